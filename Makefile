@@ -1,0 +1,99 @@
+# Everything a clone needs: Python 3.11+ and make. uv is used where it is there, pip where it is not.
+
+PYTHONS := python3.13 python3.12 python3.11 python3
+VENV    := .venv
+BIN     := $(VENV)/bin
+DEV     := $(VENV)/.dev-installed
+BENCH   := $(VENV)/.bench-installed
+WORKERS ?= 2
+ARGS    ?=
+
+PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
+           --custom-compile-command "make lock"
+
+# uv may be a launcher that cannot run, so it is asked and not only looked up.
+HAS_UV := uv --version >/dev/null 2>&1
+RECENT := import sys; sys.exit(sys.version_info < (3, 11))
+
+.DEFAULT_GOAL := help
+.PHONY: help setup lint format test test-fast crash property bench demo lock clean distclean
+
+help: ## Show this list
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@echo "  ARGS='-k name' goes to pytest or the benchmark; WORKERS=4 runs more tests at once;"
+	@echo "  PYTHON=/path/to/python names the interpreter that .venv is made with."
+
+setup: $(DEV) ## Make .venv with the pinned requirements (done once, and again when the pins change)
+
+$(DEV): requirements/dev.txt pyproject.toml
+	@set -e; \
+	if ! $(BIN)/python -c '$(RECENT)' 2>/dev/null; then \
+	  found=; \
+	  for python in $(or $(PYTHON),$(PYTHONS)); do \
+	    if "$$python" -c '$(RECENT)' >/dev/null 2>&1; then found=$$python; break; fi; \
+	  done; \
+	  if [ -z "$$found" ]; then \
+	    echo "intarsia needs Python 3.11 or newer; tried: $(or $(PYTHON),$(PYTHONS))." >&2; \
+	    echo "Install one, or name it: make setup PYTHON=/path/to/python" >&2; exit 1; \
+	  fi; \
+	  echo "Making $(VENV) with $$("$$found" --version)"; \
+	  if $(HAS_UV); then \
+	    uv venv --quiet --clear --python "$$("$$found" -c 'import sys; print(sys.executable)')" $(VENV); \
+	  elif ! "$$found" -m venv --clear $(VENV); then \
+	    rm -rf $(VENV); \
+	    echo "Python's venv module is not complete here: install it (python3-venv on Debian), or uv." >&2; exit 1; \
+	  fi; \
+	fi
+	@$(call sync,requirements/dev.txt)
+	@$(call install,--no-deps --no-build-isolation --editable .)
+	@touch $@
+
+$(BENCH): requirements/bench.txt $(DEV)
+	@$(call install,--require-hashes --requirement requirements/bench.txt)
+	@touch $@
+
+# $(call sync,file): exactly these packages (pip cannot remove the others, uv does).
+sync = if $(HAS_UV); then uv pip sync --quiet --require-hashes --python $(BIN)/python $(1); \
+       else $(BIN)/python -m pip install --quiet --no-deps --require-hashes --requirement $(1); fi
+install = if $(HAS_UV); then uv pip install --quiet --python $(BIN)/python $(1); \
+          else $(BIN)/python -m pip install --quiet $(1); fi
+
+lint: $(DEV) ## Check style, types and the direction of imports
+	@$(BIN)/ruff check --quiet .
+	@$(BIN)/ruff format --quiet --check .
+	@$(BIN)/mypy
+	@$(BIN)/lint-imports --no-logo
+
+format: $(DEV) ## Put the code in shape
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format .
+
+test: lint ## Set up, check, and run the tests: the one command
+	@$(PYTEST) $(ARGS)
+
+test-fast: $(DEV) ## Run the tests without the checks
+	@$(PYTEST) $(ARGS)
+
+crash: $(DEV) ## Kill every operation at every system call (long; needs a C compiler)
+	@INTARSIA_CRASH=full $(PYTEST) --timeout 7200 tests/crash $(ARGS)
+
+property: $(DEV) ## Run the property tests with many more examples
+	@INTARSIA_HYPOTHESIS=full $(PYTEST) --timeout 7200 tests/property $(ARGS)
+
+bench: $(BENCH) ## Measure against the peers, as ratios in one run
+	@$(BIN)/python -m bench $(ARGS)
+
+demo: $(DEV) ## Upsert a day's changes into a generated dataset, and show what happens
+	@$(BIN)/python examples/demo.py $(ARGS)
+
+lock: ## Pin the requirements again (needs uv; make lock ARGS=--upgrade takes newer versions)
+	@$(COMPILE) $(ARGS) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
+	@$(COMPILE) $(ARGS) requirements/bench.in --output-file requirements/bench.txt
+
+clean: ## Remove caches and build results
+	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo-output
+	@find src tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} + 2>/dev/null || true
+
+distclean: clean ## Remove .venv as well
+	@rm -rf $(VENV)

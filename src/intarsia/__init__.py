@@ -1,0 +1,83 @@
+"""Set new rows into the Parquet datasets and Iceberg tables you already have.
+
+    >>> import intarsia as it
+    >>> it.merge(changes, "lake/orders", on="order_id")
+
+Names are loaded when they are first used: importing the package costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from intarsia.api import (
+        compact,
+        deduplicate,
+        delete,
+        inspect,
+        merge,
+        optimize,
+        plan,
+        recover,
+        snapshot,
+        update,
+        write,
+    )
+    from intarsia.core.plan import Plan
+    from intarsia.core.report import MergeResult
+    from intarsia.core.rule import when_matched, when_not_matched, when_not_matched_by_source
+    from intarsia.errors import IntarsiaError
+
+__version__ = "0.1.0"
+
+_HOMES = {
+    "IntarsiaError": "intarsia.errors",
+    "MergeResult": "intarsia.core.report",
+    "Plan": "intarsia.core.plan",
+    "compact": "intarsia.api",
+    "deduplicate": "intarsia.api",
+    "delete": "intarsia.api",
+    "inspect": "intarsia.api",
+    "merge": "intarsia.api",
+    "optimize": "intarsia.api",
+    "plan": "intarsia.api",
+    "recover": "intarsia.api",
+    "snapshot": "intarsia.api",
+    "update": "intarsia.api",
+    "when_matched": "intarsia.core.rule",
+    "when_not_matched": "intarsia.core.rule",
+    "when_not_matched_by_source": "intarsia.core.rule",
+    "write": "intarsia.api",
+}
+
+__all__ = [
+    "IntarsiaError",
+    "MergeResult",
+    "Plan",
+    "compact",
+    "deduplicate",
+    "delete",
+    "inspect",
+    "merge",
+    "optimize",
+    "plan",
+    "recover",
+    "snapshot",
+    "update",
+    "when_matched",
+    "when_not_matched",
+    "when_not_matched_by_source",
+    "write",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,130 @@
+"""Loggers that never show credentials, and what to log around operations and clean-ups."""
+
+from __future__ import annotations
+
+import logging
+import re
+from collections.abc import Callable
+from contextlib import ExitStack, suppress
+from types import TracebackType
+
+from intarsia.errors import IntarsiaError
+
+__all__ = ["cleanup", "logger", "operation_log", "redact"]
+
+_ROOT = "intarsia"
+_GONE = "***"
+
+_SECRET_NAME = (
+    r"(?:[\w.\-]*(?:secret|token|passw(?:or)?d|pwd|credentials?|signature|"
+    r"access[_\-]?key(?:[_\-]?id)?|account[_\-]?key|api[_\-]?key|private[_\-]?key)|"
+    r"AWS[\w\-]*|X-Amz-[\w\-]+|sig|key)"
+)
+_PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
+    # scheme://user:password@host; the host stays, it says where.
+    (re.compile(r"(://)[^/\s@'\"]+@"), rf"\1{_GONE}@"),
+    (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), _GONE),
+    (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=\-]{8,}"), rf"\1 {_GONE}"),
+    # name=value, "name": "value" and ?name=value; not /name=value/, which is a partition directory.
+    (
+        re.compile(
+            rf"(?i)(?<![\w/.\-])(['\"]?{_SECRET_NAME}['\"]?\s*[=:]\s*)"
+            r"(?:'[^']*'|\"[^\"]*\"|[^\s&,;'\"})\]]+)"
+        ),
+        rf"\1{_GONE}",
+    ),
+)
+
+
+def redact(text: str) -> str:
+    """The text without user info in URLs, and without the values of keys, secrets, tokens and signatures.
+
+    Idempotent. Made for logs and error messages: it would rather remove too much than too little.
+
+    >>> redact("s3://me:pw@host/bucket?token=abc")
+    's3://***@host/bucket?token=***'
+    """
+    for pattern, replacement in _PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text
+
+
+class _Redacting(logging.Filter):
+    """Redacts the message, its arguments and the traceback before any handler sees them."""
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        with suppress(TypeError, ValueError):  # arguments that do not fit are the handler's to report
+            record.msg, record.args = redact(record.getMessage()), ()
+        if record.exc_info and not record.exc_text:
+            # A formatter takes this text instead of formatting the traceback again.
+            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+        return True
+
+
+_REDACTING = _Redacting()
+
+
+def logger(name: str) -> logging.Logger:
+    """The logger of a module, below "intarsia", redacting. Idempotent.
+
+    It has no handler of its own: what is shown where is up to the application.
+    """
+    below = name == _ROOT or name.startswith(f"{_ROOT}.")
+    found = logging.getLogger(name if below else f"{_ROOT}.{name}")
+    # A filter of a parent does not see what its children log, so each logger has it.
+    if _REDACTING not in found.filters:
+        found.addFilter(_REDACTING)
+    return found
+
+
+logger(_ROOT).addHandler(logging.NullHandler())
+
+
+class operation_log:
+    """Log an unexpected error with the operation and the path, and let it go on unchanged.
+
+    Errors raised on purpose (:class:`IntarsiaError`) already say what and where: they are not logged.
+    """
+
+    __slots__ = ("_logger", "_operation", "_path")
+
+    def __init__(self, logger: logging.Logger, operation: str, path: object) -> None:
+        self._logger, self._operation, self._path = logger, operation, path
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        # Ctrl-C and a closed generator are no errors of the operation.
+        if isinstance(error, Exception) and not isinstance(error, IntarsiaError):
+            self._logger.error(
+                "%s failed unexpectedly at %s: %s: %s",
+                self._operation,
+                self._path,
+                type(error).__name__,
+                error,
+                exc_info=error,
+            )
+
+
+def cleanup(logger: logging.Logger, *actions: tuple[str, Callable[[], object]]) -> int:
+    """Run every action, one after the other, whatever happens to the others; how many failed.
+
+    An OSError is logged with the action's label and forgotten. Any other error is a mistake in the
+    program: it is raised, after all the actions were run.
+    """
+    failed: list[str] = []
+
+    def attempt(label: str, action: Callable[[], object]) -> None:
+        try:
+            action()
+        except OSError as error:
+            failed.append(label)
+            logger.warning("could not clean up %s: %s: %s", label, type(error).__name__, error)
+
+    with ExitStack() as stack:
+        for label, action in reversed(actions):
+            stack.callback(attempt, label, action)
+    return len(failed)

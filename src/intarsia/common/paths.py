@@ -1,0 +1,192 @@
+"""From what a caller calls its input (path, URL, directory, glob) to files to read; nothing is read here."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import re
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import unquote, urlsplit
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from intarsia.common.log import redact
+from intarsia.errors import InputError, NothingMatched, NotSupported, StorageError
+
+__all__ = ["InputFile", "find_input_files", "open_filesystem"]
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+_MAGIC = re.compile(r"[*?\[]")
+
+
+@dataclass(frozen=True, slots=True)
+class InputFile:
+    """One file to read. ``shown`` is its path in the form the caller gave, ``below`` that under the root."""
+
+    location: str
+    shown: str
+    below: str
+    size: int
+    filesystem: pafs.FileSystem
+
+
+def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:
+    """The file system a path or URL is on, and the path there.
+
+    A URL that pyarrow does not know is opened through fsspec where that is installed.
+
+    Raises:
+        InputError: the path is no text, or ``filesystem`` is neither pyarrow's nor fsspec's.
+        NotSupported: no installed library knows the URL's scheme.
+        StorageError: the store refused.
+    """
+    text = os.fspath(path)
+    if not isinstance(text, str) or not text or "\0" in text:
+        raise InputError(f"A path must be text, not {text!r}.")
+    if filesystem is not None:
+        return _as_pyarrow(filesystem), text.split("://", 1)[1] if _URL.match(text) else text
+    if not _URL.match(text):
+        return pafs.LocalFileSystem(), os.path.abspath(os.path.expanduser(text))
+    if urlsplit(text).scheme.lower() in ("file", "local"):
+        return pafs.LocalFileSystem(), unquote(urlsplit(text).path)
+    return _from_url(text)
+
+
+def _from_url(url: str) -> tuple[pafs.FileSystem, str]:
+    shown = redact(url)
+    try:
+        return pafs.FileSystem.from_uri(url)
+    except pa.ArrowInvalid:
+        pass  # a scheme pyarrow does not know
+    except OSError as error:
+        raise _storage_error(error, shown) from error
+    try:
+        # pyarrow's own door to fsspec, which it imports itself.
+        return pafs.FileSystem.from_uri(f"fsspec+{url}")
+    except (ValueError, ImportError) as error:
+        raise NotSupported(
+            f"No installed library can open {shown}: {redact(str(error))}",
+            path=shown,
+            hint="pip install 'intarsia[fsspec]' and the package for this scheme, or pass filesystem=",
+        ) from error
+    except OSError as error:
+        raise _storage_error(error, shown) from error
+
+
+def _as_pyarrow(filesystem: Any) -> pafs.FileSystem:
+    if isinstance(filesystem, pafs.FileSystem):
+        return filesystem
+    if not all(hasattr(filesystem, name) for name in ("protocol", "info", "find")):
+        raise InputError(
+            f"filesystem= must be a pyarrow or an fsspec file system, not {type(filesystem).__name__}."
+        )
+    return pafs.PyFileSystem(pafs.FSSpecHandler(filesystem))
+
+
+def find_input_files(
+    path: str | os.PathLike[str], *, filesystem: Any = None, suffixes: Collection[str] = ()
+) -> list[InputFile]:
+    """The files a path stands for, sorted by path: itself, those below a directory, or a glob's.
+
+    Below a directory, files and directories whose names start with ``.`` or ``_`` are left out
+    (``_name=value`` directories are partitions), and so is every file without one of the suffixes. A
+    file named in full is taken whatever its name is. In a glob ``*`` stays within a directory and ``**``
+    does not; a directory that matches stands for the files below it.
+
+    Raises:
+        NothingMatched: there is no such file or directory, or no file of this kind in it.
+        StorageError: the store refused.
+    """
+    where, location = open_filesystem(path, filesystem=filesystem)
+    given = redact(os.fspath(path))
+    try:
+        info = where.get_file_info(location)
+        if info.type == pafs.FileType.File:
+            return [InputFile(location, given, posixpath.basename(location), info.size or 0, where)]
+        if info.type == pafs.FileType.Directory:
+            found = _walk(where, location.rstrip("/"), given.rstrip("/"), suffixes)
+        elif _MAGIC.search(location):
+            found = _glob(where, location, given, suffixes)
+        else:
+            raise NothingMatched(f"There is no file or directory {given}.", path=given)
+    except OSError as error:
+        if isinstance(error, NothingMatched):
+            raise
+        raise _storage_error(error, given) from error
+    if not found:
+        kind = f" {'/'.join(suffixes)}" if suffixes else ""
+        raise NothingMatched(f"No{kind} file was found under {given}.", path=given)
+    return found
+
+
+def _walk(where: pafs.FileSystem, root: str, shown: str, suffixes: Collection[str]) -> list[InputFile]:
+    selector = pafs.FileSelector(root or "/", recursive=True, allow_not_found=True)
+    found = []
+    for info in where.get_file_info(selector):
+        below = info.path[len(root) :].lstrip("/")
+        if info.type == pafs.FileType.File and _is_data(below, suffixes):
+            found.append(InputFile(info.path, f"{shown}/{below}", below, info.size or 0, where))
+    return sorted(found, key=lambda file: file.below)
+
+
+def _is_data(below: str, suffixes: Collection[str]) -> bool:
+    *directories, name = below.split("/")
+    if name.startswith((".", "_")) or any(
+        part.startswith(".") or (part.startswith("_") and "=" not in part) for part in directories
+    ):
+        return False
+    return not suffixes or name.lower().endswith(tuple(suffixes))
+
+
+def _glob(where: pafs.FileSystem, location: str, given: str, suffixes: Collection[str]) -> list[InputFile]:
+    base, pattern = _split_magic(location)
+    matches = re.compile(_translate(pattern)).fullmatch
+    found = []
+    for file in _walk(where, base, _split_magic(given)[0], ()):
+        if matches(file.below):
+            found.append(file)
+        elif _is_data(file.below, suffixes) and any(map(matches, _parents(file.below))):
+            found.append(file)
+    return found
+
+
+def _parents(below: str) -> list[str]:
+    parts = below.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _split_magic(path: str) -> tuple[str, str]:
+    """The part of a glob that is plain directories, and the rest."""
+    first = _MAGIC.search(path)
+    cut = path.rfind("/", 0, first.start()) if first else -1
+    return (path[:cut], path[cut + 1 :]) if cut >= 0 else (".", path)
+
+
+def _translate(pattern: str) -> str:
+    """A glob as a regular expression; ``**/`` is any number of directories, also none."""
+    expression = ""
+    position = 0
+    while position < len(pattern):
+        for glob, regex in (("**/", "(?:.*/)?"), ("**", ".*"), ("*", "[^/]*"), ("?", "[^/]")):
+            if pattern.startswith(glob, position):
+                expression += regex
+                position += len(glob)
+                break
+        else:
+            choice = re.compile(r"\[(!?)(\]?[^\]]*)\]").match(pattern, position)
+            if choice:
+                inside = choice.group(2).replace("\\", "\\\\").replace("[", "\\[").replace("]", "\\]")
+                expression += f"[{'^' if choice.group(1) else ''}{inside}]"
+                position = choice.end()
+            else:
+                expression += re.escape(pattern[position])
+                position += 1
+    return expression
+
+
+def _storage_error(error: OSError, shown: str) -> StorageError:
+    reason = redact(error.strerror or str(error) or type(error).__name__)
+    return StorageError(f"Could not look at {shown}: {reason}", errno=error.errno, path=shown)

@@ -1,0 +1,212 @@
+"""Bounds of a column per row group, taken from footers; only what is proven to hold is given.
+
+A bound is left out (NULL) where the footer has none, where its type's order is not one we trust, or
+where a writer may have cut it off (long strings). Nothing here reads a file.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from intarsia.core.files import DataFile
+from intarsia.core.keys import comparable
+
+_LONGEST_EXACT_BOUND = 31
+"""Writers cut longer strings (at 64 bytes or less), and footers do not say whether one did."""
+
+_ABSENT, _NESTED = -1, -2
+_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """One entry per row group, files in the order given.
+
+    ``lower`` and ``upper`` have the comparable form of the dataset's type. Bounds of floats leave NaN
+    out: a row group may hold NaN whatever they say.
+    """
+
+    file: pa.Int32Array
+    row_group: pa.Int32Array
+    rows: pa.Int64Array
+    lower: pa.Array
+    upper: pa.Array
+    null_count: pa.Int64Array
+    """NULL where it is not known."""
+
+
+def bounds_of(files: Sequence[DataFile], column: str, kind: pa.DataType) -> Bounds:
+    """The bounds of a top-level column whose type in the dataset is ``kind``."""
+    numbers: list[int] = []
+    groups: list[int] = []
+    rows: list[int] = []
+    raw: list[tuple[Any, Any]] = []
+    nulls: list[int | None] = []
+    readers: list[_Reading | None] = []
+    position = 0
+    for number, file in enumerate(files):
+        footer = file.footer
+        if footer is None:
+            _append(numbers, groups, rows, raw, nulls, readers, number, 0, file.rows)
+            continue
+        reading: _Reading | None = None
+        position = _leaf(footer, column, position)
+        if position >= 0:
+            reading = _reading(footer.schema.column(position), kind)
+        for group in range(footer.num_row_groups):
+            meta = footer.row_group(group)
+            stats = meta.column(position).statistics if position >= 0 else None
+            numbers.append(number)
+            groups.append(group)
+            rows.append(meta.num_rows)
+            readers.append(reading)
+            if position < 0:
+                raw.append((None, None))
+                # A file that lacks the column reads as NULL throughout; of a nested one nothing is known.
+                nulls.append(meta.num_rows if position == _ABSENT else None)
+                continue
+            raw.append(reading.bounds(stats) if reading is not None else (None, None))
+            nulls.append(stats.null_count if stats is not None and stats.has_null_count else None)
+        position = max(position, 0)
+    lower = _typed([low for low, _ in raw], readers, kind)
+    upper = _typed([high for _, high in raw], readers, kind)
+    return Bounds(
+        pa.array(numbers, pa.int32()),
+        pa.array(groups, pa.int32()),
+        pa.array(rows, pa.int64()),
+        lower,
+        upper,
+        pa.array(nulls, pa.int64()),
+    )
+
+
+def _append(numbers: Any, groups: Any, rows: Any, raw: Any, nulls: Any, readers: Any,
+            number: int, group: int, count: int) -> None:
+    numbers.append(number)
+    groups.append(group)
+    rows.append(count)
+    raw.append((None, None))
+    nulls.append(None)
+    readers.append(None)
+
+
+def _leaf(footer: pq.FileMetaData, column: str, guess: int) -> int:
+    """The leaf number of a flat top-level column, or _ABSENT or _NESTED; files mostly agree."""
+    schema = footer.schema
+    if guess < len(schema) and schema.column(guess).path == column:
+        return guess
+    for number in range(len(schema)):
+        path = schema.column(number).path
+        if path == column:
+            return number
+        if path.startswith(f"{column}."):
+            return _NESTED
+    return _ABSENT
+
+
+@dataclass(frozen=True, slots=True)
+class _Reading:
+    """How the statistics of one physical column become values of the dataset's type."""
+
+    stored: pa.DataType
+    raw: bool
+
+    def bounds(self, stats: pq.Statistics | None) -> tuple[Any, Any]:
+        if stats is None or not stats.has_min_max:
+            return None, None
+        low, high = (stats.min_raw, stats.max_raw) if self.raw else (stats.min, stats.max)
+        if isinstance(low, float) and (low != low or high != high):
+            return None, None
+        return (None if _cut(low) else low), (None if _cut(high) else high)
+
+
+def _cut(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value.encode()) > _LONGEST_EXACT_BOUND
+    return isinstance(value, bytes) and len(value) > _LONGEST_EXACT_BOUND
+
+
+def _reading(column: pq.ColumnSchema, kind: pa.DataType) -> _Reading | None:
+    """None when the column's statistics cannot be trusted for this type."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    logical = json.loads(column.logical_type.to_json()) if column.logical_type.type != "NONE" else {}
+    physical, name = column.physical_type, logical.get("Type")
+    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+        unit = _UNITS.get(logical.get("timeUnit", ""))
+        if unit is None or physical not in ("INT32", "INT64"):
+            return None
+        if pa.types.is_timestamp(kind):
+            return _Reading(pa.timestamp(unit, kind.tz), raw=True) if name == "Timestamp" else None
+        return _Reading(pa.time32("ms") if unit == "ms" else pa.time64(unit), raw=True)
+    if pa.types.is_date(kind):
+        return _Reading(pa.date32(), raw=True) if name == "Date" else None
+    if pa.types.is_duration(kind):
+        return _Reading(kind, raw=True) if physical == "INT64" and name is None else None
+    if pa.types.is_decimal(kind):
+        if name != "Decimal":
+            return None
+        return _Reading(pa.decimal256(max(column.precision, 1), column.scale), raw=False)
+    if pa.types.is_boolean(kind):
+        return _Reading(kind, raw=False) if physical == "BOOLEAN" else None
+    if pa.types.is_integer(kind):
+        if physical not in ("INT32", "INT64") or name not in (None, "Int"):
+            return None
+        signed = logical.get("isSigned", True)
+        return _Reading(pa.int64() if signed else pa.uint64(), raw=False)
+    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        if physical in ("FLOAT", "DOUBLE"):
+            return _Reading(pa.float64(), raw=False)
+        return _Reading(pa.int64(), raw=False) if physical == "INT32" and name in (None, "Int") else None
+    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
+        return _Reading(pa.string(), raw=False) if name == "String" else None
+    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
+        return _Reading(pa.binary(), raw=False) if physical == "BYTE_ARRAY" and name is None else None
+    if pa.types.is_fixed_size_binary(kind):
+        return _Reading(pa.binary(), raw=False) if name is None else None
+    return None
+
+
+def _typed(values: list[Any], readers: list[_Reading | None], kind: pa.DataType) -> pa.Array:
+    """The values in the comparable form of the dataset's type; NULL where one cannot be turned."""
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_float16(kind):
+        return pa.nulls(len(values), pa.int64())
+    stored = {reader.stored for reader in readers if reader is not None}
+    pieces = []
+    for of in stored:
+        mine = [v if r is not None and r.stored == of else None
+                for v, r in zip(values, readers, strict=True)]
+        pieces.append(_converted(mine, of, kind))
+    empty = pa.nulls(len(values), _comparable_type(kind))
+    if not pieces:
+        return empty
+    result = pieces[0]
+    for piece in pieces[1:]:
+        result = pa.compute.coalesce(result, piece)
+    return result
+
+
+def _converted(values: list[Any], stored: pa.DataType, kind: pa.DataType) -> pa.Array:
+    try:
+        if pa.types.is_time(stored) or pa.types.is_timestamp(stored) or pa.types.is_date32(stored):
+            width = pa.int32() if stored.bit_width == 32 else pa.int64()
+            column = pa.array(values, width).cast(stored)
+        elif pa.types.is_duration(stored):
+            column = pa.array(values, pa.int64()).cast(stored)
+        else:
+            column = pa.array(values, stored)
+        return comparable(column.cast(kind)).combine_chunks()
+    except pa.ArrowInvalid:  # a bound outside of the dataset's type proves nothing
+        return pa.nulls(len(values), _comparable_type(kind))
+
+
+def _comparable_type(kind: pa.DataType) -> pa.DataType:
+    return comparable(pa.nulls(0, kind)).type

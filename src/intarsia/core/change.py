@@ -1,0 +1,76 @@
+"""What an operation wants to do to a table's files: the value that engines make and tables commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow.fs as pafs
+
+from intarsia.core.files import DataFile
+
+
+@dataclass(frozen=True, slots=True)
+class StagedFile:
+    """A file written to staging, not yet part of the table."""
+
+    location: str
+    """Where its bytes are, on the staging file system."""
+    path: str
+    """The name it will have inside the table."""
+    rows: int
+    size: int
+    partition: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Replacement:
+    """``new`` takes the place and the name of ``old``."""
+
+    old: DataFile
+    new: StagedFile
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Files that go and files that come, as one commit.
+
+    ``planned`` are all files the operation has looked at: one of them changing underneath is a
+    conflict. With ``exclusive``, so is a data file that has appeared since, because it might hold
+    a key that was taken for new.
+    """
+
+    operation: str
+    replaced: tuple[Replacement, ...] = ()
+    added: tuple[StagedFile, ...] = ()
+    removed: tuple[DataFile, ...] = ()
+    planned: tuple[DataFile, ...] = ()
+    exclusive: bool = True
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Recorded with the commit, such as a streaming query's id and batch."""
+
+    @property
+    def empty(self) -> bool:
+        return not (self.replaced or self.added or self.removed)
+
+
+@dataclass(frozen=True, slots=True)
+class Staging:
+    """Where an engine writes, as a value that can travel to another process."""
+
+    filesystem: pafs.FileSystem = field(repr=False)
+    directory: str
+    txid: str
+
+    def location(self, label: str) -> str:
+        """A place to write one file; ``label`` must be unique within the transaction."""
+        return f"{self.directory}/{label}.part"
+
+
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """The table's receipt."""
+
+    txid: str
+    version: int

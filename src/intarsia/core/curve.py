@@ -1,0 +1,232 @@
+"""Row order along a space-filling curve (z-order, Hilbert) or plain; it orders rows and moves none.
+
+A column becomes a rank among boundaries taken from a sample, so that every column spreads evenly over
+the same number of bits whatever its type and distribution. The bits of the ranks are interleaved
+(Morton's z-order), after Skilling's transform for Hilbert's curve (J. Skilling, "Programming the Hilbert
+curve", AIP 707, 2004). Ranks go through small tables where bits are spread, so a row costs one lookup.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.common.schema import is_nested
+from intarsia.core.keys import arange, comparable, decoded, flat
+from intarsia.core.prune import search
+from intarsia.errors import ColumnNotFound, InputError
+
+Curve = Literal["zorder", "hilbert", "linear"]
+CURVES = ("zorder", "hilbert", "linear")
+
+_MOST_BITS = 16
+_CODE_BITS = 62
+_LEAST_BITS = 3  # one boundary, and ranks for NaN and NULL above it
+_MOST_COLUMNS = _CODE_BITS // _LEAST_BITS
+_SAMPLE_PER_BOUNDARY = 2
+_BLOCK = 1 << 16  # rows; what a step works on stays in the cache
+
+
+def bits_for(columns: int) -> int:
+    """How many bits of the code each of so many columns gets.
+
+    Raises:
+        InputError: more columns than a code has room for.
+    """
+    if not 1 <= columns <= _MOST_COLUMNS:
+        raise InputError(
+            f"A curve goes through 1 to {_MOST_COLUMNS} columns, not {columns}.",
+            hint="choose the two to four columns that queries filter on most",
+        )
+    return min(_MOST_BITS, _CODE_BITS // columns)
+
+
+def sample_boundaries(column_sample: Any, bits: int) -> pa.Array:
+    """The values that cut a sample into up to 2**bits - 2 parts of about equal size.
+
+    Distinct, ascending, in the comparable form of the column's type (a dictionary is decoded, a
+    boolean becomes 0 or 1); without NULL and NaN, and empty where the sample has no other values.
+    """
+    values = _orderable(column_sample).drop_null()
+    if pa.types.is_floating(values.type):
+        values = values.filter(pc.invert(pc.is_nan(values)))
+    limit = _top(bits)
+    ordered = values.take(pc.array_sort_indices(values))
+    distinct = pc.unique(ordered)
+    if len(distinct) <= limit:
+        return distinct
+    # The middle of each of limit + 1 equal parts would be as good; their ends are simpler.
+    cuts = pc.divide(pc.multiply(arange(limit, 1), len(ordered)), limit + 1)
+    return pc.unique(ordered.take(cuts))
+
+
+def curve_codes(
+    columns: Sequence[Any], *, curve: Literal["zorder", "hilbert"], boundaries: Sequence[pa.Array]
+) -> pa.Array:
+    """Each row's position on the curve, as uint64 below 2**62; equal boundaries give comparable codes.
+
+    NULL ranks highest and NaN just below it. Memory: one integer per row beside the columns in their
+    comparable form. Blocks of rows are worked on in parallel.
+
+    Args:
+        columns: The clustering columns, of equal length; the first is the most significant one.
+        curve: ``"zorder"`` or ``"hilbert"``.
+        boundaries: What :func:`sample_boundaries` gave for each column, with :func:`bits_for` bits.
+
+    Raises:
+        InputError: a nested column, an unknown curve, or too many columns.
+    """
+    if curve not in ("zorder", "hilbert"):
+        raise InputError(f"curve={curve!r} has no codes", hint='use "zorder" or "hilbert"')
+    if len(columns) != len(boundaries):
+        raise InputError(f"{len(columns)} columns were given with boundaries for {len(boundaries)}")
+    bits = bits_for(len(columns))
+    values = [_orderable(column) for column in columns]
+    for column, limits in zip(values, boundaries, strict=True):
+        if column.type != limits.type:
+            raise InputError(f"Boundaries of type {limits.type} were given for a column of type {column.type}.")
+
+    def codes(start: int) -> pa.Array:
+        block = [column.slice(start, _BLOCK) for column in values]
+        ranks = [_ranks(column, limits, bits) for column, limits in zip(block, boundaries, strict=True)]
+        return _interleave(_hilbert(ranks, bits) if curve == "hilbert" else ranks, bits)
+
+    with ThreadPoolExecutor(pa.cpu_count()) as pool:
+        return pa.concat_arrays(pool.map(codes, range(0, max(len(values[0]), 1), _BLOCK)))
+
+
+def order_indices(
+    table: pa.Table, by: Sequence[str], *, curve: Curve = "zorder", boundaries: Sequence[pa.Array] | None = None
+) -> pa.Array:
+    """The row numbers of the table in the order of the curve; NULL is the highest value of a column.
+
+    ``"linear"``, and any curve through one column, is the plain lexicographic order, NULLs last. Rows at the same
+    place of the curve follow the columns themselves, and equal rows keep their order (stable). Without
+    boundaries they are taken from an evenly spread sample of the table. Memory: the clustering
+    columns once more, and a few integers per row.
+
+    Raises:
+        ColumnNotFound: the table has no such column.
+        InputError: no column, a nested one, an unknown curve, or too many columns.
+    """
+    if curve not in CURVES:
+        raise InputError(f"curve={curve!r} is not known", hint=f"use one of {', '.join(map(repr, CURVES))}")
+    if not by:
+        raise InputError("An order needs at least one column.")
+    absent = [name for name in by if name not in table.column_names]
+    if absent:
+        raise ColumnNotFound(
+            f"There is no column {', '.join(map(repr, absent))} to order by.",
+            hint=f"the columns are {', '.join(table.column_names)}",
+        )
+    columns = [_orderable(table[name], name) for name in by]
+    keys = columns
+    if curve != "linear" and len(columns) > 1:
+        bits = bits_for(len(columns))
+        if boundaries is None:
+            boundaries = [sample_boundaries(_spread_sample(column, bits), bits) for column in columns]
+        keys = [curve_codes(columns, curve=curve, boundaries=boundaries), *columns]
+    if len(keys) == 1:
+        return pc.array_sort_indices(keys[0])
+    names = [str(number) for number in range(len(keys))]
+    return pc.sort_indices(pa.table(keys, names=names), sort_keys=[(name, "ascending") for name in names])
+
+
+def _orderable(values: Any, name: str | None = None) -> pa.Array:
+    """The values as one array of a type that can be sorted and searched."""
+    column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    shown = f"Column {name!r}" if name else "A column"
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    if is_nested(column.type) or pa.types.is_interval(column.type):
+        raise InputError(
+            f"{shown} of type {column.type} has no order to cluster by.",
+            hint="name columns of plain types",
+        )
+    plain = flat(decoded(comparable(column)))
+    if pa.types.is_boolean(plain.type) or pa.types.is_null(plain.type):
+        plain = plain.cast(pa.uint8())
+    return plain
+
+
+def _spread_sample(column: pa.Array, bits: int) -> pa.Array:
+    size = _SAMPLE_PER_BOUNDARY << bits
+    if len(column) <= size:
+        return column
+    return column.take(pc.divide(pc.multiply(arange(size), len(column)), size))
+
+
+def _top(bits: int) -> int:
+    """The highest rank of a value; NaN and NULL have the two above."""
+    return (1 << bits) - 3
+
+
+def _ranks(values: pa.Array, boundaries: pa.Array, bits: int) -> pa.Array:
+    """Ranks as uint16, spread over all bits however few boundaries there are.
+
+    Were a column of few values to use only low bits, the curve would hardly follow it.
+    """
+    top, count = _top(bits), len(boundaries)
+    stretched = pc.divide(pc.multiply(arange(count + 1), top), max(count, 1)).cast(pa.uint16())
+    ranks = stretched.take(search(boundaries, values, side="right"))
+    if pa.types.is_floating(values.type):
+        ranks = pc.if_else(pc.is_nan(values), pa.scalar(top + 1, pa.uint16()), ranks)
+    return pc.if_else(pc.is_null(values), pa.scalar(top + 2, pa.uint16()), ranks)
+
+
+def _u16(value: int) -> pa.Scalar:
+    return pa.scalar(value, pa.uint16())
+
+
+def _hilbert(ranks: list[pa.Array], bits: int) -> list[pa.Array]:
+    """Skilling's AxesToTranspose: the Hilbert index, its bits dealt out over the axes."""
+    x = list(ranks)
+    for q in range(bits - 1, 0, -1):
+        below = _u16((1 << q) - 1)
+        for i in range(len(x)):
+            # Where bit q is set, invert the low bits of x[0]; elsewhere exchange those of x[0] and x[i].
+            invert = pc.multiply(pc.bit_wise_and(pc.shift_right(x[i], _u16(q)), _u16(1)), below)
+            swap = pc.bit_wise_and(pc.bit_wise_xor(x[0], x[i]), pc.bit_wise_xor(invert, below))
+            x[i] = pc.bit_wise_xor(x[i], swap)
+            x[0] = pc.bit_wise_xor(x[0], pc.bit_wise_xor(swap, invert))
+    for i in range(1, len(x)):
+        x[i] = pc.bit_wise_xor(x[i], x[i - 1])
+    flips = _gray_flips(bits).take(x[-1])
+    return [pc.bit_wise_xor(axis, flips) for axis in x]
+
+
+@lru_cache(maxsize=8)
+def _gray_flips(bits: int) -> pa.Array:
+    """For each value of the last axis what the Gray code flips on all of them."""
+    values = arange(1 << bits).cast(pa.uint16())
+    flips = pc.bit_wise_xor(values, values)
+    for q in range(bits - 1, 0, -1):
+        bit = pc.bit_wise_and(pc.shift_right(values, _u16(q)), _u16(1))
+        flips = pc.bit_wise_xor(flips, pc.multiply(bit, _u16((1 << q) - 1)))
+    return flips
+
+
+def _interleave(ranks: Sequence[pa.Array], bits: int) -> pa.Array:
+    width = len(ranks)
+    table = _spread_bits(bits, width)
+    codes: pa.Array | None = None
+    for number, rank in enumerate(ranks):
+        part = pc.shift_left(table.take(rank), pa.scalar(width - 1 - number, pa.uint64()))
+        codes = part if codes is None else pc.bit_wise_or(codes, part)
+    return codes
+
+
+@lru_cache(maxsize=8)
+def _spread_bits(bits: int, width: int) -> pa.Array:
+    """For each value of so many bits the value with its bits ``width`` places apart."""
+    values = arange(1 << bits).cast(pa.uint64())
+    spread = pc.bit_wise_xor(values, values)
+    for q in range(bits):
+        bit = pc.bit_wise_and(pc.shift_right(values, pa.scalar(q, pa.uint64())), pa.scalar(1, pa.uint64()))
+        spread = pc.bit_wise_or(spread, pc.shift_left(bit, pa.scalar(q * width, pa.uint64())))
+    return spread

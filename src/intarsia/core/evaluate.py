@@ -1,0 +1,89 @@
+"""Expressions computed on batches and tables, with SQL's meaning and pyarrow's kernels."""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import TypeAlias
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.expr import Cast, Expr, columns, resolve, type_of
+from intarsia.core.expr.casts import cast
+from intarsia.core.expr.run import Rows, run, spread
+from intarsia.errors import InputError
+
+Batch: TypeAlias = pa.RecordBatch | pa.Table
+
+
+def evaluate(expr: Expr, batch: Batch, source: Batch | None = None) -> pa.Array | pa.ChunkedArray:
+    """The value in every row: an array for a batch, a chunked array for a table.
+
+    Pure. With ``source``, row i of both are one pair. The expression may be resolved or not; it is
+    resolved against the batch's own schema, so a file that stores a narrower type gives the same answer.
+
+    Raises:
+        InputError: a value overflows, does not fit a cast, or is divided by zero.
+        ColumnNotFound, SchemaMismatch, NotSupported: as :func:`intarsia.core.expr.resolve`.
+    """
+    return _evaluate(expr, batch, source, None)
+
+
+def true_mask(expr: Expr, batch: Batch, source: Batch | None = None) -> pa.BooleanArray:
+    """Where the predicate is TRUE; FALSE and NULL are both False, and there are no NULLs in it."""
+    value = _evaluate(expr, batch, source, pa.bool_())
+    if isinstance(value, pa.ChunkedArray):
+        value = value.combine_chunks()
+    return pc.fill_null(value, False) if value.null_count else value
+
+
+def _evaluate(
+    expr: Expr, batch: Batch, source: Batch | None, expect: pa.DataType | None
+) -> pa.Array | pa.ChunkedArray:
+    if source is not None and source.num_rows != batch.num_rows:
+        raise InputError(f"{batch.num_rows} target rows cannot be paired with {source.num_rows} source rows")
+    other = None if source is None else source.schema
+    resolved = resolve(expr, batch.schema, source=other, expect=expect)
+    if isinstance(batch, pa.RecordBatch) and not isinstance(source, pa.Table):
+        return _values(resolved, Rows(batch, source, batch.num_rows))
+    type = expect or type_of(resolved, batch.schema, source=other)
+    return pa.chunked_array([_values(resolved, rows) for rows in _pieces(resolved, batch, source)], type)
+
+
+def _values(expr: Expr, rows: Rows) -> pa.Array:
+    values = spread(run(expr, rows), rows.length)
+    # A constant has no dictionary until it is spread over the rows.
+    return cast(values, expr.type) if isinstance(expr, Cast) else values
+
+
+def _pieces(expr: Expr, batch: Batch, source: Batch | None) -> list[Rows]:
+    """The rows of both sides in pieces that need no copy, with the columns that are read."""
+    reads = columns(expr)
+    target_columns = _columns(batch, {path[0] for side, path in reads if side != "source"})
+    source_columns = _columns(source, {path[0] for side, path in reads if side == "source"})
+    ends = sorted({batch.num_rows, *_ends(target_columns), *_ends(source_columns)} - {0})
+    return [
+        Rows(_slice(target_columns, start, end), _slice(source_columns, start, end), end - start)
+        for start, end in zip([0, *ends], ends, strict=False)
+    ]
+
+
+def _columns(side: Batch | None, names: set[str]) -> dict[str, pa.ChunkedArray]:
+    if side is None:
+        return {}
+    found = {name: side.column(name) for name in sorted(names)}
+    return {name: pa.chunked_array([c]) if isinstance(c, pa.Array) else c for name, c in found.items()}
+
+
+def _ends(side: dict[str, pa.ChunkedArray]) -> set[int]:
+    return {end for column in side.values() for end in accumulate(map(len, column.chunks))}
+
+
+def _slice(side: dict[str, pa.ChunkedArray], start: int, end: int) -> pa.RecordBatch:
+    arrays = [_one_chunk(column.slice(start, end - start)) for column in side.values()]
+    return pa.RecordBatch.from_arrays(arrays, names=list(side))
+
+
+def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+    chunks = [chunk for chunk in column.chunks if len(chunk)]
+    return chunks[0] if len(chunks) == 1 else column.combine_chunks()

@@ -1,0 +1,234 @@
+"""Conversions between types on Arrow values, as SQL means them: checked, rounded, never wrapped."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from intarsia.core.expr.types import (
+    BOOL,
+    FLOAT64,
+    as_decimal,
+    decimal,
+    finest,
+    is_bytes,
+    is_number,
+    is_text,
+    working_type,
+)
+
+_UNIT_WORDS = {"s": "second", "ms": "millisecond", "us": "microsecond"}
+_CLOCK = r"\d{2}(:\d{2}(:\d{2}(\.\d{1,9})?)?)?"
+_OFFSET = r"Z|UTC|[+-]\d{2}(:?\d{2})?"
+_SHAPES = (
+    (pt.is_boolean, r"(?i)^(true|false|t|f|yes|no|y|n|1|0)$"),
+    (pt.is_integer, r"^[+-]?\d{1,20}$"),
+    (is_number, r"(?i)^[+-]?(\d+\.?\d*(e[+-]?\d+)?|\.\d+(e[+-]?\d+)?|inf(inity)?|nan)$"),
+    (pt.is_date, r"^\d{4}-\d{2}-\d{2}$"),
+    (pt.is_timestamp, rf"(?i)^\d{{4}}-\d{{2}}-\d{{2}}([T ]{_CLOCK} ?({_OFFSET})?)?$"),
+    (pt.is_time, rf"^{_CLOCK}$"),
+)
+
+
+def castable(source: pa.DataType, target: pa.DataType) -> bool:
+    """Whether SQL has a conversion between two working types."""
+    if source == target or pt.is_null(source):
+        return True
+    if is_text(source) or is_text(target):
+        other = target if is_text(source) else source
+        plain = is_text(other) or is_bytes(other) or is_number(other) or pt.is_boolean(other)
+        return plain or pt.is_date(other) or pt.is_timestamp(other) or pt.is_time(other)
+    if is_number(source) and (is_number(target) or pt.is_boolean(target)):
+        return True
+    if pt.is_boolean(source):
+        return is_number(target)
+    if pt.is_timestamp(source):
+        return pt.is_timestamp(target) or pt.is_date(target) or pt.is_time(target)
+    if pt.is_date(source):
+        return pt.is_timestamp(target)
+    same = ((pt.is_time, pt.is_time), (pt.is_duration, pt.is_duration), (is_bytes, is_bytes))
+    return any(is_source(source) and is_target(target) for is_source, is_target in same)
+
+
+def cast(value: Any, target: pa.DataType) -> Any:
+    """Convert an array or scalar; raises pa.ArrowInvalid where a value does not fit."""
+    source = value.type
+    if source == target:
+        return value
+    if pt.is_null(source):
+        return pa.scalar(None, target) if isinstance(value, pa.Scalar) else pa.nulls(len(value), target)
+    wanted = working_type(target)
+    if wanted != target:
+        return _to_stored(cast(value, wanted), target)
+    if pt.is_dictionary(source) or pt.is_run_end_encoded(source) or source != working_type(source):
+        return cast(to_working(value), target)
+    if is_text(source):
+        return _from_text(value, target)
+    if is_text(target):
+        return pc.cast(_to_text(value), target)
+    if pt.is_boolean(source) or pt.is_boolean(target):
+        return _boolean(value, target)
+    if is_number(source) and is_number(target):
+        return _number(value, target)
+    if pt.is_timestamp(target) and target.tz and pt.is_date(source):
+        return pc.cast(pc.cast(value, pa.timestamp(target.unit)), target)
+    has_unit = pt.is_timestamp(target) or pt.is_time(target)
+    if pt.is_timestamp(source) and has_unit and finest(source.unit, target.unit) != target.unit:
+        value = pc.floor_temporal(value, unit=_UNIT_WORDS[target.unit])
+    return pc.cast(value, target)
+
+
+def to_working(value: Any) -> Any:
+    """A stored column as the type it is computed in."""
+    if pt.is_run_end_encoded(value.type):
+        value = pc.run_end_decode(value)
+    type = working_type(value.type)
+    if type == value.type:
+        return value
+    if pt.is_dictionary(value.type) and value.type.value_type != type:
+        value = pc.cast(value, value.type.value_type)
+    return pc.cast(value, type)
+
+
+def _to_stored(value: Any, target: pa.DataType) -> Any:
+    if pt.is_dictionary(target):
+        plain = cast(value, target.value_type)
+        return plain if isinstance(plain, pa.Scalar) else pc.cast(plain.dictionary_encode(), target)
+    return pc.cast(value, target)
+
+
+def _boolean(value: Any, target: pa.DataType) -> Any:
+    if target == BOOL:
+        return pc.not_equal(value, pa.scalar(0).cast(value.type))
+    number = pc.cast(value, pa.int8())
+    return number if target == pa.int8() else cast(number, target)
+
+
+def _number(value: Any, target: pa.DataType) -> Any:
+    source = value.type
+    if pt.is_floating(target):
+        result = pc.cast(value, target, safe=False)
+        if pt.is_floating(source) and target != FLOAT64:
+            _check_finite(value, result)
+        return result
+    if pt.is_integer(target):
+        if pt.is_floating(source):
+            value = pc.round(value, round_mode="half_to_even")
+        elif pt.is_decimal(source):
+            value = _rounded(value, 0)
+        return pc.cast(value, target)
+    if pt.is_integer(source):
+        digits = as_decimal(source).precision
+        return pc.cast(pc.cast(value, decimal(digits + max(target.scale, 0), target.scale)), target)
+    if pt.is_decimal(source) and target.scale < source.scale:
+        value = _rounded(value, target.scale)
+    return pc.cast(value, target)
+
+
+def _rounded(value: Any, digits: int) -> Any:
+    type = value.type
+    room = value if type.precision == 76 else pc.cast(value, decimal(type.precision + 1, type.scale))
+    return pc.round(room, ndigits=digits, round_mode="half_towards_infinity")
+
+
+def round_number(value: Any, digits: int) -> Any:
+    """Round half away from zero; the type stays, with a digit more for a decimal."""
+    if pt.is_decimal(value.type):
+        return _rounded(value, digits)
+    return pc.round(value, ndigits=digits, round_mode="half_towards_infinity")
+
+
+def _check_finite(value: Any, result: Any) -> None:
+    lost = pc.and_(pc.is_finite(value), pc.invert(pc.is_finite(result)))
+    if pc.any(_as_array(lost)).as_py():
+        raise pa.ArrowInvalid("a number is too large for a 32-bit float")
+
+
+def _as_array(value: Any) -> pa.Array:
+    return pa.array([value.as_py()], value.type) if isinstance(value, pa.Scalar) else value
+
+
+def _from_text(value: Any, target: pa.DataType) -> Any:
+    if is_text(target) or is_bytes(target):
+        return pc.cast(value, target)
+    text = pc.utf8_trim_whitespace(value)
+    if pt.is_boolean(target):
+        text = pc.replace_substring_regex(text, pattern=r"(?i)^(t|yes|y)$", replacement="true")
+        text = pc.replace_substring_regex(text, pattern=r"(?i)^(f|no|n)$", replacement="false")
+        return pc.cast(text, target)
+    if pt.is_decimal(target):
+        # SQL rounds digits beyond the scale; pyarrow would refuse them.
+        scale = min(max(target.scale, 76 - 38), 76)
+        return pc.cast(_rounded(pc.cast(text, pa.decimal256(76, scale)), target.scale), target)
+    if pt.is_time(target):
+        moment = pc.binary_join_element_wise("1970-01-01", pc.cast(text, pa.string()), " ")
+        return pc.cast(pc.cast(moment, pa.timestamp(target.unit)), target)
+    if pt.is_timestamp(target) and target.tz:
+        with_offset = pc.match_substring_regex(text, pattern=rf"(?i):.*({_OFFSET})$")
+        text = pc.replace_substring_regex(text, pattern=r"(?i) ?UTC$", replacement="Z")
+        dated = pc.match_substring_regex(text, pattern=r"^\d+-\d+-\d+$")
+        moment = pc.if_else(dated, _joined(text, " 00:00:00"), text)
+        return pc.cast(pc.if_else(with_offset, moment, _joined(moment, "Z")), target)
+    return pc.cast(text, target)
+
+
+def _joined(text: Any, tail: str) -> Any:
+    return pc.binary_join_element_wise(text, pa.scalar(tail, text.type), pa.scalar("", text.type))
+
+
+def _to_text(value: Any) -> Any:
+    source = value.type
+    if pt.is_floating(source):
+        text = pc.cast(value, pa.string())
+        return pc.replace_substring_regex(text, pattern=r"^(-?\d+)$", replacement=r"\1.0")
+    if pt.is_timestamp(source):
+        text = pc.cast(pc.cast(value, pa.timestamp(source.unit)), pa.string())
+        text = pc.replace_substring_regex(text, pattern=r"(\.\d*?)0+$", replacement=r"\1")
+        text = pc.replace_substring_regex(text, pattern=r"\.$", replacement="")
+        return _joined(text, "+00") if source.tz else text
+    if pt.is_time(source):
+        text = pc.cast(value, pa.string())
+        text = pc.replace_substring_regex(text, pattern=r"(\.\d*?)0+$", replacement=r"\1")
+        return pc.replace_substring_regex(text, pattern=r"\.$", replacement="")
+    return pc.cast(value, pa.string())
+
+
+def try_cast(value: Any, target: pa.DataType) -> Any:
+    """Convert, with NULL where a value does not fit.
+
+    Text that does not look like the type is set aside in one pass; what then still fails (out of
+    range, no such day) is found by halving, once per distinct value.
+    """
+    try:
+        return cast(value, target)
+    except pa.ArrowInvalid:
+        pass
+    if isinstance(value, pa.Scalar):
+        return pa.scalar(None, target)
+    encoded = value.dictionary_encode()
+    distinct = encoded.dictionary
+    if is_text(distinct.type):
+        distinct = _plausible(distinct, target)
+    return _halving(distinct, target).take(encoded.indices)
+
+
+def _plausible(text: pa.Array, target: pa.DataType) -> pa.Array:
+    for fits, shape in _SHAPES:
+        if fits(target):
+            looks = pc.match_substring_regex(pc.utf8_trim_whitespace(text), pattern=shape)
+            return pc.if_else(looks, text, pa.scalar(None, text.type))
+    return text
+
+
+def _halving(values: pa.Array, target: pa.DataType) -> pa.Array:
+    try:
+        return cast(values, target)
+    except pa.ArrowInvalid:
+        if len(values) == 1:
+            return pa.nulls(1, target)
+    middle = len(values) // 2
+    halves = values.slice(0, middle), values.slice(middle)
+    return pa.concat_arrays([_halving(half, target) for half in halves])

@@ -1,0 +1,400 @@
+"""Checks an expression against schemas and gives it types: columns found, constants fitted, casts put in.
+
+What comes out computes the same on every engine, because nothing is left to an engine's own rules of
+conversion. Fitting constants to columns is in fit.py.
+"""
+
+from __future__ import annotations
+
+import datetime
+import difflib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn, assert_never
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from intarsia.core.expr.casts import castable
+from intarsia.core.expr.fit import against_literal, fitted
+from intarsia.core.expr.functions import FUNCTIONS, NOW
+from intarsia.core.expr.kernels import mirrored
+from intarsia.core.expr.nodes import (
+    And,
+    Arithmetic,
+    ArithmeticOp,
+    Call,
+    Case,
+    Cast,
+    Column,
+    Compare,
+    CompareOp,
+    Expr,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Negate,
+    Not,
+    Or,
+    Side,
+    children,
+    literal,
+)
+from intarsia.core.expr.operate import Typed, as_type, numeric, temporal
+from intarsia.core.expr.run import NO_ROWS, run
+from intarsia.core.expr.text import to_sql
+from intarsia.core.expr.types import (
+    BOOL,
+    DATE,
+    FLOAT64,
+    INT64,
+    STRING,
+    UINT64,
+    common_type,
+    decimal,
+    is_number,
+    is_scalar_type,
+    is_text,
+    type_name,
+    working_type,
+)
+from intarsia.errors import ColumnNotFound, InputError, NotSupported, SchemaMismatch
+
+
+def resolve(
+    expr: Expr,
+    schema: pa.Schema,
+    *,
+    source: pa.Schema | None = None,
+    expect: pa.DataType | None = None,
+    now: datetime.datetime | None = None,
+) -> Expr:
+    """The expression with every name and type settled; pure, and the same again when resolved again.
+
+    Args:
+        schema: the table's columns (a merge's target).
+        source: the other side of a merge; then a bare name must be on one side only.
+        expect: the type the value must have: ``pa.bool_()`` for a predicate, the column's for an
+            assignment (numbers are then rounded to its scale; what does not fit raises later).
+        now: what ``current_timestamp`` is; the present when not given.
+
+    Raises:
+        ColumnNotFound: a column does not exist; close names are the hint.
+        SchemaMismatch: types that do not go together.
+        InputError: an ambiguous name, or a constant that cannot be computed.
+        NotSupported: an unknown function.
+    """
+    resolver = _Resolver(schema, source, now or datetime.datetime.now(datetime.UTC))
+    typed = resolver.typed(expr)
+    return resolver.expected(typed, expect) if expect is not None else typed[0]
+
+
+def type_of(expr: Expr, schema: pa.Schema, *, source: pa.Schema | None = None) -> pa.DataType:
+    """The type the expression's value has; raises what :func:`resolve` raises."""
+    return _Resolver(schema, source, datetime.datetime.now(datetime.UTC)).typed(expr)[1]
+
+
+@dataclass(frozen=True, slots=True)
+class _Resolver:
+    schema: pa.Schema
+    source: pa.Schema | None
+    now: datetime.datetime
+
+    def typed(self, expr: Expr) -> Typed:
+        """The resolved expression and its type, computed right here when it is constant."""
+        found, type = self._typed(expr)
+        operands = children(found)
+        constant = bool(operands) and all(isinstance(operand, Literal) for operand in operands)
+        # A constant is kept in the type it is computed in; a cast to how it is stored stays a cast.
+        if constant and type == working_type(type):
+            return literal(run(found, NO_ROWS)), type
+        return found, type
+
+    def _typed(self, expr: Expr) -> Typed:
+        match expr:
+            case Column():
+                return self.column(expr)
+            case Literal(_, type):
+                return _working_literal(expr), working_type(type)
+            case Not(operand):
+                return Not(self.boolean(operand)), BOOL
+            case And(left, right):
+                return And(self.boolean(left), self.boolean(right)), BOOL
+            case Or(left, right):
+                return Or(self.boolean(left), self.boolean(right)), BOOL
+            case IsNull(operand):
+                return IsNull(self.typed(operand)[0]), BOOL
+            case Compare(op, left, right):
+                return self.compared(op, self.typed(left), self.typed(right)), BOOL
+            case In():
+                return self.member(expr), BOOL
+            case Like():
+                return self.like(expr), BOOL
+            case Arithmetic(sign, left, right):
+                return self.arithmetic(sign, self.typed(left), self.typed(right))
+            case Negate(operand):
+                return self.negated(operand)
+            case Case(branches, default):
+                conditions = [self.boolean(when) for when, _ in branches]
+                results, type = self.alike([*(then for _, then in branches), default])
+                return Case(tuple(zip(conditions, results, strict=False)), results[-1]), type
+            case Cast():
+                return self.converted(expr)
+            case Call(name, args):
+                return self.called(name, args)
+        assert_never(expr)
+
+    # Names
+
+    def column(self, node: Column) -> Typed:
+        if self.source is None:
+            # "target" and "source" are plain names outside a merge, unless no such column exists.
+            if node.side is not None and any(name.lower() == node.side for name in self.schema.names):
+                node = Column((node.side, *node.path), None, node.exact)
+            if node.side == "source":
+                raise InputError(f"{to_sql(node)} names a source, and there is none here")
+            path, type = self.find(node, self.schema)
+            return Column(path, None, True), type
+        side: Side = node.side or self.side_of(node)
+        path, type = self.find(node, self.schema if side == "target" else self.source)
+        return Column(path, side, True), type
+
+    def side_of(self, node: Column) -> Side:
+        assert self.source is not None
+        places: list[Side] = []
+        if _matching(node.path[0], self.schema.names, node.exact):
+            places.append("target")
+        if _matching(node.path[0], self.source.names, node.exact):
+            places.append("source")
+        if len(places) == 2:
+            name = ".".join(node.path)
+            raise InputError(
+                f"{name!r} is a column of both sides", hint=f"write target.{name} or source.{name}"
+            )
+        return places[0] if places else "target"
+
+    def find(self, node: Column, schema: pa.Schema) -> tuple[tuple[str, ...], pa.DataType]:
+        fields = list(schema)
+        path: list[str] = []
+        found: pa.DataType = pa.null()
+        for part in node.path:
+            names = [field.name for field in fields]
+            matches = _matching(part, names, node.exact)
+            if len(matches) != 1:
+                _not_one(".".join(node.path), part, matches, names)
+            field = fields[names.index(matches[0])]
+            path.append(field.name)
+            found = field.type
+            fields = list(field.type) if pt.is_struct(field.type) else []
+        return tuple(path), working_type(found)
+
+    # Types
+
+    def boolean(self, expr: Expr) -> Expr:
+        typed = self.typed(expr)
+        if pt.is_null(typed[1]):
+            return Literal(None, BOOL)
+        if not pt.is_boolean(typed[1]):
+            raise SchemaMismatch(
+                f"{to_sql(expr)} is {type_name(typed[1])} where a condition is needed",
+                hint="compare it with something",
+            )
+        return typed[0]
+
+    def expected(self, typed: Typed, expect: pa.DataType) -> Expr:
+        expr, type = typed
+        if type == expect:
+            return expr
+        wanted = working_type(expect)
+        if isinstance(expr, Literal):
+            expr = fitted(expr, wanted) or expr
+            type = working_type(expr.type)
+        alike = common_type(type, wanted) is not None and not pt.is_boolean(wanted)
+        to_date = pt.is_timestamp(type) and pt.is_date(wanted)
+        if not (alike or to_date or type == wanted or pt.is_null(type)):
+            raise SchemaMismatch(
+                f"{to_sql(expr)} is {type_name(type)} where {type_name(expect)} is needed",
+                hint=f"cast({to_sql(expr)} as {type_name(expect)}) if that is what you mean",
+            )
+        if isinstance(expr, Literal) and wanted == expect:
+            return literal(run(Cast(expr, expect), NO_ROWS))
+        return expr if type == expect else Cast(expr, expect)
+
+    def compared(self, op: CompareOp, left: Typed, right: Typed) -> Expr:
+        for _, type in (left, right):
+            if not is_scalar_type(type):
+                raise NotSupported(
+                    f"values of type {type} cannot be compared", hint="compare their fields, or use IS NULL"
+                )
+        if isinstance(right[0], Literal) and not (isinstance(left[0], Literal) and is_text(left[1])):
+            found = against_literal(op, *left, right[0])
+        elif isinstance(left[0], Literal):
+            found = against_literal(mirrored(op), *right, left[0])
+        else:
+            type = common_type(left[1], right[1])
+            found = type and Compare(op, as_type(left, type), as_type(right, type))
+        if found is None:
+            self.mismatch(op, left, right)
+        return found
+
+    def mismatch(self, op: str, left: Typed, right: Typed) -> NoReturn:
+        raise SchemaMismatch(
+            f"{to_sql(left[0])} ({type_name(left[1])}) {op} {to_sql(right[0])} ({type_name(right[1])}): "
+            "the types do not go together",
+            hint="cast one of them, or write the constant as the other's type",
+        )
+
+    def member(self, expr: In) -> Expr:
+        operand = self.typed(expr.operand)
+        if all(isinstance(item, Literal) and item.type == operand[1] for item in expr.items):
+            return In(operand[0], expr.items, expr.negated)
+        tests = [self.compared("=", operand, self.typed(item)) for item in expr.items]
+        items: list[Expr] = []
+        for test in tests:
+            match test:
+                case Compare("=", left, Literal() as item) if left == operand[0]:
+                    items.append(item)
+                case Compare("<", left, Literal()) if left == operand[0]:
+                    pass  # a value the operand's type does not have, such as 1.5 among integers
+                case _:
+                    break
+        else:
+            return In(operand[0], tuple(items), expr.negated)
+        either = tests[0]
+        for test in tests[1:]:
+            either = Or(either, test)
+        return Not(either) if expr.negated else either
+
+    def like(self, expr: Like) -> Expr:
+        operand, pattern = self.typed(expr.operand), self.typed(expr.pattern)
+        if not isinstance(pattern[0], Literal):
+            raise NotSupported("LIKE needs a constant pattern", hint="use contains, starts_with or ends_with")
+        for typed in (operand, pattern):
+            if not is_text(typed[1]) and not pt.is_null(typed[1]):
+                self.mismatch("LIKE", operand, pattern)
+        if expr.escape is not None and len(expr.escape) != 1:
+            raise InputError(f"ESCAPE needs one character, not {expr.escape!r}")
+        return Like(
+            as_type(operand, operand[1] if is_text(operand[1]) else STRING), *_pattern(pattern[0], expr)
+        )
+
+    def alike(self, exprs: Sequence[Expr]) -> tuple[tuple[Expr, ...], pa.DataType]:
+        """All of them in one type: that of the columns, where the constants fit into it."""
+        typed = [self.typed(expr) for expr in exprs]
+        fixed = [item for item in typed if not isinstance(item[0], Literal)] or typed
+        type: pa.DataType | None = pa.null()
+        for item in fixed:
+            type = common_type(type, item[1])
+            if type is None:
+                self.mismatch("beside", fixed[0], item)
+        settled: list[Typed] = []
+        for item in typed:
+            fits = fitted(item[0], type) if isinstance(item[0], Literal) else None
+            settled.append((fits, fits.type) if fits is not None else item)
+        for item in settled:
+            wider = common_type(type, item[1])
+            if wider is None:
+                self.mismatch("beside", fixed[0], item)
+            type = wider
+        return tuple(as_type(item, type) for item in settled), type
+
+    def converted(self, expr: Cast) -> Typed:
+        operand, type = self.typed(expr.operand)
+        if not castable(type, working_type(expr.type)):
+            raise SchemaMismatch(f"{to_sql(operand)} is {type_name(type)}, which cannot become {expr.type}")
+        if type == expr.type:
+            return operand, type
+        if expr.truncate and pt.is_integer(expr.type) and (pt.is_floating(type) or pt.is_decimal(type)):
+            operand = self.typed(Call("trunc", (operand,)))[0]
+        return Cast(operand, expr.type, expr.try_), expr.type
+
+    # Computing
+
+    def negated(self, operand: Expr) -> Typed:
+        found, type = self.typed(operand)
+        if isinstance(found, Literal) and is_number(type) and found.value is not None:
+            return literal(-found.value) if pt.is_integer(type) else Literal(-found.value, type), type
+        if pt.is_interval(type) and isinstance(found, Literal):
+            return Literal(tuple(-part for part in found.value), type), type
+        if not is_number(type):
+            raise SchemaMismatch(f"-({to_sql(found)}): {type_name(type)} has no negative")
+        wide = INT64 if pt.is_integer(type) and type != UINT64 else type
+        wide = decimal(20, 0) if type == UINT64 else wide
+        return Negate(as_type((found, type), wide)), wide
+
+    def arithmetic(self, op: ArithmeticOp, left: Typed, right: Typed) -> Typed:
+        if op == "||":
+            return self.called("||", (left[0], right[0]))
+        if pt.is_null(left[1]) or pt.is_null(right[1]):
+            other = right[1] if pt.is_null(left[1]) else left[1]
+            return Literal(None, FLOAT64 if op == "/" else other), FLOAT64 if op == "/" else other
+        if is_number(left[1]) and is_number(right[1]):
+            return numeric(op, left, right) or self.mismatch(op, left, right)
+        found = temporal(op, left, right)
+        if found is None and op == "+":
+            found = temporal(op, right, left)
+        return found or self.mismatch(op, left, right)
+
+    def called(self, name: str, args: Sequence[Expr]) -> Typed:
+        if name in NOW:
+            moment = literal(self.now, pa.timestamp("us", "UTC"))
+            return (moment, moment.type) if name == "current_timestamp" else _today(self.now)
+        if name == "||":
+            joined = [self.typed(arg) for arg in args]
+            rule = FUNCTIONS["concat"].rule([type for _, type in joined])
+            assert rule is not None
+            return Arithmetic("||", as_type(joined[0], rule[1]), as_type(joined[1], rule[1])), rule[1]
+        function = FUNCTIONS.get(name)
+        if function is None:
+            raise NotSupported(
+                f"there is no function {name}()", hint=f"there are {', '.join(sorted([*FUNCTIONS, *NOW]))}"
+            )
+        if len(args) < function.least or (function.most is not None and len(args) > function.most):
+            raise InputError(f"{name}({function.takes}) was given {len(args)} arguments")
+        if function.alike:
+            found, type = self.alike(args)
+            typed = [(arg, type) for arg in found]
+        else:
+            typed = [self.typed(arg) for arg in args]
+        for position in function.constant:
+            if position < len(typed) and not isinstance(typed[position][0], Literal):
+                raise NotSupported(
+                    f"{name}({function.takes}): {to_sql(typed[position][0])} must be a constant"
+                )
+        rule = function.rule([type for _, type in typed])
+        if rule is None or not all(is_scalar_type(type) for _, type in typed):
+            given = ", ".join(type_name(type) for _, type in typed)
+            raise SchemaMismatch(f"{name}({function.takes}) was given ({given})")
+        return Call(name, tuple(map(as_type, typed, rule[0]))), rule[1]
+
+
+def _working_literal(expr: Literal) -> Literal:
+    type = working_type(expr.type)
+    return expr if type == expr.type else literal(expr.scalar.cast(type))
+
+
+def _pattern(pattern: Expr, expr: Like) -> tuple[Literal, bool, str | None]:
+    assert isinstance(pattern, Literal)
+    return Literal(pattern.value, STRING), expr.ignore_case, expr.escape
+
+
+def _today(now: datetime.datetime) -> Typed:
+    return literal(now.astimezone(datetime.UTC).date(), DATE), DATE
+
+
+def _matching(name: str, names: Sequence[str], exact: bool) -> list[str]:
+    if name in names:
+        return [name]
+    return [] if exact else [other for other in names if other.lower() == name.lower()]
+
+
+def _not_one(path: str, part: str, matches: Sequence[str], names: Sequence[str]) -> NoReturn:
+    if matches:
+        raise InputError(
+            f"column {path!r} could be any of {', '.join(map(repr, matches))}", hint="quote the one you mean"
+        )
+    close = difflib.get_close_matches(part, names, n=3) or list(names[:10])
+    raise ColumnNotFound(
+        f"there is no column {path!r}", hint=f"there is {', '.join(map(repr, close))}" if close else None
+    )

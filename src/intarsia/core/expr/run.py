@@ -1,0 +1,212 @@
+"""Computes a resolved expression on rows; types are taken as resolve.py left them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import assert_never
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.expr.casts import cast, to_working, try_cast
+from intarsia.core.expr.functions import call
+from intarsia.core.expr.kernels import Value, arithmetic, compare, is_in, like
+from intarsia.core.expr.nodes import (
+    And,
+    Arithmetic,
+    Call,
+    Case,
+    Cast,
+    Column,
+    Compare,
+    Expr,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Negate,
+    Not,
+    Or,
+    columns,
+    walk,
+)
+from intarsia.core.expr.text import to_sql
+from intarsia.errors import InputError, NotSupported
+
+_NULL = pa.scalar(None, pa.bool_())
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """The rows an expression is computed on: of one table, or pairs of rows of two."""
+
+    target: pa.RecordBatch
+    source: pa.RecordBatch | None
+    length: int
+
+    def column(self, node: Column) -> pa.Array:
+        batch = self.source if node.side == "source" else self.target
+        assert batch is not None
+        array = batch.column(node.path[0])
+        return to_working(pc.struct_field(array, list(node.path[1:])) if node.path[1:] else array)
+
+    def where(self, mask: pa.BooleanArray, expr: Expr) -> Rows:
+        """The rows the mask picks, with no more columns than the expression reads."""
+        reads = columns(expr)
+        return Rows(
+            _filtered(self.target, {path[0] for side, path in reads if side != "source"}, mask),
+            _filtered(self.source, {path[0] for side, path in reads if side == "source"}, mask),
+            mask.true_count,
+        )
+
+
+_EMPTY = pa.record_batch([], names=[])
+NO_ROWS = Rows(_EMPTY, None, 0)
+"""Where constants are computed: no column, and only scalars come out."""
+
+
+def _filtered(batch: pa.RecordBatch | None, names: set[str], mask: pa.BooleanArray) -> pa.RecordBatch:
+    return batch.select(sorted(names)).filter(mask) if batch is not None and names else _EMPTY
+
+
+def run(expr: Expr, rows: Rows) -> Value:
+    """The value in every row; a scalar when it is the same in all of them."""
+    match expr:
+        case Column():
+            return rows.column(expr)
+        case Literal():
+            return expr.scalar
+        case Not(operand):
+            return pc.invert(run(operand, rows))
+        case IsNull(operand):
+            return pc.is_null(run(operand, rows))
+        case And(left, right):
+            return _logical(left, right, rows, stop=False)
+        case Or(left, right):
+            return _logical(left, right, rows, stop=True)
+        case Compare(op, left, right):
+            return compare(op, run(left, rows), run(right, rows))
+        case In(operand, items, negated):
+            value = run(operand, rows)
+            found = is_in(value, _value_set(items, value.type))
+            return pc.invert(found) if negated else found
+        case Like(operand, pattern, ignore_case, escape):
+            return _like(run(operand, rows), pattern, ignore_case, escape)
+        case Case(branches, default):
+            return _case([*branches, (None, default)], rows)
+        case Arithmetic(sign, left, right):
+            values = run(left, rows), run(right, rows)
+            return _checked(expr, lambda: arithmetic(sign, *values))
+        case Negate(operand):
+            value = run(operand, rows)
+            return _checked(expr, lambda: pc.negate_checked(value))
+        case Cast(operand, type, try_):
+            value = run(operand, rows)
+            return _checked(expr, lambda: (try_cast if try_ else cast)(value, type))
+        case Call("coalesce", args) if any(map(can_fail, args[1:])):
+            return _case([*((Not(IsNull(arg)), arg) for arg in args[:-1]), (None, args[-1])], rows)
+        case Call(name, args):
+            arguments = [run(arg, rows) for arg in args]
+            return _checked(expr, lambda: call(name, arguments))
+    assert_never(expr)
+
+
+def can_fail(expr: Expr) -> bool:
+    """Whether computing it may raise for some value, so that only the rows that need it may see it."""
+    return any(isinstance(node, Arithmetic | Negate | Cast | Call) for node in walk(expr))
+
+
+def spread(value: Value, length: int) -> pa.Array:
+    """The value as an array of that length."""
+    if isinstance(value, pa.Scalar):
+        return pa.repeat(value, length) if value.is_valid else pa.nulls(length, value.type)
+    return value
+
+
+def _checked(expr: Expr, compute: Callable[[], Value]) -> Value:
+    try:
+        return compute()
+    except pa.ArrowNotImplementedError as error:
+        raise NotSupported(f"pyarrow cannot compute {to_sql(expr)}: {error}") from error
+    except pa.ArrowInvalid as error:
+        raise InputError(f"cannot compute {to_sql(expr)}: {error}", hint=_hint(expr, str(error))) from error
+
+
+def _hint(expr: Expr, reason: str) -> str | None:
+    if "zero" in reason:
+        return "exclude the zeros with a condition, or divide by nullif(x, 0)"
+    if isinstance(expr, Cast):
+        return "try_cast gives NULL where a value does not fit"
+    return "cast to a wider type first" if "overflow" in reason else None
+
+
+def _like(value: Value, pattern: Expr, ignore_case: bool, escape: str | None) -> Value:
+    assert isinstance(pattern, Literal)
+    if pattern.value is None:
+        return _NULL
+    return like(value, pattern.value, ignore_case=ignore_case, escape=escape)
+
+
+def _value_set(items: Sequence[Expr], type: pa.DataType) -> pa.Array:
+    """The items, which a resolved expression has as constants of the operand's type."""
+    return pa.array([item.value for item in items if isinstance(item, Literal)], type)
+
+
+def _logical(left: Expr, right: Expr, rows: Rows, *, stop: bool) -> Value:
+    """AND (stops at FALSE) and OR (stops at TRUE), in SQL's three-valued logic.
+
+    A right side that can fail sees only the rows that the left side leaves open, so that
+    ``x <> 0 and 1 / x > 2`` is safe.
+    """
+    combine = pc.or_kleene if stop else pc.and_kleene
+    first = run(left, rows)
+    if not can_fail(right):
+        return combine(first, run(right, rows))
+    length = rows.length
+    decided = pc.fill_null(pc.equal(first, stop), False)
+    if isinstance(decided, pa.Scalar):
+        return first if decided.as_py() else combine(first, run(right, rows))
+    opened = pc.invert(decided)
+    inner = rows.where(opened, right)
+    second = spread(run(right, inner), inner.length)
+    return combine(spread(first, length), _picked([(opened, second)], second.type))
+
+
+def _case(branches: Sequence[tuple[Expr | None, Expr]], rows: Rows) -> Value:
+    """Each branch is computed on the rows that take it, and on no others."""
+    length = rows.length
+    if rows is NO_ROWS:
+        return _constant_case(branches)
+    opened = spread(pa.scalar(True), length)
+    pieces: list[tuple[pa.BooleanArray, pa.Array]] = []
+    for condition, result in branches:
+        mask = opened
+        if condition is not None:
+            inner = rows.where(opened, condition)
+            holds = spread(run(condition, inner), inner.length)
+            mask = pc.fill_null(_picked([(opened, holds)], pa.bool_()), False)
+            opened = pc.and_not(opened, mask)
+        chosen = rows.where(mask, result)
+        pieces.append((mask, spread(run(result, chosen), chosen.length)))
+    return _picked(pieces, pieces[0][1].type)
+
+
+def _constant_case(branches: Sequence[tuple[Expr | None, Expr]]) -> Value:
+    for condition, result in branches:
+        if condition is None or run(condition, NO_ROWS).as_py():
+            return run(result, NO_ROWS)
+    raise AssertionError("the last branch has no condition")
+
+
+def _picked(pieces: Sequence[tuple[pa.BooleanArray, pa.Array]], type: pa.DataType) -> pa.Array:
+    """Values given for the rows of each mask, put back in their places; NULL elsewhere."""
+    index: Value = pa.scalar(None, pa.int64())
+    offset = 0
+    for mask, values in pieces:
+        position = pc.add(pc.cumulative_sum(pc.cast(mask, pa.int64())), offset - 1)
+        index = pc.if_else(mask, position, index)
+        offset += len(values)
+    if not offset:
+        return pa.nulls(len(pieces[0][0]), type)
+    return pa.concat_arrays([values for _, values in pieces]).take(index)

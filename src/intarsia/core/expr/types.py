@@ -1,0 +1,195 @@
+"""The types that expressions compute in: which there are, which two meet in, what SQL calls them."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from intarsia.errors import NotSupported
+
+STRING, LARGE_STRING = pa.string(), pa.large_string()
+INT64, UINT64, FLOAT64, BOOL, DATE = pa.int64(), pa.uint64(), pa.float64(), pa.bool_(), pa.date32()
+INTERVAL = pa.month_day_nano_interval()
+_UNITS = ("s", "ms", "us", "ns")
+NANOS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
+DAY_NANOS = 86_400 * 10**9
+
+
+def working_type(type: pa.DataType) -> pa.DataType:
+    """The type a column is computed in: dictionaries, views and odd widths give way to plain ones.
+
+    Every zoned timestamp is computed in UTC; the instants are the same.
+    """
+    if pt.is_dictionary(type):
+        return working_type(type.value_type)
+    if pt.is_run_end_encoded(type):
+        return working_type(type.value_type)
+    if pt.is_string_view(type):
+        return LARGE_STRING
+    if pt.is_binary_view(type):
+        return pa.large_binary()
+    if pt.is_fixed_size_binary(type):
+        return pa.binary()
+    if pt.is_float16(type):
+        return pa.float32()
+    if pt.is_date64(type):
+        return DATE
+    if pt.is_time32(type):
+        return pa.time64("us")
+    if pt.is_timestamp(type) and type.tz is not None:
+        return pa.timestamp(type.unit, "UTC")
+    if pt.is_decimal(type):
+        return decimal(type.precision, type.scale)
+    return type
+
+
+def decimal(precision: int, scale: int) -> pa.DataType:
+    """A decimal of 128 bits where it fits, else of 256; NotSupported beyond 76 digits."""
+    if precision > 76:
+        raise NotSupported(
+            f"a decimal of {precision} digits is needed, and 76 is the most there is",
+            hint="cast the operands to fewer digits, or to double, first",
+        )
+    return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
+
+
+def is_text(type: pa.DataType) -> bool:
+    return pt.is_string(type) or pt.is_large_string(type)
+
+
+def is_bytes(type: pa.DataType) -> bool:
+    return pt.is_binary(type) or pt.is_large_binary(type)
+
+
+def is_number(type: pa.DataType) -> bool:
+    return pt.is_integer(type) or pt.is_floating(type) or pt.is_decimal(type)
+
+
+def is_scalar_type(type: pa.DataType) -> bool:
+    """False for structs, lists, maps and what else cannot be compared or computed."""
+    return (
+        is_number(type)
+        or is_text(type)
+        or is_bytes(type)
+        or pt.is_boolean(type)
+        or pt.is_null(type)
+        or (pt.is_temporal(type) and not (pt.is_interval(type) and type != INTERVAL))
+    )
+
+
+def integer_digits(type: pa.DataType) -> int:
+    """Decimal digits that hold every value of an integer type."""
+    return {8: 3, 16: 5, 32: 10, 64: 20 if pt.is_unsigned_integer(type) else 19}[type.bit_width]
+
+
+def integer_range(type: pa.DataType) -> tuple[int, int]:
+    bits = type.bit_width
+    return (0, 2**bits - 1) if pt.is_unsigned_integer(type) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
+
+
+def as_decimal(type: pa.DataType) -> pa.DataType:
+    """The decimal type that holds every value of an integer or decimal type."""
+    return type if pt.is_decimal(type) else decimal(integer_digits(type), 0)
+
+
+def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """The type two working types are compared in, or None where they have nothing in common."""
+    if left == right or pt.is_null(right):
+        return left
+    if pt.is_null(left):
+        return right
+    if is_number(left) and is_number(right):
+        return _common_number(left, right)
+    if is_text(left) and is_text(right):
+        return LARGE_STRING
+    if is_bytes(left) and is_bytes(right):
+        return pa.large_binary()
+    return _common_temporal(left, right)
+
+
+def _common_number(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    if pt.is_floating(left) or pt.is_floating(right):
+        return FLOAT64
+    if pt.is_decimal(left) or pt.is_decimal(right):
+        left, right = as_decimal(left), as_decimal(right)
+        scale = max(left.scale, right.scale)
+        return decimal(max(left.precision - left.scale, right.precision - right.scale) + scale, scale)
+    if pt.is_unsigned_integer(left) == pt.is_unsigned_integer(right):
+        return left if left.bit_width >= right.bit_width else right
+    unsigned, signed = (left, right) if pt.is_unsigned_integer(left) else (right, left)
+    if unsigned.bit_width == 64:
+        return decimal(20, 0)
+    return max((signed, _signed(unsigned.bit_width * 2)), key=lambda type: type.bit_width)
+
+
+def _signed(bits: int) -> pa.DataType:
+    return {16: pa.int16(), 32: pa.int32(), 64: INT64}[bits]
+
+
+def _common_temporal(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    if pt.is_timestamp(left) or pt.is_timestamp(right):
+        moments = [type for type in (left, right) if pt.is_timestamp(type)]
+        if len(moments) < 2 and not (pt.is_date(left) or pt.is_date(right)):
+            return None
+        zoned = any(type.tz for type in moments)
+        return pa.timestamp(finest(*(type.unit for type in moments)), "UTC" if zoned else None)
+    if pt.is_time(left) and pt.is_time(right):
+        return pa.time64(finest(left.unit, right.unit))
+    if pt.is_duration(left) and pt.is_duration(right):
+        return pa.duration(finest(left.unit, right.unit))
+    return None
+
+
+def finest(*units: str) -> str:
+    return max(units, key=_UNITS.index)
+
+
+def is_widening(source: pa.DataType, target: pa.DataType) -> bool:
+    """True where a cast keeps every value and the order of values, so that bounds survive it."""
+    if pt.is_floating(target):
+        exact_integer = pt.is_integer(source) and source.bit_width <= 32 and target == FLOAT64
+        return exact_integer or source == target or source == pa.float32()
+    if pt.is_timestamp(source) and pt.is_timestamp(target):
+        return finest(source.unit, target.unit) == target.unit
+    if is_text(source) or is_bytes(source):
+        return is_text(source) == is_text(target) and is_bytes(source) == is_bytes(target)
+    return common_type(source, target) == target
+
+
+_NAMES = {
+    pa.bool_(): "BOOLEAN",
+    pa.int8(): "TINYINT",
+    pa.int16(): "SMALLINT",
+    pa.int32(): "INTEGER",
+    pa.int64(): "BIGINT",
+    pa.uint8(): "UTINYINT",
+    pa.uint16(): "USMALLINT",
+    pa.uint32(): "UINTEGER",
+    pa.uint64(): "UBIGINT",
+    pa.float32(): "FLOAT",
+    pa.float64(): "DOUBLE",
+    pa.date32(): "DATE",
+    pa.null(): '"NULL"',
+    INTERVAL: "INTERVAL",
+}
+_TIMESTAMPS = {"s": "TIMESTAMP_S", "ms": "TIMESTAMP_MS", "us": "TIMESTAMP", "ns": "TIMESTAMP_NS"}
+
+
+def type_name(type: pa.DataType) -> str:
+    """What SQL (DuckDB's) calls the type; pyarrow's own name where SQL has none."""
+    type = working_type(type)
+    if type in _NAMES:
+        return _NAMES[type]
+    if is_text(type):
+        return "VARCHAR"
+    if is_bytes(type):
+        return "BLOB"
+    if pt.is_decimal(type):
+        return f"DECIMAL({type.precision}, {type.scale})"
+    if pt.is_timestamp(type):
+        return "TIMESTAMPTZ" if type.tz else _TIMESTAMPS[type.unit]
+    if pt.is_time(type):
+        return "TIME"
+    if pt.is_duration(type):
+        return "INTERVAL"
+    return str(type)

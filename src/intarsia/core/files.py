@@ -1,0 +1,75 @@
+"""The files of a table at one moment, as plain values; nothing here opens a file."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+
+@dataclass(frozen=True, slots=True)
+class DataFile:
+    """One data file as a table lists it.
+
+    ``path`` names it inside the table (relative to the root, ``/`` between parts); ``location`` is
+    where its bytes are right now on the snapshot's file system (they differ while a commit is being
+    published). ``partition`` holds typed values of the partition columns that are known for this
+    file: None is NULL, an absent column is unknown and never prunes.
+    """
+
+    path: str
+    location: str
+    size: int
+    rows: int
+    partition: Mapping[str, Any] = field(default_factory=dict)
+    fingerprint: tuple[Any, ...] = ()
+    footer: pq.FileMetaData | None = field(default=None, compare=False, repr=False)
+    tag: Any = field(default=None, compare=False, repr=False)
+    """The table's own note on the file (an Iceberg table keeps its manifest entry here)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """One consistent state of a table.
+
+    ``schema`` is the schema of the whole dataset: the files' columns unified, then the partition
+    columns that live in paths only. ``partition_columns`` are in directory order, outermost first.
+    """
+
+    root: str
+    """The path in the form the caller gave; results show files below it."""
+    files: tuple[DataFile, ...]
+    schema: pa.Schema
+    partition_columns: tuple[str, ...]
+    filesystem: pafs.FileSystem = field(repr=False)
+    exists: bool = True
+    """False when there is no such directory yet; True with no files is an empty dataset."""
+    version: int = 0
+    """Number of the last commit known to the table's log."""
+    notes: tuple[str, ...] = ()
+    """Sentences for the plan, such as that another writer seems to be active."""
+    uniform: bool = True
+    """True when every file has exactly the dataset's file schema."""
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+    @property
+    def file_schema(self) -> pa.Schema:
+        """The columns a new file stores: all but the partition columns that live in its path."""
+        names = [n for n in self.schema.names if n not in self.partition_columns]
+        return pa.schema([self.schema.field(n) for n in names], self.schema.metadata)
+
+    def shown(self, file: DataFile | str) -> str:
+        """A file's path in the form the caller gave the root."""
+        path = file if isinstance(file, str) else file.path
+        return f"{self.root.rstrip('/')}/{path}"

@@ -1,0 +1,142 @@
+"""What the caller wants, resolved and checked: one value per operation, no data in it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from intarsia.core.rule import Rule
+
+Predicate = Any
+"""An Expr of ours, or a pyarrow.compute.Expression; None means every row."""
+
+
+@dataclass(frozen=True, slots=True)
+class WriteOptions:
+    """How new files are written; None keeps what the table's files have, else the default."""
+
+    compression: str | None = None
+    row_group_size: int | None = None
+    max_rows_per_file: int = 5_000_000
+    batch_rows: int | None = None
+    """The most rows handled at once; None lets a row group decide."""
+
+
+@dataclass(frozen=True, slots=True)
+class Merge:
+    """Set source rows into the table by key."""
+
+    rule: Rule
+    keys: tuple[str, ...]
+    source_keys: tuple[str, ...]
+    residual: Any = None
+    """What the ON condition asks beyond the equalities, as an Expr."""
+    dedup_order_by: tuple[str, ...] = ()
+    null_keys: Literal["error", "match"] = "error"
+    missing: Literal["error", "null"] = "error"
+    schema_evolution: Any = None
+    partition_columns: tuple[str, ...] | None = None
+    options: WriteOptions = field(default_factory=WriteOptions)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def operation(self) -> str:
+        return "merge"
+
+
+@dataclass(frozen=True, slots=True)
+class Delete:
+    """Remove the rows for which the predicate is TRUE."""
+
+    where: Predicate
+    options: WriteOptions = field(default_factory=WriteOptions)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def operation(self) -> str:
+        return "delete"
+
+
+@dataclass(frozen=True, slots=True)
+class Update:
+    """Assign columns of the rows for which the predicate is TRUE."""
+
+    assignments: tuple[tuple[tuple[str, ...], Any], ...]
+    where: Predicate = None
+    options: WriteOptions = field(default_factory=WriteOptions)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def operation(self) -> str:
+        return "update"
+
+
+@dataclass(frozen=True, slots=True)
+class Write:
+    """Add rows, or put them in the place of all rows or of their partitions' rows."""
+
+    mode: Literal["append", "overwrite", "overwrite_partitions"]
+    partition_columns: tuple[str, ...] | None = None
+    missing: Literal["error", "null"] = "error"
+    schema_evolution: Any = None
+    options: WriteOptions = field(default_factory=WriteOptions)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def operation(self) -> str:
+        return self.mode
+
+
+@dataclass(frozen=True, slots=True)
+class Compact:
+    """Bring small files of a partition together into files of about the target size."""
+
+    target_bytes: int | None = None
+    target_rows: int | None = None
+    partition_filter: Any = None
+    options: WriteOptions = field(default_factory=WriteOptions)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def operation(self) -> str:
+        return "compact"
+
+
+@dataclass(frozen=True, slots=True)
+class Optimize:
+    """Order the rows of each partition along a curve over the given columns, in new files."""
+
+    by: tuple[str, ...]
+    curve: Literal["zorder", "hilbert", "linear"] = "zorder"
+    target_bytes: int | None = None
+    target_rows: int | None = None
+    partition_filter: Any = None
+    deduplicate_keys: tuple[str, ...] = ()
+    deduplicate: bool = False
+    """With no ``deduplicate_keys``: rows that are equal in every column count as one."""
+    dedup_order_by: tuple[str, ...] = ()
+    options: WriteOptions = field(default_factory=WriteOptions)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def operation(self) -> str:
+        return "optimize"
+
+
+@dataclass(frozen=True, slots=True)
+class Deduplicate:
+    """Leave one row per key; without keys, one of each set of equal rows."""
+
+    keys: tuple[str, ...] = ()
+    order_by: tuple[str, ...] = ()
+    partition_filter: Any = None
+    options: WriteOptions = field(default_factory=WriteOptions)
+    properties: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def operation(self) -> str:
+        return "deduplicate"
+
+
+Intent = Merge | Delete | Update | Write | Compact | Optimize | Deduplicate

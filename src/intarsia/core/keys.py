@@ -1,0 +1,243 @@
+"""Keys compared exactly and in bulk: lookups, duplicates and winners; no files, no plans.
+
+A key of several columns becomes one integer: each column's values get codes (their rank among the
+distinct values of the indexed side), and the codes are combined by mixed radix, made dense again
+before they could outgrow 63 bits. Nothing here is probabilistic and nothing loops over rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+Column = Any
+"""A pa.Array or pa.ChunkedArray."""
+
+_CODE_LIMIT = 1 << 62
+
+
+def comparable(values: Column) -> pa.ChunkedArray:
+    """The values in the form in which equal keys are equal bits (NaN is NaN, -0.0 is 0.0).
+
+    Dictionary-encoded values stay encoded when their dictionary needs no change.
+    """
+    column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        if _plain_type(kind.value_type) == kind.value_type and not pa.types.is_floating(kind.value_type):
+            return column
+        column = column.cast(kind.value_type)
+        kind = column.type
+    plain = _plain_type(kind)
+    if plain != kind:
+        column = column.cast(plain)
+    if pa.types.is_floating(plain):
+        nan = pa.scalar(float("nan"), plain)
+        column = pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, plain)))
+    return column
+
+
+def _plain_type(kind: pa.DataType) -> pa.DataType:
+    """A type of the same values on which every kernel used here is implemented."""
+    if pa.types.is_string_view(kind):
+        return pa.string()
+    if pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+        return pa.binary()
+    if pa.types.is_float16(kind):
+        return pa.float32()
+    if pa.types.is_duration(kind):
+        return pa.int64()
+    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
+        return pa.decimal128(kind.precision, kind.scale)
+    return kind
+
+
+def find(values: Column, *, among: pa.Array, null_match: bool = False) -> pa.ChunkedArray:
+    """For each value its position in ``among`` (int32), NULL where it is not there."""
+    column = comparable(values)
+    if pa.types.is_dictionary(column.type):
+        value_type = column.type.value_type
+        among = among.cast(value_type) if among.type != value_type else among
+        chunks = [
+            _find_plain(chunk.dictionary, among, null_match).take(chunk.indices)
+            if not (null_match and chunk.null_count)
+            else _find_plain(chunk.dictionary_decode(), among, null_match)
+            for chunk in column.chunks
+        ]
+        return pa.chunked_array(chunks, pa.int32())
+    if among.type != column.type:
+        column = column.cast(among.type)
+    found = _find_plain(column, among, null_match)
+    return found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
+
+
+def _find_plain(values: Column, among: pa.Array, null_match: bool) -> Column:
+    return pc.index_in(values, value_set=among, skip_nulls=not null_match)
+
+
+@dataclass(frozen=True, slots=True)
+class _Digit:
+    """One column of a composite key: its distinct values, and how to fold its code in."""
+
+    values: pa.Array
+    radix: int
+    dense: pa.Array | None
+    """Codes of the columns before this one, when they had to be made dense first."""
+
+
+class KeyIndex:
+    """An index over the key columns of one side; answers which row holds a key.
+
+    Memory: the key columns and one integer per row. With duplicate keys the first row answers, and
+    :meth:`pairs` gives all of them.
+    """
+
+    def __init__(self, columns: Sequence[Column], *, null_match: bool = False) -> None:
+        if not columns:
+            raise ValueError("a key needs at least one column")
+        self._null_match = null_match
+        self._digits: list[_Digit] = []
+        self.rows = len(columns[0])
+        if len(columns) == 1:
+            self.codes = flat(decoded(comparable(columns[0])))
+            return
+        self.codes = self._encode(columns)
+
+    def _encode(self, columns: Sequence[Column]) -> pa.Array:
+        codes: pa.Array | None = None
+        top = 1
+        for column in columns:
+            encoded = flat(
+                decoded(comparable(column)).dictionary_encode("encode" if self._null_match else "mask")
+            )
+            radix, digit = max(len(encoded.dictionary), 1), encoded.indices.cast(pa.int64())
+            dense: pa.Array | None = None
+            if codes is None:
+                codes, top = digit, radix
+            else:
+                if top * radix >= _CODE_LIMIT:
+                    folded = codes.dictionary_encode()
+                    dense, codes, top = folded.dictionary, folded.indices.cast(pa.int64()), len(folded.dictionary)
+                codes = pc.add(pc.multiply(codes, pa.scalar(radix, pa.int64())), digit)
+                top *= radix
+            self._digits.append(_Digit(encoded.dictionary, radix, dense))
+        assert codes is not None
+        return codes
+
+    def encode(self, columns: Sequence[Column]) -> pa.ChunkedArray:
+        """The codes of another side's keys, NULL where a part of the key is unknown here."""
+        if not self._digits:
+            column = comparable(columns[0])
+            return column
+        codes: pa.ChunkedArray | None = None
+        for digit, column in zip(self._digits, columns, strict=True):
+            part = find(column, among=digit.values, null_match=self._null_match).cast(pa.int64())
+            if codes is None:
+                codes = part
+                continue
+            if digit.dense is not None:
+                codes = find(codes, among=digit.dense).cast(pa.int64())
+            codes = pc.add(pc.multiply(codes, pa.scalar(digit.radix, pa.int64())), part)
+        assert codes is not None
+        return codes
+
+    def lookup(self, columns: Sequence[Column]) -> pa.ChunkedArray:
+        """For each key of the other side the (first) row here that has it, as int32, or NULL."""
+        codes = self.encode(columns)
+        single_null = self._null_match and not self._digits
+        return find(codes, among=self.codes, null_match=single_null)
+
+    def duplicated(self) -> pa.Array:
+        """The distinct codes that more than one row has (NULL keys left out unless they match)."""
+        counts = self.codes.value_counts()
+        many = pc.greater(counts.field("counts"), 1)
+        codes = counts.field("values").filter(many)
+        return codes if self._null_match else codes.drop_null()
+
+    def rows_with(self, codes: pa.Array) -> pa.Array:
+        """All row numbers whose code is among ``codes``, ascending."""
+        hit = pc.is_in(self.codes, value_set=codes)
+        return pc.indices_nonzero(hit).cast(pa.int64())
+
+    def unique(self) -> bool:
+        """True when no two rows share a key."""
+        mode = "all" if self._null_match else "only_valid"
+        valid = len(self.codes) if self._null_match else len(self.codes) - self.codes.null_count
+        return bool(pc.count_distinct(self.codes, mode=mode).as_py() == valid)
+
+    def pairs(self, columns: Sequence[Column]) -> tuple[pa.Array, pa.Array]:
+        """Every (row there, row here) with equal keys; for sides where a key may repeat."""
+        first = self.lookup(columns)
+        leaders = find(self.codes, among=self.codes, null_match=self._null_match)
+        order = pc.sort_indices(pa.table({"leader": leaders, "row": arange(self.rows)}),
+                                sort_keys=[("leader", "ascending"), ("row", "ascending")])
+        grouped = flat(leaders).take(order).cast(pa.int64())
+        there = pc.indices_nonzero(pc.is_valid(first)).cast(pa.int64())
+        wanted = flat(first).drop_null().cast(pa.int64())
+        begin = pc.search_sorted(grouped.drop_null(), wanted, side="left").cast(pa.int64())
+        end = pc.search_sorted(grouped.drop_null(), wanted, side="right").cast(pa.int64())
+        spread, offset = explode(pc.subtract(end, begin))
+        here = order.cast(pa.int64()).take(pc.add(begin.take(spread), offset))
+        return there.take(spread), here
+
+
+def explode(counts: pa.Array) -> tuple[pa.Array, pa.Array]:
+    """Row i repeated ``counts[i]`` times, and the number of each repetition from 0."""
+    total = pc.sum(counts).as_py() or 0
+    ends = pc.cumulative_sum(counts)
+    every = arange(total)
+    row = pc.search_sorted(ends, every, side="right").cast(pa.int64())
+    start = pc.subtract(ends, counts)
+    return row, pc.subtract(every, start.take(row))
+
+
+def arange(count: int, start: int = 0) -> pa.Array:
+    """The integers from ``start`` on, as int64."""
+    return pa.arange(start, start + count, 1).cast(pa.int64())
+
+
+def winners(keys: Sequence[Column], order_by: Sequence[Column], *, null_match: bool = True) -> pa.Array:
+    """The rows to keep, ascending, when each key may stay once.
+
+    The row with the highest ``order_by`` wins, column by column; NULL loses against any value, NaN is
+    the highest number; on ties, and without an order, the last row wins.
+    """
+    codes = KeyIndex(keys, null_match=null_match)
+    dense = find(codes.codes, among=codes.codes, null_match=null_match)
+    columns: dict[str, Any] = {"key": dense}
+    for number, column in enumerate(order_by):
+        ranked = decoded(comparable(column))
+        if pa.types.is_floating(ranked.type):
+            columns[f"nan{number}"] = pc.is_nan(ranked)
+        columns[f"order{number}"] = ranked
+    columns["row"] = arange(codes.rows)
+    table = pa.table(columns)
+    order = pc.sort_indices(
+        table, sort_keys=[(name, "ascending", "at_start") for name in table.column_names]
+    )
+    sorted_keys = flat(table["key"]).take(order)
+    following = sorted_keys.slice(1)
+    last = pc.invert(pc.fill_null(pc.equal(sorted_keys.slice(0, len(following)), following), False))
+    last = pa.concat_arrays([flat(last), pa.array([True] * min(1, codes.rows), pa.bool_())])
+    kept = order.filter(last).cast(pa.int64())
+    return kept.take(pc.array_sort_indices(kept))
+
+
+def decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    if pa.types.is_dictionary(column.type):
+        return column.cast(column.type.value_type)
+    return column
+
+
+def flat(column: Column) -> pa.Array:
+    """One contiguous array."""
+    if not isinstance(column, pa.ChunkedArray):
+        return column
+    whole = column.combine_chunks()
+    if isinstance(whole, pa.ChunkedArray):  # an empty column, in some versions
+        return whole.chunk(0) if whole.num_chunks == 1 else pa.concat_arrays(whole.chunks)
+    return whole

@@ -1,0 +1,195 @@
+"""What of a Parquet file's layout a rewrite keeps, read from its footer; no file is opened here."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+DEFAULT_ROW_GROUP_ROWS = 1 << 20
+_BLOOM_FPP = 0.05
+_CODECS = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4", "UNKNOWN": "snappy", "LZO": "snappy"}
+"""Names that the writer spells differently, and codecs it can read about but not write."""
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """How a file is laid out; columns are named by their leaf's path (``a``, ``p.amt``, ``l.list.element``).
+
+    The defaults are those of a file that replaces none.
+    """
+
+    compression: str = "snappy"
+    """The codec of most columns, and of columns that are new."""
+    compression_of: Mapping[str, str] = field(default_factory=dict)
+    """The codec of the columns that have another."""
+    row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
+    sorting: tuple[tuple[str, bool, bool], ...] = ()
+    """Column, descending, NULLs first: the order every row group declares."""
+    page_index: bool = False
+    bloom_filters: Mapping[str, int] = field(default_factory=dict)
+    """Column to the number of distinct values its filter was made for."""
+    key_value_metadata: Mapping[bytes, bytes] = field(default_factory=dict)
+    plain: frozenset[str] = frozenset()
+    """Columns written without a dictionary."""
+    byte_stream_split: frozenset[str] = frozenset()
+    int96_timestamps: bool = False
+    integer_decimals: bool = False
+    utc_times: bool = False
+    item_lists: bool = False
+    """List elements are called ``item``, as old writers did."""
+
+    def allows_dictionary(self, column: str) -> bool:
+        """Whether a leaf column may have a dictionary: unless the file had the column without one."""
+        return column not in self.plain
+
+    def with_compression(self, codec: str) -> Layout:
+        """The same layout with one codec for all columns."""
+        return replace(self, compression=codec, compression_of={})
+
+    def with_row_group_rows(self, rows: int) -> Layout:
+        return replace(self, row_group_rows=rows)
+
+    def for_new_file(self) -> Layout:
+        """What a new file beside one of this layout takes over: all but its order and its own notes."""
+        return replace(self, sorting=(), key_value_metadata={}, plain=frozenset())
+
+    def sort_keys(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
+        """The declared order as sort keys, as far as it is one of top-level columns of ``schema``."""
+        keys = []
+        for name, descending, nulls_first in self.sorting:
+            if name not in schema.names or pa.types.is_nested(schema.field(name).type):
+                break
+            order = "descending" if descending else "ascending"
+            keys.append((name, order, "at_start" if nulls_first else "at_end"))
+        return keys
+
+    def writer_options(self, schema: pa.Schema, *, dictionary_columns: Sequence[str]) -> dict[str, Any]:
+        """Keyword arguments of ``pq.ParquetWriter`` for a file of this schema.
+
+        Args:
+            schema: the columns to be written, which may differ from those the layout was read from.
+            dictionary_columns: leaf columns that get a dictionary.
+        """
+        leaves = leaf_columns(schema, element="item" if self.item_lists else "element")
+        dictionary = [name for name in dictionary_columns if name in leaves]
+        split = sorted(self.byte_stream_split.intersection(leaves) - set(dictionary))
+        filters = {name: count for name, count in self.bloom_filters.items() if name in leaves}
+        return {
+            "version": "2.6",  # the logical types of any file, whatever version it claims
+            "compression": self._codecs(leaves),
+            "use_dictionary": dictionary or False,
+            "use_byte_stream_split": split or False,
+            "write_page_index": self.page_index,
+            "write_page_checksum": True,
+            "sorting_columns": self._sorting_columns(leaves),
+            "bloom_filter_options": {
+                name: {"ndv": count, "fpp": _BLOOM_FPP} for name, count in filters.items()
+            }
+            or None,
+            "use_deprecated_int96_timestamps": self.int96_timestamps,
+            "store_decimal_as_integer": self.integer_decimals,
+            "write_time_adjusted_to_utc": self.utc_times,
+            "use_compliant_nested_type": not self.item_lists,
+        }
+
+    def _codecs(self, leaves: Sequence[str]) -> str | dict[str, str]:
+        if not any(name in leaves for name in self.compression_of):
+            return self.compression
+        return {name: self.compression_of.get(name, self.compression) for name in leaves}
+
+    def _sorting_columns(self, leaves: Sequence[str]) -> list[pq.SortingColumn] | None:
+        columns = []
+        for name, descending, nulls_first in self.sorting:
+            if name not in leaves:
+                break
+            columns.append(pq.SortingColumn(leaves.index(name), descending, nulls_first))
+        return columns or None
+
+
+def layout_of(footer: pq.FileMetaData) -> Layout:
+    """The layout of a file."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    metadata = {key: value for key, value in (footer.metadata or {}).items() if key != b"ARROW:schema"}
+    if not groups:
+        return Layout(key_value_metadata=metadata)
+    chunks = [groups[0].column(number) for number in range(footer.num_columns)]
+    names = [chunk.path_in_schema for chunk in chunks]
+    codecs = [_CODECS.get(chunk.compression, chunk.compression.lower()) for chunk in chunks]
+    usual = Counter(codecs).most_common(1)[0][0] if codecs else "snappy"
+    leaves = [footer.schema.column(number) for number in range(footer.num_columns)]
+    return Layout(
+        compression=usual,
+        compression_of={n: codec for n, codec in zip(names, codecs, strict=True) if codec != usual},
+        row_group_rows=max(1, *(group.num_rows for group in groups)),
+        sorting=_sorting(groups, names),
+        page_index=any(chunk.has_offset_index or chunk.has_column_index for chunk in chunks),
+        bloom_filters={c.path_in_schema: _distinct(c) for c in chunks if c.bloom_filter_offset is not None},
+        key_value_metadata=metadata,
+        plain=frozenset(c.path_in_schema for c in chunks if not c.has_dictionary_page and c.num_values),
+        byte_stream_split=frozenset(c.path_in_schema for c in chunks if "BYTE_STREAM_SPLIT" in c.encodings),
+        **_types(leaves),
+    )
+
+
+def _sorting(groups: Sequence[Any], names: Sequence[str]) -> tuple[tuple[str, bool, bool], ...]:
+    """The order that all row groups declare; one that only some do is not the file's."""
+    declared = {
+        tuple((c.column_index, c.descending, c.nulls_first) for c in group.sorting_columns)
+        for group in groups
+    }
+    if len(declared) != 1:
+        return ()
+    return tuple((names[index], descending, nulls) for index, descending, nulls in declared.pop())
+
+
+def _distinct(chunk: Any) -> int:
+    """A number of distinct values to size a Bloom filter by: what the old one had room for, or the rows.
+
+    A split-block filter has a power of two bytes; the writer folds one that turns out too large.
+    """
+    size = chunk.bloom_filter_length or 1
+    bits = 8 * 2 ** int(math.log2(size))
+    room = int(-bits / 8 * math.log(1 - _BLOOM_FPP ** (1 / 8)))
+    return max(1, room, chunk.num_values)
+
+
+def _types(leaves: Sequence[Any]) -> dict[str, bool]:
+    """Choices of physical type that a writer makes for a whole file."""
+    logical = [json.loads(leaf.logical_type.to_json()) for leaf in leaves]
+    kinds = [(leaf.physical_type, kind.get("Type")) for leaf, kind in zip(leaves, logical, strict=True)]
+    timestamps = [physical for physical, kind in kinds if physical == "INT96" or kind == "Timestamp"]
+    decimals = [physical for physical, kind in kinds if kind == "Decimal"]
+    times = [kind for kind in logical if kind.get("Type") == "Time"]
+    paths = [leaf.path for leaf in leaves]
+    return {
+        "int96_timestamps": bool(timestamps) and set(timestamps) == {"INT96"},
+        "integer_decimals": any(physical in ("INT32", "INT64") for physical in decimals),
+        "utc_times": bool(times) and all(kind.get("isAdjustedToUTC") for kind in times),
+        "item_lists": any(".list.item" in path for path in paths)
+        and not any(".list.element" in path for path in paths),
+    }
+
+
+def leaf_columns(schema: pa.Schema, *, element: str = "element") -> list[str]:
+    """The paths of a schema's leaves in Parquet, depth first; ``element`` names the elements of lists."""
+    return [leaf for f in schema for leaf in _leaves(f.type, f.name, element)]
+
+
+def _leaves(kind: pa.DataType, path: str, element: str) -> list[str]:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_struct(kind):
+        return [leaf for f in kind for leaf in _leaves(f.type, f"{path}.{f.name}", element)]
+    if pa.types.is_map(kind):
+        key = _leaves(kind.key_type, f"{path}.key_value.key", element)
+        return [*key, *_leaves(kind.item_type, f"{path}.key_value.value", element)]
+    if pa.types.is_nested(kind):
+        return _leaves(kind.value_type, f"{path}.list.{element}", element)
+    return [path]

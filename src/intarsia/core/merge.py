@@ -1,0 +1,87 @@
+"""The seeds' names for merge strategies, keys and statistics; thin, shared by every engine."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia.common.schema import check_key_types, conform_schema
+from intarsia.core.problems import null_source_keys
+from intarsia.errors import InputError, KeyColumnError
+
+
+class MergeStrategy(StrEnum):
+    """What happens to rows in both sides, only in the source, and only in the target."""
+
+    INSERT = "insert"
+    UPDATE = "update"
+    UPSERT = "upsert"
+    FULL_MERGE = "full_merge"
+    DEDUPLICATE = "deduplicate"
+
+
+def normalize_keys(key_columns: str | Iterable[str]) -> list[str]:
+    """Key columns as a list: a single name becomes a list of one.
+
+    Raises:
+        KeyColumnError: none given, one twice, or something that is not a name.
+    """
+    if isinstance(key_columns, str):
+        keys = [key_columns]
+    elif isinstance(key_columns, Iterable):
+        keys = list(key_columns)
+    else:
+        raise KeyColumnError("Key columns must be a name or a list of names.", hint='such as ["id"].')
+    if not keys:
+        raise KeyColumnError("At least one key column is needed.", hint='such as ["id"].')
+    wrong = [key for key in keys if not isinstance(key, str) or not key]
+    if wrong:
+        raise KeyColumnError(f"Key columns must be names, not {wrong[0]!r}.")
+    repeated = sorted({key for key in keys if keys.count(key) > 1})
+    if repeated:
+        raise KeyColumnError(f"Key column {', '.join(map(repr, repeated))} is given more than once.")
+    return keys
+
+
+def validate_keys_and_schema(
+    source: pa.Table | pa.Schema,
+    target_schema: pa.Schema | None,
+    key_columns: str | Sequence[str],
+    *,
+    operation: str = "merge",
+    path: str = "",
+) -> pa.Schema:
+    """Check keys and schemas of a merge, and give the schema the target will have.
+
+    Raises:
+        KeyColumnError: a key column is missing from either side, nested, or NULL in the source.
+        SchemaMismatch: columns that cannot be brought together.
+    """
+    keys = normalize_keys(key_columns)
+    schema = source.schema if isinstance(source, pa.Table) else source
+    for side, names in (("source", schema.names), ("target", getattr(target_schema, "names", None))):
+        absent = [key for key in keys if names is not None and key not in names]
+        if absent:
+            raise KeyColumnError(
+                f"{operation}: key column {', '.join(map(repr, absent))} is missing from the {side}.",
+                path=path,
+            )
+    check_key_types(schema, keys, side="source", operation=operation, path=path)
+    if isinstance(source, pa.Table):
+        null_source_keys({key: source[key].null_count for key in keys}, operation=operation, path=path)
+    if target_schema is None:
+        return schema
+    return conform_schema(schema, target_schema, operation=operation, path=path)
+
+
+def compute_merge_stats(*, inserted: int, updated: int, deleted: int, previous_total: int) -> dict[str, int]:
+    """The canonical statistics; ``total`` is what a reader finds afterwards."""
+    counts: dict[str, Any] = {"inserted": inserted, "updated": updated, "deleted": deleted}
+    negative = [name for name, count in counts.items() if count < 0]
+    total = previous_total + inserted - deleted
+    if negative or total < 0:
+        raise InputError(f"Merge statistics must not be negative: {counts}, previous {previous_total}.")
+    return {**counts, "total": total}

@@ -1,0 +1,145 @@
+"""The plan: which files an operation reads, rewrites, removes or leaves, and why; a value, no effects."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import pyarrow as pa
+
+from intarsia.core import render
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.intent import Intent
+from intarsia.core.matches import Matches
+
+Action = Literal["keep", "scan", "rewrite", "remove", "regroup"]
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """What happens to one file, and the reason in a few words."""
+
+    file: DataFile
+    action: Action
+    reason: str
+    row_groups: tuple[int, ...] = ()
+    """The row groups that a scan has to look into."""
+    scan_bytes: int = 0
+    foreign: bool = False
+    """Scanned only because a key might sit in a partition it must not leave."""
+    scanned: bool = False
+    hits: int = 0
+    forced: str = ""
+    """Why the file is written anew even if no row of it is hit."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileGroup:
+    """Files of one partition that are written anew together."""
+
+    files: tuple[DataFile, ...]
+    partition: Mapping[str, object] = field(default_factory=dict)
+    outputs: int = 1
+
+    @property
+    def rows(self) -> int:
+        return sum(file.rows for file in self.files)
+
+    @property
+    def size(self) -> int:
+        return sum(file.size for file in self.files)
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What an operation will do. Making one changes nothing; two plans of one state are equal.
+
+    Before matching, ``scan`` marks the files whose key columns have to be read; after it, every file
+    is kept, rewritten, removed or regrouped, and the counts are exact.
+    """
+
+    intent: Intent = field(repr=False)
+    snapshot: Snapshot = field(repr=False)
+    files: tuple[FilePlan, ...]
+    schema: pa.Schema = field(repr=False)
+    """The dataset's schema after the operation."""
+    groups: tuple[FileGroup, ...] = ()
+    source_rows: int = 0
+    engine: str = "arrow"
+    engine_reason: str = ""
+    notes: tuple[str, ...] = ()
+    matched: bool = False
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    insert_bytes: int = 0
+
+    @property
+    def operation(self) -> str:
+        return self.intent.operation
+
+    def count(self, action: Action) -> int:
+        return sum(plan.action == action for plan in self.files)
+
+    def chosen(self, action: Action) -> tuple[FilePlan, ...]:
+        return tuple(plan for plan in self.files if plan.action == action)
+
+    @property
+    def bytes_to_scan(self) -> int:
+        """Key columns that had, or have, to be read to know which rows are hit."""
+        return sum(plan.scan_bytes for plan in self.files)
+
+    @property
+    def bytes_to_read(self) -> int:
+        whole = sum(p.file.size for p in self.files if p.action in ("rewrite", "regroup"))
+        return self.bytes_to_scan + whole
+
+    @property
+    def bytes_to_write(self) -> int:
+        """An estimate: files rewritten keep about their size."""
+        kept = sum(
+            p.file.size for p in self.files if p.action in ("rewrite", "regroup")
+        )
+        return kept + self.insert_bytes
+
+    def refined(self, matches: Matches, *, insert_bytes: int = 0) -> Plan:
+        """The plan after matching: scans are settled by what they found."""
+        files = tuple(_settled(plan, matches) for plan in self.files)
+        return replace(
+            self,
+            files=files,
+            matched=True,
+            inserted=matches.inserted,
+            updated=matches.updated,
+            deleted=matches.deleted,
+            insert_bytes=insert_bytes,
+        )
+
+    def __str__(self) -> str:
+        return render.text(self)
+
+    def _repr_html_(self) -> str:
+        return render.html(self)
+
+
+def _settled(plan: FilePlan, matches: Matches) -> FilePlan:
+    path = plan.file.path
+    scanned = plan.action == "scan"
+    if path in matches.dropped:
+        reason = plan.reason if plan.action == "remove" else "every row goes"
+        return replace(plan, action="remove", reason=reason, hits=plan.file.rows, scanned=scanned)
+    hits = matches.hits.get(path)
+    if hits is not None and len(hits):
+        what = "rows hit" if not scanned else "key scan: rows hit"
+        return replace(plan, action="rewrite", reason=what, hits=len(hits), scanned=scanned)
+    if plan.forced:
+        return replace(plan, action="rewrite", reason=plan.forced, scanned=scanned)
+    if scanned:
+        why = "key scan: key in no other partition" if plan.foreign else "key scan: no row hit"
+        return replace(plan, action="keep", reason=why, scanned=True)
+    return plan
+
+
+def keep_all(files: Sequence[DataFile], reason: str) -> tuple[FilePlan, ...]:
+    return tuple(FilePlan(file, "keep", reason) for file in files)

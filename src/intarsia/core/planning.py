@@ -1,0 +1,231 @@
+"""Making plans: pure functions from an intent, a snapshot and facts about the source to a Plan."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.common.partitions import parse_partition_filter, partition_matches
+from intarsia.core.expr import columns as columns_of
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
+from intarsia.core.pack import pack
+from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
+from intarsia.core.prune import KeyRange, PartitionSet, key_scan_bytes, row_groups_that_may_hold
+from intarsia.core.rule import Drop
+from intarsia.core.verdicts import verdicts
+from intarsia.errors import InputError, NothingMatched
+
+DEFAULT_TARGET_BYTES = 128 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class SourceFacts:
+    """What planning needs to know of a source: how many rows, which keys, which partitions."""
+
+    rows: int
+    ranges: Mapping[str, KeyRange] = field(default_factory=dict)
+    """By the target's name of each key column."""
+    partitions: PartitionSet = field(default_factory=lambda: PartitionSet(()))
+
+
+def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
+    """Candidates by partition first, then by the bounds of every key column."""
+    files = snapshot.files
+    homes = facts.partitions.rows_of(files)
+    covered = set(snapshot.partition_columns) <= set(intent.keys)
+    ranges = {name: values for name, values in facts.ranges.items()
+              if name not in snapshot.partition_columns}
+    null_match = intent.null_keys == "match"
+    groups = row_groups_that_may_hold(files, snapshot.schema, ranges, null_match=null_match)
+    plans = []
+    for file, home, may_hold in zip(files, homes, groups, strict=True):
+        plan = _merge_file(intent, file, home=home, may_hold=may_hold if facts.rows else (),
+                           covered=covered)
+        if plan.action == "scan":
+            columns = [n for n in intent.keys if n not in file.partition]
+            scan_bytes = key_scan_bytes(snapshot, file, columns, plan.row_groups)
+            plan = replace(plan, scan_bytes=scan_bytes)
+        plans.append(plan)
+    return Plan(
+        intent,
+        snapshot,
+        tuple(with_widening(plans, snapshot, schema)),
+        schema,
+        source_rows=facts.rows,
+        notes=snapshot.notes,
+    )
+
+
+def _merge_file(
+    intent: Merge, file: DataFile, *, home: int | None, may_hold: tuple[int, ...], covered: bool
+) -> FilePlan:
+    every = tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
+    if home is None and covered:
+        reason, may_hold = "partition: not in the source", ()
+    elif not may_hold:
+        reason = "partition: not in the source" if home is None else "bounds exclude every key"
+    else:
+        reason = "partition: key might sit here" if home is None else "bounds: key may be here"
+    alone = intent.rule.on("target_only")
+    if not alone:
+        if not may_hold or not (intent.rule.touches_matched or intent.rule.inserts):
+            return FilePlan(file, "keep", reason)
+        return FilePlan(file, "scan", reason, may_hold, foreign=home is None)
+    if not may_hold and isinstance(alone[0].action, Drop) and alone[0].condition is None:
+        return FilePlan(file, "remove", f"{reason}: every row goes")
+    return FilePlan(file, "scan", reason, every, foreign=home is None and bool(may_hold))
+
+
+def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Schema) -> list[FilePlan]:
+    """Mark the files that store a narrower type than the dataset is about to have."""
+    widened = [f.name for f in schema
+               if f.name in snapshot.schema.names and snapshot.schema.field(f.name).type != f.type]
+    if not widened:
+        return list(plans)
+    reason = f"column {', '.join(widened)} widened"
+    return [plan if plan.action == "remove" else replace(plan, forced=reason,
+            action="rewrite" if plan.action == "keep" else plan.action,
+            reason=reason if plan.action == "keep" else plan.reason) for plan in plans]
+
+
+def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
+    """Append leaves every file; overwrite removes all, or those of the partitions it writes."""
+    notes = list(snapshot.notes)
+    if intent.mode == "append":
+        plans = list(keep_all(snapshot.files, "append only adds"))
+    elif intent.mode == "overwrite":
+        plans = [FilePlan(file, "remove", "overwritten") for file in snapshot.files]
+    else:
+        homes = facts.partitions.rows_of(snapshot.files)
+        plans = [
+            FilePlan(file, "keep", "partition: not in the source") if home is None
+            else FilePlan(file, "remove", "partition overwritten")
+            for file, home in zip(snapshot.files, homes, strict=True)
+        ]
+    if any(plan.action == "remove" for plan in plans):
+        notes.append(DUPLICATES_FOR_A_MOMENT)
+    return Plan(intent, snapshot, tuple(with_widening(plans, snapshot, schema)), schema,
+                source_rows=facts.rows, notes=tuple(notes))
+
+
+DUPLICATES_FOR_A_MOMENT = (
+    "New files appear before the old ones go: a reader that only lists the directory may see rows"
+    " twice for a moment, never too few."
+)
+
+
+def selected_files(snapshot: Snapshot, partition_filter: object) -> tuple[DataFile, ...]:
+    """The files a maintenance operation may touch; raises NothingMatched when there are none."""
+    files = snapshot.files
+    wanted = "" if partition_filter is None else f" matching partition_filter {partition_filter!r}"
+    if partition_filter is not None:
+        parsed = parse_partition_filter(partition_filter)
+        files = tuple(file for file in files if partition_matches(file.path, parsed))
+    if not files:
+        raise NothingMatched(f"No matching Parquet files were found under {snapshot.root}{wanted}.",
+                             path=snapshot.root)
+    return files
+
+
+def check_thresholds(target_bytes: int | None, target_rows: int | None) -> None:
+    for name, value in (("target_mb_per_file", target_bytes), ("target_rows_per_file", target_rows)):
+        if value is not None and value <= 0:
+            raise InputError(f"{name} must be greater than zero.")
+
+
+def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
+    """Small files of one directory are packed together; files of about the target size stay."""
+    files = selected_files(snapshot, intent.partition_filter)
+    target_bytes = intent.target_bytes
+    if target_bytes is None and intent.target_rows is None:
+        target_bytes = DEFAULT_TARGET_BYTES
+    groups = []
+    for members in by_directory(files):
+        packed = pack([(file.size, file.rows) for file in members],
+                      target_bytes=target_bytes, target_rows=intent.target_rows)
+        groups += [FileGroup(tuple(members[i] for i in group), members[0].partition) for group in packed]
+    return _regroup(intent, snapshot, groups, kept="already of the target size, or alone")
+
+
+def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
+    """Every selected file of a directory is one group, written anew in the order of the curve."""
+    files = selected_files(snapshot, intent.partition_filter)
+    groups = []
+    for members in by_directory(files):
+        group = FileGroup(tuple(members), members[0].partition)
+        groups.append(replace(group, outputs=_outputs(group, intent)))
+    return _regroup(intent, snapshot, groups, kept="outside of the partition filter")
+
+
+def _outputs(group: FileGroup, intent: Optimize) -> int:
+    target_bytes = intent.target_bytes
+    if target_bytes is None and intent.target_rows is None:
+        target_bytes = DEFAULT_TARGET_BYTES
+    by_size = -(-group.size // target_bytes) if target_bytes else 1
+    by_rows = -(-group.rows // intent.target_rows) if intent.target_rows else 1
+    return max(1, by_size, by_rows)
+
+
+def by_directory(files: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Files by the directory they lie in, both in name order."""
+    groups: dict[str, list[DataFile]] = {}
+    for file in sorted(files, key=lambda f: f.path):
+        groups.setdefault(file.path.rpartition("/")[0], []).append(file)
+    return [groups[name] for name in sorted(groups)]
+
+
+def _regroup(intent: Compact | Optimize, snapshot: Snapshot, groups: Sequence[FileGroup], *,
+             kept: str) -> Plan:
+    moved = {file.path for group in groups for file in group.files}
+    plans = [
+        FilePlan(file, "regroup", "written anew together") if file.path in moved
+        else FilePlan(file, "keep", kept)
+        for file in snapshot.files
+    ]
+    notes = snapshot.notes + ((DUPLICATES_FOR_A_MOMENT,) if groups else ())
+    return Plan(intent, snapshot, tuple(plans), snapshot.schema, groups=tuple(groups), notes=notes)
+
+
+def plan_deduplicate(intent: Deduplicate, snapshot: Snapshot) -> Plan:
+    """Every selected file is scanned; which of them change is known after the key scan."""
+    chosen = {file.path for file in selected_files(snapshot, intent.partition_filter)}
+    columns = [*(intent.keys or snapshot.schema.names), *intent.order_by]
+    plans = []
+    for file in snapshot.files:
+        if file.path not in chosen:
+            plans.append(FilePlan(file, "keep", "outside of the partition filter"))
+            continue
+        every = tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
+        plans.append(FilePlan(file, "scan", "may hold a duplicate key", every,
+                              scan_bytes=key_scan_bytes(snapshot, file, columns, every)))
+    return Plan(intent, snapshot, tuple(plans), snapshot.schema, notes=snapshot.notes)
+
+
+def predicate_columns(where: Predicate, schema: pa.Schema) -> list[str]:
+    """The columns to read; all of them for a pyarrow expression, which does not tell."""
+    if isinstance(where, pc.Expression):
+        return list(schema.names)
+    used = {path[0] for _, path in columns_of(where)} if where is not None else set()
+    chosen = [name for name in schema.names if name in used]
+    return chosen or list(schema.names[:1])
+
+
+def plan_predicate(intent: Delete | Update, snapshot: Snapshot) -> Plan:
+    """Files whose partition and bounds prove the predicate false stay; proved true, they need no scan."""
+    plans = []
+    for file, verdict in zip(snapshot.files, verdicts(intent.where, snapshot), strict=True):
+        every = tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
+        if verdict.never:
+            plans.append(FilePlan(file, "keep", f"{verdict.by} exclude every row"))
+        elif verdict.always and isinstance(intent, Delete):
+            plans.append(FilePlan(file, "remove", f"{verdict.by} prove every row goes"))
+        else:
+            columns = predicate_columns(intent.where, snapshot.schema)
+            groups = every if isinstance(intent, Update) and intent.where is None else verdict.row_groups
+            scan_bytes = key_scan_bytes(snapshot, file, columns, groups) if intent.where is not None else 0
+            plans.append(FilePlan(file, "scan", "predicate may hold", groups, scan_bytes=scan_bytes))
+    return Plan(intent, snapshot, tuple(plans), snapshot.schema, notes=snapshot.notes)

@@ -1,0 +1,327 @@
+"""From what was asked to what can run: names and types settled, the source cast and checked."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.common.arrow import Source, conformed
+from intarsia.common.partitions import check_partition_columns
+from intarsia.common.schema import check_key_types, conform_schema, convert_large_types_to_normal
+from intarsia.core.expr import columns as columns_of
+from intarsia.core.expr import resolve
+from intarsia.core.files import Snapshot
+from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
+from intarsia.core.keys import KeyIndex, winners
+from intarsia.core.planning import SourceFacts
+from intarsia.core.problems import duplicate_source_keys, null_source_keys
+from intarsia.core.prune import KeyRange, PartitionSet
+from intarsia.core.rule import STRATEGIES, Assign, Clause, Insert, Rule
+from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, PartitionMoveError, SchemaMismatch
+
+_NOTHING = pa.table({})
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """An intent that can be planned against one snapshot."""
+
+    intent: Intent
+    schema: pa.Schema
+    """The dataset's schema after the operation."""
+    partition_columns: tuple[str, ...]
+    table: pa.Table = field(default_factory=lambda: _NOTHING, repr=False)
+    """The source in the dataset's types, one row per key where the intent asks for that."""
+    facts: SourceFacts = field(default_factory=lambda: SourceFacts(0))
+    source_rows: int = 0
+
+
+def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
+    """Settle every name and type; raises InputError and its kin before anything is read or written."""
+    match intent:
+        case Merge():
+            assert source is not None
+            return _prepare_merge(intent, snapshot, source)
+        case Write():
+            assert source is not None
+            return _prepare_write(intent, snapshot, source)
+        case Delete():
+            return _plain(replace(intent, where=_resolved_predicate(intent.where, snapshot)), snapshot)
+        case Update():
+            return _plain(_resolved_update(intent, snapshot), snapshot)
+        case Deduplicate():
+            _check_columns([*intent.keys, *intent.order_by], snapshot, "deduplicate")
+            check_key_types(snapshot.schema, intent.keys or snapshot.schema.names, side="target",
+                            operation="deduplicate", path=snapshot.root)
+            return _plain(intent, snapshot)
+        case Optimize():
+            _check_columns([*intent.by, *intent.deduplicate_keys, *intent.dedup_order_by], snapshot, "optimize")
+            return _plain(intent, snapshot)
+        case _:
+            return _plain(intent, snapshot)
+
+
+def _plain(intent: Intent, snapshot: Snapshot) -> Prepared:
+    return Prepared(intent, snapshot.schema, snapshot.partition_columns)
+
+
+def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepared:
+    operation, path = intent.rule.name, snapshot.root
+    partition_columns = settle_partition_columns(intent.partition_columns, snapshot, source.schema, operation)
+    _check_keys(intent, snapshot, source.schema)
+    schema = _merged_schema(intent, snapshot, source.schema, partition_columns)
+    wanted = schema if intent.rule.replaces_rows else _with_key_types(intent, source.schema, schema)
+    table = conformed(source, wanted, operation=operation, path=path).table
+    rule = resolve_rule(intent.rule, schema, table.schema, partition_columns, path)
+    residual = None
+    if intent.residual is not None:
+        residual = resolve(intent.residual, schema, source=table.schema, expect=pa.bool_())
+    intent = replace(intent, rule=rule, residual=residual)
+    table = _checked_rows(intent, table, path)
+    ranges = {
+        name: KeyRange.of(table[other]) for name, other in zip(intent.keys, intent.source_keys, strict=True)
+    }
+    apart = [name for name in partition_columns if name in table.column_names]
+    # A rule that takes no whole row may hit a key in any partition, unless the partition is in the key.
+    prunes = rule.replaces_rows or set(partition_columns) <= set(intent.keys)
+    facts = SourceFacts(table.num_rows, ranges, PartitionSet.of(table, apart if prunes else ()))
+    return Prepared(intent, schema, partition_columns, table, facts, source.rows)
+
+
+def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
+    operation, path = intent.rule.name, snapshot.root
+    absent = [name for name in intent.source_keys if name not in source.names]
+    if absent:
+        raise KeyColumnError(
+            f"{operation}: key column {_names(absent)} is missing from the source,"
+            f" which has {_names(source.names)}.", path=path,
+        )
+    check_key_types(source, intent.source_keys, side="source", operation=operation, path=path)
+    for name in intent.dedup_order_by:
+        if name not in source.names:
+            raise ColumnNotFound(f"{operation}: dedup_order_by column {name!r} is missing from the source.",
+                                 path=path)
+    if not snapshot.files:
+        return
+    absent = [name for name in intent.keys if name not in snapshot.schema.names]
+    if absent:
+        raise KeyColumnError(
+            f"{operation}: key column {_names(absent)} is missing from the target,"
+            f" which has {_names(snapshot.schema.names)}.", path=path,
+        )
+    check_key_types(snapshot.schema, intent.keys, side="target", operation=operation, path=path)
+
+
+def _merged_schema(
+    intent: Merge | Write, snapshot: Snapshot, source: pa.Schema, partition_columns: Sequence[str]
+) -> pa.Schema:
+    operation = intent.rule.name if isinstance(intent, Merge) else intent.mode
+    if not snapshot.files:
+        _check_new_names(source, operation, snapshot.root)
+        return _fresh(source, partition_columns)
+    if isinstance(intent, Merge) and not intent.rule.replaces_rows:
+        return snapshot.schema
+    return conform_schema(
+        source,
+        snapshot.schema,
+        operation=operation,
+        path=snapshot.root,
+        missing=intent.missing,
+        schema_evolution=intent.schema_evolution,
+        partition_columns=snapshot.partition_columns,
+    )
+
+
+def _fresh(source: pa.Schema, partition_columns: Sequence[str]) -> pa.Schema:
+    """The schema of a dataset that is made from this source: partition columns come last."""
+    normal = convert_large_types_to_normal(source)
+    stored = [f for f in normal if f.name not in partition_columns]
+    apart = [normal.field(name) for name in partition_columns]
+    apart = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in apart]
+    return pa.schema([*stored, *apart], normal.metadata)
+
+
+def _check_new_names(schema: pa.Schema, operation: str, path: str) -> None:
+    seen: dict[str, str] = {}
+    for name in schema.names:
+        other = seen.setdefault(name.lower(), name)
+        if other != name:
+            raise SchemaMismatch(
+                f"{operation}: columns {other!r} and {name!r} differ only by case;"
+                " several engines cannot tell them apart.", path=path, hint="rename one of them.",
+            )
+
+
+def _with_key_types(intent: Merge, source: pa.Schema, target: pa.Schema) -> pa.Schema:
+    """The source's own columns, its keys in the target's types."""
+    kinds = dict(zip(intent.source_keys, (target.field(name).type for name in intent.keys), strict=True))
+    return pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in source])
+
+
+def _checked_rows(intent: Merge, table: pa.Table, path: str) -> pa.Table:
+    """One source row per key, none of them NULL, or an error that says which."""
+    operation, keys = intent.rule.name, intent.source_keys
+    null_match = intent.null_keys == "match"
+    if not null_match:
+        null_source_keys({name: table[name].null_count for name in keys}, operation=operation, path=path)
+    if operation == "deduplicate":
+        kept = winners([table[n] for n in keys], [table[n] for n in intent.dedup_order_by],
+                       null_match=null_match)
+        return table if len(kept) == table.num_rows else table.take(kept)
+    if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error
+        index = KeyIndex([table[name] for name in keys], null_match=null_match)
+        duplicate_source_keys(table, index, keys, operation=operation, path=path)
+    return table
+
+
+def _prepare_write(intent: Write, snapshot: Snapshot, source: Source) -> Prepared:
+    operation = intent.mode
+    replaces_all = operation == "overwrite"
+    base = replace(snapshot, files=()) if replaces_all else snapshot
+    wanted = intent.partition_columns
+    if replaces_all and wanted is None and set(snapshot.partition_columns) <= set(source.schema.names):
+        wanted = snapshot.partition_columns
+    partition_columns = settle_partition_columns(wanted, base, source.schema, operation)
+    if operation == "overwrite_partitions" and not partition_columns:
+        raise InputError(
+            "overwrite_partitions needs a partitioned dataset.", path=snapshot.root,
+            hint='name partition_by=, or use mode="overwrite".',
+        )
+    schema = _merged_schema(intent, base, source.schema, partition_columns)
+    table = conformed(source, schema, operation=operation, path=snapshot.root).table
+    apart = PartitionSet.of(table, partition_columns if operation == "overwrite_partitions" else ())
+    facts = SourceFacts(table.num_rows, {}, apart)
+    return Prepared(intent, schema, partition_columns, table, facts, source.rows)
+
+
+def settle_partition_columns(
+    asked: Sequence[str] | None, snapshot: Snapshot, source: pa.Schema, operation: str
+) -> tuple[str, ...]:
+    """The columns the dataset is partitioned by: its layout decides, a new one follows the caller."""
+    found = snapshot.partition_columns
+    if snapshot.files:
+        if asked is not None and set(asked) != set(found):
+            raise InputError(
+                f"{operation}: partition columns {_names(asked) or 'none'} were asked for, but the dataset"
+                f" is partitioned by {_names(found) or 'nothing'}.",
+                path=snapshot.root,
+                hint="leave partition_columns out, or write a new dataset.",
+            )
+        return found
+    columns = tuple(asked or ())
+    check_partition_columns(source, columns, path=snapshot.root)
+    return columns
+
+
+def resolve_rule(
+    rule: Rule, target: pa.Schema, source: pa.Schema, partition_columns: Sequence[str], path: str
+) -> Rule:
+    """The rule with every name and type in its clauses settled."""
+    clauses = [_resolved_clause(clause, target, source, partition_columns, path) for clause in rule.clauses]
+    return replace(rule, clauses=tuple(clauses))
+
+
+def _resolved_clause(
+    clause: Clause, target: pa.Schema, source: pa.Schema, partition_columns: Sequence[str], path: str
+) -> Clause:
+    left, right = (source, source) if clause.side == "source_only" else (target, source)
+    other = None if clause.side == "target_only" else right
+    condition = clause.condition
+    if condition is not None:
+        condition = resolve(condition, left, source=other, expect=pa.bool_())
+        if clause.side == "source_only":
+            _only_source_columns(condition, "condition", path)
+    action: Any = clause.action
+    if isinstance(action, (Assign, Insert)) and action.values is not None:
+        apart = partition_columns if isinstance(action, Assign) else ()
+        values = _resolved_values(action.values, target, left=left, other=other, apart=apart, path=path)
+        action = replace(action, values=values)
+    return replace(clause, condition=condition, action=action)
+
+
+def _only_source_columns(expression: Any, what: str, path: str) -> None:
+    if any(side == "target" for side, _ in columns_of(expression)):
+        raise InputError(f"The {what} of when_not_matched() cannot see the target: there is no such row.",
+                         path=path)
+
+
+def _resolved_values(
+    values: Sequence[tuple[Any, Any]],
+    target: pa.Schema,
+    *,
+    left: pa.Schema,
+    other: pa.Schema | None,
+    apart: Sequence[str],
+    path: str,
+) -> tuple[tuple[tuple[str, ...], Any], ...]:
+    resolved = []
+    seen: set[tuple[str, ...]] = set()
+    for name, expression in values:
+        column = _assigned_path(name, target, path)
+        if column[0] in apart:
+            raise PartitionMoveError(
+                f"update: partition columns cannot change for existing rows, but {column[0]!r} is assigned.",
+                path=path, hint="delete the rows and insert them anew.",
+            )
+        if any(column[: len(s)] == s or s[: len(column)] == column for s in seen):
+            raise InputError(f"update: column {'.'.join(column)!r} is assigned twice.", path=path)
+        seen.add(column)
+        kind = _field_type(target, column)
+        resolved.append((column, resolve(expression, left, source=other, expect=kind)))
+    return tuple(resolved)
+
+
+def _assigned_path(name: Any, target: pa.Schema, path: str) -> tuple[str, ...]:
+    parts = (name,) if isinstance(name, str) else tuple(name)
+    try:
+        _field_type(target, parts)
+    except KeyError:
+        folded = [n for n in target.names if n.lower() == parts[0].lower()]
+        if len(parts) == 1 and len(folded) == 1:
+            return (folded[0],)
+        raise ColumnNotFound(
+            f"update: column {'.'.join(parts)!r} does not exist; there is {_names(target.names)}.", path=path,
+        ) from None
+    return parts
+
+
+def _field_type(schema: pa.Schema, parts: Sequence[str]) -> pa.DataType:
+    kind = schema.field(parts[0]).type
+    for part in parts[1:]:
+        if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
+            raise KeyError(part)
+        kind = kind.field(part).type
+    return kind
+
+
+def _resolved_predicate(where: Any, snapshot: Snapshot) -> Any:
+    if where is None or isinstance(where, pc.Expression) or not snapshot.files:
+        return where
+    return resolve(where, snapshot.schema, expect=pa.bool_())
+
+
+def _resolved_update(intent: Update, snapshot: Snapshot) -> Update:
+    if not snapshot.files:
+        return intent
+    values = _resolved_values(intent.assignments, snapshot.schema, left=snapshot.schema, other=None,
+                              apart=snapshot.partition_columns, path=snapshot.root)
+    return replace(intent, assignments=values, where=_resolved_predicate(intent.where, snapshot))
+
+
+def _check_columns(names: Sequence[str], snapshot: Snapshot, operation: str) -> None:
+    if not snapshot.files:
+        return
+    absent = [name for name in names if name not in snapshot.schema.names]
+    if absent:
+        raise ColumnNotFound(
+            f"{operation}: column {_names(absent)} does not exist; there is {_names(snapshot.schema.names)}.",
+            path=snapshot.root,
+        )
+
+
+def _names(names: Sequence[str]) -> str:
+    return ", ".join(repr(name) for name in names)

@@ -1,0 +1,116 @@
+"""What is wrong with rows, told the same way by every engine: counts and samples in, typed errors out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.intent import Merge
+from intarsia.core.keys import KeyIndex
+from intarsia.errors import KeyColumnError, PartitionMoveError
+
+SAMPLES = 3
+
+
+def null_source_keys(nulls: Mapping[str, int], *, operation: str, path: str) -> None:
+    """Refuse NULL in key columns of the source."""
+    bad = {name: count for name, count in nulls.items() if count}
+    if not bad:
+        return
+    told = " and ".join(f"Key column {name!r} has {count:,} NULL value{_s(count)}"
+                        for name, count in bad.items())
+    raise KeyColumnError(
+        f"{operation}: {told} in the source.",
+        path=path,
+        hint='remove or fill those rows, or pass null_keys="match" to let NULL equal NULL.',
+    )
+
+
+def null_target_keys(
+    files: Sequence[tuple[str, Mapping[str, int]]], *, operation: str, path: str
+) -> None:
+    """Refuse NULL in key columns of the files that the merge has to read."""
+    if not files:
+        return
+    shown, nulls = files[0]
+    told = " and ".join(f"Key column {name!r} has {count:,} NULL value{_s(count)}"
+                        for name, count in nulls.items())
+    more = f" (and {len(files) - 1:,} more file{_s(len(files) - 1)})" if len(files) > 1 else ""
+    raise KeyColumnError(
+        f"{operation}: {told} in the target file {shown}{more}.",
+        path=path,
+        hint='delete those rows first, or pass null_keys="match" to let NULL equal NULL.',
+    )
+
+
+def duplicate_source_keys(
+    source: pa.Table, index: KeyIndex, keys: Sequence[str], *, operation: str, path: str
+) -> None:
+    """Refuse a source in which a key stands more than once."""
+    if index.unique():
+        return
+    codes = index.duplicated()
+    rows = index.rows_with(codes)
+    samples = source.select(list(keys)).take(rows.slice(0, 64)).to_pylist()
+    shown = _distinct_samples(samples)
+    raise KeyColumnError(
+        f"{operation}: the source has {len(codes):,} duplicate key{_s(len(codes))} in"
+        f" {', '.join(keys)} ({len(rows):,} rows), such as {shown}.",
+        path=path,
+        hint='pass strategy="deduplicate" (with dedup_order_by) to keep one row per key.',
+    )
+
+
+def several_matches(count: int, keys: Sequence[str], *, operation: str, path: str) -> None:
+    """Refuse a merge in which a target row is matched by more than one source row."""
+    raise KeyColumnError(
+        f"{operation}: {count:,} target row{_s(count)} would be changed by more than one source row"
+        f" (key {', '.join(keys)}).",
+        path=path,
+        hint="make the source's keys unique, or sharpen the ON condition.",
+    )
+
+
+def partition_moves(
+    moved: Sequence[tuple[DataFile, pa.Array]], source: pa.Table, intent: Merge, snapshot: Snapshot
+) -> None:
+    """Refuse rows that would take an existing key to another partition."""
+    total = sum(len(rows) for _, rows in moved)
+    file, rows = moved[0]
+    columns = list(snapshot.partition_columns)
+    samples = source.select([*intent.source_keys, *(c for c in columns if c not in intent.source_keys)])
+    shown = "; ".join(
+        f"{_key(row, intent.source_keys)} is in {_place(file.partition, columns)},"
+        f" the source says {_place(row, columns)}"
+        for row in samples.take(rows.slice(0, SAMPLES)).to_pylist()
+    )
+    raise PartitionMoveError(
+        f"{intent.rule.name}: partition columns cannot change for existing keys:"
+        f" {total:,} row{_s(total)} would move to another partition ({shown}).",
+        path=snapshot.root,
+        hint="delete those keys first and insert them anew, or leave them out of the source.",
+    )
+
+
+def _key(row: Mapping[str, Any], keys: Sequence[str]) -> str:
+    return ", ".join(f"{name}={row[name]!r}" for name in keys)
+
+
+def _place(values: Mapping[str, Any], columns: Sequence[str]) -> str:
+    return "/".join(f"{name}={values[name]}" for name in columns if name in values)
+
+
+def _distinct_samples(rows: Sequence[Mapping[str, Any]]) -> str:
+    seen: list[str] = []
+    for row in rows:
+        text = "(" + _key(row, tuple(row)) + ")"
+        if text not in seen:
+            seen.append(text)
+    return ", ".join(seen[:SAMPLES])
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"

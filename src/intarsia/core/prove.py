@@ -1,0 +1,286 @@
+"""What a predicate can be on rows of which only bounds are known; reads no data and never guesses."""
+
+from __future__ import annotations
+
+import datetime
+import math
+import operator
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.types as pt
+
+from intarsia.core.expr.kernels import ANY, like_parts, mirrored
+from intarsia.core.expr.nodes import (
+    And,
+    Cast,
+    Column,
+    Compare,
+    CompareOp,
+    Expr,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Not,
+    Or,
+)
+from intarsia.core.expr.types import DAY_NANOS, NANOS, is_widening
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """What is known of one column in some rows.
+
+    ``lower`` and ``upper`` include every value that is neither NULL nor NaN; they may be wider than
+    the values, and None is unknown. They are Python values or pyarrow scalars. ``type`` is the
+    column's, where it is known. ``maybe_nan`` only matters for floats.
+    """
+
+    lower: Any = None
+    upper: Any = None
+    null_count: int | None = None
+    rows: int | None = None
+    maybe_nan: bool = True
+    type: pa.DataType | None = None
+
+    @classmethod
+    def constant(cls, value: Any, rows: int | None = None, type: pa.DataType | None = None) -> Facts:
+        """The facts of a column with one value in every row, as a partition column has."""
+        if value is None or (isinstance(value, pa.Scalar) and not value.is_valid):
+            return cls(null_count=rows or 1, rows=rows or 1, maybe_nan=False, type=type)
+        return cls(value, value, 0, rows or 1, _is_nan(value), type)
+
+
+Bounds = Mapping[tuple[str, ...], Facts]
+"""Facts by the column's path; a column that is not there is unknown."""
+
+
+def never_true(expr: Expr, bounds: Bounds) -> bool:
+    """True only where it is proven that the predicate is TRUE in none of the rows.
+
+    The predicate must be resolved. Source columns of a merge are unknown.
+    """
+    return not _outcome(expr, bounds).true
+
+
+def always_true(expr: Expr, bounds: Bounds) -> bool:
+    """True only where it is proven that the predicate is TRUE in each of the rows."""
+    outcome = _outcome(expr, bounds)
+    return not outcome.false and not outcome.null
+
+
+@dataclass(frozen=True, slots=True)
+class _Outcome:
+    """Which of SQL's three truth values may occur."""
+
+    true: bool = True
+    false: bool = True
+    null: bool = True
+
+
+_UNKNOWN = _Outcome()
+
+
+def _outcome(expr: Expr, bounds: Bounds) -> _Outcome:
+    match expr:
+        case Literal(value) if value is None or isinstance(value, bool):
+            return _Outcome(value is True, value is False, value is None)
+        case Not(operand):
+            return _opposite(_outcome(operand, bounds))
+        case And(left, right):
+            return _both(_outcome(left, bounds), _outcome(right, bounds))
+        case Or(left, right):
+            return _either(_outcome(left, bounds), _outcome(right, bounds))
+        case IsNull(operand):
+            facts = _facts(operand, bounds)
+            return _UNKNOWN if facts is None else _Outcome(_may_be_null(facts), _may_have_value(facts), False)
+        case Compare(op, left, right):
+            return _compared(op, _facts(left, bounds), _facts(right, bounds))
+        case In(operand, items, negated):
+            member = _member(_facts(operand, bounds), [_facts(item, bounds) for item in items])
+            return _opposite(member) if negated else member
+        case Like(operand, Literal(str() as pattern), False, escape):
+            return _prefixed(_facts(operand, bounds), pattern, escape)
+        case Column():
+            return _compared("=", _facts(expr, bounds), Facts.constant(True))
+    return _UNKNOWN
+
+
+def _both(left: _Outcome, right: _Outcome) -> _Outcome:
+    return _Outcome(
+        left.true and right.true,
+        left.false or right.false,
+        (left.null and (right.null or right.true)) or (right.null and (left.null or left.true)),
+    )
+
+
+def _opposite(outcome: _Outcome) -> _Outcome:
+    return _Outcome(outcome.false, outcome.true, outcome.null)
+
+
+def _either(left: _Outcome, right: _Outcome) -> _Outcome:
+    return _opposite(_both(_opposite(left), _opposite(right)))
+
+
+def _facts(expr: Expr, bounds: Bounds) -> Facts | None:
+    """The facts of a column or a constant, with bounds that Python can compare."""
+    match expr:
+        case Literal(value, type):
+            return _comparable(replace(Facts.constant(value), type=type))
+        case Column(path, side) if side != "source" and path in bounds:
+            return _comparable(bounds[path])
+        case Cast(Column() as column, type):
+            facts = _facts(column, bounds)
+            if facts is not None and facts.type is not None and is_widening(facts.type, type):
+                return facts
+    return None
+
+
+def _comparable(facts: Facts) -> Facts:
+    lower, upper = _key(facts.lower, facts.type), _key(facts.upper, facts.type)
+    if _is_nan(lower) or _is_nan(upper):  # some writers let a NaN into the bounds, which then say nothing
+        return replace(facts, lower=None, upper=None, maybe_nan=True)
+    return replace(facts, lower=lower, upper=upper, maybe_nan=facts.maybe_nan and _may_be_float(facts))
+
+
+def _may_be_float(facts: Facts) -> bool:
+    if facts.type is not None:
+        return pt.is_floating(facts.type)
+    known = [bound for bound in (facts.lower, facts.upper) if bound is not None]
+    return not known or any(isinstance(bound, float | pa.FloatScalar | pa.DoubleScalar) for bound in known)
+
+
+def _key(value: Any, type: pa.DataType | None) -> Any:
+    """A value that orders as the column does; moments and spans of time become nanoseconds."""
+    if isinstance(value, pa.Scalar):
+        if not value.is_valid:
+            return None
+        if pt.is_temporal(value.type) and not pt.is_interval(value.type):
+            return _nanos(value.value, value.type)
+        return _key(value.as_py(), None)
+    if isinstance(value, datetime.datetime):
+        zone = value.tzinfo or datetime.UTC
+        since = value.replace(tzinfo=zone) - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
+        return _span(since)
+    if isinstance(value, datetime.date):
+        return (value - datetime.date(1970, 1, 1)).days * DAY_NANOS
+    if isinstance(value, datetime.timedelta):
+        return _span(value)
+    if isinstance(value, datetime.time):
+        return _span(datetime.datetime.combine(datetime.date.min, value) - datetime.datetime.min)
+    plain_int = isinstance(value, int) and not isinstance(value, bool)
+    if plain_int and type is not None and pt.is_temporal(type) and not pt.is_interval(type):
+        return _nanos(value, type)
+    return value
+
+
+def _nanos(ticks: int, type: pa.DataType) -> int:
+    if pt.is_date32(type):
+        return ticks * DAY_NANOS
+    return ticks * NANOS["ms" if pt.is_date64(type) else type.unit]
+
+
+def _span(delta: datetime.timedelta) -> int:
+    return (delta.days * 86_400 + delta.seconds) * 10**9 + delta.microseconds * 1000
+
+
+def _is_nan(value: Any) -> bool:
+    value = value.as_py() if isinstance(value, pa.FloatScalar | pa.DoubleScalar) else value
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _may_be_null(facts: Facts) -> bool:
+    return facts.null_count != 0
+
+
+def _may_have_value(facts: Facts) -> bool:
+    return facts.null_count is None or facts.rows is None or facts.null_count < facts.rows
+
+
+def _compared(op: CompareOp, left: Facts | None, right: Facts | None) -> _Outcome:
+    if left is None or right is None:
+        return _UNKNOWN
+    null = _may_be_null(left) or _may_be_null(right)
+    if not (_may_have_value(left) and _may_have_value(right)):
+        return _Outcome(False, False, null)
+    try:
+        return _Outcome(_possible(op, left, right), _possible(_OPPOSITE[op], left, right), null)
+    except TypeError:  # bounds of another kind than the constant prove nothing
+        return _UNKNOWN
+
+
+_OPPOSITE: dict[CompareOp, CompareOp] = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
+
+
+def _possible(op: CompareOp, left: Facts, right: Facts) -> bool:
+    """Whether some value within the bounds of each makes the comparison hold."""
+    if op in (">", ">="):
+        return _possible(mirrored(op), right, left)
+    if op == "=":
+        overlap = _reach(operator.le, left, right) and _reach(operator.le, right, left)
+        return overlap or (left.maybe_nan and right.maybe_nan)
+    if op == "<>":
+        return not (_single(left) and _single(right) and _same_kind(left.lower, right.lower) == right.lower)
+    # NaN is greater than every number, so on the right it makes anything smaller.
+    return right.maybe_nan or _reach(operator.lt if op == "<" else operator.le, left, right)
+
+
+def _reach(test: Callable[[Any, Any], bool], left: Facts, right: Facts) -> bool:
+    """Whether the test may hold of a value on the left and one on the right."""
+    if left.lower is None or right.upper is None:
+        return True
+    return test(_same_kind(left.lower, right.upper), right.upper)
+
+
+def _single(facts: Facts) -> bool:
+    return facts.lower is not None and not facts.maybe_nan and bool(facts.lower == facts.upper)
+
+
+def _same_kind(value: Any, other: Any) -> Any:
+    """The value, if it can be compared with the other; Python would also compare 1 with True."""
+    numbers = (int, float, Decimal)
+    booleans = isinstance(value, bool), isinstance(other, bool)
+    if booleans[0] != booleans[1]:
+        raise TypeError("a boolean is not a number")
+    if type(value) is not type(other) and not (isinstance(value, numbers) and isinstance(other, numbers)):
+        raise TypeError("values of different kinds")
+    return value
+
+
+def _member(operand: Facts | None, items: list[Facts | None]) -> _Outcome:
+    """x IN (a, b) is x = a OR x = b."""
+    if operand is None:
+        return _UNKNOWN
+    outcome = _Outcome(False, _may_have_value(operand), _may_be_null(operand))
+    for item in items:
+        outcome = _either(outcome, _compared("=", operand, item))
+    return outcome
+
+
+def _prefixed(facts: Facts | None, pattern: str, escape: str | None) -> _Outcome:
+    parts = like_parts(pattern, escape)
+    if facts is None or not parts or parts[0] is ANY or not isinstance(facts.lower, str | None):
+        return _UNKNOWN
+    if not isinstance(facts.upper, str | None):
+        return _UNKNOWN
+    prefix = parts[0]
+    if len(parts) == 1:
+        return _compared("=", facts, Facts.constant(prefix))
+    null = _may_be_null(facts)
+    if not _may_have_value(facts):
+        return _Outcome(False, False, null)
+    possible = _may_begin(facts, prefix)
+    whole = len(parts) == 2 and parts[1] is ANY
+    inside = all(isinstance(bound, str) and bound.startswith(prefix) for bound in (facts.lower, facts.upper))
+    return _Outcome(possible, not (whole and inside), null)
+
+
+def _may_begin(facts: Facts, prefix: str) -> bool:
+    """Whether some text between the bounds begins with the prefix."""
+    too_high = facts.lower is not None and facts.lower > prefix and not facts.lower.startswith(prefix)
+    too_low = facts.upper is not None and facts.upper < prefix
+    return not (too_high or too_low)

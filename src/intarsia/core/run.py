@@ -1,0 +1,189 @@
+"""The way of every operation: snapshot, prepare, plan, match, stage, commit, report."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+
+from intarsia.common.arrow import Source
+from intarsia.common.log import logger
+from intarsia.core.change import Change, Committed
+from intarsia.core.files import Snapshot
+from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
+from intarsia.core.matches import Matches
+from intarsia.core.plan import Plan
+from intarsia.core.planning import (
+    plan_compact,
+    plan_deduplicate,
+    plan_merge,
+    plan_optimize,
+    plan_predicate,
+    plan_write,
+)
+from intarsia.core.ports import Engine, Progress, Table
+from intarsia.core.prepare import Prepared, prepare
+from intarsia.core.report import MergeFileMetadata, MergeResult
+from intarsia.errors import CommitConflict
+
+log = logger(__name__)
+
+ATTEMPTS = 4
+
+
+def silent(_step: str, _done: int, _total: int) -> None:
+    """Progress that nobody watches."""
+
+
+def make_plan(prepared: Prepared, snapshot: Snapshot) -> Plan:
+    """What the operation will look at; pure."""
+    match prepared.intent:
+        case Merge() as intent:
+            return plan_merge(intent, snapshot, prepared.facts, schema=prepared.schema)
+        case Write() as intent:
+            return plan_write(intent, snapshot, prepared.facts, schema=prepared.schema)
+        case Delete() | Update() as intent:
+            return plan_predicate(intent, snapshot)
+        case Compact() as intent:
+            return plan_compact(intent, snapshot)
+        case Optimize() as intent:
+            return plan_optimize(intent, snapshot)
+        case Deduplicate() as intent:
+            return plan_deduplicate(intent, snapshot)
+
+
+def explain(
+    intent: Intent, table: Table, engine: Engine, source: Source | None = None, *, progress: Progress = silent
+) -> Plan:
+    """The settled plan of an operation: exact counts, nothing written, no lock taken."""
+    snapshot = table.snapshot()
+    prepared = prepare(intent, snapshot, source)
+    plan, _ = _matched(prepared, snapshot, engine, progress)
+    return plan
+
+
+def run(
+    intent: Intent,
+    table: Table,
+    engine: Engine,
+    source: Source | None = None,
+    *,
+    dry_run: bool = False,
+    attempts: int = ATTEMPTS,
+    progress: Progress = silent,
+) -> MergeResult:
+    """Carry out an operation, planning again (a few times) when another writer came in between.
+
+    All or nothing: an error leaves the table as it was, and says so in ``.changed``.
+    """
+    begun = time.perf_counter()
+    if dry_run:
+        plan = explain(intent, table, engine, source, progress=progress)
+        return _report(plan, engine, begun, source=source, dry_run=True)
+    for attempt in range(1, attempts + 1):
+        try:
+            with table.transaction(intent.operation) as tx:
+                prepared = prepare(intent, tx.snapshot, source)
+                plan, matches = _matched(prepared, tx.snapshot, engine, progress)
+                change = engine.stage(plan, matches, prepared, tx, progress)
+                committed = tx.commit(change)
+        except CommitConflict as conflict:
+            if attempt == attempts:
+                raise
+            log.info("%s %s: planning again after a conflict: %s", intent.operation, conflict.path, conflict)
+            continue
+        result = _report(plan, engine, begun, source=source, change=change, committed=committed)
+        log.info("%s %s: %s", intent.operation, result.path, dict(result))
+        return replace(result, attempts=attempt)
+    raise AssertionError("unreachable")
+
+
+def _matched(prepared: Prepared, snapshot: Snapshot, engine: Engine, progress: Progress) -> tuple[Plan, Matches]:
+    plan = replace(make_plan(prepared, snapshot), engine=engine.name)
+    matches = engine.match(plan, prepared, progress)
+    settled = plan.refined(matches, insert_bytes=_insert_bytes(prepared, matches, snapshot))
+    return settled, matches
+
+
+def _insert_bytes(prepared: Prepared, matches: Matches, snapshot: Snapshot) -> int:
+    """How large the new rows will be: as the table's rows are, else about half of their size in memory."""
+    if not matches.inserted:
+        return 0
+    if snapshot.rows:
+        return matches.inserted * snapshot.size // snapshot.rows
+    rows = max(prepared.table.num_rows, 1)
+    return int(matches.inserted * prepared.table.nbytes / rows / 2)
+
+
+def _report(
+    plan: Plan,
+    engine: Engine,
+    begun: float,
+    *,
+    source: Source | None,
+    change: Change | None = None,
+    committed: Committed | None = None,
+    dry_run: bool = False,
+) -> MergeResult:
+    snapshot = plan.snapshot
+    files = _file_entries(plan, change)
+    paths: Mapping[str, list[str]] = {
+        kind: [entry.path for entry in files if entry.operation == kind]
+        for kind in ("rewritten", "inserted", "preserved", "removed")
+    }
+    before = snapshot.rows
+    inserted, updated, deleted = plan.inserted, plan.updated, plan.deleted
+    after = before + inserted - deleted
+    if change is not None and isinstance(plan.intent, (Compact, Optimize)):
+        after = before - sum(f.rows for f in change.removed) + sum(f.rows for f in change.added)
+        deleted = before - after
+    intent = plan.intent
+    strategy = intent.rule.name if isinstance(intent, Merge) else intent.operation
+    written = 0
+    if change is not None:
+        written = sum(r.new.size for r in change.replaced) + sum(f.size for f in change.added)
+    return MergeResult(
+        strategy=strategy,
+        source_count=source.rows if source is not None else 0,
+        target_count_before=before,
+        target_count_after=after,
+        inserted=inserted,
+        updated=updated,
+        deleted=deleted,
+        files=files,
+        rewritten_files=paths["rewritten"],
+        inserted_files=paths["inserted"],
+        preserved_files=paths["preserved"],
+        removed_files=paths["removed"],
+        operation=intent.operation,
+        path=snapshot.root,
+        engine=engine.name,
+        dry_run=dry_run,
+        bytes_read=plan.bytes_to_read,
+        bytes_written=plan.bytes_to_write if dry_run else written,
+        seconds=time.perf_counter() - begun,
+        version=committed.version if committed is not None else None,
+        txid=committed.txid if committed is not None and change is not None and not change.empty else None,
+        notes=plan.notes,
+        plan=plan,
+    )
+
+
+def _file_entries(plan: Plan, change: Change | None) -> list[MergeFileMetadata]:
+    shown = plan.snapshot.shown
+    staged = {r.new.path: r.new for r in change.replaced} if change is not None else {}
+    entries = []
+    for item in plan.files:
+        file = item.file
+        new = staged.get(file.path)
+        match item.action:
+            case "rewrite":
+                rows, size = (new.rows, new.size) if new is not None else (file.rows, file.size)
+                entries.append(MergeFileMetadata(shown(file), rows, "rewritten", size))
+            case "remove" | "regroup":
+                entries.append(MergeFileMetadata(shown(file), file.rows, "removed", file.size))
+            case _:
+                entries.append(MergeFileMetadata(shown(file), file.rows, "preserved", file.size))
+    if change is not None:
+        entries += [MergeFileMetadata(shown(f.path), f.rows, "inserted", f.size) for f in change.added]
+    return entries

@@ -1,0 +1,191 @@
+"""The in-process engine: every operation with PyArrow, files in parallel threads."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import TypeVar
+
+
+from intarsia.core.change import Change, Replacement, StagedFile
+from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.ports import Progress, Transaction
+from intarsia.core.prepare import Prepared
+from intarsia.core.rule import Assign, Drop
+from intarsia.engines.arrow.compact import stage_compact
+from intarsia.engines.arrow.duplicates import match_duplicates
+from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
+from intarsia.engines.arrow.optimize import stage_optimize
+from intarsia.engines.arrow.placing import Placing, all_rows, stamp
+from intarsia.engines.arrow.predicates import predicate_hits
+from intarsia.engines.arrow.rewrite import Rewrite, rewrite
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+MEMORY_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowEngine:
+    """Moves rows with PyArrow in this process.
+
+    Memory: the source (memory-mapped when it was spooled), its keys, and a row group per thread;
+    sorts and deduplications spill beyond ``memory_bytes``.
+    """
+
+    threads: int = 0
+    memory_bytes: int = MEMORY_BYTES
+    name: str = "arrow"
+
+    @property
+    def _threads(self) -> int:
+        return self.threads or os.cpu_count() or 1
+
+    def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
+        """Which rows change; reads key columns (or a predicate's), writes nothing."""
+        match plan.intent:
+            case Merge() as intent:
+                return self._match_merge(plan, intent, prepared, progress)
+            case Delete() | Update() as intent:
+                return self._match_predicate(plan, intent, progress)
+            case Deduplicate() as intent:
+                return match_duplicates(
+                    plan,
+                    keys=intent.keys,
+                    order_by=intent.order_by,
+                    threads=self._threads,
+                    memory_bytes=self.memory_bytes,
+                    progress=progress,
+                )
+            case Write():
+                inserts = tuple(all_rows(prepared.table))
+                removed = plan.chosen("remove")
+                return Matches(
+                    inserts=inserts,
+                    inserted=prepared.table.num_rows,
+                    deleted=sum(p.file.rows for p in removed),
+                    dropped=frozenset(p.file.path for p in removed),
+                )
+            case Compact() | Optimize():
+                return Matches()
+
+    def stage(self, plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction,
+              progress: Progress) -> Change:
+        """Write the new files to staging and say what takes whose place."""
+        match plan.intent:
+            case Compact():
+                return stage_compact(plan, tx, threads=self._threads, progress=progress)
+            case Optimize():
+                return stage_optimize(plan, tx, threads=self._threads, memory_bytes=self.memory_bytes,
+                                      progress=progress)
+            case _:
+                return self._stage_rows(plan, matches, prepared, tx, progress)
+
+    def _match_merge(self, plan: Plan, intent: Merge, prepared: Prepared, progress: Progress) -> Matches:
+        source = SourceIndex.of(prepared.table, intent, plan.snapshot.partition_columns)
+        matcher = MergeMatcher(plan, intent, source)
+        batches = list(matcher.batches(plan.chosen("scan")))
+        found = self._each(matcher.scan, batches, progress, "scan keys")
+        return matcher.settle([match for batch in found for match in batch])
+
+    def _match_predicate(self, plan: Plan, intent: Delete | Update, progress: Progress) -> Matches:
+        scans = plan.chosen("scan")
+
+        def hit(file: FilePlan) -> Hits:
+            return predicate_hits(file, intent.where, plan.snapshot, intent.options.batch_rows)
+
+        found = self._each(hit, scans, progress, "scan rows")
+        hits = {p.file.path: h for p, h in zip(scans, found, strict=True) if len(h)}
+        dropped = {p.file.path for p in plan.chosen("remove")}
+        count = sum(len(h) for h in hits.values()) + sum(p.file.rows for p in plan.chosen("remove"))
+        if isinstance(intent, Update):
+            return Matches((Assign(intent.assignments),), hits, updated=count,
+                           scanned_bytes=plan.bytes_to_scan)
+        for file in scans:
+            path = file.file.path
+            if path in hits and len(hits[path]) == file.file.rows:
+                dropped.add(path)
+                del hits[path]
+        return Matches((Drop(),), hits, frozenset(dropped), deleted=count, scanned_bytes=plan.bytes_to_scan)
+
+    def _stage_rows(self, plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction,
+                    progress: Progress) -> Change:
+        """Files rewritten under their names, and new files for new rows."""
+        placing = Placing(plan.snapshot, plan.schema, prepared.partition_columns, plan.intent.options,
+                          plan.operation)
+        prefix = "insert" if isinstance(plan.intent, Merge) else "part"
+        new = placing.files(matches.inserts, prepared.table, tx, prefix=prefix)
+        rewrites = self._rewrites(plan, matches, tx)
+        jobs: list[Callable[[], StagedFile]] = [
+            *(lambda task=task: rewrite(task, prepared.table) for task in rewrites),
+            *(lambda file=file: placing.write(file, tx) for file in new),
+        ]
+        staged = self._each(lambda job: job(), jobs, progress, "write files")
+        replaced = tuple(
+            Replacement(task.file, file)
+            for task, file in zip(rewrites, staged[: len(rewrites)], strict=True)
+        )
+        removed = plan.chosen("remove")
+        looked_at = [p.file for p in plan.files if p.scanned or p.action != "keep"]
+        return Change(
+            plan.operation,
+            replaced=replaced,
+            added=tuple(staged[len(rewrites):]),
+            removed=tuple(p.file for p in removed),
+            planned=tuple(looked_at),
+            exclusive=not isinstance(plan.intent, Write),
+            properties=plan.intent.properties,
+        )
+
+    def _rewrites(self, plan: Plan, matches: Matches, tx: Transaction) -> list[Rewrite]:
+        chosen = plan.chosen("rewrite")
+        if not chosen:
+            return []
+        staging, snapshot = tx.staging, plan.snapshot
+        metadata = stamp(staging.txid, plan.schema, snapshot.partition_columns)
+        return [
+            Rewrite(
+                file=item.file,
+                hits=matches.hits.get(item.file.path, Hits.empty()),
+                actions=matches.actions,
+                schema=plan.schema,
+                partition_columns=snapshot.partition_columns,
+                location=staging.location(f"rewrite-{number:05d}"),
+                filesystem=snapshot.filesystem,
+                staging=staging.filesystem,
+                options=plan.intent.options,
+                metadata=metadata,
+                operation=plan.operation,
+            )
+            for number, item in enumerate(chosen)
+        ]
+
+    def _each(self, work: Callable[[T], R], items: Sequence[T], progress: Progress, step: str) -> list[R]:
+        """Results in the order of the items; the first error ends the rest."""
+        results: list[R] = []
+        for result in in_threads(work, items, self._threads):
+            results.append(result)
+            progress(step, len(results), len(items))
+        return results
+
+
+def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iterable[R]:
+    """``map`` over a few threads; on an error nothing new is begun."""
+    if len(items) <= 1 or threads <= 1:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(min(threads, len(items))) as pool:
+        futures = [pool.submit(work, item) for item in items]
+        try:
+            for future in futures:
+                yield future.result()
+        finally:
+            for future in futures:
+                future.cancel()
+
+

@@ -1,0 +1,347 @@
+"""Matching a merge: key columns of the files that may be hit, looked up among the source's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.evaluate import true_mask
+from intarsia.core.expr import columns as columns_of
+from intarsia.core.intent import Merge
+from intarsia.core.keys import KeyIndex, arange, find, flat
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.problems import null_target_keys, partition_moves, several_matches
+from intarsia.core.prune import PartitionSet
+from intarsia.core.rule import Assign, Clause, Drop, Insert, Replace, Rule
+from intarsia.engines.arrow.overlay import take_rows
+from intarsia.engines.arrow.reading import FileReader, constant_key
+
+BATCH_ROWS = 2_000_000
+MOST_BATCH_ROWS = 16_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIndex:
+    """The source side of a merge, indexed once and shared by all lookups."""
+
+    table: pa.Table
+    keys: KeyIndex
+    repeated: bool
+    """Whether a key may stand in several source rows."""
+    partitions: PartitionSet
+    leaders: pa.Array | None
+    """Per source row the first row of the same partition."""
+
+    @staticmethod
+    def of(source: pa.Table, intent: Merge, partition_columns: Sequence[str]) -> SourceIndex:
+        keys = KeyIndex([source[name] for name in intent.source_keys],
+                        null_match=intent.null_keys == "match")
+        apart = [name for name in partition_columns if name in source.column_names]
+        partitions = PartitionSet.of(source, apart)
+        leaders = None
+        if partitions.index is not None:
+            codes = partitions.index.codes
+            leaders = flat(find(codes, among=codes, null_match=True))
+        return SourceIndex(source, keys, not keys.unique(), partitions, leaders)
+
+
+@dataclass(slots=True)
+class FileMatch:
+    """What the scan of one file found."""
+
+    plan: FilePlan
+    hits: Hits
+    matched: list[pa.Array] = field(default_factory=list)
+    """Source rows whose key is in the file."""
+    nulls: dict[str, int] = field(default_factory=dict)
+    moved: pa.Array | None = None
+    """Source rows that would have to leave this file's partition."""
+    several: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MergeMatcher:
+    """Finds the hits of one merge, a few files at a time; safe to use from several threads."""
+
+    plan: Plan
+    intent: Merge
+    source: SourceIndex
+
+    @property
+    def rule(self) -> Rule:
+        return self.intent.rule
+
+    @property
+    def acting(self) -> tuple[Clause, ...]:
+        """The clauses that change rows of files, numbered as the hits' actions."""
+        return tuple(clause for clause in self.rule.clauses if clause.side != "source_only")
+
+    def batches(self, scans: Sequence[FilePlan]) -> Iterator[list[FilePlan]]:
+        """Files put together so that the source's hash table is built few times."""
+        limit = min(max(BATCH_ROWS, 2 * self.source.keys.rows), MOST_BATCH_ROWS)
+        batch: list[FilePlan] = []
+        rows = 0
+        for plan in scans:
+            batch.append(plan)
+            rows += plan.file.rows
+            if rows >= limit:
+                yield batch
+                batch, rows = [], 0
+        if batch:
+            yield batch
+
+    def scan(self, batch: Sequence[FilePlan]) -> list[FileMatch]:
+        """Read the key columns of some files and say which rows are hit."""
+        pieces = [piece for plan in batch for piece in self._pieces(plan)]
+        found = {plan.file.path: FileMatch(plan, Hits.empty()) for plan in batch}
+        if not pieces:
+            return list(found.values())
+        columns = [pa.chunked_array([piece.keys[i] for piece in pieces])
+                   for i in range(len(self.intent.keys))]
+        answers = self._answers(columns, [piece.rows for piece in pieces])
+        parts: dict[str, list[_Classified]] = {}
+        for piece, (there, here) in zip(pieces, answers, strict=True):
+            result = found[piece.plan.file.path]
+            for name, column in zip(self.intent.keys, piece.keys, strict=True):
+                if column.null_count and self.intent.null_keys != "match":
+                    result.nulls[name] = result.nulls.get(name, 0) + column.null_count
+            if len(there) or self.rule.touches_target_only:
+                parts.setdefault(piece.plan.file.path, []).append(self._classify(piece, there, here, result))
+        for path, classified in parts.items():
+            found[path].hits = _joined(classified)
+        return list(found.values())
+
+    def _answers(self, columns: list[pa.ChunkedArray], lengths: list[int]) -> list[tuple[pa.Array, pa.Array]]:
+        """Per piece the pairs (row of the piece, source row) with equal keys."""
+        pairs: list[tuple[pa.Array, pa.Array]] = []
+        offset = 0
+        if self.source.repeated:
+            there, here = self.source.keys.pairs(columns)
+            ends = pc.search_sorted(there, pc.cumulative_sum(pa.array(lengths, pa.int64()))).to_pylist()
+            begin = 0
+            for length, end in zip(lengths, ends, strict=True):
+                rows = pc.subtract(there.slice(begin, end - begin), pa.scalar(offset, pa.int64()))
+                pairs.append((rows, here.slice(begin, end - begin)))
+                begin, offset = end, offset + length
+            return pairs
+        answers = flat(self.source.keys.lookup(columns))
+        for length in lengths:
+            mine = answers.slice(offset, length)
+            offset += length
+            rows = pc.indices_nonzero(pc.is_valid(mine)).cast(pa.int64())
+            pairs.append((rows, mine.drop_null().cast(pa.int64())))
+        return pairs
+
+    def _pieces(self, plan: FilePlan) -> Iterator[_Piece]:
+        snapshot = self.plan.snapshot
+        needed = [name for name in self.intent.keys if name not in plan.file.partition]
+        extra = [name for name in self._condition_columns() if name not in needed]
+        with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
+            wanted = set(plan.row_groups)
+            start = 0
+            for group in range(reader.footer.num_row_groups):
+                rows = reader.footer.row_group(group).num_rows
+                if group in wanted:
+                    table = reader.read([*needed, *extra], group)
+                    yield _Piece(plan, start, rows, self._keys(plan, table, rows), table)
+                start += rows
+
+    def _keys(self, plan: FilePlan, table: pa.Table, rows: int) -> list[pa.Array]:
+        keys = []
+        for name in self.intent.keys:
+            kind = self.plan.snapshot.schema.field(name).type
+            if name in plan.file.partition:
+                keys.append(constant_key(plan.file.partition[name], kind, rows))
+            elif name in self.plan.snapshot.partition_columns:
+                column = flat(table[name])  # unknown from the path: the same form as its siblings
+                keys.append(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
+            else:
+                keys.append(flat(table[name]))
+        return keys
+
+    def _condition_columns(self) -> list[str]:
+        """Target columns that conditions read, beside the keys."""
+        used: set[str] = set()
+        for expression in (self.intent.residual, *(clause.condition for clause in self.acting)):
+            if expression is not None:
+                used |= {path[0] for side, path in columns_of(expression) if side != "source"}
+        return [name for name in self.plan.snapshot.schema.names if name in used]
+
+    def _classify(self, piece: _Piece, there: pa.Array, here: pa.Array, result: FileMatch) -> _Classified:
+        if self.intent.residual is not None and len(there):
+            kept = true_mask(self.intent.residual, take_rows(piece.table, there),
+                             take_rows(self.source.table, here))
+            there, here = there.filter(kept), here.filter(kept)
+        if len(here):
+            result.matched.append(here)
+        out = _Classified(piece.start)
+        if self.rule.touches_matched:
+            rows, sources = there, here
+            if self.source.repeated:
+                rows, sources = self._one_each(there, here, result)
+            self._decide(piece, rows, sources, "matched", out)
+        if self.rule.touches_target_only:
+            alone = pc.indices_nonzero(pc.invert(pc.is_in(arange(piece.rows), value_set=there)))
+            self._decide(piece, alone.cast(pa.int64()), None, "target_only", out)
+        self._note_moves(piece.plan, out, result)
+        return out
+
+    def _one_each(self, there: pa.Array, here: pa.Array, result: FileMatch) -> tuple[pa.Array, pa.Array]:
+        first = pc.index_in(pc.unique(there), value_set=there)
+        if len(first) < len(there) and not self.rule.only_drops_matched:
+            result.several += len(there) - len(first)
+        return there.take(first), here.take(first)
+
+    def _decide(self, piece: _Piece, rows: pa.Array, sources: pa.Array | None, side: str,
+                out: _Classified) -> None:
+        """The first clause whose condition is TRUE takes the row."""
+        for number, clause in enumerate(self.acting):
+            if clause.side != side or not len(rows):
+                continue
+            if clause.condition is None:
+                out.add(rows, sources, number)
+                return
+            hit = true_mask(
+                clause.condition,
+                take_rows(piece.table, rows),
+                None if sources is None else take_rows(self.source.table, sources),
+            )
+            out.add(rows.filter(hit), None if sources is None else sources.filter(hit), number)
+            missed = pc.invert(hit)
+            rows = rows.filter(missed)
+            sources = None if sources is None else sources.filter(missed)
+
+    def _note_moves(self, plan: FilePlan, out: _Classified, result: FileMatch) -> None:
+        """Rows to be replaced whose source row belongs to another partition."""
+        leaders = self.source.leaders
+        if leaders is None:
+            return
+        home = self.source.partitions.rows_of([plan.file])[0]
+        if home == -1:
+            return
+        for number, clause in enumerate(self.acting):
+            if not isinstance(clause.action, Replace):
+                continue
+            for sources in out.sources_of(number):
+                theirs = leaders.take(sources)
+                away = sources if home is None else sources.filter(pc.not_equal(theirs, home))
+                if len(away):
+                    result.moved = away if result.moved is None else pa.concat_arrays([result.moved, away])
+
+    def settle(self, found: Sequence[FileMatch]) -> Matches:
+        """All scans together; raises what makes the merge impossible, before anything is written."""
+        snapshot, intent = self.plan.snapshot, self.intent
+        null_target_keys(
+            [(snapshot.shown(m.plan.file), m.nulls) for m in found if m.nulls],
+            operation=intent.rule.name, path=snapshot.root,
+        )
+        several = sum(m.several for m in found)
+        if several:
+            several_matches(several, intent.keys, operation=intent.rule.name, path=snapshot.root)
+        moved = [(m.plan.file, m.moved) for m in found if m.moved is not None]
+        if moved:
+            partition_moves(moved, self.source.table, intent, snapshot)
+        hits = {m.plan.file.path: m.hits for m in found if len(m.hits)}
+        dropped = {p.file.path for p in self.plan.files if p.action == "remove"}
+        actions = tuple(clause.action for clause in self.acting)
+        gone = {number for number, action in enumerate(actions) if isinstance(action, Drop)}
+        updated = deleted = 0
+        for match in found:
+            drops = sum(len(match.hits.only(number)) for number in gone)
+            deleted += drops
+            updated += len(match.hits) - drops
+            if drops and drops == match.plan.file.rows:
+                dropped.add(match.plan.file.path)
+                hits.pop(match.plan.file.path)
+        deleted += sum(p.file.rows for p in self.plan.files if p.action == "remove")
+        inserts = self._inserts([rows for m in found for rows in m.matched])
+        return Matches(
+            actions=actions,
+            hits=hits,
+            dropped=frozenset(dropped),
+            inserts=inserts,
+            inserted=sum(len(rows) for _, rows in inserts),
+            updated=updated,
+            deleted=deleted,
+            scanned_bytes=self.plan.bytes_to_scan,
+        )
+
+    def _inserts(self, matched: list[pa.Array]) -> tuple[tuple[Any, pa.Array], ...]:
+        clauses = self.rule.on("source_only")
+        if not clauses:
+            return ()
+        rows = arange(self.source.keys.rows)
+        if matched:
+            known = pc.unique(pa.concat_arrays(matched))
+            rows = rows.filter(pc.invert(pc.is_in(rows, value_set=known)))
+        chosen: list[tuple[Insert, pa.Array]] = []
+        for clause in clauses:
+            assert isinstance(clause.action, Insert)
+            if not len(rows):
+                break
+            if clause.condition is None:
+                chosen.append((clause.action, rows))
+                break
+            theirs = take_rows(self.source.table, rows)
+            hit = true_mask(clause.condition, theirs, theirs)
+            chosen.append((clause.action, rows.filter(hit)))
+            rows = rows.filter(pc.invert(hit))
+        return tuple((action, taken) for action, taken in chosen if len(taken))
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """The key columns of one row group, and what conditions need beside them."""
+
+    plan: FilePlan
+    start: int
+    rows: int
+    keys: list[pa.Array]
+    table: pa.Table
+
+
+@dataclass(slots=True)
+class _Classified:
+    """Rows of one piece with the action that takes each."""
+
+    start: int
+    rows: list[pa.Array] = field(default_factory=list)
+    sources: list[pa.Array] = field(default_factory=list)
+    actions: list[int] = field(default_factory=list)
+
+    def add(self, rows: pa.Array, sources: pa.Array | None, action: int) -> None:
+        if len(rows):
+            self.rows.append(rows)
+            self.sources.append(pa.nulls(len(rows), pa.int64()) if sources is None else sources)
+            self.actions.append(action)
+
+    def sources_of(self, action: int) -> Iterator[pa.Array]:
+        for number, sources in zip(self.actions, self.sources, strict=True):
+            if number == action:
+                yield sources
+
+
+def _joined(parts: Sequence[_Classified]) -> Hits:
+    """The pieces of one file as its hits, by ascending position."""
+    positions, sources, actions = [], [], []
+    for part in parts:
+        for rows, source, action in zip(part.rows, part.sources, part.actions, strict=True):
+            positions.append(pc.add(rows, pa.scalar(part.start, pa.int64())))
+            sources.append(source)
+            actions.append(action)
+    if not positions:
+        return Hits.empty()
+    if len(set(actions)) == 1:  # row groups come in order already
+        return Hits(pa.concat_arrays(positions), actions[0], pa.concat_arrays(sources))
+    numbers = pa.concat_arrays([
+        pa.repeat(pa.scalar(action, pa.int8()), len(rows))
+        for action, rows in zip(actions, positions, strict=True)
+    ])
+    rows = pa.concat_arrays(positions)
+    order = pc.array_sort_indices(rows)
+    return Hits(rows.take(order), numbers.take(order), pa.concat_arrays(sources).take(order))

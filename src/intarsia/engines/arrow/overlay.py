@@ -1,0 +1,85 @@
+"""Changing rows of a table in memory: overlay some, drop some; positions in, a new table out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.keys import arange, flat
+
+
+class Overlay:
+    """Sets values into given rows of columns of one length.
+
+    Fixed-width columns are patched through a mask, the rest gathered: both leave the input alone.
+    """
+
+    def __init__(self, rows: int, positions: pa.Int64Array) -> None:
+        self.rows = rows
+        self._whole = len(positions) == rows
+        if self._whole:
+            return
+        slots = pc.scatter(arange(len(positions)), positions, max_index=rows - 1)
+        self._mask = pc.is_valid(slots)
+        self._slots = slots
+        self._gather: pa.Array | None = None
+
+    def set(self, column: Any, values: Any) -> pa.Array:
+        """The column with ``values`` at the positions, in their order."""
+        if self._whole:
+            return flat(values)
+        old, new = flat(column), flat(values)
+        if _maskable(old.type):
+            return pc.replace_with_mask(old, self._mask, new)
+        if self._gather is None:
+            self._gather = pc.if_else(
+                self._mask, pc.add(self._slots, pa.scalar(self.rows, pa.int64())), arange(self.rows)
+            )
+        return take(pa.concat_arrays([old, new]), self._gather)
+
+    def apply(self, table: pa.Table, values: Mapping[str, Any]) -> pa.Table:
+        """The table with some columns overlaid."""
+        columns = [
+            self.set(table[name], values[name]) if name in values else table[name]
+            for name in table.column_names
+        ]
+        return pa.table(columns, schema=table.schema)
+
+
+def without(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
+    """The table less some rows."""
+    if len(positions) == 0:
+        return table
+    kept = pc.is_null(
+        pc.scatter(pa.repeat(pa.scalar(True), len(positions)), positions, max_index=table.num_rows - 1)
+    )
+    return table.filter(kept)
+
+
+def take(values: Any, indices: pa.Array) -> Any:
+    """``take`` for every type, also those without a kernel of their own."""
+    kind = values.type
+    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+        plain = pa.string() if pa.types.is_string_view(kind) else pa.binary()
+        return values.cast(plain).take(indices).cast(kind)
+    return values.take(indices)
+
+
+def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
+    """Some rows of a table, by number."""
+    return pa.table([take(column, indices) for column in table.columns], schema=table.schema)
+
+
+def _maskable(kind: pa.DataType) -> bool:
+    return (
+        pa.types.is_integer(kind)
+        or pa.types.is_float32(kind)
+        or pa.types.is_float64(kind)
+        or pa.types.is_timestamp(kind)
+        or pa.types.is_date(kind)
+        or pa.types.is_time(kind)
+        or pa.types.is_decimal128(kind)
+    )

@@ -1,0 +1,160 @@
+"""New rows into new files: split by partition, cut to size, written in slices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia.common.partitions import encode_partition_schema, split_by_partition
+from intarsia.common.schema import conform_table
+from intarsia.core.change import StagedFile
+from intarsia.core.files import Snapshot
+from intarsia.core.intent import WriteOptions
+from intarsia.core.keys import arange, flat
+from intarsia.core.layout import Layout, layout_of
+from intarsia.core.ports import Transaction
+from intarsia.core.rule import Action, Assign, Insert
+from intarsia.engines.arrow.overlay import take_rows
+from intarsia.engines.arrow.rewrite import assigned
+from intarsia.engines.arrow.writing import FileWriter
+from intarsia.errors import InputError
+
+SLICE_ROWS = 262_144
+ROW_GROUP_ROWS = 500_000
+
+
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """One file to be made of some source rows."""
+
+    rows: pa.Array
+    partition: Mapping[str, Any]
+    path: str
+    location: str
+    build: Callable[[pa.Array], pa.Table]
+    """Source row numbers to the rows of the dataset."""
+
+
+@dataclass(frozen=True, slots=True)
+class Placing:
+    """How new rows of one operation become files of a table."""
+
+    snapshot: Snapshot
+    schema: pa.Schema
+    """The dataset's schema after the operation."""
+    partition_columns: tuple[str, ...]
+    options: WriteOptions
+    operation: str
+
+    def files(
+        self, inserts: Any, source: pa.Table, tx: Transaction, *, prefix: str
+    ) -> list[NewFile]:
+        """Every file with its final path; raises on an unsafe partition value before writing."""
+        result: list[NewFile] = []
+        self._check_columns_left()
+        for action, rows in inserts:
+            build = self._builder(action, source)
+            for partition, mine in self._split(rows, build):
+                for start in range(0, len(mine), self.options.max_rows_per_file):
+                    part = mine.slice(start, self.options.max_rows_per_file)
+                    number = len(result)
+                    path = tx.place(partition, prefix, number)
+                    location = tx.staging.location(f"{prefix}-{number:05d}")
+                    result.append(NewFile(part, partition, path, location, build))
+        return result
+
+    def write(self, file: NewFile, tx: Transaction) -> StagedFile:
+        """Write one file, a slice of its rows at a time."""
+        staging = tx.staging
+        layout = self.layout()
+        writer = FileWriter(
+            file.location,
+            self.file_schema(),
+            filesystem=staging.filesystem,
+            layout=layout,
+            metadata=self.metadata(staging.txid),
+        )
+        whole = len(file.rows) <= min(layout.row_group_rows, SLICE_ROWS * 4)
+        try:
+            for rows in _slices(file.rows, len(file.rows) if whole else SLICE_ROWS):
+                table = file.build(rows).select(writer.schema.names)
+                table = conform_table(table, writer.schema, operation=self.operation,
+                                      path=self.snapshot.root)
+                if whole:
+                    writer.write(table)
+                else:
+                    writer.append(table)
+            return writer.close(file.path, file.partition)
+        finally:
+            writer.abandon()
+
+    def file_schema(self) -> pa.Schema:
+        return pa.schema(
+            [field for field in self.schema if field.name not in self.partition_columns],
+            self.schema.metadata,
+        )
+
+    def layout(self) -> Layout:
+        """As the table's first file is written, where the caller asks for nothing else."""
+        first = next((f.footer for f in self.snapshot.files if f.footer is not None), None)
+        layout = Layout() if first is None else layout_of(first).for_new_file()
+        if self.options.compression is not None:
+            layout = layout.with_compression(self.options.compression)
+        return layout.with_row_group_rows(self.options.row_group_size or ROW_GROUP_ROWS)
+
+    def metadata(self, txid: str) -> dict[bytes, bytes]:
+        return stamp(txid, self.schema, self.partition_columns)
+
+    def _check_columns_left(self) -> None:
+        if not [n for n in self.schema.names if n not in self.partition_columns]:
+            raise InputError(
+                f"{self.operation}: every column is a partition column; a file needs at least one other.",
+                path=self.snapshot.root,
+            )
+
+    def _builder(self, action: Action, source: pa.Table) -> Callable[[pa.Array], pa.Table]:
+        if isinstance(action, Insert) and action.values is not None:
+            return lambda rows: self._made(take_rows(source, rows), action)
+        return lambda rows: take_rows(source, rows) if len(rows) != source.num_rows else source
+
+    def _made(self, rows: pa.Table, action: Insert) -> pa.Table:
+        """Rows of the given columns only; the rest is NULL."""
+        values = assigned(rows, Assign(action.values or ()), source=rows, schema=self.schema,
+                          operation=self.operation, path=self.snapshot.root)
+        empty = {field.name: pa.nulls(rows.num_rows, field.type) for field in self.schema}
+        return pa.table({**empty, **{name: flat(value) for name, value in values.items()}})
+
+    def _split(self, rows: pa.Array, build: Callable[[pa.Array], pa.Table]) -> Iterator[tuple[Any, pa.Array]]:
+        if not self.partition_columns:
+            yield {}, rows
+            return
+        keys = [
+            build(part).select(list(self.partition_columns)) for part in _slices(rows, SLICE_ROWS * 4)
+        ]
+        table = pa.concat_tables(keys).append_column("__row__", arange(len(rows)))
+        for partition, part in split_by_partition(table, list(self.partition_columns)):
+            yield partition, rows.take(flat(part["__row__"]))
+
+
+def stamp(txid: str, schema: pa.Schema, partition_columns: tuple[str, ...]) -> dict[bytes, bytes]:
+    """What every file of ours says of itself: its transaction, and its partition columns' types."""
+    metadata = {b"intarsia.txid": txid.encode()}
+    if partition_columns:
+        typed = pa.schema([schema.field(name) for name in partition_columns])
+        metadata[b"intarsia.partitions"] = encode_partition_schema(typed)
+    return metadata
+
+
+def all_rows(source: pa.Table) -> list[tuple[Insert, pa.Array]]:
+    """Every source row, as it is."""
+    return [(Insert(), arange(source.num_rows))] if source.num_rows else []
+
+
+def _slices(rows: pa.Array, size: int) -> Iterator[pa.Array]:
+    for start in range(0, len(rows), max(size, 1)):
+        yield rows.slice(start, size)
+
+

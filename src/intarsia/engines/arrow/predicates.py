@@ -1,0 +1,53 @@
+"""Matching a predicate: which rows of a file make it TRUE, as SQL text or a pyarrow expression says."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.evaluate import true_mask
+from intarsia.core.files import Snapshot
+from intarsia.core.intent import Predicate
+from intarsia.core.keys import arange
+from intarsia.core.matches import Hits
+from intarsia.core.plan import FilePlan
+from intarsia.core.planning import predicate_columns
+from intarsia.engines.arrow.reading import FileReader
+from intarsia.errors import ColumnNotFound, InputError
+
+_ROW = "__row__"
+
+
+def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_rows: int | None) -> Hits:
+    """The positions in one file where the predicate is TRUE; reads only the columns it names."""
+    if where is None:
+        return Hits(arange(plan.file.rows))
+    columns = predicate_columns(where, snapshot.schema)
+    wanted = set(plan.row_groups)
+    found: list[pa.Array] = []
+    with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
+        start = 0
+        for group in range(reader.footer.num_row_groups):
+            rows = reader.footer.row_group(group).num_rows
+            if group in wanted:
+                offset = start
+                for piece in reader.pieces(columns, group, batch_rows=batch_rows):
+                    hit = _positions(where, piece)
+                    found.append(pc.add(hit, pa.scalar(offset, pa.int64())))
+                    offset += piece.num_rows
+            start += rows
+    return Hits(pa.concat_arrays(found)) if found else Hits.empty()
+
+
+def _positions(where: Any, table: pa.Table) -> pa.Array:
+    if not isinstance(where, pc.Expression):
+        return pc.indices_nonzero(true_mask(where, table)).cast(pa.int64())
+    try:
+        kept = table.append_column(_ROW, arange(table.num_rows)).filter(where)
+    except pa.ArrowKeyError as error:
+        raise ColumnNotFound(f"The predicate names a column that is not there: {error}") from error
+    except pa.ArrowInvalid as error:
+        raise InputError(f"The predicate cannot be evaluated: {error}") from error
+    return kept[_ROW].combine_chunks().cast(pa.int64())

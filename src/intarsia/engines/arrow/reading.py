@@ -1,0 +1,190 @@
+"""Data files as Arrow tables in the dataset's own types; reads, never decides."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from intarsia.common.schema import conform_table
+from intarsia.core.files import DataFile
+from intarsia.core.keys import flat
+from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
+
+PIECE_ROWS = 1 << 20
+PIECE_BYTES = 128 << 20
+"""A row group larger than this is read, changed and written in pieces."""
+
+
+class FileReader:
+    """One data file, its columns given back in the types and order of ``schema``.
+
+    Columns the file lacks are NULL; partition columns come from its path. Memory: what one call
+    returns. Every page checksum that is there is verified.
+    """
+
+    def __init__(self, file: DataFile, schema: pa.Schema, filesystem: pafs.FileSystem) -> None:
+        self.file = file
+        self.schema = schema
+        try:
+            self._parquet = pq.ParquetFile(
+                filesystem.open_input_file(file.location),
+                metadata=file.footer,
+                pre_buffer=False,
+                page_checksum_verification=True,
+            )
+            self.physical: pa.Schema = self._parquet.schema_arrow
+        except pa.ArrowInvalid as error:
+            raise DamagedTable(f"Cannot read {file.path}: {error}", path=file.path) from error
+        except OSError as error:
+            raise _unreadable(file, error) from error
+        self.footer: pq.FileMetaData = self._parquet.metadata
+
+    def close(self) -> None:
+        self._parquet.close(force=True)
+
+    def __enter__(self) -> FileReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """The columns the file itself holds."""
+        return frozenset(self.physical.names)
+
+    def read(self, columns: Sequence[str], row_group: int) -> pa.Table:
+        """Some columns of one row group."""
+        return self._complete(self._read(columns, row_group), columns)
+
+    def pieces(
+        self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None
+    ) -> Iterator[pa.Table]:
+        """A row group whole, or in pieces where it is large or ``batch_rows`` asks for it."""
+        limit = self.piece_rows(row_group, batch_rows)
+        if limit is None:
+            yield self.read(columns, row_group)
+            return
+        physical = [name for name in columns if name in self.stored]
+        if not physical:
+            rows = self.footer.row_group(row_group).num_rows
+            for start in range(0, rows, limit):
+                yield self._complete(_bare(min(limit, rows - start)), columns)
+            return
+        batches = self._parquet.iter_batches(
+            limit, row_groups=[row_group], columns=physical, use_threads=False
+        )
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise _unreadable(self.file, error) from error
+            if batch is None:
+                return
+            yield self._complete(pa.Table.from_batches([batch]), columns)
+
+    def piece_rows(self, row_group: int, batch_rows: int | None) -> int | None:
+        """How many rows to take at once; None takes the row group whole."""
+        meta = self.footer.row_group(row_group)
+        rows, size = meta.num_rows, meta.total_byte_size
+        if batch_rows is None and rows <= PIECE_ROWS and size <= PIECE_BYTES:
+            return None
+        fitting = max(1024, rows * (PIECE_BYTES // 2) // max(size, 1))
+        limit = min(PIECE_ROWS // 4, fitting) if batch_rows is None else batch_rows
+        return None if limit >= rows else limit
+
+    def _read(self, columns: Sequence[str], row_group: int) -> pa.Table:
+        physical = [name for name in columns if name in self.stored]
+        if not physical:
+            return _bare(self.footer.row_group(row_group).num_rows)
+        try:
+            return self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise _unreadable(self.file, error) from error
+
+    def _complete(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+        rows = table.num_rows
+        wanted = pa.schema([self.schema.field(name) for name in columns])
+        for name in columns:
+            if name not in self.file.partition:
+                continue
+            kind = self.schema.field(name).type
+            constant = constant_column(self.file.partition[name], kind, rows)
+            if name in self.stored:
+                self._check_agrees(table[name], constant, name)
+                table = table.set_column(table.column_names.index(name), name, constant)
+            else:
+                table = table.append_column(name, constant)
+        if _BARE in table.column_names:
+            if table.num_columns == 1 and columns:
+                table = pa.table(
+                    {f.name: pa.nulls(rows, f.type) for f in wanted}, schema=wanted
+                )
+                return table
+            table = table.drop_columns([_BARE])
+        if table.schema.equals(wanted):
+            return table
+        return conform_table(table, _nullable(wanted), operation="read", path=self.file.path)
+
+    def _check_agrees(self, column: pa.ChunkedArray, constant: pa.Array, name: str) -> None:
+        """A file may repeat its partition column, but not contradict its directory."""
+        stored = column.cast(constant.type)
+        same = pc.fill_null(pc.equal(stored, constant), False)
+        both_null = pc.and_(pc.is_null(stored), pc.is_null(constant))
+        if not pc.all(pc.or_(same, both_null), min_count=0).as_py():
+            raise SchemaMismatch(
+                f"Column {name!r} of {self.file.path} holds other values than the partition directory"
+                f" it lies in ({name}={self.file.partition[name]!r}).",
+                path=self.file.path,
+                hint="move the rows to their partition's directory, or drop the column from the file.",
+            )
+
+
+_BARE = "__rows__"
+
+
+def _bare(rows: int) -> pa.Table:
+    """A table of so many rows and no column that counts."""
+    return pa.table({_BARE: pa.nulls(rows)})
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """Reading never complains of a NULL: that is for whoever writes."""
+    return pa.schema([field.with_nullable(True) for field in schema], schema.metadata)
+
+
+def constant_column(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
+    """A column of one value, dictionary-encoded where ``kind`` is."""
+    if pa.types.is_dictionary(kind):
+        dictionary = pa.array([] if value is None else [value], kind.value_type)
+        if value is None:
+            return pa.nulls(rows, kind)
+        indices = pa.repeat(pa.scalar(0, kind.index_type), rows)
+        return pa.DictionaryArray.from_arrays(indices, dictionary)
+    return pa.repeat(pa.scalar(value, kind), rows) if value is not None else pa.nulls(rows, kind)
+
+
+def constant_key(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
+    """A key column of one value in the form that is cheapest to look up."""
+    plain = kind.value_type if pa.types.is_dictionary(kind) else kind
+    return constant_column(value, pa.dictionary(pa.int32(), plain), rows)
+
+
+def _unreadable(file: DataFile, error: Exception) -> DamagedTable | StorageError:
+    if isinstance(error, OSError) and error.errno is not None:
+        return StorageError(f"Cannot read {file.path}: {error}", errno=error.errno, path=file.path)
+    return DamagedTable(
+        f"Cannot read {file.path}: {error}",
+        path=file.path,
+        hint="the file is damaged, or was replaced while it was read; restore it or run again.",
+    )
+
+
+def column(table: pa.Table, name: str) -> pa.Array:
+    """A column in one piece."""
+    return flat(table[name])

@@ -1,0 +1,208 @@
+"""The kernel: one data file and its hits in, one staged file out.
+
+A task is a plain value, so that threads of this process and executors elsewhere run the same code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+
+from intarsia.common.schema import cast_exact, conform_table
+from intarsia.core.change import StagedFile
+from intarsia.core.evaluate import evaluate
+from intarsia.core.expr import columns as columns_of
+from intarsia.core.files import DataFile
+from intarsia.core.intent import WriteOptions
+from intarsia.core.layout import Layout, layout_of
+from intarsia.core.matches import Hits
+from intarsia.core.rule import Action, Assign, Drop, Replace
+from intarsia.engines.arrow.overlay import Overlay, take_rows, without
+from intarsia.engines.arrow.reading import FileReader
+from intarsia.engines.arrow.writing import FileWriter
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Everything needed to write one file anew."""
+
+    file: DataFile
+    hits: Hits
+    actions: tuple[Action, ...]
+    schema: pa.Schema
+    """The dataset's schema after the operation, partition columns included."""
+    partition_columns: tuple[str, ...]
+    location: str
+    filesystem: pafs.FileSystem = field(repr=False)
+    staging: pafs.FileSystem = field(repr=False)
+    options: WriteOptions = field(default_factory=WriteOptions)
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict)
+    operation: str = "merge"
+
+
+def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
+    """Write the file without the rows that go and with the rows that come in their place.
+
+    Row group by row group, in the order and layout of the file it replaces; memory is bounded by
+    one row group, or by a piece of it where it is large.
+    """
+    with FileReader(task.file, task.schema, task.filesystem) as reader:
+        stored = [
+            name
+            for name in task.schema.names
+            if name not in task.partition_columns or name in reader.stored
+        ]
+        wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
+        layout = _layout(reader, task.options)
+        writer = FileWriter(
+            task.location,
+            pa.schema([task.schema.field(name) for name in stored]),
+            filesystem=task.staging,
+            layout=layout,
+            metadata={**layout.key_value_metadata, **task.metadata},
+        )
+        try:
+            start = 0
+            for group in range(reader.footer.num_row_groups):
+                whole = reader.piece_rows(group, task.options.batch_rows) is None
+                for piece in reader.pieces(wanted, group, batch_rows=task.options.batch_rows):
+                    hits = task.hits.within(start, start + piece.num_rows)
+                    changed = _apply(piece, _local(hits, start), task, source)
+                    start += piece.num_rows
+                    changed = _written_form(changed, writer.schema, task)
+                    if whole:
+                        writer.write(_in_order(changed, layout) if len(hits) else changed)
+                    else:
+                        writer.append(changed)
+            return writer.close(task.file.path, task.file.partition)
+        finally:
+            writer.abandon()
+
+
+def _layout(reader: FileReader, options: WriteOptions) -> Layout:
+    layout = layout_of(reader.footer)
+    if options.compression is not None:
+        layout = layout.with_compression(options.compression)
+    if options.row_group_size is not None:
+        layout = layout.with_row_group_rows(options.row_group_size)
+    return layout
+
+
+def _partition_inputs(task: Rewrite) -> list[str]:
+    """Partition columns that an assignment reads."""
+    used = {
+        path[0]
+        for action in task.actions
+        if isinstance(action, Assign)
+        for _, expression in action.values
+        for side, path in columns_of(expression)
+        if side != "source"
+    }
+    return [name for name in task.partition_columns if name in used]
+
+
+def _local(hits: Hits, start: int) -> Hits:
+    return Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
+
+
+def _apply(table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None) -> pa.Table:
+    if not len(hits):
+        return table
+    gone: pa.Array | None = None
+    for number, action in enumerate(task.actions):
+        mine = hits.only(number)
+        if not len(mine):
+            continue
+        match action:
+            case Drop():
+                gone = mine.positions
+            case Replace():
+                assert source is not None
+                rows = take_rows(source, mine.sources)
+                values = {name: rows[name] for name in table.column_names if name in rows.column_names}
+                table = Overlay(table.num_rows, mine.positions).apply(table, values)
+            case Assign():
+                table = _assign(table, mine, action, task, source)
+            case _:  # an Insert changes no row that is there
+                raise AssertionError(f"{action} cannot apply to rows of a file")
+    return table if gone is None else without(table, gone)
+
+
+def _assign(
+    table: pa.Table, hits: Hits, action: Assign, task: Rewrite, source: pa.Table | None
+) -> pa.Table:
+    rows = take_rows(table, hits.positions)
+    other = take_rows(source, hits.sources) if source is not None and hits.sources is not None else None
+    values = assigned(rows, action, source=other, schema=task.schema, operation=task.operation,
+                      path=task.file.path)
+    return Overlay(table.num_rows, hits.positions).apply(table, values)
+
+
+def assigned(
+    rows: pa.Table,
+    action: Assign,
+    *,
+    source: pa.Table | None,
+    schema: pa.Schema,
+    operation: str,
+    path: str,
+) -> dict[str, Any]:
+    """The new values of the assigned columns; every expression sees the row as it was."""
+    values: dict[str, Any] = {}
+    for target, expression in action.values:
+        name = target[0]
+        kind = _type_at(schema.field(name).type, target[1:])
+        value = evaluate(expression, rows, source)
+        chunked = value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value])
+        new = cast_exact(chunked, kind, column=".".join(target), operation=operation, path=path)
+        current = values.get(name, rows[name] if name in rows.column_names else None)
+        values[name] = new if len(target) == 1 else _with_child(current, target[1:], new)
+    return values
+
+
+def _type_at(kind: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
+    for name in path:
+        kind = kind.field(name).type
+    return kind
+
+
+def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
+    """A struct column with one field, at any depth, replaced."""
+    struct = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(struct, pa.ChunkedArray):
+        struct = pa.concat_arrays(struct.chunks)
+    fields, children = list(struct.type), []
+    for position, child in enumerate(fields):
+        old = pc.struct_field(struct, [position])
+        if child.name != path[0]:
+            children.append(old)
+        elif len(path) == 1:
+            flat = value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
+            children.append(flat)
+        else:
+            children.append(_with_child(old, path[1:], value))
+    return pa.StructArray.from_arrays(children, fields=fields, mask=pc.is_null(struct))
+
+
+def _written_form(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:
+    """The stored columns only, in exactly the types written; NULL in a NOT NULL column is refused."""
+    stored = table.select(schema.names)
+    if stored.schema.equals(schema):
+        return stored
+    return conform_table(stored, schema, operation=task.operation, path=task.file.path)
+
+
+def _in_order(table: pa.Table, layout: Layout) -> pa.Table:
+    """Rows that were declared sorted stay so, also when a changed value would break the order."""
+    keys = layout.sort_keys(table.schema)
+    if not keys or table.num_rows < 2:
+        return table
+    order = pc.sort_indices(table.select([name for name, *_ in keys]), sort_keys=keys)
+    if order.equals(pa.arange(0, table.num_rows, 1).cast(order.type)):
+        return table
+    return take_rows(table, order)

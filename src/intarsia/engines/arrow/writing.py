@@ -1,0 +1,128 @@
+"""Arrow tables into staged Parquet files, with the layout of the file they replace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from intarsia.core.change import StagedFile
+from intarsia.core.layout import Layout, leaf_columns
+from intarsia.errors import StorageError
+
+SAMPLE_ROWS = 16_384
+DICTIONARY_PAYS = 0.25
+"""Distinct values among the sampled ones, up to which a dictionary makes a column smaller and faster."""
+
+
+class FileWriter:
+    """Writes one staged file; the row groups are the caller's.
+
+    Nothing of it counts until a commit names it: whoever gives up simply does not. Memory: the
+    encoded pages of the open row group.
+    """
+
+    def __init__(
+        self,
+        location: str,
+        schema: pa.Schema,
+        *,
+        filesystem: pafs.FileSystem,
+        layout: Layout,
+        metadata: Mapping[bytes, bytes],
+    ) -> None:
+        self.location = location
+        self.schema = schema.with_metadata({**(schema.metadata or {}), **metadata} or None)
+        self.rows = 0
+        self._layout = layout
+        self._filesystem = filesystem
+        self._writer: pq.ParquetWriter | None = None
+        self._sink: Any = None
+
+    def write(self, table: pa.Table) -> None:
+        """One row group of exactly these rows."""
+        if table.num_rows:
+            self._guard(lambda writer: writer.write_table(table, row_group_size=table.num_rows), table)
+
+    def append(self, table: pa.Table) -> None:
+        """More rows of the open row group, which closes at the layout's size."""
+        size = self._layout.row_group_rows
+
+        def send(writer: pq.ParquetWriter) -> None:
+            for batch in table.to_batches():
+                writer.write_batch(batch, row_group_size=size)
+
+        if table.num_rows:
+            self._guard(send, table)
+
+    def close(self, path: str, partition: Mapping[str, Any]) -> StagedFile:
+        """Finish the file and say what it is."""
+        self._guard(lambda _: None, self.schema.empty_table())
+        assert self._writer is not None
+        try:
+            self._writer.close()
+            self._sink.close()
+            size = self._filesystem.get_file_info(self.location).size
+        except OSError as error:
+            raise self._failure(error) from error
+        return StagedFile(self.location, path, self.rows, size or 0, dict(partition))
+
+    def abandon(self) -> None:
+        """Let go of the handles after an error; the staged bytes are swept with the transaction."""
+        if self._sink is not None and not self._sink.closed:
+            self._sink.close()
+
+    def _guard(self, action: Any, table: pa.Table) -> None:
+        try:
+            if self._writer is None:
+                self._open(table)
+            action(self._writer)
+        except OSError as error:
+            raise self._failure(error) from error
+        self.rows += table.num_rows
+
+    def _open(self, sample: pa.Table) -> None:
+        options = self._layout.writer_options(
+            self.schema, dictionary_columns=dictionary_columns(sample, self._layout)
+        )
+        self._sink = self._filesystem.open_output_stream(self.location)
+        self._writer = pq.ParquetWriter(self._sink, self.schema, **options)
+
+    def _failure(self, error: OSError) -> StorageError:
+        return StorageError(
+            f"Cannot write a staged file: {error}", errno=error.errno, path=self.location
+        )
+
+
+def dictionary_columns(sample: pa.Table, layout: Layout) -> list[str]:
+    """The leaf columns for which a dictionary pays, judged by the distinct values of a sample."""
+    rows = sample.num_rows
+    head = sample.slice(max(0, (rows - SAMPLE_ROWS) // 2), SAMPLE_ROWS)
+    chosen: list[str] = []
+    for field in sample.schema:
+        if pa.types.is_nested(field.type):
+            chosen.extend(leaf_columns(pa.schema([field])))
+        elif pa.types.is_dictionary(field.type) or _repeats(head[field.name]):
+            chosen.append(field.name)
+    return [path for path in chosen if layout.allows_dictionary(path)]
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    kind = column.type
+    if pa.types.is_boolean(kind):
+        return False
+    if isinstance(kind, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind.storage_type)
+    if len(column) < 1024 or pa.types.is_null(kind):
+        return True
+    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+        column = column.cast(pa.binary() if pa.types.is_binary_view(column.type) else pa.string())
+    try:
+        distinct = pc.count_distinct(column).as_py()
+    except pa.ArrowNotImplementedError:
+        return True
+    return bool(distinct <= len(column) * DICTIONARY_PAYS)

@@ -1,0 +1,123 @@
+"""How far an operation is: one line on a terminal, or silence; nothing here measures anything."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import sys
+import threading
+import time
+from collections.abc import Callable, Mapping
+from types import TracebackType
+from typing import Protocol, TextIO
+
+from intarsia.show import text, units
+
+
+class Progress(Protocol):
+    """Told by whoever works: ``progress("rewrite", 3, 12)``. May be called from any thread."""
+
+    def __call__(self, step: str, done: int, total: int, /) -> None: ...
+
+
+class Silent:
+    """Says nothing."""
+
+    def __call__(self, step: str, done: int, total: int, /) -> None:
+        return None
+
+    def close(self) -> None:
+        return None
+
+    def __enter__(self) -> Silent:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Terminal:
+    """Draws one line and redraws it in place; leaving the ``with`` block wipes it.
+
+    Draws at most ten times a second, and nothing in the first quarter of one, so that a quick
+    operation leaves the screen alone. A stream that fails is not written to again.
+    """
+
+    def __init__(
+        self,
+        stream: TextIO | None = None,
+        *,
+        interval: float = 0.1,
+        delay: float = 0.25,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._stream = sys.stderr if stream is None else stream
+        self._interval = interval
+        self._clock = clock
+        self._next = clock() + delay
+        self._drawn = False
+        self._closed = False
+        self._lock = threading.Lock()
+        self._full, self._empty = ("█", "░") if text.takes_unicode(self._stream) else ("#", ".")
+
+    def __call__(self, step: str, done: int, total: int, /) -> None:
+        with self._lock:
+            now = self._clock()
+            if self._closed or now < self._next:
+                return
+            self._next = now + self._interval
+            self._write("\r" + self._line(step, done, total) + "\x1b[K")
+            self._drawn = True
+
+    def close(self) -> None:
+        """Wipe the line. Idempotent; later calls draw nothing."""
+        with self._lock:
+            if self._drawn and not self._closed:
+                self._write("\r\x1b[K")
+            self._closed = True
+
+    def __enter__(self) -> Terminal:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _line(self, step: str, done: int, total: int) -> str:
+        # The last column stays free: a terminal may wrap when it is written to.
+        width = shutil.get_terminal_size().columns - 1
+        numbers = f"{units.count(done)} / {units.count(total)}" if total > 0 else units.count(done)
+        name = units.elide(units.printable(step), max(width - len(numbers) - 2, 1), mark="...")
+        line = f"{name}  {numbers}"
+        bar = min(width - units.columns(line) - 2, 24)
+        if total <= 0 or bar < 8:
+            return units.elide(line, width, mark="...")
+        filled = min(max(done, 0), total) * bar // total
+        return f"{name}  {self._full * filled}{self._empty * (bar - filled)}  {numbers}"
+
+    def _write(self, what: str) -> None:
+        try:
+            self._stream.write(what)
+            self._stream.flush()
+        except (OSError, ValueError):  # gone, or closed: showing progress must not end the work
+            self._closed = True
+
+
+def for_terminal(
+    stream: TextIO | None = None, *, environ: Mapping[str, str] | None = None
+) -> Terminal | Silent:
+    """A reporter that draws where somebody looks on, and is silent elsewhere.
+
+    Silent when the stream (standard error unless given) is no terminal, on a terminal that cannot
+    redraw a line (``TERM=dumb``), and in CI.
+    """
+    stream = sys.stderr if stream is None else stream
+    environ = os.environ if environ is None else environ
+    in_ci = environ.get("CI", "").lower() not in ("", "0", "false")
+    looked_at = stream is not None and not stream.closed and stream.isatty()
+    if in_ci or environ.get("TERM") == "dumb" or not looked_at:
+        return Silent()
+    return Terminal(stream)

@@ -1,0 +1,353 @@
+"""Pictures as self-contained SVG: the layout of files, and the ranges of a column in them."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import date, datetime
+from decimal import Decimal
+from html import escape
+from typing import Any
+
+from intarsia.core.files import Snapshot
+from intarsia.core.inspection import FileRange, Inspection, depth
+from intarsia.core.plan import Plan
+from intarsia.core.report import MergeResult
+from intarsia.show import page, tiles, units
+from intarsia.show.tiles import Drawable, Kind
+
+WIDTH = 860
+_PAD, _TILE, _GAP, _LINE = 18, 16, 2, 20
+_NAME = "\x00"
+"""Stands for the picture's own name until that is known; no text that is shown has it."""
+_LETTER = 6.3
+"""Width of a letter at 11 px, about; labels are cut by it."""
+_CLASSES: dict[Kind, str] = {
+    "kept": "k",
+    "scanned": "s",
+    "open": "o",
+    "rewritten": "w",
+    "regrouped": "w",
+    "removed": "r",
+    "new": "n",
+}
+_STYLE = """
+.intarsia-svg{font:11px system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}
+.intarsia-svg .bg{fill:#ffffff}.intarsia-svg text{fill:#3b4754}
+.intarsia-svg .h{font-size:13px;font-weight:600}
+.intarsia-svg .q{fill:#76828f}.intarsia-svg .ln{stroke:#e4e9ee;stroke-width:1}
+.intarsia-svg .k{fill:#c3d0de}.intarsia-svg .w{fill:#eda21b}.intarsia-svg .n{fill:#35a06a}
+.intarsia-svg .r{fill:#fbe3e0;stroke:#d0453a;stroke-width:1.4}
+.intarsia-svg .s{stroke:#b4c4d5;stroke-width:1}.intarsia-svg .o{stroke:#e2b65a;stroke-width:1}
+.intarsia-svg .sf{fill:#f1f5f9}.intarsia-svg .sl{stroke:#a9bccf;stroke-width:1.6}
+.intarsia-svg .of{fill:#fdf5e2}.intarsia-svg .ol{stroke:#e8bd62;stroke-width:1.6}
+@media (prefers-color-scheme:dark){
+.intarsia-svg .bg{fill:#14191f}.intarsia-svg text{fill:#d3dbe4}.intarsia-svg .q{fill:#8b98a6}
+.intarsia-svg .ln{stroke:#28313b}
+.intarsia-svg .k{fill:#46566a}.intarsia-svg .w{fill:#e0991c}.intarsia-svg .n{fill:#3fae76}
+.intarsia-svg .r{fill:#3a1d1c;stroke:#e5695f}
+.intarsia-svg .s{stroke:#52657a}.intarsia-svg .o{stroke:#96742c}
+.intarsia-svg .sf{fill:#1d252e}.intarsia-svg .sl{stroke:#5d7289}
+.intarsia-svg .of{fill:#2c2412}.intarsia-svg .ol{stroke:#a37f33}
+}
+"""
+
+
+def layout(
+    value: Drawable, *, width: int = WIDTH, most_rows: int = 48, most_tiles: int = 800, heading: bool = True
+) -> str:
+    """The layout of files: a row for each partition, a tile for each file, as wide as it is big.
+
+    The colour says what happens to the file, the tooltip why. Beyond ``most_rows`` partitions and
+    ``most_tiles`` files neighbours are drawn together, so that the picture stays small; the legend
+    says so. The same value gives the same text.
+    """
+    rows = tiles.folded(tiles.rows_of(value), most_rows=most_rows, most_tiles=most_tiles)
+    drawing = _Drawing(width)
+    title, path = _heading(value)
+    if heading:
+        drawing.heading(title, path)
+    if rows:
+        _draw_rows(drawing, rows)
+        _draw_legend(drawing, rows, actions=isinstance(value, Plan | MergeResult))
+    else:
+        drawing.text(_PAD, drawing.y + 12, "no files", "q")
+        drawing.y += _LINE
+    return drawing.finished(f"{title}: {path}")
+
+
+def key_ranges(
+    ranges: Sequence[FileRange], *, column: str = "", width: int = WIDTH, most_lanes: int = 40
+) -> str:
+    """Bars from the smallest to the largest value of each file; bars that overlap lie on each other.
+
+    A column along which the files are clustered is one flat line of bars, a scattered one a tall
+    stack. With more bars than can be told apart, the picture is the height of that stack instead.
+    Numbers, dates and times are to scale; other values stand in their order.
+    """
+    drawing = _Drawing(width)
+    overlap = depth(ranges)
+    told = (
+        f"{units.counted(len(ranges), 'file')}, {overlap:.1f} deep on average"
+        if overlap
+        else "no ranges known"
+    )
+    drawing.heading(f"ranges of {units.printable(column)}" if column else "ranges", told)
+    if ranges:
+        _draw_ranges(drawing, ranges, most_lanes)
+    return drawing.finished(f"ranges of {units.printable(column)}")
+
+
+class _Drawing:
+    """Pieces of SVG, from top to bottom; ``y`` is where the next piece starts."""
+
+    def __init__(self, width: int) -> None:
+        self.width = max(width, 320)
+        self.y = _PAD
+        self._parts: list[str] = []
+
+    def heading(self, title: str, rest: str) -> None:
+        room = int((self.width - 2 * _PAD) / 7.4)
+        title = units.elide(title, room)
+        left = max(room - len(title) - 2, 0)
+        tail = (
+            f'<tspan class="q" font-weight="400" dx="8">{_safe(units.elide(rest, left))}</tspan>'
+            if left
+            else ""
+        )
+        self._parts.append(f'<text class="h" x="{_PAD}" y="{self.y + 11}">{_safe(title)}{tail}</text>')
+        self.y += 28
+
+    def text(
+        self, x: float, y: float, text: str, css: str = "", *, end: bool = False, title: str = ""
+    ) -> None:
+        attributes = (f' class="{css}"' if css else "") + (' text-anchor="end"' if end else "")
+        tip = f"<title>{_safe(title)}</title>" if title else ""
+        self._parts.append(f'<text x="{_px(x)}" y="{_px(y)}"{attributes}>{_safe(text)}{tip}</text>')
+
+    def tile(
+        self, x: float, y: float, width: float, css: str, *, title: str = "", height: float = _TILE
+    ) -> None:
+        tip = f"<title>{_safe(title)}</title>" if title else ""
+        # An outline is drawn on the edge; half a pixel inwards keeps all tiles of one size.
+        inset = 0.7 if css in ("r", "s", "o") else 0
+        x, y, width, height = x + inset, y + inset, max(width - 2 * inset, 1), height - 2 * inset
+        fill = f' fill="url(#{_NAME}{css})"' if css in ("s", "o") else ""
+        self._parts.append(
+            f'<rect class="{css}"{fill} x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" '
+            f'height="{_px(height)}" rx="2">{tip}</rect>'
+        )
+
+    def line(self, y: float) -> None:
+        self._parts.append(
+            f'<line class="ln" x1="{_PAD}" x2="{self.width - _PAD}" y1="{_px(y)}" y2="{_px(y)}"/>'
+        )
+
+    def raw(self, markup: str) -> None:
+        self._parts.append(markup)
+
+    def finished(self, label: str) -> str:
+        height = round(self.y + _PAD - 4)
+        body = "\n".join(self._parts)
+        # Names of patterns are shared by all pictures of a page: the content makes them unique.
+        mark = f"intarsia-{zlib.crc32(body.encode()):08x}"
+        hatches = "".join(_hatch(f"{mark}-{css}", css) for css in ("s", "o") if _NAME + css in body)
+        defs = f"<defs>{hatches}</defs>" if hatches else ""
+        return (
+            f'<svg class="intarsia-svg" xmlns="http://www.w3.org/2000/svg" role="img" width="{self.width}" '
+            f'height="{height}" viewBox="0 0 {self.width} {height}">'
+            f"<title>{_safe(label)}</title><style>{_STYLE}</style>{defs}"
+            f'<rect class="bg" width="{self.width}" height="{height}" rx="8"/>\n'
+            f"{body.replace(_NAME, mark + '-')}\n</svg>"
+        )
+
+
+def _hatch(name: str, css: str) -> str:
+    return (
+        f'<pattern id="{name}" width="5" height="5" patternUnits="userSpaceOnUse" '
+        f'patternTransform="rotate(45)"><rect class="{css}f" width="5" height="5"/>'
+        f'<line class="{css}l" x1="2.5" y1="0" x2="2.5" y2="5"/></pattern>'
+    )
+
+
+def _heading(value: Drawable) -> tuple[str, str]:
+    match value:
+        case Plan():
+            return page.title_of(value.intent), units.printable(value.snapshot.root)
+        case MergeResult():
+            return page.page_of(value).title, units.printable(value.path)
+        case Inspection() | Snapshot():
+            snapshot = value if isinstance(value, Snapshot) else value.snapshot
+            files = units.counted(len(snapshot.files), "file")
+            return f"{files}, {units.size(snapshot.size)}", units.printable(snapshot.root)
+
+
+def _draw_rows(drawing: _Drawing, rows: Sequence[tiles.Row]) -> None:
+    labels = [_row_label(row) for row in rows]
+    left = min(max(len(label) for label in labels) * _LETTER + 14, drawing.width * 0.3)
+    totals = [_row_total(row) for row in rows]
+    right = max(len(text) for text in totals) * _LETTER * 0.95 + 10
+    start, room = _PAD + left, drawing.width - 2 * _PAD - left - right
+    scale = _scale(rows, room)
+    for row, label, total in zip(rows, labels, totals, strict=True):
+        shown = units.elide(label, int((left - 14) / _LETTER) + 1)
+        drawing.text(_PAD, drawing.y + 12, shown, title=label if shown != label else "")
+        drawing.text(drawing.width - _PAD, drawing.y + 12, total, "q", end=True)
+        x = 0.0
+        most = room / len(row.tiles) - _GAP if row.partitions > 1 else room
+        for tile in row.tiles:
+            width = min(max(tile.size * scale, 5.0), max(most, 5.0))
+            if x and x + width > room + 0.01:
+                x, drawing.y = 0.0, drawing.y + _TILE + _GAP
+            drawing.tile(start + x, drawing.y, width, _CLASSES[tile.kind], title=_tooltip(tile))
+            x += width + _GAP
+        drawing.y += _LINE + 2
+
+
+def _row_label(row: tiles.Row) -> str:
+    return f"{row.label} ({units.count(row.partitions)})" if row.partitions > 1 else row.label
+
+
+def _row_total(row: tiles.Row) -> str:
+    files = f"{units.counted(row.files, 'file')}, " if row.files else ""
+    return files + units.size(row.size)
+
+
+def _scale(rows: Sequence[tiles.Row], room: float) -> float:
+    """Pixels per byte: rows of few tiles fit one line, many tiles make a field of about ten."""
+    # Several partitions in one row are out of scale with single ones, and are made to fit.
+    rows = [row for row in rows if row.partitions == 1] or rows
+    number = sum(len(row.tiles) for row in rows)
+    mean = sum(row.size for row in rows) / number
+    if not mean:
+        return 0.0
+    if max(len(row.tiles) for row in rows) * (8 + _GAP) <= room:
+        fitting = min((room - _GAP * len(row.tiles)) / row.size for row in rows if row.size)
+        return min(fitting, 48 / mean)
+    return min(max(room * 10 / number - _GAP, 10), 32) / mean
+
+
+def _tooltip(tile: tiles.Tile) -> str:
+    what = tiles.LEGEND[tile.kind] + (f": {tile.reason}" if tile.reason else "")
+    lines = [units.elide(tile.title, 90), f"{units.counted(tile.rows, 'row')}, {units.size(tile.size)}"]
+    return "\n".join([*lines, units.elide(what, 120)])
+
+
+def _draw_legend(drawing: _Drawing, rows: Sequence[tiles.Row], *, actions: bool) -> None:
+    drawing.y += 4
+    drawing.line(drawing.y)
+    drawing.y += 10
+    x = float(_PAD)
+    for kind, number in tiles.kinds(rows) if actions else []:
+        text = tiles.legend(kind, number)
+        needed = 20 + len(text) * _LETTER + 14
+        if x > _PAD and x + needed > drawing.width - _PAD:
+            x, drawing.y = float(_PAD), drawing.y + 18
+        drawing.tile(x, drawing.y, 14, _CLASSES[kind], height=12)
+        drawing.text(x + 20, drawing.y + 10, text)
+        x += needed
+    most = tiles.most_files_in_a_tile(rows)
+    hint = (
+        f"a tile is up to {units.count(most)} files, as wide as they are big"
+        if most > 1
+        else ("a tile is a file, as wide as it is big")
+    )
+    if x > _PAD and x + len(hint) * _LETTER > drawing.width - _PAD:
+        drawing.y += 18
+    drawing.text(drawing.width - _PAD, drawing.y + 10, hint, "q", end=True)
+    drawing.y += 14
+
+
+@dataclass(frozen=True, slots=True)
+class _Bar:
+    start: float
+    stop: float
+    title: str
+
+
+def _draw_ranges(drawing: _Drawing, ranges: Sequence[FileRange], most_lanes: int) -> None:
+    room = drawing.width - 2 * _PAD
+    bars = _bars(ranges, room)
+    lanes = _lanes(bars)
+    height = 9
+    if len(bars) <= 600 and len(lanes) <= most_lanes:
+        for lane in lanes:
+            for bar in lane:
+                drawing.tile(
+                    _PAD + bar.start, drawing.y, bar.stop - bar.start, "k", title=bar.title, height=height
+                )
+            drawing.y += height + 2
+    else:
+        _draw_depth(drawing, bars, room)
+    drawing.line(drawing.y + 3)
+    drawing.y += 18
+    lowest, highest = min(r.lower for r in ranges), max(r.upper for r in ranges)
+    drawing.text(_PAD, drawing.y, units.elide(units.printable(str(lowest)), 50), "q")
+    drawing.text(
+        drawing.width - _PAD, drawing.y, units.elide(units.printable(str(highest)), 50), "q", end=True
+    )
+
+
+def _bars(ranges: Sequence[FileRange], room: float) -> list[_Bar]:
+    ends = sorted({end for r in ranges for end in (r.lower, r.upper)})
+    if all(isinstance(end, (bool, int, float, Decimal, date, datetime)) for end in ends):
+        span = _distance(ends[0], ends[-1])
+        at = {end: _distance(ends[0], end) / span if span else 0.0 for end in ends}
+    else:
+        at = {end: number / max(len(ends) - 1, 1) for number, end in enumerate(ends)}
+    bars = []
+    for r in sorted(ranges, key=lambda r: (r.lower, r.upper, r.path)):
+        start = min(at[r.lower] * room, room - 2)
+        words = f"{units.elide(units.printable(r.path), 90)}\n{units.printable(f'{r.lower} .. {r.upper}')}"
+        title = f"{words}\n{units.counted(r.rows, 'row')}, {units.size(r.size)}"
+        bars.append(_Bar(start, max(at[r.upper] * room, start + 2), title))
+    return bars
+
+
+def _distance(start: Any, stop: Any) -> float:
+    gap = stop - start
+    return float(gap.total_seconds()) if hasattr(gap, "total_seconds") else float(gap)
+
+
+def _lanes(bars: Sequence[_Bar]) -> list[list[_Bar]]:
+    """Each bar in the first lane that is free there; the number of lanes is the greatest overlap."""
+    lanes: list[list[_Bar]] = []
+    for bar in bars:
+        for lane in lanes:
+            if lane[-1].stop + 1 <= bar.start:
+                lane.append(bar)
+                break
+        else:
+            lanes.append([bar])
+            if len(lanes) > 200:  # too many to draw, so no need to know how many more
+                break
+    return lanes
+
+
+def _draw_depth(drawing: _Drawing, bars: Sequence[_Bar], room: float) -> None:
+    """How many files cover each point, as a filled line."""
+    steps = [0] * (int(room) + 2)
+    for bar in bars:
+        steps[int(bar.start)] += 1
+        steps[min(int(bar.stop) + 1, len(steps) - 1)] -= 1
+    covered, heights = 0, []
+    for step in steps[:-1]:
+        covered += step
+        heights.append(covered)
+    top, tall = max(heights), 120
+    points = " ".join(
+        f"H{_PAD + x}V{_px(drawing.y + 14 + tall - tall * n / top)}" for x, n in enumerate(heights)
+    )
+    base = drawing.y + 14 + tall
+    drawing.text(_PAD, drawing.y + 8, f"up to {units.counted(top, 'file')} deep", "q")
+    drawing.raw(f'<path class="k" d="M{_PAD} {base}{points.replace(" ", "")}V{base}Z"/>')
+    drawing.y = base
+
+
+def _px(number: float) -> str:
+    return f"{number:.1f}".removesuffix(".0")
+
+
+def _safe(text: str) -> str:
+    return escape(text, quote=False)

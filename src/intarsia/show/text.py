@@ -1,0 +1,219 @@
+"""Values as plain text for a terminal, and the layout of files as lines of blocks."""
+
+from __future__ import annotations
+
+import sys
+import textwrap
+from collections.abc import Sequence
+
+from intarsia.show import tiles, units
+from intarsia.show.page import Fact, Line, Page, Table, page_of
+from intarsia.show.tiles import Drawable, Kind
+
+WIDTH = 96
+_BLOCKS: dict[Kind, str] = {
+    "kept": "░",
+    "scanned": "▒",
+    "open": "▓",
+    "rewritten": "█",
+    "regrouped": "█",
+    "removed": "×",
+    "new": "+",
+}
+_ASCII: dict[Kind, str] = {
+    "kept": ".",
+    "scanned": ":",
+    "open": "?",
+    "rewritten": "#",
+    "regrouped": "#",
+    "removed": "x",
+    "new": "+",
+}
+_COLORS: dict[Kind, str] = {
+    "kept": "2",
+    "scanned": "36",
+    "open": "33",
+    "rewritten": "33",
+    "regrouped": "33",
+    "removed": "31",
+    "new": "32",
+}
+
+
+def render(value: Drawable, *, width: int = WIDTH, color: bool = False, unicode: bool | None = None) -> str:
+    """The value in words and numbers, in lines of at most ``width`` columns.
+
+    Args:
+        color: Colour by what happens to files; the caller knows whether a terminal reads along.
+        unicode: False keeps to ASCII (names of the table's own excepted); None asks standard output.
+    """
+    style = _Style(width=max(width, 40), color=color, unicode=takes_unicode() if unicode is None else unicode)
+    return style.page(page_of(value))
+
+
+def layout(
+    value: Drawable,
+    *,
+    width: int = WIDTH,
+    most_rows: int = 40,
+    color: bool = False,
+    unicode: bool | None = None,
+) -> str:
+    """The files of each partition as a line of blocks, one per file, with a legend.
+
+    Many partitions in which nothing happens become one line, many files one block; the legend says so.
+    """
+    style = _Style(width=max(width, 40), color=color, unicode=takes_unicode() if unicode is None else unicode)
+    return style.layout(tiles.rows_of(value), most_rows)
+
+
+def takes_unicode(stream: object = None) -> bool:
+    """Whether a stream (standard output unless given) can carry the block characters."""
+    encoding = getattr(sys.stdout if stream is None else stream, "encoding", None)
+    try:
+        "".join(_BLOCKS.values()).encode(encoding or "utf-8")
+    except (UnicodeEncodeError, LookupError):
+        return False
+    return True
+
+
+class _Style:
+    """How wide, in which letters and colours."""
+
+    def __init__(self, *, width: int, color: bool, unicode: bool) -> None:
+        self.width = width
+        self.color = color
+        self.blocks = _BLOCKS if unicode else _ASCII
+        self.between = " · " if unicode else " | "
+        self.rule = "─" if unicode else "-"
+        self.dots = "…" if unicode else "..."
+
+    def page(self, page: Page) -> str:
+        parts = [self._head(page)]
+        if page.facts:
+            parts.append("\n".join(self._facts(page.facts)))
+        parts += ["\n".join(self._table(table)) for table in page.tables]
+        if page.notes:
+            parts.append("\n".join(line for note in page.notes for line in self._note(note)))
+        return "\n\n".join(parts)
+
+    def layout(self, rows: Sequence[tiles.Row], most_rows: int) -> str:
+        if not rows:
+            return "no files"
+        rows = tiles.folded(rows, most_rows=most_rows, most_tiles=sys.maxsize)
+        names = [self._row_label(row) for row in rows]
+        room = min(max(map(units.columns, names)), self.width // 2)
+        space = self.width - room - 2
+        rows = _fitted(rows, space)
+        lines = [
+            f"{units.pad(units.elide(name, room, mark=self.dots), room)}  {self._row_blocks(row)}"
+            for name, row in zip(names, rows, strict=True)
+        ]
+        return "\n".join([*lines, "", *self._legend(rows)])
+
+    def _row_label(self, row: tiles.Row) -> str:
+        label = row.label.replace("…", self.dots)
+        return f"{label} ({units.count(row.partitions)})" if row.partitions > 1 else label
+
+    def _row_blocks(self, row: tiles.Row) -> str:
+        return "".join(self._paint(self.blocks[tile.kind], tile.kind) for tile in row.tiles)
+
+    def _legend(self, rows: Sequence[tiles.Row]) -> list[str]:
+        entries = [
+            (kind, f"{self.blocks[kind]} {tiles.legend(kind, number)}") for kind, number in tiles.kinds(rows)
+        ]
+        lines = self._joined(entries, "   ", self.width)
+        most = tiles.most_files_in_a_tile(rows)
+        return [*lines, f"one block is up to {units.count(most)} files"] if most > 1 else lines
+
+    def _joined(self, entries: Sequence[tuple[Kind | None, str]], glue: str, room: int) -> list[str]:
+        """Entries side by side, in as many lines as they need."""
+        lines: list[str] = []
+        used = room + 1
+        for kind, text in entries:
+            taken = units.columns(text)
+            if used + len(glue) + taken > room:
+                lines.append(self._paint(text, kind))
+                used = taken
+            else:
+                lines[-1] += glue + self._paint(text, kind)
+                used += len(glue) + taken
+        return lines
+
+    def _head(self, page: Page) -> str:
+        mark = f"[{page.mark}]"
+        used = units.columns(page.title) + units.columns(mark) + 4
+        path = units.elide(page.path, max(self.width - used, 12), mark=self.dots)
+        title = self._bold(page.title) + (f"  {path}" if path else "")
+        return f"{title}  {mark}\n{self.rule * self.width}"
+
+    def _facts(self, facts: Sequence[Fact]) -> list[str]:
+        room = max(units.columns(fact.label) for fact in facts) + 2
+        lines = []
+        for fact in facts:
+            entries = [(item.kind, piece) for item in fact.items for piece in self._pieces(str(item), room)]
+            for number, line in enumerate(self._joined(entries, self.between, self.width - room)):
+                lines.append(units.pad("" if number else fact.label, room) + line)
+        return lines
+
+    def _pieces(self, text: str, room: int) -> list[str]:
+        """One text that is too long for a line is broken between words."""
+        if units.columns(text) <= self.width - room:
+            return [text]
+        return textwrap.wrap(text, self.width - room)
+
+    def _table(self, table: Table) -> list[str]:
+        table = _filled(table)
+        columns = list(zip(table.columns, *(line.cells for line in table.lines), strict=True))
+        widths = [max(map(units.columns, column)) for column in columns]
+        widths = _shrunk(widths, self.width - 2 * (len(widths) - 1))
+        heading = Line(table.columns)
+        underline = "  ".join(self.rule * width for width in widths)
+        lines = [self._line(line, table, widths) for line in table.lines]
+        return [self._bold(self._line(heading, table, widths)), underline, *lines]
+
+    def _line(self, line: Line, table: Table, widths: Sequence[int]) -> str:
+        cells = [
+            units.pad(units.elide(cell, width, mark=self.dots), width, right=name in table.numbers)
+            for name, cell, width in zip(table.columns, line.cells, widths, strict=True)
+        ]
+        return self._paint("  ".join(cells).rstrip(), line.kind)
+
+    def _note(self, note: str) -> list[str]:
+        return textwrap.wrap(note, self.width, initial_indent="note: ", subsequent_indent="      ")
+
+    def _paint(self, text: str, kind: Kind | None) -> str:
+        return f"\x1b[{_COLORS[kind]}m{text}\x1b[0m" if self.color and kind is not None else text
+
+    def _bold(self, text: str) -> str:
+        return f"\x1b[1m{text}\x1b[0m" if self.color else text
+
+
+def _fitted(rows: Sequence[tiles.Row], space: int) -> tuple[tiles.Row, ...]:
+    """All rows in the same scale, the longest no longer than the space."""
+    longest = max(len(row.tiles) for row in rows)
+    if longest <= space:
+        return tuple(rows)
+    step = -(-longest // space)
+    result = tiles.thinned(rows, step)
+    # A rest of each kind takes a block, too; there are few kinds, so a few steps end this.
+    while max(len(row.tiles) for row in result) > space:
+        step += 1
+        result = tiles.thinned(rows, step)
+    return result
+
+
+def _filled(table: Table) -> Table:
+    """The table without columns that are empty throughout: a terminal is narrow."""
+    used = [number for number in range(len(table.columns)) if any(line.cells[number] for line in table.lines)]
+    lines = tuple(Line(tuple(line.cells[number] for number in used), line.kind) for line in table.lines)
+    return Table(table.title, tuple(table.columns[number] for number in used), lines, table.numbers)
+
+
+def _shrunk(widths: Sequence[int], room: int) -> list[int]:
+    """Column widths that fit the room; the widest give way first, down to a readable rest."""
+    result = list(widths)
+    while sum(result) > room and max(result) > 8:
+        widest = max(result)
+        result[result.index(widest)] -= 1
+    return result

@@ -1,0 +1,272 @@
+"""The picture of a file layout as values: tiles in rows, one row per partition; nothing is drawn here."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any, Literal
+from urllib.parse import unquote
+
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.inspection import Inspection
+from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.report import MergeFileMetadata, MergeResult
+from intarsia.show import units
+
+Kind = Literal["kept", "scanned", "open", "rewritten", "regrouped", "removed", "new"]
+Drawable = Plan | MergeResult | Snapshot | Inspection
+
+LEGEND: Mapping[Kind, str] = {
+    "kept": "kept",
+    "scanned": "looked into, kept",
+    "open": "to look into",
+    "rewritten": "rewritten",
+    "regrouped": "rewritten together",
+    "removed": "removed",
+    "new": "new",
+}
+"""Every kind of tile in the order of rows and legends, with its words."""
+
+QUIET = 24
+"""As many tiles stand for a run of partitions in which nothing happens."""
+
+_ORDER = {kind: number for number, kind in enumerate(LEGEND)}
+_OF_REPORT: Mapping[str, Kind] = {
+    "rewritten": "rewritten",
+    "inserted": "new",
+    "preserved": "kept",
+    "removed": "removed",
+}
+_WHOLE = "all files"
+
+
+@dataclass(frozen=True, slots=True)
+class Tile:
+    """One file, or several of a kind that are drawn as one; 0 files: how many is not known yet."""
+
+    kind: Kind
+    title: str
+    rows: int
+    size: int
+    reason: str = ""
+    files: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """The tiles of one partition, or of several that are shown as one."""
+
+    label: str
+    tiles: tuple[Tile, ...]
+    partitions: int = 1
+
+    @property
+    def files(self) -> int:
+        return sum(tile.files for tile in self.tiles)
+
+    @property
+    def size(self) -> int:
+        return sum(tile.size for tile in self.tiles)
+
+    @property
+    def quiet(self) -> bool:
+        return all(tile.kind == "kept" for tile in self.tiles)
+
+
+def kind_of(plan: FilePlan) -> Kind:
+    """What a file's plan looks like in a picture."""
+    match plan.action:
+        case "keep":
+            return "scanned" if plan.scanned else "kept"
+        case "scan":
+            return "open"
+        case "rewrite":
+            return "rewritten"
+        case "regroup":
+            return "regrouped"
+        case "remove":
+            return "removed"
+
+
+def rows_of(value: Drawable) -> tuple[Row, ...]:
+    """Every file as a tile, partitions in natural order."""
+    grouped: dict[str, list[Tile]] = {}
+    for label, tile in _labelled(value):
+        grouped.setdefault(label, []).append(tile)
+    return tuple(Row(label, tuple(grouped[label])) for label in sorted(grouped, key=_natural))
+
+
+def folded(rows: Sequence[Row], *, most_rows: int, most_tiles: int) -> tuple[Row, ...]:
+    """At most ``most_rows`` rows and about ``most_tiles`` tiles; no file is lost, no kind hidden.
+
+    Neighbouring partitions in which nothing happens become one row first, then any neighbours; then
+    neighbouring files of one kind become one tile.
+    """
+    result = list(rows)
+    # With one kind of tile there is nothing to set off: all rows alike is the better picture.
+    if len(result) > most_rows and not all(row.quiet for row in result):
+        result = _fold_quiet(result)
+    if len(result) > most_rows:
+        step = -(-len(result) // most_rows)
+        result = [_joined(result[at : at + step]) for at in range(0, len(result), step)]
+    total = sum(len(row.tiles) for row in result)
+    return thinned(result, -(-total // most_tiles)) if total > most_tiles else tuple(result)
+
+
+def thinned(rows: Iterable[Row], step: int) -> tuple[Row, ...]:
+    """Up to ``step`` neighbouring files of one kind as one tile."""
+    if step <= 1:
+        return tuple(rows)
+    return tuple(Row(row.label, _thinned(row.tiles, step), row.partitions) for row in rows)
+
+
+def kinds(rows: Iterable[Row]) -> list[tuple[Kind, int]]:
+    """The kinds that occur, with the number of files of each, in the order of the legend."""
+    counts: dict[Kind, int] = {}
+    for row in rows:
+        for tile in row.tiles:
+            counts[tile.kind] = counts.get(tile.kind, 0) + tile.files
+    return sorted(counts.items(), key=lambda item: _ORDER[item[0]])
+
+
+def legend(kind: Kind, files: int) -> str:
+    """The words of a kind and the number of its files, where it is known."""
+    return f"{LEGEND[kind]} {units.count(files)}" if files else LEGEND[kind]
+
+
+def most_files_in_a_tile(rows: Iterable[Row]) -> int:
+    return max((tile.files for row in rows for tile in row.tiles), default=0)
+
+
+def partition_label(partition: Mapping[str, Any], path: str = "") -> str:
+    """``day=2025-01-03, region=eu``; without known values the directory, or a word for the root."""
+    if partition:
+        parts = [f"{name}={'NULL' if value is None else value}" for name, value in partition.items()]
+        return units.printable(", ".join(parts))
+    directory = path.rpartition("/")[0]
+    if "=" in directory:
+        directory = ", ".join(unquote(part) for part in directory.split("/"))
+    return units.printable(directory) or _WHOLE
+
+
+def _labelled(value: Drawable) -> list[tuple[str, Tile]]:
+    match value:
+        case Plan():
+            return _of_plan(value)
+        case MergeResult():
+            return _of_result(value)
+        case Inspection():
+            return _of_snapshot(value.snapshot)
+        case Snapshot():
+            return _of_snapshot(value)
+
+
+def _of_plan(plan: Plan) -> list[tuple[str, Tile]]:
+    found = []
+    for entry in plan.files:
+        found.append((_label(entry.file), _tile(entry.file, kind_of(entry), entry.reason)))
+    for group in plan.groups:
+        label = partition_label(group.partition, group.files[0].path if group.files else "")
+        outputs = max(group.outputs, 1)
+        for number in range(outputs):
+            rows, size = _share(group.rows, number, outputs), _share(group.size, number, outputs)
+            found.append((label, Tile("new", "a new file", rows, size, "about this size")))
+    if plan.inserted and not plan.groups:
+        # The plan does not know which partitions the new rows go to, nor in how many files.
+        tile = Tile("new", "new files", plan.inserted, plan.insert_bytes, "rows inserted", files=0)
+        found.append(("new rows" if found else _WHOLE, tile))
+    return found
+
+
+def _of_snapshot(snapshot: Snapshot) -> list[tuple[str, Tile]]:
+    return [(_label(file), _tile(file, "kept", "")) for file in snapshot.files]
+
+
+def _of_result(result: MergeResult) -> list[tuple[str, Tile]]:
+    plans = {}
+    if result.plan is not None:
+        plans = {result.plan.snapshot.shown(entry.file): entry for entry in result.plan.files}
+    return [_reported(result, entry, plans.get(entry.path)) for entry in result.files]
+
+
+def _reported(result: MergeResult, entry: MergeFileMetadata, plan: FilePlan | None) -> tuple[str, Tile]:
+    kind = _OF_REPORT[entry.operation]
+    if plan is not None and plan.scanned and kind == "kept":
+        kind = "scanned"
+    if plan is not None and plan.action == "regroup":
+        kind = "regrouped"
+    path = entry.path.removeprefix(result.path.rstrip("/") + "/") if result.path else entry.path
+    reason = plan.reason if plan is not None else ""
+    tile = Tile(kind, units.printable(path), entry.row_count, entry.size_bytes or 0, units.printable(reason))
+    label = _label(plan.file) if plan is not None else partition_label({}, path)
+    return label, tile
+
+
+def _label(file: DataFile) -> str:
+    return partition_label(file.partition, file.path)
+
+
+def _tile(file: DataFile, kind: Kind, reason: str) -> Tile:
+    return Tile(kind, units.printable(file.path), file.rows, file.size, units.printable(reason))
+
+
+def _share(total: int, number: int, parts: int) -> int:
+    return total * (number + 1) // parts - total * number // parts
+
+
+def _natural(label: str) -> tuple[Any, ...]:
+    """``part=9`` before ``part=10``; ties by the text itself."""
+    pieces = re.split(r"(\d+)", label)
+    key = tuple((1, int(p), "") if p.isdecimal() and p.isascii() else (0, 0, p) for p in pieces)
+    return key, label
+
+
+def _fold_quiet(rows: Sequence[Row]) -> list[Row]:
+    result: list[Row] = []
+    quiet: Callable[[Row], bool] = lambda row: row.quiet  # noqa: E731
+    for is_quiet, run in groupby(rows, key=quiet):
+        together = list(run)
+        if is_quiet and len(together) > 2:
+            joined = _joined(together)
+            result.append(
+                Row(joined.label, _thinned(joined.tiles, -(-joined.files // QUIET)), joined.partitions)
+            )
+        else:
+            result.extend(together)
+    return result
+
+
+def _joined(rows: Sequence[Row]) -> Row:
+    if len(rows) == 1:
+        return rows[0]
+    tiles = sorted((tile for row in rows for tile in row.tiles), key=lambda tile: _ORDER[tile.kind])
+    number = sum(row.partitions for row in rows)
+    first, last = rows[0].label.partition(" … ")[0], rows[-1].label.rpartition(" … ")[2]
+    return Row(f"{first} … {last}", tuple(tiles), number)
+
+
+def _thinned(tiles: Sequence[Tile], step: int) -> tuple[Tile, ...]:
+    """The kinds come in the legend's order."""
+    result = []
+    for kind in LEGEND:
+        alike = [tile for tile in tiles if tile.kind == kind]
+        result += [_one(alike[at : at + step]) for at in range(0, len(alike), step)]
+    return tuple(result)
+
+
+def _one(tiles: Sequence[Tile]) -> Tile:
+    if len(tiles) == 1:
+        return tiles[0]
+    files = sum(tile.files for tile in tiles)
+    reasons = list(dict.fromkeys(tile.reason for tile in tiles if tile.reason))
+    more = f" and {len(reasons) - 2} more reasons" if len(reasons) > 2 else ""
+    return Tile(
+        tiles[0].kind,
+        units.counted(files, "file"),
+        sum(tile.rows for tile in tiles),
+        sum(tile.size for tile in tiles),
+        "; ".join(reasons[:2]) + more,
+        files,
+    )

@@ -1,0 +1,391 @@
+"""Builds expressions out of sqlglot's syntax trees; text and tokens are in parse.py."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+import pyarrow as pa
+from sqlglot import exp
+
+from intarsia.core.expr import (
+    FALSE,
+    NULL,
+    TRUE,
+    And,
+    Arithmetic,
+    Call,
+    Case,
+    Cast,
+    Column,
+    Compare,
+    Expr,
+    In,
+    IsNull,
+    Like,
+    Literal,
+    Negate,
+    Not,
+    Or,
+)
+from intarsia.core.expr.functions import FUNCTIONS, NOW, part_names
+from intarsia.core.expr.nodes import ArithmeticOp, Side
+from intarsia.core.expr.types import INTERVAL, decimal
+from intarsia.errors import InputError, NotSupported
+from intarsia.sql.words import (
+    ARITHMETIC,
+    CALLS,
+    COMPARE,
+    HARMLESS,
+    INTERVALS,
+    NO_VALUE_HERE,
+    PARTS,
+    SYNONYMS,
+    TYPES,
+)
+
+
+def build(tree: exp.Expression, *, text: str, dialect: str) -> Expr:
+    """The expression of a syntax tree; NotSupported names what expressions do not have."""
+    return _Builder(text, spark=dialect != "duckdb").expr(tree)
+
+
+@dataclass(frozen=True, slots=True)
+class _Builder:
+    text: str
+    spark: bool
+
+    def expr(self, node: Any) -> Expr:
+        kind = type(node)
+        if kind in COMPARE:
+            return Compare(COMPARE[kind], *self.pair(node))
+        if kind in ARITHMETIC:
+            return Arithmetic(ARITHMETIC[kind], *self.pair(node))
+        if kind in PARTS:
+            return self.part(PARTS[kind], self.sole(node))
+        if kind in CALLS:
+            name, keys = CALLS[kind]
+            return self.call(name, self.arguments(node, keys))
+        if kind in _SPECIAL:
+            keys, build = _SPECIAL[kind]
+            self.only(node, *keys)
+            return build(self, node)
+        raise self.refusal(node)
+
+    def pair(self, node: exp.Expression) -> tuple[Expr, Expr]:
+        self.only(node, "this", "expression")
+        return self.expr(node.this), self.expr(node.expression)
+
+    def refusal(self, node: Any) -> NotSupported:
+        for kind, word in NO_VALUE_HERE.items():
+            if isinstance(node, kind):
+                return NotSupported(f"{word} cannot be used in {self.text!r}", hint="use values of one row")
+        shown = node.sql(dialect="spark" if self.spark else "duckdb")
+        if isinstance(node, exp.Func):
+            return NotSupported(f"there is no function for {shown} in {self.text!r}", hint=_known())
+        return NotSupported(f"{shown} ({type(node).__name__}) cannot be used in {self.text!r}")
+
+    def arguments(self, node: exp.Expression, keys: tuple[str, ...]) -> tuple[Expr, ...]:
+        """The arguments under these keys; anything else said in the node would be lost, so it is refused."""
+        self.only(node, *keys)
+        found: list[Expr] = []
+        for key in keys:
+            value = node.args.get(key)
+            for item in value if isinstance(value, list) else [value]:
+                if item is not None:
+                    found.append(self.expr(item))
+        return tuple(found)
+
+    def only(self, node: exp.Expression, *keys: str) -> None:
+        for key, value in node.args.items():
+            if value not in (None, False, []) and key not in keys and key not in HARMLESS:
+                raise NotSupported(f"{node.sql()}: {key} is not supported in {self.text!r}")
+
+    def sole(self, node: exp.Expression) -> Any:
+        self.only(node, "this")
+        return node.this
+
+    def column(self, node: Any) -> Expr:
+        if isinstance(node.this, exp.Star):
+            raise self.refusal(node.this)
+        return self.named([node.args.get(key) for key in ("catalog", "db", "table", "this")])
+
+    def named(self, identifiers: Iterable[exp.Identifier | None]) -> Expr:
+        parts = [part for part in identifiers if part is not None]
+        path = tuple(part.name for part in parts)
+        exact = any(part.args.get("quoted") for part in parts)
+        side = self.side(parts[0]) if len(parts) > 1 else None
+        return Column(path[1:], side, exact) if side else Column(path, None, exact)
+
+    def side(self, first: exp.Identifier) -> Side | None:
+        name = first.name.lower()
+        if first.args.get("quoted"):
+            return None
+        return "target" if name == "target" else "source" if name == "source" else None
+
+    def dot(self, node: Any) -> Expr:
+        outer = self.expr(node.this)
+        if not isinstance(outer, Column) or not isinstance(node.expression, exp.Identifier):
+            raise self.refusal(node)
+        quoted = bool(node.expression.args.get("quoted"))
+        return Column((*outer.path, node.expression.name), outer.side, outer.exact or quoted)
+
+    def bracket(self, node: Any) -> Expr:
+        outer, keys = self.expr(node.this), node.expressions
+        if not isinstance(outer, Column) or len(keys) != 1 or not getattr(keys[0], "is_string", False):
+            raise NotSupported(f"{node.sql()}: elements of lists and maps cannot be used in {self.text!r}")
+        if outer.side is None and len(outer.path) == 1 and outer.path[0].lower() in ("target", "source"):
+            raise NotSupported(f"{node.sql()}: write the column after a dot")
+        return Column((*outer.path, keys[0].name), outer.side, outer.exact)
+
+    def literal(self, node: Any) -> Expr:
+        return Literal(node.this, pa.string()) if node.is_string else _number(node.this)
+
+    def chain(self, node: Any) -> Expr:
+        """A chain of ANDs or ORs as a tree of small depth, in the same order."""
+        kind, parts = type(node), []
+        while isinstance(node, kind):
+            parts.append(node.expression)
+            node = node.this
+        return _balanced(
+            And if kind is exp.And else Or, [self.expr(part) for part in (node, *reversed(parts))]
+        )
+
+    def negate(self, node: Any) -> Expr:
+        operand = self.expr(node.this)
+        if isinstance(operand, Literal) and isinstance(operand.value, int | float | Decimal):
+            # Digit by digit, so that the least integer is one.
+            return _number(f"-{node.this.this}") if isinstance(node.this, exp.Literal) else Negate(operand)
+        return Negate(operand)
+
+    def is_(self, node: Any) -> Expr:
+        operand = self.expr(node.this)
+        match node.expression:
+            case exp.Null():
+                return IsNull(operand)
+            case exp.Boolean(this=wanted):
+                return And(Not(IsNull(operand)), operand if wanted else Not(operand))
+        raise self.refusal(node)
+
+    def null_safe(self, node: Any) -> Expr:
+        left, right = self.expr(node.this), self.expr(node.expression)
+        same = Case(((IsNull(left), IsNull(right)), (IsNull(right), FALSE)), Compare("=", left, right))
+        return Not(same) if isinstance(node, exp.NullSafeNEQ) else same
+
+    def in_(self, node: Any) -> Expr:
+        if node.args.get("query") is not None:
+            raise self.refusal(node.args["query"])
+        if not node.expressions:
+            raise InputError(f"IN needs at least one value in {self.text!r}")
+        return In(self.expr(node.this), tuple(self.expr(item) for item in node.expressions))
+
+    def between(self, node: Any) -> Expr:
+        operand = self.expr(node.this)
+        low, high = self.expr(node.args["low"]), self.expr(node.args["high"])
+        return And(Compare(">=", operand, low), Compare("<=", operand, high))
+
+    def like(self, node: Any, escape: str | None = None) -> Expr:
+        if escape is None and self.spark:
+            escape = "\\"
+        found = Like(self.expr(node.this), self.expr(node.expression), isinstance(node, exp.ILike), escape)
+        return Not(found) if node.args.get("negate") else found
+
+    def escaped(self, node: Any) -> Expr:
+        if not isinstance(node.this, exp.Like | exp.ILike) or not isinstance(node.expression, exp.Literal):
+            raise self.refusal(node)
+        self.only(node.this, *_LIKE)
+        return self.like(node.this, node.expression.this)
+
+    def case(self, node: Any) -> Expr:
+        subject = None if node.this is None else self.expr(node.this)
+        branches = []
+        for branch in node.args["ifs"]:
+            when, then = self.expr(branch.this), self.expr(branch.args["true"])
+            branches.append((when if subject is None else Compare("=", subject, when), then))
+        return Case(tuple(branches), self.optional(node.args.get("default")))
+
+    def if_(self, node: Any) -> Expr:
+        then = self.expr(node.args["true"])
+        return Case(((self.expr(node.this), then),), self.optional(node.args.get("false")))
+
+    def optional(self, node: Any) -> Expr:
+        return NULL if node is None else self.expr(node)
+
+    def nullif(self, node: Any) -> Expr:
+        left, right = self.expr(node.this), self.expr(node.expression)
+        return Case(((Compare("=", left, right), NULL),), left)
+
+    def cast(self, node: Any) -> Expr:
+        return Cast(self.expr(node.this), self.type(node.args["to"]), bool(node.args.get("safe")), self.spark)
+
+    def type(self, node: Any) -> pa.DataType:
+        name = getattr(node.this, "value", str(node.this)).upper()
+        if name == "DECIMAL":
+            digits = [int(param.name) for param in node.expressions]
+            precision, scale = [*digits, 0][:2] if digits else (10, 0) if self.spark else (18, 3)
+            return decimal(precision, scale)
+        if name not in TYPES or (node.expressions and name not in ("VARCHAR", "CHAR", "TEXT")):
+            raise NotSupported(f"no cast to {node.sql()}", hint=f"there are DECIMAL, {', '.join(TYPES)}")
+        return TYPES[name]
+
+    def interval(self, node: Any) -> Expr:
+        amount = node.this
+        amount = amount.this if isinstance(amount, exp.Paren) else amount
+        negative = isinstance(amount, exp.Neg)
+        amount = amount.this if negative else amount
+        if not isinstance(amount, exp.Literal):
+            raise NotSupported(f"{node.sql()}: an interval must be a constant")
+        unit = node.args.get("unit")
+        words = f"{amount.this} {unit.name}" if unit is not None else str(amount.this)
+        months, days, nanos = _interval(words, self.text)
+        sign = -1 if negative else 1
+        return Literal((sign * months, sign * days, sign * nanos), INTERVAL)
+
+    def trim(self, node: Any) -> Expr:
+        name = {"LEADING": "ltrim", "TRAILING": "rtrim"}.get(str(node.args.get("position") or ""), "trim")
+        characters = node.args.get("expression")
+        args = (self.expr(node.this), *([self.expr(characters)] if characters is not None else []))
+        return Call(name, args)
+
+    def concat(self, node: Any) -> Expr:
+        args = tuple(self.expr(item) for item in node.expressions)
+        if node.args.get("coalesce"):
+            return Call("concat", args)
+        joined = args[0]  # Spark's concat is NULL when any part is
+        for part in args[1:]:
+            joined = Arithmetic("||", joined, part)
+        return joined
+
+    def part(self, name: str, value: Any) -> Expr:
+        operand = self.expr(value.this if isinstance(value, exp.TsOrDsToDate) else value)
+        found = Call("date_part", (Literal(name, pa.string()), operand))
+        if self.spark and name in ("dayofweek", "dow"):  # Sunday is 1 there, and 0 here
+            return Arithmetic("+", found, _number("1"))
+        return found
+
+    def extract(self, node: Any) -> Expr:
+        return self.part(node.this.name.lower(), node.expression)
+
+    def truncated(self, node: Any) -> Expr:
+        unit = node.args["unit"].name.lower()
+        return Call("date_trunc", (Literal(unit, pa.string()), self.expr(node.this)))
+
+    def anonymous(self, node: Any) -> Expr:
+        name = str(node.this).lower()
+        if name == "iff":
+            return self.iff(node)
+        if name == "date_part" and len(node.expressions) == 2:
+            unit, value = node.expressions
+            return self.part(unit.name.lower(), value)
+        if name in part_names() and len(node.expressions) == 1:
+            return self.part(name, node.expressions[0])
+        name = SYNONYMS.get(name, name)
+        if name == "isnull" and len(node.expressions) == 1:
+            return IsNull(self.expr(node.expressions[0]))
+        if name not in FUNCTIONS and name not in NOW:
+            raise NotSupported(f"there is no function {name}() for {self.text!r}", hint=_known())
+        return self.call(name, tuple(self.expr(item) for item in node.expressions))
+
+    def iff(self, node: Any) -> Expr:
+        args = [self.expr(item) for item in node.expressions]
+        if len(args) != 3:
+            raise InputError(f"iff(condition, then, else) was given {len(args)} arguments")
+        return Case(((args[0], args[1]),), args[2])
+
+    def call(self, name: str, args: tuple[Expr, ...]) -> Expr:
+        if self.spark and name == "substring" and isinstance(args[1], Literal) and args[1].value == 0:
+            args = (args[0], _number("1"), *args[2:])  # Spark takes 0 for the first place, too
+        return Call(name, args)
+
+    def added(self, node: Any) -> Expr:
+        if not isinstance(node.expression, exp.Interval):
+            raise self.refusal(node)
+        sign: ArithmeticOp = "-" if isinstance(node, exp.DateSub) else "+"
+        return Arithmetic(sign, self.expr(node.this), self.expr(node.expression))
+
+
+def _balanced(join: type[And] | type[Or], parts: list[Expr]) -> Expr:
+    if len(parts) == 1:
+        return parts[0]
+    middle = len(parts) // 2
+    return join(_balanced(join, parts[:middle]), _balanced(join, parts[middle:]))
+
+
+def _known() -> str:
+    return f"there are {', '.join(sorted([*FUNCTIONS, *NOW]))}"
+
+
+def _number(text: str) -> Literal:
+    if re.search("[eE]", text):
+        return Literal(float(text), pa.float64())
+    if "." in text:
+        value = Decimal(text)
+        digits, scale = len(value.as_tuple().digits), max(-int(value.as_tuple().exponent), 0)
+        return Literal(value, decimal(max(digits, scale, 1), scale))
+    whole = int(text)
+    if -(2**63) <= whole < 2**63:
+        return Literal(whole, pa.int64())
+    return Literal(Decimal(whole), decimal(len(text.lstrip("-")), 0))
+
+
+def _interval(words: str, text: str) -> tuple[int, int, int]:
+    months = days = nanos = Decimal(0)
+    rest = re.sub(r"\s*(-?\d+(?:\.\d+)?)\s*([A-Za-z]+?)[sS]?\b\s*,?", "", words)
+    found = re.findall(r"(-?\d+(?:\.\d+)?)\s*([A-Za-z]+?)[sS]?\b", words)
+    if rest.strip() or not found:
+        raise InputError(f"{words!r} is not an interval in {text!r}", hint="such as interval 3 day")
+    for amount, unit in found:
+        if unit.lower() not in INTERVALS:
+            raise InputError(f"there is no interval unit {unit!r}", hint=f"there are {', '.join(INTERVALS)}")
+        each = INTERVALS[unit.lower()]
+        months, days, nanos = (
+            total + Decimal(amount) * step for total, step in zip((months, days, nanos), each, strict=True)
+        )
+    if months % 1 or days % 1 or nanos % 1000:
+        raise InputError(f"{words!r} is not a whole number of months, days and microseconds")
+    return int(months), int(days), int(nanos)
+
+
+_ONE, _TWO, _LIKE = ("this",), ("this", "expression"), ("this", "expression", "negate")
+_SPECIAL: dict[type[Any], tuple[tuple[str, ...], Callable[[_Builder, Any], Expr]]] = {
+    exp.Column: (("this", "table", "db", "catalog"), _Builder.column),
+    exp.Identifier: (_ONE, lambda builder, node: builder.named([node])),
+    exp.Dot: (_TWO, _Builder.dot),
+    exp.Bracket: (("this", "expressions"), _Builder.bracket),
+    exp.Literal: (_ONE, _Builder.literal),
+    exp.HexString: (_ONE, lambda _, node: Literal(bytes.fromhex(node.this), pa.binary())),
+    exp.Boolean: (_ONE, lambda _, node: TRUE if node.this else FALSE),
+    exp.Null: ((), lambda _, node: NULL),
+    exp.Paren: (_ONE, lambda builder, node: builder.expr(node.this)),
+    exp.Not: (_ONE, lambda builder, node: Not(builder.expr(node.this))),
+    exp.And: (_TWO, _Builder.chain),
+    exp.Or: (_TWO, _Builder.chain),
+    exp.Neg: (_ONE, _Builder.negate),
+    exp.Is: (_TWO, _Builder.is_),
+    exp.NullSafeEQ: (_TWO, _Builder.null_safe),
+    exp.NullSafeNEQ: (_TWO, _Builder.null_safe),
+    exp.In: (("this", "expressions", "query"), _Builder.in_),
+    exp.Between: (("this", "low", "high"), _Builder.between),
+    exp.Like: (_LIKE, _Builder.like),
+    exp.ILike: (_LIKE, _Builder.like),
+    exp.Escape: (_TWO, _Builder.escaped),
+    exp.Case: (("this", "ifs", "default"), _Builder.case),
+    exp.If: (("this", "true", "false"), _Builder.if_),
+    exp.Nullif: (_TWO, _Builder.nullif),
+    exp.Cast: (("this", "to"), _Builder.cast),
+    exp.TryCast: (("this", "to"), _Builder.cast),
+    exp.Interval: (("this", "unit"), _Builder.interval),
+    exp.Trim: (("this", "expression", "position"), _Builder.trim),
+    exp.Concat: (("expressions",), _Builder.concat),
+    exp.Extract: (_TWO, _Builder.extract),
+    exp.TimestampTrunc: (("this", "unit"), _Builder.truncated),
+    exp.DateTrunc: (("this", "unit"), _Builder.truncated),
+    exp.Anonymous: (("this", "expressions"), _Builder.anonymous),
+    exp.CurrentTimestamp: ((), lambda _, node: Call("current_timestamp")),
+    exp.CurrentDate: ((), lambda _, node: Call("current_date")),
+    exp.DateAdd: (_TWO, _Builder.added),
+    exp.DateSub: (_TWO, _Builder.added),
+}

@@ -1,0 +1,200 @@
+"""Turns SQL text into expressions with sqlglot; what an expression means is settled in core.expr."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any
+
+from intarsia.core.expr import (
+    And,
+    Arithmetic,
+    Column,
+    Compare,
+    Expr,
+    Literal,
+    Negate,
+    columns,
+    conjuncts,
+    literal,
+    to_sql,
+)
+from intarsia.errors import InputError, NotSupported
+
+DIALECTS = {None: "duckdb", "ansi": "duckdb", "duckdb": "duckdb", "spark": "spark"}
+
+Path = tuple[str, ...]
+
+
+def parse_expression(text: str, *, dialect: str | None = None) -> Expr:
+    """The expression a text says.
+
+    Args:
+        dialect: the SQL it is written in: ANSI with DuckDB's functions, or ``"spark"``.
+
+    Raises:
+        InputError: it is not one expression; the message shows where.
+        NotSupported: it uses something expressions do not have, or sqlglot is not installed.
+    """
+    from intarsia.sql.build import build
+
+    name = _dialect(dialect)
+    tree = _tree(text, name)
+    try:
+        return build(tree, text=text, dialect=name)
+    except RecursionError as error:
+        raise _too_deep(text) from error
+
+
+def parse_predicate(text: str, *, dialect: str | None = None) -> Expr:
+    """A condition; text that can only be a number or a string is refused right here."""
+    expr = parse_expression(text, dialect=dialect)
+    constant = isinstance(expr, Literal) and not (expr.value is None or isinstance(expr.value, bool))
+    if constant or isinstance(expr, Arithmetic | Negate):
+        raise InputError(f"{text!r} is a value, not a condition", hint="compare it with something")
+    return expr
+
+
+def parse_assignments(
+    assignments: Mapping[str, Any], *, dialect: str | None = None
+) -> tuple[tuple[Path, Expr], ...]:
+    """Columns, or fields inside them (``"p.amt"``), with the expressions they are set to.
+
+    A value that is not text is taken as a constant. Raises InputError when a field is set twice, or a
+    struct is set together with one of its fields.
+    """
+    found = tuple((_path(name, dialect), _assigned(value, dialect)) for name, value in assignments.items())
+    if not found:
+        raise InputError("there is nothing to set", hint="give at least one column and its new value")
+    paths = [tuple(part.lower() for part in path) for path, _ in found]
+    for position, path in enumerate(paths):
+        for other in paths[position + 1 :]:
+            shorter = min(len(path), len(other))
+            if path[:shorter] == other[:shorter]:
+                raise InputError(f"{'.'.join(path)!r} and {'.'.join(other)!r} cannot both be set")
+    return found
+
+
+def parse_merge_condition(
+    text: str, *, dialect: str | None = None
+) -> tuple[tuple[tuple[Path, Path], ...], Expr | None]:
+    """The pairs of (target column, source column) that must be equal, and the rest of the condition.
+
+    Raises InputError for a bare column name, and where no equality ties the two sides together.
+    """
+    expr = parse_predicate(text, dialect=dialect)
+    for side, path in sorted(columns(expr), key=str):
+        if side is None:
+            name = ".".join(path)
+            raise InputError(
+                f"{name!r} in {text!r} does not say which side", hint=f"write target.{name} or source.{name}"
+            )
+    pairs: list[tuple[Path, Path]] = []
+    rest: Expr | None = None
+    for part in conjuncts(expr):
+        pair = _pair(part)
+        if pair is not None:
+            pairs.append(pair)
+        else:
+            rest = part if rest is None else And(rest, part)
+    if not pairs:
+        raise InputError(
+            f"{text!r} has no equality between the two sides", hint="such as target.id = source.id"
+        )
+    return tuple(dict.fromkeys(pairs)), rest
+
+
+def _pair(expr: Expr) -> tuple[Path, Path] | None:
+    match expr:
+        case Compare("=", Column(target, "target"), Column(source, "source")):
+            return target, source
+        case Compare("=", Column(source, "source"), Column(target, "target")):
+            return target, source
+    return None
+
+
+def _assigned(value: Any, dialect: str | None) -> Expr:
+    if isinstance(value, str):
+        return parse_expression(value, dialect=dialect)
+    try:
+        return literal(value)
+    except (TypeError, ValueError) as error:
+        raise InputError(f"{value!r} is neither SQL text nor a plain value: {error}") from error
+
+
+def _path(name: str, dialect: str | None) -> Path:
+    """The column a key names; a key that does not read as one, such as ``my col``, is the name itself."""
+    try:
+        expr = parse_expression(name, dialect=dialect)
+    except (InputError, NotSupported):
+        sqlglot_module()
+        return (name,)
+    if not isinstance(expr, Column):
+        return (name,)
+    if expr.side == "source":
+        raise InputError(f"{to_sql(expr)} cannot be set: it belongs to the source")
+    return expr.path
+
+
+def _dialect(dialect: str | None) -> str:
+    try:
+        return DIALECTS[dialect]
+    except KeyError:
+        known = ", ".join(repr(name) for name in DIALECTS if name)
+        raise NotSupported(f"there is no dialect {dialect!r}", hint=f"there are {known}") from None
+
+
+def sqlglot_module() -> ModuleType:
+    """sqlglot, or the error that says how to get it."""
+    try:
+        import sqlglot
+    except ImportError as error:
+        raise NotSupported(
+            "SQL text needs sqlglot, which is not installed",
+            hint="pip install 'intarsia[sql]', or give a pyarrow.compute expression",
+        ) from error
+    return sqlglot
+
+
+def _tree(text: str, dialect: str) -> Any:
+    sqlglot = sqlglot_module()
+    if not isinstance(text, str):
+        raise InputError(f"SQL text is needed, not {type(text).__name__}")
+    reader = sqlglot.Dialect.get_or_raise(dialect)
+    try:
+        tokens = reader.tokenize(text)
+        _check(tokens, text)
+        trees = reader.parser(error_level=sqlglot.ErrorLevel.IMMEDIATE).parse_into(
+            sqlglot.exp.Condition, tokens, text
+        )
+    except sqlglot.errors.ParseError as error:
+        raise InputError(_syntax_error(text, error), hint="check the SQL") from error
+    except sqlglot.errors.TokenError as error:
+        raise InputError(f"{text!r} is not SQL: {error}", hint="is a quote left open?") from error
+    except RecursionError as error:
+        raise _too_deep(text) from error
+    if len(trees) != 1 or trees[0] is None:
+        raise InputError(f"{text!r} is not one expression")
+    return trees[0]
+
+
+def _too_deep(text: str) -> InputError:
+    return InputError(f"the SQL is nested too deeply ({len(text)} characters)")
+
+
+def _check(tokens: Any, text: str) -> None:
+    if not tokens:
+        raise InputError("the SQL text is empty")
+    for token in tokens:
+        if token.comments:
+            raise InputError(f"comments are not allowed in {text!r}", hint="leave the comment out")
+        if token.token_type.name == "SEMICOLON":
+            raise InputError(f"{text!r} holds a semicolon: one expression is needed, not statements")
+
+
+def _syntax_error(text: str, error: Any) -> str:
+    details = (getattr(error, "errors", None) or [{}])[-1]
+    where = f" at line {details['line']}, column {details['col']}" if details.get("line") else ""
+    near = f", near {details['highlight']!r}" if details.get("highlight") else ""
+    reason = (details.get("description") or str(error).splitlines()[0]).rstrip(". ")
+    return f"cannot read the SQL {text!r}{where}{near}: {reason}"

@@ -1,0 +1,10 @@
+"""Where tables live: a URL, path or file system object in, the few verbs the tables need out."""
+
+from __future__ import annotations
+
+from intarsia.storage.port import Entry, Storage, storage_errors
+from intarsia.storage.posix import PosixStorage
+from intarsia.storage.remote import RemoteStorage
+from intarsia.storage.resolve import open_storage
+
+__all__ = ["Entry", "PosixStorage", "RemoteStorage", "Storage", "open_storage", "storage_errors"]

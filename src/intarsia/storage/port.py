@@ -1,0 +1,129 @@
+"""The verbs a table needs of a store, and how a store's errors leave it; no store is in here."""
+
+from __future__ import annotations
+
+import errno
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass
+from typing import Literal, Protocol
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from intarsia.common.log import redact
+from intarsia.errors import IntarsiaError, StorageError
+
+Kind = Literal["file", "directory", "symlink", "other"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One name found in a store. ``path`` is relative to what was listed, ``/`` between parts."""
+
+    path: str
+    kind: Kind
+    size: int = 0
+    mtime_ns: int = 0
+    identity: int | str | None = None
+    """The inode, or the store's entity tag; None where the store has neither."""
+
+    @property
+    def fingerprint(self) -> tuple[int, int, int | str | None]:
+        """Changes whenever the bytes do, as far as the store can tell."""
+        return (self.size, self.mtime_ns, self.identity)
+
+
+class Storage(Protocol):
+    """A store of files. Paths are the store's own, absolute and normalised.
+
+    Every method raises StorageError (with ``errno`` where there is one) when the store refuses.
+    What ``atomic`` promises: :meth:`claim` has one winner, :meth:`publish` shows a reader the old
+    file or the new one and never neither, and :meth:`lock` excludes every other process.
+    """
+
+    @property
+    def filesystem(self) -> pafs.FileSystem:
+        """For reading and writing data; pickles."""
+
+    @property
+    def atomic(self) -> bool: ...
+
+    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[Entry]:
+        """Everything below ``root``; a directory is entered when ``descend(its name)``."""
+
+    def names(self, directory: str) -> list[str]:
+        """The names in a directory; empty when there is none."""
+
+    def stat(self, path: str) -> Entry | None:
+        """The entry itself (a symlink is not followed), or None."""
+
+    def read(self, path: str) -> bytes: ...
+
+    def write(self, path: str, data: bytes) -> None:
+        """Write a small file; on return its bytes are durable (its name is not yet)."""
+
+    def claim(self, source: str, target: str) -> bool:
+        """Give ``source`` the name ``target`` unless it is taken; False when it is."""
+
+    def twin(self, source: str, target: str) -> None:
+        """A second name for the same bytes, or a copy where the store has no such thing."""
+
+    def publish(self, source: str, spare: str, target: str) -> None:
+        """Put the bytes of ``source`` under ``target``; ``source`` keeps its name.
+
+        ``spare`` is a twin of ``source`` that may be consumed, and is made again when it is gone.
+        """
+
+    def move(self, source: str, target: str) -> None:
+        """Rename within the control directory, over whatever is there."""
+
+    def same(self, one: str, other: str) -> bool:
+        """Whether two existing files hold the same bytes, told by identity or by reading."""
+
+    def remove(self, path: str) -> bool:
+        """Remove a file; False when it was gone already."""
+
+    def remove_directory(self, path: str) -> bool:
+        """Remove a directory if it is empty; False when it is not, or is gone."""
+
+    def remove_tree(self, path: str) -> list[StorageError]:
+        """Remove a directory and all in it, going on after a refusal; returns the refusals."""
+
+    def make_directories(self, path: str) -> list[str]:
+        """Create a directory and its parents; returns those that were new, outermost first."""
+
+    def sync(self, path: str) -> None:
+        """Make the bytes of a file, or the names in a directory, durable."""
+
+    def check_writable(self, directory: str) -> None:
+        """Refuse when no file could be put into ``directory``, or it could not be created."""
+
+    def together(self, one: str, other: str) -> bool:
+        """Whether files can move between two places (which may not exist yet)."""
+
+    def lock(self, path: str, timeout: float) -> AbstractContextManager[None]:
+        """Hold an exclusive lock; raises CommitConflict after ``timeout`` seconds."""
+
+
+@contextmanager
+def storage_errors(action: str, path: str, *, hint: str | None = None) -> Iterator[None]:
+    """Let an OSError leave as StorageError, with its errno, the path and what was tried."""
+    try:
+        yield
+    except IntarsiaError:
+        raise
+    except (OSError, pa.ArrowException) as error:
+        raise as_storage_error(error, action, path, hint=hint) from error
+
+
+def as_storage_error(
+    error: BaseException, action: str, path: str, *, hint: str | None = None
+) -> StorageError:
+    """The StorageError that says what ``error`` said."""
+    number = getattr(error, "errno", None)
+    if number is None and isinstance(error, FileNotFoundError):
+        number = errno.ENOENT
+    reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+    message = redact(f"Could not {action} {path}: {reason}")
+    return StorageError(message, errno=number, path=redact(path), hint=hint)

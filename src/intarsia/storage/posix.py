@@ -1,0 +1,333 @@
+"""Files on a local disk: hard links, atomic rename, fsync and flock; no protocol is in here."""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat as stat_mode
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pyarrow.fs as pafs
+
+from intarsia.errors import CommitConflict, NotSupported, StorageError
+from intarsia.storage.port import Entry, Kind, as_storage_error, storage_errors
+
+_COMPARE_CHUNK = 1 << 20
+_NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
+_NETWORK = (
+    "nfs",
+    "cifs",
+    "smb",
+    "ncpfs",
+    "afs",
+    "9p",
+    "fuse.sshfs",
+    "fuse.s3fs",
+    "fuse.gcsfuse",
+    "fuse.rclone",
+)
+_POLL_SECONDS = (0.005, 0.25)
+
+
+class PosixStorage:
+    """A local disk. Everything :class:`~intarsia.storage.port.Storage` asks of an atomic store holds."""
+
+    atomic = True
+
+    @property
+    def filesystem(self) -> pafs.FileSystem:
+        return pafs.LocalFileSystem()
+
+    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[Entry]:
+        pending = [("", root)]
+        while pending:
+            prefix, directory = pending.pop()
+            with storage_errors("list", directory):
+                with os.scandir(directory) as found:
+                    entries = list(found)
+                for item in entries:
+                    path = prefix + item.name
+                    if item.is_symlink():
+                        yield Entry(path, "symlink", identity=_link_kind(item))
+                    elif item.is_dir(follow_symlinks=False):
+                        yield Entry(path, "directory")
+                        if descend(item.name):
+                            pending.append((f"{path}/", f"{directory}/{item.name}"))
+                    else:
+                        try:
+                            status = item.stat(follow_symlinks=False)
+                        except FileNotFoundError:  # gone between scandir and stat
+                            continue
+                        yield _entry(path, status)
+
+    def names(self, directory: str) -> list[str]:
+        with storage_errors("list", directory):
+            try:
+                return sorted(os.listdir(directory))
+            except (FileNotFoundError, NotADirectoryError):
+                return []
+
+    def stat(self, path: str) -> Entry | None:
+        with storage_errors("look at", path):
+            try:
+                return _entry(path, os.lstat(path))
+            except (FileNotFoundError, NotADirectoryError):
+                return None
+
+    def read(self, path: str) -> bytes:
+        with storage_errors("read", path), open(path, "rb") as file:
+            return file.read()
+
+    def write(self, path: str, data: bytes) -> None:
+        with storage_errors("write", path):
+            descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+            try:
+                left = memoryview(data)
+                while left:
+                    left = left[os.write(descriptor, left) :]
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def claim(self, source: str, target: str) -> bool:
+        with storage_errors("take", target):
+            try:
+                os.link(source, target)
+            except FileExistsError:
+                return False
+            return True
+
+    def twin(self, source: str, target: str) -> None:
+        with storage_errors("link", source, hint=_link_hint(source)):
+            try:
+                os.link(source, target)
+            except OSError as error:
+                if error.errno in _NO_LINKS:
+                    raise NotSupported(
+                        f"The file system of {source} has no hard links, which a safe replacement needs.",
+                        path=source,
+                        hint="keep the dataset on a local file system such as ext4, xfs, btrfs or apfs",
+                    ) from error
+                raise
+
+    def publish(self, source: str, spare: str, target: str) -> None:
+        with storage_errors("publish", target):
+            if not os.path.lexists(spare):
+                os.link(source, spare)
+            os.rename(spare, target)
+
+    def move(self, source: str, target: str) -> None:
+        with storage_errors("rename", source):
+            os.rename(source, target)
+
+    def same(self, one: str, other: str) -> bool:
+        with storage_errors("compare", one):
+            if os.path.samefile(one, other):
+                return True
+            if os.path.getsize(one) != os.path.getsize(other):
+                return False
+            with open(one, "rb") as left, open(other, "rb") as right:
+                while chunk := left.read(_COMPARE_CHUNK):
+                    if chunk != right.read(_COMPARE_CHUNK):
+                        return False
+            return True
+
+    def remove(self, path: str) -> bool:
+        with storage_errors("remove", path):
+            try:
+                os.unlink(path)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def remove_directory(self, path: str) -> bool:
+        with storage_errors("remove", path):
+            try:
+                os.rmdir(path)
+            except OSError as error:
+                if error.errno in (errno.ENOTEMPTY, errno.EEXIST, errno.ENOENT):
+                    return False
+                raise
+            return True
+
+    def remove_tree(self, path: str) -> list[StorageError]:
+        refusals: list[StorageError] = []
+        for directory, subdirectories, files in os.walk(path, topdown=False):
+            links = [name for name in subdirectories if os.path.islink(f"{directory}/{name}")]
+            for name in (*files, *links):
+                self._collect(refusals, self.remove, f"{directory}/{name}")
+            self._collect(refusals, self.remove_directory, directory)
+        return refusals
+
+    @staticmethod
+    def _collect(refusals: list[StorageError], remove: Callable[[str], bool], path: str) -> None:
+        try:
+            remove(path)
+        except StorageError as refusal:
+            refusals.append(refusal)
+
+    def make_directories(self, path: str) -> list[str]:
+        made: list[str] = []
+        with storage_errors("create", path):
+            missing = []
+            while not os.path.isdir(path):
+                missing.append(path)
+                path = os.path.dirname(path)
+            for directory in reversed(missing):
+                try:
+                    os.mkdir(directory)
+                except FileExistsError:
+                    if not os.path.isdir(directory):
+                        raise
+                else:
+                    made.append(directory)
+        return made
+
+    def sync(self, path: str) -> None:
+        with storage_errors("sync", path):
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                os.fsync(descriptor)
+            finally:
+                os.close(descriptor)
+
+    def check_writable(self, directory: str) -> None:
+        there = _nearest(directory)
+        if not os.access(there, os.W_OK | os.X_OK):
+            refusal = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+            raise as_storage_error(refusal, "write to", there)
+
+    def together(self, one: str, other: str) -> bool:
+        with storage_errors("look at", one):
+            return os.stat(_nearest(one)).st_dev == os.stat(_nearest(other)).st_dev
+
+    @contextmanager
+    def lock(self, path: str, timeout: float) -> Iterator[None]:
+        """An flock: the kernel frees it when the holder dies, and nobody can steal it from a paused one."""
+        _refuse_network(path)
+        descriptor = self._locked(path, time.monotonic() + timeout, timeout)
+        try:
+            yield
+        finally:
+            _unlock(descriptor)
+
+    def _locked(self, path: str, deadline: float, timeout: float) -> int:
+        pause, longest = _POLL_SECONDS
+        while True:
+            descriptor = self._try_lock(path)
+            if descriptor is not None:
+                return descriptor
+            if time.monotonic() >= deadline:
+                raise CommitConflict(
+                    f"Another operation has held the lock {path} for {timeout:g} seconds.",
+                    path=path,
+                    hint="wait for it to end, or give more time with lock_timeout=",
+                )
+            time.sleep(pause)
+            pause = min(pause * 2, longest)
+
+    def _try_lock(self, path: str) -> int | None:
+        import fcntl
+
+        self.make_directories(os.path.dirname(path))
+        with storage_errors("lock", path):
+            try:
+                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+            except FileNotFoundError:  # its holder tidied the directory away just now
+                return None
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                if _still_named(descriptor, path):
+                    return descriptor
+            except BlockingIOError:
+                pass
+            except BaseException:
+                os.close(descriptor)
+                raise
+            os.close(descriptor)
+            return None
+
+
+def _unlock(descriptor: int) -> None:
+    import fcntl
+
+    try:
+        # A forked child may share the description: unlocking frees it there, closing alone would not.
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    finally:
+        os.close(descriptor)
+
+
+def _still_named(descriptor: int, path: str) -> bool:
+    """Whether the locked file is the one under ``path``; a holder may have removed it meanwhile."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False
+
+
+def _entry(path: str, status: os.stat_result) -> Entry:
+    return Entry(path, _kind(status.st_mode), status.st_size, status.st_mtime_ns, status.st_ino)
+
+
+def _kind(mode: int) -> Kind:
+    if stat_mode.S_ISREG(mode):
+        return "file"
+    if stat_mode.S_ISDIR(mode):
+        return "directory"
+    return "symlink" if stat_mode.S_ISLNK(mode) else "other"
+
+
+def _link_kind(item: os.DirEntry[str]) -> str:
+    """What a symlink points to; "directory" also for a loop, which nobody should follow."""
+    try:
+        return "directory" if item.is_dir() else "file"
+    except OSError:
+        return "directory"
+
+
+def _nearest(path: str) -> str:
+    """The path, or the nearest directory above it that exists."""
+    while not os.path.lexists(path):
+        path = os.path.dirname(path)
+    return path
+
+
+def _link_hint(source: str) -> str | None:
+    """Linux refuses a hard link to somebody else's file unless it can be written."""
+    try:
+        foreign = os.stat(source).st_uid != os.geteuid()
+    except (OSError, AttributeError):
+        return None
+    return "the file belongs to another user; replacing it needs write permission on it" if foreign else None
+
+
+def _refuse_network(path: str) -> None:
+    kind = filesystem_type(os.path.dirname(path))
+    if kind is not None and kind.startswith(_NETWORK):
+        raise NotSupported(
+            f"{path} is on a network file system ({kind}), whose locks cannot be relied on.",
+            path=path,
+            hint="pass lock= with a lock that every writer shares, or move the dataset to a local disk",
+        )
+
+
+def filesystem_type(path: str) -> str | None:
+    """The type of the file system under ``path`` (``ext4``, ``nfs4``), or None where it cannot be told."""
+    if not sys.platform.startswith("linux"):
+        return None
+    try:
+        device = os.stat(_nearest(path)).st_dev
+        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
+            lines = mounts.readlines()
+    except OSError:
+        return None
+    number = f"{os.major(device)}:{os.minor(device)}"
+    for line in lines:
+        words = line.split()
+        if len(words) > 2 and words[2] == number and "-" in words:
+            return words[words.index("-") + 1]
+    return None

@@ -1,0 +1,209 @@
+"""Stores reached through a pyarrow or fsspec file system: no links, no atomic rename, no lock."""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pyarrow.fs as pafs
+
+from intarsia.errors import StorageError
+from intarsia.storage.port import Entry, Kind, storage_errors
+
+_TAGS = (
+    "ETag",
+    "etag",
+    "e_tag",
+    "md5Hash",
+    "content_md5",
+    "generation",
+    "ino",
+    "created",
+    "mtime",
+    "LastModified",
+)
+_CHUNK = 1 << 20
+
+
+class RemoteStorage:
+    """Any pyarrow file system, used so that every step can be repeated.
+
+    Copies stand where a local disk has links. Two writers at once are not told apart, which is why
+    tables let such a store only append unless the caller vouches for being the only writer.
+    """
+
+    atomic = False
+
+    def __init__(self, filesystem: pafs.FileSystem) -> None:
+        self._filesystem = filesystem
+
+    @property
+    def filesystem(self) -> pafs.FileSystem:
+        return self._filesystem
+
+    @property
+    def _fsspec(self) -> Any | None:
+        """The fsspec file system underneath; its listings carry entity tags, pyarrow's do not."""
+        handler = getattr(self._filesystem, "handler", None)
+        return getattr(handler, "fs", None)
+
+    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[Entry]:
+        for entry in sorted(self._entries(root), key=lambda found: found.path):
+            parents = entry.path.split("/")[:-1]
+            if all(descend(name) for name in parents):
+                yield entry
+
+    def _forget(self) -> None:
+        """A cached listing would hide other writers' files."""
+        if self._fsspec is not None:
+            self._fsspec.invalidate_cache()
+
+    def _entries(self, root: str) -> Iterator[Entry]:
+        self._forget()
+        with storage_errors("list", root):
+            if self._fsspec is not None:
+                yield from _fsspec_entries(self._fsspec, root)
+                return
+            selector = pafs.FileSelector(root, recursive=True, allow_not_found=True)
+            for info in self._filesystem.get_file_info(selector):
+                yield _arrow_entry(_below(root, info.path), info)
+
+    def names(self, directory: str) -> list[str]:
+        self._forget()
+        with storage_errors("list", directory):
+            selector = pafs.FileSelector(directory, allow_not_found=True)
+            return sorted(info.base_name for info in self._filesystem.get_file_info(selector))
+
+    def stat(self, path: str) -> Entry | None:
+        self._forget()
+        with storage_errors("look at", path):
+            if self._fsspec is not None:
+                try:
+                    return _fsspec_entry(path, self._fsspec.info(path))
+                except FileNotFoundError:
+                    return None
+            info = self._filesystem.get_file_info(path)
+            return None if info.type == pafs.FileType.NotFound else _arrow_entry(path, info)
+
+    def read(self, path: str) -> bytes:
+        with storage_errors("read", path), self._filesystem.open_input_stream(path) as stream:
+            return bytes(stream.read())
+
+    def write(self, path: str, data: bytes) -> None:
+        with storage_errors("write", path), self._filesystem.open_output_stream(path) as stream:
+            stream.write(data)
+
+    def claim(self, source: str, target: str) -> bool:
+        if self.stat(target) is not None:
+            return False
+        self.twin(source, target)
+        return True
+
+    def twin(self, source: str, target: str) -> None:
+        with storage_errors("copy", source):
+            self._filesystem.copy_file(source, target)
+
+    def publish(self, source: str, spare: str, target: str) -> None:
+        self.twin(source, target)
+
+    def move(self, source: str, target: str) -> None:
+        with storage_errors("rename", source):
+            self._filesystem.move(source, target)
+
+    def same(self, one: str, other: str) -> bool:
+        left, right = self.stat(one), self.stat(other)
+        if left is None or right is None or left.size != right.size:
+            return False
+        with storage_errors("compare", one):
+            return self._equal(one, other)
+
+    def _equal(self, one: str, other: str) -> bool:
+        opened = self._filesystem.open_input_stream
+        with opened(one) as left, opened(other) as right:
+            while chunk := left.read(_CHUNK):
+                if chunk != right.read(len(chunk)):
+                    return False
+        return True
+
+    def remove(self, path: str) -> bool:
+        with storage_errors("remove", path):
+            try:
+                self._filesystem.delete_file(path)
+            except FileNotFoundError:
+                return False
+            return True
+
+    def remove_directory(self, path: str) -> bool:
+        with storage_errors("remove", path):
+            if self._filesystem.get_file_info(path).type != pafs.FileType.Directory or self.names(path):
+                return False
+            self._filesystem.delete_dir(path)
+            return True
+
+    def remove_tree(self, path: str) -> list[StorageError]:
+        try:
+            with storage_errors("remove", path):
+                self._filesystem.delete_dir(path)
+        except StorageError as refusal:
+            return [] if refusal.errno == errno.ENOENT else [refusal]
+        return []
+
+    def make_directories(self, path: str) -> list[str]:
+        missing: list[str] = []
+        with storage_errors("create", path):
+            above = path
+            while above.strip("/") and self.stat(above) is None:
+                missing.append(above)
+                above = posixpath.dirname(above)
+            if missing:
+                self._filesystem.create_dir(path, recursive=True)
+        return missing[::-1]
+
+    def sync(self, path: str) -> None:
+        """A store that has taken the bytes keeps them; there is nothing to flush."""
+
+    def check_writable(self, directory: str) -> None:
+        """Nothing can be told without writing."""
+
+    def together(self, one: str, other: str) -> bool:
+        return True
+
+    @contextmanager
+    def lock(self, path: str, timeout: float) -> Iterator[None]:
+        """Excludes nobody: the caller vouches for being the only writer."""
+        self.make_directories(posixpath.dirname(path))
+        yield
+
+
+def _below(root: str, path: str) -> str:
+    base = root.strip("/")
+    inner = path.strip("/")
+    return inner[len(base) :].lstrip("/") if base else inner
+
+
+def _arrow_entry(path: str, info: Any) -> Entry:
+    if info.type == pafs.FileType.Directory:
+        return Entry(path, "directory")
+    kind: Kind = "file" if info.type == pafs.FileType.File else "other"
+    return Entry(path, kind, info.size or 0, info.mtime_ns or 0)
+
+
+def _fsspec_entries(filesystem: Any, root: str) -> Iterator[Entry]:
+    if not filesystem.exists(root):
+        return
+    if not filesystem.isdir(root):
+        raise NotADirectoryError(errno.ENOTDIR, "not a directory", root)
+    for path, info in filesystem.find(root, withdirs=True, detail=True).items():
+        inner = _below(root, path)
+        if inner:
+            yield _fsspec_entry(inner, info)
+
+
+def _fsspec_entry(path: str, info: dict[str, Any]) -> Entry:
+    if info.get("type") == "directory":
+        return Entry(path, "directory")
+    tag = next((str(info[name]) for name in _TAGS if info.get(name)), None)
+    return Entry(path, "file", int(info.get("size") or 0), 0, tag)

@@ -1,0 +1,198 @@
+"""The control directory beside a dataset: its layout, and the log in it; nothing is published here."""
+
+from __future__ import annotations
+
+import errno
+import json
+import posixpath
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.errors import DamagedTable, InputError, StorageError
+from intarsia.storage import Entry, Storage
+from intarsia.tables.parquet.record import Coming, Going, Record
+
+_NAME = re.compile(r"^(\d{12})(-[0-9a-f]{32})?\.(json|done)$")
+_STAGING = re.compile(r"^\.staging_([0-9a-f]{32})$")
+_SUMMARY = "summary.json"
+_FOLD_ABOVE = 32
+_FOLD_KEEPS = 8
+_READ_ATTEMPTS = 50
+
+
+@dataclass(frozen=True, slots=True)
+class LogState:
+    """What the log said at one moment.
+
+    ``names`` differ whenever anything was committed, finished or cleaned up in between.
+    """
+
+    names: frozenset[str]
+    version: int
+    undone: tuple[Record, ...] = ()
+    """Committed and not known to be published, oldest first."""
+    unclean: tuple[Record, ...] = ()
+    """Published, with something left to clean up."""
+
+
+class Control:
+    """The paths of a control directory, and its log."""
+
+    def __init__(self, storage: Storage, root: str, *, directory: str | None = None) -> None:
+        self.storage = storage
+        self.root = root
+        self.explicit = directory is not None
+        self.directory = directory or _sibling(root)
+        self.lock = f"{self.directory}/lock"
+        self.log = f"{self.directory}/log"
+        self.transactions = f"{self.directory}/tx"
+        self.farms = f"{self.directory}/snap"
+        self.retained = f"{self.directory}/retained"
+
+    def staging(self, txid: str) -> str:
+        return f"{self.transactions}/.staging_{txid}"
+
+    def record(self, seq: int, txid: str, suffix: str) -> str:
+        """The log record of a commit. On a store without locks the slot carries the transaction's id."""
+        slot = f"{seq:012d}" if self.storage.atomic else f"{seq:012d}-{txid}"
+        return f"{self.log}/{slot}.{suffix}"
+
+    def staged(self) -> list[str]:
+        """The ids of the transactions that have something staged."""
+        found = (_STAGING.match(name) for name in self.storage.names(self.transactions))
+        return [match[1] for match in found if match]
+
+    def is_planned(self, record: Record, item: Coming | Going, found: Entry) -> bool:
+        """Whether the file found under a recorded path is the one the transaction had planned on.
+
+        Told by its fingerprint, or by its bytes where a copy of the whole dataset has another one.
+        """
+        if item.was is None or item.kept is None:
+            return False
+        if found.fingerprint == item.was:
+            return True
+        return self.storage.same(f"{self.root}/{item.path}", f"{self.staging(record.txid)}/old/{item.kept}")
+
+    def exists(self) -> bool:
+        return self.storage.stat(self.directory) is not None
+
+    def read_log(self) -> LogState:
+        """The log's state; reads only records that are not finished. Writes nothing."""
+        for _ in range(_READ_ATTEMPTS):
+            names = self.storage.names(self.log)
+            try:
+                return self._state(names)
+            except StorageError as error:
+                if error.errno != errno.ENOENT:  # a record was cleaned up while we read: look again
+                    raise
+        raise StorageError(f"The log {self.log} kept changing while it was read.", path=self.log)
+
+    def _state(self, names: list[str]) -> LogState:
+        slots = [name for name in names if _NAME.match(name)]
+        records = [self._record(name) for name in slots if name.endswith(".json")]
+        folded = self._summary(names)[0] if records else 0
+        done = {record.txid for record in records if record.seq <= folded or self._is_done(record, names)}
+        return LogState(
+            names=frozenset(names),
+            version=max((int(name[:12]) for name in slots), default=0),
+            undone=tuple(record for record in records if record.txid not in done),
+            unclean=tuple(record for record in records if record.txid in done),
+        )
+
+    def _record(self, name: str) -> Record:
+        where = f"{self.log}/{name}"
+        record = Record.from_json(self.storage.read(where), where)
+        if self.explicit and record.root != self.root:
+            raise InputError(
+                f"The control directory {self.directory} serves another dataset, {record.root}.",
+                path=self.directory,
+                hint="give every dataset its own control_path=",
+            )
+        if self.record(record.seq, record.txid, "json") != where:
+            raise DamagedTable(f"The journal record {where} has another record's name.", path=where)
+        return record
+
+    def _is_done(self, record: Record, names: list[str]) -> bool:
+        where = self.record(record.seq, record.txid, "done")
+        if posixpath.basename(where) not in names:
+            return False
+        return _parsed(self.storage.read(where)).get("txid") == record.txid
+
+    def write_done(self, record: Record) -> None:
+        """Record that a commit is published, durably."""
+        note = {"seq": record.seq, "txid": record.txid, "operation": record.operation}
+        self.storage.write(
+            self.record(record.seq, record.txid, "done"),
+            json.dumps({**note, "properties": dict(record.properties)}).encode() + b"\n",
+        )
+        self.storage.sync(self.log)
+
+    def last_batch(self, app_id: str) -> int | None:
+        """The highest batch an application has committed, or None."""
+        names = self.storage.names(self.log)
+        found = [self._summary(names)[1].get(app_id)]
+        for name in names:
+            if _NAME.match(name):
+                found.append(_batches(_parsed(self.storage.read(f"{self.log}/{name}"))).get(app_id))
+        return max((batch for batch in found if batch is not None), default=None)
+
+    def fold(self) -> None:
+        """Keep the log short: old finished records become one summary."""
+        names = self.storage.names(self.log)
+        finished = [name for name in names if _NAME.match(name) and name.endswith(".done")]
+        if len(finished) <= _FOLD_ABOVE:
+            return
+        last, batches = self._summary(names)
+        folded = finished[:-_FOLD_KEEPS]
+        for name in folded:
+            record = _parsed(self.storage.read(f"{self.log}/{name}"))
+            last = max(last, int(name[:12]))
+            for app_id, batch in _batches(record).items():
+                batches[app_id] = max(batch, batches.get(app_id, batch))
+        draft = f"{self.log}/{_SUMMARY}.part"
+        self.storage.write(draft, json.dumps({"last": last, "batches": batches}).encode() + b"\n")
+        self.storage.move(draft, f"{self.log}/{_SUMMARY}")
+        # Before a record goes, the summary must be durable, and so must the end of its intent.
+        self.storage.sync(self.log)
+        for name in folded:
+            self.storage.remove(f"{self.log}/{name}")
+
+    def _summary(self, names: list[str]) -> tuple[int, dict[str, int]]:
+        if _SUMMARY not in names:
+            return 0, {}
+        where = f"{self.log}/{_SUMMARY}"
+        raw = _parsed(self.storage.read(where))
+        try:
+            return int(raw["last"]), {str(app): int(batch) for app, batch in raw["batches"].items()}
+        except (KeyError, TypeError, ValueError, AttributeError) as error:
+            raise DamagedTable(
+                f"The log's summary {where} is damaged.", path=where, hint="restore it from a backup"
+            ) from error
+
+
+def _sibling(root: str) -> str:
+    parent, name = posixpath.split(root)
+    if not name or (not parent.strip("/") and not root.startswith("/")):
+        raise InputError(
+            f"{root or '/'} has no directory beside it for the journal.",
+            path=root,
+            hint="name a control directory on the same store with control_path=",
+        )
+    return f"{parent.rstrip('/')}/.{name}.intarsia"
+
+
+def _parsed(data: bytes) -> dict[str, Any]:
+    """A small record; empty when a crash tore it, which counts as not written."""
+    try:
+        raw = json.loads(data)
+    except ValueError:
+        return {}
+    return raw if isinstance(raw, dict) else {}
+
+
+def _batches(record: dict[str, Any]) -> dict[str, int]:
+    properties = record.get("properties")
+    if not isinstance(properties, dict) or "app_id" not in properties:
+        return {}
+    return {str(properties["app_id"]): int(properties.get("batch_id", 0))}

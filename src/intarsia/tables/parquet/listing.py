@@ -1,0 +1,152 @@
+"""Which files below a root are data files: the one listing every engine uses; no footer is read here."""
+
+from __future__ import annotations
+
+import posixpath
+from dataclasses import dataclass
+
+from intarsia.errors import DamagedTable, InputError, NotSupported, UnsafePath
+from intarsia.storage import Entry, Storage
+
+_SUFFIXES = (".parquet", ".parq")
+_ACTIVE = "Another writer seems to be active"
+_FOREIGN_TABLES = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table"}
+_SUMMARIES = ("_metadata", "_common_metadata")
+
+
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """The data files below a root, sorted by path, with sentences on what else was found."""
+
+    entries: tuple[Entry, ...]
+    exists: bool
+    notes: tuple[str, ...] = ()
+
+
+def is_hidden(name: str) -> bool:
+    """Whether readers skip a directory or file of this name; ``_name=value`` is a partition."""
+    return name.startswith(".") or (name.startswith("_") and "=" not in name)
+
+
+def is_data_path(path: str) -> bool:
+    """Whether a path below the root is a data file's by its name alone."""
+    *directories, name = path.split("/")
+    return is_data_name(name) and not any(map(is_hidden, directories))
+
+
+def is_data_name(name: str) -> bool:
+    return not name.startswith((".", "_")) and name.lower().endswith(_SUFFIXES)
+
+
+def list_data_files(storage: Storage, root: str) -> Listing:
+    """List the data files below ``root``. Reads names and sizes only; one stat per file.
+
+    Raises:
+        InputError: the root is a file.
+        NotSupported: the directory belongs to a table format, which a plain change would corrupt.
+        UnsafePath: a data file or a directory is a symbolic link.
+        DamagedTable: a data file is empty.
+    """
+    found = storage.stat(root)
+    if found is None:
+        return Listing((), exists=False)
+    if found.kind != "directory":
+        raise InputError(f"{root} is a {found.kind}; a dataset is a directory of Parquet files.", path=root)
+    _refuse_part_of_table(storage, root)
+    entries = list(storage.walk(root, lambda name: not is_hidden(name)))
+    _refuse_table(storage, root, entries)
+    visible = [entry for entry in entries if _may_hold_data(entry)]
+    for entry in visible:
+        _refuse_unsafe(root, entry)
+    files = {entry.path: entry for entry in visible if entry.kind == "file"}
+    staged = {path for path in files if _is_duckdb_staging(path, files)}
+    data = tuple(files[path] for path in sorted(files) if path not in staged)
+    for entry in data:
+        _refuse_empty(root, entry)
+    return Listing(data, exists=True, notes=_notes(entries, staged))
+
+
+def _may_hold_data(entry: Entry) -> bool:
+    name = posixpath.basename(entry.path)
+    if entry.kind == "symlink" and entry.identity == "directory":
+        return not is_hidden(name)
+    return entry.kind != "directory" and is_data_name(name)
+
+
+def _refuse_unsafe(root: str, entry: Entry) -> None:
+    if entry.kind == "file":
+        return
+    what = "a symbolic link" if entry.kind == "symlink" else "not a regular file"
+    raise UnsafePath(
+        f"{root}/{entry.path} is {what}; replacing it would not replace what it stands for.",
+        path=f"{root}/{entry.path}",
+        hint="move the real file or directory into the dataset",
+    )
+
+
+def _refuse_empty(root: str, entry: Entry) -> None:
+    if entry.size == 0:
+        raise DamagedTable(
+            f"{root}/{entry.path} is empty (0 bytes), so it is not a Parquet file.",
+            path=f"{root}/{entry.path}",
+            hint="remove it, or restore it from where it was copied",
+        )
+
+
+def _is_duckdb_staging(path: str, files: dict[str, Entry]) -> bool:
+    """DuckDB replaces ``x.parquet`` through ``tmp_x.parquet`` beside it."""
+    directory, name = posixpath.split(path)
+    return name.startswith("tmp_") and posixpath.join(directory, name[4:]) in files
+
+
+def _notes(entries: list[Entry], staged: set[str]) -> tuple[str, ...]:
+    notes = [
+        f"{_ACTIVE}: {path} looks like a file it is writing, and is left out." for path in sorted(staged)
+    ]
+    for entry in entries:
+        name = posixpath.basename(entry.path)
+        if name == "_temporary" or name.startswith(".spark-staging"):
+            notes.append(f"{_ACTIVE}: its staging directory {entry.path} is left out.")
+        elif name == "_spark_metadata":
+            notes.append(
+                "A Spark streaming sink wrote here; Spark reads only the files named in _spark_metadata."
+            )
+        elif entry.kind == "file" and entry.path in _SUMMARIES:
+            notes.append(
+                f"{entry.path} describes the files as they were and will be out of date after a change."
+            )
+    return tuple(sorted(set(notes)))
+
+
+def _refuse_table(storage: Storage, root: str, entries: list[Entry]) -> None:
+    for entry in entries:
+        name = posixpath.basename(entry.path)
+        if entry.kind == "directory" and name in _FOREIGN_TABLES:
+            raise _refusal(root, entry.path, _FOREIGN_TABLES[name])
+        if (
+            name.endswith(".metadata.json")
+            and posixpath.basename(posixpath.dirname(entry.path)) == "metadata"
+        ):
+            raise _refusal(root, entry.path, "an Iceberg table")
+        if name.startswith("ducklake-") and is_data_name(name):
+            raise _refusal(root, entry.path, "a DuckLake table")
+
+
+def _refuse_part_of_table(storage: Storage, root: str) -> None:
+    """Refuse the data directory or a partition of a table whose log is further up."""
+    above, name = posixpath.split(root)
+    while above.strip("/") and ("=" in name or name == "data"):
+        for log, kind in _FOREIGN_TABLES.items():
+            if storage.stat(f"{above}/{log}") is not None:
+                raise _refusal(root, f"../{log}", f"part of {kind}")
+        if any(found.endswith(".metadata.json") for found in storage.names(f"{above}/metadata")):
+            raise _refusal(root, "../metadata", "part of an Iceberg table")
+        above, name = posixpath.split(above)
+
+
+def _refusal(root: str, path: str, kind: str) -> NotSupported:
+    return NotSupported(
+        f"{root} is {kind} (it has {path}); changing its files as a plain dataset would corrupt it.",
+        path=root,
+        hint="change it through its own table format",
+    )

@@ -1,0 +1,127 @@
+"""The record of one transaction as it stands in the journal: a value, its JSON and its checks."""
+
+from __future__ import annotations
+
+import json
+import posixpath
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from intarsia.errors import DamagedTable, UnsafePath
+from intarsia.tables.parquet.listing import is_data_path
+
+VERSION = 1
+_TXID = re.compile(r"^[0-9a-f]{32}$")
+_STAGED = re.compile(r"^[^/\0]+\.part$")
+_LONGEST_NAME = 255
+
+
+@dataclass(frozen=True, slots=True)
+class Coming:
+    """A file that comes: ``staged`` under ``new/`` gets the name ``path``; ``was`` is what it replaces."""
+
+    path: str
+    staged: str
+    was: tuple[Any, ...] | None = None
+    kept: str | None = None
+    """Name under ``old/`` of the replaced file."""
+
+
+@dataclass(frozen=True, slots=True)
+class Going:
+    """A file that goes, if it is still the one that was planned on."""
+
+    path: str
+    was: tuple[Any, ...]
+    kept: str
+
+
+@dataclass(frozen=True, slots=True)
+class Record:
+    """All a stranger needs to finish a committed transaction, whatever became of its writer."""
+
+    seq: int
+    txid: str
+    operation: str
+    root: str
+    coming: tuple[Coming, ...] = ()
+    going: tuple[Going, ...] = ()
+    properties: Mapping[str, str] = field(default_factory=dict)
+    retain: int | None = None
+    fresh: bool = False
+    """The dataset's directory did not exist."""
+
+    def to_json(self) -> bytes:
+        return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")).encode() + b"\n"
+
+    @classmethod
+    def from_json(cls, data: bytes, where: str) -> Record:
+        """Read a record back; raises DamagedTable unless every part of it is what we would write."""
+        try:
+            raw = json.loads(data)
+            if raw.pop("version") != VERSION:
+                raise ValueError("it was written by another version")
+            record = cls(
+                seq=int(raw.pop("seq")),
+                coming=tuple(_coming(item) for item in raw.pop("coming")),
+                going=tuple(_going(item) for item in raw.pop("going")),
+                **raw,
+            )
+            record.check()
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise DamagedTable(
+                f"The journal record {where} is damaged ({error}); nothing was done with it.",
+                path=where,
+                hint="restore it from a backup, or move it away to give up the transaction it records",
+                changed=None,
+            ) from error
+        return record
+
+    def check(self) -> None:
+        """Refuse names that could reach outside the dataset or its staging directory."""
+        texts = (self.operation, self.root, *self.properties, *self.properties.values())
+        if self.seq < 1 or not all(isinstance(text, str) for text in texts):
+            raise ValueError("a field has the wrong type")
+        if not _TXID.match(self.txid):
+            raise ValueError(f"transaction id {self.txid!r}")
+        for item in self.files:
+            check_data_path(item.path)
+        names = [item.staged for item in self.coming]
+        names += [item.kept for item in self.files if item.kept is not None]
+        for name in names:
+            if not _STAGED.match(name):
+                raise ValueError(f"staged name {name!r}")
+
+    @property
+    def files(self) -> tuple[Coming | Going, ...]:
+        return (*self.coming, *self.going)
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Directories below the root that files come to or go from; "" is the root itself."""
+        return tuple(sorted({posixpath.dirname(item.path) for item in self.files}))
+
+
+def check_data_path(path: str) -> None:
+    """Raise UnsafePath unless ``path`` names a data file below the root and nothing else."""
+    parts = path.split("/")
+    safe = (
+        bool(path)
+        and "\0" not in path
+        and all(part not in ("", ".", "..") for part in parts)
+        and is_data_path(path)
+        and max(len(part.encode("utf-8", "surrogateescape")) for part in parts) <= _LONGEST_NAME
+    )
+    if not safe:
+        raise UnsafePath(f"{path!r} is not a safe name for a data file of a dataset.", path=path)
+
+
+def _coming(raw: dict[str, Any]) -> Coming:
+    was = raw.pop("was")
+    return Coming(was=None if was is None else tuple(was), **raw)
+
+
+def _going(raw: dict[str, Any]) -> Going:
+    return Going(was=tuple(raw.pop("was")), **raw)

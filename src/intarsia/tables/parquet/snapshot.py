@@ -1,0 +1,191 @@
+"""One consistent state of a dataset, also while a commit is being published. Writes nothing."""
+
+from __future__ import annotations
+
+import errno
+import posixpath
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from intarsia.common.partitions import (
+    PARTITION_SCHEMA_KEY,
+    decode_partition_schema,
+    infer_partition_columns,
+    infer_partition_schema,
+    parse_hive_partition_path,
+    typed_partition,
+)
+from intarsia.common.schema import unify_schemas
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.errors import CommitConflict, StorageError
+from intarsia.storage import Entry, Storage
+from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.footers import file_schemas, read_footers
+from intarsia.tables.parquet.listing import Listing, list_data_files
+from intarsia.tables.parquet.record import Coming, Record
+
+_ATTEMPTS = 20
+_OURS = b"intarsia."
+
+Located = tuple[Entry, str]
+"""A data file, and where its bytes are."""
+
+
+class Footers:
+    """Footers already read, so that a second snapshot reads only those of files that changed."""
+
+    def __init__(self) -> None:
+        self._known: dict[str, tuple[tuple[Any, ...], pq.FileMetaData]] = {}
+
+    def of(self, storage: Storage, files: Sequence[Located]) -> list[pq.FileMetaData]:
+        wanted = [(entry, location) for entry, location in files if not self._has(entry)]
+        read = read_footers(storage.filesystem, [location for _, location in wanted])
+        for (entry, _), footer in zip(wanted, read, strict=True):
+            self._known[entry.path] = (entry.fingerprint, footer)
+        self._known = {entry.path: self._known[entry.path] for entry, _ in files}
+        return [footer for _, footer in self._known.values()]
+
+    def _has(self, entry: Entry) -> bool:
+        known = self._known.get(entry.path)
+        return known is not None and known[0] == entry.fingerprint
+
+
+def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
+    """The dataset as of its last commit.
+
+    Reads the log, lists, reads footers, and reads the log again: when that is the same, no commit of
+    ours came in between. A commit that is not published yet is seen as published.
+
+    Args:
+        control: the dataset's control directory, which need not exist.
+        shown: the root in the caller's form.
+        footers: read before; brought up to date.
+
+    Raises:
+        CommitConflict: writers were so busy that no quiet moment was found.
+    """
+    storage = control.storage
+    for _ in range(_ATTEMPTS):
+        before = control.read_log()
+        listing = list_data_files(storage, control.root)
+        try:
+            files = _overlaid(control, listing, before.undone)
+            read = footers.of(storage, files)
+        except (FileNotFoundError, StorageError) as error:
+            if not _is_gone(error):
+                raise
+            continue  # moved from staging to its place, or removed, while we looked
+        if control.read_log().names == before.names:
+            snapshot = _assembled(control, shown, listing, files, read)
+            exists = listing.exists or bool(before.undone)
+            return replace(snapshot, version=before.version, exists=exists)
+    raise CommitConflict(
+        f"{control.root} kept changing: no consistent state could be read in {_ATTEMPTS} attempts.",
+        path=control.root,
+        hint="try again when fewer writers are at work",
+    )
+
+
+def _is_gone(error: OSError) -> bool:
+    return isinstance(error, FileNotFoundError) or error.errno == errno.ENOENT
+
+
+def _overlaid(control: Control, listing: Listing, undone: Sequence[Record]) -> list[Located]:
+    """The listing as it will be once the recorded commits are published."""
+    files = {entry.path: (entry, f"{control.root}/{entry.path}") for entry in listing.entries}
+    for record in undone:
+        for coming in record.coming:
+            location = f"{control.staging(record.txid)}/new/{coming.staged}"
+            staged = control.storage.stat(location)
+            if staged is None:
+                raise StorageError(f"{location} is gone.", errno=errno.ENOENT, path=location)
+            there = files.get(coming.path)
+            if there is None or _awaits(control, record, coming, there, (staged, location)):
+                files[coming.path] = (replace(staged, path=coming.path), location)
+        for going in record.going:
+            there = files.get(going.path)
+            if there is not None and control.is_planned(record, going, there[0]):
+                del files[going.path]
+    return [files[path] for path in sorted(files)]
+
+
+def _awaits(control: Control, record: Record, coming: Coming, there: Located, staged: Located) -> bool:
+    """Whether a name will hold the staged file, or does already; else another writer changed it since."""
+    if there[0].fingerprint == staged[0].fingerprint or control.is_planned(record, coming, there[0]):
+        return True
+    return coming.was is None or control.storage.same(there[1], staged[1])
+
+
+def _assembled(
+    control: Control,
+    shown: str,
+    listing: Listing,
+    files: Sequence[Located],
+    footers: Sequence[pq.FileMetaData],
+) -> Snapshot:
+    schemas, _ = file_schemas(footers)
+    unified = unify_schemas(schemas, operation="snapshot", path=control.root) if schemas else pa.schema([])
+    partitions, typed = _partitions([entry.path for entry, _ in files], schemas, unified)
+    data = tuple(
+        DataFile(
+            path=entry.path,
+            location=location,
+            size=entry.size,
+            rows=footer.num_rows,
+            partition=typed[posixpath.dirname(entry.path)],
+            fingerprint=entry.fingerprint,
+            footer=footer,
+        )
+        for (entry, location), footer in zip(files, footers, strict=True)
+    )
+    stored = [field for field in unified if field.name not in partitions.names]
+    return Snapshot(
+        root=shown,
+        files=data,
+        schema=pa.schema([*stored, *partitions], _shared_metadata(unified)),
+        partition_columns=tuple(partitions.names),
+        filesystem=control.storage.filesystem,
+        exists=listing.exists,
+        notes=listing.notes,
+        uniform=all(schema.equals(unified) for schema in schemas),
+    )
+
+
+def _partitions(
+    paths: Sequence[str], schemas: Sequence[pa.Schema], unified: pa.Schema
+) -> tuple[pa.Schema, dict[str, dict[str, Any]]]:
+    """The partition columns with their types, and the typed values of each directory.
+
+    A column that the files hold as well has the type it has there; else the type the files declare.
+    """
+    directories = {posixpath.dirname(path): path for path in paths}
+    columns = infer_partition_columns(directories.values())
+    texts = {directory: parse_hive_partition_path(path) for directory, path in directories.items()}
+    if not columns:
+        return pa.schema([]), {directory: {} for directory in texts}
+    known = {field.name: field for field in _declared(schemas)}
+    known |= {name: unified.field(name) for name in columns if name in unified.names}
+    inferred = infer_partition_schema(texts.values(), pa.schema(list(known.values())))
+    schema = pa.schema([inferred.field(name) for name in columns])
+    typed = {
+        directory: typed_partition(values, schema, path=directories[directory])
+        for directory, values in texts.items()
+    }
+    return schema, typed
+
+
+def _declared(schemas: Sequence[pa.Schema]) -> pa.Schema:
+    """The types of partition columns that the files declare in their metadata."""
+    encoded: list[bytes | None] = [(schema.metadata or {}).get(PARTITION_SCHEMA_KEY) for schema in schemas]
+    declared = [decode_partition_schema(text) for text in dict.fromkeys(encoded) if text is not None]
+    return unify_schemas(declared, operation="snapshot") if declared else pa.schema([])
+
+
+def _shared_metadata(schema: pa.Schema) -> dict[bytes, bytes] | None:
+    """The files' metadata without our own notes, which each file has for itself."""
+    kept = {key: value for key, value in (schema.metadata or {}).items() if not key.startswith(_OURS)}
+    return kept or None

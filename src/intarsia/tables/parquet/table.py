@@ -1,0 +1,310 @@
+"""A directory of Parquet files as a table: lists them, and swaps them in journaled commits."""
+
+from __future__ import annotations
+
+import os
+import posixpath
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from intarsia.common.log import logger
+from intarsia.common.partitions import hive_path
+from intarsia.core.change import Change, Committed, StagedFile, Staging
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
+from intarsia.storage import Storage, open_storage
+from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.farm import Farm, planted
+from intarsia.tables.parquet.footers import read_footers
+from intarsia.tables.parquet.journal import Journal, Lock
+from intarsia.tables.parquet.listing import list_data_files
+from intarsia.tables.parquet.record import Coming, Going, Record, check_data_path
+from intarsia.tables.parquet.snapshot import Footers, take_snapshot
+
+log = logger(__name__)
+_FARM_ATTEMPTS = 20
+
+
+class ParquetTable:
+    """A plain directory of Parquet files, partitioned or not.
+
+    Every commit is all or nothing, also across a crash or a power cut; writers of ours take turns.
+    The journal lives in a control directory beside the root, ``.<name>.intarsia``.
+
+    Args:
+        target: path or URL of the directory; it need not exist.
+        filesystem: a pyarrow or fsspec file system that ``target`` is a path on.
+        storage_options: for opening a URL through fsspec.
+        control_path: where the journal is kept instead: a directory of its own, on the same device.
+        single_writer: the caller vouches that nobody else writes. Lets a store without atomic rename
+            replace and remove files.
+        lock_timeout: seconds to wait for another writer.
+        lock: makes a lock that every writer shares, for file systems whose own cannot be trusted.
+        retain: keep the files replaced by this many last commits, in the control directory.
+    """
+
+    def __init__(
+        self,
+        target: str | os.PathLike[str],
+        *,
+        filesystem: Any = None,
+        storage_options: Mapping[str, Any] | None = None,
+        control_path: str | os.PathLike[str] | None = None,
+        single_writer: bool = False,
+        lock_timeout: float = 60.0,
+        lock: Lock | None = None,
+        retain: int | None = None,
+    ) -> None:
+        if retain is not None and retain < 0:
+            raise InputError(f"retain= must not be negative, it is {retain}.")
+        self.storage, self._path = open_storage(
+            target, filesystem=filesystem, storage_options=storage_options
+        )
+        self.root = os.fspath(target)
+        control = None
+        if control_path is not None:
+            _, control = open_storage(control_path, filesystem=filesystem, storage_options=storage_options)
+            _check_control(self._path, control)
+        self.control = Control(self.storage, self._path, directory=control)
+        self.single_writer = single_writer
+        self._retain = retain
+        self._journal = Journal(
+            self.control, exclusive=not self.appends_only, lock_timeout=lock_timeout, lock=lock
+        )
+        self._footers = Footers()
+
+    @property
+    def appends_only(self) -> bool:
+        """True when the store cannot replace or remove files safely, so that only adding is allowed."""
+        return not (self.storage.atomic or self.single_writer)
+
+    def snapshot(self) -> Snapshot:
+        """The current state, also of a dataset whose last writer crashed. Writes nothing."""
+        return take_snapshot(self.control, self.root, self._footers)
+
+    @contextmanager
+    def transaction(self, operation: str) -> Iterator[ParquetTransaction]:
+        """Begin a change: take the lock, finish or undo what a crash left, hand out a fresh snapshot.
+
+        Leaving the block without a commit removes everything that was staged.
+        """
+        if not self.storage.together(self.control.directory, self._path):
+            raise NotSupported(
+                f"{self.control.directory} is on another device than {self._path}: no file can be renamed.",
+                path=self._path,
+                hint="name a control directory on the same device with control_path=",
+            )
+        with self._journal.held():
+            transaction = ParquetTransaction(self, self._journal, self.snapshot(), operation)
+            try:
+                yield transaction
+            finally:
+                transaction.close()
+
+    def recover(self) -> tuple[str, ...]:
+        """Finish or undo what a crash left; the sentences say what was done. Idempotent."""
+        if not self.control.exists():
+            return ()
+        if self.appends_only:
+            raise NotSupported(
+                f"The store of {self._path} has no lock, so a writer at work cannot be told from a dead one.",
+                path=self._path,
+                hint="open it with single_writer=True when nobody else is writing",
+            )
+        with self._journal.held() as sentences:
+            return sentences
+
+    def last_batch(self, app_id: str) -> int | None:
+        """The highest ``batch_id`` that was committed with this ``app_id``, or None."""
+        return self.control.last_batch(app_id)
+
+    @contextmanager
+    def materialise(self) -> Iterator[Farm]:
+        """The current state as a directory of hard links that no later commit changes.
+
+        For engines that read directories by themselves. Needs a writable control directory.
+        """
+        for _ in range(_FARM_ATTEMPTS):
+            with planted(self.control, self.snapshot()) as farm:
+                if farm is not None:
+                    yield farm
+                    return
+        raise CommitConflict(f"{self._path} kept changing while it was linked.", path=self._path)
+
+
+class ParquetTransaction:
+    """One attempt to change a dataset, under its lock."""
+
+    def __init__(self, table: ParquetTable, journal: Journal, snapshot: Snapshot, operation: str) -> None:
+        self.txid = uuid.uuid4().hex
+        self.snapshot = snapshot
+        self._table = table
+        self._journal = journal
+        self._operation = operation
+        self._storage: Storage = table.storage
+        self._root = table.control.root
+        self._directory = table.control.staging(self.txid)
+        self._record: Record | None = None
+        self._finished = False
+
+    @property
+    def staging(self) -> Staging:
+        """Where to write; created on first use."""
+        new = f"{self._directory}/new"
+        self._storage.make_directories(new)
+        return Staging(filesystem=self._storage.filesystem, directory=new, txid=self.txid)
+
+    def place(self, partition: Mapping[str, Any], prefix: str, ordinal: int) -> str:
+        """The table path of a new file with these typed partition values."""
+        order = [column for column in self.snapshot.partition_columns if column in partition]
+        values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
+        name = f"{prefix}-{self.txid}-{ordinal:05d}.parquet"
+        path = posixpath.join(hive_path(values, path=self._root), name)
+        check_data_path(path)
+        return path
+
+    def commit(self, change: Change) -> Committed:
+        """Put the change into effect, all of it or nothing; an empty change writes nothing.
+
+        Raises:
+            CommitConflict: a planned file is no longer what it was, or, for an exclusive change, a
+                data file has appeared; nothing changed.
+            NotSupported: the store can only append; nothing changed.
+            DamagedTable: a staged file is not what it was said to be; nothing changed.
+            CommitUnknown: committed, but not known to be published.
+        """
+        if self._finished:
+            raise InputError(f"Transaction {self.txid} was committed already.", txid=self.txid)
+        if change.empty:
+            self._finished = True
+            return Committed(self.txid, self.snapshot.version)
+        _check_batch(change.properties)
+        self._refuse(change)
+        self._verify(change)
+        self._record = record = self._recorded(change)
+        self._journal.commit(record, lambda: self._check_unchanged(change))
+        self._finished = True
+        return Committed(self.txid, record.seq)
+
+    def close(self) -> None:
+        """Remove what was staged, unless the commit point was passed."""
+        if self._finished or (self._record is not None and self._journal.is_recorded(self._record)):
+            return
+        self._journal.discard(self._directory)
+
+    def _refuse(self, change: Change) -> None:
+        if self._table.appends_only and (change.replaced or change.removed):
+            raise NotSupported(
+                f"The store of {self._root} has no atomic rename: no file can be replaced or removed safely.",
+                path=self._root,
+                txid=self.txid,
+                hint="pass single_writer=True if nothing else writes to the dataset meanwhile",
+            )
+        new = f"{self._directory}/new"
+        paths = [staged.path for staged in _coming(change)] + [file.path for file in change.removed]
+        for path in paths:
+            check_data_path(path)
+        locations = [staged.location for staged in _coming(change)]
+        if len(set(paths)) != len(paths) or len(set(locations)) != len(locations):
+            raise InputError("A change names one file twice.", path=self._root, txid=self.txid)
+        for staged in _coming(change):
+            if posixpath.dirname(staged.location) != new:
+                raise InputError(
+                    f"{staged.location} was not staged by this transaction.", path=staged.location
+                )
+        for item in change.replaced:
+            if item.new.path != item.old.path:
+                raise InputError(f"{item.new.path} cannot replace {item.old.path}: the names differ.")
+
+    def _verify(self, change: Change) -> None:
+        """Every staged file is opened again: a writer that failed half way leaves a file that looks whole."""
+        staged = _coming(change)
+        try:
+            footers = read_footers(self._storage.filesystem, [file.location for file in staged])
+        except FileNotFoundError as error:
+            raise DamagedTable(
+                f"A staged file is gone: {error}", path=self._directory, txid=self.txid
+            ) from error
+        for file, footer in zip(staged, footers, strict=True):
+            if footer.num_rows != file.rows:
+                raise DamagedTable(
+                    f"The file staged for {file.path} has {footer.num_rows} rows instead of {file.rows}.",
+                    path=file.location,
+                    txid=self.txid,
+                )
+
+    def _recorded(self, change: Change) -> Record:
+        names = (f"{number:05d}.part" for number in range(len(change.replaced) + len(change.removed)))
+        replaced = (
+            Coming(item.old.path, posixpath.basename(item.new.location), item.old.fingerprint, next(names))
+            for item in change.replaced
+        )
+        added = (Coming(file.path, posixpath.basename(file.location)) for file in change.added)
+        return Record(
+            seq=self.snapshot.version + 1,
+            txid=self.txid,
+            operation=change.operation,
+            root=self._root,
+            coming=(*replaced, *added),
+            going=tuple(Going(file.path, file.fingerprint, next(names)) for file in change.removed),
+            properties=dict(change.properties),
+            retain=self._table._retain,
+            fresh=not self.snapshot.exists,
+        )
+
+    def _check_unchanged(self, change: Change) -> None:
+        """J5: what was planned on is still there, and nothing is in the way."""
+        found = {entry.path: entry for entry in list_data_files(self._storage, self._root).entries}
+        for file in (*change.planned, *(item.old for item in change.replaced), *change.removed):
+            entry = found.get(file.path)
+            if entry is None or entry.fingerprint != file.fingerprint:
+                what = "was removed" if entry is None else "was changed"
+                raise self._conflict(
+                    f"{self.snapshot.shown(file)} {what} by another writer since it was read."
+                )
+        for staged in change.added:
+            if self._storage.stat(f"{self._root}/{staged.path}") is not None:
+                raise self._conflict(f"{self.snapshot.shown(staged.path)} exists already.")
+        if change.exclusive:
+            known = {file.path for file in self.snapshot.files}
+            appeared = sorted(path for path in found if path not in known)
+            if appeared:
+                raise self._conflict(
+                    f"Another writer has added {len(appeared)} file(s) to {self.snapshot.root}, "
+                    f"such as {appeared[0]}, since it was read."
+                )
+        for directory in {posixpath.dirname(f"{self._root}/{path}") for path in _touched(change)}:
+            self._storage.check_writable(directory)
+            if not self._storage.together(directory, self._directory):
+                raise NotSupported(f"{directory} is on another device than the dataset.", path=directory)
+
+    def _conflict(self, message: str) -> CommitConflict:
+        return CommitConflict(
+            message, path=self._root, txid=self.txid, hint="nothing was changed; run the operation again"
+        )
+
+
+def _check_control(root: str, directory: str) -> None:
+    if f"{directory}/".startswith(f"{root}/") or f"{root}/".startswith(f"{directory}/"):
+        raise InputError(
+            f"control_path= {directory} and the dataset {root} must not lie inside one another.",
+            path=directory,
+            hint="name a directory of its own, beside the dataset",
+        )
+
+
+def _check_batch(properties: Mapping[str, str]) -> None:
+    batch = properties.get("batch_id")
+    if ("app_id" in properties) != (batch is not None) or not (batch is None or batch.isdecimal()):
+        raise InputError(f"app_id and a whole number batch_id go together, not {dict(properties)}.")
+
+
+def _coming(change: Change) -> list[StagedFile]:
+    return [*(item.new for item in change.replaced), *change.added]
+
+
+def _touched(change: Change) -> list[str]:
+    removed: list[DataFile] = list(change.removed)
+    return [*(file.path for file in _coming(change)), *(file.path for file in removed)]

@@ -1,0 +1,246 @@
+"""What every test may use: datasets made and read without intarsia, and proof that a tree was left alone.
+
+The fixtures hand out plain functions and are session-wide, so that property tests may use them too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import itertools
+import math
+import os
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, unquote
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from hypothesis import HealthCheck, settings
+
+settings.register_profile(
+    "quick",
+    max_examples=50,
+    deadline=None,  # a file system has no deadline
+    print_blob=True,
+    suppress_health_check=[HealthCheck.too_slow],
+)
+settings.register_profile("full", settings.get_profile("quick"), max_examples=1000)
+settings.load_profile(os.environ.get("INTARSIA_HYPOTHESIS", "quick"))
+
+NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
+LARGEST_RECORD = 1 << 20
+
+
+def _control(path: Path) -> Path:
+    return path.parent / f".{path.name}.intarsia"
+
+
+def _entries(base: Path, shown: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    if base.is_symlink():
+        yield shown, ("link", os.readlink(base))
+    elif base.is_dir():
+        yield shown + "/", ("directory",)
+        for child in sorted(base.iterdir()):
+            yield from _entries(child, f"{shown}/{child.name}")
+    elif base.is_file():
+        stat = base.stat()
+        digest = hashlib.sha256(base.read_bytes()).hexdigest()
+        yield shown, ("file", stat.st_size, stat.st_mtime_ns, stat.st_ino, digest)
+
+
+def _tree_digest(path: str | Path, *, control: bool = True) -> dict[str, tuple[Any, ...]]:
+    path = Path(path)
+    found = dict(_entries(path, path.name))
+    if control:
+        found.update(_entries(_control(path), _control(path).name))
+    return found
+
+
+def _leftovers(path: str | Path) -> list[str]:
+    control = _control(Path(path))
+    found = []
+    for name, entry in _entries(control, control.name):
+        below = name.removeprefix(control.name).strip("/")
+        record = below == "lock" or (
+            below.startswith("log/") and entry[0] == "file" and entry[1] < LARGEST_RECORD
+        )
+        if entry[0] != "directory" and not record:
+            found.append(name)
+    return found
+
+
+def _difference(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    lines = [f"gone: {name}" for name in sorted(before.keys() - after.keys())]
+    lines += [f"new: {name}" for name in sorted(after.keys() - before.keys())]
+    lines += [
+        f"changed: {name}: {before[name]} -> {after[name]}"
+        for name in sorted(before.keys() & after.keys())
+        if before[name] != after[name]
+    ]
+    return lines
+
+
+@contextlib.contextmanager
+def _unchanged(path: str | Path) -> Iterator[None]:
+    before = _tree_digest(path, control=False)
+    try:
+        yield
+    finally:  # also when the error passes through, as in `with pytest.raises(...), unchanged(path)`
+        difference = _difference(before, _tree_digest(path, control=False))
+        assert not difference, f"{path} did not stay as it was:\n" + "\n".join(difference)
+        leftovers = _leftovers(path)
+        assert not leftovers, f"left behind in {_control(Path(path))}: {leftovers}"
+
+
+def _hive_directory(names: Sequence[str], values: Sequence[Any]) -> str:
+    parts = [
+        f"{quote(name, safe='')}={NULL_PARTITION if value is None else quote(str(value), safe='')}"
+        for name, value in zip(names, values, strict=True)
+    ]
+    return "/".join(parts)
+
+
+def _slices(table: pa.Table, files: int | Sequence[int]) -> list[pa.Table]:
+    if isinstance(files, int):
+        edges = [table.num_rows * k // files for k in range(files + 1)]
+        counts = [after - before for before, after in itertools.pairwise(edges)]
+    else:
+        counts = list(files)
+        assert sum(counts) == table.num_rows, f"{counts} rows asked for, {table.num_rows} given"
+    starts = [sum(counts[:k]) for k in range(len(counts))]
+    return [table.slice(start, count) for start, count in zip(starts, counts, strict=True)]
+
+
+def _make_dataset(
+    root: str | Path,
+    table: pa.Table,
+    *,
+    files: int | Sequence[int] = 1,
+    partition: str | Sequence[str] = (),
+    **writer: Any,
+) -> Path:
+    root = Path(root)
+    names = [partition] if isinstance(partition, str) else list(partition)
+    values = list(zip(*(table[name].to_pylist() for name in names), strict=True)) if names else []
+    groups: dict[tuple[Any, ...], list[int]] = {}
+    for position, key in enumerate(values):
+        groups.setdefault(key, []).append(position)
+
+    parts = [(root, table)]
+    if names:
+        rest = table.drop_columns(names)
+        parts = [(root / _hive_directory(names, key), rest.take(pa.array(at))) for key, at in groups.items()]
+    root.mkdir(parents=True, exist_ok=True)
+    for directory, part in parts:
+        directory.mkdir(parents=True, exist_ok=True)
+        for number, piece in enumerate(_slices(part, files)):
+            pq.write_table(piece, directory / f"part-{number:05d}.parquet", **writer)
+    return root
+
+
+def _data_files(root: Path) -> list[Path]:
+    """The data files, by the readers' own rule: nothing below a name that starts with . or _."""
+    return [
+        file
+        for file in sorted(root.rglob("*"))
+        if file.is_file()
+        and file.suffix.lower() in (".parquet", ".parq")
+        and not any(
+            part.startswith(".") or (part.startswith("_") and "=" not in part)
+            for part in file.relative_to(root).parts
+        )
+    ]
+
+
+def _read_file(root: Path, file: Path, schema: pa.Schema | None) -> list[dict[str, Any]]:
+    with pq.ParquetFile(file) as parquet:
+        table = parquet.read()
+    for part in file.relative_to(root).parts[:-1]:
+        name, equals, value = part.partition("=")
+        name = unquote(name)
+        if not equals or name in table.column_names:
+            continue
+        scalar = pa.scalar(None if value == NULL_PARTITION else unquote(value), pa.string())
+        if schema is not None:
+            scalar = scalar.cast(schema.field(name).type)
+        table = table.append_column(name, pa.repeat(scalar, table.num_rows))
+    return table.to_pylist()  # type: ignore[no-any-return]
+
+
+def _comparable(value: Any) -> Any:
+    # One NaN object: containers compare by identity first, so NaN is then equal to NaN.
+    if isinstance(value, float) and math.isnan(value):
+        return math.nan
+    if isinstance(value, list):
+        return [_comparable(item) for item in value]
+    if isinstance(value, dict):
+        return {name: _comparable(item) for name, item in value.items()}
+    return value
+
+
+def _sort_key(row: dict[str, Any]) -> tuple[Any, ...]:
+    def one(value: Any) -> tuple[Any, ...]:
+        if isinstance(value, (bool, int, float)) and not (isinstance(value, float) and math.isnan(value)):
+            return (0, value, "")
+        return (2 if value is None else 1, 0, repr(value))
+
+    return tuple(one(row[name]) for name in sorted(row))
+
+
+def _rows(data: Any, *, schema: pa.Schema | None = None) -> list[dict[str, Any]]:
+    if isinstance(data, pa.Table):
+        found = data.to_pylist()
+    elif isinstance(data, (str, Path)):
+        root = Path(data)
+        found = [row for file in _data_files(root) for row in _read_file(root, file, schema)]
+    else:
+        found = list(data)
+    names = sorted({name for row in found for name in row})
+    complete = [{name: _comparable(row.get(name)) for name in names} for row in found]
+    return sorted(complete, key=_sort_key)
+
+
+@pytest.fixture(scope="session")
+def tree_digest() -> Callable[..., dict[str, tuple[Any, ...]]]:
+    """``tree_digest(path, control=True)``: every file with size, mtime, inode and content hash, by name.
+
+    Includes the dataset's control directory beside it unless ``control=False``. Of a directory only its
+    existence counts. A path that does not exist gives an empty dict.
+    """
+    return _tree_digest
+
+
+@pytest.fixture(scope="session")
+def unchanged() -> Callable[[str | Path], contextlib.AbstractContextManager[None]]:
+    """``with unchanged(path), pytest.raises(...)``: afterwards the data is byte-identical, same inodes and
+    times, and the control directory holds nothing but the lock and small log records."""
+    return _unchanged
+
+
+@pytest.fixture(scope="session")
+def leftovers() -> Callable[[str | Path], list[str]]:
+    """``leftovers(path)``: what the control directory holds beside the lock and small log records."""
+    return _leftovers
+
+
+@pytest.fixture(scope="session")
+def make_dataset() -> Callable[..., Path]:
+    """``make_dataset(root, table, files=1, partition=(), **writer)``: real Parquet files; returns ``root``.
+
+    ``files`` is a number of equal slices or the row count of each, per partition; ``partition`` names the
+    columns that become hive directories; the rest goes to ``pq.write_table``.
+    """
+    return _make_dataset
+
+
+@pytest.fixture(scope="session")
+def rows() -> Callable[..., list[dict[str, Any]]]:
+    """``rows(path | table | list of dicts, schema=None)``: sorted dicts, read file by file without intarsia.
+
+    A column that a file lacks is None. Partition values from directory names are strings, or of the
+    type that ``schema`` gives. NaN equals NaN in the result, so that two results compare with ``==``.
+    """
+    return _rows
