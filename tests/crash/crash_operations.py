@@ -46,6 +46,8 @@ class Operation:
     in_place: bool
     recover: Callable[[str], None] | None = None
     fresh: bool = False
+    files: int | None = None
+    """How many files there are afterwards; tells old from new where the rows cannot."""
 
     def setup(self, root: str) -> None:
         if not self.fresh:
@@ -79,6 +81,10 @@ def read_rows(root: str) -> list[Row]:
     return found
 
 
+def count_files(root: str) -> int:
+    return sum(name.endswith(".parquet") for _, _, names in os.walk(root) for name in names)
+
+
 def read_file(path: str, partition: int) -> list[Row]:
     with pq.ParquetFile(path) as file:
         table = file.read(use_threads=False)
@@ -88,7 +94,10 @@ def read_file(path: str, partition: int) -> list[Row]:
 def listing_problems(operation: Operation, rows: list[Row]) -> list[str]:
     """What a reader that only lists must never see, whatever was interrupted."""
     found = Counter((p, k) for p, k, _ in rows)
-    allowed = {*(pk + (v,) for pk, v in operation.old.items()), *(pk + (v,) for pk, v in operation.new.items())}
+    allowed = {
+        *((*pk, v) for pk, v in operation.old.items()),
+        *((*pk, v) for pk, v in operation.new.items()),
+    }
     problems = [f"row {row} was never written" for row in rows if row not in allowed]
     kept = operation.old.keys() & operation.new.keys()
     if operation.in_place:
@@ -96,7 +105,7 @@ def listing_problems(operation: Operation, rows: list[Row]) -> list[str]:
         problems += [f"key {key} lost" for key in kept if key not in found]
     else:
         seen = set(rows)
-        whole = [{pk + (v,) for pk, v in state.items()} <= seen for state in (operation.old, operation.new)]
+        whole = [{(*pk, v) for pk, v in state.items()} <= seen for state in (operation.old, operation.new)]
         problems += [] if any(whole) else ["neither all old nor all new rows are there"]
     return problems
 
@@ -115,7 +124,9 @@ def replace_and_add(root: str) -> None:
     with ParquetTable(root).transaction("upsert") as transaction:
         files = {file.path: file for file in transaction.snapshot.files}
         replaced = tuple(
-            Replacement(files[path], stage(transaction, f"r{n}", [(p, k, 1) for p, k, _ in FILES[path]], path))
+            Replacement(
+                files[path], stage(transaction, f"r{n}", [(p, k, 1) for p, k, _ in FILES[path]], path)
+            )
             for n, path in enumerate(("p=0/a.parquet", "p=1/c.parquet"))
         )
         added = tuple(
@@ -177,7 +188,7 @@ def recover(root: str) -> None:
 
 
 OLD_ROWS: list[Row] = [row for rows in FILES.values() for row in rows]
-UPSERTED: State = {pk: v for pk, v in OLD.items()} | {(0, 1): 1, (0, 2): 1, (1, 5): 1, (1, 6): 1}
+UPSERTED: State = OLD | {(0, 1): 1, (0, 2): 1, (1, 5): 1, (1, 6): 1}
 UPSERTED |= {(1, 9): 1, (2, 9): 1}
 DELETED: State = {(0, 2): 0, (0, 3): 0, (0, 4): 0}
 OVERWRITTEN: State = {(1, 1): 2, (1, 9): 2, (3, 1): 2, (3, 9): 2}
@@ -185,7 +196,7 @@ OVERWRITTEN: State = {(1, 1): 2, (1, 9): 2, (3, 1): 2, (3, 9): 2}
 OPERATIONS = [
     Operation("replace and add", replace_and_add, UPSERTED, OLD, in_place=True, recover=recover),
     Operation("remove and replace", remove_and_replace, DELETED, OLD, in_place=True, recover=recover),
-    Operation("compact", compact, OLD, OLD, in_place=False, recover=recover),
+    Operation("compact", compact, OLD, OLD, in_place=False, recover=recover, files=2),
     Operation("overwrite", overwrite, OVERWRITTEN, OLD, in_place=False, recover=recover),
     Operation("create", create, {(0, 1): 2, (1, 1): 2}, {}, in_place=True, recover=recover, fresh=True),
 ]
@@ -231,8 +242,8 @@ def overwrite_in_place(root: str) -> None:
         _DISK.write(f"{root}/{path}", _DISK.read(where))
 
 
-def _consume(_: PosixStorage, source: str, spare: str, target: str) -> None:
-    os.rename(source, target)
+def _consume(self: PosixStorage, source: str, spare: str, target: str) -> None:
+    self.move(source, target)
 
 
 def consume_the_staged_file(root: str) -> None:
@@ -258,7 +269,5 @@ CONTROLS = [
     Operation("remove first", remove_first, CONTROLLED, OLD, in_place=True),
     Operation("add first", add_first, CONTROLLED, OLD, in_place=True),
     Operation("in place", overwrite_in_place, CONTROLLED, OLD, in_place=True),
-    Operation(
-        "consume", consume_the_staged_file, UPSERTED, OLD, in_place=True, recover=_recover_consuming
-    ),
+    Operation("consume", consume_the_staged_file, UPSERTED, OLD, in_place=True, recover=_recover_consuming),
 ]

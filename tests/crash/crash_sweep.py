@@ -1,9 +1,10 @@
 """Runs under the preloaded shim: kills or fails an operation at each of its changing calls, and checks.
 
-    python crash_sweep.py '{"operation": "compact", "fault": "kill", "directory": "...", "every": 1}'
+    python crash_sweep.py '{"operation": "compact", "directory": "...", "faults": [["kill", 60, 0]]}'
 
-Each point is one fork of this process, so that nothing has to be imported again. Prints one JSON object:
-points, killed, acknowledged, raised, and the violations found.
+A fault is its name, how many of the calls to try, evenly spread (0: all), and for "kill" at how many of the
+recovery's calls to kill that, too (0: none, -1: all). Each point is one fork of this process, so that nothing
+has to be imported again. Prints a JSON list, one object for each fault.
 """
 
 from __future__ import annotations
@@ -14,14 +15,12 @@ import json
 import os
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 
 import pyarrow as pa
-from crash_operations import CONTROLS, OPERATIONS, Operation, State, listing_problems, read_file, read_rows
-
-from intarsia.errors import IntarsiaError
-from intarsia.tables.parquet import ParquetTable
+from crash_checks import Answer, promises_broken
+from crash_operations import CONTROLS, OPERATIONS, Operation
 
 pa.set_cpu_count(1)
 pa.set_io_thread_count(1)
@@ -39,6 +38,8 @@ class Outcome:
     calls: int = 0
     kinds: str = ""
     changed: bool | None = None
+    hit_cleanup: bool = False
+    """The fault hit a removal, so that something may be left until recovery."""
 
     @property
     def killed(self) -> bool:
@@ -59,33 +60,35 @@ class Result:
 
 
 class Sweep:
-    """One operation, one kind of fault, every point of it."""
+    """One operation, and faults at its points."""
 
-    def __init__(self, operation: Operation, fault: str, directory: str) -> None:
+    def __init__(self, operation: Operation, directory: str) -> None:
         self.operation = operation
-        self.fault = fault
         self.directory = directory
         self.root = f"{directory}/data"
         self.template = f"{directory}.template"
         self.crashed = f"{directory}.crashed"
-        self.result = Result(operation.name, fault)
+        self.result = Result(operation.name, "")
         shutil.rmtree(self.template, ignore_errors=True)
         os.makedirs(self.template)
         operation.setup(f"{self.template}/data")
 
-    def run(self, every: int, double_every: int) -> Result:
+    def run(self, fault: str, points: int, again: int) -> Result:
+        self.result = Result(self.operation.name, fault)
         baseline = self._run_at(0, KILL)
         self.result.calls = baseline.calls
         self._check(baseline, "without a fault")
-        number = {"kill": KILL, "torn": TORN}.get(self.fault) or getattr(errno, self.fault, KILL)
-        for n in range(1, baseline.calls + 1, every):
-            if self.fault == "torn" and baseline.kinds[n - 1] != "w":
-                continue
+        number = {"kill": KILL, "torn": TORN}.get(fault) or getattr(errno, fault, KILL)
+        calls = [n for n in range(1, baseline.calls + 1) if fault != "torn" or baseline.kinds[n - 1] == "w"]
+        for n in spread(calls, points):
+            if len(self.result.violations) >= MOST_VIOLATIONS:
+                break
             outcome = self._run_at(n, number)
+            outcome.hit_cleanup = baseline.kinds[n - 1] in "ux"
             self._count(outcome)
-            where = f"{self.fault} at call {n} ({baseline.kinds[n - 1]})"
-            if double_every and outcome.killed:
-                self._crash_again(outcome, where, double_every)
+            where = f"{fault} at call {n} ({baseline.kinds[n - 1]})"
+            if again and outcome.killed:
+                self._crash_again(outcome, where, again)
             else:
                 self._check(outcome, where)
         return self.result
@@ -101,14 +104,14 @@ class Sweep:
         self.result.acknowledged += outcome.said == "ACK"
         self.result.raised += not outcome.killed and outcome.said != "ACK"
 
-    def _crash_again(self, outcome: Outcome, where: str, every: int) -> None:
+    def _crash_again(self, outcome: Outcome, where: str, again: int) -> None:
         """Kill the recovery at its calls, too."""
         recover = self.operation.recover
         if recover is None:
             return
         copy_linked(self.directory, self.crashed)
         calls = in_child(lambda: recover(self.root), 0, KILL).calls
-        for n in range(1, calls + 1, every):
+        for n in spread(range(1, calls + 1), again):
             copy_linked(self.crashed, self.directory)
             in_child(lambda: recover(self.root), n, KILL)
             self.result.double += 1
@@ -117,63 +120,23 @@ class Sweep:
         self._check(outcome, where)
 
     def _check(self, outcome: Outcome, where: str) -> None:
-        """The promises: to readers at once, and to everybody after recovery."""
-        operation = self.operation
-        try:
-            problems = [f"before recovery: {p}" for p in listing_problems(operation, read_rows(self.root))]
-            if operation.recover is not None:
-                problems += self._check_recovered(outcome, operation.recover)
-            elif as_state(read_rows(self.root)) not in (operation.old, operation.new):
-                problems.append("neither the old nor the new state, for ever")
-        except (OSError, ValueError, IntarsiaError) as error:
-            problems = [f"{type(error).__name__}: {error}"]
+        if outcome.said == "ACK" or outcome.changed is True:
+            answer = Answer.NEW
+        elif outcome.changed is False:
+            answer = Answer.OLD
+        else:
+            answer = Answer.NONE
+        tidy = outcome.changed is False and not outcome.hit_cleanup
+        problems = promises_broken(self.operation, self.root, answer, tidy=tidy)
         for problem in problems[: MOST_VIOLATIONS - len(self.result.violations)]:
             self.result.violations.append(f"{where} ({outcome.said or 'killed'}): {problem}")
 
-    def _check_recovered(self, outcome: Outcome, recover: Callable[[str], None]) -> list[str]:
-        operation, problems = self.operation, []
-        seen = snapshot_state(self.root)
-        if seen not in (operation.old, operation.new):
-            problems.append(f"a snapshot shows a state that never was: {seen}")
-        expected = [operation.old, operation.new]
-        if outcome.said == "ACK" or outcome.changed is True:
-            expected = [operation.new]
-        elif not outcome.killed and outcome.changed is False:
-            expected = [operation.old]
-        if seen not in expected:
-            problems.append(f"the snapshot does not fit the answer (changed={outcome.changed})")
-        for _ in range(2):  # it can be repeated
-            recover(self.root)
-        rows = read_rows(self.root)
-        state = as_state(rows)
-        if state != seen:
-            problems.append(f"recovery made another state than the snapshot showed: {rows}")
-        if state not in expected:
-            problems.append(f"after recovery neither old nor new, or not what was answered: {rows}")
-        problems += [f"left behind: {name}" for name in leftovers(self.root, committed=state == operation.new)]
-        return problems
 
-
-def as_state(rows: list[tuple[int, int, int]]) -> State | None:
-    """The rows by key; None when a key is there twice."""
-    state = {(p, k): v for p, k, v in rows}
-    return state if len(state) == len(rows) else None
-
-
-def snapshot_state(root: str) -> State | None:
-    """What intarsia's own reader sees, without recovery."""
-    files = ParquetTable(root).snapshot().files
-    return as_state([row for file in files for row in read_file(file.location, file.partition["p"])])
-
-
-def leftovers(root: str, *, committed: bool) -> list[str]:
-    control = f"{os.path.dirname(root)}/.{os.path.basename(root)}.intarsia"
-    found = [
-        os.path.relpath(f"{directory}/{name}", control)
-        for directory, _, names in os.walk(control)
-        for name in names
-    ]
-    return [name for name in found if name != "lock" and not (name.startswith("log/") and name.endswith(".done"))]
+def spread(calls: Sequence[int], points: int) -> Sequence[int]:
+    """So many of the calls, evenly spread, the first and the last among them; 0 or less is all of them."""
+    if points <= 0 or points >= len(calls):
+        return calls
+    return sorted({calls[round(i * (len(calls) - 1) / max(1, points - 1))] for i in range(points)})
 
 
 def copy_linked(source: str, target: str) -> None:
@@ -227,13 +190,13 @@ def _armed(action: Callable[[], None], n: int, fault: int) -> bytes:
 def main() -> None:
     order = json.loads(sys.argv[1])
     operation = next(o for o in [*OPERATIONS, *CONTROLS] if o.name == order["operation"])
-    sweep = Sweep(operation, order["fault"], order["directory"])
+    sweep = Sweep(operation, order["directory"])
     try:
-        result = sweep.run(order.get("every", 1), order.get("double_every", 0))
+        results = [sweep.run(fault, points, again) for fault, points, again in order["faults"]]
     finally:
         for directory in (sweep.directory, sweep.template, sweep.crashed):
             shutil.rmtree(directory, ignore_errors=True)
-    print(json.dumps(asdict(result)))
+    print(json.dumps([asdict(result) for result in results]))
 
 
 if __name__ == "__main__":

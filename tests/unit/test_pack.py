@@ -62,7 +62,9 @@ def test_ten_thousand_files_too_large_to_pair_take_no_time():
     assert pack([(60, 1)] * 10_000, target_bytes=100) == []
 
 
-@pytest.mark.parametrize("bad", [{}, {"target_bytes": 0}, {"target_rows": -1}, {"target_bytes": 5, "target_rows": 0}])
+@pytest.mark.parametrize(
+    "bad", [{}, {"target_bytes": 0}, {"target_rows": -1}, {"target_bytes": 5, "target_rows": 0}]
+)
 def test_a_missing_or_senseless_target_is_refused(bad):
     with pytest.raises(InputError, match="target"):
         pack([(1, 1), (1, 1)], **bad)

@@ -5,29 +5,21 @@ from __future__ import annotations
 import os
 import re
 import sys
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
-from intarsia.common.formats import SUFFIXES, Format, file_errors, format_of, stream
+from intarsia.common.formats import SUFFIXES, Format, agreed_types, format_of, partition_scalars, stream
 from intarsia.common.log import redact
-from intarsia.common.partitions import (
-    PARTITION_SCHEMA_KEY,
-    decode_partition_schema,
-    infer_partition_schema,
-    parse_hive_partition_path,
-    typed_partition,
-)
 from intarsia.common.paths import InputFile, find_input_files
 from intarsia.common.schema import conform_table, unify_schemas
-from intarsia.common.spool import Intake, combined, tidy_schema
+from intarsia.common.spool import Intake, combined, take_rows, tidy_schema
 from intarsia.errors import InputError, NotSupported, SchemaMismatch
 
-__all__ = ["SPOOL_BYTES", "Source", "adopt", "conformed"]
+__all__ = ["SPOOL_BYTES", "Source", "adopt", "conformed", "take_rows"]
 
 SPOOL_BYTES = 512 << 20
 
@@ -46,11 +38,10 @@ class Source:
     the spool is gone when nothing refers to the table any more.
     """
 
-    __slots__ = ("_bounds", "_table", "origin", "rows", "schema", "spooled")
+    __slots__ = ("_table", "origin", "rows", "schema", "spooled")
 
     def __init__(self, table: pa.Table, *, origin: str, spooled: bool = False) -> None:
         self._table: pa.Table | None = table
-        self._bounds: dict[int, pa.Array] = {}
         self.schema: pa.Schema = table.schema
         self.rows: int = table.num_rows
         self.origin = origin
@@ -63,31 +54,8 @@ class Source:
         return self._table
 
     def take(self, rows: Any) -> pa.Table:
-        """The rows with these numbers, in this order (NULL gives a row of NULLs).
-
-        Unlike ``table.take`` this never puts the whole column together: memory is that of the result,
-        twice.
-        """
-        table = self.table
-        rows = rows.combine_chunks() if isinstance(rows, pa.ChunkedArray) else rows
-        rows = rows.cast(pa.int64())
-        columns = [self._take_column(column, rows) for column in table.columns]
-        return pa.Table.from_arrays(columns, schema=table.schema)
-
-    def _take_column(self, column: pa.ChunkedArray, rows: pa.Array) -> Any:
-        if column.num_chunks <= 1 or rows.null_count:
-            return column.take(rows)
-        lengths = [len(chunk) for chunk in column.chunks]
-        starts = pc.subtract(pc.cumulative_sum(pa.array(lengths, pa.int64())), pa.array(lengths, pa.int64()))
-        chunk_of = pc.subtract(pc.search_sorted(starts, rows, side="right").cast(pa.int64()), 1)
-        order = pc.array_sort_indices(chunk_of)  # stable
-        grouped = rows.take(order)
-        pieces = []
-        for number, begin, end in _runs(chunk_of.take(order)):
-            local = pc.subtract(grouped.slice(begin, end - begin), starts[number])
-            pieces.append(column.chunk(number).take(local))
-        gathered = pa.chunked_array(pieces, column.type)
-        return gathered.take(pc.inverse_permutation(order))
+        """The rows with these numbers, in this order; see :func:`take_rows`."""
+        return take_rows(self.table, rows)
 
     def close(self) -> None:
         """Let go of the rows. Idempotent."""
@@ -101,13 +69,6 @@ class Source:
 
     def __repr__(self) -> str:
         return f"Source({self.origin}, {self.rows} rows{', spooled' if self.spooled else ''})"
-
-
-def _runs(ordered: pa.Array) -> list[tuple[int, int, int]]:
-    """(value, begin, end) of each run in an ascending array of few distinct values."""
-    counts = ordered.value_counts()
-    ends = pc.cumulative_sum(counts.field("counts")).to_pylist()
-    return list(zip(counts.field("values").to_pylist(), [0, *ends], ends, strict=False))
 
 
 def adopt(
@@ -149,8 +110,8 @@ def adopt(
         tables = intake.tables()
         for table in tables:
             _check_columns(table.schema, origin)
-        source = Source(_concatenated(tables, origin, spool_bytes, spool_dir), origin=origin, spooled=intake.spooled)
-    return source
+        whole, respooled = _concatenated(tables, origin, spool_bytes, spool_dir)
+        return Source(whole, origin=origin, spooled=intake.spooled or respooled)
 
 
 def conformed(
@@ -159,7 +120,6 @@ def conformed(
     *,
     operation: str,
     path: str,
-    spool_bytes: int = SPOOL_BYTES,
     spool_dir: str | os.PathLike[str] | None = None,
 ) -> Source:
     """The source with exactly the schema's columns, order and types; itself when it has them already.
@@ -175,12 +135,14 @@ def conformed(
     if not source.spooled:
         return Source(conform_table(table, schema, operation=operation, path=path), origin=source.origin)
     with Intake(0, spool_dir) as intake:
-        intake.add(schema, _conformed_batches(table, schema, operation, path))
+        intake.add(schema, _conformed_batches(table, schema, operation, path), as_is=True)
         (result,) = intake.tables()
         return Source(result, origin=source.origin, spooled=intake.spooled)
 
 
-def _conformed_batches(table: pa.Table, schema: pa.Schema, operation: str, path: str) -> Iterator[pa.RecordBatch]:
+def _conformed_batches(
+    table: pa.Table, schema: pa.Schema, operation: str, path: str
+) -> Iterator[pa.RecordBatch]:
     for batch in table.to_batches(max_chunksize=_CHUNK_ROWS):
         yield from conform_table(
             pa.Table.from_batches([batch]), schema, operation=operation, path=path
@@ -200,26 +162,27 @@ def _check_columns(schema: pa.Schema, origin: str) -> None:
 
 def _concatenated(
     tables: list[pa.Table], origin: str, spool_bytes: int, spool_dir: str | os.PathLike[str] | None
-) -> pa.Table:
-    if not tables:
-        raise InputError(f"The source {origin} is empty and has no schema.", hint="pass a table with no rows")
+) -> tuple[pa.Table, bool]:
+    """The parts as one table, and whether some of it had to go to a spool for that."""
     schema = tables[0].schema
     if any(not table.schema.equals(schema, check_metadata=True) for table in tables):
         schema = unify_schemas([table.schema for table in tables], operation="adopt", path=origin)
     size = sum(table.nbytes for table in tables)
     if size <= spool_bytes:
         tables = [_in_schema(table, schema, origin) for table in tables]
-        return combined(pa.concat_tables(tables))
+        return combined(pa.concat_tables(tables)), False
     # Larger than may be held: only what has another schema is copied, and that into a spool.
     whole = []
+    respooled = False
     for table in tables:
         if table.schema.equals(schema):
             whole.append(table.replace_schema_metadata(schema.metadata))
             continue
         with Intake(0, spool_dir) as intake:
-            intake.add(schema, _conformed_batches(table, schema, "adopt", origin))
+            intake.add(schema, _conformed_batches(table, schema, "adopt", origin), as_is=True)
             whole += intake.tables()
-    return pa.concat_tables(whole)
+            respooled = respooled or intake.spooled
+    return pa.concat_tables(whole), respooled
 
 
 def _in_schema(table: pa.Table, schema: pa.Schema, origin: str) -> pa.Table:
@@ -269,8 +232,10 @@ class _Reading:
 
     def _take_list(self, sources: Sequence[Any], intake: Intake) -> str:
         if not sources:
-            raise InputError("The source is an empty list, which has no schema.", hint="pass a table with no rows")
-        if all(isinstance(row, Mapping) and not _is_columns(row) for row in sources):
+            raise InputError(
+                "The source is an empty list, which has no schema.", hint="pass a table with no rows"
+            )
+        if all(isinstance(row, Mapping) for row in sources):
             _take_table(_from_rows(sources), intake)
             return f"list of {len(sources)} dicts"
         names = [self.take_in(one, intake) for one in sources]
@@ -281,61 +246,143 @@ class _Reading:
         every = tuple(end for ends in SUFFIXES.values() for end in ends)
         files = find_input_files(path, filesystem=self.filesystem, suffixes=every)
         kind = _one_format(files, shown)
-        values, partitions = self._partitions(files, kind)
-        for file, partition in zip(files, values, strict=True):
-            schema, batches = stream(file, kind, types=self.types)
-            extra = [field for field in partitions if field.name in partition and field.name not in schema.names]
+        partitions = partition_scalars(files, kind, columns=self.partition_columns, types=self.types)
+        types = self.types
+        if kind != "parquet" and len(files) > 1:
+            # Their types are inferred, so files have to be looked at before any of them can be read.
+            types = agreed_types([stream(file, kind, types=types)[0] for file in files], types)
+        for file, scalars in zip(files, partitions, strict=True):
+            schema, batches = stream(file, kind, types=types)
+            extra = {name: scalar for name, scalar in scalars.items() if name not in schema.names}
             if extra:
-                typed = typed_partition(partition, partitions, path=file.shown)
-                batches = _with_constants(batches, extra, typed)
-                schema = pa.schema([*schema, *extra], schema.metadata)
+                fields = [pa.field(name, scalar.type) for name, scalar in extra.items()]
+                schema = pa.schema([*schema, *fields], schema.metadata)
+                batches = _with_constants(batches, extra)
             intake.add(schema, batches)
         if files[0].shown == shown:
             return shown
         return f"{shown} ({len(files)} {kind if kind == 'parquet' else kind.upper()} files)"
 
-    def _partitions(self, files: list[InputFile], kind: Format) -> tuple[list[dict[str, Any]], pa.Schema]:
-        """The partition values of each file as text, and the types of the columns."""
-        values = [
-            parse_hive_partition_path(file.location, self.partition_columns) | parse_hive_partition_path(file.below)
-            for file in files
-        ]
-        names = {name for partition in values for name in partition}
-        if not names:
-            return values, pa.schema([])
-        known = {f.name: _value_field(f) for f in self.types or () if f.name in names}
-        if kind == "parquet" and known.keys() < names:
-            known = {field.name: field for field in _declared(files)} | known
-        return values, infer_partition_schema(_readable(values, known), pa.schema(list(known.values())))
-
-
-def _value_field(field: pa.Field) -> pa.Field:
-    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
-
-
-def _readable(values: list[dict[str, Any]], known: dict[str, pa.Field]) -> list[dict[str, Any]]:
-    """The values as they are; a known type that one of them cannot be read in is known no more."""
-    raise NotImplementedError
-
-
-def _declared(files: list[InputFile]) -> pa.Schema:
-    """The types the partition columns were written with, if a file says so."""
-    for file in files:
-        with file_errors(file, "a Parquet"):
-            metadata = pq.read_schema(file.location, filesystem=file.filesystem).metadata or {}
-        if PARTITION_SCHEMA_KEY in metadata:
-            return decode_partition_schema(metadata[PARTITION_SCHEMA_KEY], path=file.shown)
-    return pa.schema([])
-
 
 def _with_constants(
-    batches: Iterable[pa.RecordBatch], fields: list[pa.Field], values: Mapping[str, Any]
+    batches: Iterable[pa.RecordBatch], constants: Mapping[str, pa.Scalar]
 ) -> Iterator[pa.RecordBatch]:
-    scalars = []
-    for field in fields:
-        value = values[field.name]
-        scalars.append(value.cast(field.type) if isinstance(value, pa.Scalar) else pa.scalar(value, field.type))
     for batch in batches:
-        for field, scalar in zip(fields, scalars, strict=True):
-            batch = batch.append_column(field, pa.repeat(scalar, batch.num_rows))
+        for name, scalar in constants.items():
+            batch = batch.append_column(name, pa.repeat(scalar, batch.num_rows))
         yield batch
+
+
+def _one_format(files: list[InputFile], shown: str) -> Format:
+    counts = Counter(format_of(file) for file in files)
+    kind = format_of(files[0])
+    if len(counts) > 1:
+        listed = ", ".join(f"{count} {name}" for name, count in counts.items())
+        raise InputError(
+            f"{shown} holds files of several formats: {listed}.",
+            path=shown,
+            hint="name the ones you mean with a glob, such as " + repr(f"{shown}/**/*{SUFFIXES[kind][0]}"),
+        )
+    return kind
+
+
+def _name_of(source: Any) -> str:
+    kind = type(source)
+    package = kind.__module__.partition(".")[0]
+    name = kind.__qualname__
+    return name if package in ("builtins", "pyarrow") else f"{package.lstrip('_')}.{name}"
+
+
+def _no_source(origin: str) -> InputError:
+    return InputError(f"A source cannot be of type {origin}.", hint=f"pass {_TAKEN}")
+
+
+def _refuse_spark(source: Any, origin: str) -> None:
+    if any(kind.__module__.partition(".")[0] == "pyspark" for kind in type(source).__mro__):
+        raise NotSupported(
+            f"{origin} cannot be taken in by this engine: its rows would all have to come to one machine.",
+            hint='use engine="spark", or pass the DataFrame\'s toArrow() where it is small',
+        )
+
+
+def _take_table(table: pa.Table, intake: Intake) -> None:
+    if tidy_schema(table.schema).equals(table.schema):
+        intake.keep(table)
+    else:
+        intake.add(table.schema, table.to_batches())
+
+
+def _take_protocol(source: Any, intake: Intake, origin: str) -> None:
+    try:
+        if hasattr(source, "__arrow_c_stream__"):
+            reader = pa.RecordBatchReader.from_stream(source)
+        else:
+            batch = pa.record_batch(source)
+            reader = pa.RecordBatchReader.from_batches(batch.schema, [batch])
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise InputError(f"{origin} is no table of columns: {error}", hint=f"pass {_TAKEN}") from error
+    index = _unnamed_index(source, reader.schema)
+    if not index:
+        intake.add(reader.schema, reader)
+        return
+    # An index without a name is how pandas numbers its rows, and no data.
+    names = [name for name in reader.schema.names if name not in index]
+    schema = pa.schema([reader.schema.field(name) for name in names])
+    intake.add(schema, (batch.select(names) for batch in reader))
+
+
+def _unnamed_index(source: Any, schema: pa.Schema) -> list[str]:
+    if type(source).__module__.partition(".")[0] != "pandas":
+        return []
+    return [name for name in schema.names if re.fullmatch(r"__index_level_\d+__", name)]
+
+
+def _take_batches(batches: Iterable[Any], intake: Intake, origin: str) -> None:
+    """Runs of batches with one schema become parts, which meet like the sources of a list."""
+    rest = enumerate(batches)
+    pending = next(rest, None)
+    if pending is None:
+        raise InputError(f"The source {origin} gave no record batch, so it has no schema.")
+    while pending is not None:
+        schema = _batch_schema(pending, origin)
+        following: list[tuple[int, Any]] = []
+
+        def run(first: tuple[int, Any], schema: pa.Schema, following: list[tuple[int, Any]]) -> Iterator[Any]:
+            yield from _batches_of(first[1])
+            for found in rest:
+                if not _batch_schema(found, origin).equals(schema):
+                    following.append(found)
+                    return
+                yield from _batches_of(found[1])
+
+        intake.add(schema, run(pending, schema, following))
+        pending = following[0] if following else None
+
+
+def _batch_schema(numbered: tuple[int, Any], origin: str) -> pa.Schema:
+    number, found = numbered
+    if not isinstance(found, (pa.RecordBatch, pa.Table)):
+        raise InputError(
+            f"Element {number} of the source {origin} is no record batch but a {_name_of(found)}.",
+            hint=f"pass {_TAKEN}",
+        )
+    return found.schema
+
+
+def _batches_of(found: Any) -> list[pa.RecordBatch]:
+    return found.to_batches() if isinstance(found, pa.Table) else [found]
+
+
+def _from_columns(columns: Mapping[Any, Any], origin: str) -> pa.Table:
+    try:
+        return pa.table({str(name): values for name, values in columns.items()})
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as error:
+        raise InputError(f"The columns of the {origin} are no table: {error}") from error
+
+
+def _from_rows(rows: Sequence[Mapping[Any, Any]]) -> pa.Table:
+    # pa.Table.from_pylist would drop every column that the first row lacks.
+    names = dict.fromkeys(name for row in rows for name in row)
+    return _from_columns(
+        {name: [row.get(name) for row in rows] for name in names}, f"list of {len(rows)} dicts"
+    )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, assert_never
 
@@ -13,11 +13,28 @@ import pyarrow.csv as pacsv
 import pyarrow.json as pajson
 import pyarrow.parquet as pq
 
+from intarsia.common.partitions import (
+    PARTITION_SCHEMA_KEY,
+    decode_partition_schema,
+    infer_partition_schema,
+    parse_hive_partition_path,
+    typed_partition,
+)
 from intarsia.common.paths import InputFile
 from intarsia.common.schema import is_nested
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, StorageError
 
-__all__ = ["SUFFIXES", "Format", "file_errors", "format_of", "read_csv_file", "read_json_file", "stream"]
+__all__ = [
+    "SUFFIXES",
+    "Format",
+    "agreed_types",
+    "file_errors",
+    "format_of",
+    "partition_scalars",
+    "read_csv_file",
+    "read_json_file",
+    "stream",
+]
 
 Format = Literal["parquet", "csv", "json"]
 
@@ -44,7 +61,10 @@ def format_of(file: InputFile) -> Format:
     for kind, suffixes in SUFFIXES.items():
         if file.below.lower().endswith(suffixes):
             return kind
-    with file_errors(file, "a data"), file.filesystem.open_input_stream(file.location, compression=None) as found:
+    with (
+        file_errors(file, "a data"),
+        file.filesystem.open_input_stream(file.location, compression=None) as found,
+    ):
         if found.read(4) == b"PAR1":
             return "parquet"
     raise InputError(
@@ -113,7 +133,9 @@ def _stream_text(
         if kind == "csv":
             options = _csv_options({}, True, block_size=_STREAM_BLOCK, explicit=explicit)
             return pacsv.open_csv(source, **options)
-        return pajson.open_json(source, **_json_options({}, True, block_size=_STREAM_BLOCK, explicit=explicit))
+        return pajson.open_json(
+            source, **_json_options({}, True, block_size=_STREAM_BLOCK, explicit=explicit)
+        )
 
     with file_errors(file, f"a {kind.upper()}"):
         reader = opened(None)
@@ -147,6 +169,23 @@ def _with_types(read: Callable[[pa.Schema | None], pa.Table], types: pa.Schema |
         return read(explicit)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         return table
+
+
+def agreed_types(schemas: Sequence[pa.Schema], types: pa.Schema | None) -> pa.Schema | None:
+    """Types for text files of one input, so that a column has in all of them what it would have in one.
+
+    Integers in one file and fractions in another are float64; any other mix of plain types is text.
+    """
+    found: dict[str, set[pa.DataType]] = {}
+    for schema in schemas:
+        for field in schema:
+            if not pa.types.is_null(field.type):
+                found.setdefault(field.name, set()).add(field.type)
+    agreed = {} if types is None else {field.name: field.type for field in types}
+    for name, kinds in found.items():
+        if len(kinds) > 1 and name not in agreed and not any(map(is_nested, kinds)):
+            agreed[name] = pa.float64() if kinds == {pa.int64(), pa.float64()} else pa.string()
+    return pa.schema(list(agreed.items())) if agreed else None
 
 
 def read_csv_file(
@@ -278,3 +317,76 @@ def _array_as_lines(file: InputFile) -> bytes:
                 path=file.shown,
             )
         return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+# ---------------------------------------------------------------------------------------------------
+# Columns that are in the directories' names.
+
+
+def partition_scalars(
+    files: Sequence[InputFile],
+    kind: Format,
+    *,
+    columns: Sequence[str] = (),
+    types: pa.Schema | None = None,
+    schemas: Sequence[pa.Schema] | None = None,
+) -> list[dict[str, pa.Scalar]]:
+    """For each file the values of its ``name=value`` directories, typed.
+
+    A type is the one in ``types``, else what a Parquet file says the column was written with, else what
+    every value of the column reads back as.
+
+    Args:
+        files: All files of the input.
+        kind: Their format.
+        columns: Columns to look for above the input, too.
+        types: Types that are known; one that a text cannot be read in is not used.
+        schemas: The files' schemas, where they were read already.
+    """
+    texts = [
+        parse_hive_partition_path(file.location, columns) | parse_hive_partition_path(file.below)
+        for file in files
+    ]
+    names = {name for values in texts for name in values}
+    if not names:
+        return [{} for _ in files]
+    known = {field.name: _value_field(field) for field in types or () if field.name in names}
+    if kind == "parquet" and known.keys() < names:
+        known = {field.name: _value_field(field) for field in _declared(files, schemas)} | known
+    readable = [field for field in known.values() if _reads_all(field, texts)]
+    schema = infer_partition_schema(texts, pa.schema(readable))
+    return [
+        {name: _scalar(value, schema.field(name).type) for name, value in typed.items()}
+        for typed in (typed_partition(v, schema, path=f.shown) for v, f in zip(texts, files, strict=True))
+    ]
+
+
+def _value_field(field: pa.Field) -> pa.Field:
+    return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
+
+
+def _reads_all(field: pa.Field, texts: Sequence[Mapping[str, str | None]]) -> bool:
+    alone = pa.schema([field])
+    try:
+        for text in {values.get(field.name) for values in texts}:
+            typed_partition({field.name: text}, alone)
+    except DamagedTable:
+        return False
+    return True
+
+
+def _declared(files: Sequence[InputFile], schemas: Sequence[pa.Schema] | None) -> pa.Schema:
+    """The types the partition columns were written with, if a file says so."""
+    for number, file in enumerate(files):
+        if schemas is not None:
+            metadata = schemas[number].metadata or {}
+        else:
+            with file_errors(file, "a Parquet"):
+                metadata = pq.read_schema(file.location, filesystem=file.filesystem).metadata or {}
+        if PARTITION_SCHEMA_KEY in metadata:
+            return decode_partition_schema(metadata[PARTITION_SCHEMA_KEY], path=file.shown)
+    return pa.schema([])
+
+
+def _scalar(value: Any, data_type: pa.DataType) -> pa.Scalar:
+    return value.cast(data_type) if isinstance(value, pa.Scalar) else pa.scalar(value, data_type)

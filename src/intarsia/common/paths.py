@@ -6,7 +6,7 @@ import os
 import posixpath
 import re
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -43,7 +43,7 @@ def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> 
         NotSupported: no installed library knows the URL's scheme.
         StorageError: the store refused.
     """
-    text = os.fspath(path)
+    text: Any = os.fspath(path)
     if not isinstance(text, str) or not text or "\0" in text:
         raise InputError(f"A path must be text, not {text!r}.")
     if filesystem is not None:
@@ -94,7 +94,8 @@ def find_input_files(
     Below a directory, files and directories whose names start with ``.`` or ``_`` are left out
     (``_name=value`` directories are partitions), and so is every file without one of the suffixes. A
     file named in full is taken whatever its name is. In a glob ``*`` stays within a directory and ``**``
-    does not; a directory that matches stands for the files below it.
+    does not; a directory that matches stands for the files below it, and ``name=value`` directories right
+    before the first wildcard are partitions like those after it.
 
     Raises:
         NothingMatched: there is no such file or directory, or no file of this kind in it.
@@ -117,8 +118,11 @@ def find_input_files(
             raise
         raise _storage_error(error, given) from error
     if not found:
-        kind = f" {'/'.join(suffixes)}" if suffixes else ""
-        raise NothingMatched(f"No{kind} file was found under {given}.", path=given)
+        raise NothingMatched(
+            f"No data file was found under {given}.",
+            path=given,
+            hint=f"looked for {', '.join(suffixes)}" if suffixes else None,
+        )
     return found
 
 
@@ -126,7 +130,8 @@ def _walk(where: pafs.FileSystem, root: str, shown: str, suffixes: Collection[st
     selector = pafs.FileSelector(root or "/", recursive=True, allow_not_found=True)
     found = []
     for info in where.get_file_info(selector):
-        below = info.path[len(root) :].lstrip("/")
+        # Some stores list with a leading slash what was named without one.
+        below = info.path.strip("/").removeprefix(root.strip("/")).lstrip("/")
         if info.type == pafs.FileType.File and _is_data(below, suffixes):
             found.append(InputFile(info.path, f"{shown}/{below}", below, info.size or 0, where))
     return sorted(found, key=lambda file: file.below)
@@ -142,13 +147,15 @@ def _is_data(below: str, suffixes: Collection[str]) -> bool:
 
 
 def _glob(where: pafs.FileSystem, location: str, given: str, suffixes: Collection[str]) -> list[InputFile]:
-    base, pattern = _split_magic(location)
-    matches = re.compile(_translate(pattern)).fullmatch
+    base, rest = _split_magic(location)
+    root = _above_partitions(base)
+    fixed = base[len(root) :].lstrip("/")
+    matches = re.compile(re.escape(f"{fixed}/" if fixed else "") + _translate(rest)).fullmatch
     found = []
     for file in _walk(where, base, _split_magic(given)[0], ()):
-        if matches(file.below):
-            found.append(file)
-        elif _is_data(file.below, suffixes) and any(map(matches, _parents(file.below))):
+        file = replace(file, below=f"{fixed}/{file.below}" if fixed else file.below)
+        inside = _is_data(file.below, suffixes) and any(map(matches, _parents(file.below)))
+        if matches(file.below) or inside:
             found.append(file)
     return found
 
@@ -156,6 +163,13 @@ def _glob(where: pafs.FileSystem, location: str, given: str, suffixes: Collectio
 def _parents(below: str) -> list[str]:
     parts = below.split("/")
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
+
+
+def _above_partitions(base: str) -> str:
+    """The directory above the ``name=value`` ones that a glob starts with: they are partitions, too."""
+    while "=" in posixpath.basename(base):
+        base = posixpath.dirname(base)
+    return base
 
 
 def _split_magic(path: str) -> tuple[str, str]:

@@ -514,6 +514,8 @@ def _meet(
     """The type a column gets, noting in ``problems`` and ``hints`` why it cannot."""
     name, before = target.name, len(problems)
     widest = common_type(target.type, source.type)
+    if widest is None and _are_numbers(target.type, source.type) and "widen" not in evolution:
+        return target.type  # no type holds both, but these values may all fit: cast_exact looks at each
     if widest is None:
         problems.append(f"{name!r} is {target.type} in the target and {source.type} in the source")
         hints[_CAST_IT] = None
@@ -531,6 +533,10 @@ def _meet(
     if len(problems) > before:
         return target.type
     return _evolved(target.type, source.type, "widen" in evolution)
+
+
+def _are_numbers(left: pa.DataType, right: pa.DataType) -> bool:
+    return all(pa.types.is_integer(t) or pa.types.is_floating(t) or pa.types.is_decimal(t) for t in (left, right))
 
 
 def _lacking(poor: pa.DataType, rich: pa.DataType, prefix: str) -> dict[str, bool]:
@@ -608,7 +614,10 @@ def cast_exact(
     try:
         # An empty array first: types that rule each other out are an error without rows, too.
         _cast(pa.nulls(0, chunked.type), data_type)
-        pieces = [piece for chunk in chunked.chunks for piece in _cast_pieces(chunk, data_type)]
+        plain = data_type.value_type if pt.is_dictionary(data_type) else data_type
+        pieces = [piece for chunk in chunked.chunks for piece in _cast_pieces(chunk, plain)]
+        cast = pa.chunked_array(pieces, plain)
+        return _encode(cast, data_type) if pt.is_dictionary(data_type) else cast
     except (_Refused, pa.ArrowNotImplementedError) as error:
         reason = f": {error}" if str(error) else ""
         problem = f"{column!r} cannot go from {chunked.type} to {data_type}{reason}"
@@ -617,7 +626,6 @@ def cast_exact(
         problem = f"{column!r} is {data_type}, which cannot hold {error.value} exactly ({error.reason})"
         hint = 'correct the value, or widen the column with schema_evolution="widen"'
         raise _mismatch([problem], operation, path, hint) from error
-    return pa.chunked_array(pieces, data_type)
 
 
 class _Unfit(Exception):
@@ -630,7 +638,7 @@ def _cast_pieces(chunk: pa.Array, data_type: pa.DataType) -> list[pa.Array]:
     """The chunk cast, halved where it does not go in one piece.
 
     Halving finds the first value that does not fit in n + n/2 + n/4 ... steps of vectorised work, and
-    it is also what a chunk needs that is too large for 32-bit offsets or for narrow dictionary indices.
+    it is also what a chunk needs that is too large for 32-bit offsets.
     """
     try:
         return [_cast(chunk, data_type)]
@@ -655,7 +663,7 @@ def _cast(array: pa.Array, to: pa.DataType) -> pa.Array:
     if source.equals(to):
         return array
     if pt.is_null(source):
-        return pa.nulls(len(array), to)
+        return _nulls(len(array), to)
     if isinstance(to, pa.BaseExtensionType):
         if isinstance(source, pa.BaseExtensionType):
             raise _Refused("two different extension types")
@@ -663,9 +671,9 @@ def _cast(array: pa.Array, to: pa.DataType) -> pa.Array:
     if isinstance(source, pa.BaseExtensionType):
         return _cast(array.storage, to)
     if _is_encoded(source):
-        return _cast_encoded(array, to)
+        return _cast(_decode(array), to)
     if pt.is_dictionary(to):
-        return _encode(_cast(array, to.value_type), to)
+        return _indexed(_cast(array, to.value_type).dictionary_encode(), to)
     if pt.is_run_end_encoded(to):
         return pc.run_end_encode(_cast(array, to.value_type), run_end_type=to.run_end_type)
     if pt.is_null(to):
@@ -678,21 +686,24 @@ def _cast(array: pa.Array, to: pa.DataType) -> pa.Array:
     return _cast_leaf(array, to)
 
 
-def _cast_encoded(array: pa.Array, to: pa.DataType) -> pa.Array:
+def _decode(array: pa.Array) -> pa.Array:
     if pt.is_run_end_encoded(array.type):
-        return _cast(pc.run_end_decode(array), to)
-    if pt.is_dictionary(to) and array.type.value_type.equals(to.value_type):
-        most = pc.max(array.indices).as_py() or 0
-        if most < 1 << (_bits(to.index_type) - int(pt.is_signed_integer(to.index_type))):
-            indices = pc.cast(array.indices, to.index_type)
-            return pa.DictionaryArray.from_arrays(indices, array.dictionary, ordered=to.ordered)
+        return pc.run_end_decode(array)
     # Arrow cannot take from views, so the dictionary goes through its normal type.
     dictionary = pc.cast(array.dictionary, _normal(array.type.value_type))
-    return _cast(dictionary.take(array.indices), to)
+    return dictionary.take(array.indices)
 
 
-def _encode(values: pa.Array, to: pa.DataType) -> pa.Array:
-    encoded = values.dictionary_encode()
+def _encode(values: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
+    """One dictionary for all chunks: with one each, a file could hold more values than it can index."""
+    return pa.chunked_array([_indexed(chunk, to) for chunk in values.dictionary_encode().chunks], to)
+
+
+def _indexed(encoded: pa.Array, to: pa.DataType) -> pa.Array:
+    count = len(encoded.dictionary)
+    room = 1 << (_bits(to.index_type) - int(pt.is_signed_integer(to.index_type)))
+    if count > room:
+        raise _Refused(f"{count} distinct values, but {to.index_type} has room for {room}")
     indices = pc.cast(encoded.indices, to.index_type)
     return pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=to.ordered)
 
@@ -703,19 +714,28 @@ def _cast_leaf(array: pa.Array, to: pa.DataType) -> pa.Array:
         raise _Refused
     cast = _steps(array, to)
     if _may_round(array.type, to):
-        back = _steps(cast, array.type)
-        same = pc.equal(array, back)
+        before, back = _widened(array), _widened(_steps(cast, array.type))
+        same = pc.equal(before, back)
         if kinds[0] == "float":
-            same = pc.or_(same, pc.and_(pc.is_nan(array), pc.is_nan(back)))
+            same = pc.or_(same, pc.and_(pc.is_nan(before), pc.is_nan(back)))
         if not pc.all(same, min_count=0).as_py():
-            raise pa.ArrowInvalid("it would be rounded")
+            raise pa.ArrowInvalid("it would be another value")
     return cast
 
 
+def _widened(array: pa.Array) -> pa.Array:
+    """Arrow has no comparison of the narrowest floats."""
+    return pc.cast(array, pa.float32()) if pt.is_float16(array.type) else array
+
+
 def _may_round(source: pa.DataType, to: pa.DataType) -> bool:
-    """Where Arrow's safe cast rounds without a word; elsewhere it checks every value itself."""
+    """Where Arrow's safe cast changes values without a word; elsewhere it checks every value itself."""
     if pt.is_floating(source):
         return bool(pt.is_decimal(to) or (pt.is_floating(to) and _bits(to) < _bits(source)))
+    if pt.is_decimal(to):
+        # With fewer digits before the point, multiplying by the scale may overflow unnoticed.
+        source = _as_decimal(source)
+        return bool(source.precision - source.scale > to.precision - to.scale)
     return bool(pt.is_float16(to) or (pt.is_decimal(source) and pt.is_floating(to)))
 
 
@@ -735,6 +755,15 @@ def _steps(array: pa.Array, to: pa.DataType) -> pa.Array:
 
 def _mask(array: pa.Array) -> pa.Array | None:
     return array.is_null() if array.null_count else None
+
+
+def _nulls(length: int, data_type: pa.DataType) -> pa.Array:
+    """NULLs that can be written: below a NULL struct, Parquet wants some value in NOT NULL fields."""
+    if not pt.is_struct(data_type):
+        return pa.nulls(length, data_type)
+    return _cast_struct(
+        pa.nulls(length, pa.struct([field.with_nullable(True) for field in data_type.fields])), data_type
+    )
 
 
 def _check_required(field: pa.Field, values: pa.Array, allowed: int = 0) -> None:
@@ -757,6 +786,8 @@ def _cast_struct(array: pa.Array, to: pa.DataType) -> pa.Array:
             raise _Refused(f"the struct field {field.name!r} is NOT NULL and missing")
         child = _cast(children.get(field.name, pa.nulls(len(array))), field.type)
         _check_required(field, child, array.null_count)
+        if not field.nullable and child.null_count:
+            child = pc.coalesce(child, pa.array([None], pa.struct([field])).field(0)[0])
         values.append(child)
     return pa.StructArray.from_arrays(values, fields=list(to.fields), mask=array.is_null())
 
@@ -823,7 +854,7 @@ def conform_table(table: pa.Table, schema: pa.Schema, *, operation: str, path: s
         if name in table.column_names:
             column = cast_exact(table[name], field.type, column=name, operation=operation, path=path)
         else:
-            column = pa.chunked_array([pa.nulls(table.num_rows, field.type)])
+            column = pa.chunked_array([_nulls(table.num_rows, field.type)])
         if not field.nullable and column.null_count:
             problems.append(f"{name!r} is NOT NULL in the target and NULL in {column.null_count} rows")
         columns.append(column)
@@ -929,8 +960,9 @@ def _shrink(column: pa.ChunkedArray) -> pa.ChunkedArray:
 
 def _shrink_float(column: pa.ChunkedArray) -> pa.ChunkedArray:
     # The sign of -0.0 is part of the value: an integer cannot keep it.
-    text = pc.cast(pc.unique(pc.if_else(pc.equal(column, 0), column, None)), pa.string())
-    if not pc.any(pc.equal(text, "-0"), min_count=0).as_py():
+    wide = _widened(column)
+    zeros = pc.cast(pc.unique(wide.filter(pc.equal(wide, 0))), pa.string())
+    if not pc.any(pc.equal(zeros, "-0"), min_count=0).as_py():
         try:
             return _shrink(cast_exact(column, pa.int64(), column=""))
         except SchemaMismatch:

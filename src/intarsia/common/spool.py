@@ -15,11 +15,12 @@ from dataclasses import dataclass, field
 from typing import IO, Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from intarsia.common.schema import cast_exact, is_nested
 from intarsia.errors import StorageError
 
-__all__ = ["Intake", "tidy", "tidy_schema"]
+__all__ = ["Intake", "combined", "take_rows", "tidy", "tidy_schema"]
 
 _UNIT = 64 << 20
 """Bytes that become one batch in the spool: few chunks, and little to hold while writing."""
@@ -62,9 +63,9 @@ class Intake:
         """Take in a table that is in memory anyway. No copy."""
         self._parts.append(_Part(table.schema, own=[table]))
 
-    def add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-        """Take in a stream; each batch is looked at once."""
-        schema = tidy_schema(schema)
+    def add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, as_is: bool = False) -> None:
+        """Take in a stream in tidy types, or ``as_is``; each batch is looked at once."""
+        schema = schema if as_is else tidy_schema(schema)
         part = _Part(schema)
         self._parts.append(part)
         for batch in batches:
@@ -93,7 +94,9 @@ class Intake:
     def _flush(self) -> None:
         try:
             if self._file is None:
-                self._file = tempfile.TemporaryFile(prefix="intarsia-", dir=_spool_directory(self._directory))
+                where = _spool_directory(self._directory)
+                # Closed with the intake, which is a context manager.
+                self._file = tempfile.TemporaryFile(prefix="intarsia-", dir=where)  # noqa: SIM115
             for part in self._parts:
                 if part.held:
                     start = self._file.tell()
@@ -162,6 +165,67 @@ def _typed(table: pa.Table, schema: pa.Schema) -> pa.Table:
         return table
     columns = [cast_exact(table[f.name], f.type, column=f.name) for f in schema]
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Rows by number.
+
+
+def take_rows(table: pa.Table, rows: Any) -> pa.Table:
+    """The rows with these numbers, in this order; a NULL gives a row of NULLs.
+
+    ``table.take`` would first put each column of several chunks together, which for a spooled table is all
+    of it. Here only the chunks that are hit are looked at; memory is that of the result, twice.
+    """
+    numbers = rows.combine_chunks() if isinstance(rows, pa.ChunkedArray) else rows
+    numbers = numbers.cast(pa.int64())
+    plans: dict[tuple[int, ...], _Gather] = {}
+    columns = []
+    for column in table.columns:
+        if column.num_chunks == 1 or not len(numbers):
+            columns.append(column.slice(0, 0) if not len(numbers) else column.take(numbers))
+            continue
+        lengths = tuple(len(chunk) for chunk in column.chunks)
+        if lengths not in plans:  # the columns of a table nearly always share their chunks
+            plans[lengths] = _gather(lengths, numbers)
+        columns.append(plans[lengths].take(column))
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+@dataclass(frozen=True, slots=True)
+class _Gather:
+    """Rows by chunk: what to take of which, and the place of each in the result (None: as they come)."""
+
+    takes: list[tuple[int | None, pa.Array]]
+    places: pa.Array | None
+
+    def take(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
+        pieces = [
+            pa.nulls(len(local), column.type) if chunk is None else column.chunk(chunk).take(local)
+            for chunk, local in self.takes
+        ]
+        gathered = pa.chunked_array(pieces, column.type)
+        return gathered if self.places is None else gathered.take(self.places)
+
+
+def _gather(lengths: tuple[int, ...], rows: pa.Array) -> _Gather:
+    ends = pc.cumulative_sum(pa.array(lengths, pa.int64()))
+    starts = pc.subtract(ends, pa.array(lengths, pa.int64()))
+    if pc.any(pc.or_(pc.less(rows, 0), pc.greater_equal(rows, sum(lengths))), min_count=0).as_py():
+        raise pa.ArrowIndexError(f"a row number is not within the {sum(lengths)} rows")
+    chunk_of = pc.search_sorted(ends, rows, side="right").cast(pa.int64())
+    order = pc.array_sort_indices(chunk_of).cast(pa.int64())  # stable
+    grouped = rows.take(order)
+    counts = chunk_of.take(order).value_counts()
+    takes, begin = [], 0
+    for chunk, count in zip(
+        counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True
+    ):
+        part = grouped.slice(begin, count)
+        takes.append((chunk, part if chunk is None else pc.subtract(part, starts[chunk])))
+        begin += count
+    in_order = order.equals(pa.arange(0, len(rows), 1))
+    return _Gather(takes, None if in_order else pc.inverse_permutation(order))
 
 
 # ---------------------------------------------------------------------------------------------------

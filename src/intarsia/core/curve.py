@@ -89,7 +89,9 @@ def curve_codes(
     values = [_orderable(column) for column in columns]
     for column, limits in zip(values, boundaries, strict=True):
         if column.type != limits.type:
-            raise InputError(f"Boundaries of type {limits.type} were given for a column of type {column.type}.")
+            raise InputError(
+                f"Boundaries of type {limits.type} were given for a column of type {column.type}."
+            )
 
     def codes(start: int) -> pa.Array:
         block = [column.slice(start, _BLOCK) for column in values]
@@ -101,11 +103,15 @@ def curve_codes(
 
 
 def order_indices(
-    table: pa.Table, by: Sequence[str], *, curve: Curve = "zorder", boundaries: Sequence[pa.Array] | None = None
+    table: pa.Table,
+    by: Sequence[str],
+    *,
+    curve: Curve = "zorder",
+    boundaries: Sequence[pa.Array] | None = None,
 ) -> pa.Array:
     """The row numbers of the table in the order of the curve; NULL is the highest value of a column.
 
-    ``"linear"``, and any curve through one column, is the plain lexicographic order, NULLs last. Rows at the same
+    ``"linear"``, and any curve through one column, is the lexicographic order, NULLs last. Rows at the same
     place of the curve follow the columns themselves, and equal rows keep their order (stable). Without
     boundaries they are taken from an evenly spread sample of the table. Memory: the clustering
     columns once more, and a few integers per row.

@@ -19,8 +19,9 @@ Batch: TypeAlias = pa.RecordBatch | pa.Table
 def evaluate(expr: Expr, batch: Batch, source: Batch | None = None) -> pa.Array | pa.ChunkedArray:
     """The value in every row: an array for a batch, a chunked array for a table.
 
-    Pure. With ``source``, row i of both are one pair. The expression may be resolved or not; it is
-    resolved against the batch's own schema, so a file that stores a narrower type gives the same answer.
+    Pure. With ``source``, row i of both are one pair. The expression may be resolved or not: it is
+    resolved against the batch's own schema, so a file that stores a narrower type gives the same
+    answer. Only an expression resolved before has one ``current_timestamp`` for all batches.
 
     Raises:
         InputError: a value overflows, does not fit a cast, or is divided by zero.
@@ -45,7 +46,7 @@ def _evaluate(
     other = None if source is None else source.schema
     resolved = resolve(expr, batch.schema, source=other, expect=expect)
     if isinstance(batch, pa.RecordBatch) and not isinstance(source, pa.Table):
-        return _values(resolved, Rows(batch, source, batch.num_rows))
+        return _values(resolved, Rows.of(resolved, batch, source, length=batch.num_rows))
     type = expect or type_of(resolved, batch.schema, source=other)
     return pa.chunked_array([_values(resolved, rows) for rows in _pieces(resolved, batch, source)], type)
 
@@ -61,9 +62,16 @@ def _pieces(expr: Expr, batch: Batch, source: Batch | None) -> list[Rows]:
     reads = columns(expr)
     target_columns = _columns(batch, {path[0] for side, path in reads if side != "source"})
     source_columns = _columns(source, {path[0] for side, path in reads if side == "source"})
+    if not reads:
+        return [Rows({}, batch.num_rows)]
     ends = sorted({batch.num_rows, *_ends(target_columns), *_ends(source_columns)} - {0})
     return [
-        Rows(_slice(target_columns, start, end), _slice(source_columns, start, end), end - start)
+        Rows.of(
+            expr,
+            _slice(target_columns, start, end),
+            _slice(source_columns, start, end),
+            length=end - start,
+        )
         for start, end in zip([0, *ends], ends, strict=False)
     ]
 

@@ -243,6 +243,8 @@ def _add(sums: _Chunks, chunk: Any, *, flat: bool) -> None:
 def _column(
     snapshot: Snapshot, entry: pa.Field, chunks: Mapping[str, _Chunks] | None, *, name_depth: Sequence[str]
 ) -> ColumnFacts:
+    if pa.types.is_null(entry.type):
+        return ColumnFacts(entry.name, entry.type, null_fraction=1.0)
     covered = depth(file_ranges(snapshot, entry.name)) if entry.name in name_depth else None
     sums = chunks.get(entry.name) if chunks else None
     if sums is None:

@@ -111,9 +111,8 @@ class KeyIndex:
         codes: pa.Array | None = None
         top = 1
         for column in columns:
-            encoded = flat(
-                decoded(comparable(column)).dictionary_encode("encode" if self._null_match else "mask")
-            )
+            values = flat(decoded(comparable(column)))
+            encoded = values.dictionary_encode("encode" if self._null_match else "mask")
             radix, digit = max(len(encoded.dictionary), 1), encoded.indices.cast(pa.int64())
             dense: pa.Array | None = None
             if codes is None:
@@ -237,7 +236,8 @@ def flat(column: Column) -> pa.Array:
     """One contiguous array."""
     if not isinstance(column, pa.ChunkedArray):
         return column
-    whole = column.combine_chunks()
-    if isinstance(whole, pa.ChunkedArray):  # an empty column, in some versions
-        return whole.chunk(0) if whole.num_chunks == 1 else pa.concat_arrays(whole.chunks)
-    return whole
+    if column.num_chunks == 0:
+        return pa.nulls(0, column.type)
+    if column.num_chunks == 1:
+        return column.chunk(0)
+    return pa.concat_arrays(column.chunks)

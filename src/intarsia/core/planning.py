@@ -4,11 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.partitions import parse_partition_filter, partition_matches
+from intarsia.common.partitions import (
+    parse_hive_partition_path,
+    parse_partition_filter,
+    partition_matches,
+)
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
@@ -118,13 +123,13 @@ DUPLICATES_FOR_A_MOMENT = (
 )
 
 
-def selected_files(snapshot: Snapshot, partition_filter: object) -> tuple[DataFile, ...]:
+def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile, ...]:
     """The files a maintenance operation may touch; raises NothingMatched when there are none."""
     files = snapshot.files
     wanted = "" if partition_filter is None else f" matching partition_filter {partition_filter!r}"
     if partition_filter is not None:
         parsed = parse_partition_filter(partition_filter)
-        files = tuple(file for file in files if partition_matches(file.path, parsed))
+        files = tuple(f for f in files if partition_matches(parse_hive_partition_path(f.path), parsed))
     if not files:
         raise NothingMatched(f"No matching Parquet files were found under {snapshot.root}{wanted}.",
                              path=snapshot.root)

@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from intarsia.core.expr.kernels import ANY, like_parts, mirrored
+from intarsia.core.expr.kernels import ANY, ONE, like_parts, mirrored
 from intarsia.core.expr.nodes import (
     And,
     Cast,
@@ -98,6 +98,10 @@ def _outcome(expr: Expr, bounds: Bounds) -> _Outcome:
         case IsNull(operand):
             facts = _facts(operand, bounds)
             return _UNKNOWN if facts is None else _Outcome(_may_be_null(facts), _may_have_value(facts), False)
+        case Compare(op, left, right) if left == right:
+            same = _outcome(Not(IsNull(left)), bounds)  # NaN equals itself, so only NULL is in the way
+            holds = op in ("=", "<=", ">=")
+            return _Outcome(same.true and holds, same.true and not holds, same.false)
         case Compare(op, left, right):
             return _compared(op, _facts(left, bounds), _facts(right, bounds))
         case In(operand, items, negated):
@@ -263,9 +267,8 @@ def _member(operand: Facts | None, items: list[Facts | None]) -> _Outcome:
 
 def _prefixed(facts: Facts | None, pattern: str, escape: str | None) -> _Outcome:
     parts = like_parts(pattern, escape)
-    if facts is None or not parts or parts[0] is ANY or not isinstance(facts.lower, str | None):
-        return _UNKNOWN
-    if not isinstance(facts.upper, str | None):
+    texts = facts is not None and all(isinstance(bound, str | None) for bound in (facts.lower, facts.upper))
+    if facts is None or not texts or not parts or parts[0] is ANY or parts[0] is ONE:
         return _UNKNOWN
     prefix = parts[0]
     if len(parts) == 1:

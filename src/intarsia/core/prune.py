@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from intarsia.core.bounds import Bounds, bounds_of
 from intarsia.core.files import DataFile, Snapshot
-from intarsia.core.keys import KeyIndex, decoded, flat, comparable
+from intarsia.core.keys import KeyIndex, comparable, decoded, flat
 
 
 @dataclass(frozen=True, slots=True)

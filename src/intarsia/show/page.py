@@ -113,9 +113,7 @@ def _plan_page(plan: Plan, most_files: int) -> Page:
     return Page(
         title_of(plan.intent),
         units.printable(plan.snapshot.root),
-        "plan, nothing written"
-        if plan.matched or not plan.count("scan")
-        else "plan before the keys are read",
+        "plan, rows not matched yet" if _is_open(plan) else "plan, nothing written",
         _facts(
             ("source", [Item(units.count(plan.source_rows), "rows")] if _has_source(plan.intent) else []),
             ("keys", _words(", ".join(plan.intent.keys)) if isinstance(plan.intent, Merge) else []),

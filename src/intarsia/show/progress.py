@@ -9,15 +9,12 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from types import TracebackType
-from typing import Protocol, TextIO
+from typing import TextIO
 
+from intarsia.core.ports import Progress
 from intarsia.show import text, units
 
-
-class Progress(Protocol):
-    """Told by whoever works: ``progress("rewrite", 3, 12)``. May be called from any thread."""
-
-    def __call__(self, step: str, done: int, total: int, /) -> None: ...
+__all__ = ["Progress", "Silent", "Terminal", "for_terminal"]
 
 
 class Silent:
@@ -39,7 +36,7 @@ class Silent:
 
 
 class Terminal:
-    """Draws one line and redraws it in place; leaving the ``with`` block wipes it.
+    """Draws one line and redraws it in place; leaving the ``with`` block wipes it. Any thread may call it.
 
     Draws at most ten times a second, and nothing in the first quarter of one, so that a quick
     operation leaves the screen alone. A stream that fails is not written to again.

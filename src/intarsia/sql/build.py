@@ -45,6 +45,7 @@ from intarsia.sql.words import (
     PARTS,
     SYNONYMS,
     TYPES,
+    UNITS,
 )
 
 
@@ -271,7 +272,7 @@ class _Builder:
 
     def truncated(self, node: Any) -> Expr:
         unit = node.args["unit"].name.lower()
-        return Call("date_trunc", (Literal(unit, pa.string()), self.expr(node.this)))
+        return Call("date_trunc", (Literal(UNITS.get(unit, unit), pa.string()), self.expr(node.this)))
 
     def anonymous(self, node: Any) -> Expr:
         name = str(node.this).lower()

@@ -36,10 +36,10 @@ def parse_expression(text: str, *, dialect: str | None = None) -> Expr:
         InputError: it is not one expression; the message shows where.
         NotSupported: it uses something expressions do not have, or sqlglot is not installed.
     """
-    from intarsia.sql.build import build
-
     name = _dialect(dialect)
     tree = _tree(text, name)
+    from intarsia.sql.build import build  # needs sqlglot, which is there by now
+
     try:
         return build(tree, text=text, dialect=name)
     except RecursionError as error:
@@ -196,5 +196,7 @@ def _syntax_error(text: str, error: Any) -> str:
     details = (getattr(error, "errors", None) or [{}])[-1]
     where = f" at line {details['line']}, column {details['col']}" if details.get("line") else ""
     near = f", near {details['highlight']!r}" if details.get("highlight") else ""
-    reason = (details.get("description") or str(error).splitlines()[0]).rstrip(". ")
-    return f"cannot read the SQL {text!r}{where}{near}: {reason}"
+    reason = details.get("description") or str(error).splitlines()[0]
+    if "<class" in reason:  # sqlglot names its own classes where an operand is missing
+        reason = "something is missing after it"
+    return f"cannot read the SQL {text!r}{where}{near}: {reason.rstrip('. ')}"

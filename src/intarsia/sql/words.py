@@ -131,3 +131,4 @@ INTERVALS = {
     "millisecond": (0, 0, 10**6),
     "microsecond": (0, 0, 10**3),
 }
+UNITS = {"yyyy": "year", "yy": "year", "mon": "month", "mm": "month", "dd": "day", "q": "quarter"}

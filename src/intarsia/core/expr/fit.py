@@ -161,7 +161,7 @@ def _on_grid(op: CompareOp, expr: Expr, type: pa.DataType, steps: Fraction) -> E
     def at(op: CompareOp, step: int) -> Expr:
         return Compare(op, expr, _value(step, type))
 
-    never, always = at("<", low), at(">=", low)  # with the NULL of a NULL operand
+    never, always = Compare("<>", expr, expr), Compare("=", expr, expr)  # NULL where the operand is
     if steps.denominator == 1 and low <= steps <= high:
         return at(op, int(steps))
     if op == "=":
@@ -177,5 +177,6 @@ def _on_grid(op: CompareOp, expr: Expr, type: pa.DataType, steps: Fraction) -> E
 
 def _value(step: int, type: pa.DataType) -> Literal:
     if pt.is_decimal(type):
-        return Literal(Decimal(step).scaleb(-type.scale), type)
+        digits = tuple(map(int, str(abs(step))))  # built digit by digit: Decimal's operators round to 28
+        return Literal(Decimal((int(step < 0), digits, -type.scale)), type)
     return Literal(step, type)

@@ -84,6 +84,9 @@ def _number_to(result: pa.DataType | None) -> Rule:
 
 def _round_rule(types: Types) -> tuple[Types, pa.DataType] | None:
     found = _number_to(None)(types)
+    if found is not None and pt.is_integer(types[0]):
+        wide = types[0] if types[0].bit_width == 64 else INT64
+        return [wide, *types[1:]], wide
     if found is None or not pt.is_decimal(types[0]):
         return found
     return types, decimal(min(types[0].precision + 1, 76), types[0].scale)

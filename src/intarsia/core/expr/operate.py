@@ -58,14 +58,14 @@ def _exact(op: ArithmeticOp, left: Typed, right: Typed) -> Typed | None:
         return None
     scale = max(one.scale, two.scale)
     whole = max(one.precision - one.scale, two.precision - two.scale)
+    if op == "%":
+        type = decimal(whole + scale, scale)
+        return Arithmetic(op, as_type(left, type), as_type(right, type)), type
     if op == "*":
         type = decimal(one.precision + two.precision + 1, one.scale + two.scale)
     else:
         type = decimal(whole + scale + 1, scale)
-    if op == "%" or type.precision > 38:
-        one, two = _widened(one, type), _widened(two, type)
-    if op == "%":
-        one = two = type
+    one, two = _widened(one, type), _widened(two, type)
     return Arithmetic(op, as_type(left, one), as_type(right, two)), type
 
 

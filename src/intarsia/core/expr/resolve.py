@@ -42,7 +42,7 @@ from intarsia.core.expr.nodes import (
     literal,
 )
 from intarsia.core.expr.operate import Typed, as_type, numeric, temporal
-from intarsia.core.expr.run import NO_ROWS, run
+from intarsia.core.expr.run import NO_ROWS, run, run_empty
 from intarsia.core.expr.text import to_sql
 from intarsia.core.expr.types import (
     BOOL,
@@ -213,6 +213,9 @@ class _Resolver:
         alike = common_type(type, wanted) is not None and not pt.is_boolean(wanted)
         to_date = pt.is_timestamp(type) and pt.is_date(wanted)
         if not (alike or to_date or type == wanted or pt.is_null(type)):
+            if isinstance(expr, Case) and is_text(type):  # text of dates and such, branch by branch
+                branches = [(when, self.expected((then, type), expect)) for when, then in expr.branches]
+                return Case(tuple(branches), self.expected((expr.default, type), expect))
             raise SchemaMismatch(
                 f"{to_sql(expr)} is {type_name(type)} where {type_name(expect)} is needed",
                 hint=f"cast({to_sql(expr)} as {type_name(expect)}) if that is what you mean",
@@ -255,7 +258,7 @@ class _Resolver:
             match test:
                 case Compare("=", left, Literal() as item) if left == operand[0]:
                     items.append(item)
-                case Compare("<", left, Literal()) if left == operand[0]:
+                case Compare("<>"):
                     pass  # a value the operand's type does not have, such as 1.5 among integers
                 case _:
                     break
@@ -313,8 +316,6 @@ class _Resolver:
 
     def negated(self, operand: Expr) -> Typed:
         found, type = self.typed(operand)
-        if isinstance(found, Literal) and is_number(type) and found.value is not None:
-            return literal(-found.value) if pt.is_integer(type) else Literal(-found.value, type), type
         if pt.is_interval(type) and isinstance(found, Literal):
             return Literal(tuple(-part for part in found.value), type), type
         if not is_number(type):
@@ -366,7 +367,10 @@ class _Resolver:
         if rule is None or not all(is_scalar_type(type) for _, type in typed):
             given = ", ".join(type_name(type) for _, type in typed)
             raise SchemaMismatch(f"{name}({function.takes}) was given ({given})")
-        return Call(name, tuple(map(as_type, typed, rule[0]))), rule[1]
+        found_call = Call(name, tuple(map(as_type, typed, rule[0])))
+        if function.constant:  # a constant that the function does not know is found out here, without rows
+            run_empty(found_call, rule[0])
+        return found_call, rule[1]
 
 
 def _working_literal(expr: Literal) -> Literal:

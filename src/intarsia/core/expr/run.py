@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import assert_never
 
@@ -28,6 +28,7 @@ from intarsia.core.expr.nodes import (
     Negate,
     Not,
     Or,
+    Side,
     columns,
     walk,
 )
@@ -37,44 +38,41 @@ from intarsia.errors import InputError, NotSupported
 _NULL = pa.scalar(None, pa.bool_())
 
 
+Key = tuple[Side | None, tuple[str, ...]]
+
+
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """The rows an expression is computed on: of one table, or pairs of rows of two."""
+    """The columns an expression reads, in the types it computes in, by side and path."""
 
-    target: pa.RecordBatch
-    source: pa.RecordBatch | None
+    values: Mapping[Key, pa.Array]
     length: int
 
-    def column(self, node: Column) -> pa.Array:
-        batch = self.source if node.side == "source" else self.target
-        assert batch is not None
-        array = batch.column(node.path[0])
-        return to_working(pc.struct_field(array, list(node.path[1:])) if node.path[1:] else array)
+    @classmethod
+    def of(cls, expr: Expr, target: pa.RecordBatch, source: pa.RecordBatch | None, *, length: int) -> Rows:
+        """The rows of one table, or pairs of rows of two."""
+        values = {}
+        for side, path in columns(expr):
+            batch = source if side == "source" else target
+            assert batch is not None
+            array = batch.column(path[0])
+            values[side, path] = to_working(pc.struct_field(array, list(path[1:])) if path[1:] else array)
+        return cls(values, length)
 
     def where(self, mask: pa.BooleanArray, expr: Expr) -> Rows:
         """The rows the mask picks, with no more columns than the expression reads."""
-        reads = columns(expr)
-        return Rows(
-            _filtered(self.target, {path[0] for side, path in reads if side != "source"}, mask),
-            _filtered(self.source, {path[0] for side, path in reads if side == "source"}, mask),
-            mask.true_count,
-        )
+        return Rows({key: self.values[key].filter(mask) for key in columns(expr)}, mask.true_count)
 
 
-_EMPTY = pa.record_batch([], names=[])
-NO_ROWS = Rows(_EMPTY, None, 0)
+NO_ROWS = Rows({}, 0)
 """Where constants are computed: no column, and only scalars come out."""
-
-
-def _filtered(batch: pa.RecordBatch | None, names: set[str], mask: pa.BooleanArray) -> pa.RecordBatch:
-    return batch.select(sorted(names)).filter(mask) if batch is not None and names else _EMPTY
 
 
 def run(expr: Expr, rows: Rows) -> Value:
     """The value in every row; a scalar when it is the same in all of them."""
     match expr:
-        case Column():
-            return rows.column(expr)
+        case Column(path, side):
+            return rows.values[side, path]
         case Literal():
             return expr.scalar
         case Not(operand):
@@ -110,6 +108,15 @@ def run(expr: Expr, rows: Rows) -> Value:
             arguments = [run(arg, rows) for arg in args]
             return _checked(expr, lambda: call(name, arguments))
     assert_never(expr)
+
+
+def run_empty(expr: Call, types: Sequence[pa.DataType]) -> None:
+    """Compute a function on no rows at all, to see its constants refused."""
+    arguments = [
+        arg.scalar if isinstance(arg, Literal) else pa.array([], type)
+        for arg, type in zip(expr.args, types, strict=True)
+    ]
+    _checked(expr, lambda: call(expr.name, arguments))
 
 
 def can_fail(expr: Expr) -> bool:

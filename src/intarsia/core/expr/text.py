@@ -34,7 +34,7 @@ def to_sql(expr: Expr, dialect: str = "duckdb") -> str:
 
     A resolved expression carries its casts, so its text has the meaning it has here. What DuckDB
     does otherwise: a division by zero gives infinity there and raises here, as does the square root
-    of a negative number.
+    of a negative number. DuckDB's session must have the time zone UTC.
     """
     if dialect != "duckdb":
         raise NotSupported(f"expressions cannot be written in the dialect {dialect!r}", hint="use 'duckdb'")

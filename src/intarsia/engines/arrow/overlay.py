@@ -29,9 +29,11 @@ class Overlay:
 
     def set(self, column: Any, values: Any) -> pa.Array:
         """The column with ``values`` at the positions, in their order."""
-        if self._whole:
-            return flat(values)
         old, new = flat(column), flat(values)
+        if pa.types.is_dictionary(old.type) and not pa.types.is_dictionary(new.type):
+            return self._set_encoded(old, new)
+        if self._whole:
+            return new
         if _maskable(old.type):
             return pc.replace_with_mask(old, self._mask, new)
         if self._gather is None:
@@ -39,6 +41,16 @@ class Overlay:
                 self._mask, pc.add(self._slots, pa.scalar(self.rows, pa.int64())), arange(self.rows)
             )
         return take(pa.concat_arrays([old, new]), self._gather)
+
+    def _set_encoded(self, old: pa.DictionaryArray, new: pa.Array) -> pa.Array:
+        """Values set into a dictionary column: its dictionary grows by those it lacks."""
+        if self._whole:
+            return new.dictionary_encode().cast(old.type)
+        absent = pc.unique(new.filter(pc.is_null(pc.index_in(new, value_set=old.dictionary)))).drop_null()
+        dictionary = pa.concat_arrays([old.dictionary, absent]) if len(absent) else old.dictionary
+        codes = pc.index_in(new, value_set=dictionary).cast(old.indices.type)
+        indices = pc.replace_with_mask(old.indices, self._mask, codes)
+        return pa.DictionaryArray.from_arrays(indices, dictionary)
 
     def apply(self, table: pa.Table, values: Mapping[str, Any]) -> pa.Table:
         """The table with some columns overlaid."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -20,6 +20,14 @@ PIECE_BYTES = 128 << 20
 """A row group larger than this is read, changed and written in pieces."""
 
 
+def as_encoded(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
+    """The schema with some columns as dictionaries."""
+    if not columns:
+        return schema
+    fields = [f.with_type(pa.dictionary(pa.int32(), f.type)) if f.name in columns else f for f in schema]
+    return pa.schema(fields, schema.metadata)
+
+
 class FileReader:
     """One data file, its columns given back in the types and order of ``schema``.
 
@@ -27,13 +35,22 @@ class FileReader:
     returns. Every page checksum that is there is verified.
     """
 
-    def __init__(self, file: DataFile, schema: pa.Schema, filesystem: pafs.FileSystem) -> None:
+    def __init__(
+        self,
+        file: DataFile,
+        schema: pa.Schema,
+        filesystem: pafs.FileSystem,
+        *,
+        encoded: Sequence[str] = (),
+    ) -> None:
+        """``encoded`` columns are given back as dictionaries, the way the file stores them."""
         self.file = file
-        self.schema = schema
+        self.schema = as_encoded(schema, encoded)
         try:
             self._parquet = pq.ParquetFile(
                 filesystem.open_input_file(file.location),
                 metadata=file.footer,
+                read_dictionary=list(encoded) or None,
                 pre_buffer=False,
                 page_checksum_verification=True,
             )
@@ -173,6 +190,31 @@ def constant_key(value: Any, kind: pa.DataType, rows: int) -> pa.Array:
     """A key column of one value in the form that is cheapest to look up."""
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
     return constant_column(value, pa.dictionary(pa.int32(), plain), rows)
+
+
+ENCODED_BYTES = 2
+"""A string column that takes less than this per value is a small dictionary and narrow indices."""
+
+
+def encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
+    """Plain string columns that the file stores as small dictionaries throughout."""
+    footer = file.footer
+    if footer is None:
+        return []
+    small: dict[str, bool] = {}
+    for group in range(footer.num_row_groups):
+        meta = footer.row_group(group)
+        for number in range(meta.num_columns):
+            chunk = meta.column(number)
+            if chunk.physical_type == "BYTE_ARRAY":
+                fits = chunk.has_dictionary_page and chunk.total_uncompressed_size < ENCODED_BYTES * chunk.num_values
+                name = chunk.path_in_schema
+                small[name] = small.get(name, True) and fits
+    return [
+        field.name
+        for field in schema
+        if small.get(field.name) and (pa.types.is_string(field.type) or pa.types.is_binary(field.type))
+    ]
 
 
 def _unreadable(file: DataFile, error: Exception) -> DamagedTable | StorageError:

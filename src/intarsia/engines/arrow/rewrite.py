@@ -23,7 +23,7 @@ from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits
 from intarsia.core.rule import Action, Assign, Drop, Replace
 from intarsia.engines.arrow.overlay import Overlay, take_rows, without
-from intarsia.engines.arrow.reading import FileReader
+from intarsia.engines.arrow.reading import FileReader, encoded_columns
 from intarsia.engines.arrow.writing import FileWriter
 
 
@@ -51,7 +51,8 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
     Row group by row group, in the order and layout of the file it replaces; memory is bounded by
     one row group, or by a piece of it where it is large.
     """
-    with FileReader(task.file, task.schema, task.filesystem) as reader:
+    encoded = _encoded(task)
+    with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
         stored = [
             name
             for name in task.schema.names
@@ -65,6 +66,7 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
             filesystem=task.staging,
             layout=layout,
             metadata={**layout.key_value_metadata, **task.metadata},
+            encoded=encoded,
         )
         try:
             start = 0
@@ -82,6 +84,15 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
             return writer.close(task.file.path, task.file.partition)
         finally:
             writer.abandon()
+
+
+def _encoded(task: Rewrite) -> list[str]:
+    """Columns that need not be decoded: nothing here looks at their values."""
+    looked_at = {path[0] for action in task.actions if isinstance(action, Assign)
+                 for target, value in action.values
+                 for path in (target, *(path for _, path in columns_of(value)))}
+    return [name for name in encoded_columns(task.file, task.schema)
+            if name not in looked_at and name not in task.partition_columns]
 
 
 def _layout(reader: FileReader, options: WriteOptions) -> Layout:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import base64
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -12,9 +13,10 @@ import pyarrow.parquet as pq
 
 from intarsia.core.change import StagedFile
 from intarsia.core.layout import Layout, leaf_columns
+from intarsia.engines.arrow.reading import as_encoded
 from intarsia.errors import StorageError
 
-SAMPLE_ROWS = 16_384
+SAMPLE_ROWS = 2_048
 DICTIONARY_PAYS = 0.25
 """Distinct values among the sampled ones, up to which a dictionary makes a column smaller and faster."""
 
@@ -34,9 +36,15 @@ class FileWriter:
         filesystem: pafs.FileSystem,
         layout: Layout,
         metadata: Mapping[bytes, bytes],
+        encoded: Collection[str] = (),
     ) -> None:
+        """``encoded`` columns come as dictionaries and are written as such; readers see plain values."""
         self.location = location
-        self.schema = schema.with_metadata({**(schema.metadata or {}), **metadata} or None)
+        notes = {**(schema.metadata or {}), **metadata}
+        if encoded:
+            notes[b"ARROW:schema"] = base64.b64encode(schema.remove_metadata().serialize().to_pybytes())
+        self.schema = as_encoded(schema, encoded).with_metadata(notes or None)
+        self._encoded = bool(encoded)
         self.rows = 0
         self._layout = layout
         self._filesystem = filesystem
@@ -90,7 +98,9 @@ class FileWriter:
             self.schema, dictionary_columns=dictionary_columns(sample, self._layout)
         )
         self._sink = self._filesystem.open_output_stream(self.location)
-        self._writer = pq.ParquetWriter(self._sink, self.schema, **options)
+        self._writer = pq.ParquetWriter(
+            self._sink, self.schema, store_schema=not self._encoded, **options
+        )
 
     def _failure(self, error: OSError) -> StorageError:
         return StorageError(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import posixpath
+import time
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
@@ -21,7 +22,7 @@ from intarsia.common.partitions import (
 )
 from intarsia.common.schema import unify_schemas
 from intarsia.core.files import DataFile, Snapshot
-from intarsia.errors import CommitConflict, StorageError
+from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import Entry, Storage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footers import file_schemas, read_footers
@@ -69,8 +70,12 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
         CommitConflict: writers were so busy that no quiet moment was found.
     """
     storage = control.storage
-    for _ in range(_ATTEMPTS):
-        before = control.read_log()
+    gone: OSError | None = None
+    before = control.read_log()
+    for attempt in range(_ATTEMPTS):
+        if attempt:
+            time.sleep(0.0005 * attempt)
+            before = control.read_log()
         listing = list_data_files(storage, control.root)
         try:
             files = _overlaid(control, listing, before.undone)
@@ -78,11 +83,18 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
         except (FileNotFoundError, StorageError) as error:
             if not _is_gone(error):
                 raise
-            continue  # moved from staging to its place, or removed, while we looked
+            gone = error  # moved from staging to its place, or removed, while we looked
+            continue
         if control.read_log().names == before.names:
             snapshot = _assembled(control, shown, listing, files, read)
             exists = listing.exists or bool(before.undone)
             return replace(snapshot, version=before.version, exists=exists)
+    if gone is not None and control.read_log().names == before.names:
+        raise DamagedTable(
+            f"A file that the journal of {control.root} promises is not there: {gone}",
+            path=control.root,
+            hint="restore it from a backup of the dataset and its control directory",
+        ) from gone
     raise CommitConflict(
         f"{control.root} kept changing: no consistent state could be read in {_ATTEMPTS} attempts.",
         path=control.root,

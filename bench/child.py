@@ -1,0 +1,45 @@
+"""One contender, one workload, one process: reads a job from its input, prints what it cost."""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import json
+import resource
+import sys
+import time
+from typing import Any
+
+
+def main() -> None:
+    job: dict[str, Any] = json.load(sys.stdin)
+    contender = importlib.import_module(f"bench.contenders.{job['contender']}")
+    act = contender.prepare(job)
+    gc.collect()
+    before = _peak_mb()
+    cpu, wall = _cpu_seconds(), time.perf_counter()
+    notes = act()
+    wall, cpu = time.perf_counter() - wall, _cpu_seconds() - cpu
+    peak = _peak_mb()
+    if callable(notes):  # a second, instrumented run that must not count
+        notes = notes()
+    notes = notes if isinstance(notes, dict) else {}
+    json.dump({"cpu": cpu, "wall": wall, "peak_mb": peak, "before_mb": before, "notes": notes}, sys.stdout)
+
+
+def _cpu_seconds() -> float:
+    used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    return sum(u.ru_utime + u.ru_stime for u in used)
+
+
+def _peak_mb() -> float:
+    """The most this program had in memory; ``ru_maxrss`` would count the parent it was forked from."""
+    try:
+        with open("/proc/self/status", encoding="ascii") as status:
+            return next(int(line.split()[1]) / 1024 for line in status if line.startswith("VmHWM:"))
+    except (FileNotFoundError, StopIteration):
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,157 @@
+"""Target datasets and sources of the workloads, made by DuckDB from row numbers; the same on every machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+LOW_CARDINALITY = ("quantity", "country", "status")
+"""The columns for which a dictionary pays."""
+
+FILE_ROWS = 200_000
+DAYS = 30
+
+
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """A target dataset: ``files`` of ``file_rows`` rows; row ``i`` has the id ``2 * i``."""
+
+    name: str
+    files: int
+    file_rows: int
+    daily: bool = False
+    """Hive-partitioned by ``day``, ids ascending over the days."""
+    repeated: int = 0
+    """So many extra files hold newer versions of rows that are there already."""
+
+    @property
+    def rows(self) -> int:
+        return self.files * self.file_rows
+
+    @property
+    def rows_per_day(self) -> int:
+        return -(-self.rows // DAYS)
+
+
+def rows_sql(ids: str, *, version: int = 0, rows_per_day: int | None = None) -> str:
+    """Whole rows for a query of ids in a column ``n``; a later version differs in all but the keys."""
+    v = version
+
+    def part(number: int) -> str:
+        return f"(hash(n, {number}, {v}) >> 11)"  # 53 bits, which a double holds exactly
+
+    day = "" if rows_per_day is None else f", (date '2025-01-01' + (n // {2 * rows_per_day})::int) as day"
+    return f"""
+        select n::bigint as id,
+               (hash(n, 1) % 100000)::int as customer,
+               (1 + {part(2)} % 50)::int as quantity,
+               {part(3)}::double / 9007199254740992 * 1000 as amount,
+               {part(4)}::double / 9007199254740992 - 0.5 as score,
+               'country-' || (hash(n, 5) % 40) as country,
+               ['new', 'paid', 'packed', 'shipped', 'returned', 'lost'][1 + ({part(6)} % 6)::int] as status,
+               'c' || lower(hex(hash(n, 7))) as code,
+               make_timestamp(1704067200000000 + (n // 2) * 1500000 + ({part(8)} % 1000000)::bigint
+                              + {v} * 34560000000000) as ts,
+               (({part(9)} % 100000000)::bigint / 100)::decimal(12, 2) as price
+               {day}
+        from ({ids})"""
+
+
+def make_target(shape: Shape, directory: Path) -> Path:
+    """The dataset, made once and kept."""
+    return _made(directory / shape.name, lambda path: _write_target(shape, path))
+
+
+def make_delta(target: Path, *, daily: bool) -> Path:
+    """The same files as a Delta table, with statistics in its log."""
+    from deltalake import Field, Schema, convert_to_deltalake
+    from deltalake.schema import PrimitiveType
+
+    def convert(path: Path) -> None:
+        copy_tree(target, path)
+        by_day = {"partition_by": Schema([Field("day", PrimitiveType("date"))]), "partition_strategy": "hive"}
+        convert_to_deltalake(str(path), **(by_day if daily else {}))
+
+    return _made(target.with_name(target.name + "-delta"), convert)
+
+
+def make_source(name: str, sql: str, directory: Path) -> Path:
+    """The rows of a query as one Parquet file."""
+
+    def write(path: Path) -> None:
+        path.mkdir()
+        pq.write_table(_query(sql), path / "source.parquet", compression="snappy")
+
+    return _made(directory / name, write) / "source.parquet"
+
+
+def files_hit(target: Path, source: Path, keys: tuple[str, ...]) -> list[str]:
+    """The target's files that hold a key of the source, relative to it."""
+
+    def find(path: Path) -> None:
+        path.mkdir()
+        rows = duckdb.execute(
+            f"select distinct filename from read_parquet('{target}/**/*.parquet', filename=true) t"
+            f" semi join read_parquet('{source}') s using ({', '.join(keys)}) order by 1"
+        ).fetchall()
+        names = [os.path.relpath(row[0], target) for row in rows]
+        (path / "files.json").write_text(json.dumps(names))
+
+    found = _made(source.parent.with_name(source.parent.name + f"-hits-{'-'.join(keys)}"), find)
+    names: list[str] = json.loads((found / "files.json").read_text())
+    return names
+
+
+def copy_tree(origin: Path, copy: Path) -> None:
+    """A real copy: contenders change their files in place."""
+    shutil.copytree(origin, copy)
+
+
+def _made(path: Path, make: Callable[[Path], None]) -> Path:
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        unfinished = path.with_name(path.name + ".unfinished")
+        shutil.rmtree(unfinished, ignore_errors=True)
+        make(unfinished)
+        unfinished.rename(path)
+    return path
+
+
+def _write_target(shape: Shape, path: Path) -> None:
+    path.mkdir()
+    per_day = shape.rows_per_day if shape.daily else None
+    for number in range(shape.files):
+        start = number * shape.file_rows
+        ids = f"select 2 * range as n from range({start}, {start + shape.file_rows})"
+        rows = _query(rows_sql(ids, rows_per_day=per_day))
+        if not shape.daily:
+            _write(rows, path / f"part-{number:05d}.parquet")
+            continue
+        day = rows["day"][0].as_py()
+        (path / f"day={day}").mkdir(exist_ok=True)
+        _write(rows.drop_columns(["day"]), path / f"day={day}" / f"part-{number:05d}.parquet")
+    every = max(1, shape.rows // max(1, shape.repeated * shape.file_rows))
+    for number in range(shape.repeated):
+        start = number * shape.file_rows
+        scattered = f"(range * {every} + (hash(range) % {every})::bigint)"
+        ids = f"select 2 * {scattered} as n from range({start}, {start + shape.file_rows})"
+        _write(_query(rows_sql(ids, version=1)), path / f"part-{shape.files + number:05d}.parquet")
+
+
+def _write(table: pa.Table, path: Path) -> None:
+    """As PyArrow writes by default, which is how most files come about."""
+    pq.write_table(table, path, compression="snappy", row_group_size=max(table.num_rows, 1))
+
+
+def _query(sql: str) -> Any:
+    with duckdb.connect() as connection:
+        return connection.sql(sql).to_arrow_table()

@@ -1,0 +1,307 @@
+"""Reading, writing and changing Parquet datasets under the doors' names, for any engine."""
+
+from __future__ import annotations
+
+import os
+import warnings
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import pyarrow as pa
+
+from intarsia import api
+from intarsia.common.log import logger, operation_log
+from intarsia.core.incremental import merge, partition_names
+from intarsia.core.report import MergeResult, WriteDatasetResult, metadata_of
+from intarsia.core.rule import strategy_rule
+from intarsia.datasets.reading import Reading, read_dataset
+from intarsia.datasets.statistics import (
+    Statistics,
+    deduplicate_statistics,
+    maintenance_statistics,
+    optimize_statistics,
+)
+from intarsia.errors import InputError
+from intarsia.tables.parquet import ParquetTable
+
+log = logger(__name__)
+
+Path = str | os.PathLike[str]
+Columns = str | Sequence[str]
+
+_MODES = ("append", "overwrite", "overwrite_partitions")
+_REWRITE_MODES = ("full", "incremental")
+
+
+class DatasetIO:
+    """Parquet datasets on one engine; a subclass says which.
+
+    Args:
+        filesystem: the pyarrow or fsspec file system that all paths are on; None for local paths
+            and URLs.
+        options: for every call, such as ``storage_options``, ``single_writer`` or ``lock_timeout``; a
+            call's own options win.
+    """
+
+    engine: ClassVar[str] = "auto"
+    backend: ClassVar[str] = "pyarrow"
+
+    def __init__(self, filesystem: Any = None, **options: Any) -> None:
+        self._options = {**options, "filesystem": filesystem, "engine": self.engine}
+
+    def _with(self, options: dict[str, Any]) -> dict[str, Any]:
+        return {**self._options, **options}
+
+    def read_parquet(
+        self,
+        path: Path,
+        *,
+        columns: Columns | None = None,
+        filters: Any = None,
+        include_file_path: bool = False,
+        use_threads: bool = True,
+        batch_rows: int | None = None,
+        dialect: str | None = None,
+    ) -> pa.Table:
+        """One consistent state of a dataset, or a single file, as a table.
+
+        Sees the right state also while a commit is under way or after a crash. Partition columns have
+        the type they were written with. Files and row groups that the filter rules out are not read.
+
+        Args:
+            path: path or URL of a dataset or a file.
+            columns: the columns to return, in this order; all by default. Others are not read.
+            filters: SQL text, tuples as ``pyarrow.parquet`` takes them, or a ``pyarrow.compute``
+                expression.
+            include_file_path: add ``file_path``, a string column with the path each row is from.
+            use_threads: read in parallel; the result is the same either way.
+            batch_rows: read so many rows at once; a row group by default.
+            dialect: of SQL text.
+
+        Raises:
+            NothingMatched: there is no such path.
+            ColumnNotFound: a column that is named is not there.
+        """
+        names = [columns] if isinstance(columns, str) else columns
+        wanted = Reading(names, filters, include_file_path, use_threads, batch_rows, dialect)
+        with operation_log(log, "read_parquet", os.fspath(path)):
+            return read_dataset(self._table(path), wanted)
+
+    def _table(self, path: Path) -> ParquetTable:
+        known = ("filesystem", "storage_options", "control_path", "single_writer", "lock_timeout", "lock")
+        return ParquetTable(path, **{name: self._options[name] for name in known if name in self._options})
+
+    def write_dataset(
+        self,
+        data: Any,
+        path: Path,
+        *,
+        mode: str = "append",
+        partition_by: Columns | None = None,
+        partition_columns: Columns | None = None,
+        **options: Any,
+    ) -> WriteDatasetResult:
+        """Append rows in new files, or put them in the place of all rows. Atomic.
+
+        Args:
+            data: any source that :func:`intarsia.write` takes.
+            path: path or URL of the dataset, which is made when it is not there.
+            mode: ``append``, ``overwrite`` or ``overwrite_partitions``; files that are not Parquet stay.
+            partition_by: of a new dataset; else its layout decides.
+            partition_columns: another name for ``partition_by``.
+            options: as of :func:`intarsia.write`.
+        """
+        if mode not in _MODES:
+            raise InputError(f"mode must be one of {', '.join(map(repr, _MODES))}, it is {mode!r}.")
+        names = partition_names(partition_columns, partition_by)
+        result = api.write(data, path, mode=mode, partition_by=names, **self._with(options))
+        files = metadata_of(result)
+        return WriteDatasetResult(files, sum(file.row_count for file in files), mode, self.backend)
+
+    def write_parquet_dataset(
+        self,
+        data: Any,
+        path: Path,
+        *,
+        mode: str | None = None,
+        strategy: str | None = None,
+        key_columns: Columns | None = None,
+        rewrite_mode: str = "full",
+        partition_by: Columns | None = None,
+        **options: Any,
+    ) -> WriteDatasetResult | MergeResult:
+        """Append or overwrite by ``mode``, or merge by ``strategy``, which decides where both are given.
+
+        Every strategy leaves files without a matching key alone, whatever the ``rewrite_mode``;
+        ``"incremental"`` insists on it and refuses ``full_merge``, which may touch every file.
+
+        Args:
+            data: any source.
+            path: path or URL of the dataset.
+            mode: ``append`` (the default) or ``overwrite``.
+            strategy: ``insert``, ``update``, ``upsert``, ``full_merge`` or ``deduplicate``.
+            key_columns: what a strategy matches rows by.
+            rewrite_mode: ``full`` or ``incremental``.
+            partition_by: of a new dataset; else its layout decides.
+            options: as of :meth:`merge` or :meth:`write_dataset`.
+
+        Raises:
+            InputError: the arguments contradict each other; nothing was read or written.
+        """
+        _check_modes(mode, strategy, key_columns, rewrite_mode)
+        if strategy is None:
+            return self.write_dataset(data, path, mode=mode or "append", partition_by=partition_by, **options)
+        assert key_columns is not None
+        if mode is not None:
+            warnings.warn(
+                f"mode={mode!r} is ignored: strategy={strategy!r} takes precedence.", UserWarning, stacklevel=2
+            )
+        return self.merge(data, path, strategy, key_columns, partition_by=partition_by, **options)
+
+    def merge(
+        self,
+        data: Any,
+        path: Path,
+        strategy: str,
+        key_columns: Columns,
+        *,
+        partition_columns: Columns | None = None,
+        partition_by: Columns | None = None,
+        dedup_order_by: Columns | None = None,
+        **options: Any,
+    ) -> MergeResult:
+        """Set rows into a dataset by key; only files that really change are rewritten. Atomic.
+
+        As :func:`intarsia.core.incremental.merge` on this engine; ``options`` as of
+        :func:`intarsia.merge`.
+        """
+        return merge(
+            data,
+            path,
+            strategy,
+            key_columns,
+            partition_columns=partition_columns,
+            partition_by=partition_by,
+            dedup_order_by=dedup_order_by,
+            **self._with(options),
+        )
+
+    def delete(self, path: Path, where: Any, **options: Any) -> MergeResult:
+        """Delete the rows for which ``where`` is TRUE; see :func:`intarsia.delete`."""
+        return api.delete(path, where, **self._with(options))
+
+    def update(self, path: Path, assignments: dict[str, Any], where: Any = None, **options: Any) -> MergeResult:
+        """Assign columns of the rows for which ``where`` is TRUE; see :func:`intarsia.update`."""
+        return api.update(path, assignments, where, **self._with(options))
+
+    def compact_parquet_dataset(
+        self,
+        path: Path,
+        *,
+        target_mb_per_file: float | None = None,
+        target_rows_per_file: int | None = None,
+        partition_filter: Any = None,
+        dry_run: bool = False,
+        **options: Any,
+    ) -> Statistics:
+        """Bring small files of each partition together; see :func:`intarsia.compact`.
+
+        Returns files and bytes before and after, and ``planned_groups``: which files go together.
+
+        Raises:
+            InputError: a threshold is not greater than zero; nothing was read.
+            NothingMatched: no Parquet file under the path, or under ``partition_filter``.
+        """
+        result = api.compact(
+            path,
+            target_mb_per_file=target_mb_per_file,
+            target_rows_per_file=target_rows_per_file,
+            partition_filter=partition_filter,
+            dry_run=dry_run,
+            **self._with(options),
+        )
+        return maintenance_statistics(result)
+
+    def optimize_parquet_dataset(
+        self,
+        path: Path,
+        zorder_columns: Columns = (),
+        *,
+        curve: api.Curve = "zorder",
+        target_mb_per_file: float | None = None,
+        target_rows_per_file: int | None = None,
+        partition_filter: Any = None,
+        deduplicate_key_columns: Columns | None = None,
+        dedup_order_by: Columns | None = None,
+        dry_run: bool = False,
+        **options: Any,
+    ) -> Statistics:
+        """Order the rows of each partition along some columns, in new files; see :func:`intarsia.optimize`.
+
+        Raises as :meth:`compact_parquet_dataset` does.
+        """
+        result = api.optimize(
+            path,
+            by=zorder_columns,
+            curve=curve,
+            target_mb_per_file=target_mb_per_file,
+            target_rows_per_file=target_rows_per_file,
+            partition_filter=partition_filter,
+            deduplicate_on=deduplicate_key_columns,
+            dedup_order_by=dedup_order_by,
+            dry_run=dry_run,
+            **self._with(options),
+        )
+        return optimize_statistics(result)
+
+    def deduplicate_parquet_dataset(
+        self,
+        path: Path,
+        key_columns: Columns | None = None,
+        *,
+        dedup_order_by: Columns | None = None,
+        partition_filter: Any = None,
+        dry_run: bool = False,
+        **options: Any,
+    ) -> Statistics:
+        """Leave one row per key, else one of each set of equal rows; see :func:`intarsia.deduplicate`.
+
+        Raises as :meth:`compact_parquet_dataset` does.
+        """
+        result = api.deduplicate(
+            path,
+            on=key_columns,
+            order_by=dedup_order_by,
+            partition_filter=partition_filter,
+            dry_run=dry_run,
+            **self._with(options),
+        )
+        return deduplicate_statistics(result)
+
+
+def _check_modes(
+    mode: str | None, strategy: str | None, key_columns: Columns | None, rewrite_mode: str
+) -> None:
+    """Refuse what contradicts itself, before anything is read."""
+    if mode is not None and mode not in _MODES:
+        raise InputError(f"mode must be one of {', '.join(map(repr, _MODES))}, it is {mode!r}.")
+    if rewrite_mode not in _REWRITE_MODES:
+        raise InputError(f'rewrite_mode must be "full" or "incremental", it is {rewrite_mode!r}.')
+    if strategy is None:
+        if key_columns is not None or rewrite_mode == "incremental":
+            raise InputError("key_columns and rewrite_mode go with a strategy.", hint='such as strategy="upsert".')
+        return
+    name = strategy_rule(strategy).name
+    if name == "full_merge" and rewrite_mode == "incremental":
+        raise InputError(
+            'rewrite_mode="incremental" is not supported for full_merge, which may rewrite every file.',
+            hint='leave rewrite_mode out, or use strategy="upsert".',
+        )
+    if key_columns:
+        return
+    if mode == "append" and name != "insert":
+        raise InputError(
+            f'mode="append" is not supported for strategy {name!r}, which needs key_columns.',
+            hint="name key_columns, or leave the strategy out to append.",
+        )
+    raise InputError(f"strategy {name!r} needs key_columns.", hint='such as key_columns=["id"].')

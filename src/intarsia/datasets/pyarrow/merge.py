@@ -1,0 +1,74 @@
+"""The merge as a plain function that returns plain counts."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from intarsia.api import partition_by_of
+from intarsia.common.arrow import adopt
+from intarsia.common.log import logger, operation_log
+from intarsia.core.incremental import partition_names
+from intarsia.core.merge import compute_merge_stats, normalize_keys, validate_keys_and_schema
+from intarsia.core.rule import strategy_rule
+from intarsia.datasets.pyarrow.io import PyarrowDatasetIO
+
+log = logger(__name__)
+
+Path = str | os.PathLike[str]
+Columns = str | Sequence[str]
+
+
+def merge_parquet_dataset_pyarrow(
+    source: Any,
+    target_path: Path,
+    key_columns: Columns,
+    strategy: str = "upsert",
+    *,
+    dedup_order_by: Columns | None = None,
+    partition_columns: Columns | None = None,
+    partition_by: Columns | None = None,
+    filesystem: Any = None,
+    **options: Any,
+) -> dict[str, int]:
+    """Merge a table, or Parquet files, into a dataset; how many rows were inserted, updated and deleted.
+
+    Atomic. Memory: the source (mapped from a spool where it is large) and a row group per thread;
+    ``batch_rows`` limits how much of the target is handled at once. Options as of :func:`intarsia.merge`.
+
+    Returns:
+        ``inserted``, ``updated``, ``deleted``, and ``total``: the rows a reader then finds.
+
+    Raises:
+        KeyColumnError: keys missing, NULL or duplicate; nothing was written.
+        SchemaMismatch: columns or values that do not fit; nothing was written.
+    """
+    keys = normalize_keys(key_columns)
+    rule = strategy_rule(strategy)
+    io = PyarrowDatasetIO(filesystem, **options)
+    with operation_log(log, f"merge ({rule.name})", os.fspath(target_path)):
+        names = partition_names(partition_columns, partition_by)
+        table = io.table(target_path)
+        apart = partition_by_of(table, names)
+        with adopt(source, filesystem=filesystem, partition_columns=apart) as taken:
+            snapshot = table.snapshot()
+            validate_keys_and_schema(
+                taken.schema if options.get("null_keys") == "match" else taken.table,
+                snapshot.schema if snapshot.files else None,
+                keys,
+                operation=rule.name,
+                path=snapshot.root,
+                missing=options.get("missing", "error"),
+                schema_evolution=options.get("schema_evolution"),
+                partition_columns=snapshot.partition_columns,
+            )
+            result = io.merge(
+                taken.table, table, rule.name, keys, partition_by=names, dedup_order_by=dedup_order_by
+            )
+    return compute_merge_stats(
+        inserted=result.inserted,
+        updated=result.updated,
+        deleted=result.deleted,
+        previous_total=result.target_count_before,
+    )

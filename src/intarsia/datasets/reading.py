@@ -1,0 +1,290 @@
+"""Reading one consistent state of a Parquet dataset into Arrow, file by file; nothing is written."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.common.log import logger
+from intarsia.core.evaluate import true_mask
+from intarsia.core.expr import And, Column, Compare, Expr, In, Not, Or, literal, resolve
+from intarsia.core.expr import columns as columns_of
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.incremental import files_snapshot
+from intarsia.core.verdicts import Verdict, verdicts
+from intarsia.engines.arrow.engine import in_threads
+from intarsia.engines.arrow.reading import FileReader
+from intarsia.errors import (
+    ColumnNotFound,
+    DamagedTable,
+    InputError,
+    NothingMatched,
+    SchemaMismatch,
+    StorageError,
+)
+from intarsia.sql.parse import parse_predicate
+from intarsia.tables.parquet import ParquetTable
+
+log = logger(__name__)
+
+FILE_PATH = "file_path"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """What to read: names and the filter as they were given."""
+
+    columns: Sequence[str] | None = None
+    filters: Any = None
+    include_file_path: bool = False
+    use_threads: bool = True
+    batch_rows: int | None = None
+    dialect: str | None = None
+
+
+def read_dataset(table: ParquetTable, wanted: Reading) -> pa.Table:
+    """One consistent state of a dataset, or of a single file, as a table.
+
+    Memory: the rows and columns that are asked for, and a piece of a file per thread. A dataset that
+    is changed meanwhile is read again, from a frozen view of it.
+
+    Raises:
+        NothingMatched: there is no such path.
+        ColumnNotFound, InputError: a column or the filter does not fit the dataset.
+    """
+    found = table.storage.stat(table.control.root)
+    if found is None and not table.control.exists():
+        raise NothingMatched(f"There is no dataset at {table.root}.", path=table.root)
+    if found is not None and found.kind == "file":
+        return _read(_one_file(table), wanted)
+    snapshot = table.snapshot()
+    if not snapshot.exists:
+        raise NothingMatched(f"There is no dataset at {table.root}.", path=table.root)
+    try:
+        result = _read(snapshot, wanted)
+        changed = _changed(table, snapshot)
+    except (DamagedTable, StorageError):
+        if not (changed := _changed(table, snapshot)):
+            raise
+        result = None
+    if result is not None and not changed:
+        return result
+    log.info("read %s: reading again, %s has changed", table.root, changed)
+    with table.materialise() as farm:
+        return _read(farm.snapshot, wanted)
+
+
+def _one_file(table: ParquetTable) -> Snapshot:
+    return files_snapshot([table.root], (), filesystem=table.storage.filesystem)
+
+
+def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
+    """A file that is no longer the one the snapshot saw."""
+    for file in snapshot.files:
+        entry = table.storage.stat(file.location)
+        if entry is None or entry.fingerprint != file.fingerprint:
+            return file.path
+    return None
+
+
+def _read(snapshot: Snapshot, wanted: Reading) -> pa.Table:
+    task = _Task.of(snapshot, wanted)
+    pieces: list[pa.Table] = [task.schema.empty_table()]
+    threads = (os.cpu_count() or 1) if wanted.use_threads else 1
+    for tables in in_threads(task.read, task.files(), threads):
+        pieces += tables
+    return pa.concat_tables(pieces)
+
+
+@dataclass(frozen=True, slots=True)
+class _Task:
+    """A reading settled against one snapshot."""
+
+    snapshot: Snapshot
+    columns: tuple[str, ...]
+    """Those that are given back, without the path."""
+    needed: tuple[str, ...]
+    """Those that are read."""
+    where: Any
+    wanted: Reading
+
+    @staticmethod
+    def of(snapshot: Snapshot, wanted: Reading) -> _Task:
+        schema = snapshot.schema
+        names = schema.names if wanted.columns is None else list(wanted.columns)
+        if not snapshot.files:  # an empty dataset has no schema to hold anything against
+            empty = pa.schema([(name, pa.null()) for name in names])
+            return _Task(replace(snapshot, schema=empty), tuple(names), (), None, wanted)
+        _check_names(names, wanted, snapshot)
+        where = predicate(wanted.filters, schema, dialect=wanted.dialect)
+        used = {*names, *filter_columns(where, schema)}
+        needed = tuple(name for name in schema.names if name in used)
+        return _Task(snapshot, tuple(names), needed, where, wanted)
+
+    @property
+    def schema(self) -> pa.Schema:
+        fields = [self.snapshot.schema.field(name) for name in self.columns]
+        extra = [pa.field(FILE_PATH, pa.string())] if self.wanted.include_file_path else []
+        return pa.schema([*fields, *extra], self.snapshot.schema.metadata)
+
+    def files(self) -> list[tuple[DataFile, Verdict]]:
+        """The files whose partition and bounds do not rule the filter out."""
+        if isinstance(self.where, pc.Expression):
+            return [(file, verdict) for file, verdict in self._all() if self._partition_may(file)]
+        return [(file, verdict) for file, verdict in self._all() if not verdict.never]
+
+    def _all(self) -> list[tuple[DataFile, Verdict]]:
+        return list(zip(self.snapshot.files, verdicts(self.where, self.snapshot), strict=True))
+
+    def _partition_may(self, file: DataFile) -> bool:
+        """A pyarrow expression over partition columns alone is decided by the path."""
+        schema = self.snapshot.schema
+        used = filter_columns(self.where, schema)
+        if not used or any(name not in file.partition for name in used):
+            return True
+        row = pa.table(
+            {name: pa.array([file.partition[name]], _plain(schema.field(name).type)) for name in used}
+        )
+        return bool(_filtered(row, self.where).num_rows)
+
+    def read(self, item: tuple[DataFile, Verdict]) -> list[pa.Table]:
+        """The rows and columns asked for of one file, piece by piece."""
+        file, verdict = item
+        return [self._finished(piece, file) for piece in self._pieces(file, verdict)]
+
+    def _pieces(self, file: DataFile, verdict: Verdict) -> Iterator[pa.Table]:
+        with FileReader(file, self.snapshot.schema, self.snapshot.filesystem) as reader:
+            for group in verdict.row_groups:
+                for piece in reader.pieces(self.needed, group, batch_rows=self.wanted.batch_rows):
+                    yield piece if self.where is None else _filtered(piece, self.where)
+
+    def _finished(self, piece: pa.Table, file: DataFile) -> pa.Table:
+        columns = [piece[name] for name in self.columns]
+        if self.wanted.include_file_path:
+            shown = file.path if not self.snapshot.root else self.snapshot.shown(file)
+            columns.append(pa.chunked_array([pa.repeat(pa.scalar(shown, pa.string()), piece.num_rows)]))
+        return pa.Table.from_arrays(columns, schema=self.schema)
+
+
+def _check_names(names: Sequence[str], wanted: Reading, snapshot: Snapshot) -> None:
+    absent = [name for name in names if name not in snapshot.schema.names]
+    if absent:
+        raise ColumnNotFound(
+            f"read: column {', '.join(map(repr, absent))} does not exist in {snapshot.root}.",
+            path=snapshot.root,
+            hint=f"there is {', '.join(snapshot.schema.names)}.",
+        )
+    if wanted.include_file_path and FILE_PATH in snapshot.schema.names:
+        raise InputError(
+            f"read: {snapshot.root} has a column {FILE_PATH!r} of its own.",
+            path=snapshot.root,
+            hint="read it without include_file_path.",
+        )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
+
+
+def predicate(filters: Any, schema: pa.Schema, *, dialect: str | None = None) -> Any:
+    """A filter as an expression: SQL text, tuples as ``pyarrow.parquet`` takes them, or one of pyarrow's.
+
+    Raises:
+        InputError: it is something else.
+        ColumnNotFound: it names a column that is not there.
+    """
+    if filters is None or isinstance(filters, pc.Expression):
+        return filters
+    if isinstance(filters, str):
+        return resolve(parse_predicate(filters, dialect=dialect), schema, expect=pa.bool_())
+    return resolve(_disjunction(filters, schema), schema, expect=pa.bool_())
+
+
+def _disjunction(filters: Any, schema: pa.Schema) -> Expr:
+    """Alternatives of conditions that hold together; a flat list is one alternative."""
+    if isinstance(filters, tuple) and filters and isinstance(filters[0], str):
+        filters = [filters]
+    alternatives = list(filters)
+    if not alternatives:
+        raise InputError("filters is an empty list.", hint="leave it out to read every row.")
+    if not any(isinstance(part, list) for part in alternatives):
+        alternatives = [alternatives]
+    return _joined(Or, [_joined(And, [_condition(part, schema) for part in parts]) for parts in alternatives])
+
+
+def _joined(join: Callable[[Expr, Expr], Expr], parts: Sequence[Expr]) -> Expr:
+    if not parts:
+        raise InputError("filters holds an empty list of conditions.")
+    whole = parts[0]
+    for part in parts[1:]:
+        whole = join(whole, part)
+    return whole
+
+
+def _condition(part: Any, schema: pa.Schema) -> Expr:
+    if not isinstance(part, (tuple, list)) or len(part) != 3:
+        raise InputError(
+            f"A filter is (column, operator, value), not {part!r}.", hint='such as ("day", ">=", "2025-01-01").'
+        )
+    name, operator, value = part
+    if name not in schema.names:
+        raise ColumnNotFound(f"The filter names column {name!r}, which does not exist.")
+    column = Column((name,), exact=True)
+    kind = _plain(schema.field(name).type)
+    match operator:
+        case "=" | "==":
+            return Compare("=", column, _constant(value, kind, name))
+        case "!=" | "<>":
+            return Compare("<>", column, _constant(value, kind, name))
+        case "<" | "<=" | ">" | ">=":
+            return Compare(operator, column, _constant(value, kind, name))
+        case "in" | "not in":
+            isin = In(column, tuple(_constant(item, kind, name) for item in value))
+            return isin if operator == "in" else Not(isin)
+    raise InputError(f"There is no filter operator {operator!r}.", hint="there are =, !=, <, <=, >, >=, in, not in.")
+
+
+def _constant(value: Any, kind: pa.DataType, name: str) -> Expr:
+    """The value as one of the column's type where it can be read so, such as a date given as text."""
+    try:
+        scalar = pa.scalar(value)
+        if isinstance(value, str) and scalar.type != kind and not pa.types.is_large_string(kind):
+            scalar = scalar.cast(kind)
+        return literal(scalar)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
+        raise InputError(f"The filter's {value!r} is no value for column {name!r} ({kind}).") from error
+
+
+def filter_columns(where: Any, schema: pa.Schema) -> list[str]:
+    """The columns a filter reads.
+
+    A pyarrow expression does not tell, but its text names them: a name that stands in the text only
+    by chance is read in vain.
+    """
+    if where is None:
+        return []
+    if isinstance(where, pc.Expression):
+        text = str(where)
+        if "FieldPath(" in text:  # by position: all of them have to be in their places
+            return list(schema.names)
+        return [name for name in schema.names if name in text]
+    used = {path[0] for _, path in columns_of(where)}
+    return [name for name in schema.names if name in used]
+
+
+def _filtered(table: pa.Table, where: Any) -> pa.Table:
+    if not isinstance(where, pc.Expression):
+        return table.filter(true_mask(where, table))
+    try:
+        return table.filter(where)
+    except pa.ArrowKeyError as error:
+        raise ColumnNotFound(f"The filter names a column that is not there: {error}") from error
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+        if "No match for FieldRef" in str(error):
+            raise ColumnNotFound(f"The filter names a column that is not there: {error}") from error
+        raise SchemaMismatch(f"The filter does not fit the columns' types: {error}") from error

@@ -1,0 +1,98 @@
+"""Compacting: the files of each group streamed into one staged file; which files is the plan's to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pyarrow as pa
+
+from intarsia.core.change import Change, StagedFile
+from intarsia.core.files import DataFile
+from intarsia.core.plan import FileGroup, Plan
+from intarsia.core.ports import Progress, Transaction
+from intarsia.engines.arrow.reading import PIECE_BYTES
+from intarsia.engines.arrow.regroup import Form, RowGroups, check_rows, form_of, pieces_of
+from intarsia.engines.arrow.threads import in_order, shares
+
+
+def stage_compact(plan: Plan, tx: Transaction, *, threads: int, progress: Progress) -> Change:
+    """Write each group of the plan as one file, its rows in the order of the files.
+
+    Small row groups come together up to the size the group's largest file has, or
+    ``options.row_group_size``. Rows keep an order that every file of the group declares, within each
+    row group. Memory: about a row group per group at work. Nothing of the table changes.
+
+    Raises:
+        DamagedTable: a file has not the rows its footer says.
+    """
+    groups = list(enumerate(plan.groups))
+    outer, readers = shares(threads, len(groups))
+
+    def work(item: tuple[int, FileGroup]) -> StagedFile:
+        number, group = item
+        return _write_group(group, plan, tx, number=number, readers=readers)
+
+    staged: list[StagedFile] = []
+    for file in in_order(work, groups, threads=outer):
+        staged.append(file)
+        progress("write files", len(staged), len(groups))
+    files = tuple(file for group in plan.groups for file in group.files)
+    return Change(
+        plan.operation,
+        added=tuple(staged),
+        removed=files,
+        planned=files,
+        exclusive=False,
+        properties=plan.intent.properties,
+    )
+
+
+def _write_group(group: FileGroup, plan: Plan, tx: Transaction, *, number: int, readers: int) -> StagedFile:
+    form = form_of(group, plan, tx.txid)
+    writer = form.writer(tx, f"compact-{number:05d}")
+    try:
+        row_groups = RowGroups(writer, form.layout)
+        for piece in _rows(group, plan, form, readers=readers):
+            row_groups.add(piece)
+        row_groups.finish()
+        staged = writer.close(tx.place(group.partition, "compact", number), group.partition)
+    finally:
+        writer.abandon()
+    check_rows([staged], group.rows, group)
+    return staged
+
+
+def _rows(group: FileGroup, plan: Plan, form: Form, *, readers: int) -> Iterator[pa.Table]:
+    """All rows in file order; small files are read ahead, large ones piece by piece."""
+
+    def whole(file: DataFile) -> list[pa.Table]:
+        return list(pieces_of(file, plan, form.schema, batch_rows=plan.intent.options.batch_rows))
+
+    for small, run in _runs(group.files):
+        if small:
+            for pieces in in_order(whole, run, threads=readers):
+                yield from pieces
+        else:
+            for file in run:
+                yield from pieces_of(file, plan, form.schema, batch_rows=plan.intent.options.batch_rows)
+
+
+def _runs(files: tuple[DataFile, ...]) -> Iterator[tuple[bool, list[DataFile]]]:
+    """Neighbouring files that are all small enough to be held whole, or all not."""
+    run: list[DataFile] = []
+    kind = True
+    for file in files:
+        small = _memory(file) <= PIECE_BYTES // 4
+        if run and small != kind:
+            yield kind, run
+            run = []
+        run, kind = [*run, file], small
+    if run:
+        yield kind, run
+
+
+def _memory(file: DataFile) -> int:
+    footer = file.footer
+    if footer is None:
+        return file.size * 4
+    return sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))

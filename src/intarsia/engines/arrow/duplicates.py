@@ -1,0 +1,453 @@
+"""Duplicate keys in files: which rows have to go; reads key and order columns, writes nothing.
+
+Files that cannot share a key are looked at apart, and keys that do not fit in memory one range after the
+other. Within each, the most telling key column is read first; the other columns only of rows whose
+value there is not the only one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.common.schema import check_key_types, is_nested
+from intarsia.core.bounds import bounds_of
+from intarsia.core.files import DataFile
+from intarsia.core.keys import arange
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import Plan
+from intarsia.core.ports import Progress
+from intarsia.core.rule import Drop
+from intarsia.engines.arrow.overlay import take_rows, without
+from intarsia.engines.arrow.reading import FileReader
+from intarsia.engines.arrow.repeats import key_form, losing, repeated
+from intarsia.engines.arrow.sampling import sample_rows
+from intarsia.engines.arrow.separate import Cell, cells, components
+from intarsia.engines.arrow.threads import in_order, shares
+from intarsia.errors import ColumnNotFound, InputError
+
+_ROW_OVERHEAD = 40
+"""Bytes per row for codes, row numbers and marks beside the key itself."""
+_UNKNOWN_WIDTH = 32
+_GLANCE_ROWS = 1 << 14
+
+
+def match_duplicates(
+    plan: Plan,
+    *,
+    keys: Sequence[str],
+    order_by: Sequence[str],
+    threads: int,
+    memory_bytes: int,
+    progress: Progress,
+    files: Sequence[DataFile] | None = None,
+) -> Matches:
+    """The rows to drop so that each key is there once, over all of the files.
+
+    The row with the highest ``order_by`` stays (NULL loses, NaN is the highest number); on ties, and
+    without an order, the last one in the order of file paths and positions. NULL equals NULL, NaN
+    equals NaN, and -0.0 equals 0.0. Exact whatever the memory: with less, key columns are read in
+    more passes.
+
+    Args:
+        plan: its schema and files.
+        keys: the key columns; none means that rows have to be equal in every column.
+        order_by: columns that decide which row stays.
+        threads: how many may work at once.
+        memory_bytes: about how much key data to hold at once, beside the positions found.
+        progress: told of each range of keys that is done.
+        files: where to look; the plan's files to scan if None.
+
+    Raises:
+        KeyColumnError: a key column is not there, or of a type that cannot be compared.
+        ColumnNotFound: an order column is not there.
+        InputError: without keys, a column is nested; or an order column is.
+    """
+    chosen = [item.file for item in plan.chosen("scan")] if files is None else files
+    chosen = sorted((file for file in chosen if file.rows), key=lambda file: file.path)
+    names = _checked_keys(plan, keys)
+    _check_order(plan, order_by)
+    search = _Search(plan, names, tuple(order_by), threads, memory_bytes)
+    units = search.units(chosen)
+    outer, inner = shares(threads, len(units))
+
+    def work(unit: _Unit) -> list[tuple[DataFile, pa.Array]]:
+        return replace(search, threads=inner).losers(unit)
+
+    found: dict[str, list[pa.Array]] = {}
+    for number, losers in enumerate(in_order(work, units, threads=outer)):
+        for file, positions in losers:
+            found.setdefault(file.path, []).append(positions)
+        progress("scan keys", number + 1, len(units))
+    return _matches(chosen, found, scanned_bytes=plan.bytes_to_scan)
+
+
+def _checked_keys(plan: Plan, keys: Sequence[str]) -> tuple[str, ...]:
+    path, schema = plan.snapshot.root, plan.schema
+    if not keys:
+        nested = [field.name for field in schema if is_nested(field.type)]
+        if nested:
+            raise InputError(
+                f"{plan.operation}: rows cannot be compared in every column, since"
+                f" {', '.join(map(repr, nested))} {'is' if len(nested) == 1 else 'are'} nested.",
+                path=path,
+                hint="name the key columns.",
+            )
+        keys = [field.name for field in schema if not pa.types.is_null(field.type)]
+    check_key_types(schema, keys, side="dataset", operation=plan.operation, path=path)
+    return tuple(dict.fromkeys(keys))
+
+
+def _check_order(plan: Plan, order_by: Sequence[str]) -> None:
+    path, schema = plan.snapshot.root, plan.schema
+    absent = [name for name in order_by if name not in schema.names]
+    if absent:
+        raise ColumnNotFound(
+            f"{plan.operation}: there is no column {', '.join(map(repr, absent))} to order duplicates by.",
+            path=path,
+            hint=f"the columns are {', '.join(schema.names)}.",
+        )
+    nested = [name for name in order_by if is_nested(schema.field(name).type)]
+    if nested:
+        raise InputError(
+            f"{plan.operation}: nested columns have no order: {', '.join(map(repr, nested))}.",
+            path=path,
+            hint="order duplicates by columns of plain types.",
+        )
+
+
+def _matches(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, scanned_bytes: int) -> Matches:
+    hits: dict[str, Hits] = {}
+    dropped: set[str] = set()
+    deleted = 0
+    for file in files:
+        parts = found.get(file.path)
+        if parts is None:
+            continue
+        positions = parts[0]
+        if len(parts) > 1:
+            positions = pa.concat_arrays(parts)
+            positions = positions.take(pc.array_sort_indices(positions))
+        deleted += len(positions)
+        if len(positions) == file.rows:
+            dropped.add(file.path)
+        else:
+            hits[file.path] = Hits(positions)
+    return Matches((Drop(),), hits, frozenset(dropped), deleted=deleted, scanned_bytes=scanned_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unit:
+    """Some files, and the part of their keys to look at."""
+
+    files: tuple[DataFile, ...]
+    keys: tuple[str, ...]
+    """Those that differ within the files; the most telling one first."""
+    cell: Cell = ()
+    fits: bool = True
+    row_groups: tuple[frozenset[int], ...] = ()
+    """Per file those that may hold keys of the cell; empty when all do."""
+
+    @property
+    def bases(self) -> list[int]:
+        """Where each file's rows begin in a count over all of them, and the end."""
+        return list(accumulate((file.rows for file in self.files), initial=0))
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    """The first key column of one file."""
+
+    values: pa.Array
+    positions: pa.Array | None
+    """None when every row is there."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Search:
+    """Looks for duplicates; safe to use from several threads."""
+
+    plan: Plan
+    keys: tuple[str, ...]
+    order_by: tuple[str, ...]
+    threads: int
+    memory_bytes: int
+
+    def units(self, files: Sequence[DataFile]) -> list[_Unit]:
+        """All of the work, cut into parts that share no key and fit in memory together."""
+        apart = [_Unit(tuple(mine), self._varying(mine))
+                 for mine in components(files, self.keys, self.plan.snapshot)]
+        costs = [self._cost(unit) for unit in apart]
+        if sum(costs) <= self.memory_bytes:
+            return [self._led(unit) for unit in apart]
+        share = max(self.memory_bytes // self.threads, 1)
+        units: list[_Unit] = []
+        for unit, cost in zip(apart, costs, strict=True):
+            units += [self._led(unit)] if cost <= share or not unit.keys else self._cut(unit, cost, share)
+        return units
+
+    def _varying(self, files: Sequence[DataFile]) -> tuple[str, ...]:
+        """Files of one component agree in the partition columns of the key that are known of all."""
+        fixed = self.plan.snapshot.partition_columns
+        return tuple(
+            name for name in self.keys
+            if name not in fixed or not all(name in file.partition for file in files)
+        )
+
+    def _cost(self, unit: _Unit) -> int:
+        """The memory to hold the first key column; which one that is, is not known yet."""
+        rows = unit.bases[-1]
+        return rows * _ROW_OVERHEAD + 2 * max((self._bytes(unit, name) for name in unit.keys), default=0)
+
+    def _bytes(self, unit: _Unit, name: str) -> int:
+        kind = self.plan.schema.field(name).type
+        rows = unit.bases[-1]
+        if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
+            return rows * kind.bit_width // 8
+        stored = 0
+        for file in unit.files:
+            for number in range(file.footer.num_row_groups if file.footer is not None else 0):
+                meta = file.footer.row_group(number)  # type: ignore[union-attr]
+                stored += sum(
+                    meta.column(leaf).total_uncompressed_size
+                    for leaf in range(meta.num_columns)
+                    if meta.column(leaf).path_in_schema == name
+                )
+        return max(stored, rows * _UNKNOWN_WIDTH)  # a dictionary hides how long strings are
+
+    def _led(self, unit: _Unit) -> _Unit:
+        if len(unit.keys) < 2:
+            return unit
+        largest = max(unit.files, key=lambda file: file.rows)
+        sample = self._sample(unit.keys, [largest], rows=_GLANCE_ROWS, groups=1)
+        return replace(unit, keys=_by_distinct(sample))
+
+    def _sample(self, names: Sequence[str], files: Sequence[DataFile], **limits: int) -> pa.Table:
+        sample = sample_rows(files, names, self.plan, threads=self.threads, **limits)
+        return pa.table({name: key_form(sample[name]) for name in names})
+
+    def _cut(self, unit: _Unit, cost: int, share: int) -> list[_Unit]:
+        sample = self._sample(unit.keys, unit.files)
+        unit = replace(unit, keys=_by_distinct(sample))
+        rows = unit.bases[-1]
+        most = max(1, rows * share // cost)
+        found = cells(sample.select(unit.keys), rows=rows, most_rows=most)
+        bounds: dict[str, Any] = {}
+        units = []
+        for cell in found:
+            for span in cell:
+                if span.column not in bounds:
+                    kind = self.plan.schema.field(span.column).type
+                    bounds[span.column] = bounds_of(unit.files, span.column, kind)
+            kept = sample.num_rows
+            for span in cell:
+                kept = min(kept, pc.sum(span.mask(sample[span.column].combine_chunks())).as_py() or 0)
+            fits = rows * kept // max(sample.num_rows, 1) <= 2 * most
+            units.append(replace(unit, cell=cell, fits=fits, row_groups=_row_groups(unit, cell, bounds)))
+        return units
+
+    def losers(self, unit: _Unit) -> list[tuple[DataFile, pa.Array]]:
+        """The positions that have to go, by file."""
+        if not unit.keys:
+            whole = pa.repeat(pa.scalar(0, pa.int64()), unit.bases[-1])
+            rows = self._settle(unit, self._suspects(unit, (), whole, None), count=1)
+        elif unit.fits:
+            rows = self._by_first_key(unit)
+        else:
+            rows = self._settle(unit, self._every(unit), count=0)
+        return list(_by_file(unit, rows))
+
+    def _by_first_key(self, unit: _Unit) -> pa.Array:
+        """Narrow down by the first key column, then look at the rest of the rows left."""
+        read = list(in_order(lambda n: self._first_key(unit, n), range(len(unit.files)), threads=self.threads))
+        values = pa.concat_arrays([part.values for part in read])
+        positions = [part.positions for part in read]
+        counts = [len(part.values) for part in read]
+        del read
+        total = len(values)
+        found = repeated(values, threads=self.threads)
+        del values
+        if not found.count:
+            return pa.array([], pa.int64())
+        groups = pc.scatter(found.groups, found.rows, max_index=total - 1)
+        parts = None if unit.cell == () else (positions, counts)
+        suspects = self._suspects(unit, unit.keys[1:], groups, parts)
+        return self._settle(unit, suspects, count=found.count)
+
+    def _first_key(self, unit: _Unit, number: int) -> _Read:
+        file, first = unit.files[number], unit.keys[0]
+        names = tuple(dict.fromkeys((first, *(span.column for span in unit.cell))))
+        values: list[pa.Array] = []
+        positions: list[pa.Array] = []
+        for start, table in self._tables(unit, number, names):
+            mask = _inside(table, unit.cell)
+            column = table[first].chunk(0)
+            values.append(column if mask is None else column.filter(mask))
+            if mask is not None:
+                inside = pc.indices_nonzero(mask).cast(pa.int64())
+                positions.append(pc.add(inside, pa.scalar(start, pa.int64())))
+        if not values:
+            kind = key_form(pa.nulls(0, self.plan.schema.field(first).type)).type
+            return _Read(pa.nulls(0, kind), pa.array([], pa.int64()))
+        return _Read(pa.concat_arrays(values), pa.concat_arrays(positions) if positions else None)
+
+    def _tables(self, unit: _Unit, number: int, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+        """Columns of a file in key form, with the position of the first row of each table."""
+        file = unit.files[number]
+        wanted = unit.row_groups[number] if unit.row_groups else None
+        with FileReader(file, self.plan.schema, self.plan.snapshot.filesystem) as reader:
+            start = 0
+            for group in range(reader.footer.num_row_groups):
+                if wanted is not None and group not in wanted:
+                    start += reader.footer.row_group(group).num_rows
+                    continue
+                for piece in reader.pieces(names, group):
+                    yield start, pa.table({name: key_form(piece[name]) for name in names})
+                    start += piece.num_rows
+
+    def _suspects(
+        self,
+        unit: _Unit,
+        keys: tuple[str, ...],
+        groups: pa.Array,
+        parts: tuple[list[pa.Array | None], list[int]] | None,
+    ) -> Iterator[pa.Table]:
+        """What else has to be known of the rows that have a group, file by file.
+
+        ``groups`` has an entry for each row read: all rows of all files, or those named in ``parts``.
+        """
+        bases = unit.bases
+        counts = [file.rows for file in unit.files] if parts is None else parts[1]
+        begins = list(accumulate(counts, initial=0))
+        names = tuple(dict.fromkeys((*keys, *self.order_by)))
+
+        def one(number: int) -> pa.Table:
+            mine = groups.slice(begins[number], counts[number])
+            named = None if parts is None else parts[0][number]
+            positions = pc.indices_nonzero(pc.is_valid(mine)).cast(pa.int64())
+            if named is not None:
+                positions = named.take(positions)
+            table = self._at(unit.files[number], names, positions)
+            table = table.append_column("row", pc.add(positions, pa.scalar(bases[number], pa.int64())))
+            return table.append_column("group", mine.drop_null())
+
+        return in_order(one, range(len(unit.files)), threads=self.threads)
+
+    def _at(self, file: DataFile, names: tuple[str, ...], positions: pa.Array) -> pa.Table:
+        """Columns in key form at some positions of a file; only row groups with one are read."""
+        parts: list[pa.Table] = []
+        if names and len(positions):
+            with FileReader(file, self.plan.schema, self.plan.snapshot.filesystem) as reader:
+                start = 0
+                for group in range(reader.footer.num_row_groups):
+                    stop = start + reader.footer.row_group(group).num_rows
+                    if len(_between(positions, start, stop)):
+                        for piece in reader.pieces(names, group):
+                            mine = _between(positions, start, start + piece.num_rows)
+                            parts.append(take_rows(
+                                pa.table({name: key_form(piece[name]) for name in names}),
+                                pc.subtract(mine, pa.scalar(start, pa.int64())),
+                            ))
+                            start += piece.num_rows
+                    start = stop
+        if parts:
+            return pa.concat_tables(parts)
+        empty = {name: key_form(pa.nulls(0, self.plan.schema.field(name).type)) for name in names}
+        return pa.table(empty) if len(positions) == 0 else pa.table({"none": pa.nulls(len(positions))})
+
+    def _every(self, unit: _Unit) -> Iterator[pa.Table]:
+        """All rows of a cell with all keys, for when not even the first key column fits in memory."""
+        bases = unit.bases
+        names = tuple(dict.fromkeys((*unit.keys, *self.order_by)))
+        for number in range(len(unit.files)):
+            for start, table in self._tables(unit, number, names):
+                first = bases[number] + start
+                table = table.append_column("row", arange(table.num_rows, first))
+                mask = _inside(table, unit.cell)
+                yield table if mask is None else table.filter(mask)
+
+    def _settle(self, unit: _Unit, tables: Iterable[pa.Table], *, count: int) -> pa.Array:
+        """The rows that lose. When memory is full, those that have lost already are let go of."""
+        losers: list[pa.Array] = []
+        waiting: list[pa.Table] = []
+        size = kept = 0
+        for table in tables:
+            waiting.append(table)
+            size += table.nbytes
+            if size > max(self.memory_bytes // 2, 2 * kept):
+                rows, rest = self._reduced(unit, waiting, count)
+                losers.append(rows)
+                waiting, size = [rest], rest.nbytes
+                kept = size
+        if waiting:
+            losers.append(self._reduced(unit, waiting, count)[0])
+        return pa.concat_arrays(losers) if losers else pa.array([], pa.int64())
+
+    def _reduced(self, unit: _Unit, tables: Sequence[pa.Table], count: int) -> tuple[pa.Array, pa.Table]:
+        table = pa.concat_tables(tables).combine_chunks()
+        grouped = "group" in table.column_names
+        keys = unit.keys[1:] if grouped else unit.keys
+        gone = losing(
+            [_one(table, name) for name in keys],
+            [_one(table, name) for name in self.order_by],
+            groups=_one(table, "group") if grouped else None,
+            count=count,
+            threads=self.threads,
+        )
+        return _one(table, "row").take(gone), without(table, gone)
+
+
+def _by_distinct(sample: pa.Table) -> tuple[str, ...]:
+    """The columns, the one with the most different values first."""
+    counts = {name: pc.count_distinct(sample[name], mode="all").as_py() for name in sample.column_names}
+    return tuple(sorted(sample.column_names, key=lambda name: -counts[name]))
+
+
+def _row_groups(unit: _Unit, cell: Cell, bounds: dict[str, Any]) -> tuple[frozenset[int], ...]:
+    found: list[set[int]] = [set() for _ in unit.files]
+    if not cell:
+        return ()
+    outside: pa.Array | None = None
+    for span in cell:
+        mine = span.excludes(bounds[span.column])
+        outside = mine if outside is None else pc.or_(outside, mine)
+    of = bounds[cell[0].column]
+    inside = pc.invert(outside)
+    numbers, groups = of.file.filter(inside).to_pylist(), of.row_group.filter(inside).to_pylist()
+    for number, group in zip(numbers, groups, strict=True):
+        found[number].add(group)
+    return tuple(frozenset(groups) for groups in found)
+
+
+def _inside(table: pa.Table, cell: Cell) -> pa.Array | None:
+    mask: pa.Array | None = None
+    for span in cell:
+        mine = span.mask(_one(table, span.column))
+        mask = mine if mask is None else pc.and_(mask, mine)
+    return mask
+
+
+def _between(positions: pa.Array, start: int, stop: int) -> pa.Array:
+    low, high = pc.search_sorted(positions, pa.array([start, stop], pa.int64())).to_pylist()
+    return positions.slice(low, high - low)
+
+
+def _one(table: pa.Table, name: str) -> pa.Array:
+    column = table[name]
+    return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
+
+
+def _by_file(unit: _Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Array]]:
+    """Row numbers over all files as positions in each."""
+    if not len(rows):
+        return
+    rows = rows.take(pc.array_sort_indices(rows))
+    for file, base in zip(unit.files, unit.bases, strict=False):
+        mine = _between(rows, base, base + file.rows)
+        if len(mine):
+            yield file, pc.subtract(mine, pa.scalar(base, pa.int64()))

@@ -1,0 +1,39 @@
+"""Work spread over a few threads, results in order; PyArrow lets go of the interpreter while it works."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import TypeVar
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def in_order(work: Callable[[T], R], items: Iterable[T], *, threads: int) -> Iterator[R]:
+    """``map`` over some threads, at most one result per thread ahead of the one asked for.
+
+    Memory: the results in flight. An error, or a caller that stops asking, ends what has not begun.
+    """
+    if threads <= 1:
+        yield from map(work, items)
+        return
+    with ThreadPoolExecutor(threads) as pool:
+        waiting: deque[Future[R]] = deque()
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > threads:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def shares(threads: int, tasks: int) -> tuple[int, int]:
+    """How many tasks run at once, and how many threads each of them may use."""
+    outer = max(1, min(threads, tasks))
+    return outer, max(1, threads // outer)

@@ -1,0 +1,105 @@
+"""Operations are killed and failed at their calls to the system; what they promise must hold all the same.
+
+A sample of the calls in the quick suite, every one of them with INTARSIA_CRASH=full (``make crash``).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from crash_operations import CONTROLS, OPERATIONS
+
+HERE = Path(__file__).parent
+FULL = os.environ.get("INTARSIA_CRASH", "quick") == "full"
+COMPILER = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+
+pytestmark = [
+    pytest.mark.skipif(COMPILER is None, reason="the crash sweep needs a C compiler (cc, gcc or clang)"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the crash sweep preloads a library the Linux way"),
+    pytest.mark.slow,
+]
+
+NAMES = [operation.name for operation in OPERATIONS]
+ALL, EVERY_ONE = 0, -1
+ERRORS = {"EIO": 20, "ENOSPC": 10, "EACCES": 10} | ({"EDQUOT": 0, "EMFILE": 0} if FULL else {})
+
+
+@pytest.fixture(scope="session")
+def shim(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The preloaded library, compiled once."""
+    library = tmp_path_factory.mktemp("shim") / "killshim.so"
+    command = [str(COMPILER), "-O1", "-shared", "-fPIC", "-o", str(library), str(HERE / "killshim.c"), "-ldl"]
+    subprocess.run(command, check=True, capture_output=True, text=True)
+    return library
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """In memory where there is such a place: a kill loses nothing that was written."""
+    memory = Path("/dev/shm")
+    if not os.access(memory, os.W_OK):
+        yield tmp_path
+        return
+    made = Path(tempfile.mkdtemp(dir=memory, prefix="intarsia-crash-"))
+    yield made
+    shutil.rmtree(made, ignore_errors=True)
+
+
+def sweep(
+    shim: Path, directory: Path, operation: str, faults: list[tuple[str, int, int]]
+) -> list[dict[str, Any]]:
+    order = {"operation": operation, "directory": str(directory / "swept"), "faults": faults}
+    done = subprocess.run(
+        [sys.executable, str(HERE / "crash_sweep.py"), json.dumps(order)],
+        env={**os.environ, "LD_PRELOAD": str(shim)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
+    return results
+
+
+@pytest.mark.parametrize("operation", NAMES)
+def test_a_kill_at_any_call_leaves_the_old_or_the_new_state(
+    shim: Path, directory: Path, operation: str
+) -> None:
+    faults = [("kill", ALL, 0), ("torn", ALL, 0)] if FULL else [("kill", 40, 0), ("torn", 10, 0)]
+    for result in sweep(shim, directory, operation, faults):
+        assert result["violations"] == []
+        assert result["calls"] > 40, "the shim has seen next to nothing"
+        assert result["killed"] == result["points"] > 0
+
+
+@pytest.mark.parametrize("operation", NAMES)
+def test_an_error_at_any_call_leaves_the_old_or_the_new_state_and_says_which(
+    shim: Path, directory: Path, operation: str
+) -> None:
+    faults = [(error, ALL if FULL else points, 0) for error, points in ERRORS.items()]
+    for result in sweep(shim, directory, operation, faults):
+        assert result["violations"] == []
+        assert result["killed"] == 0
+        assert result["raised"] > result["acknowledged"], "an error should mostly be an error"
+
+
+@pytest.mark.parametrize("operation", NAMES)
+def test_a_recovery_that_is_killed_can_be_repeated(shim: Path, directory: Path, operation: str) -> None:
+    (result,) = sweep(shim, directory, operation, [("kill", ALL, EVERY_ONE) if FULL else ("kill", 10, 4)])
+    assert result["violations"] == []
+    assert result["double"] >= result["points"] / 2
+
+
+@pytest.mark.parametrize("control", [operation.name for operation in CONTROLS])
+def test_the_sweep_catches_a_protocol_that_is_wrong(shim: Path, directory: Path, control: str) -> None:
+    (result,) = sweep(shim, directory, control, [("kill", ALL, 0)])
+    assert result["violations"] != []

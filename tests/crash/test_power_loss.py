@@ -1,0 +1,57 @@
+"""The power goes after any call, and of what was not synced any part may be lost: the promises hold."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crash_operations import CONTROLS, OPERATIONS, Operation
+from crash_power import cut_power
+
+FULL = os.environ.get("INTARSIA_CRASH", "quick") == "full"
+MOST = 4096 if FULL else 16
+"""States after each call."""
+
+pytestmark = pytest.mark.slow
+OPERATION = {operation.name: operation for operation in [*OPERATIONS, *CONTROLS]}
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[str]:
+    memory = "/dev/shm"  # the model decides what is durable, not the disk
+    if not os.access(memory, os.W_OK):
+        yield str(tmp_path / "cut")
+        return
+    made = tempfile.mkdtemp(dir=memory, prefix="intarsia-power-")
+    yield f"{made}/cut"
+    shutil.rmtree(made, ignore_errors=True)
+
+
+@pytest.mark.parametrize("operation", OPERATIONS, ids=lambda operation: operation.name)
+def test_a_power_cut_leaves_the_old_or_the_new_state(operation: Operation, directory: str) -> None:
+    found = cut_power(operation, directory, MOST)
+    assert found.violations == []
+    assert found.states > 50
+
+
+@pytest.mark.parametrize(
+    ("control", "ignored"),
+    [
+        ("replace and add", ("sync", "sync directory")),
+        ("replace and add", ("sync",)),
+        ("replace and add", ("sync directory",)),
+        ("consume", ()),
+        ("remove first", ()),
+        ("in place", ()),
+    ],
+    ids=["no sync", "no file synced", "no directory synced", "consume", "remove first", "in place"],
+)
+def test_the_model_catches_a_protocol_that_is_wrong(
+    control: str, ignored: tuple[str, ...], directory: str
+) -> None:
+    found = cut_power(OPERATION[control], directory, 64, ignore=ignored, enough=1)
+    assert found.violations != []

@@ -1,0 +1,134 @@
+from __future__ import annotations
+
+import doctest
+import importlib
+import re
+from pathlib import Path
+from typing import Any
+
+import doc_pages
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import intarsia
+from intarsia import errors
+
+ROOT = doc_pages.ROOT
+
+
+def _name(page: Path) -> str:
+    return str(page.relative_to(ROOT))
+
+
+@pytest.mark.parametrize("page", doc_pages.PAGES, ids=_name)
+def test_every_python_block_runs_and_prints_what_it_claims(
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    namespace: dict[str, Any] = {"__name__": "example"}
+    for block in doc_pages.blocks(page.read_text(encoding="utf-8")):
+        if block.language == "python":
+            doc_pages.run(block, namespace, _name(page))
+
+
+def test_a_block_that_prints_something_else_than_it_claims_is_found() -> None:
+    wrong = doc_pages.blocks("```python\nprint(1 + 1)  # 3\n```\n")
+    with pytest.raises(AssertionError, match="claims"):
+        doc_pages.run(wrong[0], {}, "page")
+    wrong = doc_pages.blocks("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
+    with pytest.raises(AssertionError, match="claims"):
+        doc_pages.run(wrong[0], {}, "page")
+
+
+def test_the_readme_opens_with_a_sentence_and_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    opening = "\n".join(text.splitlines()[:20])
+    assert "make demo" in opening
+    assert "make test" in opening
+    first = next(block for block in doc_pages.blocks(text) if block.language == "python")
+    assert len([line for line in first.code.splitlines() if line.strip()]) <= 10
+
+
+def _documented() -> list[str]:
+    return [
+        name
+        for name in intarsia.__all__
+        if ">>>" in (getattr(intarsia, name).__doc__ or "") and callable(getattr(intarsia, name))
+    ]
+
+
+def test_some_docstrings_have_examples() -> None:
+    assert "merge" in _documented()
+
+
+@pytest.mark.parametrize("name", _documented())
+def test_the_examples_in_docstrings_of_the_public_names_run(name: str, tmp_path: Path) -> None:
+    thing = getattr(intarsia, name)
+    root = tmp_path / "orders"
+    root.mkdir()
+    pq.write_table(pa.table({"id": [1, 2], "n": ["a", "b"]}), root / "part-0.parquet")
+    finder = doctest.DocTestFinder(recurse=False)
+    failed = 0
+    for example in finder.find(thing, name, globs={"orders": str(root)}):
+        failed += doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed
+    assert not failed
+
+
+def test_every_error_is_in_the_reference() -> None:
+    text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
+    names = [
+        name
+        for name, thing in vars(errors).items()
+        if isinstance(thing, type) and issubclass(thing, errors.IntarsiaError)
+    ]
+    assert len(names) > 10
+    assert [name for name in names if f"`{name}`" not in text] == []
+
+
+def test_every_public_name_is_in_the_guide() -> None:
+    text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    assert [name for name in intarsia.__all__ if name not in text] == []
+
+
+def test_every_option_is_in_the_guide() -> None:
+    text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
+    options = importlib.import_module("intarsia.api")._ALL_OPTIONS
+    assert [name for name in options if f"`{name}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    "page", [*doc_pages.PAGES, ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md"], ids=_name
+)
+def test_links_between_documents_lead_somewhere(page: Path) -> None:
+    broken = []
+    for link in doc_pages.links(page.read_text(encoding="utf-8")):
+        if re.match(r"^[a-z]+:", link):
+            continue
+        name, _, anchor = link.partition("#")
+        target = page.parent / name if name else page
+        if not target.exists() or (anchor and anchor not in _anchors(target)):
+            broken.append(link)
+    assert broken == []
+
+
+def _anchors(page: Path) -> set[str]:
+    return doc_pages.anchors(page.read_text(encoding="utf-8"))
+
+
+def test_every_page_in_docs_is_reached_from_the_readme() -> None:
+    reached = set(doc_pages.links((ROOT / "README.md").read_text(encoding="utf-8")))
+    for page in list(reached):
+        if page.startswith("docs/") and page.endswith(".md"):
+            reached |= {f"docs/{link}" for link in doc_pages.links((ROOT / page).read_text(encoding="utf-8"))}
+    pages = {_name(page) for page in doc_pages.PAGES if page.parent.name == "docs"}
+    assert pages - {link.partition("#")[0] for link in reached} == set()
+
+
+@pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])
+def test_every_make_target_that_is_named_exists(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    in_code = re.findall(r"`make ([a-z-]+)", text) + re.findall(r"^make ([a-z-]+)", text, re.MULTILINE)
+    assert in_code
+    assert set(in_code) - targets == set()
