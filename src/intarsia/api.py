@@ -7,7 +7,7 @@ from :mod:`intarsia.errors`; with ``dry_run=True`` it stops after the plan and w
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from typing import Any, Literal
@@ -67,9 +67,18 @@ class _Request:
     properties: Mapping[str, str]
     filesystem: Any
 
-    def source(self, source: Any, stack: ExitStack, partition_columns: Iterable[str] = ()) -> Source:
-        adopted = adopt(source, filesystem=self.filesystem if isinstance(source, (str, os.PathLike)) else None,
-                        partition_columns=tuple(partition_columns), **self.spool)
+    def source(self, source: Any, stack: ExitStack, partition_columns: Sequence[str] | None) -> Source:
+        """Take the source in; what comes from paths and has no type of its own gets the target's."""
+        if not _has_paths(source):
+            return stack.enter_context(adopt(source, **self.spool))
+        target = self.table.snapshot()
+        adopted = adopt(
+            source,
+            filesystem=self.filesystem,
+            partition_columns=target.partition_columns if partition_columns is None else partition_columns,
+            types=target.schema if target.files else None,
+            **self.spool,
+        )
         return stack.enter_context(adopted)
 
     def carry_out(self, intent: Intent, source: Source | None, *, dry_run: bool) -> MergeResult:
@@ -153,7 +162,7 @@ def merge(
     if intent.dedup_order_by and rule.name != "deduplicate":
         raise InputError('dedup_order_by goes with strategy="deduplicate".')
     with operation_log(log, rule.name, _shown(target)), ExitStack() as stack:
-        adopted = request.source(source, stack, partition_by_of(request.table, intent.partition_columns))
+        adopted = request.source(source, stack, intent.partition_columns)
         return request.carry_out(intent, adopted, dry_run=dry_run)
 
 
@@ -224,7 +233,7 @@ def write(
         properties=request.properties,
     )
     with operation_log(log, mode, _shown(target)), ExitStack() as stack:
-        adopted = request.source(source, stack, partition_by_of(request.table, intent.partition_columns))
+        adopted = request.source(source, stack, intent.partition_columns)
         return request.carry_out(intent, adopted, dry_run=dry_run)
 
 
@@ -341,11 +350,10 @@ def recover(target: Target, **options: Any) -> tuple[str, ...]:
     return _request("auto", target, options).table.recover()
 
 
-def partition_by_of(table: Table, asked: Sequence[str] | None) -> tuple[str, ...]:
-    """The partition columns a source may take from its own path."""
-    if asked is not None:
-        return tuple(asked)
-    return table.snapshot().partition_columns
+def _has_paths(source: Any) -> bool:
+    if isinstance(source, (list, tuple)):
+        return any(_has_paths(part) for part in source)
+    return isinstance(source, (str, os.PathLike))
 
 
 def _request(engine: Any, target: Target, options: Mapping[str, Any]) -> _Request:
@@ -469,4 +477,6 @@ def _one_of(value: Any, name: str, allowed: tuple[str, ...]) -> Any:
 
 
 def _shown(target: Target) -> str:
-    return os.fspath(target) if isinstance(target, (str, os.PathLike)) else repr(target)
+    if isinstance(target, (str, os.PathLike)):
+        return os.fspath(target)
+    return str(getattr(target, "root", target))

@@ -296,7 +296,7 @@ def facts_of(draw: st.DrawFn, table: pa.Table) -> dict[tuple[str, ...], Facts]:
     return bounds
 
 
-@settings(SETTINGS, max_examples=250)
+@settings(SETTINGS, max_examples=150)
 @given(st.data())
 def test_what_bounds_prove_is_so_in_the_data(data: st.DataObject) -> None:
     table = data.draw(tables())

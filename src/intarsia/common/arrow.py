@@ -149,6 +149,18 @@ def _conformed_batches(
         ).to_batches()
 
 
+def selected(source: Source, rows: pa.Array, *, spool_dir: str | os.PathLike[str] | None = None) -> Source:
+    """The source with only the rows of these numbers; a spooled one is spooled again."""
+    if not source.spooled:
+        return Source(source.take(rows), origin=source.origin)
+    schema = source.schema
+    pieces = (source.take(rows.slice(start, _CHUNK_ROWS)) for start in range(0, len(rows), _CHUNK_ROWS))
+    with Intake(0, spool_dir) as intake:
+        intake.add(schema, (batch for piece in pieces for batch in piece.to_batches()), as_is=True)
+        (table,) = intake.tables()
+        return Source(table, origin=source.origin, spooled=intake.spooled)
+
+
 def _check_columns(schema: pa.Schema, origin: str) -> None:
     if not schema.names:
         raise InputError(f"The source {origin} has no columns.")

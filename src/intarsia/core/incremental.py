@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -32,6 +32,7 @@ from intarsia.core.merge import normalize_keys
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.problems import null_source_keys
 from intarsia.core.report import MergeFileMetadata, MergeResult
+from intarsia.core.retype import retyped
 from intarsia.core.rule import when_matched
 from intarsia.errors import InputError, KeyColumnError, NothingMatched, NotSupported, PartitionMoveError
 from intarsia.storage import open_storage
@@ -74,7 +75,7 @@ _ROW_GROUP_SIZE = _UnaskedNumber(500_000)
 
 def merge(
     data: Any,
-    path: Path,
+    path: Path | ParquetTable,
     strategy: str,
     key_columns: Columns,
     *,
@@ -226,7 +227,10 @@ def confirm_affected_files(
     keys = key_table(source_keys, key_columns)
     if not given or not keys.num_rows:
         return []
-    hit = {plan.file.path for plan in _hit(_touched(keys, files_snapshot(given, keys.column_names, filesystem=filesystem)))}
+    hit = {
+        plan.file.path
+        for plan in _hit(_touched(keys, files_snapshot(given, keys.column_names, filesystem=filesystem)))
+    }
     return [path for path in given if path in hit]
 
 
@@ -302,7 +306,7 @@ def plan_incremental_rewrite(
     if not snapshot.files or not keys.num_rows:
         return IncrementalRewritePlan([], [snapshot.shown(file) for file in snapshot.files], [], 0)
     if partition_schema is not None:
-        snapshot = _retyped(snapshot, partition_schema)
+        snapshot = retyped(snapshot, partition_schema)
     plan = _touched(keys, snapshot)
     return IncrementalRewritePlan(
         affected_files=sorted(snapshot.shown(item.file) for item in _hit(plan)),
@@ -310,17 +314,6 @@ def plan_incremental_rewrite(
         new_files=[],
         affected_rows=sum(item.file.rows for item in _hit(plan)),
     )
-
-
-def _retyped(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
-    apart = [name for name in snapshot.partition_columns if name in types.names]
-    fields = [types.field(f.name) if f.name in apart else f for f in snapshot.schema]
-    schema = pa.schema(fields, snapshot.schema.metadata)
-    files = tuple(
-        replace(file, partition=typed_partition(parse_hive_partition_path(file.path), schema, path=file.path))
-        for file in snapshot.files
-    )
-    return replace(snapshot, schema=schema, files=files)
 
 
 def validate_no_null_keys(source_table: pa.Table, key_columns: Columns) -> None:

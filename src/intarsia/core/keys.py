@@ -184,6 +184,54 @@ class KeyIndex:
         return there.take(spread), here
 
 
+@dataclass(frozen=True, slots=True)
+class OrderedKeys:
+    """Unique keys of one column in order, for lookups in data that is sorted by them.
+
+    Where a sorted file is met by few keys, looking for the keys in the file is far less work than
+    looking for every row of the file among the keys.
+    """
+
+    values: pa.Array
+    rows: pa.Array
+
+    @staticmethod
+    def of(column: Column) -> OrderedKeys | None:
+        """None where the type has no total order that can be searched."""
+        values = flat(decoded(comparable(column)))
+        if not _searchable(values.type) or values.null_count:
+            return None
+        order = pc.array_sort_indices(values)
+        return OrderedKeys(values.take(order), order.cast(pa.int64()))
+
+    def pairs(self, column: Column) -> tuple[pa.Array, pa.Array] | None:
+        """Every (row there, row here) with equal keys; None where the column is not in order, or too short."""
+        there = flat(column)
+        if there.type != self.values.type or len(there) < 2 or not _ascending(there):
+            return None
+        ends = pa.array([there[0], there[len(there) - 1]], there.type)
+        low = pc.search_sorted(self.values, ends.slice(0, 1), side="left")[0].as_py()
+        high = pc.search_sorted(self.values, ends.slice(1, 1), side="right")[0].as_py()
+        wanted, rows = self.values.slice(low, high - low), self.rows.slice(low, high - low)
+        if len(wanted) > len(there) // 8:
+            return None
+        begin = pc.search_sorted(there, wanted, side="left").cast(pa.int64())
+        end = pc.search_sorted(there, wanted, side="right").cast(pa.int64())
+        spread, offset = explode(pc.subtract(end, begin))
+        return pc.add(begin.take(spread), offset), rows.take(spread)
+
+
+def _searchable(kind: pa.DataType) -> bool:
+    return pa.types.is_integer(kind) or pa.types.is_temporal(kind) or pa.types.is_string(kind)
+
+
+def _ascending(values: pa.Array) -> bool:
+    if values.null_count:
+        return False
+    steps = pc.less_equal(values.slice(0, len(values) - 1), values.slice(1))
+    return bool(pc.all(steps).as_py())
+
+
 def explode(counts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Row i repeated ``counts[i]`` times, and the number of each repetition from 0."""
     total = pc.sum(counts).as_py() or 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -53,8 +53,13 @@ def validate_keys_and_schema(
     *,
     operation: str = "merge",
     path: str = "",
+    missing: Literal["error", "null"] = "error",
+    schema_evolution: Any = None,
+    partition_columns: Sequence[str] = (),
 ) -> pa.Schema:
     """Check keys and schemas of a merge, and give the schema the target will have.
+
+    ``missing``, ``schema_evolution`` and ``partition_columns`` are those of the merge.
 
     Raises:
         KeyColumnError: a key column is missing from either side, nested, or NULL in the source.
@@ -74,7 +79,15 @@ def validate_keys_and_schema(
         null_source_keys({key: source[key].null_count for key in keys}, operation=operation, path=path)
     if target_schema is None:
         return schema
-    return conform_schema(schema, target_schema, operation=operation, path=path)
+    return conform_schema(
+        schema,
+        target_schema,
+        operation=operation,
+        path=path,
+        missing=missing,
+        schema_evolution=schema_evolution,
+        partition_columns=partition_columns,
+    )
 
 
 def compute_merge_stats(*, inserted: int, updated: int, deleted: int, previous_total: int) -> dict[str, int]:

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.arrow import Source, conformed
+from intarsia.common.arrow import Source, conformed, selected
 from intarsia.common.partitions import check_partition_columns
 from intarsia.common.schema import check_key_types, conform_schema, convert_large_types_to_normal
 from intarsia.core.expr import columns as columns_of
@@ -75,13 +75,15 @@ def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepare
     _check_keys(intent, snapshot, source.schema)
     schema = _merged_schema(intent, snapshot, source.schema, partition_columns)
     wanted = schema if intent.rule.replaces_rows else _with_key_types(intent, source.schema, schema)
-    table = conformed(source, wanted, operation=operation, path=path).table
+    source_rows = source.rows
+    source = conformed(source, wanted, operation=operation, path=path)
+    table = source.table
     rule = resolve_rule(intent.rule, schema, table.schema, partition_columns, path)
     residual = None
     if intent.residual is not None:
         residual = resolve(intent.residual, schema, source=table.schema, expect=pa.bool_())
     intent = replace(intent, rule=rule, residual=residual)
-    table = _checked_rows(intent, table, path)
+    table = _checked_rows(intent, source, path).table
     ranges = {
         name: KeyRange.of(table[other]) for name, other in zip(intent.keys, intent.source_keys, strict=True)
     }
@@ -89,7 +91,7 @@ def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepare
     # A rule that takes no whole row may hit a key in any partition, unless the partition is in the key.
     prunes = rule.replaces_rows or set(partition_columns) <= set(intent.keys)
     facts = SourceFacts(table.num_rows, ranges, PartitionSet.of(table, apart if prunes else ()))
-    return Prepared(intent, schema, partition_columns, table, facts, source.rows)
+    return Prepared(intent, schema, partition_columns, table, facts, source_rows)
 
 
 def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
@@ -162,20 +164,20 @@ def _with_key_types(intent: Merge, source: pa.Schema, target: pa.Schema) -> pa.S
     return pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in source])
 
 
-def _checked_rows(intent: Merge, table: pa.Table, path: str) -> pa.Table:
+def _checked_rows(intent: Merge, source: Source, path: str) -> Source:
     """One source row per key, none of them NULL, or an error that says which."""
-    operation, keys = intent.rule.name, intent.source_keys
+    operation, keys, table = intent.rule.name, intent.source_keys, source.table
     null_match = intent.null_keys == "match"
     if not null_match:
         null_source_keys({name: table[name].null_count for name in keys}, operation=operation, path=path)
     if operation == "deduplicate":
         kept = winners([table[n] for n in keys], [table[n] for n in intent.dedup_order_by],
                        null_match=null_match)
-        return table if len(kept) == table.num_rows else table.take(kept)
+        return source if len(kept) == table.num_rows else selected(source, kept)
     if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error
         index = KeyIndex([table[name] for name in keys], null_match=null_match)
         duplicate_source_keys(table, index, keys, operation=operation, path=path)
-    return table
+    return source
 
 
 def _prepare_write(intent: Write, snapshot: Snapshot, source: Source) -> Prepared:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from intarsia.common.arrow import take_rows
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Merge
 from intarsia.core.keys import KeyIndex
@@ -54,7 +55,7 @@ def duplicate_source_keys(
         return
     codes = index.duplicated()
     rows = index.rows_with(codes)
-    samples = source.select(list(keys)).take(rows.slice(0, 64)).to_pylist()
+    samples = _shown(take_rows(source.select(list(keys)), rows.slice(0, 64)))
     shown = _distinct_samples(samples)
     raise KeyColumnError(
         f"{operation}: the source has {len(codes):,} duplicate key{_s(len(codes))} in"
@@ -85,7 +86,7 @@ def partition_moves(
     shown = "; ".join(
         f"{_key(row, intent.source_keys)} is in {_place(file.partition, columns)},"
         f" the source says {_place(row, columns)}"
-        for row in samples.take(rows.slice(0, SAMPLES)).to_pylist()
+        for row in _shown(take_rows(samples, rows.slice(0, SAMPLES)))
     )
     raise PartitionMoveError(
         f"{intent.rule.name}: partition columns cannot change for existing keys:"
@@ -93,6 +94,14 @@ def partition_moves(
         path=snapshot.root,
         hint="delete those keys first and insert them anew, or leave them out of the source.",
     )
+
+
+def _shown(rows: pa.Table) -> list[dict[str, Any]]:
+    """Rows as Python values; nanoseconds as text, which Python has no type for."""
+    for number, field in enumerate(rows.schema):
+        if pa.types.is_temporal(field.type) and getattr(field.type, "unit", "") == "ns":
+            rows = rows.set_column(number, field.name, rows[field.name].cast(pa.string()))
+    return rows.to_pylist()
 
 
 def _key(row: Mapping[str, Any], keys: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from intarsia.core.planning import (
 from intarsia.core.ports import Engine, Progress, Table
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.report import MergeFileMetadata, MergeResult
+from intarsia.core.retype import with_types_of
 from intarsia.errors import CommitConflict
 
 log = logger(__name__)
@@ -56,7 +57,7 @@ def explain(
     intent: Intent, table: Table, engine: Engine, source: Source | None = None, *, progress: Progress = silent
 ) -> Plan:
     """The settled plan of an operation: exact counts, nothing written, no lock taken."""
-    snapshot = table.snapshot()
+    snapshot = _typed(table.snapshot(), source)
     prepared = prepare(intent, snapshot, source)
     plan, _ = _matched(prepared, snapshot, engine, progress)
     return plan
@@ -83,8 +84,9 @@ def run(
     for attempt in range(1, attempts + 1):
         try:
             with table.transaction(intent.operation) as tx:
-                prepared = prepare(intent, tx.snapshot, source)
-                plan, matches = _matched(prepared, tx.snapshot, engine, progress)
+                snapshot = _typed(tx.snapshot, source)
+                prepared = prepare(intent, snapshot, source)
+                plan, matches = _matched(prepared, snapshot, engine, progress)
                 change = engine.stage(plan, matches, prepared, tx, progress)
                 committed = tx.commit(change)
         except CommitConflict as conflict:
@@ -96,6 +98,10 @@ def run(
         log.info("%s %s: %s", intent.operation, result.path, dict(result))
         return replace(result, attempts=attempt)
     raise AssertionError("unreachable")
+
+
+def _typed(snapshot: Snapshot, source: Source | None) -> Snapshot:
+    return snapshot if source is None else with_types_of(source.schema, snapshot)
 
 
 def _matched(prepared: Prepared, snapshot: Snapshot, engine: Engine, progress: Progress) -> tuple[Plan, Matches]:

@@ -26,7 +26,8 @@ from intarsia.tables.parquet import ParquetTable
 
 log = logger(__name__)
 
-Path = str | os.PathLike[str]
+Path = str | os.PathLike[str] | ParquetTable
+"""A path or URL of a dataset, or the table that an earlier call has opened."""
 Columns = str | Sequence[str]
 
 _MODES = ("append", "overwrite", "overwrite_partitions")
@@ -84,10 +85,14 @@ class DatasetIO:
         """
         names = [columns] if isinstance(columns, str) else columns
         wanted = Reading(names, filters, include_file_path, use_threads, batch_rows, dialect)
-        with operation_log(log, "read_parquet", os.fspath(path)):
-            return read_dataset(self._table(path), wanted)
+        table = self.table(path)
+        with operation_log(log, "read_parquet", table.root):
+            return read_dataset(table, wanted)
 
-    def _table(self, path: Path) -> ParquetTable:
+    def table(self, path: Path) -> ParquetTable:
+        """The dataset as a table, with this IO's options; what every ``path`` may also be given as."""
+        if isinstance(path, ParquetTable):
+            return path
         known = ("filesystem", "storage_options", "control_path", "single_writer", "lock_timeout", "lock")
         return ParquetTable(path, **{name: self._options[name] for name in known if name in self._options})
 
@@ -96,7 +101,7 @@ class DatasetIO:
         data: Any,
         path: Path,
         *,
-        mode: str = "append",
+        mode: api.WriteMode = "append",
         partition_by: Columns | None = None,
         partition_columns: Columns | None = None,
         **options: Any,
@@ -111,8 +116,6 @@ class DatasetIO:
             partition_columns: another name for ``partition_by``.
             options: as of :func:`intarsia.write`.
         """
-        if mode not in _MODES:
-            raise InputError(f"mode must be one of {', '.join(map(repr, _MODES))}, it is {mode!r}.")
         names = partition_names(partition_columns, partition_by)
         result = api.write(data, path, mode=mode, partition_by=names, **self._with(options))
         files = metadata_of(result)
@@ -123,7 +126,7 @@ class DatasetIO:
         data: Any,
         path: Path,
         *,
-        mode: str | None = None,
+        mode: api.WriteMode | None = None,
         strategy: str | None = None,
         key_columns: Columns | None = None,
         rewrite_mode: str = "full",
@@ -154,7 +157,9 @@ class DatasetIO:
         assert key_columns is not None
         if mode is not None:
             warnings.warn(
-                f"mode={mode!r} is ignored: strategy={strategy!r} takes precedence.", UserWarning, stacklevel=2
+                f"mode={mode!r} is ignored: strategy={strategy!r} takes precedence.",
+                UserWarning,
+                stacklevel=2,
             )
         return self.merge(data, path, strategy, key_columns, partition_by=partition_by, **options)
 
@@ -190,7 +195,9 @@ class DatasetIO:
         """Delete the rows for which ``where`` is TRUE; see :func:`intarsia.delete`."""
         return api.delete(path, where, **self._with(options))
 
-    def update(self, path: Path, assignments: dict[str, Any], where: Any = None, **options: Any) -> MergeResult:
+    def update(
+        self, path: Path, assignments: dict[str, Any], where: Any = None, **options: Any
+    ) -> MergeResult:
         """Assign columns of the rows for which ``where`` is TRUE; see :func:`intarsia.update`."""
         return api.update(path, assignments, where, **self._with(options))
 
@@ -289,7 +296,9 @@ def _check_modes(
         raise InputError(f'rewrite_mode must be "full" or "incremental", it is {rewrite_mode!r}.')
     if strategy is None:
         if key_columns is not None or rewrite_mode == "incremental":
-            raise InputError("key_columns and rewrite_mode go with a strategy.", hint='such as strategy="upsert".')
+            raise InputError(
+                "key_columns and rewrite_mode go with a strategy.", hint='such as strategy="upsert".'
+            )
         return
     name = strategy_rule(strategy).name
     if name == "full_merge" and rewrite_mode == "incremental":

@@ -17,8 +17,8 @@ from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.incremental import files_snapshot
 from intarsia.core.verdicts import Verdict, verdicts
-from intarsia.engines.arrow.engine import in_threads
 from intarsia.engines.arrow.reading import FileReader
+from intarsia.engines.arrow.threads import in_order
 from intarsia.errors import (
     ColumnNotFound,
     DamagedTable,
@@ -96,7 +96,7 @@ def _read(snapshot: Snapshot, wanted: Reading) -> pa.Table:
     task = _Task.of(snapshot, wanted)
     pieces: list[pa.Table] = [task.schema.empty_table()]
     threads = (os.cpu_count() or 1) if wanted.use_threads else 1
-    for tables in in_threads(task.read, task.files(), threads):
+    for tables in in_order(task.read, task.files(), threads=threads):
         pieces += tables
     return pa.concat_tables(pieces)
 
@@ -229,7 +229,8 @@ def _joined(join: Callable[[Expr, Expr], Expr], parts: Sequence[Expr]) -> Expr:
 def _condition(part: Any, schema: pa.Schema) -> Expr:
     if not isinstance(part, (tuple, list)) or len(part) != 3:
         raise InputError(
-            f"A filter is (column, operator, value), not {part!r}.", hint='such as ("day", ">=", "2025-01-01").'
+            f"A filter is (column, operator, value), not {part!r}.",
+            hint='such as ("day", ">=", "2025-01-01").',
         )
     name, operator, value = part
     if name not in schema.names:
@@ -246,7 +247,9 @@ def _condition(part: Any, schema: pa.Schema) -> Expr:
         case "in" | "not in":
             isin = In(column, tuple(_constant(item, kind, name) for item in value))
             return isin if operator == "in" else Not(isin)
-    raise InputError(f"There is no filter operator {operator!r}.", hint="there are =, !=, <, <=, >, >=, in, not in.")
+    raise InputError(
+        f"There is no filter operator {operator!r}.", hint="there are =, !=, <, <=, >, >=, in, not in."
+    )
 
 
 def _constant(value: Any, kind: pa.DataType, name: str) -> Expr:

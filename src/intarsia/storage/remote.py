@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
+import hashlib
 import posixpath
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -117,16 +119,14 @@ class RemoteStorage:
         left, right = self.stat(one), self.stat(other)
         if left is None or right is None or left.size != right.size:
             return False
-        with storage_errors("compare", one):
-            return self._equal(one, other)
+        return self._digest(one) == self._digest(other)
 
-    def _equal(self, one: str, other: str) -> bool:
-        opened = self._filesystem.open_input_stream
-        with opened(one) as left, opened(other) as right:
-            while chunk := left.read(_CHUNK):
-                if chunk != right.read(len(chunk)):
-                    return False
-        return True
+    def _digest(self, path: str) -> bytes:
+        digest = hashlib.sha256()
+        with storage_errors("compare", path), self._filesystem.open_input_stream(path) as stream:
+            while chunk := stream.read(_CHUNK):
+                digest.update(chunk)
+        return digest.digest()
 
     def remove(self, path: str) -> bool:
         with storage_errors("remove", path):
@@ -205,5 +205,10 @@ def _fsspec_entries(filesystem: Any, root: str) -> Iterator[Entry]:
 def _fsspec_entry(path: str, info: dict[str, Any]) -> Entry:
     if info.get("type") == "directory":
         return Entry(path, "directory")
-    tag = next((str(info[name]) for name in _TAGS if info.get(name)), None)
+    tag = next((_text(info[name]) for name in _TAGS if info.get(name)), None)
     return Entry(path, "file", int(info.get("size") or 0), 0, tag)
+
+
+def _text(tag: Any) -> str:
+    """A tag as text; some file systems give a time as a datetime in one place and a number in another."""
+    return str(tag.timestamp()) if isinstance(tag, dt.datetime) else str(tag)

@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from typing import Any
 
-from intarsia.api import partition_by_of
 from intarsia.common.arrow import adopt
 from intarsia.common.log import logger, operation_log
 from intarsia.core.incremental import partition_names
 from intarsia.core.merge import compute_merge_stats, normalize_keys, validate_keys_and_schema
+from intarsia.core.retype import with_types_of
 from intarsia.core.rule import strategy_rule
 from intarsia.datasets.pyarrow.io import PyarrowDatasetIO
 
@@ -50,9 +50,16 @@ def merge_parquet_dataset_pyarrow(
     with operation_log(log, f"merge ({rule.name})", os.fspath(target_path)):
         names = partition_names(partition_columns, partition_by)
         table = io.table(target_path)
-        apart = partition_by_of(table, names)
-        with adopt(source, filesystem=filesystem, partition_columns=apart) as taken:
-            snapshot = table.snapshot()
+        found = table.snapshot()
+        spool = {name: options[name] for name in ("spool_bytes", "spool_dir") if name in options}
+        with adopt(
+            source,
+            filesystem=filesystem,
+            partition_columns=found.partition_columns if names is None else names,
+            types=found.schema if found.files else None,
+            **spool,
+        ) as taken:
+            snapshot = with_types_of(taken.schema, found)
             validate_keys_and_schema(
                 taken.schema if options.get("null_keys") == "match" else taken.table,
                 snapshot.schema if snapshot.files else None,

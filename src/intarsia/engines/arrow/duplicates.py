@@ -35,6 +35,8 @@ _ROW_OVERHEAD = 40
 """Bytes per row for codes, row numbers and marks beside the key itself."""
 _UNKNOWN_WIDTH = 32
 _GLANCE_ROWS = 1 << 14
+_ROW, _GROUP = "\0row", "\0group"
+"""Columns of our own beside those of the dataset, under names that those cannot have."""
 
 
 def match_duplicates(
@@ -77,7 +79,7 @@ def match_duplicates(
     outer, inner = shares(threads, len(units))
 
     def work(unit: _Unit) -> list[tuple[DataFile, pa.Array]]:
-        return replace(search, threads=inner).losers(unit)
+        return replace(search, threads=inner, memory_bytes=memory_bytes // outer).losers(unit)
 
     found: dict[str, list[pa.Array]] = {}
     for number, losers in enumerate(in_order(work, units, threads=outer)):
@@ -209,15 +211,7 @@ class _Search:
         rows = unit.bases[-1]
         if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
             return rows * kind.bit_width // 8
-        stored = 0
-        for file in unit.files:
-            for number in range(file.footer.num_row_groups if file.footer is not None else 0):
-                meta = file.footer.row_group(number)  # type: ignore[union-attr]
-                stored += sum(
-                    meta.column(leaf).total_uncompressed_size
-                    for leaf in range(meta.num_columns)
-                    if meta.column(leaf).path_in_schema == name
-                )
+        stored = sum(_stored_bytes(file, name) for file in unit.files)
         return max(stored, rows * _UNKNOWN_WIDTH)  # a dictionary hides how long strings are
 
     def _led(self, unit: _Unit) -> _Unit:
@@ -332,15 +326,17 @@ class _Search:
             positions = pc.indices_nonzero(pc.is_valid(mine)).cast(pa.int64())
             if named is not None:
                 positions = named.take(positions)
-            table = self._at(unit.files[number], names, positions)
-            table = table.append_column("row", pc.add(positions, pa.scalar(bases[number], pa.int64())))
-            return table.append_column("group", mine.drop_null())
+            return pa.table({
+                **self._at(unit.files[number], names, positions),
+                _ROW: pc.add(positions, pa.scalar(bases[number], pa.int64())),
+                _GROUP: mine.drop_null(),
+            })
 
         return in_order(one, range(len(unit.files)), threads=self.threads)
 
-    def _at(self, file: DataFile, names: tuple[str, ...], positions: pa.Array) -> pa.Table:
+    def _at(self, file: DataFile, names: tuple[str, ...], positions: pa.Array) -> dict[str, Any]:
         """Columns in key form at some positions of a file; only row groups with one are read."""
-        parts: list[pa.Table] = []
+        parts = [pa.table({name: key_form(pa.nulls(0, self.plan.schema.field(name).type)) for name in names})]
         if names and len(positions):
             with FileReader(file, self.plan.schema, self.plan.snapshot.filesystem) as reader:
                 start = 0
@@ -355,10 +351,8 @@ class _Search:
                             ))
                             start += piece.num_rows
                     start = stop
-        if parts:
-            return pa.concat_tables(parts)
-        empty = {name: key_form(pa.nulls(0, self.plan.schema.field(name).type)) for name in names}
-        return pa.table(empty) if len(positions) == 0 else pa.table({"none": pa.nulls(len(positions))})
+        whole = pa.concat_tables(parts)
+        return dict(zip(names, whole.columns, strict=True))
 
     def _every(self, unit: _Unit) -> Iterator[pa.Table]:
         """All rows of a cell with all keys, for when not even the first key column fits in memory."""
@@ -367,7 +361,7 @@ class _Search:
         for number in range(len(unit.files)):
             for start, table in self._tables(unit, number, names):
                 first = bases[number] + start
-                table = table.append_column("row", arange(table.num_rows, first))
+                table = table.append_column(_ROW, arange(table.num_rows, first))
                 mask = _inside(table, unit.cell)
                 yield table if mask is None else table.filter(mask)
 
@@ -390,16 +384,29 @@ class _Search:
 
     def _reduced(self, unit: _Unit, tables: Sequence[pa.Table], count: int) -> tuple[pa.Array, pa.Table]:
         table = pa.concat_tables(tables).combine_chunks()
-        grouped = "group" in table.column_names
+        grouped = _GROUP in table.column_names
         keys = unit.keys[1:] if grouped else unit.keys
         gone = losing(
             [_one(table, name) for name in keys],
             [_one(table, name) for name in self.order_by],
-            groups=_one(table, "group") if grouped else None,
+            groups=_one(table, _GROUP) if grouped else None,
             count=count,
             threads=self.threads,
         )
-        return _one(table, "row").take(gone), without(table, gone)
+        return _one(table, _ROW).take(gone), without(table, gone)
+
+
+def _stored_bytes(file: DataFile, name: str) -> int:
+    footer = file.footer
+    if footer is None:
+        return 0
+    leaf = next((n for n in range(footer.num_columns) if footer.schema.column(n).path == name), None)
+    if leaf is None:
+        return 0
+    return sum(
+        footer.row_group(number).column(leaf).total_uncompressed_size
+        for number in range(footer.num_row_groups)
+    )
 
 
 def _by_distinct(sample: pa.Table) -> tuple[str, ...]:

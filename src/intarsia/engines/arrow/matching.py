@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from intarsia.core.evaluate import true_mask
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.intent import Merge
-from intarsia.core.keys import KeyIndex, arange, find, flat
+from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, flat
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.problems import null_target_keys, partition_moves, several_matches
@@ -33,6 +33,8 @@ class SourceIndex:
     keys: KeyIndex
     repeated: bool
     """Whether a key may stand in several source rows."""
+    ordered: OrderedKeys | None
+    """The keys in order, where there is one column of them and none repeats."""
     partitions: PartitionSet
     leaders: pa.Array | None
     """Per source row the first row of the same partition."""
@@ -47,7 +49,10 @@ class SourceIndex:
         if partitions.index is not None:
             codes = partitions.index.codes
             leaders = flat(find(codes, among=codes, null_match=True))
-        return SourceIndex(source, keys, not keys.unique(), partitions, leaders)
+        repeated = not keys.unique()
+        single = len(intent.source_keys) == 1 and not repeated
+        ordered = OrderedKeys.of(source[intent.source_keys[0]]) if single else None
+        return SourceIndex(source, keys, repeated, ordered, partitions, leaders)
 
 
 @dataclass(slots=True)
@@ -97,14 +102,26 @@ class MergeMatcher:
 
     def scan(self, batch: Sequence[FilePlan]) -> list[FileMatch]:
         """Read the key columns of some files and say which rows are hit."""
-        pieces = [piece for plan in batch for piece in self._pieces(plan)]
         found = {plan.file.path: FileMatch(plan, Hits.empty()) for plan in batch}
-        if not pieces:
-            return list(found.values())
-        columns = [pa.chunked_array([piece.keys[i] for piece in pieces])
-                   for i in range(len(self.intent.keys))]
-        answers = self._answers(columns, [piece.rows for piece in pieces])
         parts: dict[str, list[_Classified]] = {}
+        for pieces in self._portions(batch):
+            self._look_up(pieces, found, parts)
+        for path, classified in parts.items():
+            found[path].hits = _joined(classified)
+        return list(found.values())
+
+    def _portions(self, batch: Sequence[FilePlan]) -> Iterator[list[_Piece]]:
+        """What is looked up at once: all of it, as that builds the hash table once, or ``batch_rows``."""
+        pieces = (piece for plan in batch for piece in self._pieces(plan))
+        if self.intent.options.batch_rows is not None:
+            yield from ([piece] for piece in pieces)
+        elif whole := list(pieces):
+            yield whole
+
+    def _look_up(
+        self, pieces: list[_Piece], found: dict[str, FileMatch], parts: dict[str, list[_Classified]]
+    ) -> None:
+        answers = self._answers(pieces)
         for piece, (there, here) in zip(pieces, answers, strict=True):
             result = found[piece.plan.file.path]
             for name, column in zip(self.intent.keys, piece.keys, strict=True):
@@ -112,30 +129,35 @@ class MergeMatcher:
                     result.nulls[name] = result.nulls.get(name, 0) + column.null_count
             if len(there) or self.rule.touches_target_only:
                 parts.setdefault(piece.plan.file.path, []).append(self._classify(piece, there, here, result))
-        for path, classified in parts.items():
-            found[path].hits = _joined(classified)
-        return list(found.values())
 
-    def _answers(self, columns: list[pa.ChunkedArray], lengths: list[int]) -> list[tuple[pa.Array, pa.Array]]:
+    def _answers(self, pieces: Sequence[_Piece]) -> list[tuple[pa.Array, pa.Array]]:
         """Per piece the pairs (row of the piece, source row) with equal keys."""
-        pairs: list[tuple[pa.Array, pa.Array]] = []
-        offset = 0
+        ordered = self.source.ordered
+        pairs = [None if ordered is None else ordered.pairs(piece.keys[0]) for piece in pieces]
+        rest = [piece for piece, known in zip(pieces, pairs, strict=True) if known is None]
+        looked_up = iter(self._looked_up(rest) if rest else ())
+        return [next(looked_up) if known is None else known for known in pairs]
+
+    def _looked_up(self, pieces: Sequence[_Piece]) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """The same for pieces in any order, all of them in one lookup."""
+        columns = [pa.chunked_array([piece.keys[number] for piece in pieces])
+                   for number in range(len(self.intent.keys))]
         if self.source.repeated:
             there, here = self.source.keys.pairs(columns)
-            ends = pc.search_sorted(there, pc.cumulative_sum(pa.array(lengths, pa.int64()))).to_pylist()
-            begin = 0
-            for length, end in zip(lengths, ends, strict=True):
+            lengths = pa.array([piece.rows for piece in pieces], pa.int64())
+            begin = offset = 0
+            for piece, end in zip(pieces, pc.search_sorted(there, pc.cumulative_sum(lengths)).to_pylist(),
+                                  strict=True):
                 rows = pc.subtract(there.slice(begin, end - begin), pa.scalar(offset, pa.int64()))
-                pairs.append((rows, here.slice(begin, end - begin)))
-                begin, offset = end, offset + length
-            return pairs
+                yield rows, here.slice(begin, end - begin)
+                begin, offset = end, offset + piece.rows
+            return
         answers = flat(self.source.keys.lookup(columns))
-        for length in lengths:
-            mine = answers.slice(offset, length)
-            offset += length
-            rows = pc.indices_nonzero(pc.is_valid(mine)).cast(pa.int64())
-            pairs.append((rows, mine.drop_null().cast(pa.int64())))
-        return pairs
+        offset = 0
+        for piece in pieces:
+            mine = answers.slice(offset, piece.rows)
+            offset += piece.rows
+            yield pc.indices_nonzero(pc.is_valid(mine)).cast(pa.int64()), mine.drop_null().cast(pa.int64())
 
     def _pieces(self, plan: FilePlan) -> Iterator[_Piece]:
         snapshot = self.plan.snapshot
@@ -147,9 +169,20 @@ class MergeMatcher:
             for group in range(reader.footer.num_row_groups):
                 rows = reader.footer.row_group(group).num_rows
                 if group in wanted:
-                    table = reader.read([*needed, *extra], group)
-                    yield _Piece(plan, start, rows, self._keys(plan, table, rows), table)
+                    offset = start
+                    for count, table in self._read(reader, [*needed, *extra], group):
+                        yield _Piece(plan, offset, count, self._keys(plan, table, count), table)
+                        offset += count
                 start += rows
+
+    def _read(self, reader: FileReader, columns: list[str], group: int) -> Iterator[tuple[int, pa.Table]]:
+        """A row group's columns with their length, which a table of no columns does not know."""
+        limit = self.intent.options.batch_rows
+        if limit is None or not columns:
+            yield reader.footer.row_group(group).num_rows, reader.read(columns, group)
+            return
+        for piece in reader.pieces(columns, group, batch_rows=limit):
+            yield piece.num_rows, piece
 
     def _keys(self, plan: FilePlan, table: pa.Table, rows: int) -> list[pa.Array]:
         keys = []

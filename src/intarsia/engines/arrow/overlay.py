@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common import arrow
 from intarsia.core.keys import arange, flat
 
 
@@ -74,15 +75,21 @@ def without(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
 def take(values: Any, indices: pa.Array) -> Any:
     """``take`` for every type, also those without a kernel of their own."""
     kind = values.type
-    if pa.types.is_string_view(kind) or pa.types.is_binary_view(kind):
+    if _is_view(kind):
         plain = pa.string() if pa.types.is_string_view(kind) else pa.binary()
         return values.cast(plain).take(indices).cast(kind)
     return values.take(indices)
 
 
 def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
-    """Some rows of a table, by number."""
-    return pa.table([take(column, indices) for column in table.columns], schema=table.schema)
+    """Some rows of a table, by number; of a spooled table only what is needed is paged in."""
+    if any(_is_view(kind) for kind in table.schema.types):
+        return pa.table([take(column, indices) for column in table.columns], schema=table.schema)
+    return arrow.take_rows(table, indices)
+
+
+def _is_view(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
 
 
 def _maskable(kind: pa.DataType) -> bool:

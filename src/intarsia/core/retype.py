@@ -1,0 +1,78 @@
+"""The types of partition columns that stand in paths only, where a source knows better than their text."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pyarrow as pa
+
+from intarsia.common.partitions import (
+    PARTITION_SCHEMA_KEY,
+    parse_hive_partition_path,
+    partition_text,
+    typed_partition,
+)
+from intarsia.common.schema import common_type
+from intarsia.core.files import Snapshot
+from intarsia.errors import DamagedTable
+
+
+def retyped(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
+    """The snapshot with its partition values read as ``types`` says; other columns stay.
+
+    Raises:
+        DamagedTable: a directory's text is no value of the type.
+    """
+    apart = [name for name in snapshot.partition_columns if name in types.names]
+    fields = [
+        field.with_type(_plain(types.field(field.name).type)) if field.name in apart else field
+        for field in snapshot.schema
+    ]
+    schema = pa.schema(fields, snapshot.schema.metadata)
+    files = tuple(
+        replace(file, partition=typed_partition(parse_hive_partition_path(file.path), schema, path=file.path))
+        for file in snapshot.files
+    )
+    return replace(snapshot, schema=schema, files=files)
+
+
+def with_types_of(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
+    """The snapshot with the source's types for partition columns whose own is only a guess.
+
+    A directory ``day=2025-01-01`` of a dataset that does not say is taken for a date. Rows that come
+    with ``day`` as text then decide that it is text, as long as every directory reads back as itself.
+    """
+    names = [
+        name for name in snapshot.partition_columns if name in source.names and _clash(name, source, snapshot)
+    ]
+    guessed = [name for name in names if not _declared(name, snapshot)]
+    if not guessed:
+        return snapshot
+    types = pa.schema([source.field(name) for name in guessed])
+    try:
+        read = retyped(snapshot, types)
+    except DamagedTable:  # a text that is no such value: the guess stands
+        return snapshot
+    for file in read.files:
+        texts = parse_hive_partition_path(file.path, guessed)
+        if any(
+            text is not None and partition_text(file.partition[name]) != text for name, text in texts.items()
+        ):
+            return snapshot
+    return read
+
+
+def _clash(name: str, source: pa.Schema, snapshot: Snapshot) -> bool:
+    return common_type(_plain(source.field(name).type), _plain(snapshot.schema.field(name).type)) is None
+
+
+def _declared(name: str, snapshot: Snapshot) -> bool:
+    """Whether a file says the column's type, in its metadata or by holding the column."""
+    footers = (file.footer for file in snapshot.files if file.footer is not None)
+    return any(
+        PARTITION_SCHEMA_KEY in (footer.metadata or {}) or name in footer.schema.names for footer in footers
+    )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind

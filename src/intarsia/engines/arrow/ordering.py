@@ -1,0 +1,193 @@
+"""The order that rows are brought into, and cuts through it; orders and deals out rows, moves none."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.curve import bits_for, curve_codes, order_indices, sample_boundaries
+from intarsia.core.keys import arange, comparable, decoded, flat
+from intarsia.core.prune import search
+from intarsia.engines.arrow.repeats import key_form
+
+_DIGIT_BITS = 11
+_MOST_DIGITS = 3
+_RADIX_FROM_ROWS = 1 << 17
+_CODE_BITS = 61
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """An order of rows by some columns: along a curve, or plainly column by column. NULLs come last.
+
+    ``boundaries`` are what positions on the curve are measured by: None takes them from the rows.
+    """
+
+    by: tuple[str, ...]
+    curve: Any = "zorder"
+    boundaries: tuple[pa.Array, ...] | None = None
+
+    @property
+    def plain(self) -> bool:
+        return self.curve == "linear" or len(self.by) < 2
+
+    def measured(self, sample: pa.Table) -> Order:
+        """The same order with boundaries from a sample, so that codes of different tables compare."""
+        if self.plain:
+            return self
+        bits = bits_for(len(self.by))
+        found = tuple(sample_boundaries(sample[name], bits) for name in self.by)
+        return Order(self.by, self.curve, found)
+
+    def codes(self, table: pa.Table) -> pa.UInt64Array:
+        """Positions on the curve."""
+        assert self.boundaries is not None
+        return curve_codes([table[name] for name in self.by], curve=self.curve, boundaries=self.boundaries)
+
+    def indices(self, table: pa.Table) -> pa.Array:
+        """The row numbers in order; rows at the same place keep theirs."""
+        if not self.by:
+            return arange(table.num_rows)
+        if self.plain:
+            return order_indices(table, self.by, curve="linear")
+        order = self if self.boundaries is not None else self.measured(_spread(table.select(self.by)))
+        return sort_codes(order.codes(table))
+
+
+def _spread(table: pa.Table, rows: int = 1 << 17) -> pa.Table:
+    if table.num_rows <= rows:
+        return table
+    return table.take(pc.divide(pc.multiply(arange(rows), table.num_rows), rows))
+
+
+def sort_codes(codes: pa.UInt64Array) -> pa.Array:
+    """The row numbers by ascending code, stable.
+
+    Many short codes are sorted digit by digit (small integers are counted, not compared): that takes
+    half the time.
+    """
+    top = pc.max(codes).as_py() or 0
+    digits = -(-top.bit_length() // _DIGIT_BITS)
+    if len(codes) < _RADIX_FROM_ROWS or not 1 <= digits <= _MOST_DIGITS:
+        return pc.array_sort_indices(codes)
+    order: pa.Array | None = None
+    mask = pa.scalar((1 << _DIGIT_BITS) - 1, pa.uint64())
+    for number in range(digits):
+        shifted = pc.shift_right(codes, pa.scalar(number * _DIGIT_BITS, pa.uint64()))
+        digit = pc.bit_wise_and(shifted, mask).cast(pa.uint16())
+        if order is None:
+            order = pc.array_sort_indices(digit)
+        else:
+            order = order.take(pc.array_sort_indices(digit.take(order)))
+    return order
+
+
+@dataclass(frozen=True, slots=True)
+class Cuts:
+    """Where an order is cut into consecutive buckets."""
+
+    order: Order
+    ladder: Ladder | None
+    edges: pa.UInt64Array
+    """In doubled codes: 2c begins a bucket with code c, 2c + 1 begins one right after it."""
+    even: tuple[bool, ...]
+    """Per bucket: whether all of its rows have the same place in the order."""
+
+    @staticmethod
+    def of(sample: pa.Table, order: Order, *, parts: int) -> Cuts:
+        """Cuts into about so many equal parts; a place that fills a part alone has its own bucket."""
+        rows = sample.num_rows
+        picks = pc.divide(pc.multiply(arange(min(parts, rows) - 1, 1), rows), min(parts, rows)) if rows else arange(0)
+        ordered = sample.select(order.by).take(order.indices(sample).take(picks))
+        ladder = Ladder.of(ordered) if order.plain else None
+        codes = order.codes(ordered) if ladder is None else ladder.codes(ordered)
+        every = order.codes(sample) if ladder is None else ladder.codes(sample)
+        counts = every.filter(pc.is_in(every, value_set=codes)).value_counts()
+        heavy = {
+            code for code, count in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(),
+                                        strict=True)
+            if count * parts >= rows and (ladder is None or ladder.exact)
+        }
+        edges: list[int] = []
+        even = [False]
+        for code in sorted(set(codes.to_pylist())):
+            if not edges or edges[-1] < 2 * code:
+                edges.append(2 * code)
+                even.append(False)
+            if code in heavy:
+                even[-1] = True
+                edges.append(2 * code + 1)
+                even.append(False)
+        return Cuts(order, ladder, pa.array(edges, pa.uint64()), tuple(even))
+
+    def buckets(self, table: pa.Table) -> pa.UInt16Array:
+        """The number of the bucket of each row."""
+        codes = self.order.codes(table) if self.ladder is None else self.ladder.codes(table)
+        doubled = pc.shift_left(codes, pa.scalar(1, pa.uint64()))
+        return pc.search_sorted(self.edges, doubled, side="right").cast(pa.uint16())
+
+
+@dataclass(frozen=True, slots=True)
+class Ladder:
+    """Tells where a row stands relative to some given rows, in the plain order of their columns.
+
+    Each column's values are numbered by the given values: odd for equal to one of them, even for
+    between two. So the codes of a row and of a given row compare as the rows do.
+    """
+
+    columns: tuple[str, ...]
+    steps: tuple[pa.Array, ...]
+    exact: bool
+    """Whether rows of the same odd code are equal in all columns of the order."""
+
+    @staticmethod
+    def of(given: pa.Table) -> Ladder:
+        columns: list[str] = []
+        steps: list[pa.Array] = []
+        bits = 0.0
+        for name in given.column_names:
+            values = _steps(given[name])
+            bits += (2 * len(values) + 3).bit_length()
+            if columns and bits > _CODE_BITS:
+                return Ladder(tuple(columns), tuple(steps), exact=False)
+            columns.append(name)
+            steps.append(values)
+        return Ladder(tuple(columns), tuple(steps), exact=True)
+
+    def codes(self, table: pa.Table) -> pa.UInt64Array:
+        result: pa.Array | None = None
+        for name, steps in zip(self.columns, self.steps, strict=True):
+            digit = _digit(_sortable(table[name]), steps)
+            if result is not None:
+                radix = pa.scalar(2 * len(steps) + 3, pa.int64())
+                digit = pc.add(pc.multiply(result, radix), digit)
+            result = digit
+        assert result is not None
+        return result.cast(pa.uint64())
+
+
+def _sortable(column: Any) -> pa.Array:
+    values = key_form(column)
+    if pa.types.is_boolean(values.type) or pa.types.is_null(values.type):
+        values = values.cast(pa.uint8())
+    return values
+
+
+def _steps(column: Any) -> pa.Array:
+    values = _sortable(column).drop_null()
+    if pa.types.is_floating(values.type):
+        values = values.filter(pc.invert(pc.is_nan(values)))
+    values = pc.unique(values)
+    return values.take(pc.array_sort_indices(values))
+
+
+def _digit(values: pa.Array, steps: pa.Array) -> pa.Int64Array:
+    digit = pc.add(search(steps, values, side="left"), search(steps, values, side="right"))
+    top = 2 * len(steps)
+    if pa.types.is_floating(values.type):
+        digit = pc.if_else(pc.is_nan(values), pa.scalar(top + 1, pa.int64()), digit)
+    return pc.if_else(pc.is_null(values), pa.scalar(top + 2, pa.int64()), digit)
