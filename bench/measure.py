@@ -28,6 +28,8 @@ class Measured:
     workload: str
     contender: str
     cpu: float = 0.0
+    system: float = 0.0
+    """The part of ``cpu`` spent in the kernel, which is what varies on a busy machine."""
     wall: float = 0.0
     peak_mb: float = 0.0
     before_mb: float = 0.0
@@ -68,6 +70,7 @@ class Arena:
                 capture_output=True,
                 text=True,
                 timeout=SECONDS,
+                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},  # idle threads of numpy's would spin
                 check=False,
             )
             if finished.returncode:

@@ -24,7 +24,7 @@ def line(one: Measured) -> str:
     verdict = {True: "right", False: "WRONG", None: ""}[one.right]
     notes = "  ".join(f"{key} {value}" for key, value in one.notes.items())
     return (
-        f"{name}{one.cpu:8.2f} CPU s {one.wall:8.2f} s {one.peak_mb:7.0f} MB"
+        f"{name}{one.cpu:8.2f} CPU s ({one.system:.2f} system) {one.wall:8.2f} s {one.peak_mb:7.0f} MB"
         f" (+{one.peak_mb - one.before_mb:.0f})  {verdict:5}  {notes}"
     )
 

@@ -28,7 +28,9 @@ from intarsia.show import svg, text
 
 FIRST_DAY = date(2025, 3, 1)
 DAYS = 30
-FILES_PER_DAY = 4
+FILES_PER_DAY = 6
+DAY = 86_400_000_000
+"""Microseconds."""
 PRODUCTS = [f"{wood} {thing}" for wood in ("oak", "ash", "maple", "walnut", "cherry", "pine")
             for thing in ("chair", "table", "shelf", "stool", "bench")]  # fmt: skip
 COUNTRIES = ["at", "ch", "de", "es", "fr", "it", "nl", "pl", "pt", "se"]
@@ -56,7 +58,9 @@ def orders(first: int, count: int, per_day: int, *, seed: int) -> pa.Table:
     """Orders number ``first`` and on, in the order of their time; their ids are even and ascending."""
     number = pc.add(numbers(count), first)
     start = pa.scalar(FIRST_DAY, pa.date32()).cast(pa.timestamp("us"))
-    placed = pc.add(start, pc.multiply(number, 86_400_000_000 // per_day).cast(pa.duration("us")))
+    day = pc.divide(number, per_day)
+    within = pc.multiply(pc.subtract(number, pc.multiply(day, per_day)), DAY // per_day)
+    placed = pc.add(start, pc.add(pc.multiply(day, DAY), within).cast(pa.duration("us")))
     customer = pc.power(pc.random(count, initializer=seed), 3.0)  # a few buy much, many buy little
     cents = pc.floor(pc.multiply(pc.random(count, initializer=seed + 1), 90_000)).cast(pa.int64())
     quantity = pc.ceil(pc.multiply(pc.random(count, initializer=seed + 2), 5)).cast(pa.int32())
@@ -138,7 +142,7 @@ class Story:
         print(text.layout(value, width=self.width, most_rows=16, color=self.color), end="\n\n")
 
     def done(self, result: it.MergeResult, code: str) -> None:
-        """A result in three lines; the page has all of it."""
+        """A result in three lines; the page has the files in a picture, too."""
         counts = {
             "rewritten": len(result.rewritten_files),
             "new": len(result.inserted_files),
@@ -146,13 +150,15 @@ class Story:
             "untouched": len(result.preserved_files),
         }
         files = ", ".join(f"{count:,} {word}" for word, count in counts.items() if count)
-        self.say(
-            f">>> {code}",
+        told = (
             f"rows: {result.inserted:,} inserted, {result.updated:,} updated, {result.deleted:,} deleted; "
             f"{result.target_count_before:,} before, {result.total:,} after",
             f"files: {files}; {result.bytes_written / 1e6:,.1f} MB written in {result.seconds:.2f} s",
         )
-        self.page.append(f"<pre>{escape(code)}</pre>{result._repr_html_()}")
+        self.say(f">>> {code}", *told)
+        self.page.append(f"<pre>{escape(code)}</pre><p>{'<br>'.join(map(escape, told))}</p>")
+        if result.changed:
+            self.page.append(f"<figure>{svg.layout(result, heading=False, most_rows=12)}</figure>")
 
     def picture(self, caption: str, drawn: str) -> None:
         self.page.append(f"<figure><figcaption>{escape(caption)}</figcaption>{drawn}</figure>")
@@ -316,7 +322,7 @@ def ranges(story: Story, day: str) -> dict[str, Any]:
 def share(found: tuple[FileRange, ...], values: pa.ChunkedArray) -> float:
     """The part of the files whose range a value is within, on average over some values."""
     some = values.slice(0, 500).to_pylist()
-    hits = sum(entry.lower <= value <= entry.upper for entry in found for value in some)
+    hits: int = sum(entry.lower <= value <= entry.upper for entry in found for value in some)
     return hits / (len(found) * len(some))
 
 
@@ -324,8 +330,10 @@ def finish(story: Story, before: Inspection, output: Path) -> Path:
     after = it.inspect(story.target)
     story.chapter("The layout now", f"{after.files} files instead of {before.files}.")
     story.layout(after)
-    story.picture("before", svg.layout(before))
-    story.picture("after", svg.layout(after))
+    story.page.append('<div class="pair">')
+    story.picture("before", svg.layout(before, width=440))
+    story.picture("after", svg.layout(after, width=440))
+    story.page.append("</div>")
     page = output / "page.html"
     page.write_text(PAGE.replace("BODY", "\n".join(story.page)), encoding="utf-8")
     return page
@@ -340,8 +348,8 @@ h1{font-size:26px;margin:0}h2{font-size:19px;margin:44px 0 2px}p{margin:2px 0 12
 pre{background:#f6f8fa;border:1px solid #e1e7ec;border-radius:8px;padding:9px 12px;overflow:auto;
 font:12.5px/1.45 ui-monospace,Menlo,Consolas,monospace;white-space:pre-wrap}
 figure{margin:14px 0}figcaption{font-size:13px;color:#6b7784;margin-bottom:4px}
-figure svg{max-width:100%;height:auto;border:1px solid #e1e7ec;border-radius:8px}
-.intarsia{margin:10px 0}
+figure svg{width:100%;height:auto;box-sizing:border-box;border:1px solid #e1e7ec;border-radius:8px}
+.intarsia{margin:10px 0}.pair{display:grid;grid-template-columns:1fr 1fr;gap:14px;align-items:start}
 @media (prefers-color-scheme:dark){body{background:#0f1317;color:#d9e1e9}p{color:#9aa7b4}
 pre{background:#1b222a;border-color:#2a333d}figure svg{border-color:#2a333d}}
 </style></head><body>

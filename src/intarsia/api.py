@@ -6,92 +6,37 @@ from :mod:`intarsia.errors`; with ``dry_run=True`` it stops after the plan and w
 
 from __future__ import annotations
 
-import os
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
 from typing import Any, Literal
 
-import pyarrow.compute as pc
-
 import intarsia.show  # noqa: F401  values learn to show themselves
-from intarsia.common.arrow import Source, adopt
 from intarsia.common.log import logger, operation_log
 from intarsia.core.files import Snapshot
 from intarsia.core.inspection import Inspection, inspect_snapshot
-from intarsia.core.intent import (
-    Compact,
-    Deduplicate,
-    Delete,
-    Intent,
-    Merge,
-    Optimize,
-    Update,
-    Write,
-    WriteOptions,
-)
-from intarsia.core.merge import normalize_keys
+from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
 from intarsia.core.plan import Plan
-from intarsia.core.planning import check_thresholds
-from intarsia.core.ports import Engine, Progress, Table
 from intarsia.core.report import MergeResult
-from intarsia.core.rule import Assign, Clause, Insert, Rule, strategy_rule
-from intarsia.core.run import explain, run, silent
-from intarsia.engines.arrow import ArrowEngine
-from intarsia.errors import InputError, NotSupported
-from intarsia.sql.parse import parse_assignments, parse_expression, parse_merge_condition, parse_predicate
-from intarsia.tables.parquet import ParquetTable
+from intarsia.core.rule import Clause
+from intarsia.errors import InputError
+from intarsia.request import (
+    Columns,
+    Target,
+    bytes_per_file,
+    column_names,
+    key_pairs,
+    merge_rule,
+    one_of,
+    predicate_of,
+    requested,
+    shown,
+)
+from intarsia.sql.parse import parse_assignments
 
 log = logger(__name__)
 
-Target = Any
-"""A path or URL of a Parquet dataset, or a table object."""
-
-Columns = str | Sequence[str]
 WriteMode = Literal["append", "overwrite", "overwrite_partitions"]
 Curve = Literal["zorder", "hilbert", "linear"]
-
-_MB = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class _Request:
-    """The keyword options common to all operations, taken apart."""
-
-    table: Table
-    engine: Engine
-    write: WriteOptions
-    dialect: str | None
-    progress: Progress
-    spool: Mapping[str, Any]
-    properties: Mapping[str, str]
-    filesystem: Any
-
-    def source(self, source: Any, stack: ExitStack, partition_columns: Sequence[str] | None) -> Source:
-        """Take the source in; what comes from paths and has no type of its own gets the target's."""
-        if not _has_paths(source):
-            return stack.enter_context(adopt(source, **self.spool))
-        target = self.table.snapshot()
-        adopted = adopt(
-            source,
-            filesystem=self.filesystem,
-            partition_columns=target.partition_columns if partition_columns is None else partition_columns,
-            types=target.schema if target.files else None,
-            **self.spool,
-        )
-        return stack.enter_context(adopted)
-
-    def carry_out(self, intent: Intent, source: Source | None, *, dry_run: bool) -> MergeResult:
-        return run(intent, self.table, self.engine, source, dry_run=dry_run, progress=self.progress)
-
-
-_TABLE_OPTIONS = ("filesystem", "storage_options", "control_path", "single_writer", "lock_timeout", "lock",
-                  "retain")
-_ENGINE_OPTIONS = ("threads", "memory_bytes")
-_WRITE_OPTIONS = tuple(field.name for field in fields(WriteOptions))
-_SPOOL_OPTIONS = ("spool_bytes", "spool_dir")
-_OTHER_OPTIONS = ("dialect", "progress", "properties", "app_id", "batch_id")
-_ALL_OPTIONS = (*_TABLE_OPTIONS, *_ENGINE_OPTIONS, *_WRITE_OPTIONS, *_SPOOL_OPTIONS, *_OTHER_OPTIONS)
 
 
 def merge(
@@ -143,25 +88,25 @@ def merge(
         >>> result.updated, result.inserted
         (1, 1)
     """
-    request = _request(engine, target, options)
-    keys, source_keys, residual = _on(on, request.dialect)
-    rule = _rule(strategy, clauses, request.dialect)
+    request = requested(engine, target, options)
+    keys, source_keys, residual = key_pairs(on, request.dialect)
+    rule = merge_rule(strategy, clauses, request.dialect)
     intent = Merge(
         rule=rule,
         keys=keys,
         source_keys=source_keys,
         residual=residual,
-        dedup_order_by=_columns(dedup_order_by),
-        null_keys=_one_of(null_keys, "null_keys", ("error", "match")),
-        missing=_one_of(missing, "missing", ("error", "null")),
+        dedup_order_by=column_names(dedup_order_by),
+        null_keys=one_of(null_keys, "null_keys", ("error", "match")),
+        missing=one_of(missing, "missing", ("error", "null")),
         schema_evolution=schema_evolution,
-        partition_columns=None if partition_by is None else _columns(partition_by),
+        partition_columns=None if partition_by is None else column_names(partition_by),
         options=request.write,
         properties=request.properties,
     )
     if intent.dedup_order_by and rule.name != "deduplicate":
         raise InputError('dedup_order_by goes with strategy="deduplicate".')
-    with operation_log(log, rule.name, _shown(target)), ExitStack() as stack:
+    with operation_log(log, rule.name, shown(target)), ExitStack() as stack:
         adopted = request.source(source, stack, intent.partition_columns)
         return request.carry_out(intent, adopted, dry_run=dry_run)
 
@@ -174,11 +119,11 @@ def delete(
     ``where`` is SQL text (``"price < 0 and region = 'eu'"``) or a ``pyarrow.compute`` expression. Files
     whose partition or bounds decide the question are not read; a file that loses every row is removed.
     """
-    request = _request(engine, target, options)
+    request = requested(engine, target, options)
     if where is None:
         raise InputError("delete needs a predicate.", hint='pass where="true" to delete every row.')
-    intent = Delete(_predicate(where, request.dialect), request.write, request.properties)
-    with operation_log(log, "delete", _shown(target)):
+    intent = Delete(predicate_of(where, request.dialect), request.write, request.properties)
+    with operation_log(log, "delete", shown(target)):
         return request.carry_out(intent, None, dry_run=dry_run)
 
 
@@ -196,13 +141,13 @@ def update(
     Values are SQL text over the row as it was: ``{"price": "price * 1.1", "note": "'x'"}``; a nested
     field is named ``"p.amt"``. Partition columns cannot be assigned.
     """
-    request = _request(engine, target, options)
+    request = requested(engine, target, options)
     if not assignments:
         raise InputError("update needs at least one assignment.")
     parsed = parse_assignments(assignments, dialect=request.dialect)
-    predicate = None if where is None else _predicate(where, request.dialect)
+    predicate = None if where is None else predicate_of(where, request.dialect)
     intent = Update(parsed, predicate, request.write, request.properties)
-    with operation_log(log, "update", _shown(target)):
+    with operation_log(log, "update", shown(target)):
         return request.carry_out(intent, None, dry_run=dry_run)
 
 
@@ -223,16 +168,16 @@ def write(
     New files appear first, then the old ones go: a reader sees too much for a moment, never too little.
     Files that are not Parquet data stay.
     """
-    request = _request(engine, target, options)
+    request = requested(engine, target, options)
     intent = Write(
-        mode=_one_of(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
-        partition_columns=None if partition_by is None else _columns(partition_by),
-        missing=_one_of(missing, "missing", ("error", "null")),
+        mode=one_of(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
+        partition_columns=None if partition_by is None else column_names(partition_by),
+        missing=one_of(missing, "missing", ("error", "null")),
         schema_evolution=schema_evolution,
         options=request.write,
         properties=request.properties,
     )
-    with operation_log(log, mode, _shown(target)), ExitStack() as stack:
+    with operation_log(log, mode, shown(target)), ExitStack() as stack:
         adopted = request.source(source, stack, intent.partition_columns)
         return request.carry_out(intent, adopted, dry_run=dry_run)
 
@@ -251,10 +196,10 @@ def compact(
 
     Idempotent: run again, it finds nothing to do. Rows and their order within a file stay.
     """
-    request = _request(engine, target, options)
-    target_bytes = _target_bytes(target_mb_per_file, target_rows_per_file)
+    request = requested(engine, target, options)
+    target_bytes = bytes_per_file(target_mb_per_file, target_rows_per_file)
     intent = Compact(target_bytes, target_rows_per_file, partition_filter, request.write, request.properties)
-    with operation_log(log, "compact", _shown(target)):
+    with operation_log(log, "compact", shown(target)):
         return request.carry_out(intent, None, dry_run=dry_run)
 
 
@@ -277,23 +222,23 @@ def optimize(
     One column is a sort; several follow a z-order or Hilbert curve, or with ``curve="linear"`` the
     plain order of the columns. NULLs come last. ``deduplicate_on`` leaves one row per key meanwhile.
     """
-    request = _request(engine, target, options)
-    target_bytes = _target_bytes(target_mb_per_file, target_rows_per_file)
+    request = requested(engine, target, options)
+    target_bytes = bytes_per_file(target_mb_per_file, target_rows_per_file)
     intent = Optimize(
-        by=_columns(by),
-        curve=_one_of(curve, "curve", ("zorder", "hilbert", "linear")),
+        by=column_names(by),
+        curve=one_of(curve, "curve", ("zorder", "hilbert", "linear")),
         target_bytes=target_bytes,
         target_rows=target_rows_per_file,
         partition_filter=partition_filter,
-        deduplicate_keys=_columns(deduplicate_on),
+        deduplicate_keys=column_names(deduplicate_on),
         deduplicate=deduplicate_on is not None,
-        dedup_order_by=_columns(dedup_order_by),
+        dedup_order_by=column_names(dedup_order_by),
         options=request.write,
         properties=request.properties,
     )
     if not intent.by and not intent.deduplicate:
         raise InputError("optimize needs the columns to order by.", hint="pass by=[...].")
-    with operation_log(log, "optimize", _shown(target)):
+    with operation_log(log, "optimize", shown(target)):
         return request.carry_out(intent, None, dry_run=dry_run)
 
 
@@ -312,9 +257,11 @@ def deduplicate(
     Without ``on``, one of each set of rows that are equal in every column. Only files that lose a row
     are rewritten. Idempotent.
     """
-    request = _request(engine, target, options)
-    intent = Deduplicate(_columns(on), _columns(order_by), partition_filter, request.write, request.properties)
-    with operation_log(log, "deduplicate", _shown(target)):
+    request = requested(engine, target, options)
+    intent = Deduplicate(
+        column_names(on), column_names(order_by), partition_filter, request.write, request.properties
+    )
+    with operation_log(log, "deduplicate", shown(target)):
         return request.carry_out(intent, None, dry_run=dry_run)
 
 
@@ -334,7 +281,7 @@ def plan(operation: str, *args: Any, **kwargs: Any) -> Plan:
 
 def snapshot(target: Target, **options: Any) -> Snapshot:
     """One consistent state of a table, also while a commit is under way or after a crash."""
-    return _request("auto", target, options).table.snapshot()
+    return requested("auto", target, options).table.snapshot()
 
 
 def inspect(target: Target, **options: Any) -> Inspection:
@@ -347,136 +294,4 @@ def recover(target: Target, **options: Any) -> tuple[str, ...]:
 
     Never needed: the next operation that writes does the same.
     """
-    return _request("auto", target, options).table.recover()
-
-
-def _has_paths(source: Any) -> bool:
-    if isinstance(source, (list, tuple)):
-        return any(_has_paths(part) for part in source)
-    return isinstance(source, (str, os.PathLike))
-
-
-def _request(engine: Any, target: Target, options: Mapping[str, Any]) -> _Request:
-    unknown = [name for name in options if name not in _ALL_OPTIONS]
-    if unknown:
-        raise InputError(f"Unknown option {', '.join(map(repr, unknown))}.",
-                         hint=f"options are {', '.join(sorted(_ALL_OPTIONS))}.")
-    table_options = {name: options[name] for name in _TABLE_OPTIONS if name in options}
-    engine_options = {name: options[name] for name in _ENGINE_OPTIONS if options.get(name) is not None}
-    properties = dict(options.get("properties") or {})
-    properties |= {n: str(options[n]) for n in ("app_id", "batch_id") if options.get(n) is not None}
-    return _Request(
-        table=_table(target, table_options),
-        engine=_engine(engine, engine_options),
-        write=_write_options({name: options[name] for name in _WRITE_OPTIONS if name in options}),
-        dialect=options.get("dialect"),
-        progress=options.get("progress") or silent,
-        spool={name: options[name] for name in _SPOOL_OPTIONS if options.get(name) is not None},
-        properties=properties,
-        filesystem=options.get("filesystem"),
-    )
-
-
-def _table(target: Target, options: Mapping[str, Any]) -> Table:
-    if isinstance(target, (str, os.PathLike)):
-        return ParquetTable(target, **options)
-    if hasattr(target, "transaction") and hasattr(target, "snapshot"):
-        table: Table = target
-        return table
-    raise InputError(f"The target must be a path, a URL or a table, not {type(target).__name__}.")
-
-
-def _engine(engine: Any, options: Mapping[str, Any]) -> Engine:
-    if isinstance(engine, str) and engine in ("auto", "arrow", "pyarrow"):
-        return ArrowEngine(**options)
-    if isinstance(engine, ArrowEngine):
-        return engine
-    if isinstance(engine, str) and engine in ("duckdb", "spark"):
-        raise NotSupported(f"The {engine} engine is not part of this version.", hint='use engine="arrow".')
-    raise InputError(f"Unknown engine {engine!r}.", hint='engines are "auto" and "arrow".')
-
-
-def _write_options(given: Mapping[str, Any]) -> WriteOptions:
-    options = WriteOptions(**{name: value for name, value in given.items() if value is not None})
-    for name in ("row_group_size", "max_rows_per_file", "batch_rows"):
-        value = getattr(options, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
-            raise InputError(f"{name} must be a whole number greater than zero, it is {value!r}.")
-    if options.compression is not None:
-        _check_codec(options.compression)
-    return options
-
-
-_CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "zstd")
-
-
-def _check_codec(codec: str) -> None:
-    if not isinstance(codec, str) or codec.lower() not in (*_CODECS, "uncompressed"):
-        raise InputError(f"Unknown compression {codec!r}; it must be one of {', '.join(_CODECS)}.")
-
-
-def _on(on: Any, dialect: str | None) -> tuple[tuple[str, ...], tuple[str, ...], Any]:
-    """Key columns of both sides, and what else the ON condition asks."""
-    if isinstance(on, str) and "=" in on:
-        pairs, rest = parse_merge_condition(on, dialect=dialect)
-        nested = [path for pair in pairs for path in pair if len(path) > 1]
-        if nested:
-            raise NotSupported(f"A key cannot be a field inside a struct: {'.'.join(nested[0])!r}.",
-                               hint="bring it to a column of its own first.")
-        return tuple(pair[0][0] for pair in pairs), tuple(pair[1][0] for pair in pairs), rest
-    keys = tuple(normalize_keys(on))
-    return keys, keys, None
-
-
-def _rule(strategy: str, clauses: Sequence[Clause] | None, dialect: str | None) -> Rule:
-    if clauses is None:
-        return strategy_rule(strategy)
-    given = [clauses] if isinstance(clauses, Clause) else list(clauses)
-    if not given or not all(isinstance(clause, Clause) for clause in given):
-        raise InputError("clauses must be a list of when_matched(...), when_not_matched(...) or"
-                         " when_not_matched_by_source(...), each with an action.")
-    return Rule("merge", tuple(_parsed(clause, dialect) for clause in given))
-
-
-def _parsed(clause: Clause, dialect: str | None) -> Clause:
-    condition = clause.condition
-    if isinstance(condition, str):
-        condition = parse_predicate(condition, dialect=dialect)
-    action = clause.action
-    if isinstance(action, (Assign, Insert)) and action.values is not None:
-        action = type(action)(parse_assignments(dict(action.values), dialect=dialect))
-    return Clause(clause.side, action, condition)
-
-
-def _predicate(where: Any, dialect: str | None) -> Any:
-    if isinstance(where, str):
-        return parse_predicate(where, dialect=dialect)
-    if isinstance(where, bool):
-        return parse_expression("true" if where else "false")
-    if isinstance(where, pc.Expression):
-        return where
-    raise InputError(f"A predicate is SQL text or a pyarrow.compute expression, not {type(where).__name__}.")
-
-
-def _columns(columns: Columns | None) -> tuple[str, ...]:
-    if columns is None:
-        return ()
-    return (columns,) if isinstance(columns, str) else tuple(columns)
-
-
-def _target_bytes(megabytes: float | None, rows: int | None) -> int | None:
-    target = None if megabytes is None else int(megabytes * _MB) or (1 if megabytes > 0 else 0)
-    check_thresholds(target, rows)
-    return target
-
-
-def _one_of(value: Any, name: str, allowed: tuple[str, ...]) -> Any:
-    if value not in allowed:
-        raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, it is {value!r}.")
-    return value
-
-
-def _shown(target: Target) -> str:
-    if isinstance(target, (str, os.PathLike)):
-        return os.fspath(target)
-    return str(getattr(target, "root", target))
+    return requested("auto", target, options).table.recover()

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+import intarsia
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.storage import PosixStorage
 from intarsia.tables.parquet import ParquetTable, ParquetTransaction
@@ -187,6 +188,38 @@ def recover(root: str) -> None:
     ParquetTable(root).recover()
 
 
+# The same as a user runs it.
+
+
+def source(rows: Iterable[Row]) -> pa.Table:
+    found = list(rows)
+    return as_table(found).append_column("p", pa.array([p for p, _, _ in found], pa.int64()))
+
+
+def api_upsert(root: str) -> None:
+    intarsia.merge(source((p, k, 1) for p, k in [*CHANGED, (1, 9), (2, 9)]), root, on=["p", "k"])
+
+
+def api_full_merge(root: str) -> None:
+    rows = [(p, k, v) for (p, k), v in MERGED.items()]
+    intarsia.merge(source(rows), root, on=["p", "k"], strategy="full_merge")
+
+
+def api_compact(root: str) -> None:
+    intarsia.compact(root)
+
+
+def api_overwrite(root: str) -> None:
+    rows = [(p, k, v) for (p, k), v in OVERWRITTEN.items()]
+    intarsia.write(source(rows), root, mode="overwrite", partition_by=["p"])
+
+
+def api_recover(root: str) -> None:
+    intarsia.recover(root)
+
+
+CHANGED = [(0, 1), (0, 2), (1, 5), (1, 6)]
+MERGED: State = {(0, 1): 1, (0, 3): 0, (3, 1): 1}
 OLD_ROWS: list[Row] = [row for rows in FILES.values() for row in rows]
 UPSERTED: State = OLD | {(0, 1): 1, (0, 2): 1, (1, 5): 1, (1, 6): 1}
 UPSERTED |= {(1, 9): 1, (2, 9): 1}
@@ -199,6 +232,12 @@ OPERATIONS = [
     Operation("compact", compact, OLD, OLD, in_place=False, recover=recover, files=2),
     Operation("overwrite", overwrite, OVERWRITTEN, OLD, in_place=False, recover=recover),
     Operation("create", create, {(0, 1): 2, (1, 1): 2}, {}, in_place=True, recover=recover, fresh=True),
+    Operation("intarsia.merge, upsert", api_upsert, UPSERTED, OLD, in_place=True, recover=api_recover),
+    Operation("intarsia.merge, full_merge", api_full_merge, MERGED, OLD, in_place=True, recover=api_recover),
+    Operation("intarsia.compact", api_compact, OLD, OLD, in_place=False, recover=api_recover, files=2),
+    Operation(
+        "intarsia.write overwrite", api_overwrite, OVERWRITTEN, OLD, in_place=False, recover=api_recover
+    ),
 ]
 
 

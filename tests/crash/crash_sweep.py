@@ -77,6 +77,9 @@ class Sweep:
         self.result = Result(self.operation.name, fault)
         baseline = self._run_at(0, KILL)
         self.result.calls = baseline.calls
+        if baseline.said != "ACK":
+            self.result.violations.append(f"fails without a fault: {baseline.said}")
+            return self.result
         self._check(baseline, "without a fault")
         number = {"kill": KILL, "torn": TORN}.get(fault) or getattr(errno, fault, KILL)
         calls = [n for n in range(1, baseline.calls + 1) if fault != "torn" or baseline.kinds[n - 1] == "w"]

@@ -93,7 +93,7 @@ def test_every_public_name_is_in_the_guide() -> None:
 
 def test_every_option_is_in_the_guide() -> None:
     text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-    options = importlib.import_module("intarsia.api")._ALL_OPTIONS
+    options = importlib.import_module("intarsia.request").ALL_OPTIONS
     assert [name for name in options if f"`{name}`" not in text] == []
 
 

@@ -33,13 +33,19 @@ def key_of(row: Row, keys: list[str]) -> tuple[Any, ...]:
 def bag(rows: list[Row]) -> Counter[Any]:
     """Rows as a multiset, order forgotten."""
     return Counter(
-        tuple(sorted((name, type(value).__name__ if value is None else repr(canonical(value)))
-                     for name, value in row.items()))
+        tuple(
+            sorted(
+                (name, type(value).__name__ if value is None else repr(canonical(value)))
+                for name, value in row.items()
+            )
+        )
         for row in rows
     )
 
 
-def merge(target: list[Row], source: list[Row], keys: list[str], strategy: str) -> tuple[list[Row], dict[str, int]]:
+def merge(
+    target: list[Row], source: list[Row], keys: list[str], strategy: str
+) -> tuple[list[Row], dict[str, int]]:
     """The target after a merge, and the counts; source keys are unique."""
     new = {key_of(row, keys): row for row in source}
     present = {key_of(row, keys) for row in target}

@@ -45,8 +45,11 @@ KINDS = [
     Kind("decimal", pa.decimal128(20, 4), [Decimal("1.0000"), Decimal("-2.5000"), Decimal("1.0001")]),
     Kind("date32", pa.date32(), [dt.date(2020, 1, 1), dt.date(1960, 2, 29), dt.date(2025, 1, 1)]),
     Kind("timestamp[us]", pa.timestamp("us"), [dt.datetime(2020, 1, 1), dt.datetime(2020, 1, 1, 0, 0, 0, 1)]),
-    Kind("timestamp[us, UTC]", pa.timestamp("us", "UTC"),
-         [dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(1969, 1, 1, tzinfo=dt.UTC)]),
+    Kind(
+        "timestamp[us, UTC]",
+        pa.timestamp("us", "UTC"),
+        [dt.datetime(2020, 1, 1, tzinfo=dt.UTC), dt.datetime(1969, 1, 1, tzinfo=dt.UTC)],
+    ),
     Kind("time64", pa.time64("us"), [dt.time(1), dt.time(2, 3, 4, 5)]),
     Kind("duration", pa.duration("us"), [dt.timedelta(1), dt.timedelta(-1)]),
     Kind("dictionary", pa.dictionary(pa.int32(), pa.string()), ["a", "b", "c"]),
@@ -66,15 +69,23 @@ class Case:
     def schema(self) -> pa.Schema:
         fields = [pa.field(name, kind.type) for name, kind in zip(self.keys, self.kinds, strict=True)]
         part = [pa.field("part", pa.string())] if self.partitioned else []
-        return pa.schema([
-            *fields, pa.field("v", pa.int64()), pa.field("s", pa.string()),
-            pa.field("l", pa.list_(pa.int32())), *part,
-        ])
+        return pa.schema(
+            [
+                *fields,
+                pa.field("v", pa.int64()),
+                pa.field("s", pa.string()),
+                pa.field("l", pa.list_(pa.int32())),
+                *part,
+            ]
+        )
 
     def table(self, rows: list[model.Row]) -> pa.Table:
-        columns = {f.name: pa.array([r[f.name] for r in rows], f.type.value_type).dictionary_encode().cast(f.type)
-                   if pa.types.is_dictionary(f.type) else pa.array([r[f.name] for r in rows], f.type)
-                   for f in self.schema}
+        columns = {
+            f.name: pa.array([r[f.name] for r in rows], f.type.value_type).dictionary_encode().cast(f.type)
+            if pa.types.is_dictionary(f.type)
+            else pa.array([r[f.name] for r in rows], f.type)
+            for f in self.schema
+        }
         return pa.table(columns, schema=self.schema)
 
 
@@ -117,7 +128,9 @@ def written(root: Path, case: Case, files: list[list[model.Row]]) -> None:
             path = root / directory / f"f{number}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             table = case.table(mine)
-            pq.write_table(table.drop_columns(["part"]) if case.partitioned else table, path, row_group_size=2)
+            pq.write_table(
+                table.drop_columns(["part"]) if case.partitioned else table, path, row_group_size=2
+            )
 
 
 def read(root: Path, case: Case) -> list[model.Row]:
@@ -151,7 +164,9 @@ def test_merges_agree_with_the_model(root: Path, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         strategy = data.draw(st.sampled_from(MERGES))
         source = data.draw(rows_of(case, unique=True))
-        options = data.draw(st.sampled_from([{}, {"batch_rows": 1}, {"threads": 1}, {"max_rows_per_file": 2}]))
+        options = data.draw(
+            st.sampled_from([{}, {"batch_rows": 1}, {"threads": 1}, {"max_rows_per_file": 2}])
+        )
         partition = {"partition_by": "part"} if case.partitioned and not state else {}
         if not state:
             fresh(root)
@@ -171,10 +186,12 @@ def test_deduplicating_merges_agree_with_the_model(root: Path, data: st.DataObje
     source = data.draw(rows_of(case, unique=False))
     order_by = data.draw(st.sampled_from([None, "v"]))
     partition = {"partition_by": "part"} if case.partitioned and not target else {}
-    result = it.merge(case.table(source), root, on=case.keys, strategy="deduplicate",
-                      dedup_order_by=order_by, **partition)
+    result = it.merge(
+        case.table(source), root, on=case.keys, strategy="deduplicate", dedup_order_by=order_by, **partition
+    )
     expected, counts = model.merge(
-        target, model.deduplicated_source(source, case.keys, order_by), case.keys, "upsert")
+        target, model.deduplicated_source(source, case.keys, order_by), case.keys, "upsert"
+    )
     assert dict(result) == counts
     assert model.bag(read(root, case)) == model.bag(expected)
 
@@ -197,14 +214,18 @@ def test_delete_and_update_agree_with_the_model(root: Path, data: st.DataObject)
         ("v <> v", lambda r: False),
     ]
     if case.partitioned:
-        predicates += [("part = 'a'", lambda r: r["part"] == "a"),
-                       ("part = 'a' and v >= 2", lambda r: r["part"] == "a" and (r["v"] or 0) >= 2)]
+        predicates += [
+            ("part = 'a'", lambda r: r["part"] == "a"),
+            ("part = 'a' and v >= 2", lambda r: r["part"] == "a" and (r["v"] or 0) >= 2),
+        ]
     text, test = data.draw(st.sampled_from(predicates))
     if data.draw(st.booleans()):
         result = it.update(root, {"v": "coalesce(v, 0) + 10", "s": "s || '!'"}, where=text)
         changed = sum(map(test, state))
-        state = [{**r, "v": (r["v"] or 0) + 10, "s": None if r["s"] is None else r["s"] + "!"} if test(r) else r
-                 for r in state]
+        state = [
+            {**r, "v": (r["v"] or 0) + 10, "s": None if r["s"] is None else r["s"] + "!"} if test(r) else r
+            for r in state
+        ]
         assert (result.updated, result.deleted) == (changed, 0)
     else:
         result = it.delete(root, text)
@@ -236,7 +257,11 @@ def test_layout_operations_lose_and_invent_nothing(root: Path, data: st.DataObje
         assert {model.key_of(row, case.keys) for row in found} == kept
         return
     else:
-        it.optimize(root, by=[*case.keys, "v"], curve=operation,
-                    target_rows_per_file=data.draw(st.sampled_from([2, 100])),
-                    memory_bytes=data.draw(st.sampled_from([1, 1 << 20])))
+        it.optimize(
+            root,
+            by=[*case.keys, "v"],
+            curve=operation,
+            target_rows_per_file=data.draw(st.sampled_from([2, 100])),
+            memory_bytes=data.draw(st.sampled_from([1, 1 << 20])),
+        )
     assert model.bag(read(root, case)) == model.bag(state)

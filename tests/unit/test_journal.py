@@ -27,6 +27,7 @@ from intarsia.errors import (
 from intarsia.storage import PosixStorage
 from intarsia.storage import posix as posix_module
 from intarsia.tables.parquet import ParquetTable, ParquetTransaction
+from intarsia.tables.parquet import control as control_module
 from intarsia.tables.parquet.journal import Journal
 from intarsia.tables.parquet.record import Coming, Going, Record
 
@@ -200,7 +201,8 @@ def test_a_crash_before_the_commit_point_is_swept(
     root: Path, unchanged: Any, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
     with unchanged(root):
-        with crashing(monkeypatch, PosixStorage, verb), crashing(monkeypatch, Journal, "discard"):
+        with monkeypatch.context() as patched, crashing(monkeypatch, PosixStorage, verb):
+            patched.setattr(Journal, "discard", lambda *_: False)  # the dead clean up nothing
             upsert(root)
         assert os.listdir(control(root) / "tx") != []
         (sentence,) = ParquetTable(root).recover()
@@ -358,7 +360,7 @@ def test_a_copy_of_a_dataset_and_its_journal_recovers_in_its_new_place(
     assert rows(seen) == NEW
     ParquetTable(copy).recover()
     assert rows(copy) == NEW
-    assert rows(root) == OLD[2:] + [] or rows(root) != NEW
+    assert rows(root) == OLD
 
 
 def test_a_partition_that_loses_its_files_loses_its_directory_and_no_other(tmp_path: Path) -> None:
@@ -375,17 +377,21 @@ def test_a_partition_that_loses_its_files_loses_its_directory_and_no_other(tmp_p
     assert ParquetTable(root).snapshot().exists
 
 
-def test_the_log_stays_short_and_remembers_every_application(root: Path) -> None:
-    for batch in range(1, 4):
+def test_the_log_stays_short_and_remembers_every_application(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(control_module, "_FOLD_ABOVE", 4)
+    monkeypatch.setattr(control_module, "_FOLD_KEEPS", 2)
+    for batch in (1, 2):
         append(root, batch, {"app_id": "early", "batch_id": str(batch)})
-    for number in range(60):
-        assert append(root, number, {"app_id": "late", "batch_id": str(number)}).version == number + 4
+    for number in range(10):
+        assert append(root, number, {"app_id": "late", "batch_id": str(number)}).version == number + 3
     table = ParquetTable(root)
-    assert len(os.listdir(control(root) / "log")) <= 40
-    assert table.last_batch("early") == 3
-    assert table.last_batch("late") == 59
+    assert len(os.listdir(control(root) / "log")) <= 5
+    assert table.last_batch("early") == 2
+    assert table.last_batch("late") == 9
     assert table.last_batch("nobody") is None
-    assert table.snapshot().version == 63
+    assert table.snapshot().version == 12
 
 
 def test_a_batch_that_is_committed_and_not_published_counts(

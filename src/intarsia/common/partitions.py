@@ -1,31 +1,36 @@
-"""Hive partitions: values to directories and back, filters on them, splitting rows by them; no file I/O."""
+"""Hive partitions: paths to values and back, and the types of the values; no file I/O."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import datetime as dt
-import decimal
-import itertools
-import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
 from graphlib import CycleError, TopologicalSorter
 from typing import Any
-from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.types as pt
 
-from intarsia.common.schema import cast_exact, convert_large_types_to_normal, is_nested
+from intarsia.common.partition_filter import PartitionFilter, parse_partition_filter, partition_matches
+from intarsia.common.partition_rows import split_by_partition
+from intarsia.common.partition_values import (
+    HIVE_NULL,
+    escape,
+    partition_text,
+    typed_text,
+    unescape,
+    value_type,
+)
+from intarsia.common.schema import is_nested
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, UnsafePath
 
 __all__ = [
     "HIVE_NULL",
     "PARTITION_SCHEMA_KEY",
+    "PartitionFilter",
     "check_partition_columns",
     "check_partition_names",
     "decode_partition_schema",
@@ -41,17 +46,10 @@ __all__ = [
     "typed_partition",
 ]
 
-HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 PARTITION_SCHEMA_KEY = b"intarsia.partitions"
 """Key-value metadata of a data file: the types of the partition columns, as encoded below."""
 
-# What Hive and Spark escape (ExternalCatalogUtils.escapePathName) and the closing brace, which is one
-# half of a glob. Letters beyond ASCII stay as they are: Spark reads %C3%A4 as two letters.
-_ESCAPED = frozenset("\"#%'*/:=?\\{}[]^\x7f") | {chr(code) for code in range(1, 32)}
 _NAME_MAX = 255
-
-PartitionFilter = tuple[tuple[tuple[str, str | None], ...], ...]
-"""Alternatives; each is met when all of its (column, text) pairs are."""
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -106,17 +104,8 @@ def _parse_directory(directory: str) -> tuple[tuple[str, str | None], ...]:
     for part in directory.split("/"):
         name, equals, value = part.partition("=")
         if name and equals:
-            pairs.append((_unescape(name), None if value == HIVE_NULL else _unescape(value)))
+            pairs.append((unescape(name), None if value == HIVE_NULL else unescape(value)))
     return tuple(pairs)
-
-
-def _unescape(text: str) -> str:
-    if "%" not in text:
-        return text
-    try:
-        return unquote(text, errors="strict")
-    except UnicodeDecodeError:  # Hive's way: each escape is a letter of its own
-        return unquote(text, encoding="latin-1")
 
 
 def infer_partition_columns(paths: Iterable[str]) -> tuple[str, ...]:
@@ -171,10 +160,10 @@ def hive_path(values: Mapping[str, Any], *, path: str | None = None) -> str:
 
 def _directory(name: str, value: Any, path: str | None) -> str:
     if value is None or (isinstance(value, pa.Scalar) and not value.is_valid):
-        return f"{_escape(name)}={HIVE_NULL}"
+        return f"{escape(name)}={HIVE_NULL}"
     try:
         text = partition_text(value)
-        part = f"{_escape(name)}={_escape(text)}"
+        part = f"{escape(name)}={escape(text)}"
         size = len(part.encode())
     except UnicodeError as error:
         raise _unsafe(name, value, "is no UTF-8 text", path) from error
@@ -197,12 +186,6 @@ def _unsafe(name: str, value: Any, why: str, path: str | None) -> UnsafePath:
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
     hint = "change the value, or partition by another column"
     return UnsafePath(f"partition column {name!r}: the value {shown} {why}", path=path, hint=hint)
-
-
-def _escape(text: str) -> str:
-    if _ESCAPED.isdisjoint(text):
-        return text
-    return "".join(f"%{ord(letter):02X}" if letter in _ESCAPED else letter for letter in text)
 
 
 def check_partition_names(names: Iterable[str], *, path: str | None = None) -> None:
@@ -254,74 +237,8 @@ def check_partition_columns(schema: pa.Schema, columns: Sequence[str], *, path: 
 
 
 def _has_text(data_type: pa.DataType) -> bool:
-    plain = _plain(data_type)
+    plain = value_type(data_type)
     return not (is_nested(plain) or pt.is_duration(plain) or pt.is_interval(plain))
-
-
-def _plain(data_type: pa.DataType) -> pa.DataType:
-    return data_type.value_type if pt.is_dictionary(data_type) else data_type
-
-
-def partition_text(value: Any) -> str:
-    """The text of one typed value, before escaping; it reads back as the value.
-
-    Timestamps with a zone are written as the instant in UTC, with a final Z.
-    """
-    match value:
-        case str():
-            return value
-        case bytes():
-            return value.decode()
-        case bool():
-            return "true" if value else "false"
-        case float():
-            return repr(value + 0.0)  # -0.0 is 0.0
-        case decimal.Decimal():
-            return format(value, "f")
-        case dt.datetime() if value.tzinfo is not None:
-            return value.astimezone(dt.UTC).replace(tzinfo=None).isoformat(" ") + "Z"
-        case dt.datetime():
-            return value.isoformat(" ")
-        case pa.Scalar():
-            return _scalar_text(value)
-        case _:
-            return str(value)
-
-
-def _scalar_text(scalar: pa.Scalar) -> str:
-    """As Arrow writes it where Python cannot hold the value: nanoseconds and far years.
-
-    Raises ArrowInvalid where even Arrow would not read its own text back.
-    """
-    value = _python(scalar)
-    if not isinstance(value, pa.Scalar):
-        return partition_text(value)
-    if pt.is_timestamp(scalar.type) and scalar.type.tz is not None:
-        scalar = scalar.cast(pa.timestamp(scalar.type.unit, "UTC"))
-    text = str(scalar.cast(pa.string()).as_py())
-    _typed(text, scalar.type)
-    return text
-
-
-def _python(scalar: pa.Scalar) -> Any:
-    """The Python value; the Arrow scalar itself where Python would lose nanoseconds or has no such year.
-
-    Equal values give equal results, however they came: NaN is always the same object, -0.0 is 0.0.
-    """
-    data_type = scalar.type
-    if not scalar.is_valid:
-        return None
-    if pt.is_floating(data_type):
-        number = scalar.as_py()
-        return math.nan if number != number else number + 0.0
-    try:
-        if pt.is_timestamp(data_type) and data_type.unit == "ns":
-            scalar = scalar.cast(pa.timestamp("us", data_type.tz))
-        elif pt.is_time64(data_type) and data_type.unit == "ns":
-            scalar = scalar.cast(pa.time64("us"))
-        return scalar.as_py()
-    except (ValueError, OverflowError):  # ArrowInvalid is a ValueError, too
-        return scalar
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -351,7 +268,7 @@ def typed_partition(
             continue
         data_type = schema.field(index).type
         try:
-            typed[name] = _typed(text, data_type)
+            typed[name] = typed_text(text, data_type)
         except (ValueError, pa.ArrowNotImplementedError) as error:
             raise DamagedTable(
                 f"partition column {name!r}: {text!r} is no {data_type}",
@@ -359,22 +276,6 @@ def typed_partition(
                 hint="rename the directory, or move its files out of the dataset",
             ) from error
     return typed
-
-
-@lru_cache(maxsize=65536)
-def _typed(text: str, data_type: pa.DataType) -> Any:
-    plain = _plain(data_type)
-    if pt.is_string(plain) or pt.is_large_string(plain) or pt.is_string_view(plain):
-        return text
-    if pt.is_time(plain):  # Arrow reads no times, but takes the time of a timestamp
-        stamp = pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp(plain.unit))
-        return _python(stamp.cast(plain))
-    if pt.is_timestamp(plain) and plain.tz is not None and not text.endswith("Z"):
-        try:
-            return _python(pa.scalar(text).cast(plain))
-        except pa.ArrowInvalid:  # no offset: other writers leave it out
-            text += "Z"
-    return _python(pa.scalar(text).cast(plain))
 
 
 def infer_partition_schema(
@@ -414,7 +315,7 @@ def _inferred(texts: Collection[str]) -> pa.DataType:
 
 def _reads_back(text: str, data_type: pa.DataType) -> bool:
     try:
-        return partition_text(_typed(text, data_type)) == text
+        return partition_text(typed_text(text, data_type)) == text
     except pa.ArrowInvalid:
         return False
 
@@ -436,126 +337,3 @@ def decode_partition_schema(encoded: bytes, *, path: str | None = None) -> pa.Sc
         raise DamagedTable(
             f"the metadata {PARTITION_SCHEMA_KEY.decode()!r} of a file is damaged", path=path
         ) from error
-
-
-# ---------------------------------------------------------------------------------------------------
-# Filters.
-
-
-def parse_partition_filter(partition_filter: str | Sequence[str] | None) -> PartitionFilter:
-    """A filter such as ``"date=2025-11-04"`` or ``"date=2025-11-04/region=eu"``, or a list: any of them.
-
-    The text is only taken apart, never evaluated. Values are escaped as in paths (``%2F`` for ``/``).
-    None is no filter.
-
-    Raises:
-        InputError: The text is anything else than column=value, parted by slashes.
-    """
-    if partition_filter is None:
-        return ()
-    texts = [partition_filter] if isinstance(partition_filter, str) else list(partition_filter)
-    if not texts:
-        raise InputError("partition_filter is an empty list", hint="use None for all partitions")
-    return tuple(_parse_filter(text) for text in texts)
-
-
-def _parse_filter(text: str) -> tuple[tuple[str, str | None], ...]:
-    pairs = []
-    for part in text.strip("/").split("/"):
-        name, equals, value = part.partition("=")
-        # An operator, as in "day>=1" or "day == 1", would be a column that no file has.
-        if not (name and equals) or name.strip(" <>!~") != name or "=" in value:
-            raise InputError(
-                f"partition_filter {text!r} is not understood",
-                hint='write "column=value" or "column=value/column=value"; "=" in a value is %3D, "/" is %2F',
-            )
-        pairs.append((_unescape(name), None if value == HIVE_NULL else _unescape(value)))
-    return tuple(pairs)
-
-
-def partition_matches(partition: Mapping[str, Any], partition_filter: PartitionFilter) -> bool:
-    """True where a file with these values, text or typed, passes a parsed filter.
-
-    A column that is not known for the file does not match.
-    """
-    if not partition_filter:
-        return True
-    return any(
-        all(name in partition and _same(partition[name], text) for name, text in alternative)
-        for alternative in partition_filter
-    )
-
-
-def _same(value: Any, text: str | None) -> bool:
-    if value is None or text is None:
-        return value is None and text is None
-    return partition_text(value) == text
-
-
-# ---------------------------------------------------------------------------------------------------
-# Rows to partitions.
-
-
-def split_by_partition(table: pa.Table, columns: Sequence[str]) -> list[tuple[dict[str, Any], pa.Table]]:
-    """The rows of each partition, with its typed values; partitions in order of first appearance.
-
-    Rows keep their order, and all columns stay. NULL is a partition of its own, NaN is one value, -0.0
-    is 0.0. One sort however many partitions there are; memory: one copy of the table, which the parts
-    share. A table whose partitions lie together already is not copied.
-    """
-    if not table.num_rows:
-        return []
-    if not columns:
-        return [({}, table)]
-    keys = [_comparable(table[name]) for name in columns]
-    codes = _codes(keys[0])
-    for key in keys[1:]:
-        inner = _codes(key)
-        width = pc.max(inner).as_py() + 1
-        # Dense codes stay below 2^31, so their product fits 64 bits.
-        codes = _codes(pa.chunked_array([pc.add(pc.multiply(codes, width), inner)]))
-    counts = pc.value_counts(codes).field("counts").to_pylist()
-    order = None
-    if not pc.all(pc.greater_equal(codes[1:], codes[:-1]), min_count=0).as_py():
-        order = pc.array_sort_indices(codes)  # stable
-        table = _take(table, order)
-    starts = [0, *itertools.accumulate(counts)][:-1]
-    firsts = pa.array(starts, pa.int64()) if order is None else order.take(pa.array(starts, pa.int64()))
-    values = [[_python(scalar) for scalar in key.take(firsts)] for key in keys]
-    return [
-        (dict(zip(columns, found, strict=True)), table.slice(start, count))
-        for start, count, *found in zip(starts, counts, *values, strict=True)
-    ]
-
-
-def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """The column in a type Arrow can hash and take from, with one NaN and one zero."""
-    plain = _plain(column.type)
-    normal = convert_large_types_to_normal(pa.schema([("", plain)])).field(0).type
-    if pt.is_decimal32(plain) or pt.is_decimal64(plain):
-        normal = pa.decimal128(plain.precision, plain.scale)
-    if pt.is_float16(plain):
-        normal = pa.float32()
-    column = cast_exact(column, normal, column="", operation="split_by_partition")
-    if not pt.is_floating(normal):
-        return column
-    return pc.if_else(pc.is_nan(column), pa.scalar(math.nan, normal), pc.add(column, pa.scalar(0.0, normal)))
-
-
-def _codes(column: pa.ChunkedArray) -> pa.Array:
-    """A number per row from 0, in order of first appearance; NULL has its own."""
-    encoded = column.dictionary_encode(null_encoding="encode")
-    indices = [chunk.indices for chunk in encoded.chunks]
-    return pc.cast(pa.concat_arrays(indices), pa.int64())
-
-
-def _take(table: pa.Table, order: pa.Array) -> pa.Table:
-    columns = []
-    for field, column in zip(table.schema, table.columns, strict=True):
-        try:
-            columns.append(column.take(order))
-        except pa.ArrowNotImplementedError:  # views: through their normal type and back
-            normal = convert_large_types_to_normal(pa.schema([field])).field(0).type
-            there = cast_exact(column, normal, column=field.name).take(order)
-            columns.append(cast_exact(there, field.type, column=field.name))
-    return pa.Table.from_arrays(columns, schema=table.schema)

@@ -86,8 +86,17 @@ def bounds_of(files: Sequence[DataFile], column: str, kind: pa.DataType) -> Boun
     )
 
 
-def _append(numbers: Any, groups: Any, rows: Any, raw: Any, nulls: Any, readers: Any,
-            number: int, group: int, count: int) -> None:
+def _append(
+    numbers: Any,
+    groups: Any,
+    rows: Any,
+    raw: Any,
+    nulls: Any,
+    readers: Any,
+    number: int,
+    group: int,
+    count: int,
+) -> None:
     numbers.append(number)
     groups.append(group)
     rows.append(count)
@@ -182,8 +191,7 @@ def _typed(values: list[Any], readers: list[_Reading | None], kind: pa.DataType)
     stored = {reader.stored for reader in readers if reader is not None}
     pieces = []
     for of in stored:
-        mine = [v if r is not None and r.stored == of else None
-                for v, r in zip(values, readers, strict=True)]
+        mine = [v if r is not None and r.stored == of else None for v, r in zip(values, readers, strict=True)]
         pieces.append(_converted(mine, of, kind))
     empty = pa.nulls(len(values), _comparable_type(kind))
     if not pieces:

@@ -7,8 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.dataset as ds
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+
+from intarsia.core import render
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +76,32 @@ class Snapshot:
         """A file's path in the form the caller gave the root."""
         path = file if isinstance(file, str) else file.path
         return f"{self.root.rstrip('/')}/{path}"
+
+    def dataset(self) -> ds.FileSystemDataset:
+        """Exactly these files as a pyarrow dataset: columns, filters and batches are pyarrow's own.
+
+        The state is that of the snapshot as long as none of its files is replaced; a later commit that
+        replaces one makes reading it fail, never mix.
+        """
+        parquet = ds.ParquetFileFormat()
+        fragments = [
+            parquet.make_fragment(
+                file.location, filesystem=self.filesystem, partition_expression=self._place_of(file)
+            )
+            for file in self.files
+        ]
+        return ds.FileSystemDataset(fragments, self.schema, parquet, self.filesystem)
+
+    def _place_of(self, file: DataFile) -> ds.Expression:
+        place = ds.scalar(True)
+        for name, value in file.partition.items():
+            kind = self.schema.field(name).type
+            known = ds.field(name).is_null() if value is None else ds.field(name) == pa.scalar(value, kind)
+            place = place & known
+        return place
+
+    def __str__(self) -> str:
+        return render.text(self)
+
+    def _repr_html_(self) -> str:
+        return render.html(self)

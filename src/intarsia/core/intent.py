@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -43,6 +43,11 @@ class Merge:
     @property
     def operation(self) -> str:
         return "merge"
+
+    def pins(self, columns: Collection[str]) -> bool:
+        """Whether rows with equal keys are equal in all of these columns, by the same names."""
+        same = {name for name, other in zip(self.keys, self.source_keys, strict=True) if name == other}
+        return same.issuperset(columns)
 
 
 @dataclass(frozen=True, slots=True)

@@ -120,7 +120,11 @@ class KeyIndex:
             else:
                 if top * radix >= _CODE_LIMIT:
                     folded = codes.dictionary_encode()
-                    dense, codes, top = folded.dictionary, folded.indices.cast(pa.int64()), len(folded.dictionary)
+                    dense, codes, top = (
+                        folded.dictionary,
+                        folded.indices.cast(pa.int64()),
+                        len(folded.dictionary),
+                    )
                 codes = pc.add(pc.multiply(codes, pa.scalar(radix, pa.int64())), digit)
                 top *= radix
             self._digits.append(_Digit(encoded.dictionary, radix, dense))
@@ -172,8 +176,10 @@ class KeyIndex:
         """Every (row there, row here) with equal keys; for sides where a key may repeat."""
         first = self.lookup(columns)
         leaders = find(self.codes, among=self.codes, null_match=self._null_match)
-        order = pc.sort_indices(pa.table({"leader": leaders, "row": arange(self.rows)}),
-                                sort_keys=[("leader", "ascending"), ("row", "ascending")])
+        order = pc.sort_indices(
+            pa.table({"leader": leaders, "row": arange(self.rows)}),
+            sort_keys=[("leader", "ascending"), ("row", "ascending")],
+        )
         grouped = flat(leaders).take(order).cast(pa.int64())
         there = pc.indices_nonzero(pc.is_valid(first)).cast(pa.int64())
         wanted = flat(first).drop_null().cast(pa.int64())
@@ -205,7 +211,7 @@ class OrderedKeys:
         return OrderedKeys(values.take(order), order.cast(pa.int64()))
 
     def pairs(self, column: Column) -> tuple[pa.Array, pa.Array] | None:
-        """Every (row there, row here) with equal keys; None where the column is not in order, or too short."""
+        """Every (row there, row here) with equal keys; None where the column is unordered or too short."""
         there = flat(column)
         if there.type != self.values.type or len(there) < 2 or not _ascending(there):
             return None
@@ -263,9 +269,7 @@ def winners(keys: Sequence[Column], order_by: Sequence[Column], *, null_match: b
         columns[f"order{number}"] = ranked
     columns["row"] = arange(codes.rows)
     table = pa.table(columns)
-    order = pc.sort_indices(
-        table, sort_keys=[(name, "ascending", "at_start") for name in table.column_names]
-    )
+    order = pc.sort_indices(table, sort_keys=[(name, "ascending", "at_start") for name in table.column_names])
     sorted_keys = flat(table["key"]).take(order)
     following = sorted_keys.slice(1)
     last = pc.invert(pc.fill_null(pc.equal(sorted_keys.slice(0, len(following)), following), False))

@@ -30,7 +30,7 @@ def normalize_keys(key_columns: str | Iterable[str]) -> list[str]:
         KeyColumnError: none given, one twice, or something that is not a name.
     """
     if isinstance(key_columns, str):
-        keys = [key_columns]
+        keys: list[Any] = [key_columns]
     elif isinstance(key_columns, Iterable):
         keys = list(key_columns)
     else:

@@ -98,9 +98,7 @@ class Plan:
     @property
     def bytes_to_write(self) -> int:
         """An estimate: files rewritten keep about their size."""
-        kept = sum(
-            p.file.size for p in self.files if p.action in ("rewrite", "regroup")
-        )
+        kept = sum(p.file.size for p in self.files if p.action in ("rewrite", "regroup"))
         return kept + self.insert_bytes
 
     def refined(self, matches: Matches, *, insert_bytes: int = 0) -> Plan:

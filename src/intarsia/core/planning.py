@@ -41,15 +41,13 @@ def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema:
     """Candidates by partition first, then by the bounds of every key column."""
     files = snapshot.files
     homes = facts.partitions.rows_of(files)
-    covered = set(snapshot.partition_columns) <= set(intent.keys)
-    ranges = {name: values for name, values in facts.ranges.items()
-              if name not in snapshot.partition_columns}
+    covered = intent.pins(snapshot.partition_columns)
+    ranges = {name: values for name, values in facts.ranges.items() if name not in snapshot.partition_columns}
     null_match = intent.null_keys == "match"
     groups = row_groups_that_may_hold(files, snapshot.schema, ranges, null_match=null_match)
     plans = []
     for file, home, may_hold in zip(files, homes, groups, strict=True):
-        plan = _merge_file(intent, file, home=home, may_hold=may_hold if facts.rows else (),
-                           covered=covered)
+        plan = _merge_file(intent, file, home=home, may_hold=may_hold if facts.rows else (), covered=covered)
         if plan.action == "scan":
             columns = [n for n in intent.keys if n not in file.partition]
             scan_bytes = key_scan_bytes(snapshot, file, columns, plan.row_groups)
@@ -87,14 +85,25 @@ def _merge_file(
 
 def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Schema) -> list[FilePlan]:
     """Mark the files that store a narrower type than the dataset is about to have."""
-    widened = [f.name for f in schema
-               if f.name in snapshot.schema.names and snapshot.schema.field(f.name).type != f.type]
+    widened = [
+        f.name
+        for f in schema
+        if f.name in snapshot.schema.names and snapshot.schema.field(f.name).type != f.type
+    ]
     if not widened:
         return list(plans)
     reason = f"column {', '.join(widened)} widened"
-    return [plan if plan.action == "remove" else replace(plan, forced=reason,
+    return [
+        plan
+        if plan.action == "remove"
+        else replace(
+            plan,
+            forced=reason,
             action="rewrite" if plan.action == "keep" else plan.action,
-            reason=reason if plan.action == "keep" else plan.reason) for plan in plans]
+            reason=reason if plan.action == "keep" else plan.reason,
+        )
+        for plan in plans
+    ]
 
 
 def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
@@ -107,14 +116,21 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
     else:
         homes = facts.partitions.rows_of(snapshot.files)
         plans = [
-            FilePlan(file, "keep", "partition: not in the source") if home is None
+            FilePlan(file, "keep", "partition: not in the source")
+            if home is None
             else FilePlan(file, "remove", "partition overwritten")
             for file, home in zip(snapshot.files, homes, strict=True)
         ]
     if any(plan.action == "remove" for plan in plans):
         notes.append(DUPLICATES_FOR_A_MOMENT)
-    return Plan(intent, snapshot, tuple(with_widening(plans, snapshot, schema)), schema,
-                source_rows=facts.rows, notes=tuple(notes))
+    return Plan(
+        intent,
+        snapshot,
+        tuple(with_widening(plans, snapshot, schema)),
+        schema,
+        source_rows=facts.rows,
+        notes=tuple(notes),
+    )
 
 
 DUPLICATES_FOR_A_MOMENT = (
@@ -131,8 +147,9 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
         parsed = parse_partition_filter(partition_filter)
         files = tuple(f for f in files if partition_matches(parse_hive_partition_path(f.path), parsed))
     if not files:
-        raise NothingMatched(f"No matching Parquet files were found under {snapshot.root}{wanted}.",
-                             path=snapshot.root)
+        raise NothingMatched(
+            f"No matching Parquet files were found under {snapshot.root}{wanted}.", path=snapshot.root
+        )
     return files
 
 
@@ -150,10 +167,13 @@ def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
         target_bytes = DEFAULT_TARGET_BYTES
     groups = []
     for members in by_directory(files):
-        packed = pack([(file.size, file.rows) for file in members],
-                      target_bytes=target_bytes, target_rows=intent.target_rows)
+        packed = pack(
+            [(file.size, file.rows) for file in members],
+            target_bytes=target_bytes,
+            target_rows=intent.target_rows,
+        )
         groups += [FileGroup(tuple(members[i] for i in group), members[0].partition) for group in packed]
-    return _regroup(intent, snapshot, groups, kept="already of the target size, or alone")
+    return _regroup(intent, snapshot, groups, files, kept="already of the target size, or alone")
 
 
 def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
@@ -163,7 +183,7 @@ def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
     for members in by_directory(files):
         group = FileGroup(tuple(members), members[0].partition)
         groups.append(replace(group, outputs=_outputs(group, intent)))
-    return _regroup(intent, snapshot, groups, kept="outside of the partition filter")
+    return _regroup(intent, snapshot, groups, files, kept="in order already")
 
 
 def _outputs(group: FileGroup, intent: Optimize) -> int:
@@ -183,12 +203,20 @@ def by_directory(files: Sequence[DataFile]) -> list[list[DataFile]]:
     return [groups[name] for name in sorted(groups)]
 
 
-def _regroup(intent: Compact | Optimize, snapshot: Snapshot, groups: Sequence[FileGroup], *,
-             kept: str) -> Plan:
+def _regroup(
+    intent: Compact | Optimize,
+    snapshot: Snapshot,
+    groups: Sequence[FileGroup],
+    selected: Sequence[DataFile],
+    *,
+    kept: str,
+) -> Plan:
     moved = {file.path for group in groups for file in group.files}
+    chosen = {file.path for file in selected}
     plans = [
-        FilePlan(file, "regroup", "written anew together") if file.path in moved
-        else FilePlan(file, "keep", kept)
+        FilePlan(file, "regroup", "written anew together")
+        if file.path in moved
+        else FilePlan(file, "keep", kept if file.path in chosen else "outside of the partition filter")
         for file in snapshot.files
     ]
     notes = snapshot.notes + ((DUPLICATES_FOR_A_MOMENT,) if groups else ())
@@ -205,8 +233,15 @@ def plan_deduplicate(intent: Deduplicate, snapshot: Snapshot) -> Plan:
             plans.append(FilePlan(file, "keep", "outside of the partition filter"))
             continue
         every = tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
-        plans.append(FilePlan(file, "scan", "may hold a duplicate key", every,
-                              scan_bytes=key_scan_bytes(snapshot, file, columns, every)))
+        plans.append(
+            FilePlan(
+                file,
+                "scan",
+                "may hold a duplicate key",
+                every,
+                scan_bytes=key_scan_bytes(snapshot, file, columns, every),
+            )
+        )
     return Plan(intent, snapshot, tuple(plans), snapshot.schema, notes=snapshot.notes)
 
 

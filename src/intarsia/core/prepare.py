@@ -55,11 +55,16 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
             return _plain(_resolved_update(intent, snapshot), snapshot)
         case Deduplicate():
             _check_columns([*intent.keys, *intent.order_by], snapshot, "deduplicate")
-            check_key_types(snapshot.schema, intent.keys or snapshot.schema.names, side="target",
-                            operation="deduplicate", path=snapshot.root)
+            if snapshot.files:  # without any, planning says that there is nothing
+                keys = intent.keys or snapshot.schema.names
+                check_key_types(
+                    snapshot.schema, keys, side="target", operation="deduplicate", path=snapshot.root
+                )
             return _plain(intent, snapshot)
         case Optimize():
-            _check_columns([*intent.by, *intent.deduplicate_keys, *intent.dedup_order_by], snapshot, "optimize")
+            _check_columns(
+                [*intent.by, *intent.deduplicate_keys, *intent.dedup_order_by], snapshot, "optimize"
+            )
             return _plain(intent, snapshot)
         case _:
             return _plain(intent, snapshot)
@@ -89,7 +94,7 @@ def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepare
     }
     apart = [name for name in partition_columns if name in table.column_names]
     # A rule that takes no whole row may hit a key in any partition, unless the partition is in the key.
-    prunes = rule.replaces_rows or set(partition_columns) <= set(intent.keys)
+    prunes = rule.replaces_rows or intent.pins(partition_columns)
     facts = SourceFacts(table.num_rows, ranges, PartitionSet.of(table, apart if prunes else ()))
     return Prepared(intent, schema, partition_columns, table, facts, source_rows)
 
@@ -100,20 +105,23 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
     if absent:
         raise KeyColumnError(
             f"{operation}: key column {_names(absent)} is missing from the source,"
-            f" which has {_names(source.names)}.", path=path,
+            f" which has {_names(source.names)}.",
+            path=path,
         )
     check_key_types(source, intent.source_keys, side="source", operation=operation, path=path)
     for name in intent.dedup_order_by:
         if name not in source.names:
-            raise ColumnNotFound(f"{operation}: dedup_order_by column {name!r} is missing from the source.",
-                                 path=path)
+            raise ColumnNotFound(
+                f"{operation}: dedup_order_by column {name!r} is missing from the source.", path=path
+            )
     if not snapshot.files:
         return
     absent = [name for name in intent.keys if name not in snapshot.schema.names]
     if absent:
         raise KeyColumnError(
             f"{operation}: key column {_names(absent)} is missing from the target,"
-            f" which has {_names(snapshot.schema.names)}.", path=path,
+            f" which has {_names(snapshot.schema.names)}.",
+            path=path,
         )
     check_key_types(snapshot.schema, intent.keys, side="target", operation=operation, path=path)
 
@@ -154,7 +162,9 @@ def _check_new_names(schema: pa.Schema, operation: str, path: str) -> None:
         if other != name:
             raise SchemaMismatch(
                 f"{operation}: columns {other!r} and {name!r} differ only by case;"
-                " several engines cannot tell them apart.", path=path, hint="rename one of them.",
+                " several engines cannot tell them apart.",
+                path=path,
+                hint="rename one of them.",
             )
 
 
@@ -171,8 +181,9 @@ def _checked_rows(intent: Merge, source: Source, path: str) -> Source:
     if not null_match:
         null_source_keys({name: table[name].null_count for name in keys}, operation=operation, path=path)
     if operation == "deduplicate":
-        kept = winners([table[n] for n in keys], [table[n] for n in intent.dedup_order_by],
-                       null_match=null_match)
+        kept = winners(
+            [table[n] for n in keys], [table[n] for n in intent.dedup_order_by], null_match=null_match
+        )
         return source if len(kept) == table.num_rows else selected(source, kept)
     if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error
         index = KeyIndex([table[name] for name in keys], null_match=null_match)
@@ -190,7 +201,8 @@ def _prepare_write(intent: Write, snapshot: Snapshot, source: Source) -> Prepare
     partition_columns = settle_partition_columns(wanted, base, source.schema, operation)
     if operation == "overwrite_partitions" and not partition_columns:
         raise InputError(
-            "overwrite_partitions needs a partitioned dataset.", path=snapshot.root,
+            "overwrite_partitions needs a partitioned dataset.",
+            path=snapshot.root,
             hint='name partition_by=, or use mode="overwrite".',
         )
     schema = _merged_schema(intent, base, source.schema, partition_columns)
@@ -247,8 +259,9 @@ def _resolved_clause(
 
 def _only_source_columns(expression: Any, what: str, path: str) -> None:
     if any(side == "target" for side, _ in columns_of(expression)):
-        raise InputError(f"The {what} of when_not_matched() cannot see the target: there is no such row.",
-                         path=path)
+        raise InputError(
+            f"The {what} of when_not_matched() cannot see the target: there is no such row.", path=path
+        )
 
 
 def _resolved_values(
@@ -267,7 +280,8 @@ def _resolved_values(
         if column[0] in apart:
             raise PartitionMoveError(
                 f"update: partition columns cannot change for existing rows, but {column[0]!r} is assigned.",
-                path=path, hint="delete the rows and insert them anew.",
+                path=path,
+                hint="delete the rows and insert them anew.",
             )
         if any(column[: len(s)] == s or s[: len(column)] == column for s in seen):
             raise InputError(f"update: column {'.'.join(column)!r} is assigned twice.", path=path)
@@ -286,7 +300,8 @@ def _assigned_path(name: Any, target: pa.Schema, path: str) -> tuple[str, ...]:
         if len(parts) == 1 and len(folded) == 1:
             return (folded[0],)
         raise ColumnNotFound(
-            f"update: column {'.'.join(parts)!r} does not exist; there is {_names(target.names)}.", path=path,
+            f"update: column {'.'.join(parts)!r} does not exist; there is {_names(target.names)}.",
+            path=path,
         ) from None
     return parts
 
@@ -309,8 +324,14 @@ def _resolved_predicate(where: Any, snapshot: Snapshot) -> Any:
 def _resolved_update(intent: Update, snapshot: Snapshot) -> Update:
     if not snapshot.files:
         return intent
-    values = _resolved_values(intent.assignments, snapshot.schema, left=snapshot.schema, other=None,
-                              apart=snapshot.partition_columns, path=snapshot.root)
+    values = _resolved_values(
+        intent.assignments,
+        snapshot.schema,
+        left=snapshot.schema,
+        other=None,
+        apart=snapshot.partition_columns,
+        path=snapshot.root,
+    )
     return replace(intent, assignments=values, where=_resolved_predicate(intent.where, snapshot))
 
 

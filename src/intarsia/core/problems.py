@@ -21,8 +21,9 @@ def null_source_keys(nulls: Mapping[str, int], *, operation: str, path: str) -> 
     bad = {name: count for name, count in nulls.items() if count}
     if not bad:
         return
-    told = " and ".join(f"Key column {name!r} has {count:,} NULL value{_s(count)}"
-                        for name, count in bad.items())
+    told = " and ".join(
+        f"Key column {name!r} has {count:,} NULL value{_s(count)}" for name, count in bad.items()
+    )
     raise KeyColumnError(
         f"{operation}: {told} in the source.",
         path=path,
@@ -30,15 +31,14 @@ def null_source_keys(nulls: Mapping[str, int], *, operation: str, path: str) -> 
     )
 
 
-def null_target_keys(
-    files: Sequence[tuple[str, Mapping[str, int]]], *, operation: str, path: str
-) -> None:
+def null_target_keys(files: Sequence[tuple[str, Mapping[str, int]]], *, operation: str, path: str) -> None:
     """Refuse NULL in key columns of the files that the merge has to read."""
     if not files:
         return
     shown, nulls = files[0]
-    told = " and ".join(f"Key column {name!r} has {count:,} NULL value{_s(count)}"
-                        for name, count in nulls.items())
+    told = " and ".join(
+        f"Key column {name!r} has {count:,} NULL value{_s(count)}" for name, count in nulls.items()
+    )
     more = f" (and {len(files) - 1:,} more file{_s(len(files) - 1)})" if len(files) > 1 else ""
     raise KeyColumnError(
         f"{operation}: {told} in the target file {shown}{more}.",

@@ -57,16 +57,24 @@ def search(ordered: pa.Array, values: pa.Array, *, side: str) -> pa.Array:
         return pc.search_sorted(ordered, values, side=side).cast(pa.int64())
     # No kernel for decimals: sort both together; ties put the values first ("left") or last.
     mark = 1 if side == "left" else -1
-    both = pa.table({
-        "value": pa.concat_arrays([ordered, values]),
-        "tie": pa.array([mark] * len(ordered) + [0] * len(values), pa.int8()),
-    })
+    both = pa.table(
+        {
+            "value": pa.concat_arrays([ordered, values]),
+            "tie": pa.array([mark] * len(ordered) + [0] * len(values), pa.int8()),
+        }
+    )
     order = pc.sort_indices(both, sort_keys=[("value", "ascending"), ("tie", "ascending")])
     is_value = pc.greater_equal(order, len(ordered))
     before = pc.cumulative_sum(pc.invert(is_value).cast(pa.int64()))
-    result = pc.scatter(before.filter(is_value),
-                        pc.subtract(order.filter(is_value).cast(pa.int64()), len(ordered)),
-                        max_index=len(values) - 1) if len(values) else pa.array([], pa.int64())
+    result = (
+        pc.scatter(
+            before.filter(is_value),
+            pc.subtract(order.filter(is_value).cast(pa.int64()), len(ordered)),
+            max_index=len(values) - 1,
+        )
+        if len(values)
+        else pa.array([], pa.int64())
+    )
     return pc.if_else(pc.is_valid(values), result, pa.scalar(None, pa.int64()))
 
 
@@ -126,8 +134,9 @@ class PartitionSet:
         columns = [
             pa.array([file.partition.get(name) for file in files], self.schema.field(name).type)
             if not pa.types.is_dictionary(self.schema.field(name).type)
-            else pa.array([file.partition.get(name) for file in files],
-                          self.schema.field(name).type.value_type)
+            else pa.array(
+                [file.partition.get(name) for file in files], self.schema.field(name).type.value_type
+            )
             for name in self.columns
         ]
         found = self.index.lookup(columns).to_pylist() if files else []

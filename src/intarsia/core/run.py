@@ -25,7 +25,7 @@ from intarsia.core.ports import Engine, Progress, Table
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.retype import with_types_of
-from intarsia.errors import CommitConflict
+from intarsia.errors import CommitConflict, DamagedTable, StorageError
 
 log = logger(__name__)
 
@@ -81,14 +81,22 @@ def run(
     if dry_run:
         plan = explain(intent, table, engine, source, progress=progress)
         return _report(plan, engine, begun, source=source, dry_run=True)
+    seen: Snapshot | None = None
     for attempt in range(1, attempts + 1):
         try:
             with table.transaction(intent.operation) as tx:
+                seen = tx.snapshot
                 snapshot = _typed(tx.snapshot, source)
                 prepared = prepare(intent, snapshot, source)
                 plan, matches = _matched(prepared, snapshot, engine, progress)
                 change = engine.stage(plan, matches, prepared, tx, progress)
                 committed = tx.commit(change)
+        except (DamagedTable, StorageError) as error:
+            # Unreadable, or merely replaced by a foreign writer while it was read?
+            if attempt == attempts or seen is None or not _has_changed(seen, table):
+                raise
+            log.info("%s %s: planning again, files have changed: %s", intent.operation, error.path, error)
+            continue
         except CommitConflict as conflict:
             if attempt == attempts:
                 raise
@@ -104,7 +112,15 @@ def _typed(snapshot: Snapshot, source: Source | None) -> Snapshot:
     return snapshot if source is None else with_types_of(source.schema, snapshot)
 
 
-def _matched(prepared: Prepared, snapshot: Snapshot, engine: Engine, progress: Progress) -> tuple[Plan, Matches]:
+def _has_changed(before: Snapshot, table: Table) -> bool:
+    """Whether some file of a snapshot is no longer what it was."""
+    now = {file.path: file.fingerprint for file in table.snapshot().files}
+    return any(now.get(file.path) != file.fingerprint for file in before.files)
+
+
+def _matched(
+    prepared: Prepared, snapshot: Snapshot, engine: Engine, progress: Progress
+) -> tuple[Plan, Matches]:
     plan = replace(make_plan(prepared, snapshot), engine=engine.name)
     matches = engine.match(plan, prepared, progress)
     settled = plan.refined(matches, insert_bytes=_insert_bytes(prepared, matches, snapshot))

@@ -38,12 +38,12 @@ def verdicts(where: Predicate, snapshot: Snapshot) -> list[Verdict]:
     stored = [name for name in names if name not in snapshot.partition_columns]
     bounds = {name: bounds_of(files, name, snapshot.schema.field(name).type) for name in stored}
     starts = _starts(files)
-    return [
-        _verdict(where, snapshot, file, bounds, start) for file, start in zip(files, starts, strict=True)
-    ]
+    return [_verdict(where, snapshot, file, bounds, start) for file, start in zip(files, starts, strict=True)]
 
 
-def _verdict(where: Any, snapshot: Snapshot, file: DataFile, bounds: dict[str, Bounds], start: int) -> Verdict:
+def _verdict(
+    where: Any, snapshot: Snapshot, file: DataFile, bounds: dict[str, Bounds], start: int
+) -> Verdict:
     known: dict[Path, Facts] = {
         (name,): _constant(value, snapshot.schema.field(name).type) for name, value in file.partition.items()
     }
@@ -79,7 +79,9 @@ def _constant(value: Any, kind: pa.DataType) -> Facts:
         return Facts(null_count=1, rows=1, maybe_nan=False, type=plain)
     scalar = pa.scalar(value, plain)
     nan = pa.types.is_floating(plain) and value != value
-    return Facts(None if nan else scalar, None if nan else scalar, null_count=0, rows=1, maybe_nan=nan, type=plain)
+    return Facts(
+        None if nan else scalar, None if nan else scalar, null_count=0, rows=1, maybe_nan=nan, type=plain
+    )
 
 
 def _plain(kind: pa.DataType) -> pa.DataType:

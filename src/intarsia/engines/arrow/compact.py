@@ -11,7 +11,8 @@ from intarsia.core.files import DataFile
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Transaction
 from intarsia.engines.arrow.reading import PIECE_BYTES
-from intarsia.engines.arrow.regroup import Form, RowGroups, check_rows, form_of, pieces_of
+from intarsia.engines.arrow.regroup import Form, check_rows, form_of, pieces_of
+from intarsia.engines.arrow.row_groups import RowGroups
 from intarsia.engines.arrow.threads import in_order, shares
 
 

@@ -258,7 +258,8 @@ class _Search:
 
     def _by_first_key(self, unit: _Unit) -> pa.Array:
         """Narrow down by the first key column, then look at the rest of the rows left."""
-        read = list(in_order(lambda n: self._first_key(unit, n), range(len(unit.files)), threads=self.threads))
+        numbers = range(len(unit.files))
+        read = list(in_order(lambda number: self._first_key(unit, number), numbers, threads=self.threads))
         values = pa.concat_arrays([part.values for part in read])
         positions = [part.positions for part in read]
         counts = [len(part.values) for part in read]
@@ -274,7 +275,7 @@ class _Search:
         return self._settle(unit, suspects, count=found.count)
 
     def _first_key(self, unit: _Unit, number: int) -> _Read:
-        file, first = unit.files[number], unit.keys[0]
+        first = unit.keys[0]
         names = tuple(dict.fromkeys((first, *(span.column for span in unit.cell))))
         values: list[pa.Array] = []
         positions: list[pa.Array] = []

@@ -8,7 +8,6 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TypeVar
 
-
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
 from intarsia.core.matches import Hits, Matches
@@ -74,15 +73,17 @@ class ArrowEngine:
             case Compact() | Optimize():
                 return Matches()
 
-    def stage(self, plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction,
-              progress: Progress) -> Change:
+    def stage(
+        self, plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction, progress: Progress
+    ) -> Change:
         """Write the new files to staging and say what takes whose place."""
         match plan.intent:
             case Compact():
                 return stage_compact(plan, tx, threads=self._threads, progress=progress)
             case Optimize():
-                return stage_optimize(plan, tx, threads=self._threads, memory_bytes=self.memory_bytes,
-                                      progress=progress)
+                return stage_optimize(
+                    plan, tx, threads=self._threads, memory_bytes=self.memory_bytes, progress=progress
+                )
             case _:
                 return self._stage_rows(plan, matches, prepared, tx, progress)
 
@@ -104,8 +105,9 @@ class ArrowEngine:
         dropped = {p.file.path for p in plan.chosen("remove")}
         count = sum(len(h) for h in hits.values()) + sum(p.file.rows for p in plan.chosen("remove"))
         if isinstance(intent, Update):
-            return Matches((Assign(intent.assignments),), hits, updated=count,
-                           scanned_bytes=plan.bytes_to_scan)
+            return Matches(
+                (Assign(intent.assignments),), hits, updated=count, scanned_bytes=plan.bytes_to_scan
+            )
         for file in scans:
             path = file.file.path
             if path in hits and len(hits[path]) == file.file.rows:
@@ -113,11 +115,13 @@ class ArrowEngine:
                 del hits[path]
         return Matches((Drop(),), hits, frozenset(dropped), deleted=count, scanned_bytes=plan.bytes_to_scan)
 
-    def _stage_rows(self, plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction,
-                    progress: Progress) -> Change:
+    def _stage_rows(
+        self, plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction, progress: Progress
+    ) -> Change:
         """Files rewritten under their names, and new files for new rows."""
-        placing = Placing(plan.snapshot, plan.schema, prepared.partition_columns, plan.intent.options,
-                          plan.operation)
+        placing = Placing(
+            plan.snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation
+        )
         prefix = "insert" if isinstance(plan.intent, Merge) else "part"
         new = placing.files(matches.inserts, prepared.table, tx, prefix=prefix)
         rewrites = self._rewrites(plan, matches, tx)
@@ -127,15 +131,14 @@ class ArrowEngine:
         ]
         staged = self._each(lambda job: job(), jobs, progress, "write files")
         replaced = tuple(
-            Replacement(task.file, file)
-            for task, file in zip(rewrites, staged[: len(rewrites)], strict=True)
+            Replacement(task.file, file) for task, file in zip(rewrites, staged[: len(rewrites)], strict=True)
         )
         removed = plan.chosen("remove")
         looked_at = [p.file for p in plan.files if p.scanned or p.action != "keep"]
         return Change(
             plan.operation,
             replaced=replaced,
-            added=tuple(staged[len(rewrites):]),
+            added=tuple(staged[len(rewrites) :]),
             removed=tuple(p.file for p in removed),
             planned=tuple(looked_at),
             exclusive=not isinstance(plan.intent, Write),
@@ -187,5 +190,3 @@ def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iter
         finally:
             for future in futures:
                 future.cancel()
-
-

@@ -17,7 +17,7 @@ from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.problems import null_target_keys, partition_moves, several_matches
 from intarsia.core.prune import PartitionSet
-from intarsia.core.rule import Assign, Clause, Drop, Insert, Replace, Rule
+from intarsia.core.rule import Clause, Drop, Insert, Replace, Rule
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import FileReader, constant_key
 
@@ -41,8 +41,7 @@ class SourceIndex:
 
     @staticmethod
     def of(source: pa.Table, intent: Merge, partition_columns: Sequence[str]) -> SourceIndex:
-        keys = KeyIndex([source[name] for name in intent.source_keys],
-                        null_match=intent.null_keys == "match")
+        keys = KeyIndex([source[name] for name in intent.source_keys], null_match=intent.null_keys == "match")
         apart = [name for name in partition_columns if name in source.column_names]
         partitions = PartitionSet.of(source, apart)
         leaders = None
@@ -140,14 +139,17 @@ class MergeMatcher:
 
     def _looked_up(self, pieces: Sequence[_Piece]) -> Iterator[tuple[pa.Array, pa.Array]]:
         """The same for pieces in any order, all of them in one lookup."""
-        columns = [pa.chunked_array([piece.keys[number] for piece in pieces])
-                   for number in range(len(self.intent.keys))]
+        columns = [
+            pa.chunked_array([piece.keys[number] for piece in pieces])
+            for number in range(len(self.intent.keys))
+        ]
         if self.source.repeated:
             there, here = self.source.keys.pairs(columns)
             lengths = pa.array([piece.rows for piece in pieces], pa.int64())
             begin = offset = 0
-            for piece, end in zip(pieces, pc.search_sorted(there, pc.cumulative_sum(lengths)).to_pylist(),
-                                  strict=True):
+            for piece, end in zip(
+                pieces, pc.search_sorted(there, pc.cumulative_sum(lengths)).to_pylist(), strict=True
+            ):
                 rows = pc.subtract(there.slice(begin, end - begin), pa.scalar(offset, pa.int64()))
                 yield rows, here.slice(begin, end - begin)
                 begin, offset = end, offset + piece.rows
@@ -163,6 +165,8 @@ class MergeMatcher:
         snapshot = self.plan.snapshot
         needed = [name for name in self.intent.keys if name not in plan.file.partition]
         extra = [name for name in self._condition_columns() if name not in needed]
+        if not (needed or extra) and self._conditional:
+            needed = list(self.intent.keys)  # so that the rows of the table can be counted
         with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
             wanted = set(plan.row_groups)
             start = 0
@@ -197,6 +201,11 @@ class MergeMatcher:
                 keys.append(flat(table[name]))
         return keys
 
+    @property
+    def _conditional(self) -> bool:
+        conditions = (self.intent.residual, *(clause.condition for clause in self.acting))
+        return any(condition is not None for condition in conditions)
+
     def _condition_columns(self) -> list[str]:
         """Target columns that conditions read, beside the keys."""
         used: set[str] = set()
@@ -207,8 +216,9 @@ class MergeMatcher:
 
     def _classify(self, piece: _Piece, there: pa.Array, here: pa.Array, result: FileMatch) -> _Classified:
         if self.intent.residual is not None and len(there):
-            kept = true_mask(self.intent.residual, take_rows(piece.table, there),
-                             take_rows(self.source.table, here))
+            kept = true_mask(
+                self.intent.residual, take_rows(piece.table, there), take_rows(self.source.table, here)
+            )
             there, here = there.filter(kept), here.filter(kept)
         if len(here):
             result.matched.append(here)
@@ -230,8 +240,9 @@ class MergeMatcher:
             result.several += len(there) - len(first)
         return there.take(first), here.take(first)
 
-    def _decide(self, piece: _Piece, rows: pa.Array, sources: pa.Array | None, side: str,
-                out: _Classified) -> None:
+    def _decide(
+        self, piece: _Piece, rows: pa.Array, sources: pa.Array | None, side: str, out: _Classified
+    ) -> None:
         """The first clause whose condition is TRUE takes the row."""
         for number, clause in enumerate(self.acting):
             if clause.side != side or not len(rows):
@@ -271,7 +282,8 @@ class MergeMatcher:
         snapshot, intent = self.plan.snapshot, self.intent
         null_target_keys(
             [(snapshot.shown(m.plan.file), m.nulls) for m in found if m.nulls],
-            operation=intent.rule.name, path=snapshot.root,
+            operation=intent.rule.name,
+            path=snapshot.root,
         )
         several = sum(m.several for m in found)
         if several:
@@ -371,10 +383,12 @@ def _joined(parts: Sequence[_Classified]) -> Hits:
         return Hits.empty()
     if len(set(actions)) == 1:  # row groups come in order already
         return Hits(pa.concat_arrays(positions), actions[0], pa.concat_arrays(sources))
-    numbers = pa.concat_arrays([
-        pa.repeat(pa.scalar(action, pa.int8()), len(rows))
-        for action, rows in zip(actions, positions, strict=True)
-    ])
+    numbers = pa.concat_arrays(
+        [
+            pa.repeat(pa.scalar(action, pa.int8()), len(rows))
+            for action, rows in zip(actions, positions, strict=True)
+        ]
+    )
     rows = pa.concat_arrays(positions)
     order = pc.array_sort_indices(rows)
     return Hits(rows.take(order), numbers.take(order), pa.concat_arrays(sources).take(order))

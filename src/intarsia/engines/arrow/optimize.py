@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
 
 import pyarrow as pa
 
@@ -19,18 +21,22 @@ from intarsia.core.ports import Progress, Transaction
 from intarsia.engines.arrow.duplicates import match_duplicates
 from intarsia.engines.arrow.ordering import Cuts, Order
 from intarsia.engines.arrow.overlay import take_rows
-from intarsia.engines.arrow.regroup import Form, RowGroups, check_rows, form_of, pieces_of
+from intarsia.engines.arrow.regroup import Form, check_rows, form_of, pieces_of
+from intarsia.engines.arrow.row_groups import RowGroups
 from intarsia.engines.arrow.sampling import SAMPLE_ROWS, sample_rows, spread_rows
 from intarsia.engines.arrow.spill import Bucket, Spill
 from intarsia.engines.arrow.threads import in_order, shares
+from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import ColumnNotFound, InputError
 
 ROW_GROUP_ROWS = 122_880
 """Small row groups, so that their bounds exclude much."""
 _MOST_BUCKETS = 128
-_MOST_ROUNDS = 8
+_LEAST_BATCH = 1024
 _OFF_TARGET = 0.25
 """By how much of a file a cut may miss, to save sorting a bucket for two files."""
+
+_Source = Callable[[], Iterator[pa.Table]]
 
 
 def stage_optimize(
@@ -52,7 +58,8 @@ def stage_optimize(
     order = _order(plan, intent)
     files = tuple(file for group in plan.groups for file in group.files)
     drops = Matches()
-    if intent.deduplicate or intent.deduplicate_keys:
+    deduplicate = intent.deduplicate or bool(intent.deduplicate_keys)
+    if deduplicate:
         drops = match_duplicates(
             plan,
             keys=intent.deduplicate_keys,
@@ -77,7 +84,7 @@ def stage_optimize(
         added=tuple(staged),
         removed=files,
         planned=files,
-        exclusive=drops.deleted > 0,
+        exclusive=deduplicate,
         properties=intent.properties,
     )
 
@@ -85,7 +92,10 @@ def stage_optimize(
 def _order(plan: Plan, intent: Optimize) -> Order:
     path, schema = plan.snapshot.root, plan.schema
     if intent.curve not in CURVES:
-        raise InputError(f"curve={intent.curve!r} is not known.", hint=f"use one of {', '.join(map(repr, CURVES))}.")
+        known = ", ".join(map(repr, CURVES))
+        raise InputError(
+            f"{plan.operation}: curve={intent.curve!r} is not known.", path=path, hint=f"use one of {known}."
+        )
     absent = [name for name in intent.by if name not in schema.names]
     if absent:
         raise ColumnNotFound(
@@ -150,18 +160,32 @@ class _Task:
 
     def staged(self) -> list[StagedFile]:
         """The new files. A group without rows becomes one empty file, unless duplicates emptied it."""
-        table = self._in_memory()
-        staged = self._on_disk() if table is None else self._sorted_in_memory(table)
+        if not self.rows and self.group.rows:
+            return []
+        if not self.order.by:
+            staged = self._as_they_are()
+        else:
+            tables = self._in_memory()
+            staged = self._on_disk() if tables is None else self._sorted_in_memory(tables)
         check_rows(staged, self.rows, self.group)
         return staged
 
-    def _pieces(self, file: DataFile) -> Iterator[pa.Table]:
-        rows = self.plan.intent.options.batch_rows
+    def _pieces(self, file: DataFile, batch_rows: int | None = None) -> Iterator[pa.Table]:
+        rows = self.plan.intent.options.batch_rows or batch_rows
         return pieces_of(file, self.plan, self.form.schema, skip=self.skip.get(file.path), batch_rows=rows)
 
-    def _in_memory(self) -> pa.Table | None:
+    @property
+    def _bytes(self) -> int:
+        return sum(_stored_bytes(file) for file in self.files)
+
+    def _edges(self) -> list[int]:
+        """Where each new file begins and the last one ends, in rows."""
+        count = max(1, min(self.group.outputs, self.rows))
+        return [self.rows * number // count for number in range(count + 1)]
+
+    def _in_memory(self) -> list[pa.Table] | None:
         """All rows, or None as soon as they turn out not to fit."""
-        if sum(_stored_bytes(file) for file in self.files) > self.memory_bytes:
+        if self._bytes > self.memory_bytes:
             return None
         size = 0
         tables: list[pa.Table] = [self.form.schema.empty_table()]
@@ -172,117 +196,136 @@ class _Task:
                 size += sum(piece.nbytes for piece in pieces)
                 if size > self.memory_bytes:
                     return None
-        return pa.concat_tables(tables)
+        return tables
 
-    def _sorted_in_memory(self, table: pa.Table) -> list[StagedFile]:
-        if not table.num_rows and self.group.rows:
-            return []
-        indices = self.order.indices(table)
-        columns = [_contiguous(table, number) for number in range(table.num_columns)]
-        table = pa.table(columns, schema=table.schema)
-        count = max(1, min(self.group.outputs, self.rows))
-        edges = [self.rows * number // count for number in range(count + 1)]
+    def _sorted_in_memory(self, tables: list[pa.Table]) -> list[StagedFile]:
+        table, indices = _with_order(tables, self.order)
+        edges = self._edges()
 
         def write(number: int) -> StagedFile:
             mine = indices.slice(edges[number], edges[number + 1] - edges[number])
             size = _even_rows(len(mine), self.form.layout.row_group_rows)
-            writer = self.form.writer(self.tx, f"optimized-{self.first + number:05d}")
-            try:
+            with self._writer(number) as writer:
                 for start in range(0, len(mine), size):
                     writer.write(take_rows(table, mine.slice(start, size)))
                 return writer.close(self._place(number), self.group.partition)
-            finally:
-                writer.abandon()
 
-        return list(in_order(write, range(count), threads=self.threads))
+        return list(in_order(write, range(len(edges) - 1), threads=self.threads))
+
+    def _as_they_are(self) -> list[StagedFile]:
+        """With no column to order by, the rows file by file."""
+        staged: list[StagedFile] = []
+        pieces = (piece for file in self.files for piece in self._pieces(file))
+        left = self.form.schema.empty_table()
+        for number, (low, high) in enumerate(pairwise(self._edges())):
+            with self._writer(number) as writer:
+                row_groups = self._row_groups(writer, high - low)
+                missing = high - low
+                while missing:
+                    piece = left if left.num_rows else next(pieces)
+                    row_groups.add(piece.slice(0, missing))
+                    left = piece.slice(missing)
+                    missing -= min(missing, piece.num_rows)
+                row_groups.finish()
+                staged.append(writer.close(self._place(number), self.group.partition))
+        return staged
+
+    @contextmanager
+    def _writer(self, number: int) -> Iterator[FileWriter]:
+        writer = self.form.writer(self.tx, f"optimized-{self.first + number:05d}")
+        try:
+            yield writer
+        finally:
+            writer.abandon()
 
     def _place(self, number: int) -> str:
         return self.tx.place(self.group.partition, "optimized", self.first + number)
+
+    def _row_groups(self, writer: FileWriter, rows: int) -> RowGroups:
+        """Row groups for rows that come in order."""
+        size = _even_rows(rows, self.form.layout.row_group_rows)
+        return RowGroups(writer, replace(self.form.layout, row_group_rows=size, sorting=()))
 
     def _on_disk(self) -> list[StagedFile]:
         """Deal rows out into buckets along the order, then sort and write bucket by bucket."""
         staging = self.tx.staging
         directory = f"{staging.directory}/sort-{self.first:05d}"
-        most = max(self.memory_bytes // (2 * self.threads), 1)
         with Spill(staging.filesystem, directory, self.form.schema) as spill:
-            order, buckets = self._dealt(spill, most)
+            order, buckets = self._dealt(spill)
             outputs = list(enumerate(_spans(buckets, self.group.outputs)))
 
             def write(item: tuple[int, list[_Span]]) -> StagedFile:
                 number, spans = item
-                return self._write_spans(spill, order, spans, number)
+                with self._writer(number) as writer:
+                    row_groups = self._row_groups(writer, sum(span.stop - span.start for span in spans))
+                    for span in spans:
+                        for piece in self._ordered(spill, order, span):
+                            row_groups.add(piece)
+                    row_groups.finish()
+                    return writer.close(self._place(number), self.group.partition)
 
             return list(in_order(write, outputs, threads=self.threads))
 
-    def _dealt(self, spill: Spill, most: int) -> tuple[Order, list[Bucket]]:
-        names = self.order.by or tuple(self.form.schema.names[:1])
-        order = Order(names, self.order.curve if self.order.by else "linear")
-        sample = sample_rows(self.files, names, self.plan, threads=self.threads)
-        order = order.measured(sample)
-        size = sum(_stored_bytes(file) for file in self.files)
-        parts = max(self.group.outputs, -(-2 * size // most))
-        cuts = Cuts.of(sample, order, parts=max(2, min(parts, _MOST_BUCKETS)))
-        deal = spill.deal(cuts.even, most_bytes=most)
+    @property
+    def _share(self) -> int:
+        """The memory for one bucket that is being sorted."""
+        return max(self.memory_bytes // self.threads, 1)
 
-        def one(file: DataFile) -> None:
-            for piece in self._pieces(file):
+    def _dealt(self, spill: Spill) -> tuple[Order, list[Bucket]]:
+        sample = sample_rows(self.files, self.order.by, self.plan, threads=self.threads)
+        order = self.order.measured(sample)
+        parts = max(self.group.outputs, -(-2 * self._bytes // self._share))
+        cuts = Cuts.of(sample, order, parts=max(2, min(parts, _MOST_BUCKETS)))
+        batch_rows = max(_LEAST_BATCH, self.rows * self._share // (4 * max(self._bytes, 1)))
+
+        def rows(file: DataFile) -> Iterator[pa.Table]:
+            return self._pieces(file, batch_rows)
+
+        buckets = self._deal(spill, cuts, [partial(rows, file) for file in self.files])
+        return order, [small for bucket in buckets for small in self._split(spill, bucket, order)]
+
+    def _deal(self, spill: Spill, cuts: Cuts, sources: Sequence[_Source]) -> list[Bucket]:
+        deal = spill.deal(cuts.even, most_bytes=self._share)
+
+        def one(source: _Source) -> None:
+            for piece in source():
                 deal.add(piece, cuts.buckets(piece))
 
         try:
-            for _ in in_order(one, self.files, threads=self.threads):
+            for _ in in_order(one, sources, threads=self.threads):
                 pass
-            buckets = deal.finish()
+            return deal.finish()
         finally:
             deal.abandon()
-        return order, [small for bucket in buckets for small in self._split(spill, bucket, order, most, rounds=0)]
 
-    def _split(self, spill: Spill, bucket: Bucket, order: Order, most: int, *, rounds: int) -> list[Bucket]:
+    def _split(self, spill: Spill, bucket: Bucket, order: Order) -> list[Bucket]:
         """A bucket that is too large to be sorted in memory, as smaller ones."""
-        if bucket.even or bucket.bytes <= most or rounds == _MOST_ROUNDS:
+        if bucket.even or bucket.bytes <= self._share:
             return [bucket]
         share = SAMPLE_ROWS / bucket.rows
         sample = pa.concat_tables(
-            spread_rows(piece.select(order.by), int(piece.num_rows * share) + 1) for piece in spill.read(bucket)
+            spread_rows(piece.select(order.by), int(piece.num_rows * share) + 1)
+            for piece in spill.read(bucket)
         )
-        parts = -(-2 * bucket.bytes // most)
-        cuts = Cuts.of(sample, order, parts=max(2, min(parts, _MOST_BUCKETS)))
-        deal = spill.deal(cuts.even, most_bytes=most)
-        try:
-            for piece in spill.read(bucket):
-                deal.add(piece, cuts.buckets(piece))
-            smaller = deal.finish()
-        finally:
-            deal.abandon()
+        parts = max(2, min(-(-2 * bucket.bytes // self._share), _MOST_BUCKETS))
+        smaller = self._deal(spill, Cuts.of(sample, order, parts=parts), [partial(spill.read, bucket)])
         spill.remove(bucket)
-        return [leaf for small in smaller for leaf in self._split(spill, small, order, most, rounds=rounds + 1)]
-
-    def _write_spans(self, spill: Spill, order: Order, spans: Sequence[_Span], number: int) -> StagedFile:
-        rows = sum(span.stop - span.start for span in spans)
-        layout = self.form.layout
-        layout = layout.with_row_group_rows(_even_rows(rows, layout.row_group_rows))
-        writer = self.form.writer(self.tx, f"optimized-{self.first + number:05d}")
-        try:
-            row_groups = RowGroups(writer, replace(layout, sorting=()))  # they come in order
-            for span in spans:
-                for piece in self._ordered(spill, order, span):
-                    row_groups.add(piece)
-            row_groups.finish()
-            return writer.close(self._place(number), self.group.partition)
-        finally:
-            writer.abandon()
+        if len(smaller) == 1:  # no cut was found
+            return smaller
+        return [leaf for small in smaller for leaf in self._split(spill, small, order)]
 
     def _ordered(self, spill: Spill, order: Order, span: _Span) -> Iterator[pa.Table]:
-        if span.bucket.even or not self.order.by:
+        """The rows of a span in order; those of an even bucket as they come."""
+        if span.bucket.even:
             start = 0
             for piece in spill.read(span.bucket):
-                yield piece.slice(max(span.start - start, 0), max(min(span.stop - start, piece.num_rows), 0)
-                                  - max(span.start - start, 0)) if start < span.stop else piece.slice(0, 0)
+                low, high = max(span.start - start, 0), min(span.stop - start, piece.num_rows)
                 start += piece.num_rows
+                if low < high:
+                    yield piece.slice(low, high - low)
             return
-        table = pa.concat_tables(spill.read(span.bucket))
-        indices = order.indices(table).slice(span.start, span.stop - span.start)
-        columns = [_contiguous(table, number) for number in range(table.num_columns)]
-        table = pa.table(columns, schema=table.schema)
+        table, indices = _with_order(list(spill.read(span.bucket)), order)
+        indices = indices.slice(span.start, span.stop - span.start)
         size = self.form.layout.row_group_rows
         for start in range(0, len(indices), size):
             yield take_rows(table, indices.slice(start, size))
@@ -311,7 +354,7 @@ def _spans(buckets: Sequence[Bucket], outputs: int) -> list[list[_Span]]:
         cuts.add(edge if abs(edge - ideal) <= target * _OFF_TARGET else ideal)
     ordered = sorted(cuts)
     result = []
-    for low, high in zip(ordered, ordered[1:], strict=False):
+    for low, high in pairwise(ordered):
         spans = [
             _Span(bucket, max(low - begin, 0), min(high - begin, bucket.rows))
             for bucket, begin in zip(buckets, ends, strict=False)
@@ -326,11 +369,20 @@ def _even_rows(rows: int, most: int) -> int:
     return max(1, -(-rows // max(1, -(-rows // most))))
 
 
-def _contiguous(table: pa.Table, number: int) -> pa.ChunkedArray:
-    """A column in one piece, where its type allows: gathering rows is then many times faster."""
-    column = table.column(number)
-    whole = column.combine_chunks()
-    return whole if isinstance(whole, pa.ChunkedArray) else pa.chunked_array([whole])
+def _with_order(tables: list[pa.Table], order: Order) -> tuple[pa.Table, pa.Array]:
+    """All rows, and their numbers in order. Empties the list, so that memory holds each column once.
+
+    Columns are in one piece, where their type allows: gathering rows is then many times faster.
+    """
+    table = pa.concat_tables(tables)
+    tables.clear()
+    indices = order.indices(table)
+    schema, columns = table.schema, table.columns
+    del table
+    for number, column in enumerate(columns):
+        columns[number] = column.combine_chunks()
+        del column
+    return pa.table(columns, schema=schema), indices
 
 
 def _stored_bytes(file: DataFile) -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,10 +9,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.curve import bits_for, curve_codes, order_indices, sample_boundaries
-from intarsia.core.keys import arange, comparable, decoded, flat
+from intarsia.core.keys import arange
 from intarsia.core.prune import search
 from intarsia.engines.arrow.repeats import key_form
 
+_RANK_BITS = 12
+"""Thousands of steps per column tell row groups apart; more would only cost time."""
 _DIGIT_BITS = 11
 _MOST_DIGITS = 3
 _RADIX_FROM_ROWS = 1 << 17
@@ -39,7 +40,7 @@ class Order:
         """The same order with boundaries from a sample, so that codes of different tables compare."""
         if self.plain:
             return self
-        bits = bits_for(len(self.by))
+        bits = min(bits_for(len(self.by)), _RANK_BITS)
         found = tuple(sample_boundaries(sample[name], bits) for name in self.by)
         return Order(self.by, self.curve, found)
 
@@ -58,7 +59,7 @@ class Order:
         return sort_codes(order.codes(table))
 
 
-def _spread(table: pa.Table, rows: int = 1 << 17) -> pa.Table:
+def _spread(table: pa.Table, rows: int = 1 << 15) -> pa.Table:
     if table.num_rows <= rows:
         return table
     return table.take(pc.divide(pc.multiply(arange(rows), table.num_rows), rows))
@@ -101,25 +102,21 @@ class Cuts:
     def of(sample: pa.Table, order: Order, *, parts: int) -> Cuts:
         """Cuts into about so many equal parts; a place that fills a part alone has its own bucket."""
         rows = sample.num_rows
-        picks = pc.divide(pc.multiply(arange(min(parts, rows) - 1, 1), rows), min(parts, rows)) if rows else arange(0)
+        parts = max(1, min(parts, rows))
+        picks = pc.divide(pc.multiply(arange(parts - 1, 1), rows), parts)
         ordered = sample.select(order.by).take(order.indices(sample).take(picks))
         ladder = Ladder.of(ordered) if order.plain else None
         codes = order.codes(ordered) if ladder is None else ladder.codes(ordered)
         every = order.codes(sample) if ladder is None else ladder.codes(sample)
-        counts = every.filter(pc.is_in(every, value_set=codes)).value_counts()
-        heavy = {
-            code for code, count in zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(),
-                                        strict=True)
-            if count * parts >= rows and (ladder is None or ladder.exact)
-        }
+        counts = every.filter(pc.is_in(every, value_set=codes)).value_counts().to_pylist()
+        exact = ladder is None or ladder.exact
+        heavy = {item["values"] for item in counts if exact and item["counts"] * parts >= rows}
         edges: list[int] = []
         even = [False]
         for code in sorted(set(codes.to_pylist())):
-            if not edges or edges[-1] < 2 * code:
-                edges.append(2 * code)
-                even.append(False)
+            edges.append(2 * code)
+            even.append(code in heavy)
             if code in heavy:
-                even[-1] = True
                 edges.append(2 * code + 1)
                 even.append(False)
         return Cuts(order, ladder, pa.array(edges, pa.uint64()), tuple(even))

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from intarsia.common import arrow
 from intarsia.core.keys import arange, flat
+from intarsia.errors import SchemaMismatch
 
 
 class Overlay:
@@ -31,8 +32,9 @@ class Overlay:
     def set(self, column: Any, values: Any) -> pa.Array:
         """The column with ``values`` at the positions, in their order."""
         old, new = flat(column), flat(values)
-        if pa.types.is_dictionary(old.type) and not pa.types.is_dictionary(new.type):
-            return self._set_encoded(old, new)
+        if pa.types.is_dictionary(old.type):
+            plain = new.cast(new.type.value_type) if pa.types.is_dictionary(new.type) else new
+            return self._set_encoded(old, plain)
         if self._whole:
             return new
         if _maskable(old.type):
@@ -46,12 +48,14 @@ class Overlay:
     def _set_encoded(self, old: pa.DictionaryArray, new: pa.Array) -> pa.Array:
         """Values set into a dictionary column: its dictionary grows by those it lacks."""
         if self._whole:
-            return new.dictionary_encode().cast(old.type)
+            return _encoded_as(new, old.type)
         absent = pc.unique(new.filter(pc.is_null(pc.index_in(new, value_set=old.dictionary)))).drop_null()
         dictionary = pa.concat_arrays([old.dictionary, absent]) if len(absent) else old.dictionary
+        if len(dictionary) > _most_values(old.type):  # of the old values some may be gone now
+            return _encoded_as(self.set(old.cast(new.type), new), old.type)
         codes = pc.index_in(new, value_set=dictionary).cast(old.indices.type)
         indices = pc.replace_with_mask(old.indices, self._mask, codes)
-        return pa.DictionaryArray.from_arrays(indices, dictionary)
+        return pa.DictionaryArray.from_arrays(indices, dictionary, ordered=old.type.ordered)
 
     def apply(self, table: pa.Table, values: Mapping[str, Any]) -> pa.Table:
         """The table with some columns overlaid."""
@@ -86,6 +90,22 @@ def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
     if any(_is_view(kind) for kind in table.schema.types):
         return pa.table([take(column, indices) for column in table.columns], schema=table.schema)
     return arrow.take_rows(table, indices)
+
+
+def _most_values(kind: pa.DictionaryType) -> int:
+    signed = pa.types.is_signed_integer(kind.index_type)
+    return int(2 ** (kind.index_type.bit_width - signed))
+
+
+def _encoded_as(values: pa.Array, kind: pa.DictionaryType) -> pa.Array:
+    encoded = values.dictionary_encode()
+    if len(encoded.dictionary) > _most_values(kind):
+        raise SchemaMismatch(
+            f"{len(encoded.dictionary):,} distinct values do not fit a column of type {kind}.",
+            hint="make the column one of plain values, or of wider indices, in every file.",
+        )
+    indices = encoded.indices.cast(kind.index_type)
+    return pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=kind.ordered)
 
 
 def _is_view(kind: pa.DataType) -> bool:

@@ -19,6 +19,7 @@ from intarsia.core.ports import Transaction
 from intarsia.core.rule import Action, Assign, Insert
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.rewrite import assigned
+from intarsia.engines.arrow.row_groups import RowGroups
 from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import InputError
 
@@ -49,12 +50,11 @@ class Placing:
     options: WriteOptions
     operation: str
 
-    def files(
-        self, inserts: Any, source: pa.Table, tx: Transaction, *, prefix: str
-    ) -> list[NewFile]:
+    def files(self, inserts: Any, source: pa.Table, tx: Transaction, *, prefix: str) -> list[NewFile]:
         """Every file with its final path; raises on an unsafe partition value before writing."""
         result: list[NewFile] = []
-        self._check_columns_left()
+        if inserts:
+            self._check_columns_left()
         for action, rows in inserts:
             build = self._builder(action, source)
             for partition, mine in self._split(rows, build):
@@ -78,15 +78,13 @@ class Placing:
             metadata=self.metadata(staging.txid),
         )
         whole = len(file.rows) <= min(layout.row_group_rows, SLICE_ROWS * 4)
+        row_groups = RowGroups(writer, layout)
         try:
             for rows in _slices(file.rows, len(file.rows) if whole else SLICE_ROWS):
                 table = file.build(rows).select(writer.schema.names)
-                table = conform_table(table, writer.schema, operation=self.operation,
-                                      path=self.snapshot.root)
-                if whole:
-                    writer.write(table)
-                else:
-                    writer.append(table)
+                table = conform_table(table, writer.schema, operation=self.operation, path=self.snapshot.root)
+                row_groups.add(table)
+            row_groups.finish()
             return writer.close(file.path, file.partition)
         finally:
             writer.abandon()
@@ -122,8 +120,14 @@ class Placing:
 
     def _made(self, rows: pa.Table, action: Insert) -> pa.Table:
         """Rows of the given columns only; the rest is NULL."""
-        values = assigned(rows, Assign(action.values or ()), source=rows, schema=self.schema,
-                          operation=self.operation, path=self.snapshot.root)
+        values = assigned(
+            rows,
+            Assign(action.values or ()),
+            source=rows,
+            schema=self.schema,
+            operation=self.operation,
+            path=self.snapshot.root,
+        )
         empty = {field.name: pa.nulls(rows.num_rows, field.type) for field in self.schema}
         return pa.table({**empty, **{name: flat(value) for name, value in values.items()}})
 
@@ -131,9 +135,7 @@ class Placing:
         if not self.partition_columns:
             yield {}, rows
             return
-        keys = [
-            build(part).select(list(self.partition_columns)) for part in _slices(rows, SLICE_ROWS * 4)
-        ]
+        keys = [build(part).select(list(self.partition_columns)) for part in _slices(rows, SLICE_ROWS * 4)]
         table = pa.concat_tables(keys).append_column("__row__", arange(len(rows)))
         for partition, part in split_by_partition(table, list(self.partition_columns)):
             yield partition, rows.take(flat(part["__row__"]))
@@ -156,5 +158,3 @@ def all_rows(source: pa.Table) -> list[tuple[Insert, pa.Array]]:
 def _slices(rows: pa.Array, size: int) -> Iterator[pa.Array]:
     for start in range(0, len(rows), max(size, 1)):
         yield rows.slice(start, size)
-
-

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 from intarsia.core.evaluate import true_mask
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Predicate
-from intarsia.core.keys import arange
+from intarsia.core.keys import arange, flat
 from intarsia.core.matches import Hits
 from intarsia.core.plan import FilePlan
 from intarsia.core.planning import predicate_columns
@@ -44,10 +44,13 @@ def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_r
 def _positions(where: Any, table: pa.Table) -> pa.Array:
     if not isinstance(where, pc.Expression):
         return pc.indices_nonzero(true_mask(where, table)).cast(pa.int64())
+    row = _ROW
+    while row in table.column_names:
+        row += "_"
     try:
-        kept = table.append_column(_ROW, arange(table.num_rows)).filter(where)
+        kept = table.append_column(row, arange(table.num_rows)).filter(where)
     except pa.ArrowKeyError as error:
         raise ColumnNotFound(f"The predicate names a column that is not there: {error}") from error
     except pa.ArrowInvalid as error:
         raise InputError(f"The predicate cannot be evaluated: {error}") from error
-    return kept[_ROW].combine_chunks().cast(pa.int64())
+    return flat(kept[row])

@@ -139,9 +139,7 @@ class FileReader:
                 table = table.append_column(name, constant)
         if _BARE in table.column_names:
             if table.num_columns == 1 and columns:
-                table = pa.table(
-                    {f.name: pa.nulls(rows, f.type) for f in wanted}, schema=wanted
-                )
+                table = pa.table({f.name: pa.nulls(rows, f.type) for f in wanted}, schema=wanted)
                 return table
             table = table.drop_columns([_BARE])
         if table.schema.equals(wanted):
@@ -207,7 +205,10 @@ def encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
         for number in range(meta.num_columns):
             chunk = meta.column(number)
             if chunk.physical_type == "BYTE_ARRAY":
-                fits = chunk.has_dictionary_page and chunk.total_uncompressed_size < ENCODED_BYTES * chunk.num_values
+                fits = (
+                    chunk.has_dictionary_page
+                    and chunk.total_uncompressed_size < ENCODED_BYTES * chunk.num_values
+                )
                 name = chunk.path_in_schema
                 small[name] = small.get(name, True) and fits
     return [

@@ -16,9 +16,9 @@ from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Transaction
-from intarsia.engines.arrow.overlay import take_rows, without
+from intarsia.engines.arrow.overlay import without
 from intarsia.engines.arrow.placing import ROW_GROUP_ROWS, stamp
-from intarsia.engines.arrow.reading import PIECE_BYTES, FileReader
+from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import DamagedTable
 
@@ -49,18 +49,24 @@ def form_of(group: FileGroup, plan: Plan, txid: str) -> Form:
     An order that every file declares is kept, for the caller to keep true.
     """
     options: WriteOptions = plan.intent.options
-    layouts = [Layout() if file.footer is None else layout_of(file.footer) for file in group.files]
-    largest = max(range(len(layouts)), key=lambda number: group.files[number].size)
-    layout = layouts[largest]
-    rows = options.row_group_size or _row_group_rows(group.files[largest], layout)
-    sorting = layout.sorting if all(other.sorting == layout.sorting for other in layouts) else ()
+    largest = max(group.files, key=lambda file: file.size)
+    layout = _layout(largest)
+    rows = options.row_group_size or _row_group_rows(largest, layout)
+    sorting = layout.sorting
+    if sorting and not all(_layout(file).sorting == sorting for file in group.files):
+        sorting = ()
     filters = {name: max(count, min(rows, group.rows)) for name, count in layout.bloom_filters.items()}
     layout = replace(layout, row_group_rows=rows, sorting=sorting, bloom_filters=filters)
     if options.compression is not None:
         layout = layout.with_compression(options.compression)
     partition_columns = plan.snapshot.partition_columns
-    metadata = {**layouts[0].key_value_metadata, **stamp(txid, plan.schema, partition_columns)}
+    notes = _layout(group.files[0]).key_value_metadata
+    metadata = {**notes, **stamp(txid, plan.schema, partition_columns)}
     return Form(_stored_schema(group, plan), layout, metadata)
+
+
+def _layout(file: DataFile) -> Layout:
+    return Layout() if file.footer is None else layout_of(file.footer)
 
 
 def _row_group_rows(file: DataFile, layout: Layout) -> int:
@@ -121,56 +127,6 @@ def as_written(table: pa.Table, schema: pa.Schema, *, operation: str, path: str)
     if table.schema.equals(schema):
         return table
     return conform_table(table, schema, operation=operation, path=path)
-
-
-class RowGroups:
-    """Puts rows that come in pieces of any size together to row groups of one size.
-
-    A row group also closes at ``PIECE_BYTES`` of memory. Rows are brought into the order that the
-    layout declares, row group by row group. Memory: one row group.
-    """
-
-    def __init__(self, writer: FileWriter, layout: Layout) -> None:
-        self._writer = writer
-        self._rows = layout.row_group_rows
-        self._order = layout.sort_keys(writer.schema)
-        self._waiting: list[pa.Table] = []
-        self._count = 0
-        self._bytes = 0
-
-    def add(self, table: pa.Table) -> None:
-        self._waiting.append(table)
-        self._count += table.num_rows
-        self._bytes += table.nbytes
-        if self._count < self._rows and self._bytes < PIECE_BYTES:
-            return
-        whole = self._taken()
-        full = whole.num_rows - whole.num_rows % self._rows if whole.num_rows >= self._rows else whole.num_rows
-        for start in range(0, full, self._rows):
-            self._write(whole.slice(start, min(self._rows, full - start)))
-        if full < whole.num_rows:
-            self.add(whole.slice(full))
-
-    def finish(self) -> None:
-        """Write what is left as the last row group."""
-        if self._count:
-            self._write(self._taken())
-
-    def _taken(self) -> pa.Table:
-        whole = pa.concat_tables(self._waiting)
-        self._waiting, self._count, self._bytes = [], 0, 0
-        return whole
-
-    def _write(self, table: pa.Table) -> None:
-        self._writer.write(in_declared_order(table, self._order))
-
-
-def in_declared_order(table: pa.Table, keys: Sequence[tuple[str, str, str]]) -> pa.Table:
-    """The rows sorted by the keys; as they are without any."""
-    if not keys or table.num_rows < 2:
-        return table
-    order = pc.sort_indices(table.select([name for name, *_ in keys]), sort_keys=list(keys))
-    return take_rows(table, order)
 
 
 def check_rows(staged: Sequence[StagedFile], expected: int, group: FileGroup) -> None:

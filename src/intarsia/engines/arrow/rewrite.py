@@ -24,6 +24,7 @@ from intarsia.core.matches import Hits
 from intarsia.core.rule import Action, Assign, Drop, Replace
 from intarsia.engines.arrow.overlay import Overlay, take_rows, without
 from intarsia.engines.arrow.reading import FileReader, encoded_columns
+from intarsia.engines.arrow.row_groups import RowGroups, in_declared_order
 from intarsia.engines.arrow.writing import FileWriter
 
 
@@ -54,9 +55,7 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
     encoded = _encoded(task)
     with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
         stored = [
-            name
-            for name in task.schema.names
-            if name not in task.partition_columns or name in reader.stored
+            name for name in task.schema.names if name not in task.partition_columns or name in reader.stored
         ]
         wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
         layout = _layout(reader, task.options)
@@ -68,19 +67,25 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
             metadata={**layout.key_value_metadata, **task.metadata},
             encoded=encoded,
         )
+        order = layout.sort_keys(writer.schema)
+        recut = task.options.row_group_size is not None
+        row_groups = RowGroups(writer, layout)
         try:
             start = 0
             for group in range(reader.footer.num_row_groups):
-                whole = reader.piece_rows(group, task.options.batch_rows) is None
+                whole = not recut and reader.piece_rows(group, task.options.batch_rows) is None
                 for piece in reader.pieces(wanted, group, batch_rows=task.options.batch_rows):
                     hits = task.hits.within(start, start + piece.num_rows)
                     changed = _apply(piece, _local(hits, start), task, source)
                     start += piece.num_rows
                     changed = _written_form(changed, writer.schema, task)
                     if whole:
-                        writer.write(_in_order(changed, layout) if len(hits) else changed)
+                        writer.write(in_declared_order(changed, order) if len(hits) else changed)
                     else:
-                        writer.append(changed)
+                        row_groups.add(changed)
+                if not recut:
+                    row_groups.finish()
+            row_groups.finish()
             return writer.close(task.file.path, task.file.partition)
         finally:
             writer.abandon()
@@ -88,11 +93,18 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
 
 def _encoded(task: Rewrite) -> list[str]:
     """Columns that need not be decoded: nothing here looks at their values."""
-    looked_at = {path[0] for action in task.actions if isinstance(action, Assign)
-                 for target, value in action.values
-                 for path in (target, *(path for _, path in columns_of(value)))}
-    return [name for name in encoded_columns(task.file, task.schema)
-            if name not in looked_at and name not in task.partition_columns]
+    looked_at = {
+        path[0]
+        for action in task.actions
+        if isinstance(action, Assign)
+        for target, value in action.values
+        for path in (target, *(path for _, path in columns_of(value)))
+    }
+    return [
+        name
+        for name in encoded_columns(task.file, task.schema)
+        if name not in looked_at and name not in task.partition_columns
+    ]
 
 
 def _layout(reader: FileReader, options: WriteOptions) -> Layout:
@@ -124,14 +136,14 @@ def _local(hits: Hits, start: int) -> Hits:
 def _apply(table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None) -> pa.Table:
     if not len(hits):
         return table
-    gone: pa.Array | None = None
+    gone: list[pa.Array] = []
     for number, action in enumerate(task.actions):
         mine = hits.only(number)
         if not len(mine):
             continue
         match action:
             case Drop():
-                gone = mine.positions
+                gone.append(mine.positions)
             case Replace():
                 assert source is not None
                 rows = take_rows(source, mine.sources)
@@ -141,16 +153,15 @@ def _apply(table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None) 
                 table = _assign(table, mine, action, task, source)
             case _:  # an Insert changes no row that is there
                 raise AssertionError(f"{action} cannot apply to rows of a file")
-    return table if gone is None else without(table, gone)
+    return without(table, pa.concat_arrays(gone)) if gone else table
 
 
-def _assign(
-    table: pa.Table, hits: Hits, action: Assign, task: Rewrite, source: pa.Table | None
-) -> pa.Table:
+def _assign(table: pa.Table, hits: Hits, action: Assign, task: Rewrite, source: pa.Table | None) -> pa.Table:
     rows = take_rows(table, hits.positions)
     other = take_rows(source, hits.sources) if source is not None and hits.sources is not None else None
-    values = assigned(rows, action, source=other, schema=task.schema, operation=task.operation,
-                      path=task.file.path)
+    values = assigned(
+        rows, action, source=other, schema=task.schema, operation=task.operation, path=task.file.path
+    )
     return Overlay(table.num_rows, hits.positions).apply(table, values)
 
 
@@ -206,14 +217,3 @@ def _written_form(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table
     if stored.schema.equals(schema):
         return stored
     return conform_table(stored, schema, operation=task.operation, path=task.file.path)
-
-
-def _in_order(table: pa.Table, layout: Layout) -> pa.Table:
-    """Rows that were declared sorted stay so, also when a changed value would break the order."""
-    keys = layout.sort_keys(table.schema)
-    if not keys or table.num_rows < 2:
-        return table
-    order = pc.sort_indices(table.select([name for name, *_ in keys]), sort_keys=keys)
-    if order.equals(pa.arange(0, table.num_rows, 1).cast(order.type)):
-        return table
-    return take_rows(table, order)

@@ -36,7 +36,7 @@ def sample_rows(
     schema = pa.schema([plan.schema.field(name).with_nullable(True) for name in columns])
 
     def one(item: tuple[DataFile, int, int]) -> pa.Table:
-        file, group, count = item
+        file, group, _ = item
         with FileReader(file, plan.schema, plan.snapshot.filesystem) as reader:
             pieces = [
                 spread_rows(piece, -(-rows * piece.num_rows // total))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -92,7 +93,8 @@ def _file_ranges(bounds: Bounds, files: int) -> tuple[list[int | None], list[int
         "high": ranks.slice(count),
         "null": pc.fill_null(pc.greater(bounds.null_count, 0), True),
     }).filter(filled)
-    found = table.group_by("file", use_threads=False).aggregate([("low", "min"), ("high", "max"), ("null", "any")])
+    grouped = table.group_by("file", use_threads=False)
+    found = grouped.aggregate([("low", "min"), ("high", "max"), ("null", "any")])
     low: list[int | None] = [None] * files
     high: list[int | None] = [None] * files
     null = [False] * files
@@ -159,7 +161,7 @@ def cells(sample: pa.Table, *, rows: int, most_rows: int) -> list[Cell]:
             continue
         found: list[Cell] = []
         ends = [None, *(edges[number] for number in range(len(edges))), None]
-        for low, high in zip(ends, ends[1:], strict=False):
+        for low, high in pairwise(ends):
             span = Span(name, low, high)
             part = sample.filter(span.mask(values))
             mine = rows * part.num_rows // sample.num_rows

@@ -6,7 +6,6 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from threading import Lock
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -68,7 +67,7 @@ class Spill:
         return self
 
     def __exit__(self, *_: object) -> None:
-        with contextlib.suppress(FileNotFoundError):
+        with _storage(self._directory):
             self._filesystem.delete_dir(self._directory)
 
     def deal(self, even: Sequence[bool], *, most_bytes: int) -> Deal:
@@ -84,10 +83,13 @@ class Spill:
 
     def read(self, bucket: Bucket) -> Iterator[pa.Table]:
         """The rows of a bucket in pieces."""
-        with _storage(bucket.location), self._filesystem.open_input_stream(bucket.location) as source:
-            with ipc.open_stream(source) as stream:
-                for batch in stream:
-                    yield pa.Table.from_batches([batch])
+        with (
+            _storage(bucket.location),
+            self._filesystem.open_input_stream(bucket.location) as source,
+            ipc.open_stream(source) as stream,
+        ):
+            for batch in stream:
+                yield pa.Table.from_batches([batch])
 
     def remove(self, bucket: Bucket) -> None:
         """Free the disk space of a bucket that is done with."""
@@ -110,13 +112,11 @@ class Deal:
         """Rows, and the number of the bucket of each."""
         order = pc.array_sort_indices(numbers)
         dealt = take_rows(table, order)
-        counts = numbers.value_counts()
-        by_number = counts.take(pc.array_sort_indices(counts.field("values")))
+        sizes = {item["values"]: item["counts"] for item in numbers.value_counts().to_pylist()}
         start = 0
-        for number, size in zip(by_number.field("values").to_pylist(), by_number.field("counts").to_pylist(),
-                                strict=True):
-            self._write(number, dealt.slice(start, size))
-            start += size
+        for number in sorted(sizes):
+            self._write(number, dealt.slice(start, sizes[number]))
+            start += sizes[number]
 
     def _write(self, number: int, rows: pa.Table) -> None:
         with self._locks[number]:
@@ -162,7 +162,3 @@ def _storage(location: str) -> Iterator[None]:
             hint="make room there, or give the engine more memory.",
         ) from error
 
-
-def whole(tables: Iterator[pa.Table], schema: pa.Schema) -> Any:
-    """All pieces as one table."""
-    return pa.concat_tables([schema.empty_table(), *tables])

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -11,7 +11,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_order(work: Callable[[T], R], items: Iterable[T], *, threads: int) -> Iterator[R]:
+def in_order(work: Callable[[T], R], items: Iterable[T], *, threads: int) -> Generator[R, None, None]:
     """``map`` over some threads, at most one result per thread ahead of the one asked for.
 
     Memory: the results in flight. An error, or a caller that stops asking, ends what has not begun.

@@ -56,17 +56,6 @@ class FileWriter:
         if table.num_rows:
             self._guard(lambda writer: writer.write_table(table, row_group_size=table.num_rows), table)
 
-    def append(self, table: pa.Table) -> None:
-        """More rows of the open row group, which closes at the layout's size."""
-        size = self._layout.row_group_rows
-
-        def send(writer: pq.ParquetWriter) -> None:
-            for batch in table.to_batches():
-                writer.write_batch(batch, row_group_size=size)
-
-        if table.num_rows:
-            self._guard(send, table)
-
     def close(self, path: str, partition: Mapping[str, Any]) -> StagedFile:
         """Finish the file and say what it is."""
         self._guard(lambda _: None, self.schema.empty_table())
@@ -98,14 +87,10 @@ class FileWriter:
             self.schema, dictionary_columns=dictionary_columns(sample, self._layout)
         )
         self._sink = self._filesystem.open_output_stream(self.location)
-        self._writer = pq.ParquetWriter(
-            self._sink, self.schema, store_schema=not self._encoded, **options
-        )
+        self._writer = pq.ParquetWriter(self._sink, self.schema, store_schema=not self._encoded, **options)
 
     def _failure(self, error: OSError) -> StorageError:
-        return StorageError(
-            f"Cannot write a staged file: {error}", errno=error.errno, path=self.location
-        )
+        return StorageError(f"Cannot write a staged file: {error}", errno=error.errno, path=self.location)
 
 
 def dictionary_columns(sample: pa.Table, layout: Layout) -> list[str]:

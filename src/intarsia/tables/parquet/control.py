@@ -72,6 +72,9 @@ class Control:
             return False
         if found.fingerprint == item.was:
             return True
+        size, _, identity = item.was
+        if found.size != size or (identity is not None and found.identity == identity):
+            return False  # written in place, so the twin in old/ was written, too
         return self.storage.same(f"{self.root}/{item.path}", f"{self.staging(record.txid)}/old/{item.kept}")
 
     def exists(self) -> bool:

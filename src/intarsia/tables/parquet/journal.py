@@ -70,13 +70,15 @@ class Journal:
         storage, control = self.storage, self.control
         made = self._make_control()
         self._made.update(made)
-        with self._locked():
-            try:
-                storage.make_directories(control.log)
-                yield self._recover() if self._exclusive else ()
-            finally:
-                self._tidy(created=control.directory in made)
-        self._remove_parents(made)
+        try:
+            with self._locked():
+                try:
+                    storage.make_directories(control.log)
+                    yield self._recover() if self._exclusive else ()
+                finally:
+                    self._tidy(created=control.directory in made)
+        finally:
+            self._remove_parents(made)
 
     def _remove_parents(self, made: list[str]) -> None:
         """Remove the directories made for a dataset that did not come to be."""

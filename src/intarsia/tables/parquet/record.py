@@ -120,8 +120,13 @@ def check_data_path(path: str) -> None:
 
 def _coming(raw: dict[str, Any]) -> Coming:
     was = raw.pop("was")
-    return Coming(was=None if was is None else tuple(was), **raw)
+    return Coming(was=None if was is None else _fingerprint(was), **raw)
 
 
 def _going(raw: dict[str, Any]) -> Going:
-    return Going(was=tuple(raw.pop("was")), **raw)
+    return Going(was=_fingerprint(raw.pop("was")), **raw)
+
+
+def _fingerprint(raw: list[Any]) -> tuple[Any, ...]:
+    size, mtime_ns, identity = raw
+    return (size, mtime_ns, identity)

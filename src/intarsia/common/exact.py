@@ -1,0 +1,298 @@
+"""Values brought to another type without losing any: columns and whole tables; decides about no types."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.types as pt
+
+from intarsia.common.mismatch import CAST_IT, mismatch, name_problems
+from intarsia.common.types import NUMBERS, as_decimal, bit_width, is_encoded, kind_of, normal_type
+
+__all__ = ["cast_exact", "conform_table", "widened"]
+
+
+class _Refused(Exception):
+    """The types themselves rule a cast out, whatever the values are."""
+
+
+class _Unfit(Exception):
+    def __init__(self, value: str, reason: str) -> None:
+        super().__init__(value)
+        self.value, self.reason = value, reason
+
+
+def cast_exact(
+    array: pa.ChunkedArray | pa.Array,
+    data_type: pa.DataType,
+    *,
+    column: str,
+    operation: str = "cast_exact",
+    path: str | None = None,
+) -> pa.ChunkedArray:
+    """The values in another type, every one of them exactly as it was.
+
+    Numbers meet by value, also across integers, floats and decimals; strings, binaries, dates, times,
+    timestamps (both with a zone or both without) and durations meet their own kind; structs meet by
+    field name. Memory: one copy of the column. A column that has the type already is not copied.
+
+    Raises:
+        SchemaMismatch: Naming the column and the first value that does not fit.
+    """
+    chunked = array if isinstance(array, pa.ChunkedArray) else pa.chunked_array([array])
+    if chunked.type.equals(data_type):
+        return chunked
+    try:
+        # An empty array first: types that rule each other out are an error without rows, too.
+        _cast(pa.nulls(0, chunked.type), data_type)
+        plain = data_type.value_type if pt.is_dictionary(data_type) else data_type
+        pieces = [piece for chunk in chunked.chunks for piece in _cast_pieces(chunk, plain)]
+        cast = pa.chunked_array(pieces, plain)
+        return _encode(cast, data_type) if pt.is_dictionary(data_type) else cast
+    except (_Refused, pa.ArrowNotImplementedError) as error:
+        reason = f": {error}" if str(error) else ""
+        problem = f"{column!r} cannot go from {chunked.type} to {data_type}{reason}"
+        raise mismatch([problem], operation, path, CAST_IT) from error
+    except _Unfit as error:
+        problem = f"{column!r} is {data_type}, which cannot hold {error.value} exactly ({error.reason})"
+        hint = 'correct the value, or widen the column with schema_evolution="widen"'
+        raise mismatch([problem], operation, path, hint) from error
+
+
+def conform_table(table: pa.Table, schema: pa.Schema, *, operation: str, path: str) -> pa.Table:
+    """The table with exactly the schema's columns, order and types, and all of its values.
+
+    A nullable column that the table lacks is filled with NULL. Idempotent.
+
+    Raises:
+        SchemaMismatch: A value does not fit (the message has it), a NOT NULL column would hold NULLs
+            (the message has the count), a column is there twice, or the schema has no place for one.
+    """
+    problems = name_problems([table.schema])
+    known = set(schema.names)
+    problems += [
+        f"{f.name!r} ({f.type}) has no place in the target" for f in table.schema if f.name not in known
+    ]
+    if problems:
+        raise mismatch(problems, operation, path, 'drop the column, or add it with schema_evolution="add"')
+    columns = []
+    for field in schema:
+        name = field.name
+        if name in table.column_names:
+            column = cast_exact(table[name], field.type, column=name, operation=operation, path=path)
+        else:
+            column = pa.chunked_array([_nulls(table.num_rows, field.type)])
+        if not field.nullable and column.null_count:
+            problems.append(f"{name!r} is NOT NULL in the target and NULL in {column.null_count} rows")
+        columns.append(column)
+    if problems:
+        raise mismatch(problems, operation, path, "give those rows a value")
+    return pa.Table.from_arrays(columns, schema=schema)
+
+
+def _cast_pieces(chunk: pa.Array, data_type: pa.DataType) -> list[pa.Array]:
+    """The chunk cast, halved where it does not go in one piece.
+
+    Halving finds the first value that does not fit in n + n/2 + n/4 ... steps of vectorised work, and
+    it is also what a chunk needs that is too large for 32-bit offsets.
+    """
+    try:
+        return [_cast(chunk, data_type)]
+    except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
+        if len(chunk) <= 1:
+            raise _Unfit(_shown(chunk), str(error)) from error
+    half = len(chunk) // 2
+    return _cast_pieces(chunk.slice(0, half), data_type) + _cast_pieces(chunk.slice(half), data_type)
+
+
+def _shown(array: pa.Array) -> str:
+    """The only value of the array as text."""
+    if pt.is_temporal(array.type):  # Python has no nanoseconds and no year 10000; Arrow prints them
+        text = " ".join(str(array).split())[1:-1].strip()
+    else:
+        text = ", ".join(map(repr, array.to_pylist()))
+    return text if len(text) <= 120 else text[:117] + "..."
+
+
+# ---------------------------------------------------------------------------------------------------
+# One array to one type.
+
+
+def _cast(array: pa.Array, to: pa.DataType) -> pa.Array:
+    source = array.type
+    if source.equals(to):
+        return array
+    if pt.is_null(source):
+        return _nulls(len(array), to)
+    if isinstance(to, pa.BaseExtensionType):
+        if isinstance(source, pa.BaseExtensionType):
+            raise _Refused("two different extension types")
+        return pa.ExtensionArray.from_storage(to, _cast(array, to.storage_type))
+    if isinstance(source, pa.BaseExtensionType):
+        return _cast(array.storage, to)
+    if is_encoded(source):
+        return _cast(_decode(array), to)
+    if pt.is_dictionary(to):
+        return _indexed(_cast(array, to.value_type).dictionary_encode(), to)
+    if pt.is_run_end_encoded(to):
+        return pc.run_end_encode(_cast(array, to.value_type), run_end_type=to.run_end_type)
+    if pt.is_null(to):
+        if array.null_count < len(array):
+            raise pa.ArrowInvalid("the column has the type null")
+        return pa.nulls(len(array))
+    kind = kind_of(source)
+    if kind == kind_of(to) and kind in _CAST_NESTED:
+        return _CAST_NESTED[kind](array, to)
+    return _cast_leaf(array, to)
+
+
+def _decode(array: pa.Array) -> pa.Array:
+    if pt.is_run_end_encoded(array.type):
+        return pc.run_end_decode(array)
+    # Arrow cannot take from views, so the dictionary goes through its normal type.
+    dictionary = pc.cast(array.dictionary, normal_type(array.type.value_type))
+    return dictionary.take(array.indices)
+
+
+def _encode(values: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
+    """One dictionary for all chunks: with one each, a file could hold more values than it can index."""
+    return pa.chunked_array([_indexed(chunk, to) for chunk in values.dictionary_encode().chunks], to)
+
+
+def _indexed(encoded: pa.Array, to: pa.DataType) -> pa.Array:
+    count = len(encoded.dictionary)
+    room = 1 << (bit_width(to.index_type) - int(pt.is_signed_integer(to.index_type)))
+    if count > room:
+        raise _Refused(f"{count} distinct values, but {to.index_type} has room for {room}")
+    indices = pc.cast(encoded.indices, to.index_type)
+    return pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=to.ordered)
+
+
+def _cast_leaf(array: pa.Array, to: pa.DataType) -> pa.Array:
+    kinds = (kind_of(array.type), kind_of(to))
+    if None in kinds or not (kinds[0] == kinds[1] or set(kinds) <= NUMBERS):
+        raise _Refused
+    cast = _steps(array, to)
+    if _may_round(array.type, to):
+        before, back = widened(array), widened(_steps(cast, array.type))
+        same = pc.equal(before, back)
+        if kinds[0] == "float":
+            same = pc.or_(same, pc.and_(pc.is_nan(before), pc.is_nan(back)))
+        if not pc.all(same, min_count=0).as_py():
+            raise pa.ArrowInvalid("it would be another value")
+    return cast
+
+
+def widened(array: pa.Array) -> pa.Array:
+    """Arrow has no comparison of the narrowest floats."""
+    return pc.cast(array, pa.float32()) if pt.is_float16(array.type) else array
+
+
+def _may_round(source: pa.DataType, to: pa.DataType) -> bool:
+    """Where Arrow's safe cast changes values without a word; elsewhere it checks every value itself."""
+    if pt.is_floating(source):
+        return bool(pt.is_decimal(to) or (pt.is_floating(to) and bit_width(to) < bit_width(source)))
+    if pt.is_decimal(to):
+        # With fewer digits before the point, multiplying by the scale may overflow unnoticed.
+        source = as_decimal(source)
+        return bool(source.precision - source.scale > to.precision - to.scale)
+    return bool(pt.is_float16(to) or (pt.is_decimal(source) and pt.is_floating(to)))
+
+
+def _steps(array: pa.Array, to: pa.DataType) -> pa.Array:
+    """Arrow's safe cast, through a type between where it has no way or a wrong one."""
+    source = array.type
+    if pt.is_integer(source) and pt.is_decimal(to):
+        # Directly, Arrow wants a precision that fits any integer, whatever the values.
+        array = pc.cast(array, pa.decimal128(20, 0))
+    elif pt.is_decimal(source) and pt.is_integer(to) and bit_width(source) < 128:
+        # Directly, Arrow finds every narrow decimal out of the bounds of a wide integer.
+        array = pc.cast(array, pa.decimal128(38, source.scale))
+    elif {kind_of(source), kind_of(to)} == {"decimal", "float"} and 16 in (bit_width(source), bit_width(to)):
+        array = pc.cast(array, pa.float32())
+    return pc.cast(array, to)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Nested arrays: their children cast, then put together again.
+
+
+def _mask(array: pa.Array) -> pa.Array | None:
+    return array.is_null() if array.null_count else None
+
+
+def _nulls(length: int, data_type: pa.DataType) -> pa.Array:
+    """NULLs that can be written: below a NULL struct, Parquet wants some value in NOT NULL fields."""
+    if not pt.is_struct(data_type):
+        return pa.nulls(length, data_type)
+    return _cast_struct(
+        pa.nulls(length, pa.struct([field.with_nullable(True) for field in data_type.fields])), data_type
+    )
+
+
+def _check_required(field: pa.Field, values: pa.Array, allowed: int = 0) -> None:
+    if not field.nullable and values.null_count > allowed:
+        raise pa.ArrowInvalid(f"the field {field.name!r} is NOT NULL")
+
+
+def _cast_struct(array: pa.Array, to: pa.DataType) -> pa.Array:
+    names = [field.name for field in array.type.fields]
+    extra = [name for name in names if name not in {field.name for field in to.fields}]
+    if extra:
+        raise _Refused(f"no place for the struct fields {extra}")
+    if len(set(names)) < len(names):
+        raise _Refused("a struct field is there twice")
+    # flatten() hides what lies under a NULL struct; the children themselves may hold anything there.
+    children = dict(zip(names, array.flatten(), strict=True))
+    values = []
+    for field in to.fields:
+        if field.name not in children and not field.nullable:
+            raise _Refused(f"the struct field {field.name!r} is NOT NULL and missing")
+        child = _cast(children.get(field.name, pa.nulls(len(array))), field.type)
+        _check_required(field, child, array.null_count)
+        if not field.nullable and child.null_count:
+            child = pc.coalesce(child, pa.array([None], pa.struct([field])).field(0)[0])
+        values.append(child)
+    return pa.StructArray.from_arrays(values, fields=list(to.fields), mask=array.is_null())
+
+
+def _cast_list(array: pa.Array, to: pa.DataType) -> pa.Array:
+    values = _cast(array.flatten(), to.value_type)
+    _check_required(to.value_field, values)
+    lengths = pc.fill_null(pc.list_value_length(array), 0)
+    offsets, mask = _offsets(lengths), _mask(array)
+    if pt.is_list_view(to):
+        offsets, sizes = pc.cast(offsets[:-1], pa.int32()), pc.cast(lengths, pa.int32())
+        return pa.ListViewArray.from_arrays(offsets, sizes, values, type=to, mask=mask)
+    if pt.is_large_list_view(to):
+        sizes = pc.cast(lengths, pa.int64())
+        return pa.LargeListViewArray.from_arrays(offsets[:-1], sizes, values, type=to, mask=mask)
+    if pt.is_list(to):
+        return pa.ListArray.from_arrays(pc.cast(offsets, pa.int32()), values, type=to, mask=mask)
+    large = pa.LargeListArray.from_arrays(offsets, values, type=pa.large_list(to.value_field), mask=mask)
+    return pc.cast(large, to)
+
+
+def _offsets(lengths: pa.Array) -> pa.Array:
+    total = pc.cumulative_sum(pc.cast(lengths, pa.int64()))
+    return pa.concat_arrays([pa.array([0], pa.int64()), total])
+
+
+def _cast_map(array: pa.Array, to: pa.DataType) -> pa.Array:
+    # As a list of pairs, since the keys and items of a sliced map are those of the whole.
+    pair = pa.struct([("key", array.type.key_type), ("value", array.type.item_type)])
+    pairs = pc.cast(array, pa.list_(pair))
+    keys, items = pairs.flatten().flatten()
+    keys, items = _cast(keys, to.key_type), _cast(items, to.item_type)
+    _check_required(to.item_field, items)
+    offsets = pc.cast(_offsets(pc.fill_null(pc.list_value_length(pairs), 0)), pa.int32())
+    return pa.MapArray.from_arrays(offsets, keys, items, to, mask=_mask(array))
+
+
+_CAST_NESTED: dict[str, Callable[[pa.Array, pa.DataType], pa.Array]] = {
+    "struct": _cast_struct,
+    "list": _cast_list,
+    "map": _cast_map,
+}

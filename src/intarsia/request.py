@@ -1,0 +1,241 @@
+"""The arguments of a call made into table, engine, options and values of core; the calls are not in here."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from dataclasses import dataclass, fields
+from typing import Any
+
+import pyarrow.compute as pc
+
+from intarsia.common.arrow import Source, adopt
+from intarsia.core.intent import Intent, WriteOptions
+from intarsia.core.merge import normalize_keys
+from intarsia.core.planning import check_thresholds
+from intarsia.core.ports import Engine, Progress, Table
+from intarsia.core.report import MergeResult
+from intarsia.core.rule import Assign, Clause, Insert, Rule, strategy_rule
+from intarsia.core.run import run, silent
+from intarsia.engines.arrow import ArrowEngine
+from intarsia.errors import InputError, NotSupported
+from intarsia.show.progress import for_terminal
+from intarsia.sql.parse import parse_assignments, parse_expression, parse_merge_condition, parse_predicate
+from intarsia.tables.parquet import ParquetTable
+
+__all__ = [
+    "ALL_OPTIONS",
+    "Columns",
+    "Request",
+    "Target",
+    "bytes_per_file",
+    "column_names",
+    "key_pairs",
+    "merge_rule",
+    "one_of",
+    "predicate_of",
+    "requested",
+    "shown",
+]
+
+Target = Any
+"""A path or URL of a Parquet dataset, or a table object."""
+
+Columns = str | Sequence[str]
+
+_MB = 1 << 20
+_CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "zstd")
+_TABLE_OPTIONS = (
+    "filesystem",
+    "storage_options",
+    "control_path",
+    "single_writer",
+    "lock_timeout",
+    "lock",
+    "retain",
+)
+_ENGINE_OPTIONS = ("threads", "memory_bytes")
+_WRITE_OPTIONS = tuple(field.name for field in fields(WriteOptions))
+_SPOOL_OPTIONS = ("spool_bytes", "spool_dir")
+_OTHER_OPTIONS = ("dialect", "progress", "properties", "app_id", "batch_id")
+ALL_OPTIONS = (*_TABLE_OPTIONS, *_ENGINE_OPTIONS, *_WRITE_OPTIONS, *_SPOOL_OPTIONS, *_OTHER_OPTIONS)
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """The keyword options common to all operations, taken apart."""
+
+    table: Table
+    engine: Engine
+    write: WriteOptions
+    dialect: str | None
+    progress: AbstractContextManager[Progress]
+    spool: Mapping[str, Any]
+    properties: Mapping[str, str]
+    filesystem: Any
+
+    def source(self, source: Any, stack: ExitStack, partition_columns: Sequence[str] | None) -> Source:
+        """Take the source in; what comes from paths and has no type of its own gets the target's."""
+        if not _has_paths(source):
+            return stack.enter_context(adopt(source, **self.spool))
+        target = self.table.snapshot()
+        adopted = adopt(
+            source,
+            filesystem=self.filesystem,
+            partition_columns=target.partition_columns if partition_columns is None else partition_columns,
+            types=target.schema if target.files else None,
+            **self.spool,
+        )
+        return stack.enter_context(adopted)
+
+    def carry_out(self, intent: Intent, source: Source | None, *, dry_run: bool) -> MergeResult:
+        with self.progress as progress:
+            return run(intent, self.table, self.engine, source, dry_run=dry_run, progress=progress)
+
+
+def requested(engine: Any, target: Target, options: Mapping[str, Any]) -> Request:
+    """What a call was given besides its own arguments. Raises InputError on an option that is not known."""
+    unknown = [name for name in options if name not in ALL_OPTIONS]
+    if unknown:
+        raise InputError(
+            f"Unknown option {', '.join(map(repr, unknown))}.",
+            hint=f"options are {', '.join(sorted(ALL_OPTIONS))}.",
+        )
+    table_options = {name: options[name] for name in _TABLE_OPTIONS if name in options}
+    engine_options = {name: options[name] for name in _ENGINE_OPTIONS if options.get(name) is not None}
+    properties = dict(options.get("properties") or {})
+    properties |= {n: str(options[n]) for n in ("app_id", "batch_id") if options.get(n) is not None}
+    return Request(
+        table=_table(target, table_options),
+        engine=_engine(engine, engine_options),
+        write=_write_options({name: options[name] for name in _WRITE_OPTIONS if name in options}),
+        dialect=options.get("dialect"),
+        progress=_progress(options.get("progress")),
+        spool={name: options[name] for name in _SPOOL_OPTIONS if options.get(name) is not None},
+        properties=properties,
+        filesystem=options.get("filesystem"),
+    )
+
+
+def _progress(given: Any) -> AbstractContextManager[Progress]:
+    """What the caller watches with; else a line in the terminal, where there is one to look at."""
+    if given is None:
+        return for_terminal()
+    return nullcontext(silent if given is False else given)
+
+
+def _has_paths(source: Any) -> bool:
+    if isinstance(source, (list, tuple)):
+        return any(_has_paths(part) for part in source)
+    return isinstance(source, (str, os.PathLike))
+
+
+def _table(target: Target, options: Mapping[str, Any]) -> Table:
+    if isinstance(target, (str, os.PathLike)):
+        return ParquetTable(target, **options)
+    if hasattr(target, "transaction") and hasattr(target, "snapshot"):
+        table: Table = target
+        return table
+    raise InputError(f"The target must be a path, a URL or a table, not {type(target).__name__}.")
+
+
+def _engine(engine: Any, options: Mapping[str, Any]) -> Engine:
+    if isinstance(engine, str) and engine in ("auto", "arrow", "pyarrow"):
+        return ArrowEngine(**options)
+    if isinstance(engine, ArrowEngine):
+        return engine
+    if isinstance(engine, str) and engine in ("duckdb", "spark"):
+        raise NotSupported(f"The {engine} engine is not part of this version.", hint='use engine="arrow".')
+    raise InputError(f"Unknown engine {engine!r}.", hint='engines are "auto" and "arrow".')
+
+
+def _write_options(given: Mapping[str, Any]) -> WriteOptions:
+    options = WriteOptions(**{name: value for name, value in given.items() if value is not None})
+    for name in ("row_group_size", "max_rows_per_file", "batch_rows"):
+        value = getattr(options, name)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+            raise InputError(f"{name} must be a whole number greater than zero, it is {value!r}.")
+    if options.compression is not None:
+        _check_codec(options.compression)
+    return options
+
+
+def _check_codec(codec: Any) -> None:
+    if not isinstance(codec, str) or codec.lower() not in (*_CODECS, "uncompressed"):
+        raise InputError(f"Unknown compression {codec!r}; it must be one of {', '.join(_CODECS)}.")
+
+
+def key_pairs(on: Any, dialect: str | None) -> tuple[tuple[str, ...], tuple[str, ...], Any]:
+    """Key columns of both sides, and what else the ON condition asks."""
+    if isinstance(on, str) and "=" in on:
+        pairs, rest = parse_merge_condition(on, dialect=dialect)
+        nested = [path for pair in pairs for path in pair if len(path) > 1]
+        if nested:
+            raise NotSupported(
+                f"A key cannot be a field inside a struct: {'.'.join(nested[0])!r}.",
+                hint="bring it to a column of its own first.",
+            )
+        return tuple(pair[0][0] for pair in pairs), tuple(pair[1][0] for pair in pairs), rest
+    keys = tuple(normalize_keys(on))
+    return keys, keys, None
+
+
+def merge_rule(strategy: str, clauses: Sequence[Clause] | None, dialect: str | None) -> Rule:
+    """The rule of the clauses, their texts parsed; that of the strategy where there are none."""
+    if clauses is None:
+        return strategy_rule(strategy)
+    given = [clauses] if isinstance(clauses, Clause) else list(clauses)
+    if not given or not all(isinstance(clause, Clause) for clause in given):
+        raise InputError(
+            "clauses must be a list of when_matched(...), when_not_matched(...) or"
+            " when_not_matched_by_source(...), each with an action."
+        )
+    return Rule("merge", tuple(_parsed(clause, dialect) for clause in given))
+
+
+def _parsed(clause: Clause, dialect: str | None) -> Clause:
+    condition = clause.condition
+    if isinstance(condition, str):
+        condition = parse_predicate(condition, dialect=dialect)
+    action = clause.action
+    if isinstance(action, (Assign, Insert)) and action.values is not None:
+        action = type(action)(parse_assignments(dict(action.values), dialect=dialect))
+    return Clause(clause.side, action, condition)
+
+
+def predicate_of(where: Any, dialect: str | None) -> Any:
+    """SQL text parsed; an expression of Arrow stays as it is."""
+    if isinstance(where, str):
+        return parse_predicate(where, dialect=dialect)
+    if isinstance(where, bool):
+        return parse_expression("true" if where else "false")
+    if isinstance(where, pc.Expression):
+        return where
+    raise InputError(f"A predicate is SQL text or a pyarrow.compute expression, not {type(where).__name__}.")
+
+
+def column_names(columns: Columns | None) -> tuple[str, ...]:
+    if columns is None:
+        return ()
+    return (columns,) if isinstance(columns, str) else tuple(columns)
+
+
+def bytes_per_file(megabytes: float | None, rows: int | None) -> int | None:
+    """The target size of a file in bytes. Raises InputError where either threshold is not above zero."""
+    target = None if megabytes is None else int(megabytes * _MB) or (1 if megabytes > 0 else 0)
+    check_thresholds(target, rows)
+    return target
+
+
+def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> Any:
+    if value not in allowed:
+        raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, it is {value!r}.")
+    return value
+
+
+def shown(target: Target) -> str:
+    """The target as logs and errors name it."""
+    if isinstance(target, (str, os.PathLike)):
+        return os.fspath(target)
+    return str(getattr(target, "root", target))

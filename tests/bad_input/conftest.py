@@ -1,0 +1,113 @@
+"""Proof that an operation was refused as it should be, and disks that are small or cannot be written."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import subprocess
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from intarsia.errors import IntarsiaError
+from tests.bad_input.trial import BASE
+
+Refused = Callable[..., IntarsiaError]
+
+
+def check_error(error: IntarsiaError, kind: type[IntarsiaError], *words: str, changed: bool | None) -> None:
+    """The error is of exactly this kind, says all of the words and what to do, and survives a pickle."""
+    assert type(error) is kind, f"{type(error).__name__} instead of {kind.__name__}: {error}"
+    said = str(error)
+    missing = [word for word in words if word.lower() not in said.lower()]
+    assert not missing, f"{missing} not in: {said}"
+    assert error.hint, f"does not say what to do: {said}"
+    assert error.changed is changed
+    back = pickle.loads(pickle.dumps(error))
+    assert type(back) is kind
+    assert str(back) == said
+    assert (back.changed, back.path, back.hint, back.txid) == (
+        error.changed,
+        error.path,
+        error.hint,
+        error.txid,
+    )
+    assert getattr(back, "errno", None) == getattr(error, "errno", None)
+
+
+@pytest.fixture(scope="session")
+def refused(unchanged: Any) -> Refused:
+    """``refused(root, kind, call, *words, where=...)``: the call raises, and nothing has changed.
+
+    The error is of exactly that kind, names the place (``where``, else the root; None where there is no
+    place to name) and all of the words, says what to do, has ``changed`` False and pickles. The tree is
+    byte for byte what it was, and a control directory that was not there is not there now.
+    """
+
+    def check(
+        root: Path,
+        kind: type[IntarsiaError],
+        call: Callable[[], Any],
+        *words: str,
+        where: object = "",
+    ) -> IntarsiaError:
+        control = root.parent / f".{root.name}.intarsia"
+        had_control = control.exists()
+        with unchanged(root), pytest.raises(IntarsiaError) as caught:
+            call()
+        error = caught.value
+        place = [] if where is None else [str(where or root)]
+        check_error(error, kind, *words, *place, changed=False)
+        assert had_control or not control.exists(), f"left behind: {sorted(control.rglob('*'))}"
+        return error
+
+    return check
+
+
+@pytest.fixture
+def root(tmp_path: Path, make_dataset: Any) -> Path:
+    """The rows of BASE in two files."""
+    path: Path = make_dataset(tmp_path / "orders", BASE, files=2)
+    return path
+
+
+@contextlib.contextmanager
+def _mounted(where: Path, size: str) -> Iterator[Path]:
+    where.mkdir()
+    made = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", f"size={size}", "tmpfs", str(where)], capture_output=True, text=True
+    )
+    if made.returncode:
+        pytest.skip(f"a file system cannot be mounted here: {made.stderr.strip()}")
+    try:
+        yield where
+    finally:
+        subprocess.run(["umount", "--lazy", str(where)], check=True)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 4 MB of its own."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    with _mounted(tmp_path / "disk", "4m") as disk:
+        yield disk
+
+
+@pytest.fixture
+def frozen() -> Iterator[Callable[[Path], None]]:
+    """``frozen(directory)``: nothing can be created, renamed or removed in it, not even by root."""
+    done: list[Path] = []
+
+    def freeze(directory: Path) -> None:
+        made = subprocess.run(["chattr", "+i", str(directory)], capture_output=True, text=True)
+        if made.returncode:
+            pytest.skip(f"directories cannot be made immutable here: {made.stderr.strip()}")
+        done.append(directory)
+
+    yield freeze
+    for directory in done:
+        subprocess.run(["chattr", "-i", str(directory)], check=True)

@@ -1,0 +1,149 @@
+"""One suite for every engine on every table: the ``lake`` fixture is where they meet.
+
+To add an engine or a table, add its line to ``LAKES``; a table also needs its class in ``TABLES``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import intarsia as it
+
+LAKES = [
+    ("arrow", "parquet"),
+]
+
+NOTHING = pa.schema([])
+
+
+@dataclass
+class ParquetDirectory:
+    """A directory of plain Parquet files, made and read without intarsia."""
+
+    root: Path
+    make_dataset: Callable[..., Path]
+    read: Callable[..., list[dict[str, Any]]]
+
+    @property
+    def target(self) -> Any:
+        return self.root
+
+    def create(self, table: pa.Table, files: Any, partition_by: Sequence[str], **writer: Any) -> None:
+        self.make_dataset(self.root, table, files=files, partition=partition_by, **writer)
+
+    def rows(self, schema: pa.Schema | None) -> list[dict[str, Any]]:
+        return self.read(self.root, schema=schema) if self.root.exists() else []
+
+
+TABLES = {"parquet": ParquetDirectory}
+
+
+@dataclass
+class Lake:
+    """One table under one engine: the verbs, and what an independent reader finds."""
+
+    engine: str
+    table: Any
+    schema: pa.Schema = field(default_factory=lambda: NOTHING)
+
+    def create(
+        self, table: pa.Table, *, files: Any = 1, partition_by: str | Sequence[str] = (), **writer: Any
+    ) -> Lake:
+        """Make the table of these rows; ``files`` is a number, or the rows of each file."""
+        names = [partition_by] if isinstance(partition_by, str) else list(partition_by)
+        self.table.create(table, files, names, **writer)
+        self.schema = table.schema
+        return self
+
+    @property
+    def target(self) -> Any:
+        return self.table.target
+
+    def rows(self) -> list[dict[str, Any]]:
+        """All rows as sorted dicts; partition values in the types the table was made with."""
+        return self.table.rows(self.schema if self.schema.names else None)
+
+    def values(self, *names: str) -> list[Any]:
+        """Sorted values of one column, or tuples of several."""
+        found = [tuple(row[name] for name in names) for row in self.rows()]
+        found.sort(key=lambda row: [(value is None, repr(value) if _odd(value) else value) for value in row])
+        return [row[0] for row in found] if len(names) == 1 else found
+
+    def merge(self, source: Any, **options: Any) -> it.MergeResult:
+        return it.merge(source, self.target, engine=self.engine, **options)
+
+    def delete(self, where: Any, **options: Any) -> it.MergeResult:
+        return it.delete(self.target, where, engine=self.engine, **options)
+
+    def update(self, assignments: Any, where: Any = None, **options: Any) -> it.MergeResult:
+        return it.update(self.target, assignments, where, engine=self.engine, **options)
+
+    def write(self, source: Any, **options: Any) -> it.MergeResult:
+        return it.write(source, self.target, engine=self.engine, **options)
+
+    def compact(self, **options: Any) -> it.MergeResult:
+        return it.compact(self.target, engine=self.engine, **options)
+
+    def optimize(self, **options: Any) -> it.MergeResult:
+        return it.optimize(self.target, engine=self.engine, **options)
+
+    def deduplicate(self, **options: Any) -> it.MergeResult:
+        return it.deduplicate(self.target, engine=self.engine, **options)
+
+    def plan(self, operation: str, *before: Any, **options: Any) -> it.Plan:
+        """``plan("merge", source, on="id")``, ``plan("delete", where)``, ``plan("compact")``."""
+        if operation in ("merge", "write"):
+            return it.plan(operation, before[0], self.target, engine=self.engine, **options)
+        return it.plan(operation, self.target, *before, engine=self.engine, **options)
+
+    def snapshot(self, **options: Any) -> Any:
+        return it.snapshot(self.target, **options)
+
+
+@dataclass
+class ParquetLake(Lake):
+    """A lake whose files can be looked at one by one."""
+
+    @property
+    def root(self) -> Path:
+        return self.table.root  # type: ignore[no-any-return]
+
+    @property
+    def files(self) -> list[str]:
+        """Names of all data files below the root, sorted."""
+        return sorted(str(file.relative_to(self.root)) for file in self.root.rglob("*.parquet"))
+
+    def file(self, name: str = "part-00000.parquet") -> pa.Table:
+        return pq.ParquetFile(self.root / name).read()
+
+    def footer(self, name: str = "part-00000.parquet") -> pq.FileMetaData:
+        return pq.read_metadata(self.root / name)
+
+
+def _odd(value: Any) -> bool:
+    return isinstance(value, (dict, list))
+
+
+def _name(lake: tuple[str, str]) -> str:
+    return "-".join(lake)
+
+
+@pytest.fixture(params=LAKES, ids=_name)
+def lake(request: pytest.FixtureRequest, tmp_path: Path, make_dataset: Any, rows: Any) -> Lake:
+    """Every engine on every table."""
+    engine, table = request.param
+    return Lake(engine, TABLES[table](tmp_path / "lake", make_dataset, rows))
+
+
+@pytest.fixture(params=[pair for pair in LAKES if pair[1] == "parquet"], ids=_name)
+def parquet_lake(request: pytest.FixtureRequest, tmp_path: Path, make_dataset: Any, rows: Any) -> ParquetLake:
+    """Every engine on plain Parquet files, for what only they have: names, footers, directories."""
+    engine, table = request.param
+    return ParquetLake(engine, TABLES[table](tmp_path / "lake", make_dataset, rows))
