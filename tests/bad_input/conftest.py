@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import pickle
 import subprocess
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -63,6 +64,30 @@ def refused(unchanged: Any) -> Refused:
         check_error(error, kind, *words, *place, changed=False)
         assert had_control or not control.exists(), f"left behind: {sorted(control.rglob('*'))}"
         return error
+
+    return check
+
+
+@pytest.fixture(scope="session")
+def each_refused(refused: Refused) -> Callable[..., None]:
+    """``each_refused(root, calls, kind, *words, where=...)``: every call of a dict, given the root, is refused.
+
+    What is refused changes nothing, so all calls may meet the same dataset.
+    """
+
+    def check(
+        root: Path,
+        calls: Mapping[str, Callable[[Path], Any]],
+        kind: type[IntarsiaError],
+        *words: str,
+        where: object = "",
+    ) -> None:
+        for name, call in calls.items():
+            try:
+                refused(root, kind, functools.partial(call, root), *words, where=where)
+            except BaseException as error:
+                error.add_note(f"in the operation {name!r}")
+                raise
 
     return check
 

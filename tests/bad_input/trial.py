@@ -63,13 +63,12 @@ OPERATIONS: dict[str, Operation] = {
 """Every operation that writes."""
 LOOKS: dict[str, Operation] = {"snapshot": it.snapshot, "inspect": it.inspect}
 
+EVERYTHING = {**OPERATIONS, **LOOKS}
+
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
 each_unique_strategy = pytest.mark.parametrize("strategy", UNIQUE)
 each_change = pytest.mark.parametrize("operation", CHANGES.values(), ids=CHANGES)
 each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
-each_operation_and_look = pytest.mark.parametrize(
-    "operation", [*OPERATIONS.values(), *LOOKS.values()], ids=[*OPERATIONS, *LOOKS]
-)
 
 
 def column(values: list[Any], kind: pa.DataType, name: str = "id") -> pa.Table:

@@ -101,6 +101,7 @@ class KeyIndex:
             raise ValueError("a key needs at least one column")
         self._null_match = null_match
         self._digits: list[_Digit] = []
+        self._ordered: OrderedKeys | None = None
         self.rows = len(columns[0])
         if len(columns) == 1:
             self.codes = flat(decoded(comparable(columns[0])))
@@ -166,8 +167,26 @@ class KeyIndex:
         hit = pc.is_in(self.codes, value_set=codes)
         return pc.indices_nonzero(hit).cast(pa.int64())
 
+    @property
+    def single(self) -> bool:
+        """Whether the key is one column, whose values are then the codes."""
+        return not self._digits
+
+    def distinct(self, column: int) -> pa.Array:
+        """The values of one key column, each at least once, in comparable form."""
+        return self._digits[column].values if self._digits else self.codes
+
+    def ordered(self) -> OrderedKeys | None:
+        """The codes in order, sorted once; None where they have no order that can be searched."""
+        if self._ordered is None:
+            self._ordered = OrderedKeys.of(self.codes)
+        return self._ordered
+
     def unique(self) -> bool:
         """True when no two rows share a key."""
+        ordered = self.ordered()
+        if ordered is not None:
+            return ordered.unique()
         mode = "all" if self._null_match else "only_valid"
         valid = len(self.codes) if self._null_match else len(self.codes) - self.codes.null_count
         return bool(pc.count_distinct(self.codes, mode=mode).as_py() == valid)
@@ -192,10 +211,9 @@ class KeyIndex:
 
 @dataclass(frozen=True, slots=True)
 class OrderedKeys:
-    """Unique keys of one column in order, for lookups in data that is sorted by them.
+    """Keys in order, each with its row, for lookups in data that is sorted by them.
 
-    Where a sorted file is met by few keys, looking for the keys in the file is far less work than
-    looking for every row of the file among the keys.
+    In a sorted file it is far less work to look for the fewer side among the other than to hash both.
     """
 
     values: pa.Array
@@ -210,21 +228,32 @@ class OrderedKeys:
         order = pc.array_sort_indices(values)
         return OrderedKeys(values.take(order), order.cast(pa.int64()))
 
+    def unique(self) -> bool:
+        """True when no key stands twice."""
+        count = len(self.values)
+        same = pc.equal(self.values.slice(0, max(count - 1, 0)), self.values.slice(1))
+        return not pc.any(same, min_count=0).as_py()
+
     def pairs(self, column: Column) -> tuple[pa.Array, pa.Array] | None:
-        """Every (row there, row here) with equal keys; None where the column is unordered or too short."""
+        """Every (row there, row here) with equal keys; None where the column is not in order.
+
+        For unique keys here; there a key may repeat.
+        """
         there = flat(column)
         if there.type != self.values.type or len(there) < 2 or not _ascending(there):
             return None
-        ends = pa.array([there[0], there[len(there) - 1]], there.type)
-        low = pc.search_sorted(self.values, ends.slice(0, 1), side="left")[0].as_py()
-        high = pc.search_sorted(self.values, ends.slice(1, 1), side="right")[0].as_py()
+        low = pc.search_sorted(self.values, there[0], side="left").as_py()
+        high = pc.search_sorted(self.values, there[len(there) - 1], side="right").as_py()
         wanted, rows = self.values.slice(low, high - low), self.rows.slice(low, high - low)
-        if len(wanted) > len(there) // 8:
-            return None
-        begin = pc.search_sorted(there, wanted, side="left").cast(pa.int64())
-        end = pc.search_sorted(there, wanted, side="right").cast(pa.int64())
-        spread, offset = explode(pc.subtract(end, begin))
-        return pc.add(begin.take(spread), offset), rows.take(spread)
+        if len(wanted) <= len(there):
+            begin = pc.search_sorted(there, wanted, side="left").cast(pa.int64())
+            end = pc.search_sorted(there, wanted, side="right").cast(pa.int64())
+            spread, offset = explode(pc.subtract(end, begin))
+            return pc.add(begin.take(spread), offset), rows.take(spread)
+        place = pc.search_sorted(wanted, there, side="left").cast(pa.int64())
+        inside = pc.min_element_wise(place, pa.scalar(len(wanted) - 1, pa.int64()))
+        hit = pc.indices_nonzero(pc.equal(wanted.take(inside), there)).cast(pa.int64())
+        return hit, rows.take(place.take(hit))
 
 
 def _searchable(kind: pa.DataType) -> bool:
@@ -241,6 +270,8 @@ def _ascending(values: pa.Array) -> bool:
 def explode(counts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Row i repeated ``counts[i]`` times, and the number of each repetition from 0."""
     total = pc.sum(counts).as_py() or 0
+    if (pc.max(counts).as_py() or 0) <= 1:
+        return pc.indices_nonzero(counts).cast(pa.int64()), pa.repeat(pa.scalar(0, pa.int64()), total)
     ends = pc.cumulative_sum(counts)
     every = arange(total)
     row = pc.search_sorted(ends, every, side="right").cast(pa.int64())

@@ -24,6 +24,7 @@ from intarsia.core.rule import STRATEGIES, Assign, Clause, Insert, Rule
 from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, PartitionMoveError, SchemaMismatch
 
 _NOTHING = pa.table({})
+_NO_COLUMNS = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +39,8 @@ class Prepared:
     """The source in the dataset's types, one row per key where the intent asks for that."""
     facts: SourceFacts = field(default_factory=lambda: SourceFacts(0))
     source_rows: int = 0
+    index: KeyIndex | None = field(default=None, repr=False)
+    """The source's keys, indexed."""
 
 
 def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
@@ -89,14 +92,18 @@ def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepare
         residual = resolve(intent.residual, schema, source=table.schema, expect=pa.bool_())
     intent = replace(intent, rule=rule, residual=residual)
     table = _checked_rows(intent, source, path).table
+    index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.null_keys == "match")
+    if rule.name in STRATEGIES:  # of clauses, only a target row hit twice is an error
+        duplicate_source_keys(table, index, intent.source_keys, operation=operation, path=path)
     ranges = {
-        name: KeyRange.of(table[other]) for name, other in zip(intent.keys, intent.source_keys, strict=True)
+        name: KeyRange.of_index(index, number, table[other])
+        for number, (name, other) in enumerate(zip(intent.keys, intent.source_keys, strict=True))
     }
     apart = [name for name in partition_columns if name in table.column_names]
     # A rule that takes no whole row may hit a key in any partition, unless the partition is in the key.
     prunes = rule.replaces_rows or intent.pins(partition_columns)
     facts = SourceFacts(table.num_rows, ranges, PartitionSet.of(table, apart if prunes else ()))
-    return Prepared(intent, schema, partition_columns, table, facts, source_rows)
+    return Prepared(intent, schema, partition_columns, table, facts, source_rows, index)
 
 
 def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
@@ -175,7 +182,7 @@ def _with_key_types(intent: Merge, source: pa.Schema, target: pa.Schema) -> pa.S
 
 
 def _checked_rows(intent: Merge, source: Source, path: str) -> Source:
-    """One source row per key, none of them NULL, or an error that says which."""
+    """The source without NULL keys, and with one row per key where that is asked for."""
     operation, keys, table = intent.rule.name, intent.source_keys, source.table
     null_match = intent.null_keys == "match"
     if not null_match:
@@ -185,9 +192,6 @@ def _checked_rows(intent: Merge, source: Source, path: str) -> Source:
             [table[n] for n in keys], [table[n] for n in intent.dedup_order_by], null_match=null_match
         )
         return source if len(kept) == table.num_rows else selected(source, kept)
-    if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error
-        index = KeyIndex([table[name] for name in keys], null_match=null_match)
-        duplicate_source_keys(table, index, keys, operation=operation, path=path)
     return source
 
 
@@ -242,15 +246,19 @@ def resolve_rule(
 def _resolved_clause(
     clause: Clause, target: pa.Schema, source: pa.Schema, partition_columns: Sequence[str], path: str
 ) -> Clause:
-    left, right = (source, source) if clause.side == "source_only" else (target, source)
-    other = None if clause.side == "target_only" else right
+    # Where there is no target row, a bare name can only be the source's.
+    left = _NO_COLUMNS if clause.side == "source_only" else target
+    other = None if clause.side == "target_only" else source
     condition = clause.condition
     if condition is not None:
-        condition = resolve(condition, left, source=other, expect=pa.bool_())
         if clause.side == "source_only":
             _only_source_columns(condition, "condition", path)
+        condition = resolve(condition, left, source=other, expect=pa.bool_())
     action: Any = clause.action
     if isinstance(action, (Assign, Insert)) and action.values is not None:
+        if clause.side == "source_only":
+            for _, value in action.values:
+                _only_source_columns(value, "insert", path)
         apart = partition_columns if isinstance(action, Assign) else ()
         values = _resolved_values(action.values, target, left=left, other=other, apart=apart, path=path)
         action = replace(action, values=values)

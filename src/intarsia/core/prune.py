@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -19,9 +19,18 @@ class KeyRange:
     """The values of one key column on the source side, sorted."""
 
     values: pa.Array
-    """Distinct, ascending, comparable; without NULL and NaN."""
+    """Ascending, comparable; without NULL and NaN."""
     has_null: bool
     has_nan: bool
+
+    @staticmethod
+    def of_index(index: KeyIndex, number: int, column: Any) -> KeyRange:
+        """The same from an index over the key, which has done most of the work already."""
+        ordered = index.ordered() if index.single else None
+        if ordered is not None:
+            return KeyRange(ordered.values, has_null=False, has_nan=False)
+        known = KeyRange.of(index.distinct(number))
+        return replace(known, has_null=column.null_count > 0)
 
     @staticmethod
     def of(column: Any) -> KeyRange:

@@ -88,7 +88,8 @@ class ArrowEngine:
                 return self._stage_rows(plan, matches, prepared, tx, progress)
 
     def _match_merge(self, plan: Plan, intent: Merge, prepared: Prepared, progress: Progress) -> Matches:
-        source = SourceIndex.of(prepared.table, intent, plan.snapshot.partition_columns)
+        assert prepared.index is not None
+        source = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
         matcher = MergeMatcher(plan, intent, source)
         batches = list(matcher.batches(plan.chosen("scan")))
         found = self._each(matcher.scan, batches, progress, "scan keys")

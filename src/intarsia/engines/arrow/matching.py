@@ -40,8 +40,7 @@ class SourceIndex:
     """Per source row the first row of the same partition."""
 
     @staticmethod
-    def of(source: pa.Table, intent: Merge, partition_columns: Sequence[str]) -> SourceIndex:
-        keys = KeyIndex([source[name] for name in intent.source_keys], null_match=intent.null_keys == "match")
+    def of(source: pa.Table, keys: KeyIndex, partition_columns: Sequence[str]) -> SourceIndex:
         apart = [name for name in partition_columns if name in source.column_names]
         partitions = PartitionSet.of(source, apart)
         leaders = None
@@ -49,8 +48,7 @@ class SourceIndex:
             codes = partitions.index.codes
             leaders = flat(find(codes, among=codes, null_match=True))
         repeated = not keys.unique()
-        single = len(intent.source_keys) == 1 and not repeated
-        ordered = OrderedKeys.of(source[intent.source_keys[0]]) if single else None
+        ordered = keys.ordered() if keys.single and not repeated else None
         return SourceIndex(source, keys, repeated, ordered, partitions, leaders)
 
 
@@ -322,8 +320,9 @@ class MergeMatcher:
             return ()
         rows = arange(self.source.keys.rows)
         if matched:
-            known = pc.unique(pa.concat_arrays(matched))
-            rows = rows.filter(pc.invert(pc.is_in(rows, value_set=known)))
+            known = pa.concat_arrays(matched)
+            hit = pc.scatter(pa.repeat(pa.scalar(True), len(known)), known, max_index=len(rows) - 1)
+            rows = rows.filter(pc.is_null(hit))
         chosen: list[tuple[Insert, pa.Array]] = []
         for clause in clauses:
             assert isinstance(clause.action, Insert)

@@ -188,8 +188,8 @@ def _ordinals(values: pa.Array) -> pa.Array:
         # The bits of a float are ordered like an integer's, once those below the sign of negative
         # ones are turned over; NaN comes after infinity.
         bits = values.cast(pa.float64()).view(pa.int64())
-        negative = pc.shift_right(bits, pa.scalar(63, pa.int64()))
-        return pc.bit_wise_xor(bits, pc.bit_wise_and(negative, pa.scalar((1 << 63) - 1, pa.int64())))
+        turned = pc.bit_wise_xor(bits, pa.scalar((1 << 63) - 1, pa.int64()))
+        return pc.if_else(pc.less(bits, pa.scalar(0, pa.int64())), turned, bits)
     if pa.types.is_boolean(kind) or pa.types.is_integer(kind):
         return values.cast(pa.int64())
     if pa.types.is_primitive(kind):

@@ -158,7 +158,9 @@ def _apply(table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None) 
 
 def _assign(table: pa.Table, hits: Hits, action: Assign, task: Rewrite, source: pa.Table | None) -> pa.Table:
     rows = take_rows(table, hits.positions)
-    other = take_rows(source, hits.sources) if source is not None and hits.sources is not None else None
+    other = None
+    if source is not None and hits.sources is not None and not hits.sources.null_count:
+        other = take_rows(source, hits.sources)
     values = assigned(
         rows, action, source=other, schema=task.schema, operation=task.operation, path=task.file.path
     )

@@ -18,6 +18,9 @@ from intarsia.storage.port import as_storage_error
 _PROBE = 16
 _SLOW_SECONDS = 0.0005
 _THREADS = 32
+_TAIL = 1 << 16
+_CODECS = frozenset(2 * codec for codec in range(8))
+"""The codecs of the format, zigzag encoded."""
 
 
 def read_footers(filesystem: pafs.FileSystem, locations: Sequence[str]) -> list[pq.FileMetaData]:
@@ -46,16 +49,81 @@ def read_footers(filesystem: pafs.FileSystem, locations: Sequence[str]) -> list[
 
 
 def read_footer(filesystem: pafs.FileSystem, location: str) -> pq.FileMetaData:
-    """The footer of one file; raises as :func:`read_footers` does."""
+    """The footer of one file; raises as :func:`read_footers` does.
+
+    The bytes are looked at before pyarrow's metadata object is handed out: asked for an encrypted
+    column, or for a codec it does not know, that object ends the process instead of raising.
+    """
     try:
         with filesystem.open_input_file(location) as file:
-            return pq.ParquetFile(file).metadata
+            raw = _footer_bytes(file)
+        footer = pq.ParquetFile(pa.BufferReader(raw)).metadata
+        if footer.serialized_size != len(raw) - 8:  # followed by the signature of encrypted columns
+            raise pa.ArrowInvalid("some of its columns are encrypted")
+        _check_codecs(footer, raw)
+        return footer
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
         if getattr(error, "errno", None) is not None:
             raise as_storage_error(error, "read", location) from error
         raise damaged(location, error) from error
+
+
+def _footer_bytes(file: pa.NativeFile) -> bytes:
+    """The footer with its length and the final magic number, mostly in one read."""
+    size = file.size()
+    tail: bytes = file.read_at(min(size, _TAIL), max(0, size - _TAIL))
+    if tail[-4:] == b"PARE":
+        raise pa.ArrowInvalid("its footer is encrypted")
+    if size < 12 or tail[-4:] != b"PAR1":
+        raise pa.ArrowInvalid("it does not end as a Parquet file does")
+    length = int.from_bytes(tail[-8:-4], "little")
+    if length + 12 > size:
+        raise pa.ArrowInvalid(f"its footer should have {length} bytes, the file has {size}")
+    if length + 8 > len(tail):
+        tail = file.read_at(length + 8, size - length - 8)
+    return tail[-length - 8 :]
+
+
+def _check_codecs(footer: pq.FileMetaData, raw: bytes) -> None:
+    """Find the codec of each column chunk in the footer's bytes, where it follows the column's path."""
+    needles = _needles(footer.schema)
+    at = 0
+    for _ in range(footer.num_row_groups):
+        for needle in needles:
+            at = raw.find(needle, at) + len(needle)
+            if at < len(needle):
+                return  # written in a way we do not know
+            if raw[at] not in _CODECS:
+                raise pa.ArrowInvalid("it uses a compression codec that is not known")
+
+
+_last_needles: list[tuple[pq.ParquetSchema, list[bytes]]] = []
+
+
+def _needles(schema: pq.ParquetSchema) -> list[bytes]:
+    """What precedes each column's codec: field 3, a list of strings, then the header of field 4."""
+    for known, needles in _last_needles:
+        if known.equals(schema):
+            return needles
+    needles = []
+    for number in range(len(schema)):
+        parts = [part.encode() for part in schema.column(number).path.split(".")]
+        head = bytes([len(parts) << 4 | 8]) if len(parts) < 15 else b"\xf8" + _varint(len(parts))
+        strings = b"".join(_varint(len(part)) + part for part in parts)
+        needles.append(b"\x19" + head + strings + b"\x15")
+    _last_needles[:] = [(schema, needles), *_last_needles[:3]]
+    return needles
+
+
+def _varint(number: int) -> bytes:
+    """An unsigned number as Thrift's compact protocol writes it."""
+    out = b""
+    while number > 127:
+        out += bytes([number & 127 | 128])
+        number >>= 7
+    return out + bytes([number])
 
 
 def damaged(location: str, error: BaseException) -> DamagedTable:
