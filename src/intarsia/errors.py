@@ -23,9 +23,22 @@ it was, True when the change is in effect, None when it cannot be known. All of 
 
 from __future__ import annotations
 
+import errno as numbers
 from typing import Any
 
 import pyarrow as pa
+
+_NO_ROOM = "free some space and run the operation again"
+_NO_PERMISSION = "give this user permission there, or run as one who has it"
+_STORAGE_HINTS: dict[int | None, str] = {
+    numbers.ENOSPC: _NO_ROOM,
+    numbers.EDQUOT: _NO_ROOM,
+    numbers.EACCES: _NO_PERMISSION,
+    numbers.EPERM: _NO_PERMISSION,
+    numbers.EROFS: "the file system is mounted read-only",
+    numbers.EIO: "the disk failed: check it before running the operation again",
+    numbers.EMFILE: "raise the limit of open files, or pass a smaller threads=",
+}
 
 
 class IntarsiaError(Exception):
@@ -98,11 +111,12 @@ class NothingMatched(IntarsiaError, FileNotFoundError):
 
 
 class StorageError(IntarsiaError, OSError):
-    """The file system refused; ``errno`` is the one it gave."""
+    """The file system refused; ``errno`` is the one it gave, and the hint follows it unless one is given."""
 
     def __init__(self, message: str, *, errno: int | None = None, **context: Any) -> None:
         super().__init__(message, **context)
         self.errno = errno
+        self.hint = self.hint or _STORAGE_HINTS.get(errno)
 
 
 class CommitError(IntarsiaError, RuntimeError):

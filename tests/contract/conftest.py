@@ -123,6 +123,11 @@ class ParquetLake(Lake):
     def file(self, name: str = "part-00000.parquet") -> pa.Table:
         return pq.ParquetFile(self.root / name).read()
 
+    def identity(self, name: str) -> tuple[int, int]:
+        """What stays the same only when nobody has written the file."""
+        stat = (self.root / name).stat()
+        return stat.st_ino, stat.st_mtime_ns
+
     def footer(self, name: str = "part-00000.parquet") -> pq.FileMetaData:
         return pq.read_metadata(self.root / name)
 

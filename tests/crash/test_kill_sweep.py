@@ -86,7 +86,8 @@ def test_a_kill_or_an_error_at_any_call_leaves_the_old_or_the_new_state(
             assert result["killed"] == result["points"] > 0
         else:
             assert result["killed"] == 0
-            assert result["raised"] > result["acknowledged"], "an error should mostly be an error"
+            retried = result["fault"] == "EINTR"  # by Python itself, mostly
+            assert retried or result["raised"] > result["acknowledged"], "an error should mostly be an error"
     assert results[-1]["double"] > 10, "recovery was hardly ever killed"
 
 

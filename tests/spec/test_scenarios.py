@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import re
 from collections import Counter
+from functools import cache
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -20,6 +21,7 @@ def _listed() -> Counter[tuple[str, str]]:
     return Counter((line[:3], _slug(line[5:])) for line in lines if line)
 
 
+@cache
 def _tests(seed: str) -> list[str]:
     tree = ast.parse((HERE / f"test_seed_{seed}.py").read_text())
     return [node.name for node in tree.body if isinstance(node, ast.FunctionDef)]

@@ -313,7 +313,7 @@ def test_s10_equal_values_of_kindred_types_are_the_same_key(tmp_path, io, ours, 
 
 
 def test_s10_a_nested_key_is_refused_by_name(tmp_path, io):
-    with pytest.raises(KeyColumnError, match="'k'.*struct"):
+    with pytest.raises(KeyColumnError, match=r"'k'.*struct"):
         io.merge(pa.table({"k": [{"a": 1}]}), tmp_path / "ds", "upsert", "k")
     assert list(tmp_path.iterdir()) == []
 
@@ -356,7 +356,7 @@ def test_s12_every_target_row_with_the_key_is_replaced(tmp_path, make_dataset, r
 def test_s13_a_missing_column_is_refused_or_null(tmp_path, make_dataset, rows, unchanged, io):
     path = make_dataset(tmp_path / "ds", pa.table({"id": [1], "a": ["x"], "b": [1]}))
     source = pa.table({"b": [2], "id": [1]})
-    with unchanged(path), pytest.raises(SchemaMismatch, match="'a'.*missing"):
+    with unchanged(path), pytest.raises(SchemaMismatch, match=r"'a'.*missing"):
         io.merge(source, path, "upsert", "id")
     io.merge(source, path, "upsert", "id", missing="null")
     assert rows(path) == rows([{"id": 1, "a": None, "b": 2}])
@@ -645,7 +645,7 @@ def test_s21_counts_are_real_rows(tmp_path, make_dataset, rows, io):
 def test_s22_optimize_orders_rows_along_a_curve_with_nulls_last(tmp_path, make_dataset, rows, curve):
     grid = [(x, y) for x in range(16) for y in range(16)]
     shuffled = [grid[n * 101 % 256] for n in range(256)]
-    data = pa.table({"x": [x for x, _ in shuffled] + [None], "y": [y for _, y in shuffled] + [3]})
+    data = pa.table({"x": [None] + [x for x, _ in shuffled], "y": [None] + [y for _, y in shuffled]})
     path = make_dataset(tmp_path / "ds", data, files=3)
     it.optimize(path, by=["x", "y"], curve=curve, target_rows_per_file=65)
     files = sorted(path.glob("*.parquet"))
@@ -653,7 +653,11 @@ def test_s22_optimize_orders_rows_along_a_curve_with_nulls_last(tmp_path, make_d
     assert all(file.name.startswith("optimized-") for file in files)
     tables = [pq.ParquetFile(file).read() for file in files]
     assert rows(pa.concat_tables(tables)) == rows(data)
-    assert tables[-1]["x"].to_pylist()[-1] is None
+    if curve == "hilbert":  # which ends in another corner: NULL is the highest value of its column
+        (home,) = [table.to_pylist() for table in tables if {"x": None, "y": None} in table.to_pylist()]
+        assert {"x": 15, "y": 15} in home
+    else:
+        assert tables[-1].to_pylist()[-1] == {"x": None, "y": None}
     spans = [pc.min_max(table["y"].slice(0, 64)).as_py() for table in tables[:3]]
     width = max(span["max"] - span["min"] for span in spans)
     if curve == "linear":

@@ -10,7 +10,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.core.intent import Deduplicate
@@ -81,15 +81,16 @@ def model(files: list[list[dict[str, Any]]], keys: list[str], order_by: list[str
 
 
 SCHEMA = pa.schema([("k", pa.int64()), ("s", pa.string()), ("f", pa.float64()), ("o", pa.float64())])
-ROW = st.fixed_dictionaries({
-    "k": st.none() | st.integers(-3, 3),
-    "s": st.none() | st.sampled_from(["", "a", "b", "ä", "a" * 40]),
-    "f": st.none() | st.sampled_from([0.0, -0.0, math.nan, 1.5, -math.inf]),
-    "o": st.none() | st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, -2.5, 3.0]),
-})
+ROW = st.fixed_dictionaries(
+    {
+        "k": st.none() | st.integers(-3, 3),
+        "s": st.none() | st.sampled_from(["", "a", "b", "ä", "a" * 40]),
+        "f": st.none() | st.sampled_from([0.0, -0.0, math.nan, 1.5, -math.inf]),
+        "o": st.none() | st.sampled_from([0.0, -0.0, math.nan, math.inf, -math.inf, -2.5, 3.0]),
+    }
+)
 
 
-@settings(max_examples=150)
 @given(
     files=st.lists(st.lists(ROW, max_size=12), min_size=1, max_size=5),
     keys=st.lists(st.sampled_from(["k", "s", "f"]), unique=True, max_size=3),
@@ -110,7 +111,8 @@ def test_the_same_rows_lose_as_in_a_plain_model_whatever_the_memory(
         assert matches.deleted == sum(map(len, expected.values()))
         assert matches.actions == (Drop(),)
         assert matches.dropped == {
-            f"f{n:02d}.parquet" for n, rows in enumerate(files)
+            f"f{n:02d}.parquet"
+            for n, rows in enumerate(files)
             if rows and len(expected.get(f"f{n:02d}.parquet", [])) == len(rows)
         }
 
@@ -156,7 +158,8 @@ def test_every_plain_type_can_be_a_key_and_an_order(tmp_path: Path, kind: str, m
 
 
 def test_a_uuid_is_compared_by_its_bytes(tmp_path: Path) -> None:
-    ids = pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"a" * 16, b"b" * 16, b"a" * 16], pa.binary(16)))
+    stored = pa.array([b"a" * 16, b"b" * 16, b"a" * 16], pa.binary(16))
+    ids = pa.ExtensionArray.from_storage(pa.uuid(), stored)
     root = dataset(tmp_path / "d", pa.table({"id": ids}))
     assert losers(found(root, ["id"]), root) == {"f00.parquet": [0]}
 
@@ -233,14 +236,13 @@ def test_files_apart_by_bounds_or_partition_share_no_component(tmp_path: Path, m
 
 
 def test_files_with_nulls_belong_together(tmp_path: Path) -> None:
-    tables = [pa.table({"id": pa.array(ids, pa.int64())}) for ids in ([1, None], [5, 6], [None, 9], [None, None])]
+    ids = ([1, None], [5, 6], [None, 9], [None, None])
+    tables = [pa.table({"id": pa.array(values, pa.int64())}) for values in ids]
     root = dataset(tmp_path / "d", *tables)
     snapshot = ParquetTable(root).snapshot()
     sets = [[file.path[:3] for file in files] for files in components(snapshot.files, ["id"], snapshot)]
     assert sets == [["f00", "f02", "f03"], ["f01"]]
-    assert losers(found(root, ["id"]), root) == {
-        "f00.parquet": [1], "f02.parquet": [0], "f03.parquet": [0]
-    }
+    assert losers(found(root, ["id"]), root) == {"f00.parquet": [1], "f02.parquet": [0], "f03.parquet": [0]}
 
 
 def test_files_without_statistics_are_kept_together(tmp_path: Path) -> None:
@@ -266,8 +268,14 @@ def test_small_memory_means_more_passes_that_skip_row_groups(
 
     monkeypatch.setattr(duplicates, "FileReader", Counting)
     steps: list[tuple[int, int]] = []
-    matches = found(root, ["id"], ["o"], memory_bytes=400_000, threads=1,
-                    progress=lambda _step, done, total: steps.append((done, total)))
+    matches = found(
+        root,
+        ["id"],
+        ["o"],
+        memory_bytes=400_000,
+        threads=1,
+        progress=lambda _step, done, total: steps.append((done, total)),
+    )
     assert losers(matches, root) == {"f00.parquet": list(range(0, count, 2))}
     assert steps[-1][0] == steps[-1][1] > 3
     # Each row group for its key and once more for its order, and a few of them by two neighbours.
@@ -304,10 +312,12 @@ def test_long_columns_are_hashed_in_buckets_with_the_same_result(kind: str) -> N
 
 def test_cells_hold_every_key_once_and_few_rows_each() -> None:
     count = 5_000
-    sample = pa.table({
-        "a": pa.array([None if n % 10 == 0 else n % 3 for n in range(count)], pa.int64()),
-        "b": pa.array([float("nan") if n % 17 == 0 else n * 1.5 for n in range(count)]),
-    })
+    sample = pa.table(
+        {
+            "a": pa.array([None if n % 10 == 0 else n % 3 for n in range(count)], pa.int64()),
+            "b": pa.array([float("nan") if n % 17 == 0 else n * 1.5 for n in range(count)]),
+        }
+    )
     found_cells = cells(sample, rows=count, most_rows=100)
     inside = [0] * count
     for cell in found_cells:

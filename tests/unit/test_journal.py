@@ -234,6 +234,58 @@ def test_a_record_of_the_end_that_a_crash_tore_counts_as_not_written(
     assert json.loads(done.read_bytes())["seq"] == 1
 
 
+_VERBS = [
+    "claim",
+    "make_directories",
+    "move",
+    "names",
+    "publish",
+    "remove",
+    "remove_directory",
+    "stat",
+    "sync",
+    "twin",
+    "write",
+]
+
+
+def test_an_interrupt_at_any_step_leaves_the_old_or_the_new_state(
+    root: Path, tmp_path: Path, rows: Rows, leftovers: Leftovers, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    step, committed = 0, 0
+    while True:
+        copy = tmp_path / "copies" / str(step)
+        shutil.copytree(root, copy)
+        left = step
+
+        def counted(honest: Callable[..., Any]) -> Callable[..., Any]:
+            def call(*args: Any) -> Any:
+                nonlocal left
+                left -= 1
+                if left == -1:
+                    raise KeyboardInterrupt
+                return honest(*args)
+
+            return call
+
+        with monkeypatch.context() as patched:
+            for verb in _VERBS:
+                patched.setattr(PosixStorage, verb, counted(getattr(PosixStorage, verb)))
+            try:
+                upsert(copy)
+            except KeyboardInterrupt:
+                pass
+            else:
+                break
+        ParquetTable(copy, lock_timeout=0.1).recover()
+        assert rows(copy) in (OLD, NEW), step
+        assert leftovers(copy) == [], step
+        committed += rows(copy) == NEW
+        step += 1
+    assert step > 60
+    assert 10 < committed < step
+
+
 def test_recovering_a_dataset_that_has_no_journal_writes_nothing(root: Path, unchanged: Any) -> None:
     with unchanged(root):
         assert ParquetTable(root).recover() == ()

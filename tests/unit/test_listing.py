@@ -195,6 +195,13 @@ def test_a_pipe_with_the_name_of_a_data_file_is_refused(tmp_path: Path) -> None:
         listed(tmp_path)
 
 
+def test_a_name_that_is_no_text_is_refused(tmp_path: Path) -> None:
+    put(tmp_path, "a.parquet")
+    os.rename(tmp_path / "a.parquet", os.fsencode(tmp_path) + b"/\xff.parquet")
+    with pytest.raises(UnsafePath, match="no UTF-8 text"):
+        listed(tmp_path)
+
+
 def test_a_store_without_directories_is_listed_by_the_same_rules() -> None:
     storage, root = open_storage("memory://listing-rules/d")
     for path in ("a.parquet", "p=1/b.PARQUET", ".h/c.parquet", "_h/d.parquet", "_p=1/e.parquet", "f.txt"):

@@ -236,16 +236,41 @@ class _Kms(pe.KmsClient):
         return wrapped_key
 
 
-def test_an_encrypted_file_is_named_as_encrypted(root: Path, unchanged: Any) -> None:
+@pytest.mark.parametrize("plaintext_footer", [False, True])
+def test_an_encrypted_file_is_named_as_encrypted(root: Path, unchanged: Any, plaintext_footer: bool) -> None:
     factory = pe.CryptoFactory(lambda _: _Kms())
-    properties = factory.file_encryption_properties(
-        pe.KmsConnectionConfig(), pe.EncryptionConfiguration(footer_key="f", column_keys={"k": ["k"]})
+    configuration = pe.EncryptionConfiguration(
+        footer_key="f", column_keys={"k": ["k"]}, plaintext_footer=plaintext_footer
     )
+    properties = factory.file_encryption_properties(pe.KmsConnectionConfig(), configuration)
     with pq.ParquetWriter(root / "p=1" / "z.parquet", ROW.schema, encryption_properties=properties) as writer:
         writer.write_table(ROW)
     with unchanged(root), pytest.raises(DamagedTable, match="encrypted") as caught:
         ParquetTable(root).snapshot()
     assert "z.parquet" in str(caught.value)
+
+
+def test_a_codec_that_is_not_known_is_named(root: Path, unchanged: Any) -> None:
+    """pyarrow would end the process when it is asked for such a codec."""
+    path = root / "p=1" / "b.parquet"
+    pq.write_table(pa.table({"a.b": [1], "s": [{"x": 1}], "k": [1]}), path)
+    data = path.read_bytes()
+    for needle in (b"\x19\x18\x01k\x15\x02", b"\x19\x28\x01s\x01x\x15\x02"):
+        assert needle in data
+        path.write_bytes(data.replace(needle, needle[:-1] + b"\x28"))
+        with unchanged(root), pytest.raises(DamagedTable, match="codec"):
+            ParquetTable(root).snapshot()
+    path.write_bytes(data)
+    assert footers.read_footer(ParquetTable(root).storage.filesystem, str(path)).num_rows == 1
+
+
+def test_a_footer_longer_than_one_read_is_read_whole(tmp_path: Path) -> None:
+    wide = pa.table({f"column_{n}": [n] for n in range(900)})
+    pq.write_table(wide, tmp_path / "a.parquet", row_group_size=1)
+    footer = ParquetTable(tmp_path).snapshot().files[0].footer
+    assert footer is not None
+    assert footer.serialized_size > 1 << 16
+    assert footer.num_columns == 900
 
 
 def test_a_file_that_may_not_be_read_is_a_storage_error(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -316,6 +341,28 @@ def test_a_hard_link_to_a_replaced_file_keeps_the_old_rows(root: Path, tmp_path:
     assert rows(pq.read_table(tmp_path / "backup.parquet")) == [{"k": 1, "v": "x"}]
 
 
+def test_a_replaced_file_and_what_is_staged_stay_as_private_as_they_were(root: Path) -> None:
+    root.chmod(0o750)
+    (root / "p=1" / "a.parquet").chmod(0o600)
+    with ParquetTable(root).transaction("upsert") as tx:
+        a, b, _ = tx.snapshot.files
+        replaced = tuple(Replacement(f, stage(tx, f.path[-9], ROW, f.path)) for f in (a, b))
+        tx.commit(Change("upsert", replaced=replaced))
+    modes = {name: (root / "p=1" / name).stat().st_mode & 0o777 for name in ("a.parquet", "b.parquet")}
+    assert modes["a.parquet"] == 0o600
+    assert modes["b.parquet"] != 0o600
+    assert (root.parent / ".data.intarsia").stat().st_mode & 0o777 == 0o750
+
+
+def test_a_file_where_a_partition_should_be_is_told_before_the_commit_point(
+    root: Path, unchanged: Any
+) -> None:
+    (root / "p=5").write_text("not a directory")
+    with unchanged(root), pytest.raises(StorageError) as caught, ParquetTable(root).transaction("x") as tx:
+        tx.commit(Change("x", added=(stage(tx, "n", ROW, tx.place({"p": 5}, "part", 0)),)))
+    assert caught.value.changed is False
+
+
 def test_a_transaction_commits_once(root: Path) -> None:
     with ParquetTable(root).transaction("append") as tx:
         tx.commit(Change("append", added=(stage(tx, "a", ROW, tx.place({"p": 1}, "part", 0)),)))
@@ -373,12 +420,15 @@ class unchanged_data:
         assert self._now() == self._before
 
 
+@pytest.mark.parametrize("meddle", [_rewrite, _swap, _remove])
 @pytest.mark.parametrize("kind", ["replaced", "removed"])
-def test_a_file_to_be_replaced_or_removed_is_planned_on_by_that(root: Path, kind: str) -> None:
+def test_a_file_to_be_replaced_or_removed_is_planned_on_by_that(
+    root: Path, kind: str, meddle: Callable[[Path], None]
+) -> None:
     with pytest.raises(CommitConflict), ParquetTable(root).transaction("x") as tx:
         a = tx.snapshot.files[0]
         replaced = (Replacement(a, stage(tx, "r", ROW, a.path)),) if kind == "replaced" else ()
-        _rewrite(root)
+        meddle(root)
         tx.commit(Change("x", replaced=replaced, removed=() if replaced else (a,)))
 
 
@@ -438,7 +488,11 @@ def test_changes_that_make_no_sense_are_refused(root: Path, unchanged: Any) -> N
     def not_data(tx: ParquetTransaction) -> Change:
         return Change("x", removed=(DataFile("README", f"{root}/README", 1, 0),))
 
-    for make in (other_transaction, twice, renamed, outside, not_data):
+    def no_text(tx: ParquetTransaction) -> Change:
+        properties: Any = {"note": 7}
+        return Change("x", added=(stage(tx, "n", ROW, "n.parquet"),), properties=properties)
+
+    for make in (other_transaction, twice, renamed, outside, not_data, no_text):
         with unchanged(root), pytest.raises(InputError), ParquetTable(root).transaction("x") as tx:
             tx.commit(make(tx))
 

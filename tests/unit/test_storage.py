@@ -22,12 +22,15 @@ from intarsia.storage import PosixStorage, RemoteStorage, Storage, open_storage
 from intarsia.storage import posix as posix_module
 
 
-@pytest.fixture(params=["local", "memory"])
+@pytest.fixture(params=["local", "memory", "pyarrow"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Storage, str]:
     """A storage and an empty directory on it."""
     if request.param == "local":
         return open_storage(tmp_path)
-    storage, root = open_storage(f"memory://{uuid.uuid4().hex}")
+    if request.param == "memory":
+        storage, root = open_storage(f"memory://{uuid.uuid4().hex}")
+    else:
+        storage, root = open_storage("bucket/data", filesystem=pafs._MockFileSystem())
     storage.make_directories(root)
     return storage, root
 
@@ -117,8 +120,9 @@ def test_storage_options_open_a_url_through_fsspec() -> None:
     assert root == "/options/d"
 
 
-def test_the_data_file_system_travels_to_another_process(place: tuple[Storage, str]) -> None:
-    storage, _ = place
+@pytest.mark.parametrize("target", ["/tmp", "memory://x"])
+def test_the_data_file_system_travels_to_another_process(target: str) -> None:
+    storage, _ = open_storage(target)
     assert pickle.loads(pickle.dumps(storage.filesystem)) == storage.filesystem
 
 
@@ -148,7 +152,7 @@ def test_a_fingerprint_changes_with_the_file(place: tuple[Storage, str]) -> None
     assert before.fingerprint == listed.fingerprint
     time.sleep(0.01)
     storage.remove(f"{root}/f")
-    storage.write(f"{root}/f", b"two")
+    storage.write(f"{root}/f", b"three")
     after = storage.stat(f"{root}/f")
     assert after is not None
     assert after.fingerprint != before.fingerprint

@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from intarsia.common.schema import cast_exact, is_nested
 from intarsia.errors import StorageError
 
-__all__ = ["Intake", "combined", "take_rows", "tidy", "tidy_schema"]
+__all__ = ["Intake", "combined", "take", "take_rows", "tidy", "tidy_schema"]
 
 _UNIT = 64 << 20
 """Bytes that become one batch in the spool: few chunks, and little to hold while writing."""
@@ -183,13 +183,20 @@ def take_rows(table: pa.Table, rows: Any) -> pa.Table:
     columns = []
     for column in table.columns:
         if column.num_chunks == 1 or not len(numbers):
-            columns.append(column.slice(0, 0) if not len(numbers) else column.take(numbers))
+            columns.append(column.slice(0, 0) if not len(numbers) else take(column, numbers))
             continue
         lengths = tuple(len(chunk) for chunk in column.chunks)
         if lengths not in plans:  # the columns of a table nearly always share their chunks
             plans[lengths] = _gather(lengths, numbers)
         columns.append(plans[lengths].take(column))
     return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+def take(values: Any, rows: pa.Array) -> Any:
+    """``take`` for every type, also those without a kernel of their own, such as views."""
+    kind = values.type
+    plain = _tidy_type(kind)
+    return values.take(rows) if plain == kind else values.cast(plain).take(rows).cast(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,11 +208,11 @@ class _Gather:
 
     def take(self, column: pa.ChunkedArray) -> pa.ChunkedArray:
         pieces = [
-            pa.nulls(len(local), column.type) if chunk is None else column.chunk(chunk).take(local)
+            pa.nulls(len(local), column.type) if chunk is None else take(column.chunk(chunk), local)
             for chunk, local in self.takes
         ]
         gathered = pa.chunked_array(pieces, column.type)
-        return gathered if self.places is None else gathered.take(self.places)
+        return gathered if self.places is None else take(gathered, self.places)
 
 
 def _gather(lengths: tuple[int, ...], rows: pa.Array) -> _Gather:

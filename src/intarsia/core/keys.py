@@ -27,6 +27,9 @@ def comparable(values: Column) -> pa.ChunkedArray:
     """
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
     kind = column.type
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind)
     if pa.types.is_dictionary(kind):
         if _plain_type(kind.value_type) == kind.value_type and not pa.types.is_floating(kind.value_type):
             return column

@@ -39,10 +39,12 @@ def normalize_keys(key_columns: str | Iterable[str]) -> list[str]:
         raise KeyColumnError("At least one key column is needed.", hint='such as ["id"].')
     wrong = [key for key in keys if not isinstance(key, str) or not key]
     if wrong:
-        raise KeyColumnError(f"Key columns must be names, not {wrong[0]!r}.")
+        raise KeyColumnError(f"Key columns must be names, not {wrong[0]!r}.", hint='such as ["id"].')
     repeated = sorted({key for key in keys if keys.count(key) > 1})
     if repeated:
-        raise KeyColumnError(f"Key column {', '.join(map(repr, repeated))} is given more than once.")
+        raise KeyColumnError(
+            f"Key column {', '.join(map(repr, repeated))} is given more than once.", hint="name it once."
+        )
     return keys
 
 
@@ -73,6 +75,7 @@ def validate_keys_and_schema(
             raise KeyColumnError(
                 f"{operation}: key column {', '.join(map(repr, absent))} is missing from the {side}.",
                 path=path,
+                hint="name keys that both sides have.",
             )
     check_key_types(schema, keys, side="source", operation=operation, path=path)
     if isinstance(source, pa.Table):

@@ -148,7 +148,9 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
         files = tuple(f for f in files if partition_matches(parse_hive_partition_path(f.path), parsed))
     if not files:
         raise NothingMatched(
-            f"No matching Parquet files were found under {snapshot.root}{wanted}.", path=snapshot.root
+            f"No matching Parquet files were found under {snapshot.root}{wanted}.",
+            path=snapshot.root,
+            hint="check the path and the partition_filter.",
         )
     return files
 

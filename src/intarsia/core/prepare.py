@@ -114,12 +114,15 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
             f"{operation}: key column {_names(absent)} is missing from the source,"
             f" which has {_names(source.names)}.",
             path=path,
+            hint="add it to the source, or name keys that both sides have.",
         )
     check_key_types(source, intent.source_keys, side="source", operation=operation, path=path)
     for name in intent.dedup_order_by:
         if name not in source.names:
             raise ColumnNotFound(
-                f"{operation}: dedup_order_by column {name!r} is missing from the source.", path=path
+                f"{operation}: dedup_order_by column {name!r} is missing from the source.",
+                path=path,
+                hint=f"its columns are {_names(source.names)}.",
             )
     if not snapshot.files:
         return
@@ -129,6 +132,7 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
             f"{operation}: key column {_names(absent)} is missing from the target,"
             f" which has {_names(snapshot.schema.names)}.",
             path=path,
+            hint="name keys that both sides have.",
         )
     check_key_types(snapshot.schema, intent.keys, side="target", operation=operation, path=path)
 
@@ -308,8 +312,9 @@ def _assigned_path(name: Any, target: pa.Schema, path: str) -> tuple[str, ...]:
         if len(parts) == 1 and len(folded) == 1:
             return (folded[0],)
         raise ColumnNotFound(
-            f"update: column {'.'.join(parts)!r} does not exist; there is {_names(target.names)}.",
+            f"update: column {'.'.join(parts)!r} does not exist.",
             path=path,
+            hint=f"there is {_names(target.names)}.",
         ) from None
     return parts
 
@@ -349,8 +354,9 @@ def _check_columns(names: Sequence[str], snapshot: Snapshot, operation: str) -> 
     absent = [name for name in names if name not in snapshot.schema.names]
     if absent:
         raise ColumnNotFound(
-            f"{operation}: column {_names(absent)} does not exist; there is {_names(snapshot.schema.names)}.",
+            f"{operation}: column {_names(absent)} does not exist.",
             path=snapshot.root,
+            hint=f"there is {_names(snapshot.schema.names)}.",
         )
 
 

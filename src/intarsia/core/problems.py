@@ -80,13 +80,13 @@ def partition_moves(
 ) -> None:
     """Refuse rows that would take an existing key to another partition."""
     total = sum(len(rows) for _, rows in moved)
-    file, rows = moved[0]
     columns = list(snapshot.partition_columns)
     samples = source.select([*intent.source_keys, *(c for c in columns if c not in intent.source_keys)])
     shown = "; ".join(
         f"{_key(row, intent.source_keys)} is in {_place(file.partition, columns)},"
         f" the source says {_place(row, columns)}"
-        for row in _shown(take_rows(samples, rows.slice(0, SAMPLES)))
+        for file, rows in moved[:SAMPLES]
+        for row in _shown(take_rows(samples, rows.slice(0, max(1, SAMPLES // len(moved)))))
     )
     raise PartitionMoveError(
         f"{intent.rule.name}: partition columns cannot change for existing keys:"

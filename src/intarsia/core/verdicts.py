@@ -32,7 +32,7 @@ class Verdict:
 def verdicts(where: Predicate, snapshot: Snapshot) -> list[Verdict]:
     """One verdict per file of the snapshot."""
     files = snapshot.files
-    if where is None or isinstance(where, pc.Expression):
+    if not files or where is None or isinstance(where, pc.Expression):
         return [Verdict(_every(file)) for file in files]
     names = [path[0] for _, path in columns_of(where) if len(path) == 1]
     stored = [name for name in names if name not in snapshot.partition_columns]

@@ -96,6 +96,9 @@ class Storage(Protocol):
     def sync(self, path: str) -> None:
         """Make the bytes of a file, or the names in a directory, durable."""
 
+    def imitate(self, model: str, path: str) -> None:
+        """Give ``path`` the owner and permissions of ``model``, as far as the process may."""
+
     def check_writable(self, directory: str) -> None:
         """Refuse when no file could be put into ``directory``, or it could not be created."""
 

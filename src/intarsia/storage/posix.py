@@ -8,7 +8,7 @@ import stat as stat_mode
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 
 import pyarrow.fs as pafs
 
@@ -194,8 +194,23 @@ class PosixStorage:
             finally:
                 os.close(descriptor)
 
+    def imitate(self, model: str, path: str) -> None:
+        with storage_errors("set the permissions of", path):
+            wanted, found = os.stat(model), os.stat(path)
+            if (wanted.st_uid, wanted.st_gid) != (found.st_uid, found.st_gid):
+                with suppress(PermissionError):  # only root may give files away
+                    os.chown(path, wanted.st_uid, wanted.st_gid)
+            mode = stat_mode.S_IMODE(wanted.st_mode)
+            if stat_mode.S_ISDIR(found.st_mode):
+                mode |= stat_mode.S_IRWXU  # one that its maker cannot use would be in the way for ever
+            if mode != stat_mode.S_IMODE(found.st_mode):
+                os.chmod(path, mode)
+
     def check_writable(self, directory: str) -> None:
         there = _nearest(directory)
+        if not os.path.isdir(there):
+            refusal: OSError = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
+            raise as_storage_error(refusal, "write to", there)
         if not os.access(there, os.W_OK | os.X_OK):
             refusal = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise as_storage_error(refusal, "write to", there)

@@ -165,6 +165,9 @@ class RemoteStorage:
     def sync(self, path: str) -> None:
         """A store that has taken the bytes keeps them; there is nothing to flush."""
 
+    def imitate(self, model: str, path: str) -> None:
+        """A store's permissions are its bucket's, not a file's."""
+
     def check_writable(self, directory: str) -> None:
         """Nothing can be told without writing."""
 

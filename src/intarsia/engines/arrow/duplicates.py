@@ -16,25 +16,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.schema import check_key_types, is_nested
-from intarsia.core.bounds import bounds_of
 from intarsia.core.files import DataFile
 from intarsia.core.keys import arange
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress
 from intarsia.core.rule import Drop
+from intarsia.engines.arrow.duplicate_units import Cutting, Unit
 from intarsia.engines.arrow.overlay import take_rows, without
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.arrow.repeats import key_form, losing, repeated
-from intarsia.engines.arrow.sampling import sample_rows
-from intarsia.engines.arrow.separate import Cell, cells, components
+from intarsia.engines.arrow.separate import Cell
 from intarsia.engines.arrow.threads import in_order, shares
 from intarsia.errors import ColumnNotFound, InputError
 
-_ROW_OVERHEAD = 40
-"""Bytes per row for codes, row numbers and marks beside the key itself."""
-_UNKNOWN_WIDTH = 32
-_GLANCE_ROWS = 1 << 14
 _ROW, _GROUP = "\0row", "\0group"
 """Columns of our own beside those of the dataset, under names that those cannot have."""
 
@@ -74,11 +69,11 @@ def match_duplicates(
     chosen = sorted((file for file in chosen if file.rows), key=lambda file: file.path)
     names = _checked_keys(plan, keys)
     _check_order(plan, order_by)
-    search = _Search(plan, names, tuple(order_by), threads, memory_bytes)
-    units = search.units(chosen)
+    search = _Search(plan, tuple(order_by), threads, memory_bytes)
+    units = Cutting(plan, names, threads, memory_bytes).units(chosen)
     outer, inner = shares(threads, len(units))
 
-    def work(unit: _Unit) -> list[tuple[DataFile, pa.Array]]:
+    def work(unit: Unit) -> list[tuple[DataFile, pa.Array]]:
         return replace(search, threads=inner, memory_bytes=memory_bytes // outer).losers(unit)
 
     found: dict[str, list[pa.Array]] = {}
@@ -144,24 +139,6 @@ def _matches(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, sca
 
 
 @dataclass(frozen=True, slots=True)
-class _Unit:
-    """Some files, and the part of their keys to look at."""
-
-    files: tuple[DataFile, ...]
-    keys: tuple[str, ...]
-    """Those that differ within the files; the most telling one first."""
-    cell: Cell = ()
-    fits: bool = True
-    row_groups: tuple[frozenset[int], ...] = ()
-    """Per file those that may hold keys of the cell; empty when all do."""
-
-    @property
-    def bases(self) -> list[int]:
-        """Where each file's rows begin in a count over all of them, and the end."""
-        return list(accumulate((file.rows for file in self.files), initial=0))
-
-
-@dataclass(frozen=True, slots=True)
 class _Read:
     """The first key column of one file."""
 
@@ -175,77 +152,11 @@ class _Search:
     """Looks for duplicates; safe to use from several threads."""
 
     plan: Plan
-    keys: tuple[str, ...]
     order_by: tuple[str, ...]
     threads: int
     memory_bytes: int
 
-    def units(self, files: Sequence[DataFile]) -> list[_Unit]:
-        """All of the work, cut into parts that share no key and fit in memory together."""
-        apart = [_Unit(tuple(mine), self._varying(mine))
-                 for mine in components(files, self.keys, self.plan.snapshot)]
-        costs = [self._cost(unit) for unit in apart]
-        if sum(costs) <= self.memory_bytes:
-            return [self._led(unit) for unit in apart]
-        share = max(self.memory_bytes // self.threads, 1)
-        units: list[_Unit] = []
-        for unit, cost in zip(apart, costs, strict=True):
-            units += [self._led(unit)] if cost <= share or not unit.keys else self._cut(unit, cost, share)
-        return units
-
-    def _varying(self, files: Sequence[DataFile]) -> tuple[str, ...]:
-        """Files of one component agree in the partition columns of the key that are known of all."""
-        fixed = self.plan.snapshot.partition_columns
-        return tuple(
-            name for name in self.keys
-            if name not in fixed or not all(name in file.partition for file in files)
-        )
-
-    def _cost(self, unit: _Unit) -> int:
-        """The memory to hold the first key column; which one that is, is not known yet."""
-        rows = unit.bases[-1]
-        return rows * _ROW_OVERHEAD + 2 * max((self._bytes(unit, name) for name in unit.keys), default=0)
-
-    def _bytes(self, unit: _Unit, name: str) -> int:
-        kind = self.plan.schema.field(name).type
-        rows = unit.bases[-1]
-        if pa.types.is_primitive(kind) or pa.types.is_decimal(kind):
-            return rows * kind.bit_width // 8
-        stored = sum(_stored_bytes(file, name) for file in unit.files)
-        return max(stored, rows * _UNKNOWN_WIDTH)  # a dictionary hides how long strings are
-
-    def _led(self, unit: _Unit) -> _Unit:
-        if len(unit.keys) < 2:
-            return unit
-        largest = max(unit.files, key=lambda file: file.rows)
-        sample = self._sample(unit.keys, [largest], rows=_GLANCE_ROWS, groups=1)
-        return replace(unit, keys=_by_distinct(sample))
-
-    def _sample(self, names: Sequence[str], files: Sequence[DataFile], **limits: int) -> pa.Table:
-        sample = sample_rows(files, names, self.plan, threads=self.threads, **limits)
-        return pa.table({name: key_form(sample[name]) for name in names})
-
-    def _cut(self, unit: _Unit, cost: int, share: int) -> list[_Unit]:
-        sample = self._sample(unit.keys, unit.files)
-        unit = replace(unit, keys=_by_distinct(sample))
-        rows = unit.bases[-1]
-        most = max(1, rows * share // cost)
-        found = cells(sample.select(unit.keys), rows=rows, most_rows=most)
-        bounds: dict[str, Any] = {}
-        units = []
-        for cell in found:
-            for span in cell:
-                if span.column not in bounds:
-                    kind = self.plan.schema.field(span.column).type
-                    bounds[span.column] = bounds_of(unit.files, span.column, kind)
-            kept = sample.num_rows
-            for span in cell:
-                kept = min(kept, pc.sum(span.mask(sample[span.column].combine_chunks())).as_py() or 0)
-            fits = rows * kept // max(sample.num_rows, 1) <= 2 * most
-            units.append(replace(unit, cell=cell, fits=fits, row_groups=_row_groups(unit, cell, bounds)))
-        return units
-
-    def losers(self, unit: _Unit) -> list[tuple[DataFile, pa.Array]]:
+    def losers(self, unit: Unit) -> list[tuple[DataFile, pa.Array]]:
         """The positions that have to go, by file."""
         if not unit.keys:
             whole = pa.repeat(pa.scalar(0, pa.int64()), unit.bases[-1])
@@ -256,7 +167,7 @@ class _Search:
             rows = self._settle(unit, self._every(unit), count=0)
         return list(_by_file(unit, rows))
 
-    def _by_first_key(self, unit: _Unit) -> pa.Array:
+    def _by_first_key(self, unit: Unit) -> pa.Array:
         """Narrow down by the first key column, then look at the rest of the rows left."""
         numbers = range(len(unit.files))
         read = list(in_order(lambda number: self._first_key(unit, number), numbers, threads=self.threads))
@@ -274,7 +185,7 @@ class _Search:
         suspects = self._suspects(unit, unit.keys[1:], groups, parts)
         return self._settle(unit, suspects, count=found.count)
 
-    def _first_key(self, unit: _Unit, number: int) -> _Read:
+    def _first_key(self, unit: Unit, number: int) -> _Read:
         first = unit.keys[0]
         names = tuple(dict.fromkeys((first, *(span.column for span in unit.cell))))
         values: list[pa.Array] = []
@@ -291,7 +202,7 @@ class _Search:
             return _Read(pa.nulls(0, kind), pa.array([], pa.int64()))
         return _Read(pa.concat_arrays(values), pa.concat_arrays(positions) if positions else None)
 
-    def _tables(self, unit: _Unit, number: int, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
+    def _tables(self, unit: Unit, number: int, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
         """Columns of a file in key form, with the position of the first row of each table."""
         file = unit.files[number]
         wanted = unit.row_groups[number] if unit.row_groups else None
@@ -307,7 +218,7 @@ class _Search:
 
     def _suspects(
         self,
-        unit: _Unit,
+        unit: Unit,
         keys: tuple[str, ...],
         groups: pa.Array,
         parts: tuple[list[pa.Array | None], list[int]] | None,
@@ -327,11 +238,13 @@ class _Search:
             positions = pc.indices_nonzero(pc.is_valid(mine)).cast(pa.int64())
             if named is not None:
                 positions = named.take(positions)
-            return pa.table({
-                **self._at(unit.files[number], names, positions),
-                _ROW: pc.add(positions, pa.scalar(bases[number], pa.int64())),
-                _GROUP: mine.drop_null(),
-            })
+            return pa.table(
+                {
+                    **self._at(unit.files[number], names, positions),
+                    _ROW: pc.add(positions, pa.scalar(bases[number], pa.int64())),
+                    _GROUP: mine.drop_null(),
+                }
+            )
 
         return in_order(one, range(len(unit.files)), threads=self.threads)
 
@@ -346,16 +259,18 @@ class _Search:
                     if len(_between(positions, start, stop)):
                         for piece in reader.pieces(names, group):
                             mine = _between(positions, start, start + piece.num_rows)
-                            parts.append(take_rows(
-                                pa.table({name: key_form(piece[name]) for name in names}),
-                                pc.subtract(mine, pa.scalar(start, pa.int64())),
-                            ))
+                            parts.append(
+                                take_rows(
+                                    pa.table({name: key_form(piece[name]) for name in names}),
+                                    pc.subtract(mine, pa.scalar(start, pa.int64())),
+                                )
+                            )
                             start += piece.num_rows
                     start = stop
         whole = pa.concat_tables(parts)
         return dict(zip(names, whole.columns, strict=True))
 
-    def _every(self, unit: _Unit) -> Iterator[pa.Table]:
+    def _every(self, unit: Unit) -> Iterator[pa.Table]:
         """All rows of a cell with all keys, for when not even the first key column fits in memory."""
         bases = unit.bases
         names = tuple(dict.fromkeys((*unit.keys, *self.order_by)))
@@ -366,7 +281,7 @@ class _Search:
                 mask = _inside(table, unit.cell)
                 yield table if mask is None else table.filter(mask)
 
-    def _settle(self, unit: _Unit, tables: Iterable[pa.Table], *, count: int) -> pa.Array:
+    def _settle(self, unit: Unit, tables: Iterable[pa.Table], *, count: int) -> pa.Array:
         """The rows that lose. When memory is full, those that have lost already are let go of."""
         losers: list[pa.Array] = []
         waiting: list[pa.Table] = []
@@ -383,7 +298,7 @@ class _Search:
             losers.append(self._reduced(unit, waiting, count)[0])
         return pa.concat_arrays(losers) if losers else pa.array([], pa.int64())
 
-    def _reduced(self, unit: _Unit, tables: Sequence[pa.Table], count: int) -> tuple[pa.Array, pa.Table]:
+    def _reduced(self, unit: Unit, tables: Sequence[pa.Table], count: int) -> tuple[pa.Array, pa.Table]:
         table = pa.concat_tables(tables).combine_chunks()
         grouped = _GROUP in table.column_names
         keys = unit.keys[1:] if grouped else unit.keys
@@ -395,41 +310,6 @@ class _Search:
             threads=self.threads,
         )
         return _one(table, _ROW).take(gone), without(table, gone)
-
-
-def _stored_bytes(file: DataFile, name: str) -> int:
-    footer = file.footer
-    if footer is None:
-        return 0
-    leaf = next((n for n in range(footer.num_columns) if footer.schema.column(n).path == name), None)
-    if leaf is None:
-        return 0
-    return sum(
-        footer.row_group(number).column(leaf).total_uncompressed_size
-        for number in range(footer.num_row_groups)
-    )
-
-
-def _by_distinct(sample: pa.Table) -> tuple[str, ...]:
-    """The columns, the one with the most different values first."""
-    counts = {name: pc.count_distinct(sample[name], mode="all").as_py() for name in sample.column_names}
-    return tuple(sorted(sample.column_names, key=lambda name: -counts[name]))
-
-
-def _row_groups(unit: _Unit, cell: Cell, bounds: dict[str, Any]) -> tuple[frozenset[int], ...]:
-    found: list[set[int]] = [set() for _ in unit.files]
-    if not cell:
-        return ()
-    outside: pa.Array | None = None
-    for span in cell:
-        mine = span.excludes(bounds[span.column])
-        outside = mine if outside is None else pc.or_(outside, mine)
-    of = bounds[cell[0].column]
-    inside = pc.invert(outside)
-    numbers, groups = of.file.filter(inside).to_pylist(), of.row_group.filter(inside).to_pylist()
-    for number, group in zip(numbers, groups, strict=True):
-        found[number].add(group)
-    return tuple(frozenset(groups) for groups in found)
 
 
 def _inside(table: pa.Table, cell: Cell) -> pa.Array | None:
@@ -450,7 +330,7 @@ def _one(table: pa.Table, name: str) -> pa.Array:
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def _by_file(unit: _Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Array]]:
+def _by_file(unit: Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Array]]:
     """Row numbers over all files as positions in each."""
     if not len(rows):
         return

@@ -103,8 +103,11 @@ def _order(plan: Plan, intent: Optimize) -> Order:
             path=path,
             hint=f"the columns are {', '.join(schema.names)}.",
         )
-    bad = [name for name in intent.by
-           if is_nested(schema.field(name).type) or pa.types.is_interval(schema.field(name).type)]
+    bad = [
+        name
+        for name in intent.by
+        if is_nested(schema.field(name).type) or pa.types.is_interval(schema.field(name).type)
+    ]
     if bad:
         raise InputError(
             f"{plan.operation}: {', '.join(f'{name!r} ({schema.field(name).type})' for name in bad)}"

@@ -8,9 +8,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common import arrow
+from intarsia.common.spool import take, take_rows
 from intarsia.core.keys import arange, flat
 from intarsia.errors import SchemaMismatch
+
+__all__ = ["Overlay", "take_rows", "without"]
 
 
 class Overlay:
@@ -76,22 +78,6 @@ def without(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
     return table.filter(kept)
 
 
-def take(values: Any, indices: pa.Array) -> Any:
-    """``take`` for every type, also those without a kernel of their own."""
-    kind = values.type
-    if _is_view(kind):
-        plain = pa.string() if pa.types.is_string_view(kind) else pa.binary()
-        return values.cast(plain).take(indices).cast(kind)
-    return values.take(indices)
-
-
-def take_rows(table: pa.Table, indices: pa.Array) -> pa.Table:
-    """Some rows of a table, by number; of a spooled table only what is needed is paged in."""
-    if any(_is_view(kind) for kind in table.schema.types):
-        return pa.table([take(column, indices) for column in table.columns], schema=table.schema)
-    return arrow.take_rows(table, indices)
-
-
 def _most_values(kind: pa.DictionaryType) -> int:
     signed = pa.types.is_signed_integer(kind.index_type)
     return int(2 ** (kind.index_type.bit_width - signed))
@@ -106,10 +92,6 @@ def _encoded_as(values: pa.Array, kind: pa.DictionaryType) -> pa.Array:
         )
     indices = encoded.indices.cast(kind.index_type)
     return pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=kind.ordered)
-
-
-def _is_view(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string_view(kind) or pa.types.is_binary_view(kind))
 
 
 def _maskable(kind: pa.DataType) -> bool:

@@ -49,8 +49,11 @@ def _positions(where: Any, table: pa.Table) -> pa.Array:
         row += "_"
     try:
         kept = table.append_column(row, arange(table.num_rows)).filter(where)
-    except pa.ArrowKeyError as error:
-        raise ColumnNotFound(f"The predicate names a column that is not there: {error}") from error
     except pa.ArrowInvalid as error:
+        if "No match for FieldRef" in str(error):
+            raise ColumnNotFound(
+                f"The predicate {where} names a column that is not there;"
+                f" there is {', '.join(map(repr, table.column_names))}."
+            ) from error
         raise InputError(f"The predicate cannot be evaluated: {error}") from error
     return flat(kept[row])

@@ -54,9 +54,7 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
     """
     encoded = _encoded(task)
     with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
-        stored = [
-            name for name in task.schema.names if name not in task.partition_columns or name in reader.stored
-        ]
+        stored = _stored(reader, task)
         wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
         layout = _layout(reader, task.options)
         writer = FileWriter(
@@ -89,6 +87,12 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
             return writer.close(task.file.path, task.file.partition)
         finally:
             writer.abandon()
+
+
+def _stored(reader: FileReader, task: Rewrite) -> list[str]:
+    """The file's own columns in its own order, then those that are new to it."""
+    own = [name for name in reader.physical.names if name in task.schema.names]
+    return own + [n for n in task.schema.names if n not in task.partition_columns and n not in own]
 
 
 def _encoded(task: Rewrite) -> list[str]:
@@ -216,6 +220,7 @@ def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
 def _written_form(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:
     """The stored columns only, in exactly the types written; NULL in a NOT NULL column is refused."""
     stored = table.select(schema.names)
-    if stored.schema.equals(schema):
+    strict = [field.name for field in schema if not field.nullable]
+    if stored.schema.equals(schema) and not any(stored[name].null_count for name in strict):
         return stored
     return conform_table(stored, schema, operation=task.operation, path=task.file.path)

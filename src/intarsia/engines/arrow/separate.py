@@ -87,12 +87,14 @@ def _file_ranges(bounds: Bounds, files: int) -> tuple[list[int | None], list[int
     ranks = pc.rank(ends, sort_keys="ascending", tiebreaker="dense").cast(pa.int64())
     ranks = pc.if_else(pc.is_valid(ends), ranks, pa.scalar(None, pa.int64()))
     count = len(bounds.file)
-    table = pa.table({
-        "file": bounds.file,
-        "low": ranks.slice(0, count),
-        "high": ranks.slice(count),
-        "null": pc.fill_null(pc.greater(bounds.null_count, 0), True),
-    }).filter(filled)
+    table = pa.table(
+        {
+            "file": bounds.file,
+            "low": ranks.slice(0, count),
+            "high": ranks.slice(count),
+            "null": pc.fill_null(pc.greater(bounds.null_count, 0), True),
+        }
+    ).filter(filled)
     grouped = table.group_by("file", use_threads=False)
     found = grouped.aggregate([("low", "min"), ("high", "max"), ("null", "any")])
     low: list[int | None] = [None] * files

@@ -161,4 +161,3 @@ def _storage(location: str) -> Iterator[None]:
             path=location,
             hint="make room there, or give the engine more memory.",
         ) from error
-

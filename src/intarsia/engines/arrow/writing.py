@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from typing import Any
 
 import pyarrow as pa
@@ -70,8 +71,11 @@ class FileWriter:
 
     def abandon(self) -> None:
         """Let go of the handles after an error; the staged bytes are swept with the transaction."""
+        if self._writer is not None:
+            self._writer.is_open = False  # else it would write its footer when it is collected, and fail
         if self._sink is not None and not self._sink.closed:
-            self._sink.close()
+            with suppress(OSError):  # the disk may be full, which has been said
+                self._sink.close()
 
     def _guard(self, action: Any, table: pa.Table) -> None:
         try:

@@ -19,6 +19,8 @@ _PROBE = 16
 _SLOW_SECONDS = 0.0005
 _THREADS = 32
 _TAIL = 1 << 16
+_SIGNATURE = 28
+"""Bytes after a footer that is readable although columns are encrypted."""
 _CODECS = frozenset(2 * codec for codec in range(8))
 """The codecs of the format, zigzag encoded."""
 
@@ -58,7 +60,7 @@ def read_footer(filesystem: pafs.FileSystem, location: str) -> pq.FileMetaData:
         with filesystem.open_input_file(location) as file:
             raw = _footer_bytes(file)
         footer = pq.ParquetFile(pa.BufferReader(raw)).metadata
-        if footer.serialized_size != len(raw) - 8:  # followed by the signature of encrypted columns
+        if len(raw) - 8 - footer.serialized_size == _SIGNATURE:
             raise pa.ArrowInvalid("some of its columns are encrypted")
         _check_codecs(footer, raw)
         return footer
@@ -92,9 +94,10 @@ def _check_codecs(footer: pq.FileMetaData, raw: bytes) -> None:
     at = 0
     for _ in range(footer.num_row_groups):
         for needle in needles:
-            at = raw.find(needle, at) + len(needle)
-            if at < len(needle):
-                return  # written in a way we do not know
+            found = raw.find(needle, at)
+            if found < 0:
+                continue  # such as a name with a dot in it, which looks like a path
+            at = found + len(needle)
             if raw[at] not in _CODECS:
                 raise pa.ArrowInvalid("it uses a compression codec that is not known")
 

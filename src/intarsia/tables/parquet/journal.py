@@ -90,8 +90,12 @@ class Journal:
             log.warning("could not tidy up: %s", error)
 
     def _make_control(self) -> list[str]:
+        storage, control = self.storage, self.control
         try:
-            return self.storage.make_directories(self.control.directory)
+            made = storage.make_directories(control.directory)
+            if control.directory in made and storage.stat(control.root) is not None:
+                storage.imitate(control.root, control.directory)  # what is staged is as private as the data
+            return made
         except StorageError as error:
             error.hint = "name a writable control directory on the same device with control_path="
             raise
@@ -155,13 +159,19 @@ class Journal:
                 finishes it.
             StorageError: the store refused before the commit point; nothing changed.
         """
-        self._prepare(record)
+        try:
+            self._prepare(record)
+        except StorageError as error:
+            if error.errno == errno.ENOENT:
+                check()  # a file that another writer has removed is a conflict
+            raise
         check()
         self._record_intent(record)
         self._claim(record)
         try:
             self.storage.sync(self.control.log)
-            self.publish(record)
+            for path in self.publish(record):
+                log.warning("%s: kept %s, which another writer changed during the commit", record.root, path)
         except (IntarsiaError, OSError) as error:
             raise _unknown(record, error) from error
         self.clean(record)
@@ -173,6 +183,8 @@ class Journal:
             storage.make_directories(f"{base}/{name}")
 
         def settle(item: Coming) -> None:
+            if item.was is not None:
+                storage.imitate(f"{self.control.root}/{item.path}", f"{base}/new/{item.staged}")
             storage.sync(f"{base}/new/{item.staged}")
             if storage.atomic:
                 storage.twin(f"{base}/new/{item.staged}", f"{base}/pub/{item.staged}")

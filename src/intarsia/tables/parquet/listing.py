@@ -75,6 +75,7 @@ def _may_hold_data(entry: Entry) -> bool:
 
 def _refuse_unsafe(root: str, entry: Entry) -> None:
     if entry.kind == "file":
+        _refuse_undecodable(root, entry)
         return
     what = "a symbolic link" if entry.kind == "symlink" else "not a regular file"
     raise UnsafePath(
@@ -82,6 +83,16 @@ def _refuse_unsafe(root: str, entry: Entry) -> None:
         path=f"{root}/{entry.path}",
         hint="move the real file or directory into the dataset",
     )
+
+
+def _refuse_undecodable(root: str, entry: Entry) -> None:
+    try:
+        entry.path.encode()
+    except UnicodeEncodeError as error:
+        shown = entry.path.encode("utf-8", "backslashreplace").decode()
+        raise UnsafePath(
+            f"The name {shown} below {root} is no UTF-8 text.", path=root, hint="rename the file or directory"
+        ) from error
 
 
 def _refuse_empty(root: str, entry: Entry) -> None:

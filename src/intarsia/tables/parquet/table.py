@@ -183,7 +183,12 @@ class ParquetTransaction:
         _check_batch(change.properties)
         self._refuse(change)
         self._verify(change)
-        self._record = record = self._recorded(change)
+        record = self._recorded(change)
+        try:
+            record.check()  # as whoever recovers it will
+        except ValueError as error:
+            raise InputError(f"This change cannot be recorded: {error}.", path=self._root) from error
+        self._record = record
         self._journal.commit(record, lambda: self._check_unchanged(change))
         self._finished = True
         return Committed(self.txid, record.seq)
