@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -114,9 +113,10 @@ class Arena:
     def _checked(self, contender: str, copy: Path, figures: dict[str, Any]) -> dict[str, Any]:
         if contender == "floor" or self.workload.kind == "plan":
             return figures
-        files: Iterable[Path | str] = delta_files(copy) if contender == "deltars" else data_files(copy)
+        files: list[Path | str] = [*(delta_files(copy) if contender == "deltars" else data_files(copy))]
         figures["right"] = digest(files, daily=self.workload.shape.daily) == self.expected
-        figures["notes"]["files"] = figures["notes"].get("files", len(list(files)))
+        figures["notes"]["files"] = len(files)
+        figures["notes"]["mb"] = round(sum(os.path.getsize(file) for file in files) / 1e6)
         if self.workload.kind == "zorder":
             for column in self.workload.by:
                 figures["notes"][f"reads_{column}"] = round(range_reads(files, column), 3)

@@ -11,10 +11,12 @@ import os
 from pathlib import Path
 
 import duckdb
+import fsspec
 import polars as pl
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.dataset as ds
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
@@ -605,6 +607,30 @@ def test_s19_the_positional_order_and_the_other_spellings(tmp_path, rows):
         assert [row["p"] for row in rows(tmp_path / name)] == ["a", "b"]
     with pytest.raises(ValueError, match="say different things"):
         incremental.merge(data, tmp_path / "x", "upsert", "id", partition_by="p", partition_columns="id")
+
+
+@pytest.mark.parametrize("kind", ["fsspec memory", "fsspec local", "pyarrow subtree"])
+def test_s19_a_file_system_object_goes_with_any_path(tmp_path, kind):
+    memory = fsspec.filesystem("memory")
+    filesystem, path = {
+        "fsspec memory": (memory, f"/{tmp_path.name}/ds"),
+        "fsspec local": (fsspec.filesystem("file"), str(tmp_path / "ds")),
+        "pyarrow subtree": (pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem()), "ds"),
+    }[kind]
+    data = pa.table({"id": [1, 2], "p": ["a", "b"]})
+    changes = pa.table({"id": [2, 3], "p": ["b", "b"]})
+    on = PyarrowDatasetIO(filesystem, single_writer=kind == "fsspec memory")
+    on.write_dataset(data, path, partition_by="p")
+    assert dict(on.merge(changes, path, "upsert", "id"))["total"] == 3
+    table = on.read_parquet(path, include_file_path=True)
+    assert sorted(table["id"].to_pylist()) == [1, 2, 3]
+    files = incremental.list_dataset_files(path, filesystem)
+    assert sorted(set(table["file_path"].to_pylist())) == files
+    assert len(incremental.confirm_affected_files(files, "id", [3], filesystem)) == 1
+    assert on.read_parquet(files[0])["id"].to_pylist() == [1]
+    assert incremental.plan_incremental_rewrite(path, [2], "id", filesystem).affected_rows == 1
+    if kind == "fsspec memory":
+        memory.rm(f"/{tmp_path.name}", recursive=True)
 
 
 # --- S20, S21, S22 -------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
 from intarsia.core.change import Change, Committed, Staging
-from intarsia.core.files import Snapshot
+from intarsia.core.files import DataFile, Snapshot
 
 if TYPE_CHECKING:
     from intarsia.core.matches import Matches
@@ -32,8 +32,19 @@ class Transaction(Protocol):
     def staging(self) -> Staging:
         """Where to write; created on first use."""
 
-    def place(self, partition: Mapping[str, Any], prefix: str, ordinal: int) -> str:
-        """The table path of a new file with these typed partition values."""
+    def place(
+        self,
+        partition: Mapping[str, Any],
+        prefix: str,
+        ordinal: int,
+        *,
+        beside: DataFile | None = None,
+    ) -> str:
+        """The table path of a new file with these typed partition values.
+
+        ``beside`` is a file whose rows it takes over, for tables whose files lie where their writer put
+        them.
+        """
 
     def commit(self, change: Change) -> Committed:
         """Put the change into effect, all of it or nothing.

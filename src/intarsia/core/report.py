@@ -62,7 +62,8 @@ class MergeResult:
     @property
     def changed(self) -> bool:
         """Whether any file was (or, in a dry run, would be) written or removed."""
-        return bool(self.rewritten_files or self.inserted_files or self.removed_files)
+        planned = self.dry_run and self.inserted > 0  # files that have no name yet
+        return bool(self.rewritten_files or self.inserted_files or self.removed_files or planned)
 
     def keys(self) -> Iterator[str]:
         return iter(("inserted", "updated", "deleted", "total"))

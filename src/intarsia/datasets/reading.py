@@ -80,7 +80,8 @@ def read_dataset(table: ParquetTable, wanted: Reading) -> pa.Table:
 
 
 def _one_file(table: ParquetTable) -> Snapshot:
-    return files_snapshot([table.root], (), filesystem=table.storage.filesystem)
+    snapshot = files_snapshot([table.control.root], (), filesystem=table.storage.filesystem)
+    return replace(snapshot, files=tuple(replace(file, path=table.root) for file in snapshot.files))
 
 
 def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:

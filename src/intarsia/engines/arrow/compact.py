@@ -56,7 +56,9 @@ def _write_group(group: FileGroup, plan: Plan, tx: Transaction, *, number: int, 
         for piece in _rows(group, plan, form, readers=readers):
             row_groups.add(piece)
         row_groups.finish()
-        staged = writer.close(tx.place(group.partition, "compact", number), group.partition)
+        staged = writer.close(
+            tx.place(group.partition, "compact", number, beside=group.files[0]), group.partition
+        )
     finally:
         writer.abandon()
     check_rows([staged], group.rows, group)

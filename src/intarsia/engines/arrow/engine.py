@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -22,6 +21,7 @@ from intarsia.engines.arrow.optimize import stage_optimize
 from intarsia.engines.arrow.placing import Placing, all_rows, stamp
 from intarsia.engines.arrow.predicates import predicate_hits
 from intarsia.engines.arrow.rewrite import Rewrite, rewrite
+from intarsia.engines.arrow.threads import in_order
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -172,22 +172,7 @@ class ArrowEngine:
     def _each(self, work: Callable[[T], R], items: Sequence[T], progress: Progress, step: str) -> list[R]:
         """Results in the order of the items; the first error ends the rest."""
         results: list[R] = []
-        for result in in_threads(work, items, self._threads):
+        for result in in_order(work, items, threads=min(self._threads, len(items))):
             results.append(result)
             progress(step, len(results), len(items))
         return results
-
-
-def in_threads(work: Callable[[T], R], items: Sequence[T], threads: int) -> Iterable[R]:
-    """``map`` over a few threads; on an error nothing new is begun."""
-    if len(items) <= 1 or threads <= 1:
-        yield from map(work, items)
-        return
-    with ThreadPoolExecutor(min(threads, len(items))) as pool:
-        futures = [pool.submit(work, item) for item in items]
-        try:
-            for future in futures:
-                yield future.result()
-        finally:
-            for future in futures:
-                future.cancel()

@@ -242,7 +242,9 @@ class _Task:
             writer.abandon()
 
     def _place(self, number: int) -> str:
-        return self.tx.place(self.group.partition, "optimized", self.first + number)
+        return self.tx.place(
+            self.group.partition, "optimized", self.first + number, beside=self.group.files[0]
+        )
 
     def _row_groups(self, writer: FileWriter, rows: int) -> RowGroups:
         """Row groups for rows that come in order."""

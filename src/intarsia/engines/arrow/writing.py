@@ -92,6 +92,8 @@ class FileWriter:
         )
         self._sink = self._filesystem.open_output_stream(self.location)
         self._writer = pq.ParquetWriter(self._sink, self.schema, store_schema=not self._encoded, **options)
+        if self._encoded:  # a writer that stores no schema of its own stores no metadata either
+            self._writer.add_key_value_metadata(dict(self.schema.metadata))
 
     def _failure(self, error: OSError) -> StorageError:
         return StorageError(f"Cannot write a staged file: {error}", errno=error.errno, path=self.location)

@@ -51,7 +51,11 @@ def list_data_files(storage: Storage, root: str) -> Listing:
     if found is None:
         return Listing((), exists=False)
     if found.kind != "directory":
-        raise InputError(f"{root} is a {found.kind}; a dataset is a directory of Parquet files.", path=root)
+        raise InputError(
+            f"{root} is a {found.kind}; a dataset is a directory of Parquet files.",
+            path=root,
+            hint="name the directory that holds the files",
+        )
     _refuse_part_of_table(storage, root)
     entries = list(storage.walk(root, lambda name: not is_hidden(name)))
     _refuse_table(storage, root, entries)

@@ -156,14 +156,25 @@ class ParquetTransaction:
         self._storage.make_directories(new)
         return Staging(filesystem=self._storage.filesystem, directory=new, txid=self.txid)
 
-    def place(self, partition: Mapping[str, Any], prefix: str, ordinal: int) -> str:
-        """The table path of a new file with these typed partition values."""
-        order = [column for column in self.snapshot.partition_columns if column in partition]
-        values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
+    def place(
+        self,
+        partition: Mapping[str, Any],
+        prefix: str,
+        ordinal: int,
+        *,
+        beside: DataFile | None = None,
+    ) -> str:
+        """The table path of a new file: in its partition's directory, or in that of the file ``beside``."""
         name = f"{prefix}-{self.txid}-{ordinal:05d}.parquet"
-        path = posixpath.join(hive_path(values, path=self._root), name)
+        directory = self._directory_of(partition) if beside is None else posixpath.dirname(beside.path)
+        path = posixpath.join(directory, name)
         check_data_path(path)
         return path
+
+    def _directory_of(self, partition: Mapping[str, Any]) -> str:
+        order = [column for column in self.snapshot.partition_columns if column in partition]
+        values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
+        return hive_path(values, path=self._root)
 
     def commit(self, change: Change) -> Committed:
         """Put the change into effect, all of it or nothing; an empty change writes nothing.
