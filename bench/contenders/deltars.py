@@ -13,6 +13,9 @@ def prepare(job: dict[str, Any]) -> Callable[[], Any]:
     source = pq.read_table(job["source"]) if job["source"] else None
     target = job["target"]
     predicate = " and ".join(f"t.{key} = s.{key}" for key in job["keys"])
+    if job["kind"] == "upsert_day":  # named outright, so that other partitions are not read
+        days = ", ".join(f"'{day}'" for day in source["day"].unique().to_pylist())
+        predicate += f" and t.day in ({days})"
     match job["kind"]:
         case "compact":
             return lambda: _quiet(DeltaTable(target).optimize.compact(target_size=128 << 20))

@@ -223,9 +223,8 @@ def column_names(columns: Columns | None) -> tuple[str, ...]:
 
 def bytes_per_file(megabytes: float | None, rows: int | None) -> int | None:
     """The target size of a file in bytes. Raises InputError where either threshold is not above zero."""
-    target = None if megabytes is None else int(megabytes * _MB) or (1 if megabytes > 0 else 0)
-    check_thresholds(target, rows)
-    return target
+    check_thresholds(megabytes, rows)
+    return None if megabytes is None else max(1, int(megabytes * _MB))
 
 
 def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> Any:

@@ -19,13 +19,18 @@ from tests.bad_input.trial import BASE
 Refused = Callable[..., IntarsiaError]
 
 
-def check_error(error: IntarsiaError, kind: type[IntarsiaError], *words: str, changed: bool | None) -> None:
-    """The error is of exactly this kind, says all of the words and what to do, and survives a pickle."""
+def check_error(
+    error: IntarsiaError, kind: type[IntarsiaError], *words: str, changed: bool | None, advice: bool = True
+) -> None:
+    """The error is of exactly this kind, says all of the words and what to do, and survives a pickle.
+
+    ``advice`` is False where the words asked for are advice already.
+    """
     assert type(error) is kind, f"{type(error).__name__} instead of {kind.__name__}: {error}"
     said = str(error)
     missing = [word for word in words if word.lower() not in said.lower()]
     assert not missing, f"{missing} not in: {said}"
-    assert error.hint, f"does not say what to do: {said}"
+    assert error.hint or not advice, f"does not say what to do: {said}"
     assert error.changed is changed
     back = pickle.loads(pickle.dumps(error))
     assert type(back) is kind
@@ -54,6 +59,7 @@ def refused(unchanged: Any) -> Refused:
         call: Callable[[], Any],
         *words: str,
         where: object = "",
+        advice: bool = True,
     ) -> IntarsiaError:
         control = root.parent / f".{root.name}.intarsia"
         had_control = control.exists()
@@ -61,7 +67,7 @@ def refused(unchanged: Any) -> Refused:
             call()
         error = caught.value
         place = [] if where is None else [str(where or root)]
-        check_error(error, kind, *words, *place, changed=False)
+        check_error(error, kind, *words, *place, changed=False, advice=advice)
         assert had_control or not control.exists(), f"left behind: {sorted(control.rglob('*'))}"
         return error
 
@@ -72,7 +78,8 @@ def refused(unchanged: Any) -> Refused:
 def each_refused(refused: Refused) -> Callable[..., None]:
     """``each_refused(root, calls, kind, *words, where=...)``: every call of a dict, given the root, is refused.
 
-    What is refused changes nothing, so all calls may meet the same dataset.
+    What is refused changes nothing, so all calls may meet the same dataset. In the words, ``{operation}``
+    stands for the name of the call.
     """
 
     def check(
@@ -83,8 +90,9 @@ def each_refused(refused: Refused) -> Callable[..., None]:
         where: object = "",
     ) -> None:
         for name, call in calls.items():
+            said = [word.replace("{operation}", name) for word in words]
             try:
-                refused(root, kind, functools.partial(call, root), *words, where=where)
+                refused(root, kind, functools.partial(call, root), *said, where=where)
             except BaseException as error:
                 error.add_note(f"in the operation {name!r}")
                 raise

@@ -15,7 +15,7 @@ import pytest
 import intarsia as it
 from intarsia.datasets.pyarrow import PyarrowDatasetIO, merge_parquet_dataset_pyarrow
 from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, SchemaMismatch
-from tests.bad_input.trial import BASE, SCHEMA, SOURCE, column, each_strategy, each_unique_strategy, files_of
+from tests.bad_input.trial import BASE, SCHEMA, SOURCE, UNIQUE, column, each_strategy, files_of, merging
 
 NAN = math.nan
 
@@ -27,20 +27,11 @@ def with_ids(ids: list[int | None]) -> pa.Table:
     )
 
 
-@each_strategy
 @pytest.mark.parametrize("dry_run", [False, True], ids=["run", "dry"])
-def test_case_01_null_in_a_source_key(root: Path, strategy: str, dry_run: bool, refused: Any) -> None:
-    source = with_ids([2, None, 9, None])
-    refused(
-        root,
-        KeyColumnError,
-        lambda: it.merge(source, root, on="id", strategy=strategy, dry_run=dry_run),
-        "Key column 'id'",
-        "2 NULL values",
-        "source",
-        strategy,
-        'null_keys="match"',
-    )
+def test_case_01_null_in_a_source_key(root: Path, dry_run: bool, each_refused: Any) -> None:
+    calls = merging(with_ids([2, None, 9, None]), dry_run=dry_run)
+    words = ("{operation}", "Key column 'id'", "2 NULL values", "source", 'null_keys="match"')
+    each_refused(root, calls, KeyColumnError, *words)
 
 
 def test_case_01_null_in_a_source_key_is_refused_at_every_door(root: Path, refused: Any) -> None:
@@ -56,35 +47,16 @@ def test_case_01_null_in_a_source_key_is_refused_at_every_door(root: Path, refus
         refused(root, KeyColumnError, door, *words)
 
 
-@each_strategy
-def test_case_02_null_in_one_part_of_a_composite_key(root: Path, strategy: str, refused: Any) -> None:
+def test_case_02_null_in_one_part_of_a_composite_key(root: Path, each_refused: Any) -> None:
     source = pa.table({"id": [1, 2, 3], "name": ["a", None, "c"], "n": [1, 2, 3]}, schema=SCHEMA)
-    refused(
-        root,
-        KeyColumnError,
-        lambda: it.merge(source, root, on=["id", "name"], strategy=strategy),
-        "Key column 'name'",
-        "1 NULL value",
-        strategy,
-    )
+    words = ("{operation}", "Key column 'name'", "1 NULL value")
+    each_refused(root, merging(source, on=["id", "name"]), KeyColumnError, *words)
 
 
-@each_strategy
-def test_case_03_null_key_in_the_target(
-    tmp_path: Path, strategy: str, make_dataset: Any, refused: Any
-) -> None:
+def test_case_03_null_key_in_the_target(tmp_path: Path, make_dataset: Any, each_refused: Any) -> None:
     root = make_dataset(tmp_path / "t", with_ids([1, None, 2, None, None, 5]), files=2)
-    refused(
-        root,
-        KeyColumnError,
-        lambda: it.merge(SOURCE, root, on="id", strategy=strategy),
-        "Key column 'id'",
-        "1 NULL value",
-        "target file",
-        "part-00000.parquet",
-        "1 more file",
-        'null_keys="match"',
-    )
+    words = ("Key column 'id'", "1 NULL value", "target file", "1 more file", 'null_keys="match"')
+    each_refused(root, merging(SOURCE), KeyColumnError, *words, where=root / "part-00000.parquet")
 
 
 def test_case_03_null_keys_meet_when_asked_to(tmp_path: Path, make_dataset: Any, rows: Any) -> None:
@@ -110,14 +82,10 @@ def test_case_04_nan_keys_are_equal(
     assert len(found) == len(rows(root))
 
 
-@each_unique_strategy
-def test_case_04_nan_twice_is_a_duplicate(
-    tmp_path: Path, strategy: str, make_dataset: Any, refused: Any
-) -> None:
+def test_case_04_nan_twice_is_a_duplicate(tmp_path: Path, make_dataset: Any, each_refused: Any) -> None:
     root = make_dataset(tmp_path / "t", column([1.0], pa.float64()))
     source = column([NAN, -NAN], pa.float64())
-    call = lambda: it.merge(source, root, on="id", strategy=strategy)  # noqa: E731
-    refused(root, KeyColumnError, call, "1 duplicate key", "id", "nan")
+    each_refused(root, merging(source, strategies=UNIQUE), KeyColumnError, "1 duplicate key", "id", "nan")
 
 
 @pytest.mark.parametrize(("here", "there"), [(0.0, -0.0), (-0.0, 0.0)])
@@ -131,39 +99,42 @@ def test_case_05_minus_zero_is_zero(
     assert [row["n"] for row in rows(root)] == [7 if strategy == "insert" else 8]
 
 
-@each_unique_strategy
-def test_case_05_both_zeros_are_a_duplicate(root: Path, strategy: str, refused: Any) -> None:
+def test_case_05_both_zeros_are_a_duplicate(root: Path, each_refused: Any) -> None:
     source = column([0.0, -0.0], pa.float64())
-    call = lambda: it.merge(source, root.parent / "new", on="id", strategy=strategy)  # noqa: E731
-    refused(root.parent / "new", KeyColumnError, call, "1 duplicate key")
+    each_refused(root.parent / "new", merging(source, strategies=UNIQUE), KeyColumnError, "1 duplicate key")
 
 
-@each_unique_strategy
 @pytest.mark.parametrize("dry_run", [False, True], ids=["run", "dry"])
-def test_case_06_duplicate_keys_in_the_source(
-    root: Path, strategy: str, dry_run: bool, refused: Any
-) -> None:
-    source = with_ids([1, 1, 2, 3, 3, 3, 8, 8, 9, 9])
-    error = refused(
-        root,
-        KeyColumnError,
-        lambda: it.merge(source, root, on="id", strategy=strategy, dry_run=dry_run),
-        "4 duplicate keys",
+def test_case_06_duplicate_keys_in_the_source(root: Path, dry_run: bool, each_refused: Any) -> None:
+    calls = merging(with_ids([1, 1, 2, 3, 3, 3, 8, 8, 9, 9]), strategies=UNIQUE, dry_run=dry_run)
+    words = (
+        "{operation}",
+        "4 duplicate keys in id",
         "9 rows",
         "id=1",
         "id=3",
         "id=8",
         'strategy="deduplicate"',
-        strategy,
     )
-    assert "id=9" not in str(error), "three samples are enough"
+    each_refused(root, calls, KeyColumnError, *words)
 
 
-@each_unique_strategy
-def test_case_06_duplicate_keys_for_a_new_dataset(tmp_path: Path, strategy: str, refused: Any) -> None:
+def test_case_06_three_samples_of_duplicate_keys_are_enough(root: Path) -> None:
+    with pytest.raises(KeyColumnError, match="9 rows") as caught:
+        it.merge(with_ids([1, 1, 2, 3, 3, 3, 8, 8, 9, 9]), root, on="id")
+    assert "id=9" not in str(caught.value)
+
+
+def test_case_06_duplicate_keys_for_a_new_dataset(tmp_path: Path, each_refused: Any) -> None:
     source = with_ids([1, 1])
-    call = lambda: it.merge(source, tmp_path / "new", on="id", strategy=strategy)  # noqa: E731
-    refused(tmp_path / "new", KeyColumnError, call, "1 duplicate key", "2 rows", "id=1")
+    each_refused(
+        tmp_path / "new",
+        merging(source, strategies=UNIQUE),
+        KeyColumnError,
+        "1 duplicate key",
+        "2 rows",
+        "id=1",
+    )
 
 
 def test_case_06_one_target_row_hit_by_two_clauses_rows(root: Path, refused: Any) -> None:
@@ -208,18 +179,14 @@ def test_case_08_duplicate_keys_in_the_target_are_all_replaced(
     assert sum(row["name"] == "new" for row in found) == replaced
 
 
-@each_strategy
-def test_case_09_key_column_missing_from_the_source(root: Path, strategy: str, refused: Any) -> None:
+def test_case_09_key_column_missing_from_the_source(root: Path, each_refused: Any) -> None:
     source = SOURCE.drop_columns(["id"])
-    call = lambda: it.merge(source, root, on="id", strategy=strategy)  # noqa: E731
-    refused(root, KeyColumnError, call, "'id'", "missing", "source", "'name'")
+    each_refused(root, merging(source), KeyColumnError, "'id'", "missing", "source", "'name'")
 
 
-@each_strategy
-def test_case_09_key_column_missing_from_the_target(root: Path, strategy: str, refused: Any) -> None:
+def test_case_09_key_column_missing_from_the_target(root: Path, each_refused: Any) -> None:
     source = SOURCE.append_column("code", pa.array([1, 2, 3]))
-    call = lambda: it.merge(source, root, on="code", strategy=strategy)  # noqa: E731
-    refused(root, KeyColumnError, call, "'code'", "missing", "target", "'name'")
+    each_refused(root, merging(source, on="code"), KeyColumnError, "'code'", "missing", "target", "'name'")
 
 
 @pytest.mark.parametrize(
@@ -235,7 +202,10 @@ def test_case_09_key_column_missing_from_the_target(root: Path, strategy: str, r
         (lambda root: it.update(root, {"n": "1"}, "code = 1"), "code"),
         (lambda root: it.merge(SOURCE, root, on="id", strategy="deduplicate", dedup_order_by="age"), "age"),
         (lambda root: it.merge(SOURCE, root, on="target.id = source.id and target.code > 1"), "code"),
-        (lambda root: it.merge(SOURCE, root, on="id", clauses=[it.when_matched("code > 1").delete()]), "code"),
+        (
+            lambda root: it.merge(SOURCE, root, on="id", clauses=[it.when_matched("code > 1").delete()]),
+            "code",
+        ),
         (lambda root: it.write(SOURCE, root.parent / "new", partition_by="region"), "region"),
     ],
 )
@@ -243,7 +213,6 @@ def test_case_09_any_other_column_that_is_not_there(root: Path, call: Any, name:
     refused(root, ColumnNotFound, lambda: call(root), repr(name), where=None)
 
 
-@each_strategy
 @pytest.mark.parametrize(
     ("on", "words"),
     [
@@ -258,10 +227,9 @@ def test_case_09_any_other_column_that_is_not_there(root: Path, call: Any, name:
     ids=str,
 )
 def test_case_10_key_columns_empty_or_repeated(
-    root: Path, strategy: str, on: Any, words: list[str], refused: Any
+    root: Path, on: Any, words: list[str], each_refused: Any
 ) -> None:
-    call = lambda: it.merge(SOURCE, root, on=on, strategy=strategy)  # noqa: E731
-    refused(root, KeyColumnError, call, *words, where=None)
+    each_refused(root, merging(SOURCE, on=on), KeyColumnError, *words, where=None)
 
 
 def test_case_10_a_single_name_and_a_list_of_one_mean_the_same(root: Path) -> None:
@@ -279,12 +247,17 @@ NESTED = {
 
 
 @pytest.mark.parametrize("kind", NESTED)
-@each_strategy
-def test_case_11_nested_key(tmp_path: Path, kind: str, strategy: str, make_dataset: Any, refused: Any) -> None:
+def test_case_11_nested_key(tmp_path: Path, kind: str, make_dataset: Any, each_refused: Any) -> None:
     table = pa.table({"k": NESTED[kind], "n": [1, 2]})
     root = make_dataset(tmp_path / "t", table)
-    call = lambda: it.merge(table, root, on="k", strategy=strategy)  # noqa: E731
-    refused(root, KeyColumnError, call, "'k'", str(table.schema.field("k").type).split("<")[0], "key")
+    each_refused(
+        root,
+        merging(table, on="k"),
+        KeyColumnError,
+        "'k'",
+        str(table.schema.field("k").type).split("<")[0],
+        "key",
+    )
 
 
 @pytest.mark.parametrize("kind", NESTED)
@@ -333,18 +306,18 @@ def test_case_12_text_keys_are_compared_letter_by_letter(
     assert found == kept | (set() if strategy == "update" else set(here))
 
 
-@each_strategy
 @pytest.mark.parametrize(
     ("there", "here"),
     [(pa.string(), pa.binary()), (pa.binary(), pa.string()), (pa.binary(1), pa.string())],
     ids=str,
 )
 def test_case_13_binary_against_string_key(
-    tmp_path: Path, strategy: str, there: pa.DataType, here: pa.DataType, make_dataset: Any, refused: Any
+    tmp_path: Path, there: pa.DataType, here: pa.DataType, make_dataset: Any, each_refused: Any
 ) -> None:
     root = make_dataset(tmp_path / "t", column(["a", "b"], there))
-    call = lambda: it.merge(column(["a"], here), root, on="id", strategy=strategy)  # noqa: E731
-    refused(root, SchemaMismatch, call, "'id'", str(there), str(here), strategy)
+    each_refused(
+        root, merging(column(["a"], here)), SchemaMismatch, "'id'", str(there), str(here), "{operation}"
+    )
 
 
 @each_strategy
@@ -363,7 +336,6 @@ def test_case_14_narrow_against_wide_integer_key(
     assert pq.read_table(root).schema.field("id").type == there
 
 
-@each_strategy
 @pytest.mark.parametrize(
     ("there", "here", "value"),
     [(pa.int64(), pa.uint64(), 2**63 + 1), (pa.uint64(), pa.int64(), -1), (pa.int8(), pa.int64(), 300)],
@@ -371,16 +343,16 @@ def test_case_14_narrow_against_wide_integer_key(
 )
 def test_case_15_key_beyond_the_range_of_the_target(
     tmp_path: Path,
-    strategy: str,
     there: pa.DataType,
     here: pa.DataType,
     value: int,
     make_dataset: Any,
-    refused: Any,
+    each_refused: Any,
 ) -> None:
     root = make_dataset(tmp_path / "t", column([1, 2], there))
-    call = lambda: it.merge(column([2, value], here), root, on="id", strategy=strategy)  # noqa: E731
-    refused(root, SchemaMismatch, call, "'id'", str(value), str(there), strategy)
+    each_refused(
+        root, merging(column([2, value], here)), SchemaMismatch, "'id'", str(value), str(there), "{operation}"
+    )
 
 
 def test_case_15_large_unsigned_keys_are_themselves(tmp_path: Path, make_dataset: Any, rows: Any) -> None:
@@ -391,17 +363,15 @@ def test_case_15_large_unsigned_keys_are_themselves(tmp_path: Path, make_dataset
     assert [row["id"] for row in rows(root)] == [1, 2**63, 2**63 + 1, top]
 
 
-@each_strategy
-@pytest.mark.parametrize(
-    ("there", "here"), [(pa.float64(), pa.int64()), (pa.int64(), pa.float64())], ids=str
-)
+@pytest.mark.parametrize(("there", "here"), [(pa.float64(), pa.int64()), (pa.int64(), pa.float64())], ids=str)
 def test_case_16_integer_against_double_key(
-    tmp_path: Path, strategy: str, there: pa.DataType, here: pa.DataType, make_dataset: Any, refused: Any
+    tmp_path: Path, there: pa.DataType, here: pa.DataType, make_dataset: Any, each_refused: Any
 ) -> None:
     root = make_dataset(tmp_path / "t", column([1, 2], there))
     value: Any = 2**53 + 1 if pa.types.is_integer(here) else 1.5
-    call = lambda: it.merge(column([value], here), root, on="id", strategy=strategy)  # noqa: E731
-    refused(root, SchemaMismatch, call, "'id'", str(value), str(there), strategy)
+    each_refused(
+        root, merging(column([value], here)), SchemaMismatch, "'id'", str(value), str(there), "{operation}"
+    )
 
 
 @each_strategy
@@ -425,14 +395,12 @@ def test_case_17_decimal_keys_of_other_scale(
     assert result.inserted == (0 if strategy == "update" else 1)
 
 
-@each_strategy
 def test_case_17_decimal_key_with_more_digits_than_the_target_has(
-    tmp_path: Path, strategy: str, make_dataset: Any, refused: Any
+    tmp_path: Path, make_dataset: Any, each_refused: Any
 ) -> None:
     root = make_dataset(tmp_path / "t", column([Decimal("1.25")], pa.decimal128(10, 2)))
     source = column([Decimal("1.2501")], pa.decimal128(10, 4))
-    call = lambda: it.merge(source, root, on="id", strategy=strategy)  # noqa: E731
-    refused(root, SchemaMismatch, call, "'id'", "1.2501", "decimal128(10, 2)", strategy)
+    each_refused(root, merging(source), SchemaMismatch, "'id'", "1.2501", "decimal128(10, 2)", "{operation}")
 
 
 def test_a_key_of_every_orderable_type_is_found(tmp_path: Path, make_dataset: Any) -> None:

@@ -10,8 +10,17 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.errors import DamagedTable, NothingMatched, PartitionMoveError, UnsafePath
-from tests.bad_input.trial import BASE, SCHEMA, SOURCE, each_operation, each_strategy, files_of
+from intarsia.errors import DamagedTable, NothingMatched, PartitionMoveError, SchemaMismatch, UnsafePath
+from tests.bad_input.trial import (
+    BASE,
+    EVERYTHING,
+    SCHEMA,
+    SOURCE,
+    Operation,
+    each_strategy,
+    files_of,
+    merging,
+)
 
 NOTHING = SCHEMA.empty_table()
 
@@ -102,7 +111,21 @@ def test_case_39_delete_and_update_rows_of_a_target_that_is_not_there(tmp_path: 
     assert sorted(tmp_path.rglob("*")) == before
 
 
-EVIL = ["../../evil", "..", ".", "/etc/passwd", "a/b", "a=b", "%2F", "%", "'", '"; drop', "x\ny", "50 %", "ä*?[z]"]
+EVIL = [
+    "../../evil",
+    "..",
+    ".",
+    "/etc/passwd",
+    "a/b",
+    "a=b",
+    "%2F",
+    "%",
+    "'",
+    '"; drop',
+    "x\ny",
+    "50 %",
+    "ä*?[z]",
+]
 
 
 @pytest.mark.parametrize("value", EVIL)
@@ -122,18 +145,6 @@ def test_case_40_partition_value_that_looks_like_a_path(tmp_path: Path, value: s
     assert it.delete(root, "p = 'plain'").deleted == 1
 
 
-WAYS = {
-    "upsert": lambda source, root: it.merge(source, root, on="id"),
-    "insert": lambda source, root: it.merge(source, root, on="id", strategy="insert"),
-    "append": lambda source, root: it.write(source, root),
-    "overwrite": lambda source, root: it.write(source, root, mode="overwrite"),
-    "overwrite_partitions": lambda source, root: it.write(source, root, mode="overwrite_partitions"),
-    "new": lambda source, root: it.write(source, root.parent / "new", partition_by="p"),
-    "new_merge": lambda source, root: it.merge(source, root.parent / "new", on="id", partition_by="p"),
-}
-each_way = pytest.mark.parametrize("way", WAYS.values(), ids=WAYS)
-
-
 @pytest.fixture
 def parted(tmp_path: Path, make_dataset: Any) -> Path:
     table = pa.table({"id": [1, 2, 3], "n": [1, 2, 3], "p": ["x", "y", "x"]})
@@ -145,24 +156,39 @@ def parted_row(value: str) -> pa.Table:
     return pa.table({"id": [8, 9], "n": [8, 9], "p": ["x", value]})
 
 
-@each_way
-def test_case_41_partition_value_with_a_nul(parted: Path, way: Any, refused: Any) -> None:
-    call = lambda: way(parted_row("a\0b"), parted)  # noqa: E731
-    refused(parted, UnsafePath, call, "'p'", "a\\x00b", "NUL", where=parted.parent)
+def placing(value: str) -> dict[str, Operation]:
+    """Every way for a row to come to a new partition of this value."""
+    source = parted_row(value)
+    return {
+        **merging(source, strategies=["insert", "upsert", "full_merge", "deduplicate"]),
+        "append": lambda root: it.write(source, root),
+        "overwrite": lambda root: it.write(source, root, mode="overwrite"),
+        "overwrite_partitions": lambda root: it.write(source, root, mode="overwrite_partitions"),
+        "new": lambda root: it.write(source, root.parent / "new", partition_by="p"),
+        "new_merge": lambda root: it.merge(source, root.parent / "new", on="id", partition_by="p"),
+    }
+
+
+def test_case_41_partition_value_with_a_nul(parted: Path, each_refused: Any) -> None:
+    each_refused(parted, placing("a\0b"), UnsafePath, "'p'", "a\\x00b", "NUL", where=parted.parent)
     assert not (parted.parent / "new").exists()
 
 
-@each_way
-def test_case_42_empty_partition_value(parted: Path, way: Any, refused: Any) -> None:
-    call = lambda: way(parted_row(""), parted)  # noqa: E731
-    refused(parted, UnsafePath, call, "'p'", "''", "empty", "NULL", where=parted.parent)
+def test_case_42_empty_partition_value(parted: Path, each_refused: Any) -> None:
+    each_refused(parted, placing(""), UnsafePath, "'p'", "''", "empty", "NULL", where=parted.parent)
     assert not (parted.parent / "new").exists()
 
 
-@each_way
-def test_case_43_partition_value_that_is_the_name_of_null(parted: Path, way: Any, refused: Any) -> None:
-    call = lambda: way(parted_row("__HIVE_DEFAULT_PARTITION__"), parted)  # noqa: E731
-    refused(parted, UnsafePath, call, "'p'", "__HIVE_DEFAULT_PARTITION__", "NULL", where=parted.parent)
+def test_case_43_partition_value_that_is_the_name_of_null(parted: Path, each_refused: Any) -> None:
+    each_refused(
+        parted,
+        placing("__HIVE_DEFAULT_PARTITION__"),
+        UnsafePath,
+        "'p'",
+        "__HIVE_DEFAULT_PARTITION__",
+        "NULL",
+        where=parted.parent,
+    )
     assert not (parted.parent / "new").exists()
 
 
@@ -183,12 +209,14 @@ def test_case_44_directories_01_and_1_are_two(tmp_path: Path, rows: Any) -> None
     result = it.merge(pa.table({"id": [2, 3], "n": [20, 30], "p": ["1", "01"]}), root, on="id")
     assert (result.updated, result.inserted) == (1, 1)
     assert (root / "p=01" / "f.parquet").read_bytes() == untouched
-    assert {(row["id"], row["n"], row["p"]) for row in rows(root)} == {(1, 1, "01"), (2, 20, "1"), (3, 30, "01")}
+    assert {(row["id"], row["n"], row["p"]) for row in rows(root)} == {
+        (1, 1, "01"),
+        (2, 20, "1"),
+        (3, 30, "01"),
+    }
 
 
 def test_case_44_a_number_against_such_directories_is_refused(tmp_path: Path, refused: Any) -> None:
-    from intarsia.errors import SchemaMismatch
-
     root = tmp_path / "t"
     for text in ("01", "1"):
         (root / f"p={text}").mkdir(parents=True)
@@ -209,10 +237,8 @@ def test_case_45_partition_column_that_would_be_hidden(tmp_path: Path, name: str
     assert not root.exists()
 
 
-@each_way
-def test_case_46_partition_value_too_long_for_a_name(parted: Path, way: Any, refused: Any) -> None:
-    call = lambda: way(parted_row("ä" * 150), parted)  # noqa: E731
-    refused(parted, UnsafePath, call, "'p'", "ää", "302 bytes", "255", where=parted.parent)
+def test_case_46_partition_value_too_long_for_a_name(parted: Path, each_refused: Any) -> None:
+    each_refused(parted, placing("ä" * 150), UnsafePath, "'p'", "ää", "302 bytes", "255", where=parted.parent)
     assert not (parted.parent / "new").exists()
 
 
@@ -227,16 +253,19 @@ def test_case_47_file_outside_of_the_layout_is_never_left_out(parted: Path, rows
     result = it.merge(pa.table({"id": [6], "n": [60], "p": ["z"]}), parted, on="id")
     assert (result.updated, result.inserted) == (1, 0)
     assert it.delete(parted, "p = 'y'").deleted == 2
-    assert {(row["id"], row["n"], row["p"]) for row in rows(parted)} == {(1, 1, "x"), (3, 3, "x"), (6, 60, "z")}
+    assert {(row["id"], row["n"], row["p"]) for row in rows(parted)} == {
+        (1, 1, "x"),
+        (3, 3, "x"),
+        (6, 60, "z"),
+    }
 
 
-@each_operation
-def test_case_47_partitions_nested_in_two_orders(root: Path, operation: Any, refused: Any) -> None:
+def test_case_47_partitions_nested_in_two_orders(root: Path, each_refused: Any) -> None:
     for directory in ("a=1/b=2", "b=2/a=1"):
         (root / directory).mkdir(parents=True)
         pq.write_table(BASE, root / directory / "f.parquet")
     words = ("'a'", "'b'", "different orders", "a=1/b=2", "b=2/a=1")
-    refused(root, DamagedTable, lambda: operation(root), *words, where=None)
+    each_refused(root, EVERYTHING, DamagedTable, *words, where=None)
 
 
 @each_strategy

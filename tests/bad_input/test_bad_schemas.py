@@ -15,22 +15,15 @@ import intarsia as it
 from intarsia.errors import SchemaMismatch
 from tests.bad_input.trial import (
     BASE,
-    MERGES,
+    CHANGES,
+    EVERYTHING,
     SCHEMA,
     SOURCE,
     column,
-    each_change,
-    each_operation_and_look,
     each_strategy,
     files_of,
+    taking,
 )
-
-WHOLE_ROWS = {
-    **{name: lambda s, root, name=name: it.merge(s, root, on="id", strategy=name) for name in MERGES},
-    "append": lambda s, root: it.write(s, root),
-}
-each_way_in = pytest.mark.parametrize("way", WHOLE_ROWS.values(), ids=WHOLE_ROWS)
-"""The operations that take whole rows of a source."""
 
 
 def valued(kind: pa.DataType, *values: Any) -> pa.Table:
@@ -39,12 +32,13 @@ def valued(kind: pa.DataType, *values: Any) -> pa.Table:
     return pa.table({"id": ids, "v": pa.array(values, kind)})
 
 
-def test_case_18_integer_overflow_outside_the_key(tmp_path: Path, make_dataset: Any, refused: Any) -> None:
+def test_case_18_integer_overflow_outside_the_key(
+    tmp_path: Path, make_dataset: Any, each_refused: Any
+) -> None:
     root = make_dataset(tmp_path / "t", valued(pa.int32(), 1, 2))
     source = valued(pa.int64(), 7, 2**31)
-    for way in WHOLE_ROWS.values():
-        words = ("'v'", str(2**31), "int32", 'schema_evolution="widen"')
-        refused(root, SchemaMismatch, lambda way=way: way(source, root), *words)
+    words = ("'v'", str(2**31), "int32", 'schema_evolution="widen"', "{operation}")
+    each_refused(root, taking(source), SchemaMismatch, *words)
 
 
 def test_case_18_a_wider_type_whose_values_fit_keeps_the_target(
@@ -56,9 +50,7 @@ def test_case_18_a_wider_type_whose_values_fit_keeps_the_target(
     assert [row["v"] for row in rows(root)] == [7, 2**31 - 1]
 
 
-def test_case_18_widening_takes_the_whole_dataset_along(
-    tmp_path: Path, make_dataset: Any, rows: Any
-) -> None:
+def test_case_18_widening_takes_the_whole_dataset_along(tmp_path: Path, make_dataset: Any, rows: Any) -> None:
     root = make_dataset(tmp_path / "t", valued(pa.int32(), 1, 2, 3), files=3)
     result = it.merge(valued(pa.int64(), 2**40), root, on="id", schema_evolution="widen")
     assert len(result.rewritten_files) == 3
@@ -67,15 +59,13 @@ def test_case_18_widening_takes_the_whole_dataset_along(
 
 
 @pytest.mark.parametrize("value", [1.5, float("nan"), float("inf"), 1e300])
-@each_way_in
 def test_case_19_float_that_is_no_integer(
-    tmp_path: Path, way: Any, value: float, make_dataset: Any, refused: Any
+    tmp_path: Path, value: float, make_dataset: Any, each_refused: Any
 ) -> None:
     root = make_dataset(tmp_path / "t", valued(pa.int64(), 1, 2))
-    refused(root, SchemaMismatch, lambda: way(valued(pa.float64(), 1.0, value), root), "'v'", str(value), "int64")
+    each_refused(root, taking(valued(pa.float64(), 1.0, value)), SchemaMismatch, "'v'", str(value), "int64")
 
 
-@each_way_in
 @pytest.mark.parametrize(
     ("there", "here"),
     [
@@ -83,37 +73,35 @@ def test_case_19_float_that_is_no_integer(
         (valued(pa.string(), "1"), valued(pa.int64(), 1)),
         (valued(pa.bool_(), True), valued(pa.int64(), 1)),
         (valued(pa.date32(), dt.date(2020, 1, 1)), valued(pa.timestamp("us"), dt.datetime(2020, 1, 1))),
-        (valued(pa.list_(pa.int64()), [1]), valued(pa.int64(), 1)),
+        (valued(pa.list_(pa.field("element", pa.int64())), [1]), valued(pa.int64(), 1)),
     ],
     ids=["int", "string", "bool", "date", "list"],
 )
 def test_case_20_text_against_number(
-    tmp_path: Path, way: Any, there: pa.Table, here: pa.Table, make_dataset: Any, refused: Any
+    tmp_path: Path, there: pa.Table, here: pa.Table, make_dataset: Any, each_refused: Any
 ) -> None:
     root = make_dataset(tmp_path / "t", there)
     types = (str(table.schema.field("v").type) for table in (there, here))
-    refused(root, SchemaMismatch, lambda: way(here, root), "'v'", *types, "cast the column")
+    each_refused(root, taking(here), SchemaMismatch, "'v'", *types, "cast the column")
 
 
-@each_way_in
 def test_case_21_year_3000_does_not_fit_nanoseconds(
-    tmp_path: Path, way: Any, make_dataset: Any, refused: Any
+    tmp_path: Path, make_dataset: Any, each_refused: Any
 ) -> None:
     root = make_dataset(tmp_path / "t", valued(pa.timestamp("ns"), dt.datetime(2020, 1, 1)))
     source = valued(pa.timestamp("us"), dt.datetime(3000, 1, 1))
-    refused(root, SchemaMismatch, lambda: way(source, root), "'v'", "3000-01-01", "timestamp[ns]")
+    each_refused(root, taking(source), SchemaMismatch, "'v'", "3000-01-01", "timestamp[ns]")
 
 
-@each_way_in
 @pytest.mark.parametrize("zoned", ["target", "source"])
 def test_case_22_timestamp_with_zone_against_one_without(
-    tmp_path: Path, way: Any, zoned: str, make_dataset: Any, refused: Any
+    tmp_path: Path, zoned: str, make_dataset: Any, each_refused: Any
 ) -> None:
     plain = valued(pa.timestamp("us"), dt.datetime(2020, 1, 1))
     utc = valued(pa.timestamp("us", "UTC"), dt.datetime(2020, 1, 1, tzinfo=dt.UTC))
     there, here = (utc, plain) if zoned == "target" else (plain, utc)
     root = make_dataset(tmp_path / "t", there)
-    refused(root, SchemaMismatch, lambda: way(here, root), "'v'", "timestamp[us, tz=UTC]", "timestamp[us]")
+    each_refused(root, taking(here), SchemaMismatch, "'v'", "timestamp[us, tz=UTC]", "timestamp[us]")
 
 
 def test_case_22_the_same_of_a_key(tmp_path: Path, make_dataset: Any, refused: Any) -> None:
@@ -156,13 +144,12 @@ def test_case_25_int96_timestamps_stay_what_they_are(tmp_path: Path, make_datase
     assert files_of(root)[1].read_bytes() == untouched
     assert {pq.read_metadata(file).schema.column(3).physical_type for file in files_of(root)} == {"INT96"}
     expected = [days[0], dt.datetime(2021, 1, 1), *days[2:]]
-    assert [row["at"] for row in rows(root)] == expected
+    assert [row["at"] for row in sorted(rows(root), key=lambda row: row["id"])] == expected
 
 
-@each_way_in
-def test_case_26_column_missing_from_the_source(root: Path, way: Any, refused: Any) -> None:
+def test_case_26_column_missing_from_the_source(root: Path, each_refused: Any) -> None:
     source = SOURCE.drop_columns(["name"])
-    refused(root, SchemaMismatch, lambda: way(source, root), "'name' (string)", "missing", 'missing="null"')
+    each_refused(root, taking(source), SchemaMismatch, "'name' (string)", "missing", 'missing="null"')
 
 
 def test_case_26_a_missing_column_is_null_when_asked_for(root: Path, rows: Any) -> None:
@@ -172,11 +159,10 @@ def test_case_26_a_missing_column_is_null_when_asked_for(root: Path, rows: Any) 
     }  # fmt: skip
 
 
-@each_way_in
-def test_case_27_column_the_target_does_not_have(root: Path, way: Any, refused: Any) -> None:
+def test_case_27_column_the_target_does_not_have(root: Path, each_refused: Any) -> None:
     source = SOURCE.append_column("extra", pa.array([1.5, 2.5, 3.5]))
     words = ("'extra' (double)", "new", 'schema_evolution="add"')
-    refused(root, SchemaMismatch, lambda: way(source, root), *words)
+    each_refused(root, taking(source), SchemaMismatch, *words)
 
 
 def test_case_27_a_new_column_is_added_when_asked_for(root: Path, rows: Any) -> None:
@@ -188,28 +174,24 @@ def test_case_27_a_new_column_is_added_when_asked_for(root: Path, rows: Any) -> 
     assert it.snapshot(root).schema.names == ["id", "name", "n", "extra"]
 
 
-@each_way_in
-def test_case_28_columns_in_another_order(root: Path, way: Any, rows: Any) -> None:
-    way(SOURCE.select(["n", "id", "name"]), root)
+@pytest.mark.parametrize("way", taking(SOURCE))
+def test_case_28_columns_in_another_order(root: Path, way: str, rows: Any) -> None:
+    taking(SOURCE.select(["n", "id", "name"]))[way](root)
     assert {tuple(pq.read_schema(file).names) for file in files_of(root)} == {("id", "name", "n")}
     assert {row["name"] for row in rows(root) if row["n"] == 21} <= {"B"}
 
 
-@each_way_in
 @pytest.mark.parametrize("name", ["ID", "Id"])
-def test_case_29_key_that_differs_by_case_from_the_target(
-    root: Path, way: Any, name: str, refused: Any
-) -> None:
+def test_case_29_key_that_differs_by_case_from_the_target(root: Path, name: str, each_refused: Any) -> None:
     source = SOURCE.append_column(name, SOURCE["id"])
     words = ("'id'", repr(name), "case", "ambiguous")
-    refused(root, SchemaMismatch, lambda: way(source, root), *words)
+    each_refused(root, taking(source), SchemaMismatch, *words)
 
 
-@each_way_in
-def test_case_29_column_that_differs_by_case_from_the_target(root: Path, way: Any, refused: Any) -> None:
+def test_case_29_column_that_differs_by_case_from_the_target(root: Path, each_refused: Any) -> None:
     source = SOURCE.rename_columns(["id", "Name", "n"])
     words = ("'Name'", "'name'", "case", "rename")
-    refused(root, SchemaMismatch, lambda: way(source, root), *words)
+    each_refused(root, taking(source), SchemaMismatch, *words)
 
 
 def test_case_29_a_new_dataset_with_names_that_differ_by_case(tmp_path: Path, refused: Any) -> None:
@@ -227,17 +209,15 @@ def test_case_29_files_that_spell_a_column_differently(root: Path, refused: Any)
     refused(root, SchemaMismatch, lambda: it.compact(root), "'NAME'", "'name'", "case")
 
 
-@each_operation_and_look
-def test_case_30_duplicate_column_names_in_a_file(root: Path, operation: Any, refused: Any) -> None:
+def test_case_30_duplicate_column_names_in_a_file(root: Path, each_refused: Any) -> None:
     twice = pa.Table.from_arrays([BASE["id"], BASE["id"], BASE["n"]], names=["id", "id", "n"])
     pq.write_table(twice, root / "twice.parquet")
-    refused(root, SchemaMismatch, lambda: operation(root), "'id'", "2 times")
+    each_refused(root, EVERYTHING, SchemaMismatch, "'id'", "2 times")
 
 
-@each_way_in
-def test_case_30_duplicate_column_names_in_the_source(root: Path, way: Any, refused: Any) -> None:
+def test_case_30_duplicate_column_names_in_the_source(root: Path, each_refused: Any) -> None:
     twice = pa.Table.from_arrays([*SOURCE.columns, SOURCE["n"]], names=["id", "name", "n", "n"])
-    refused(root, SchemaMismatch, lambda: way(twice, root), "more than one column 'n'", where=None)
+    each_refused(root, taking(twice), SchemaMismatch, "more than one column 'n'", where=None)
 
 
 def contradictory(root: Path) -> Path:
@@ -256,13 +236,12 @@ def contradictory(root: Path) -> Path:
             SOURCE.append_column("region", pa.array(["eu"] * 3)), root, on="id", strategy="upsert"
         ),
         lambda root: it.delete(root, "id = 2"),
-        lambda root: it.delete(root, "region = 'us' and id = 2"),
         lambda root: it.update(root, {"n": "n + 1"}),
         lambda root: it.compact(root),
         lambda root: it.optimize(root, by="n"),
         lambda root: it.deduplicate(root, on=["id", "region"]),
     ],
-    ids=["upsert", "delete", "delete_by_it", "update", "compact", "optimize", "deduplicate"],
+    ids=["upsert", "delete", "update", "compact", "optimize", "deduplicate"],
 )
 def test_case_31_partition_column_with_another_value_in_the_file(
     tmp_path: Path, operation: Any, refused: Any
@@ -275,22 +254,19 @@ def test_case_31_partition_column_with_another_value_in_the_file(
 NOT_NULL = pa.schema([("id", pa.int64()), pa.field("v", pa.int64(), nullable=False)])
 
 
-@each_way_in
-def test_case_32_null_for_a_not_null_column(
-    tmp_path: Path, way: Any, make_dataset: Any, refused: Any
-) -> None:
+def test_case_32_null_for_a_not_null_column(tmp_path: Path, make_dataset: Any, each_refused: Any) -> None:
     root = make_dataset(tmp_path / "t", pa.table({"id": [1, 2], "v": [1, 2]}, schema=NOT_NULL))
     source = valued(pa.int64(), 5, None, None)
-    refused(root, SchemaMismatch, lambda: way(source, root), "'v'", "NOT NULL", "2 rows", "give those rows a value")
+    each_refused(root, taking(source), SchemaMismatch, "'v'", "NOT NULL", "2 rows", "give those rows a value")
     lacking = source.select(["id"])
-    refused(root, SchemaMismatch, lambda: way(lacking, root), "'v'", "NOT NULL", "missing")
+    each_refused(root, taking(lacking), SchemaMismatch, "'v'", "NOT NULL", "missing")
 
 
-def test_case_32_null_assigned_to_a_not_null_column(
-    tmp_path: Path, make_dataset: Any, refused: Any
-) -> None:
+def test_case_32_null_assigned_to_a_not_null_column(tmp_path: Path, make_dataset: Any, refused: Any) -> None:
     root = make_dataset(tmp_path / "t", pa.table({"id": [1, 2], "v": [1, 2]}, schema=NOT_NULL))
-    refused(root, SchemaMismatch, lambda: it.update(root, {"v": "NULL"}, "id = 2"), "'v'", "NOT NULL", where=None)
+    refused(
+        root, SchemaMismatch, lambda: it.update(root, {"v": "NULL"}, "id = 2"), "'v'", "NOT NULL", where=None
+    )
     clauses = [it.when_not_matched().insert({"id": "source.id"})]
     source = pa.table({"id": [2, 3]})
     call = lambda: it.merge(source, root, on="id", clauses=clauses)  # noqa: E731
@@ -317,21 +293,24 @@ NESTED = pa.table(
 )  # fmt: skip
 
 
-@each_change
+CHANGED = NESTED.slice(1, 2).set_column(0, "id", pa.array([2, 7], pa.int64()))
+NESTED_WAYS = {**{name: call for name, call in CHANGES.items() if name != "clauses"}, **taking(CHANGED)}
+
+
+@pytest.mark.parametrize("way", NESTED_WAYS)
 def test_case_33_nested_columns_beside_the_key(
-    tmp_path: Path, operation: Any, make_dataset: Any, rows: Any, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, way: str, make_dataset: Any, rows: Any
 ) -> None:
+    def plain(row: dict[str, Any]) -> dict[str, Any]:
+        return {name: value for name, value in row.items() if name != "n"}
+
     root = make_dataset(tmp_path / "t", NESTED, files=2)
-    source = NESTED.slice(1, 2).set_column(0, "id", pa.array([2, 7], pa.int64()))
-    monkeypatch.setattr("tests.bad_input.trial.SOURCE", source)
-    before = {row["id"]: row for row in rows(root)}
-    operation(root)
-    new = {row["id"]: row for row in rows(source)}
-    for row in rows(root):
-        expected = {k: v for k, v in (new if row["id"] == 7 else before)[row["id"]].items() if k != "n"}
-        found = {k: v for k, v in row.items() if k != "n"}
-        assert found in (expected, {k: v for k, v in new.get(row["id"], row).items() if k != "n"})
-    assert pq.read_table(root).schema.field("tags").type == pa.list_(pa.field("element", pa.string()))
+    known = [plain(row) for row in rows(pa.concat_tables([NESTED, CHANGED]))]
+    NESTED_WAYS[way](root)
+    found = rows(root)
+    assert found
+    assert all(plain(row) in known for row in found)
+    assert it.snapshot(root).schema.field("deep").type.value_type.value_type == pa.int64()
 
 
 @each_strategy
@@ -393,11 +372,10 @@ def test_case_36_files_of_several_schemas_are_unified(root: Path, rows: Any) -> 
     assert found[1] == ("a", 10, None)
 
 
-@each_operation_and_look
-def test_case_36_files_of_schemas_that_do_not_meet(root: Path, operation: Any, refused: Any) -> None:
+def test_case_36_files_of_schemas_that_do_not_meet(root: Path, each_refused: Any) -> None:
     other = pa.table({"id": ["seven"], "name": ["g"], "n": pa.array([Decimal("1.5")])})
     pq.write_table(other, root / "z.parquet")
-    refused(root, SchemaMismatch, lambda: operation(root), "'id'", "int64", "string", "cast the column")
+    each_refused(root, EVERYTHING, SchemaMismatch, "'id'", "int64", "string", "cast the column")
 
 
 def test_the_schema_of_the_tests_is_what_they_say() -> None:

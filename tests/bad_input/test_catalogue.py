@@ -17,7 +17,7 @@ NOT_HERE = {
 """The cases that cannot arise with local Parquet files and the PyArrow engine."""
 
 
-def tested() -> dict[int, list[str]]:
+def covered() -> dict[int, list[str]]:
     found: dict[int, list[str]] = {}
     for module in sorted(Path(__file__).parent.glob("test_*.py")):
         for name in re.findall(r"^def (test_case_\d\d_\w+)\(", module.read_text(), re.MULTILINE):
@@ -26,7 +26,7 @@ def tested() -> dict[int, list[str]]:
 
 
 def test_every_case_is_tested_or_has_a_reason_not_to_be() -> None:
-    assert sorted([*tested(), *NOT_HERE]) == list(CASES)
+    assert sorted([*covered(), *NOT_HERE]) == list(CASES)
 
 
 def test_every_reason_is_a_sentence() -> None:
@@ -34,5 +34,5 @@ def test_every_reason_is_a_sentence() -> None:
 
 
 def test_no_two_tests_have_one_name() -> None:
-    names = [name for of_case in tested().values() for name in of_case]
+    names = [name for of_case in covered().values() for name in of_case]
     assert len(names) == len(set(names))

@@ -73,7 +73,13 @@ def test_case_74_writer_that_never_stops_adding(
             meddle(patch, act)
             with pytest.raises(CommitConflict) as caught:
                 operation(root)
-        words = ("another writer", "added 1 file", str(root), "run the operation again", "nothing was changed")
+        words = (
+            "another writer",
+            "added 1 file",
+            str(root),
+            "run the operation again",
+            "nothing was changed",
+        )
         check_error(caught.value, CommitConflict, *words, changed=False)
         assert len(added) == ATTEMPTS, name
         after = tree_digest(root, control=False)
@@ -135,7 +141,9 @@ def test_case_76_two_mergers_at_once(root: Path, rows: Any) -> None:
     def work(name: str) -> None:
         try:
             for number in range(rounds):
-                source = pa.table({"id": [2, 100 + number], "name": [name] * 2, "n": [number] * 2}, schema=SCHEMA)
+                source = pa.table(
+                    {"id": [2, 100 + number], "name": [name] * 2, "n": [number] * 2}, schema=SCHEMA
+                )
                 it.merge(source, root, on="id")
                 it.update(root, {"n": "n + 1"}, "id = 1")
         except it.IntarsiaError as error:
@@ -181,8 +189,16 @@ def test_case_77_compaction_while_rows_are_deleted(
 
 def test_case_77_recovery_while_a_merge_is_under_way(root: Path, rows: Any, monkeypatch: Any) -> None:
     with monkeypatch.context() as patch:
-        meddle(patch, lambda _: check_error(conflict_of(lambda: it.recover(root, lock_timeout=0.01)),
-                                            CommitConflict, "lock", "lock_timeout=", changed=False))
+        meddle(
+            patch,
+            lambda _: check_error(
+                conflict_of(lambda: it.recover(root, lock_timeout=0.01)),
+                CommitConflict,
+                "lock",
+                "lock_timeout=",
+                changed=False,
+            ),
+        )
         assert it.merge(SOURCE, root, on="id").updated == 2
     assert len(rows(root)) == 7
 
@@ -272,7 +288,9 @@ def test_case_94_part_of_a_table_format(root: Path, format: str, each_refused: A
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("{}")
     calls = {"merge": OPERATIONS["upsert"], "compact": OPERATIONS["compact"]}
-    each_refused(part, calls, NotSupported, f"part of a{'n' if format == 'Iceberg' else ''} {format}", "corrupt")
+    each_refused(
+        part, calls, NotSupported, f"part of a{'n' if format == 'Iceberg' else ''} {format}", "corrupt"
+    )
 
 
 @pytest.mark.parametrize(

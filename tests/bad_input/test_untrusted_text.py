@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import logging
 import pickle
@@ -13,7 +12,6 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
@@ -24,12 +22,23 @@ from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NothingMatched, NotSupported
 from tests.bad_input.trial import BASE, EVERYTHING, MERGES, SCHEMA, SOURCE, STRATEGIES, files_of, write_aside
 
-EVIL_NAMES = ['a" FROM t; COPY x TO y; --', "it's; drop table t", "a`b``c", "sp ace\ttab", "x=y", "a/b", "Ünï😀", "%s {0}"]
+EVIL_NAMES = [
+    'a" FROM t; COPY x TO y; --',
+    "it's; drop table t",
+    "a`b``c",
+    "sp ace\ttab",
+    "x=y",
+    "a/b",
+    "Ünï😀",
+    "%s {0}",
+]
 """Every one of them ends a name, a string or a path in some language."""
 
 
 def evil_table(ids: list[int], start: int) -> pa.Table:
-    columns: dict[str, Any] = {"key": ids} | {name: [start + i for i in range(len(ids))] for name in EVIL_NAMES}
+    columns: dict[str, Any] = {"key": ids} | {
+        name: [start + i for i in range(len(ids))] for name in EVIL_NAMES
+    }
     return pa.table(columns)
 
 
@@ -92,12 +101,26 @@ def test_case_84_filter_text_that_is_no_condition(root: Path, text: str, unchang
 
 @pytest.mark.parametrize(
     "filter",
-    ["day>=1", "day == 1", "day", "=1", "day=1 or 1=1", "day<2", "day!=1", "__import__('os')", "", "/", "day=a=b"],
+    [
+        "day>=1",
+        "day == 1",
+        "day",
+        "=1",
+        "day=1 or 1=1",
+        "day<2",
+        "day!=1",
+        "__import__('os')",
+        "",
+        "/",
+        "day=a=b",
+    ],
 )
 def test_case_86_partition_filter_that_is_no_pair(
     tmp_path: Path, filter: str, make_dataset: Any, each_refused: Any
 ) -> None:
-    root = make_dataset(tmp_path / "t", BASE.append_column("day", pa.array([1, 1, 1, 2, 2, 2])), partition="day")
+    root = make_dataset(
+        tmp_path / "t", BASE.append_column("day", pa.array([1, 1, 1, 2, 2, 2])), partition="day"
+    )
     calls = {
         "compact": lambda root: it.compact(root, partition_filter=filter),
         "optimize": lambda root: it.optimize(root, by="n", partition_filter=[filter]),
@@ -106,18 +129,26 @@ def test_case_86_partition_filter_that_is_no_pair(
     each_refused(root, calls, InputError, "partition_filter", repr(filter), "column=value", where=None)
 
 
-@pytest.mark.parametrize("filter", ["day=1' or '1'='1".replace("=", "%3D", 1).replace("%3D", "=", 1)[:12],
-                                    "day=*", "day=..", "day=1%2F..%2F..", "other=1", "day=[12]"])  # fmt: skip
+@pytest.mark.parametrize(
+    "filter", ["day=1' or '1", "day=*", "day=..", "day=1%2F..%2F..", "other=1", "day=[12]"]
+)
 def test_case_86_partition_filter_is_taken_by_the_letter(
     tmp_path: Path, filter: str, make_dataset: Any, each_refused: Any
 ) -> None:
-    root = make_dataset(tmp_path / "t", BASE.append_column("day", pa.array([1, 1, 1, 2, 2, 2])), partition="day")
+    root = make_dataset(
+        tmp_path / "t", BASE.append_column("day", pa.array([1, 1, 1, 2, 2, 2])), partition="day"
+    )
     calls = {"compact": lambda root: it.compact(root, partition_filter=filter)}
     each_refused(root, calls, NothingMatched, repr(filter))
 
 
 SECRET = "hunter2SECRETkey"
-SECRETS = {"key": "AKIAABCDEFGHIJKLMNOP", "secret": SECRET, "token": SECRET, "client_kwargs": {"password": SECRET}}
+SECRETS = {
+    "key": "AKIAABCDEFGHIJKLMNOP",
+    "secret": SECRET,
+    "token": SECRET,
+    "client_kwargs": {"password": SECRET},
+}
 
 
 def all_of(error: BaseException) -> str:
@@ -225,9 +256,9 @@ def test_case_88_no_code_evaluates_what_it_reads() -> None:
 TXID = "c0ffee" * 5 + "ab"
 
 
-def a_record(root: Path, **changes: Any) -> dict[str, Any]:
+def a_record(dataset: Path, **changes: Any) -> dict[str, Any]:
     return {
-        "version": 1, "seq": 1, "txid": TXID, "operation": "merge", "root": str(root), "properties": {},
+        "version": 1, "seq": 1, "txid": TXID, "operation": "merge", "root": str(dataset), "properties": {},
         "retain": None, "fresh": False, "going": [],
         "coming": [{"path": "new.parquet", "staged": "insert-00000.part", "was": None, "kept": None}],
     } | changes  # fmt: skip
@@ -329,6 +360,7 @@ WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
     "target size below": (lambda r: it.compact(r, target_mb_per_file=-1), ("target_mb_per_file",)),
     "target rows zero": (lambda r: it.compact(r, target_rows_per_file=0), ("target_rows_per_file",)),
     "target rows below": (lambda r: it.optimize(r, by="n", target_rows_per_file=-5), ("target_rows_per_file",)),
+    "target size without end": (lambda r: it.compact(r, target_mb_per_file=float("inf")), ("target_mb_per_file",)),
     "target size nan": (lambda r: it.compact(r, target_mb_per_file=float("nan")), ("target_mb_per_file",)),
     "target rows text": (lambda r: it.compact(r, target_rows_per_file="many"), ("target_rows_per_file", "'many'")),
     "null_keys": (lambda r: it.merge(SOURCE, r, on="id", null_keys="skip"), ("null_keys", "'match'", "'skip'")),
@@ -368,7 +400,7 @@ WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_case_90_option_that_makes_no_sense(root: Path, name: str, refused: Any) -> None:
     call, words = WRONG[name]
-    refused(root, InputError, lambda: call(root), *words, where=None)
+    refused(root, InputError, lambda: call(root), *words, where=None, advice=False)
 
 
 def test_case_90_engines_that_are_not_here_say_so(root: Path, refused: Any) -> None:
@@ -388,9 +420,8 @@ IO_WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 @pytest.mark.parametrize("name", IO_WRONG)
 def test_case_90_modes_that_contradict_each_other(root: Path, name: str, unchanged: Any) -> None:
     options, words = IO_WRONG[name]
-    with unchanged(root), pytest.raises(ValueError, match="") as caught:
+    with unchanged(root), pytest.raises(InputError) as caught:
         PyarrowDatasetIO().write_parquet_dataset(SOURCE, str(root), **options)
-    assert isinstance(caught.value, InputError)
     assert all(word in str(caught.value) for word in words), caught.value
 
 
@@ -399,7 +430,9 @@ def breaking(kind: type[BaseException]) -> Iterator[pa.RecordBatch]:
     raise kind("the other side hung up")
 
 
-@pytest.mark.parametrize("kind", [OSError, ValueError, RuntimeError, MemoryError, KeyboardInterrupt, pa.ArrowInvalid])
+@pytest.mark.parametrize(
+    "kind", [OSError, ValueError, RuntimeError, MemoryError, KeyboardInterrupt, pa.ArrowInvalid]
+)
 @pytest.mark.parametrize("reader", [False, True], ids=["generator", "reader"])
 def test_case_91_source_that_raises_half_way(
     root: Path, kind: type[BaseException], reader: bool, unchanged: Any, tmp_path: Path
@@ -469,5 +502,3 @@ def test_case_92_the_target_as_its_own_source(root: Path, rows: Any) -> None:
 
 def test_predicates_of_pyarrow_are_taken_too(root: Path) -> None:
     assert it.plan("delete", root, pc.field("id") == 2).deleted == 1
-    assert isinstance(io.BytesIO(), io.IOBase)
-    assert isinstance(pafs.LocalFileSystem(), pafs.FileSystem)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import struct
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -31,10 +31,6 @@ SOURCE = pa.table({"id": [2, 5, 7], "name": ["B", "E", "G"], "n": [21, 51, 71]},
 Operation = Callable[[Path], Any]
 
 
-def _merge(strategy: str) -> Operation:
-    return lambda root: it.merge(SOURCE, root, on="id", strategy=strategy)
-
-
 def _clauses(root: Path) -> Any:
     clauses = [
         it.when_matched("target.n > 0").update_all(),
@@ -44,7 +40,19 @@ def _clauses(root: Path) -> Any:
     return it.merge(SOURCE, root, on="id", clauses=clauses)
 
 
-MERGES: dict[str, Operation] = {strategy: _merge(strategy) for strategy in STRATEGIES}
+def merging(
+    source: Any, *, on: Any = "id", strategies: Sequence[str] = STRATEGIES, **options: Any
+) -> dict[str, Operation]:
+    """A merge of this source by each strategy."""
+    return {s: lambda root, s=s: it.merge(source, root, on=on, strategy=s, **options) for s in strategies}
+
+
+def taking(source: Any) -> dict[str, Operation]:
+    """Every operation that takes whole rows of a source into a dataset that is there."""
+    return {**merging(source), "append": lambda root: it.write(source, root)}
+
+
+MERGES: dict[str, Operation] = merging(SOURCE)
 CHANGES: dict[str, Operation] = {
     **MERGES,
     "clauses": _clauses,
@@ -66,9 +74,6 @@ LOOKS: dict[str, Operation] = {"snapshot": it.snapshot, "inspect": it.inspect}
 EVERYTHING = {**OPERATIONS, **LOOKS}
 
 each_strategy = pytest.mark.parametrize("strategy", STRATEGIES)
-each_unique_strategy = pytest.mark.parametrize("strategy", UNIQUE)
-each_change = pytest.mark.parametrize("operation", CHANGES.values(), ids=CHANGES)
-each_operation = pytest.mark.parametrize("operation", OPERATIONS.values(), ids=OPERATIONS)
 
 
 def column(values: list[Any], kind: pa.DataType, name: str = "id") -> pa.Table:

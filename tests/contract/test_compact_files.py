@@ -16,7 +16,8 @@ def test_small_files_become_one_with_rows_in_order(parquet_lake):
     result = parquet_lake.compact()
     assert len(parquet_lake.files) == 1
     assert parquet_lake.file(parquet_lake.files[0]).equals(TABLE)
-    assert (result.total, result.deleted, len(result.removed_files), len(result.inserted_files)) == (100, 0, 10, 1)
+    assert (result.total, result.deleted) == (100, 0)
+    assert (len(result.removed_files), len(result.inserted_files)) == (10, 1)
 
 
 def test_a_second_run_changes_nothing(parquet_lake, unchanged):
@@ -87,7 +88,9 @@ def test_files_of_several_schemas_become_one_of_the_common_schema(parquet_lake):
     pq.write_table(pa.table({"s": ["x"], "id": [2**40]}), parquet_lake.root / "wide.parquet")
     parquet_lake.compact()
     (name,) = parquet_lake.files
-    assert parquet_lake.file(name).schema.remove_metadata() == pa.schema([("id", pa.int64()), ("s", pa.string())])
+    assert parquet_lake.file(name).schema.remove_metadata() == pa.schema(
+        [("id", pa.int64()), ("s", pa.string())]
+    )
     assert parquet_lake.values("id", "s") == [(1, None), (2, None), (2**40, "x")]
 
 

@@ -7,9 +7,7 @@ import pytest
 
 from intarsia.errors import ColumnNotFound, IntarsiaError
 
-TABLE = pa.table(
-    {"id": [1, 2, 1, 3, 2, 1], "n": [5, 1, None, 2, 9, 5], "v": ["a", "b", "c", "d", "e", "f"]}
-)
+TABLE = pa.table({"id": [1, 2, 1, 3, 2, 1], "n": [5, 1, None, 2, 9, 5], "v": ["a", "b", "c", "d", "e", "f"]})
 
 
 @pytest.mark.parametrize("memory_bytes", [1, 1 << 30])

@@ -28,7 +28,9 @@ def test_null_in_a_target_key_is_refused_and_the_file_is_named(parquet_lake, unc
     parquet_lake.create(_table([1, 2, 3, None], ["a", "b", "c", "d"]), files=2)
     with (
         unchanged(parquet_lake.root),
-        pytest.raises(KeyColumnError, match=r"Key column 'id' has 1 NULL value in the target file .*part-00001"),
+        pytest.raises(
+            KeyColumnError, match=r"Key column 'id' has 1 NULL value in the target file .*part-00001"
+        ),
     ):
         parquet_lake.merge(_table([3], ["x"]), on="id")
 

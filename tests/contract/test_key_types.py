@@ -12,6 +12,7 @@ from intarsia.errors import KeyColumnError, SchemaMismatch
 
 UTC = dt.UTC
 DAY = dt.date(2024, 1, 1)
+CODED = pa.dictionary(pa.int32(), pa.string())
 NOON = dt.datetime(2024, 1, 1, 12, 0, 0, 1)
 
 KEYS = {  # three keys in the target, then two in the source: the last of the target's, and a new one
@@ -73,8 +74,8 @@ ALIKE = {
     "us and ns": (pa.timestamp("us"), pa.timestamp("ns"), [NOON, NOON.replace(hour=1), NOON.replace(hour=2)],
                   [NOON.replace(hour=2), NOON.replace(hour=3)]),
     "string and large_string": (pa.string(), pa.large_string(), ["a", "b", "c"], ["c", "d"]),
-    "string and dictionary": (pa.string(), pa.dictionary(pa.int8(), pa.string()), ["a", "b", "c"], ["c", "d"]),
-    "dictionary and string": (pa.dictionary(pa.int32(), pa.string()), pa.string(), ["a", "b", "c"], ["c", "d"]),
+    "string and dictionary": (pa.string(), CODED, ["a", "b", "c"], ["c", "d"]),
+    "dictionary and string": (CODED, pa.string(), ["a", "b", "c"], ["c", "d"]),
     "string and string_view": (pa.string(), pa.string_view(), ["a", "b", "c"], ["c", "d"]),
     "decimals of two scales": (pa.decimal128(10, 3), pa.decimal128(10, 1),
                                [Decimal("1.000"), Decimal("2.000"), Decimal("3.500")],

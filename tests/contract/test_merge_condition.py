@@ -36,7 +36,9 @@ def test_a_row_whose_pair_fails_the_condition_is_not_matched_by_the_source(lake)
 def test_key_columns_may_have_other_names_in_the_source(lake):
     source = pa.table({"key": [1, 3], "place": ["eu", "xx"], "add": [5, 5]})
     on = "target.id = source.key and source.place = target.region"
-    result = lake.create(TARGET).merge(source, on=on, clauses=[when_matched().update({"n": "n + source.add"})])
+    result = lake.create(TARGET).merge(
+        source, on=on, clauses=[when_matched().update({"n": "n + source.add"})]
+    )
     assert lake.values("id", "n") == [(1, 6), (2, 2), (3, 3)]
     assert result.updated == 1
 
@@ -54,7 +56,9 @@ def test_a_strategy_takes_a_condition_of_equalities_too(lake):
     assert lake.values("id", "n") == [(1, 10), (2, 20), (3, 3), (4, 40)]
 
 
-@pytest.mark.parametrize("clause", [when_matched().update({"n": "source.n"}), when_matched("target.n > 0").delete()])
+@pytest.mark.parametrize(
+    "clause", [when_matched().update({"n": "source.n"}), when_matched("target.n > 0").delete()]
+)
 def test_a_target_row_matched_twice_is_an_error(parquet_lake, unchanged, clause):
     parquet_lake.create(TARGET)
     source = pa.table({"id": [1, 1], "n": [5, 6]})

@@ -105,7 +105,9 @@ def test_odd_partition_values_survive_a_round_trip(parquet_lake, value):
 TYPED = {
     "int": pa.array([7, -1], pa.int32()),
     "date": pa.array([dt.date(2024, 2, 29), dt.date(1969, 1, 1)]),
-    "timestamp": pa.array([dt.datetime(2024, 1, 1, 12, 30, 0, 5), dt.datetime(2024, 1, 2)], pa.timestamp("us")),
+    "timestamp": pa.array(
+        [dt.datetime(2024, 1, 1, 12, 30, 0, 5), dt.datetime(2024, 1, 2)], pa.timestamp("us")
+    ),
     "bool": pa.array([True, False]),
     "text of digits": pa.array(["007", "7"]),
 }
@@ -142,7 +144,9 @@ def test_a_partition_column_stored_in_the_file_too_stays_there(parquet_lake):
 
 def test_a_file_that_contradicts_its_directory_is_refused(parquet_lake, unchanged):
     (parquet_lake.root / "region=eu").mkdir(parents=True)
-    pq.write_table(pa.table({"id": [1], "region": ["us"], "v": ["a"]}), parquet_lake.root / "region=eu/f.parquet")
+    pq.write_table(
+        pa.table({"id": [1], "region": ["us"], "v": ["a"]}), parquet_lake.root / "region=eu/f.parquet"
+    )
     with unchanged(parquet_lake.root), pytest.raises(SchemaMismatch, match="partition directory"):
         parquet_lake.merge(_row(1, "eu"), on="id")
 

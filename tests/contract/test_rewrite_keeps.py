@@ -12,6 +12,8 @@ N = 6000
 TABLE = pa.table({"id": range(N), "s": [f"s{n % 5}" for n in range(N)], "x": [n / 7 for n in range(N)]})
 ONE = pa.table({"id": [10], "s": ["new"], "x": [0.5]})
 
+TEXTS = [pa.string(), pa.binary(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())]
+
 REWRITES = {
     "merge": lambda lake, **k: lake.merge(ONE, on="id", **k),
     "delete": lambda lake, **k: lake.delete("id = 10", **k),
@@ -108,7 +110,9 @@ def test_a_declared_order_stays_true(parquet_lake, batch_rows):
     footer = parquet_lake.footer()
     for number in range(footer.num_row_groups):
         assert footer.row_group(number).sorting_columns == (pq.SortingColumn(2, descending=True),)
-        values = pq.ParquetFile(parquet_lake.root / "part-00000.parquet").read_row_group(number)["x"].to_pylist()
+        values = (
+            pq.ParquetFile(parquet_lake.root / "part-00000.parquet").read_row_group(number)["x"].to_pylist()
+        )
         assert values == sorted(values, reverse=True)
     assert _group_rows(footer) == [2000, 2000, 2000]
 
@@ -120,7 +124,7 @@ def test_every_page_has_a_checksum(parquet_lake):
 
 
 @pytest.mark.parametrize("operation", REWRITES)
-@pytest.mark.parametrize("kind", [pa.string(), pa.binary(), pa.large_string(), pa.dictionary(pa.int32(), pa.string())])
+@pytest.mark.parametrize("kind", TEXTS, ids=str)
 def test_a_column_of_few_values_reads_back_in_its_type_by_every_reader(parquet_lake, operation, kind):
     table = TABLE.set_column(1, "s", TABLE["s"].cast(pa.string()).cast(kind))
     parquet_lake.create(table, files=2)
@@ -129,10 +133,8 @@ def test_a_column_of_few_values_reads_back_in_its_type_by_every_reader(parquet_l
         parquet_lake.merge(source, on="id")
     elif operation != "update" or kind != pa.binary():
         REWRITES[operation](parquet_lake)
-    one, other = (parquet_lake.file(name).schema.remove_metadata() for name in parquet_lake.files[:2]) \
-        if len(parquet_lake.files) > 1 else (table.schema, parquet_lake.file(parquet_lake.files[0]).schema)
-    assert one.equals(other)
-    assert parquet_lake.file(parquet_lake.files[0]).schema.field("s").type == kind
+    for name in parquet_lake.files:
+        assert parquet_lake.file(name).schema.equals(table.schema)
     total = len(parquet_lake.rows())
     assert duckdb.sql(f"select count(s) from '{parquet_lake.root}/*.parquet'").fetchall() == [(total,)]
     assert polars.read_parquet(parquet_lake.root)["s"].null_count() == 0

@@ -125,7 +125,9 @@ def test_a_file_that_lacks_a_column_gets_the_value_of_the_source(parquet_lake, m
 
 
 def test_null_for_a_column_that_cannot_be_null_is_refused(parquet_lake, unchanged):
-    schema = pa.schema([pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)])
+    schema = pa.schema(
+        [pa.field("id", pa.int64(), nullable=False), pa.field("n", pa.int64(), nullable=False)]
+    )
     parquet_lake.create(pa.table({"id": [1], "n": [1]}, schema=schema))
     with unchanged(parquet_lake.root), pytest.raises(SchemaMismatch, match="'n'"):
         parquet_lake.merge(pa.table({"id": [1], "n": pa.nulls(1, pa.int64())}), on="id")

@@ -1,4 +1,4 @@
-"""Everything that can be a source gives the same merge; one that can be read once only is kept for a retry."""
+"""Everything that can be a source gives the same merge; one that can be read once is kept for a retry."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""UPDATE: columns of the rows for which the predicate is TRUE get new values, computed on the row as it was."""
+"""UPDATE: columns of the rows for which the predicate is TRUE get new values, from the row as it was."""
 
 from __future__ import annotations
 
@@ -24,7 +24,9 @@ TARGET = pa.table(
 
 
 def test_values_are_sql_over_the_row_as_it_was(lake):
-    result = lake.create(TARGET, files=2).update({"n": "n * 10", "s": "upper(s) || cast(n as varchar)"}, "id <> 1")
+    result = lake.create(TARGET, files=2).update(
+        {"n": "n * 10", "s": "upper(s) || cast(n as varchar)"}, "id <> 1"
+    )
     assert lake.values("id", "n", "s") == [(1, 1, "a"), (2, 20, "B2"), (3, None, None), (4, 40, "D4")]
     assert (result.updated, result.total) == (3, 4)
 
@@ -91,7 +93,14 @@ def test_a_column_that_a_file_lacks_can_be_assigned(parquet_lake, make_dataset):
     parquet_lake.create(TARGET.select(["id", "s"]))
     make_dataset(parquet_lake.root / "old", pa.table({"id": [8, 9]}))
     parquet_lake.update({"s": "'new'"}, "id > 3")
-    assert parquet_lake.values("id", "s") == [(1, "a"), (2, "b"), (3, None), (4, "new"), (8, "new"), (9, "new")]
+    assert parquet_lake.values("id", "s") == [
+        (1, "a"),
+        (2, "b"),
+        (3, None),
+        (4, "new"),
+        (8, "new"),
+        (9, "new"),
+    ]
 
 
 WRONG = {

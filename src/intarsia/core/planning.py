@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -59,7 +60,7 @@ def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema:
         tuple(with_widening(plans, snapshot, schema)),
         schema,
         source_rows=facts.rows,
-        notes=snapshot.notes,
+        notes=(*snapshot.notes, *_added_columns(snapshot, schema)),
     )
 
 
@@ -81,6 +82,17 @@ def _merge_file(
     if not may_hold and isinstance(alone[0].action, Drop) and alone[0].condition is None:
         return FilePlan(file, "remove", f"{reason}: every row goes")
     return FilePlan(file, "scan", reason, every, foreign=home is None and bool(may_hold))
+
+
+def _added_columns(snapshot: Snapshot, schema: pa.Schema) -> list[str]:
+    """What readers should know when files that stay lack a new column."""
+    added = [name for name in schema.names if name not in snapshot.schema.names]
+    if not added or not snapshot.files:
+        return []
+    return [
+        f"Column {', '.join(map(repr, added))} is new: in files that stay as they are it reads as NULL; other"
+        " readers may have to be told to unite columns by name (DuckDB: union_by_name)."
+    ]
 
 
 def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Schema) -> list[FilePlan]:
@@ -109,6 +121,8 @@ def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Sche
 def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
     """Append leaves every file; overwrite removes all, or those of the partitions it writes."""
     notes = list(snapshot.notes)
+    if intent.mode != "overwrite":
+        notes += _added_columns(snapshot, schema)
     if intent.mode == "append":
         plans = list(keep_all(snapshot.files, "append only adds"))
     elif intent.mode == "overwrite":
@@ -155,10 +169,14 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
     return files
 
 
-def check_thresholds(target_bytes: int | None, target_rows: int | None) -> None:
-    for name, value in (("target_mb_per_file", target_bytes), ("target_rows_per_file", target_rows)):
-        if value is not None and value <= 0:
-            raise InputError(f"{name} must be greater than zero.")
+def check_thresholds(megabytes: float | None, rows: int | None) -> None:
+    """Raise InputError unless the target size of files is a finite number above zero."""
+    for name, value, kinds in (("target_mb_per_file", megabytes, (int, float)), ("target_rows_per_file", rows, int)):
+        if value is None:
+            continue
+        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+            whole = " and whole" if kinds is int else ""
+            raise InputError(f"{name} must be greater than zero{whole}, it is {value!r}.")
 
 
 def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:

@@ -15,7 +15,7 @@ from intarsia.core.matches import Hits
 from intarsia.core.plan import FilePlan
 from intarsia.core.planning import predicate_columns
 from intarsia.engines.arrow.reading import FileReader
-from intarsia.errors import ColumnNotFound, InputError
+from intarsia.errors import ColumnNotFound, InputError, SchemaMismatch
 
 _ROW = "__row__"
 
@@ -56,4 +56,9 @@ def _positions(where: Any, table: pa.Table) -> pa.Array:
                 f" there is {', '.join(map(repr, table.column_names))}."
             ) from error
         raise InputError(f"The predicate cannot be evaluated: {error}") from error
+    except pa.ArrowNotImplementedError as error:
+        raise SchemaMismatch(
+            f"The types in the predicate {where} do not go together: {error}",
+            hint="cast the constant to the column's type.",
+        ) from error
     return flat(kept[row])
