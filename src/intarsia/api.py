@@ -142,8 +142,8 @@ def update(
     field is named ``"p.amt"``. Partition columns cannot be assigned.
     """
     request = requested(engine, target, options)
-    if not assignments:
-        raise InputError("update needs at least one assignment.")
+    if not assignments or not hasattr(assignments, "items"):
+        raise InputError("update needs at least one assignment.", hint='such as {"price": "price * 1.1"}.')
     parsed = parse_assignments(assignments, dialect=request.dialect)
     predicate = None if where is None else predicate_of(where, request.dialect)
     intent = Update(parsed, predicate, request.write, request.properties)

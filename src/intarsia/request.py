@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from typing import Any
@@ -102,6 +102,7 @@ def requested(engine: Any, target: Target, options: Mapping[str, Any]) -> Reques
             f"Unknown option {', '.join(map(repr, unknown))}.",
             hint=f"options are {', '.join(sorted(ALL_OPTIONS))}.",
         )
+    _check_numbers(options)
     table_options = {name: options[name] for name in _TABLE_OPTIONS if name in options}
     engine_options = {name: options[name] for name in _ENGINE_OPTIONS if options.get(name) is not None}
     properties = dict(options.get("properties") or {})
@@ -116,6 +117,14 @@ def requested(engine: Any, target: Target, options: Mapping[str, Any]) -> Reques
         properties=properties,
         filesystem=options.get("filesystem"),
     )
+
+
+def _check_numbers(options: Mapping[str, Any]) -> None:
+    for name in ("threads", "memory_bytes", "spool_bytes", "retain", "lock_timeout"):
+        value = options.get(name)
+        kinds = (int, float) if name == "lock_timeout" else int
+        if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0):
+            raise InputError(f"{name} must be a number that is not negative, it is {value!r}.")
 
 
 def _progress(given: Any) -> AbstractContextManager[Progress]:
@@ -218,7 +227,13 @@ def predicate_of(where: Any, dialect: str | None) -> Any:
 def column_names(columns: Columns | None) -> tuple[str, ...]:
     if columns is None:
         return ()
-    return (columns,) if isinstance(columns, str) else tuple(columns)
+    names: tuple[Any, ...] = (columns,)
+    if isinstance(columns, Iterable) and not isinstance(columns, str):
+        names = tuple(columns)
+    wrong = [name for name in names if not isinstance(name, str)]
+    if wrong:
+        raise InputError(f"Columns are given by name, not as {wrong[0]!r}.", hint='such as ["id", "day"].')
+    return names
 
 
 def bytes_per_file(megabytes: float | None, rows: int | None) -> int | None:

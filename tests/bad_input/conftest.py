@@ -76,7 +76,7 @@ def refused(unchanged: Any) -> Refused:
 
 @pytest.fixture(scope="session")
 def each_refused(refused: Refused) -> Callable[..., None]:
-    """``each_refused(root, calls, kind, *words, where=...)``: every call of a dict, given the root, is refused.
+    """``each_refused(root, calls, kind, *words, where=...)``: each call of the dict is refused.
 
     What is refused changes nothing, so all calls may meet the same dataset. In the words, ``{operation}``
     stands for the name of the call.

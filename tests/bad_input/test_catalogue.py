@@ -1,4 +1,4 @@
-"""Keeps the bad-input tests complete: every case has a test of its number, or a reason why it has none here."""
+"""Keeps the bad-input tests complete: every case has a test of its number, or a reason to have none here."""
 
 from __future__ import annotations
 

@@ -255,7 +255,7 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
 
 @pytest.mark.parametrize("kind", VALUES)
 def test_case_59_true_bounds_of_any_type_hide_no_row(tmp_path: Path, kind: str, make_dataset: Any) -> None:
-    """Bounds that lie cannot be told from true ones; those a writer of good faith makes must never mislead."""
+    """Bounds that lie cannot be told from true ones; those of an honest writer must never mislead."""
     data_type, values = VALUES[kind]
     table = column(values, data_type)
     root = make_dataset(tmp_path / "t", table, files=len(values))

@@ -1,4 +1,4 @@
-"""Cases 63 to 73 of the bad-input catalogue: links, odd names, disks that refuse or fill up, interruptions."""
+"""Cases 63 to 73 of the bad-input catalogue: links, odd names, disks that refuse, interruptions."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def test_case_66_source_named_with_glob_characters(root: Path, tmp_path: Path) -
 def test_case_67_directory_that_cannot_be_written(root: Path, frozen: Any, each_refused: Any) -> None:
     frozen(root)
     each_refused(root, WRITES, StorageError, "write", "permission")
-    with pytest.raises(OSError, match="permitted|denied") as caught:
+    with pytest.raises(OSError, match=r"permitted|denied") as caught:
         it.merge(SOURCE, root, on="id")
     assert caught.value.errno in (errno.EACCES, errno.EPERM)
 

@@ -1,4 +1,4 @@
-"""Cases 84 to 92 of the bad-input catalogue: names and text meant to do harm, options and sources that fail."""
+"""Cases 84 to 89 of the bad-input catalogue: names, text, secrets and records that may do harm."""
 
 from __future__ import annotations
 
@@ -6,21 +6,18 @@ import json
 import logging
 import pickle
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
 import intarsia
 import intarsia as it
-from intarsia.datasets.pyarrow import PyarrowDatasetIO
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NothingMatched, NotSupported
-from tests.bad_input.trial import BASE, EVERYTHING, MERGES, SCHEMA, SOURCE, STRATEGIES, files_of, write_aside
+from tests.bad_input.trial import BASE, EVERYTHING, SOURCE
 
 EVIL_NAMES = [
     'a" FROM t; COPY x TO y; --',
@@ -182,11 +179,10 @@ def test_case_87_secrets_in_a_url(
         lambda: it.inspect(target),
         lambda: it.delete(target, "id = 1"),
     ):
-        with pytest.raises((IntarsiaError, ValueError, OSError)) as caught:
+        with pytest.raises(IntarsiaError) as caught:
             call()
         error = caught.value
-        shown = str(error) + repr(error) + str(getattr(error, "path", "")) + str(getattr(error, "hint", ""))
-        assert SECRET not in shown, type(error)
+        assert SECRET not in all_of(error), all_of(error)
         assert SECRET.encode() not in pickle.dumps(error)
     assert SECRET not in caplog.text
     assert SECRET not in "".join(capsys.readouterr())
@@ -283,8 +279,20 @@ def test_case_89_a_record_as_we_write_it_is_finished(root: Path, rows: Any) -> N
     assert len(rows(root)) == 9
 
 
-ESCAPES = ["../evil.parquet", "a/../../evil.parquet", "/tmp/evil.parquet", "", ".", "..", "a//b.parquet", "x\0.parquet",
-           "_hidden.parquet", "README.md", ".intarsia/f.parquet", "n" * 300 + ".parquet"]  # fmt: skip
+ESCAPES = [
+    "../evil.parquet", "a/../../evil.parquet", "/tmp/evil.parquet", "", ".", "..", "a//b.parquet",
+    "x\0.parquet", "_hidden.parquet", "README.md", ".intarsia/f.parquet", "n" * 300 + ".parquet",
+]  # fmt: skip
+
+
+def coming(path: str, *, staged: str = "insert-00000.part", **more: Any) -> dict[str, Any]:
+    return {"coming": [{"path": path, "staged": staged, "was": None, "kept": None} | more]}
+
+
+def going(path: str) -> dict[str, Any]:
+    return {"coming": [], "going": [{"path": path, "was": [1, 2, 3], "kept": "00000.part"}]}
+
+
 BROKEN = {
     "no json": b"{",
     "empty": b"",
@@ -298,13 +306,11 @@ BROKEN = {
     "unknown field": {"run": "rm -rf /"},
     "coming is a word": {"coming": "all"},
     "seq is a word": {"seq": "one"},
-    "staged name outside": {"coming": [{"path": "n.parquet", "staged": "../../x.part", "was": None, "kept": None}]},
-    "kept name outside": {"coming": [{"path": "n.parquet", "staged": "x.part", "was": [1], "kept": "../x.part"}]},
-    **{f"path {p!r:.24}": {"coming": [{"path": p, "staged": "insert-00000.part", "was": None, "kept": None}]}
-       for p in ESCAPES},
-    **{f"going {p!r:.24}": {"coming": [], "going": [{"path": p, "was": [1, 2, 3], "kept": "00000.part"}]}
-       for p in ESCAPES},
-}  # fmt: skip
+    "staged name outside": coming("n.parquet", staged="../../x.part"),
+    "kept name outside": coming("n.parquet", was=[1], kept="../x.part"),
+    **{f"coming {path!r:.24}": coming(path) for path in ESCAPES},
+    **{f"going {path!r:.24}": going(path) for path in ESCAPES},
+}
 
 
 @pytest.mark.parametrize("damage", BROKEN.values(), ids=BROKEN)
@@ -341,164 +347,8 @@ def test_case_89_link_in_the_way_of_a_recorded_commit(root: Path, tmp_path: Path
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (root / "p=1").symlink_to(elsewhere)
-    coming = [{"path": "p=1/new.parquet", "staged": "insert-00000.part", "was": None, "kept": None}]
-    plant(root, json.dumps(a_record(root, coming=coming)).encode())
+    plant(root, json.dumps(a_record(root, **coming("p=1/new.parquet"))).encode())
     with pytest.raises(IntarsiaError) as caught:
         it.recover(root)
     assert "p=1" in str(caught.value)
     assert list(elsewhere.iterdir()) == []
-
-
-WRONG: dict[str, tuple[Any, tuple[str, ...]]] = {
-    "strategy": (lambda r: it.merge(SOURCE, r, on="id", strategy="replace"), ("replace", *STRATEGIES)),
-    "no strategy": (lambda r: it.merge(SOURCE, r, on="id", strategy=""), STRATEGIES),
-    "strategy of another type": (lambda r: it.merge(SOURCE, r, on="id", strategy=7), STRATEGIES),
-    "mode": (lambda r: it.write(SOURCE, r, mode="replace"), ("mode", "'append'", "'overwrite'", "'replace'")),
-    "curve": (lambda r: it.optimize(r, by="n", curve="peano"), ("curve", "'zorder'", "'hilbert'", "'peano'")),
-    "nothing to order by": (lambda r: it.optimize(r), ("by=",)),
-    "target size zero": (lambda r: it.compact(r, target_mb_per_file=0), ("target_mb_per_file", "greater than zero")),
-    "target size below": (lambda r: it.compact(r, target_mb_per_file=-1), ("target_mb_per_file",)),
-    "target rows zero": (lambda r: it.compact(r, target_rows_per_file=0), ("target_rows_per_file",)),
-    "target rows below": (lambda r: it.optimize(r, by="n", target_rows_per_file=-5), ("target_rows_per_file",)),
-    "target size without end": (lambda r: it.compact(r, target_mb_per_file=float("inf")), ("target_mb_per_file",)),
-    "target size nan": (lambda r: it.compact(r, target_mb_per_file=float("nan")), ("target_mb_per_file",)),
-    "target rows text": (lambda r: it.compact(r, target_rows_per_file="many"), ("target_rows_per_file", "'many'")),
-    "null_keys": (lambda r: it.merge(SOURCE, r, on="id", null_keys="skip"), ("null_keys", "'match'", "'skip'")),
-    "missing": (lambda r: it.merge(SOURCE, r, on="id", missing="zero"), ("missing", "'null'", "'zero'")),
-    "evolution": (lambda r: it.merge(SOURCE, r, on="id", schema_evolution="all"), ("schema_evolution", "'all'")),
-    "order without deduplicate": (lambda r: it.merge(SOURCE, r, on="id", dedup_order_by="n"), ("dedup_order_by",)),
-    "unknown option": (lambda r: it.merge(SOURCE, r, on="id", overwrite=True), ("overwrite", "options are")),
-    "engine": (lambda r: it.merge(SOURCE, r, on="id", engine="pandas"), ("engine", "'pandas'")),
-    "codec": (lambda r: it.write(SOURCE, r, compression="rar"), ("compression", "'rar'", "zstd")),
-    "row group": (lambda r: it.write(SOURCE, r, row_group_size=0), ("row_group_size", "0")),
-    "rows per file": (lambda r: it.write(SOURCE, r, max_rows_per_file=-1), ("max_rows_per_file", "-1")),
-    "batch rows": (lambda r: it.merge(SOURCE, r, on="id", batch_rows=1.5), ("batch_rows", "1.5")),
-    "retain": (lambda r: it.merge(SOURCE, r, on="id", retain=-1), ("retain", "-1")),
-    "no predicate": (lambda r: it.delete(r, None), ("predicate", "true")),
-    "predicate of another type": (lambda r: it.delete(r, 7), ("predicate", "int")),
-    "value as predicate": (lambda r: it.delete(r, "1 + 1"), ("condition",)),
-    "no assignment": (lambda r: it.update(r, {}), ("assignment",)),
-    "assigned twice": (lambda r: it.update(r, {"n": "1", '"n"': "2"}), ("n", "both")),
-    "no clause": (lambda r: it.merge(SOURCE, r, on="id", clauses=[]), ("clauses", "when_matched")),
-    "clause without action": (lambda r: it.merge(SOURCE, r, on="id", clauses=[it.when_matched()]), ("clauses",)),
-    "no equality": (lambda r: it.merge(SOURCE, r, on="target.id >= source.id"), ("equality",)),
-    "source of no kind": (lambda r: it.merge(7, r, on="id"), ("source", "int")),
-    "no source": (lambda r: it.merge(None, r, on="id"), ("source", "NoneType")),
-    "source without columns": (lambda r: it.merge(pa.table({}), r, on="id"), ("no columns",)),
-    "empty list": (lambda r: it.merge([], r, on="id"), ("empty list",)),
-    "target of no kind": (lambda r: it.merge(SOURCE, 7, on="id"), ("target", "int")),
-    "empty target": (lambda r: it.merge(SOURCE, "", on="id"), ("target", "''")),
-    "target with a NUL": (lambda r: it.merge(SOURCE, "a\0b", on="id"), ("target",)),
-    "other partitions": (lambda r: it.write(SOURCE, r, partition_by="name"), ("'name'", "nothing")),
-    "partitions of none": (lambda r: it.write(SOURCE, r, mode="overwrite_partitions"), ("partition_by=",)),
-    "operation to plan": (lambda r: it.plan("vacuum", r), ("'vacuum'", "merge", "compact")),
-    "half a batch": (lambda r: it.merge(SOURCE, r, on="id", app_id="x"), ("app_id", "batch_id")),
-    "batch of words": (lambda r: it.merge(SOURCE, r, on="id", app_id="x", batch_id="y"), ("app_id", "batch_id")),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_case_90_option_that_makes_no_sense(root: Path, name: str, refused: Any) -> None:
-    call, words = WRONG[name]
-    refused(root, InputError, lambda: call(root), *words, where=None, advice=False)
-
-
-def test_case_90_engines_that_are_not_here_say_so(root: Path, refused: Any) -> None:
-    for engine in ("duckdb", "spark"):
-        call = lambda engine=engine: it.merge(SOURCE, root, on="id", engine=engine)  # noqa: E731
-        refused(root, NotSupported, call, engine, 'engine="arrow"', where=None)
-
-
-IO_WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
-    "full_merge": ({"strategy": "full_merge", "key_columns": "id", "rewrite_mode": "incremental"}, ("full_merge",)),
-    "rewrite_mode": ({"strategy": "upsert", "key_columns": "id", "rewrite_mode": "partly"}, ("rewrite_mode",)),
-    "append": ({"strategy": "upsert", "mode": "append"}, ("append", "not supported", "upsert")),
-    **{s: ({"strategy": s}, ("key_columns", s)) for s in ("upsert", "update", "full_merge", "deduplicate")},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("name", IO_WRONG)
-def test_case_90_modes_that_contradict_each_other(root: Path, name: str, unchanged: Any) -> None:
-    options, words = IO_WRONG[name]
-    with unchanged(root), pytest.raises(InputError) as caught:
-        PyarrowDatasetIO().write_parquet_dataset(SOURCE, str(root), **options)
-    assert all(word in str(caught.value) for word in words), caught.value
-
-
-def breaking(kind: type[BaseException]) -> Iterator[pa.RecordBatch]:
-    yield from SOURCE.slice(0, 2).to_batches()
-    raise kind("the other side hung up")
-
-
-@pytest.mark.parametrize(
-    "kind", [OSError, ValueError, RuntimeError, MemoryError, KeyboardInterrupt, pa.ArrowInvalid]
-)
-@pytest.mark.parametrize("reader", [False, True], ids=["generator", "reader"])
-def test_case_91_source_that_raises_half_way(
-    root: Path, kind: type[BaseException], reader: bool, unchanged: Any, tmp_path: Path
-) -> None:
-    def source() -> Any:
-        batches = breaking(kind)
-        return pa.RecordBatchReader.from_batches(SCHEMA, batches) if reader else batches
-
-    calls = [
-        *(lambda s=s: it.merge(source(), root, on="id", strategy=s) for s in MERGES),
-        lambda: it.write(source(), root),
-        lambda: it.write(source(), root, mode="overwrite"),
-        lambda: it.write(source(), tmp_path / "new"),
-        lambda: it.merge(source(), root, on="id", spool_bytes=1),
-    ]
-    for call in calls:
-        with unchanged(root), pytest.raises((kind, IntarsiaError)):
-            call()
-    assert not (tmp_path / "new").exists()
-    assert not (root.parent / f".{root.name}.intarsia").exists()
-
-
-def test_case_92_source_that_can_be_read_once(root: Path, rows: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-
-    def once() -> Iterator[pa.RecordBatch]:
-        asked.append(1)
-        yield from SOURCE.to_batches()
-
-    stage, attempts = ArrowEngine.stage, iter(range(9))
-
-    def staged(self: ArrowEngine, *arguments: Any) -> Any:
-        change = stage(self, *arguments)
-        if next(attempts) < 2:  # two conflicts, so the merge is planned three times
-            write_aside(files_of(root)[0], BASE.slice(0, 3))
-        return change
-
-    monkeypatch.setattr(ArrowEngine, "stage", staged)
-    result = it.merge(once(), root, on="id")
-    assert (result.attempts, result.updated, result.inserted) == (3, 2, 1)
-    assert asked == [1]
-    assert [row["id"] for row in rows(root)] == [1, 2, 3, 4, 5, 6, 7]
-
-
-def test_case_92_source_that_says_something_else_each_time(root: Path, rows: Any) -> None:
-    class Fickle:
-        schema = SCHEMA
-        calls = 0
-
-        def __arrow_c_stream__(self, requested_schema: Any = None) -> Any:
-            Fickle.calls += 1
-            table = pa.table({"id": [100 * Fickle.calls], "name": ["x"], "n": [1]}, schema=SCHEMA)
-            return table.__arrow_c_stream__(requested_schema)
-
-    result = it.merge(Fickle(), root, on="id")
-    assert (Fickle.calls, result.inserted, result.source_count) == (1, 1, 1)
-    assert [row["id"] for row in rows(root)][-1] == 100
-
-
-def test_case_92_the_target_as_its_own_source(root: Path, rows: Any) -> None:
-    before = rows(root)
-    assert it.merge(root, root, on="id", strategy="full_merge").updated == 6
-    assert rows(root) == before
-    assert it.write(root, root, mode="overwrite").total == 6
-    assert rows(root) == before
-
-
-def test_predicates_of_pyarrow_are_taken_too(root: Path) -> None:
-    assert it.plan("delete", root, pc.field("id") == 2).deleted == 1

@@ -83,7 +83,11 @@ def test_bounds_are_the_least_and_the_greatest_value_of_each_row_group(name):
 )
 def test_files_of_narrower_types_give_bounds_in_the_datasets_type(stored, kind):
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    values = pa.array([1, 2, 3]).cast(stored) if not pa.types.is_string(stored) else pa.array(["1", "2", "3"])
+    values = pa.array(["1", "2", "3"])
+    if pa.types.is_decimal(stored):
+        values = pa.array([Decimal(1), Decimal(2), Decimal(3)], stored)
+    elif not pa.types.is_string(stored):
+        values = pa.array([1, 2, 3]).cast(stored)
     both = [data_file(pa.table({"k": values})), data_file(pa.table({"k": values.cast(plain)}))]
     found = bounds_of(both, "k", kind)
     assert found.lower.to_pylist() == [values.cast(plain)[0].as_py()] * 2
@@ -135,7 +139,9 @@ def test_statistics_of_another_kind_of_column_are_not_trusted():
     assert bounds_of([text], "k", pa.int64()).lower.to_pylist() == [None]
     raw = data_file(pa.table({"k": [b"5"]}))
     assert bounds_of([raw], "k", pa.string()).lower.to_pylist() == [None]
-    old = data_file(pa.table({"k": pa.array([NOON], pa.timestamp("ns"))}), use_deprecated_int96_timestamps=True)
+    old = data_file(
+        pa.table({"k": pa.array([NOON], pa.timestamp("ns"))}), use_deprecated_int96_timestamps=True
+    )
     assert bounds_of([old], "k", pa.timestamp("ns")).lower.to_pylist() == [None]
 
 

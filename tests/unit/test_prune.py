@@ -18,11 +18,12 @@ from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.prune import KeyRange, PartitionSet, key_scan_bytes, row_groups_that_may_hold, search
 
 
-def data_file(table: pa.Table, rows: int, **more) -> DataFile:
+def data_file(table: pa.Table, rows: int) -> DataFile:
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, row_group_size=rows)
-    footer = pq.read_metadata(pa.BufferReader(sink.getvalue()))
-    return DataFile(more.pop("path", "f.parquet"), "f", sink.tell(), table.num_rows, footer=footer, **more)
+    buffer = sink.getvalue()
+    footer = pq.read_metadata(pa.BufferReader(buffer))
+    return DataFile("f.parquet", "f", buffer.size, table.num_rows, footer=footer)
 
 
 NAN = float("nan")

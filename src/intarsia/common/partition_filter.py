@@ -25,24 +25,31 @@ def parse_partition_filter(partition_filter: str | Sequence[str] | None) -> Part
     """
     if partition_filter is None:
         return ()
-    texts = [partition_filter] if isinstance(partition_filter, str) else list(partition_filter)
+    listed = isinstance(partition_filter, (list, tuple, set, frozenset))
+    texts = list(partition_filter) if listed else [partition_filter]
     if not texts:
         raise InputError("partition_filter is an empty list", hint="use None for all partitions")
     return tuple(_parse_filter(text) for text in texts)
 
 
-def _parse_filter(text: str) -> tuple[tuple[str, str | None], ...]:
+def _parse_filter(text: Any) -> tuple[tuple[str, str | None], ...]:
+    if not isinstance(text, str):
+        raise _not_understood(text)
     pairs = []
     for part in text.strip("/").split("/"):
         name, equals, value = part.partition("=")
         # An operator, as in "day>=1" or "day == 1", would be a column that no file has.
         if not (name and equals) or name.strip(" <>!~") != name or "=" in value:
-            raise InputError(
-                f"partition_filter {text!r} is not understood",
-                hint='write "column=value" or "column=value/column=value"; "=" in a value is %3D, "/" is %2F',
-            )
+            raise _not_understood(text)
         pairs.append((unescape(name), None if value == HIVE_NULL else unescape(value)))
     return tuple(pairs)
+
+
+def _not_understood(text: Any) -> InputError:
+    return InputError(
+        f"partition_filter {text!r} is not understood",
+        hint='write "column=value" or "column=value/column=value"; "=" in a value is %3D, "/" is %2F',
+    )
 
 
 def partition_matches(partition: Mapping[str, Any], partition_filter: PartitionFilter) -> bool:

@@ -191,6 +191,6 @@ def _leaves(kind: pa.DataType, path: str, element: str) -> list[str]:
     if pa.types.is_map(kind):
         key = _leaves(kind.key_type, f"{path}.key_value.key", element)
         return [*key, *_leaves(kind.item_type, f"{path}.key_value.value", element)]
-    if pa.types.is_nested(kind):
+    if pa.types.is_nested(kind) and not pa.types.is_union(kind):  # Parquet has no unions: writing says so
         return _leaves(kind.value_type, f"{path}.list.{element}", element)
     return [path]

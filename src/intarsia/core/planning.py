@@ -171,12 +171,15 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
 
 def check_thresholds(megabytes: float | None, rows: int | None) -> None:
     """Raise InputError unless the target size of files is a finite number above zero."""
-    for name, value, kinds in (("target_mb_per_file", megabytes, (int, float)), ("target_rows_per_file", rows, int)):
-        if value is None:
-            continue
-        if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
-            whole = " and whole" if kinds is int else ""
-            raise InputError(f"{name} must be greater than zero{whole}, it is {value!r}.")
+    _check_threshold("target_mb_per_file", megabytes, (int, float), "")
+    _check_threshold("target_rows_per_file", rows, (int,), " and whole")
+
+
+def _check_threshold(name: str, value: Any, kinds: Any, also: str) -> None:
+    if value is None:
+        return
+    if isinstance(value, bool) or not isinstance(value, kinds) or not 0 < value < math.inf:
+        raise InputError(f"{name} must be greater than zero{also}, it is {value!r}.")
 
 
 def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:

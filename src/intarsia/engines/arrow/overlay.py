@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.spool import take, take_rows
+from intarsia.common.spool import take, take_rows, tidy_schema
 from intarsia.core.keys import arange, flat
 from intarsia.errors import SchemaMismatch
 
@@ -75,7 +75,9 @@ def without(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
     kept = pc.is_null(
         pc.scatter(pa.repeat(pa.scalar(True), len(positions)), positions, max_index=table.num_rows - 1)
     )
-    return table.filter(kept)
+    if tidy_schema(table.schema).equals(table.schema):
+        return table.filter(kept)
+    return take_rows(table, pc.indices_nonzero(kept))  # a type that has no kernel for filtering
 
 
 def _most_values(kind: pa.DictionaryType) -> int:

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.spool import tidy_schema
 from intarsia.core.evaluate import true_mask
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Predicate
@@ -44,6 +45,8 @@ def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_r
 def _positions(where: Any, table: pa.Table) -> pa.Array:
     if not isinstance(where, pc.Expression):
         return pc.indices_nonzero(true_mask(where, table)).cast(pa.int64())
+    tidy = tidy_schema(table.schema)
+    table = table if tidy.equals(table.schema) else table.cast(tidy)
     row = _ROW
     while row in table.column_names:
         row += "_"
@@ -56,7 +59,7 @@ def _positions(where: Any, table: pa.Table) -> pa.Array:
                 f" there is {', '.join(map(repr, table.column_names))}."
             ) from error
         raise InputError(f"The predicate cannot be evaluated: {error}") from error
-    except pa.ArrowNotImplementedError as error:
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
         raise SchemaMismatch(
             f"The types in the predicate {where} do not go together: {error}",
             hint="cast the constant to the column's type.",

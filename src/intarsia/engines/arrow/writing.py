@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from intarsia.core.change import StagedFile
 from intarsia.core.layout import Layout, leaf_columns
 from intarsia.engines.arrow.reading import as_encoded
-from intarsia.errors import StorageError
+from intarsia.errors import NotSupported, StorageError
 
 SAMPLE_ROWS = 2_048
 DICTIONARY_PAYS = 0.25
@@ -84,6 +84,12 @@ class FileWriter:
             action(self._writer)
         except OSError as error:
             raise self._failure(error) from error
+        except pa.ArrowNotImplementedError as error:
+            raise NotSupported(
+                f"A column has a type that cannot be written to Parquet: {error}",
+                path=self.location,
+                hint="cast it to another type, or leave it out.",
+            ) from error
         self.rows += table.num_rows
 
     def _open(self, sample: pa.Table) -> None:
