@@ -10,7 +10,7 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from intarsia.common.arrow import Source, adopt
+from intarsia.common.arrow import Source
 from intarsia.core.intent import Intent, WriteOptions
 from intarsia.core.merge import normalize_keys
 from intarsia.core.planning import check_thresholds
@@ -78,9 +78,9 @@ class Request:
     def source(self, source: Any, stack: ExitStack, partition_columns: Sequence[str] | None) -> Source:
         """Take the source in; what comes from paths and has no type of its own gets the target's."""
         if not _has_paths(source):
-            return stack.enter_context(adopt(source, **self.spool))
+            return stack.enter_context(self.engine.adopt(source, **self.spool))
         target = self.table.snapshot()
-        adopted = adopt(
+        adopted = self.engine.adopt(
             source,
             filesystem=self.filesystem,
             partition_columns=target.partition_columns if partition_columns is None else partition_columns,
@@ -224,7 +224,8 @@ def predicate_of(where: Any, dialect: str | None) -> Any:
     raise InputError(f"A predicate is SQL text or a pyarrow.compute expression, not {type(where).__name__}.")
 
 
-def column_names(columns: Columns | None) -> tuple[str, ...]:
+def column_names(columns: Any) -> tuple[str, ...]:
+    """Columns as a tuple: none, a single name, or several. Raises InputError for anything but names."""
     if columns is None:
         return ()
     names: tuple[Any, ...] = (columns,)

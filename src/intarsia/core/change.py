@@ -62,10 +62,12 @@ class Staging:
     filesystem: pafs.FileSystem = field(repr=False)
     directory: str
     txid: str
+    attempt: str = ""
+    """Set where work may be repeated elsewhere, so that no two attempts share a name."""
 
     def location(self, label: str) -> str:
         """A place to write one file; ``label`` must be unique within the transaction."""
-        return f"{self.directory}/{label}.part"
+        return f"{self.directory}/{label}{self.attempt}.part"
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,8 @@ from intarsia.core.change import Change, Committed, Staging
 from intarsia.core.files import DataFile, Snapshot
 
 if TYPE_CHECKING:
+    from intarsia.common.arrow import Source
+    from intarsia.core.intent import Intent
     from intarsia.core.matches import Matches
     from intarsia.core.plan import Plan
     from intarsia.core.prepare import Prepared
@@ -18,19 +20,18 @@ Progress = Callable[[str, int, int], None]
 """Called with the step's name, how much of it is done, and how much there is."""
 
 
-class Transaction(Protocol):
-    """One attempt to change a table, begun by :meth:`Table.transaction`."""
+class Workplace(Protocol):
+    """Where new files are written and what they will be called; the part of a transaction that travels.
+
+    What :meth:`Transaction.workplace` gives is a value: it pickles, and works in another process.
+    """
 
     @property
     def txid(self) -> str: ...
 
     @property
-    def snapshot(self) -> Snapshot:
-        """The state the attempt starts from."""
-
-    @property
     def staging(self) -> Staging:
-        """Where to write; created on first use."""
+        """Where to write; the directory exists."""
 
     def place(
         self,
@@ -45,6 +46,17 @@ class Transaction(Protocol):
         ``beside`` is a file whose rows it takes over, for tables whose files lie where their writer put
         them.
         """
+
+
+class Transaction(Workplace, Protocol):
+    """One attempt to change a table, begun by :meth:`Table.transaction`."""
+
+    @property
+    def snapshot(self) -> Snapshot:
+        """The state the attempt starts from."""
+
+    def workplace(self) -> Workplace:
+        """The same place as a value."""
 
     def commit(self, change: Change) -> Committed:
         """Put the change into effect, all of it or nothing.
@@ -75,13 +87,22 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
+    def adopt(self, source: Any, **options: Any) -> Source:
+        """Take a source in, reading it once; a context manager that lets go of it."""
+
+    def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
+        """Settle every name and type and check the source's rows.
+
+        Raises InputError and its kin before anything of the table is read or written.
+        """
+
     def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
         """Which rows change, exactly. Reads as little as it can and writes nothing.
 
         Raises KeyColumnError or PartitionMoveError for target rows that make the operation impossible.
         """
 
-    def stage(
-        self, plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction, progress: Progress
-    ) -> Change:
-        """Write the files that come to staging, and say which files go."""
+    def execute(
+        self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
+    ) -> tuple[Plan, Change]:
+        """Match, and write the files that come to staging; the settled plan, and what takes whose place."""

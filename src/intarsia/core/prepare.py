@@ -41,6 +41,13 @@ class Prepared:
     source_rows: int = 0
     index: KeyIndex | None = field(default=None, repr=False)
     """The source's keys, indexed."""
+    remote: Any = field(default=None, repr=False)
+    """Where an engine keeps rows that are not in this process; then ``table`` has none."""
+
+    @property
+    def source_bytes(self) -> int:
+        """The size of the source in memory."""
+        return int(self.table.nbytes) if self.remote is None else int(self.remote.size)
 
 
 def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:

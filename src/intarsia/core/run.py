@@ -22,7 +22,7 @@ from intarsia.core.planning import (
     plan_write,
 )
 from intarsia.core.ports import Engine, Progress, Table
-from intarsia.core.prepare import Prepared, prepare
+from intarsia.core.prepare import Prepared
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.retype import with_types_of
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
@@ -58,9 +58,9 @@ def explain(
 ) -> Plan:
     """The settled plan of an operation: exact counts, nothing written, no lock taken."""
     snapshot = _typed(table.snapshot(), source)
-    prepared = prepare(intent, snapshot, source)
-    plan, _ = _matched(prepared, snapshot, engine, progress)
-    return plan
+    prepared = engine.prepare(intent, snapshot, source)
+    plan = replace(make_plan(prepared, snapshot), engine=engine.name)
+    return settled(plan, prepared, engine.match(plan, prepared, progress))
 
 
 def run(
@@ -87,9 +87,9 @@ def run(
             with table.transaction(intent.operation) as tx:
                 seen = tx.snapshot
                 snapshot = _typed(tx.snapshot, source)
-                prepared = prepare(intent, snapshot, source)
-                plan, matches = _matched(prepared, snapshot, engine, progress)
-                change = engine.stage(plan, matches, prepared, tx, progress)
+                prepared = engine.prepare(intent, snapshot, source)
+                plan = replace(make_plan(prepared, snapshot), engine=engine.name)
+                plan, change = engine.execute(plan, prepared, tx, progress)
                 committed = tx.commit(change)
         except (DamagedTable, StorageError) as error:
             # Unreadable, or merely replaced by a foreign writer while it was read?
@@ -118,13 +118,9 @@ def _has_changed(before: Snapshot, table: Table) -> bool:
     return any(now.get(file.path) != file.fingerprint for file in before.files)
 
 
-def _matched(
-    prepared: Prepared, snapshot: Snapshot, engine: Engine, progress: Progress
-) -> tuple[Plan, Matches]:
-    plan = replace(make_plan(prepared, snapshot), engine=engine.name)
-    matches = engine.match(plan, prepared, progress)
-    settled = plan.refined(matches, insert_bytes=_insert_bytes(prepared, matches, snapshot))
-    return settled, matches
+def settled(plan: Plan, prepared: Prepared, matches: Matches) -> Plan:
+    """The plan with what matching found: every file kept, rewritten or removed, and exact counts."""
+    return plan.refined(matches, insert_bytes=_insert_bytes(prepared, matches, plan.snapshot))
 
 
 def _insert_bytes(prepared: Prepared, matches: Matches, snapshot: Snapshot) -> int:
@@ -133,8 +129,8 @@ def _insert_bytes(prepared: Prepared, matches: Matches, snapshot: Snapshot) -> i
         return 0
     if snapshot.rows:
         return matches.inserted * snapshot.size // snapshot.rows
-    rows = max(prepared.table.num_rows, 1)
-    return int(matches.inserted * prepared.table.nbytes / rows / 2)
+    rows = max(prepared.facts.rows, 1)
+    return int(matches.inserted * prepared.source_bytes / rows / 2)
 
 
 def _report(

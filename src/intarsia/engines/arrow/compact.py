@@ -9,14 +9,14 @@ import pyarrow as pa
 from intarsia.core.change import Change, StagedFile
 from intarsia.core.files import DataFile
 from intarsia.core.plan import FileGroup, Plan
-from intarsia.core.ports import Progress, Transaction
+from intarsia.core.ports import Progress, Workplace
 from intarsia.engines.arrow.reading import PIECE_BYTES
 from intarsia.engines.arrow.regroup import Form, check_rows, form_of, pieces_of
 from intarsia.engines.arrow.row_groups import RowGroups
 from intarsia.engines.arrow.threads import in_order, shares
 
 
-def stage_compact(plan: Plan, tx: Transaction, *, threads: int, progress: Progress) -> Change:
+def stage_compact(plan: Plan, tx: Workplace, *, threads: int, progress: Progress) -> Change:
     """Write each group of the plan as one file, its rows in the order of the files.
 
     Small row groups come together up to the size the group's largest file has, or
@@ -31,7 +31,7 @@ def stage_compact(plan: Plan, tx: Transaction, *, threads: int, progress: Progre
 
     def work(item: tuple[int, FileGroup]) -> StagedFile:
         number, group = item
-        return _write_group(group, plan, tx, number=number, readers=readers)
+        return compact_group(group, plan, tx, number=number, readers=readers)
 
     staged: list[StagedFile] = []
     for file in in_order(work, groups, threads=outer):
@@ -48,7 +48,10 @@ def stage_compact(plan: Plan, tx: Transaction, *, threads: int, progress: Progre
     )
 
 
-def _write_group(group: FileGroup, plan: Plan, tx: Transaction, *, number: int, readers: int) -> StagedFile:
+def compact_group(
+    group: FileGroup, plan: Plan, tx: Workplace, *, number: int, readers: int = 1
+) -> StagedFile:
+    """One group as one staged file; ``number`` tells it from the plan's other groups."""
     form = form_of(group, plan, tx.txid)
     writer = form.writer(tx, f"compact-{number:05d}")
     try:

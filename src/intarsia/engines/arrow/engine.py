@@ -5,15 +5,18 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
+from intarsia.common.arrow import Source, adopt
 from intarsia.core.change import Change, Replacement, StagedFile
-from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
+from intarsia.core.files import Snapshot
+from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress, Transaction
-from intarsia.core.prepare import Prepared
+from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.rule import Assign, Drop
+from intarsia.core.run import settled
 from intarsia.engines.arrow.compact import stage_compact
 from intarsia.engines.arrow.duplicates import match_duplicates
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
@@ -44,6 +47,22 @@ class ArrowEngine:
     @property
     def _threads(self) -> int:
         return self.threads or os.cpu_count() or 1
+
+    def adopt(self, source: Any, **options: Any) -> Source:
+        """Any Arrow data, or paths; see :func:`intarsia.common.arrow.adopt`."""
+        return adopt(source, **options)
+
+    def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
+        """The source in the target's types, checked, its keys indexed."""
+        return prepare(intent, snapshot, source)
+
+    def execute(
+        self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
+    ) -> tuple[Plan, Change]:
+        """Match, then stage."""
+        matches = self.match(plan, prepared, progress)
+        plan = settled(plan, prepared, matches)
+        return plan, self.stage(plan, matches, prepared, tx, progress)
 
     def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
         """Which rows change; reads key columns (or a predicate's), writes nothing."""

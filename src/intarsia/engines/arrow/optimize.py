@@ -17,7 +17,7 @@ from intarsia.core.files import DataFile
 from intarsia.core.intent import Optimize
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FileGroup, Plan
-from intarsia.core.ports import Progress, Transaction
+from intarsia.core.ports import Progress, Workplace
 from intarsia.engines.arrow.duplicates import match_duplicates
 from intarsia.engines.arrow.ordering import Cuts, Order
 from intarsia.engines.arrow.overlay import take_rows
@@ -40,7 +40,7 @@ _Source = Callable[[], Iterator[pa.Table]]
 
 
 def stage_optimize(
-    plan: Plan, tx: Transaction, *, threads: int, memory_bytes: int, progress: Progress
+    plan: Plan, tx: Workplace, *, threads: int, memory_bytes: int, progress: Progress
 ) -> Change:
     """Write the rows of each group anew, ordered along the curve over all of the group's new files.
 
@@ -123,7 +123,7 @@ def _order(plan: Plan, intent: Optimize) -> Order:
     return Order(by, intent.curve)
 
 
-def _tasks(plan: Plan, tx: Transaction, order: Order, drops: Matches) -> Iterator[_Task]:
+def _tasks(plan: Plan, tx: Workplace, order: Order, drops: Matches) -> Iterator[_Task]:
     first = 0
     for group in plan.groups:
         files = tuple(file for file in group.files if file.rows and file.path not in drops.dropped)
@@ -134,7 +134,7 @@ def _tasks(plan: Plan, tx: Transaction, order: Order, drops: Matches) -> Iterato
         first += max(group.outputs, 1)
 
 
-def _form(group: FileGroup, plan: Plan, tx: Transaction, order: Order) -> Form:
+def _form(group: FileGroup, plan: Plan, tx: Workplace, order: Order) -> Form:
     form = form_of(group, plan, tx.txid)
     sorting = tuple((name, False, False) for name in order.by) if order.plain else ()
     layout = replace(form.layout, sorting=sorting, plain=frozenset())
@@ -148,7 +148,7 @@ class _Task:
     """One group of files to be ordered."""
 
     plan: Plan
-    tx: Transaction
+    tx: Workplace
     group: FileGroup
     files: tuple[DataFile, ...]
     """Those with rows that stay."""

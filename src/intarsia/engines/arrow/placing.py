@@ -15,7 +15,7 @@ from intarsia.core.files import Snapshot
 from intarsia.core.intent import WriteOptions
 from intarsia.core.keys import arange, flat
 from intarsia.core.layout import Layout, layout_of
-from intarsia.core.ports import Transaction
+from intarsia.core.ports import Workplace
 from intarsia.core.rule import Action, Assign, Insert
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.rewrite import assigned
@@ -50,7 +50,7 @@ class Placing:
     options: WriteOptions
     operation: str
 
-    def files(self, inserts: Any, source: pa.Table, tx: Transaction, *, prefix: str) -> list[NewFile]:
+    def files(self, inserts: Any, source: pa.Table, tx: Workplace, *, prefix: str) -> list[NewFile]:
         """Every file with its final path; raises on an unsafe partition value before writing."""
         result: list[NewFile] = []
         if inserts:
@@ -66,7 +66,7 @@ class Placing:
                     result.append(NewFile(part, partition, path, location, build))
         return result
 
-    def write(self, file: NewFile, tx: Transaction) -> StagedFile:
+    def write(self, file: NewFile, tx: Workplace) -> StagedFile:
         """Write one file, a slice of its rows at a time."""
         staging = tx.staging
         layout = self.layout()

@@ -15,7 +15,7 @@ from intarsia.core.intent import WriteOptions
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits
 from intarsia.core.plan import FileGroup, Plan
-from intarsia.core.ports import Transaction
+from intarsia.core.ports import Workplace
 from intarsia.engines.arrow.overlay import without
 from intarsia.engines.arrow.placing import ROW_GROUP_ROWS, stamp
 from intarsia.engines.arrow.reading import FileReader
@@ -32,7 +32,7 @@ class Form:
     layout: Layout
     metadata: Mapping[bytes, bytes]
 
-    def writer(self, tx: Transaction, label: str) -> FileWriter:
+    def writer(self, tx: Workplace, label: str) -> FileWriter:
         staging = tx.staging
         return FileWriter(
             staging.location(label),

@@ -10,7 +10,6 @@ from contextlib import contextmanager
 from typing import Any
 
 from intarsia.common.log import logger
-from intarsia.common.partitions import hive_path
 from intarsia.core.change import Change, Committed, StagedFile, Staging
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
@@ -20,6 +19,7 @@ from intarsia.tables.parquet.farm import Farm, planted
 from intarsia.tables.parquet.footers import read_footers
 from intarsia.tables.parquet.journal import Journal, Lock
 from intarsia.tables.parquet.listing import list_data_files
+from intarsia.tables.parquet.places import ParquetWorkplace, Places
 from intarsia.tables.parquet.record import Coming, Going, Record, check_data_path
 from intarsia.tables.parquet.snapshot import Footers, take_snapshot
 
@@ -146,6 +146,7 @@ class ParquetTransaction:
         self._storage: Storage = table.storage
         self._root = table.control.root
         self._directory = table.control.staging(self.txid)
+        self._places = Places(self.txid, self._root, snapshot.partition_columns)
         self._record: Record | None = None
         self._finished = False
 
@@ -165,16 +166,11 @@ class ParquetTransaction:
         beside: DataFile | None = None,
     ) -> str:
         """The table path of a new file: in its partition's directory, or in that of the file ``beside``."""
-        name = f"{prefix}-{self.txid}-{ordinal:05d}.parquet"
-        directory = self._directory_of(partition) if beside is None else posixpath.dirname(beside.path)
-        path = posixpath.join(directory, name)
-        check_data_path(path)
-        return path
+        return self._places.place(partition, prefix, ordinal, beside=beside)
 
-    def _directory_of(self, partition: Mapping[str, Any]) -> str:
-        order = [column for column in self.snapshot.partition_columns if column in partition]
-        values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
-        return hive_path(values, path=self._root)
+    def workplace(self) -> ParquetWorkplace:
+        """Where to write and what to call files, as a value for another process."""
+        return ParquetWorkplace(self._places, self.staging)
 
     def commit(self, change: Change) -> Committed:
         """Put the change into effect, all of it or nothing; an empty change writes nothing.

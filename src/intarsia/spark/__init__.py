@@ -1,0 +1,54 @@
+"""What Spark needs around it: a Java runtime and a session; the engine is not in here.
+
+Names are loaded when they are first used: importing this package imports no pyspark.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from intarsia.spark.java import Java, find_java, prepare_environment
+    from intarsia.spark.session import (
+        active_session,
+        connect_session,
+        local_session,
+        open_session,
+        session_on,
+        stop_session,
+    )
+
+_HOMES = {
+    "Java": "intarsia.spark.java",
+    "active_session": "intarsia.spark.session",
+    "connect_session": "intarsia.spark.session",
+    "find_java": "intarsia.spark.java",
+    "local_session": "intarsia.spark.session",
+    "open_session": "intarsia.spark.session",
+    "prepare_environment": "intarsia.spark.java",
+    "session_on": "intarsia.spark.session",
+    "stop_session": "intarsia.spark.session",
+}
+
+__all__ = [
+    "Java",
+    "active_session",
+    "connect_session",
+    "find_java",
+    "local_session",
+    "open_session",
+    "prepare_environment",
+    "session_on",
+    "stop_session",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'intarsia.spark' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,64 @@
+"""What new files of a dataset are called and where they are staged, as values that can travel."""
+
+from __future__ import annotations
+
+import posixpath
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from intarsia.common.partitions import hive_path
+from intarsia.core.change import Staging
+from intarsia.core.files import DataFile
+from intarsia.tables.parquet.record import check_data_path
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The names that one transaction gives to new files."""
+
+    txid: str
+    root: str
+    partition_columns: tuple[str, ...]
+
+    def place(
+        self,
+        partition: Mapping[str, Any],
+        prefix: str,
+        ordinal: int,
+        *,
+        beside: DataFile | None = None,
+    ) -> str:
+        """In its partition's directory, or in that of the file ``beside``."""
+        name = f"{prefix}-{self.txid}-{ordinal:05d}.parquet"
+        directory = self._directory(partition) if beside is None else posixpath.dirname(beside.path)
+        path = posixpath.join(directory, name)
+        check_data_path(path)
+        return path
+
+    def _directory(self, partition: Mapping[str, Any]) -> str:
+        order = [column for column in self.partition_columns if column in partition]
+        values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
+        return hive_path(values, path=self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetWorkplace:
+    """A transaction's names and its staging directory; see :class:`intarsia.core.ports.Workplace`."""
+
+    places: Places
+    staging: Staging
+
+    @property
+    def txid(self) -> str:
+        return self.places.txid
+
+    def place(
+        self,
+        partition: Mapping[str, Any],
+        prefix: str,
+        ordinal: int,
+        *,
+        beside: DataFile | None = None,
+    ) -> str:
+        return self.places.place(partition, prefix, ordinal, beside=beside)

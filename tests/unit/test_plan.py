@@ -1,0 +1,109 @@
+"""The plan as a value: what it adds up, and how matching settles it."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.intent import Delete, Merge
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
+from intarsia.core.rule import strategy_rule
+
+SCHEMA = pa.schema([("id", pa.int64())])
+FILES = tuple(
+    DataFile(f"{name}.parquet", name, size, 10) for name, size in (("a", 100), ("b", 200), ("c", 400))
+)
+SNAPSHOT = Snapshot("lake", FILES, SCHEMA, (), pafs.LocalFileSystem())
+
+
+def _plan(*files: FilePlan) -> Plan:
+    return Plan(Delete("x"), SNAPSHOT, files, SCHEMA)
+
+
+def _hits(*positions: int) -> Hits:
+    return Hits(pa.array(positions, pa.int64()))
+
+
+def test_bytes_to_read_are_scans_and_whole_files_that_change():
+    plan = _plan(
+        FilePlan(FILES[0], "keep", "", scan_bytes=7),
+        FilePlan(FILES[1], "rewrite", "", scan_bytes=3),
+        FilePlan(FILES[2], "remove", ""),
+    )
+    assert (plan.bytes_to_scan, plan.bytes_to_read, plan.bytes_to_write) == (10, 210, 200)
+    assert plan.count("keep") == 1
+    assert [item.file.path for item in plan.chosen("remove")] == ["c.parquet"]
+    assert plan.operation == "delete"
+
+
+@pytest.mark.parametrize(
+    ("before", "matches", "action", "reason", "hits"),
+    [
+        (FilePlan(FILES[0], "scan", "?"), Matches(hits={"a.parquet": _hits(1, 2)}), "rewrite", "key scan: rows hit", 2),
+        (FilePlan(FILES[0], "scan", "?"), Matches(), "keep", "key scan: no row hit", 0),
+        (FilePlan(FILES[0], "scan", "?", foreign=True), Matches(), "keep", "key scan: key in no other partition", 0),
+        (FilePlan(FILES[0], "scan", "?", forced="widened"), Matches(), "rewrite", "widened", 0),
+        (FilePlan(FILES[0], "scan", "?"), Matches(dropped=frozenset({"a.parquet"})), "remove", "every row goes", 10),
+        (FilePlan(FILES[0], "remove", "why"), Matches(dropped=frozenset({"a.parquet"})), "remove", "why", 10),
+        (FilePlan(FILES[0], "keep", "why"), Matches(), "keep", "why", 0),
+    ],
+)  # fmt: skip
+def test_matching_settles_what_becomes_of_a_file(before, matches, action, reason, hits):
+    (settled,) = _plan(before).refined(matches).files
+    assert (settled.action, settled.reason, settled.hits) == (action, reason, hits)
+    assert settled.scanned == (before.action == "scan")
+
+
+def test_a_settled_plan_has_the_counts_and_the_first_one_stays_as_it_was():
+    plan = _plan(FilePlan(FILES[0], "scan", "?"))
+    settled = plan.refined(Matches(inserted=1, updated=2, deleted=3), insert_bytes=50)
+    assert (settled.matched, settled.inserted, settled.updated, settled.deleted) == (True, 1, 2, 3)
+    assert settled.bytes_to_write == 50
+    assert (plan.matched, plan.inserted) == (False, 0)
+    assert plan.chosen("scan")
+
+
+def test_groups_and_snapshots_add_up_their_files():
+    group = FileGroup(FILES[:2])
+    assert (group.rows, group.size) == (20, 300)
+    assert (SNAPSHOT.rows, SNAPSHOT.size) == (30, 700)
+    assert [item.action for item in keep_all(FILES, "why")] == ["keep"] * 3
+
+
+def test_a_snapshot_shows_files_below_the_root_as_it_was_given():
+    assert SNAPSHOT.shown(FILES[0]) == SNAPSHOT.shown("a.parquet") == "lake/a.parquet"
+    slashed = Snapshot("lake/", FILES, SCHEMA, (), pafs.LocalFileSystem())
+    assert slashed.shown(FILES[0]) == "lake/a.parquet"
+
+
+def test_a_file_stores_all_columns_but_those_in_its_path():
+    schema = pa.schema([("id", pa.int64()), ("day", pa.string())], {"k": "v"})
+    snapshot = Snapshot("lake", (), schema, ("day",), pafs.LocalFileSystem())
+    assert snapshot.file_schema == pa.schema([("id", pa.int64())])
+    assert snapshot.file_schema.metadata == {b"k": b"v"}
+
+
+def test_keys_pin_a_partition_only_by_the_same_name_on_both_sides():
+    rule = strategy_rule("upsert")
+    assert Merge(rule, ("id", "day"), ("id", "day")).pins(["day"])
+    assert Merge(rule, ("id",), ("id",)).pins([])
+    assert not Merge(rule, ("id",), ("id",)).pins(["day"])
+    assert not Merge(rule, ("id", "day"), ("id", "other")).pins(["day"])
+
+
+def test_hits_are_cut_to_a_range_and_to_an_action():
+    hits = Hits(pa.array([1, 4, 6, 9]), pa.array([0, 1, 0, 1], pa.int8()), pa.array([10, 11, None, 13]))
+    inside = hits.within(4, 9)
+    assert inside.positions.to_pylist() == [4, 6]
+    assert inside.sources.to_pylist() == [11, None]
+    ones = hits.only(1)
+    assert (ones.positions.to_pylist(), ones.sources.to_pylist(), ones.action) == ([4, 9], [11, 13], 1)
+    assert len(hits.only(2)) == 0
+    same = _hits(3)
+    assert same.only(0) is same
+    assert len(same.only(1)) == 0
+    assert len(same.within(0, 3)) == 0
+    assert len(Hits.empty().within(0, 10)) == 0

@@ -1,0 +1,154 @@
+"""The way of every operation, seen with a table and an engine that only take notes."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pytest
+
+from intarsia.common.arrow import adopt
+from intarsia.core.change import Change, Committed, StagedFile
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.intent import Compact, Delete, Merge, Write
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.rule import strategy_rule
+from intarsia.core.run import ATTEMPTS, explain, run
+from intarsia.errors import CommitConflict, InputError, KeyColumnError
+
+SCHEMA = pa.schema([("id", pa.int64())])
+FILE = DataFile("a.parquet", "a.parquet", 100, 10)
+SNAPSHOT = Snapshot("lake", (FILE,), SCHEMA, (), pafs.LocalFileSystem(), version=3)
+UPSERT = Merge(strategy_rule("upsert"), ("id",), ("id",))
+
+
+@dataclass
+class Notes:
+    """A table and an engine in one, that write down what is asked of them."""
+
+    conflicts: int = 0
+    matches: Matches = field(default_factory=Matches)
+    change: Change = field(default_factory=lambda: Change("merge"))
+    snapshot_: Snapshot = SNAPSHOT
+    calls: list[str] = field(default_factory=list)
+    name: str = "notes"
+    txid: str = "t1"
+
+    def snapshot(self) -> Snapshot:
+        self.calls.append("snapshot")
+        return self.snapshot_
+
+    @contextlib.contextmanager
+    def transaction(self, operation: str) -> Any:
+        self.calls.append(f"begin {operation}")
+        try:
+            yield Attempt(self)
+        finally:
+            self.calls.append("end")
+
+    def match(self, plan, prepared, progress) -> Matches:
+        self.calls.append("match")
+        progress("scan keys", 1, 1)
+        return self.matches
+
+    def stage(self, plan, matches, prepared, tx, progress) -> Change:
+        self.calls.append("stage")
+        return self.change
+
+
+@dataclass
+class Attempt:
+    notes: Notes
+
+    @property
+    def snapshot(self) -> Snapshot:
+        return self.notes.snapshot_
+
+    def commit(self, change: Change) -> Committed:
+        self.notes.calls.append("commit")
+        if self.notes.conflicts:
+            self.notes.conflicts -= 1
+            raise CommitConflict("another writer", path="lake")
+        return Committed("t1", 4)
+
+
+@pytest.fixture
+def source():
+    with adopt(pa.table({"id": [1, 2]})) as adopted:
+        yield adopted
+
+
+def test_an_operation_matches_stages_and_commits_within_one_transaction(source):
+    notes = Notes()
+    run(UPSERT, notes, notes, source)
+    assert notes.calls == ["begin merge", "match", "stage", "commit", "end"]
+
+
+def test_a_dry_run_takes_a_snapshot_and_matches_and_that_is_all(source):
+    notes = Notes(matches=Matches(inserted=2))
+    result = run(UPSERT, notes, notes, source, dry_run=True)
+    assert notes.calls == ["snapshot", "match"]
+    assert (result.dry_run, result.inserted, result.total, result.version) == (True, 2, 12, None)
+    assert explain(UPSERT, notes, notes, source).matched
+
+
+def test_a_conflict_is_planned_again_from_a_fresh_snapshot(source):
+    notes = Notes(conflicts=2)
+    result = run(UPSERT, notes, notes, source)
+    assert result.attempts == 3
+    assert notes.calls == ["begin merge", "match", "stage", "commit", "end"] * 3
+
+
+def test_conflicts_without_end_are_an_error_after_some_attempts(source):
+    notes = Notes(conflicts=100)
+    with pytest.raises(CommitConflict):
+        run(UPSERT, notes, notes, source)
+    assert notes.calls.count("commit") == ATTEMPTS
+    notes = Notes(conflicts=100)
+    with pytest.raises(CommitConflict):
+        run(UPSERT, notes, notes, source, attempts=1)
+    assert notes.calls.count("commit") == 1
+
+
+def test_what_is_wrong_is_said_before_anything_is_matched():
+    notes = Notes()
+    with adopt(pa.table({"id": [1, 1]})) as twice, pytest.raises(KeyColumnError):
+        run(UPSERT, notes, notes, twice)
+    assert notes.calls == ["begin merge", "end"]
+    with pytest.raises(InputError), adopt(pa.table({"id": [1]})) as rows:
+        run(Write("overwrite_partitions"), notes, notes, rows)
+    assert "match" not in notes.calls
+
+
+def test_the_report_counts_what_was_staged(source):
+    staged = StagedFile("s", "new.parquet", 1, 70)
+    matches = Matches(hits={"a.parquet": Hits(pa.array([0, 1]))}, inserted=1, updated=2)
+    notes = Notes(matches=matches, change=Change("merge", added=(staged,)))
+    result = run(UPSERT, notes, notes, source)
+    assert (result.target_count_before, result.target_count_after) == (10, 11)
+    assert result.inserted_files == ["lake/new.parquet"]
+    assert result.rewritten_files == ["lake/a.parquet"]
+    assert (result.bytes_written, result.version, result.txid) == (70, 4, "t1")
+    assert (result.source_count, result.engine, result.strategy) == (2, "notes", "upsert")
+
+
+def test_an_empty_change_has_no_transaction_to_name(source):
+    notes = Notes()
+    assert run(UPSERT, notes, notes, source).txid is None
+
+
+def test_a_regrouping_that_loses_rows_tells_how_many():
+    change = Change("compact", added=(StagedFile("s", "n.parquet", 7, 70),), removed=(FILE,))
+    notes = Notes(change=change)
+    result = run(Compact(), notes, notes)
+    assert (result.deleted, result.total) == (3, 7)
+
+
+def test_progress_is_passed_on():
+    heard = []
+    notes = Notes()
+    run(Delete(None), notes, notes, progress=lambda *what: heard.append(what))
+    assert heard == [("scan keys", 1, 1)]
