@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
@@ -16,6 +18,7 @@ SCHEMA = pa.schema([("id", pa.int64())])
 FILES = tuple(
     DataFile(f"{name}.parquet", name, size, 10) for name, size in (("a", 100), ("b", 200), ("c", 400))
 )
+SCAN = FilePlan(FILES[0], "scan", "?")
 SNAPSHOT = Snapshot("lake", FILES, SCHEMA, (), pafs.LocalFileSystem())
 
 
@@ -42,15 +45,15 @@ def test_bytes_to_read_are_scans_and_whole_files_that_change():
 @pytest.mark.parametrize(
     ("before", "matches", "action", "reason", "hits"),
     [
-        (FilePlan(FILES[0], "scan", "?"), Matches(hits={"a.parquet": _hits(1, 2)}), "rewrite", "key scan: rows hit", 2),
-        (FilePlan(FILES[0], "scan", "?"), Matches(), "keep", "key scan: no row hit", 0),
-        (FilePlan(FILES[0], "scan", "?", foreign=True), Matches(), "keep", "key scan: key in no other partition", 0),
-        (FilePlan(FILES[0], "scan", "?", forced="widened"), Matches(), "rewrite", "widened", 0),
-        (FilePlan(FILES[0], "scan", "?"), Matches(dropped=frozenset({"a.parquet"})), "remove", "every row goes", 10),
+        (SCAN, Matches(hits={"a.parquet": _hits(1, 2)}), "rewrite", "key scan: rows hit", 2),
+        (SCAN, Matches(), "keep", "key scan: no row hit", 0),
+        (replace(SCAN, foreign=True), Matches(), "keep", "key scan: key in no other partition", 0),
+        (replace(SCAN, forced="widened"), Matches(), "rewrite", "widened", 0),
+        (SCAN, Matches(dropped=frozenset({"a.parquet"})), "remove", "every row goes", 10),
         (FilePlan(FILES[0], "remove", "why"), Matches(dropped=frozenset({"a.parquet"})), "remove", "why", 10),
         (FilePlan(FILES[0], "keep", "why"), Matches(), "keep", "why", 0),
     ],
-)  # fmt: skip
+)
 def test_matching_settles_what_becomes_of_a_file(before, matches, action, reason, hits):
     (settled,) = _plan(before).refined(matches).files
     assert (settled.action, settled.reason, settled.hits) == (action, reason, hits)

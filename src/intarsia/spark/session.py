@@ -1,0 +1,244 @@
+"""Spark sessions: the caller's where there is one, else one that is opened; nothing here reads or writes data."""
+
+from __future__ import annotations
+
+import os
+import re
+import sys
+import weakref
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from importlib.resources import files
+from typing import Any
+
+from intarsia.common.log import logger, redact
+from intarsia.errors import InputError, NotSupported
+from intarsia.spark.java import prepare_environment, under_spark_submit
+
+__all__ = [
+    "MASTERS",
+    "Session",
+    "active_session",
+    "connect_session",
+    "local_session",
+    "open_session",
+    "session_on",
+    "stop_session",
+]
+
+log = logger(__name__)
+
+Session = Any
+"""A ``pyspark.sql.SparkSession``, classic or Connect."""
+
+MASTERS = ("local", "local[n]", "local[*]", "spark://host:port", "yarn", "k8s://...", "sc://host:port")
+
+_CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
+_started: weakref.WeakSet[Any] = weakref.WeakSet()
+
+
+def local_session(
+    app: str = "intarsia", *, master: str = "local[*]", config: Mapping[str, Any] | None = None
+) -> Session:
+    """The active session; where there is none, one in this process' own JVM.
+
+    It is quiet, has no UI, listens on loopback alone, and takes 2 GB of driver memory unless ``config``
+    (``spark.driver.memory``) or the environment (``SPARK_DRIVER_MEMORY``) says otherwise. Idempotent.
+    An active session is the caller's: it is returned as it is, without ``config``.
+
+    Raises:
+        NotSupported: pyspark or Java is missing, or the JVM did not start.
+    """
+    found = _adopted(master)
+    if found is not None:
+        return found
+    given = {name: _text(value) for name, value in (config or {}).items()}
+    settings = {**_local_settings(master), **given}
+    settings["spark.driver.extraJavaOptions"] = " ".join(
+        filter(None, (_quiet_log(), given.get("spark.driver.extraJavaOptions")))
+    )
+    prepare_environment()
+    return _built(app, settings if under_spark_submit() else {"spark.master": master, **settings})
+
+
+def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any] | None = None) -> Session:
+    """The active session; where there is none, one on the Spark Connect server at ``sc://host:port``.
+
+    Needs no Java on this machine.
+    """
+    if not url.startswith("sc://"):
+        raise InputError(f"A Spark Connect server has a URL like sc://host:port, not {redact(url)!r}.")
+    found = _adopted(url)
+    if found is not None:
+        return found
+    return _built(app, {"spark.remote": url, **{name: _text(value) for name, value in (config or {}).items()}})
+
+
+def open_session(
+    master: str | None = None, *, app: str = "intarsia", config: Mapping[str, Any] | None = None
+) -> Session:
+    """The active session; where there is none, one on ``master``: a local one unless it is given.
+
+    Below spark-submit the master and the settings are those that it was given, and only what ``config``
+    names is added.
+
+    Args:
+        master: ``local[*]``, ``spark://host:port``, ``yarn``, ``k8s://...`` or ``sc://host:port``.
+        app: the name that Spark shows.
+        config: Spark settings; they win over the defaults of a local session.
+
+    Raises:
+        InputError: ``master`` is none of these.
+        NotSupported: pyspark or Java is missing, or the session did not start.
+    """
+    match _kind(master):
+        case "connect":
+            assert master is not None
+            return connect_session(master, app=app, config=config)
+        case "cluster":
+            return _cluster_session(master, app, config)
+        case _ if under_spark_submit():
+            return _cluster_session(master, app, config)
+        case _:
+            return local_session(app, master=master or "local[*]", config=config)
+
+
+@contextmanager
+def session_on(
+    master: str | None = None, *, app: str = "intarsia", config: Mapping[str, Any] | None = None
+) -> Iterator[Session]:
+    """A session for the length of a block. One that was there before is left running."""
+    before = active_session()
+    session = open_session(master, app=app, config=config)
+    try:
+        yield session
+    finally:
+        if session is not before:
+            stop_session(session)
+
+
+def stop_session(session: Session) -> bool:
+    """Stop a session that was opened here; whether it was. Any other is left alone."""
+    if session not in _started:
+        return False
+    _started.discard(session)
+    session.stop()
+    if _is_connect(session):
+        os.environ.pop(_CONNECT_MODE, None)  # pyspark sets it for good; a local session may come next
+    return True
+
+
+def active_session() -> Session | None:
+    """The session that is active, or the process' default one; None where there is none."""
+    if "pyspark" not in sys.modules:
+        return None
+    from pyspark.errors import PySparkRuntimeError
+    from pyspark.sql import SparkSession
+
+    try:
+        session = SparkSession.active()
+    except PySparkRuntimeError:
+        return None
+    return session if _is_alive(session) else None
+
+
+def _adopted(master: str | None) -> Session | None:
+    """The active session; told in the log when it is not where it was asked for."""
+    session = active_session()
+    if session is None or _is_connect(session):
+        return session
+    there = session.sparkContext.master
+    if master is not None and there != master:
+        log.warning("The active Spark session on %s is used instead of one on %s.", there, redact(master))
+    return session
+
+
+def _cluster_session(master: str | None, app: str, config: Mapping[str, Any] | None) -> Session:
+    found = _adopted(master)
+    if found is not None:
+        return found
+    settings = {name: _text(value) for name, value in (config or {}).items()}
+    # A standalone cluster is expected to have the same layout as this machine, as Spark's own default is.
+    prepare_environment(workers_here=bool(master) and master.startswith(("spark://", "local")))
+    if master is not None and not under_spark_submit():
+        settings["spark.master"] = master
+    return _built(app, settings)
+
+
+def _built(app: str, settings: Mapping[str, str]) -> Session:
+    try:
+        from pyspark.errors import PySparkException
+        from pyspark.sql import SparkSession
+    except ImportError as error:
+        raise NotSupported(
+            f"Spark needs pyspark, which cannot be imported: {error}.", hint="pip install 'intarsia[spark]'"
+        ) from error
+    builder = SparkSession.builder.appName(app)
+    for name, value in settings.items():
+        builder = builder.config(name, value)
+    try:
+        session = builder.getOrCreate()
+    except ImportError as error:  # Connect has requirements of its own
+        raise NotSupported(
+            f"Spark Connect cannot be used here: {error}.", hint="pip install 'intarsia[spark]'"
+        ) from error
+    except PySparkException as error:
+        raise NotSupported(
+            f"The Spark session did not start: {redact(str(error))}",
+            hint="intarsia doctor --start says what was found.",
+        ) from error
+    _started.add(session)
+    return session
+
+
+def _kind(master: str | None) -> str:
+    if master is None or re.fullmatch(r"local(\[[\d*,\s]+\])?", master):
+        return "local"
+    if master.startswith("sc://"):
+        return "connect"
+    if master == "yarn" or master.startswith(("spark://", "k8s://", "local-cluster[")):
+        return "cluster"
+    raise InputError(f"Unknown Spark master {redact(master)!r}.", hint=f"it is one of {', '.join(MASTERS)}.")
+
+
+def _local_settings(master: str) -> dict[str, str]:
+    cores = re.search(r"\[\s*(\d+)", master)
+    workers = int(cores[1]) if cores else (os.cpu_count() or 2) if "*" in master else 1
+    return {
+        "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY") or "2g",
+        "spark.driver.host": "127.0.0.1",
+        "spark.driver.bindAddress": "127.0.0.1",
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.log.level": "ERROR",
+        "spark.python.worker.reuse": "true",
+        "spark.sql.execution.arrow.pyspark.enabled": "true",
+        "spark.sql.session.timeZone": "UTC",
+        # Spark's 200 are made for clusters: on few cores each costs more than the rows in it.
+        "spark.sql.shuffle.partitions": str(max(4, 2 * workers)),
+    }
+
+
+def _quiet_log() -> str:
+    """The JVM option that keeps it quiet from its first line on; the setting comes too late for that."""
+    place = files("intarsia.spark").joinpath("log4j2.properties")
+    path = str(place)
+    if not os.path.isfile(path) or re.search(r"\s", path):  # zipped, or not to be passed as one word
+        return ""
+    return f"-Dlog4j2.configurationFile=file:{path}"
+
+
+def _text(value: Any) -> str:
+    """A setting as Spark reads it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_connect(session: Session) -> bool:
+    return ".connect." in type(session).__module__
+
+
+def _is_alive(session: Session) -> bool:
+    if _is_connect(session):
+        return not session.is_stopped
+    # Stopping the context alone leaves the session in place; this is how pyspark itself tells.
+    return getattr(session.sparkContext, "_jsc", None) is not None

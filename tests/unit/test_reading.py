@@ -1,0 +1,146 @@
+"""Data files as tables in the dataset's types: what is missing is NULL, what contradicts is refused."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+
+from intarsia.core.files import DataFile
+from intarsia.engines.arrow import reading
+from intarsia.engines.arrow.reading import FileReader, constant_column, constant_key, encoded_columns
+from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
+
+LOCAL = pafs.LocalFileSystem()
+
+
+def data_file(path, table: pa.Table, partition=None, **writer) -> DataFile:
+    pq.write_table(table, path, **writer)
+    footer = pq.read_metadata(path)
+    size = os.path.getsize(path)
+    return DataFile(path.name, str(path), size, table.num_rows, partition or {}, footer=footer)
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "f.parquet"
+
+
+def test_columns_come_in_the_datasets_types_and_order(path):
+    file = data_file(path, pa.table({"b": pa.array([1, 2], pa.int32()), "a": ["x", "y"]}))
+    schema = pa.schema([("a", pa.large_string()), ("b", pa.int64()), ("new", pa.date32())])
+    with FileReader(file, schema, LOCAL) as reader:
+        table = reader.read(["b", "new", "a"], 0)
+    assert table.schema == pa.schema([("b", pa.int64()), ("new", pa.date32()), ("a", pa.large_string())])
+    assert table.to_pylist() == [{"b": 1, "new": None, "a": "x"}, {"b": 2, "new": None, "a": "y"}]
+
+
+def test_partition_columns_come_from_the_path(path):
+    day = dt.date(2024, 1, 1)
+    file = data_file(path, pa.table({"id": [1, 2]}), {"day": day, "region": None})
+    schema = pa.schema([("id", pa.int64()), ("day", pa.date32()), ("region", pa.string())])
+    with FileReader(file, schema, LOCAL) as reader:
+        assert reader.stored == {"id"}
+        assert reader.read(["region", "day", "id"], 0).to_pylist() == [
+            {"region": None, "day": day, "id": 1}, {"region": None, "day": day, "id": 2}
+        ]  # fmt: skip
+        assert reader.read(["day"], 0).to_pylist() == [{"day": day}] * 2
+        assert reader.read([], 0).num_columns == 0
+
+
+def test_a_file_may_repeat_its_partition_but_not_contradict_it(path):
+    schema = pa.schema([("id", pa.int64()), ("p", pa.int64())])
+    file = data_file(path, pa.table({"id": [1], "p": pa.array([5], pa.int16())}), {"p": 5})
+    with FileReader(file, schema, LOCAL) as reader:
+        assert reader.read(["p", "id"], 0).to_pylist() == [{"p": 5, "id": 1}]
+    wrong = data_file(path, pa.table({"id": [1, 2], "p": [5, 6]}), {"p": 5})
+    with FileReader(wrong, schema, LOCAL) as reader, pytest.raises(SchemaMismatch, match="p=5"):
+        reader.read(["p"], 0)
+    both_null = data_file(path, pa.table({"id": [1], "p": pa.nulls(1, pa.int64())}), {"p": None})
+    with FileReader(both_null, schema, LOCAL) as reader:
+        assert reader.read(["p"], 0)["p"].to_pylist() == [None]
+
+
+@pytest.mark.parametrize("limit", [1, 3, 7, 100])
+@pytest.mark.parametrize("columns", [["id", "s"], ["s"], ["p"], ["absent"], ["p", "absent"]])
+def test_pieces_are_the_row_group_cut_up(path, limit, columns):
+    table = pa.table({"id": range(10), "s": [{"x": n} for n in range(10)]})
+    schema = table.schema.append(pa.field("p", pa.string())).append(pa.field("absent", pa.int64()))
+    file = data_file(path, table, {"p": "eu"}, row_group_size=7)
+    with FileReader(file, schema, LOCAL) as reader:
+        whole = reader.read(columns, 0)
+        pieces = list(reader.pieces(columns, 0, batch_rows=limit))
+    assert max(piece.num_rows for piece in pieces) <= limit
+    assert sum(piece.num_rows for piece in pieces) == 7
+    assert pa.concat_tables(pieces).to_pylist() == whole.to_pylist()
+
+
+def test_a_large_row_group_is_read_in_pieces_of_itself(path, monkeypatch):
+    file = data_file(path, pa.table({"id": range(5000)}))
+    with FileReader(file, pa.schema([("id", pa.int64())]), LOCAL) as reader:
+        assert reader.piece_rows(0, None) is None
+        assert reader.piece_rows(0, 5000) is None
+        assert reader.piece_rows(0, 4999) == 4999
+        monkeypatch.setattr(reading, "PIECE_ROWS", 4000)
+        assert reader.piece_rows(0, None) == 1000
+        assert [piece.num_rows for piece in reader.pieces(["id"], 0)] == [1000] * 5
+        monkeypatch.setattr(reading, "PIECE_ROWS", 1 << 20)
+        monkeypatch.setattr(reading, "PIECE_BYTES", 10)
+        assert reader.piece_rows(0, None) == 1024  # never silly
+
+
+def test_what_cannot_be_read_is_said_with_the_files_name(path):
+    with pytest.raises(StorageError, match=r"f\.parquet") as caught:
+        FileReader(DataFile("f.parquet", str(path), 1, 1), pa.schema([]), LOCAL)
+    assert caught.value.errno
+    path.write_bytes(b"PAR1 this is no Parquet file PAR1")
+    with pytest.raises(DamagedTable, match=r"f\.parquet"):
+        FileReader(DataFile("f.parquet", str(path), 1, 1), pa.schema([]), LOCAL)
+
+
+def test_a_page_whose_checksum_is_wrong_is_damage(path):
+    table = pa.table({"id": range(1000)})
+    file = data_file(path, table, use_dictionary=False, compression="none", write_page_checksum=True)
+    content = bytearray(path.read_bytes())
+    content[2000] ^= 0xFF
+    path.write_bytes(content)
+    with FileReader(file, table.schema, LOCAL) as reader:
+        with pytest.raises(DamagedTable, match=r"f\.parquet"):
+            reader.read(["id"], 0)
+        with pytest.raises(DamagedTable, match=r"f\.parquet"):
+            list(reader.pieces(["id"], 0, batch_rows=100))
+
+
+def test_columns_of_one_value_are_made_in_any_type():
+    kind = pa.dictionary(pa.int8(), pa.string())
+    assert constant_column("x", kind, 3).to_pylist() == ["x"] * 3
+    assert constant_column("x", kind, 3).type == kind
+    assert constant_column(None, kind, 2).to_pylist() == [None, None]
+    assert constant_column(5, pa.int16(), 2).type == pa.int16()
+    assert constant_column(None, pa.date32(), 2).null_count == 2
+    assert constant_key(5, pa.int16(), 3).dictionary.to_pylist() == [5]
+    assert len(constant_key("x", kind, 0)) == 0
+
+
+def test_columns_stored_as_small_dictionaries_are_known_and_no_others(path):
+    n = 6000
+    table = pa.table({
+        "few": ["a", "b", "c"] * (n // 3),
+        "many": [f"value {number}" for number in range(n)],
+        "raw": [b"x", b"y"] * (n // 2),
+        "number": [1, 2] * (n // 2),
+        "coded": pa.array(["a", "b"] * (n // 2)).dictionary_encode(),
+        "list": [["a"]] * n,
+    })  # fmt: skip
+    file = data_file(path, table)
+    assert encoded_columns(file, table.schema) == ["few", "raw"]
+    assert encoded_columns(data_file(path, table, use_dictionary=False), table.schema) == []
+    assert encoded_columns(DataFile("g", "g", 1, 1), table.schema) == []
+    with FileReader(file, table.schema, LOCAL, encoded=["few"]) as reader:
+        read = reader.read(["few", "many"], 0)
+    assert pa.types.is_dictionary(read.schema.field("few").type)
+    assert read["few"].cast(pa.string()).equals(table["few"])
