@@ -1,4 +1,4 @@
-"""``python -m bench [workload ...]``: make the data, run every contender, print the ratios, keep the figures."""
+"""``python -m bench [workload ...]``: makes the data, runs every contender, prints and keeps the figures."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ RESULTS = Path(__file__).parent / "results"
 
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
-    directory = Path(options.dir).resolve() if options.dir else Path(tempfile.gettempdir()) / "intarsia-bench"
+    directory = Path(options.dir or tempfile.gettempdir()).resolve() / "intarsia-bench"
     contenders = [name for name in CONTENDERS if name in options.peers]
     made = [workload for name in options.workloads for workload in WORKLOADS[name](options.scale)]
     best: dict[tuple[str, str], Measured] = {}
     every: list[Measured] = []
     for workload in made:
-        print(f"{workload.name}  {workload.title}: {workload.shape.rows:,} rows in {workload.shape.files:,} files",
-              flush=True)
+        size = f"{workload.shape.rows:,} rows in {workload.shape.files:,} files"
+        print(f"{workload.name}  {workload.title}: {size}", flush=True)
         for one in _run(workload, contenders, directory, options.passes, every):
             best[one.workload, one.contender] = one
             print(line(one), flush=True)
@@ -75,15 +75,19 @@ def _keep(options: argparse.Namespace, every: Sequence[Measured]) -> None:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure intarsia against the floor, Polars and DuckDB by hand, and delta-rs. CPU seconds are"
-        " the figure (user and system, of the operation alone); every result is checked.",
+        description="Measure intarsia against the floor, Polars and DuckDB by hand, and delta-rs. CPU seconds"
+        " are the figure (user and system, of the operation alone); every result is checked.",
         epilog="; ".join(f"{name}: {make(1.0)[0].title}" for name, make in WORKLOADS.items()),
     )
     parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS], help="default: all but MEM")
     parser.add_argument("--scale", type=float, default=0.25, help="1 means 20 million rows (default 0.25)")
-    parser.add_argument("--peers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="who takes part")
+    parser.add_argument(
+        "--peers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="who takes part"
+    )
     parser.add_argument("--passes", type=int, default=3, help="the least counts (default 3)")
-    parser.add_argument("--dir", help="where to make the data (default: a directory below the system's temporary one)")
+    parser.add_argument(
+        "--dir", help="where to make the data (default: a directory below the system's temporary one)"
+    )
     parser.add_argument("--keep", action="store_true", help="leave the data there for the next run")
     options = parser.parse_args(argv)
     if not options.workloads:

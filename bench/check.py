@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import duckdb
 import pyarrow.parquet as pq
@@ -58,7 +60,7 @@ def scan(files: Iterable[Path | str], *, daily: bool) -> str:
 
 def range_reads(files: Iterable[Path | str], column: str) -> float:
     """The mean share of rows that a filter on 1 % of a column's rows still reads, by row-group statistics."""
-    spans: list[tuple[object, object, int]] = []
+    spans: list[tuple[Any, Any, int]] = []
     names = list(files)
     for name in names:
         footer = pq.read_metadata(name)
@@ -68,13 +70,15 @@ def range_reads(files: Iterable[Path | str], column: str) -> float:
             statistics = group.column(index).statistics
             spans.append((statistics.min, statistics.max, group.num_rows))
     marks = ", ".join(f"{number / 100}" for number in range(101))
-    row = duckdb.execute(f"select quantile_disc({column}, [{marks}]) from {scan(names, daily=False)}").fetchone()
+    row = duckdb.execute(
+        f"select quantile_disc({column}, [{marks}]) from {scan(names, daily=False)}"
+    ).fetchone()
     assert row is not None
     edges = row[0]
     rows = sum(span[2] for span in spans)
     read = [
-        sum(count for low, high, count in spans if low <= to and high >= start)  # type: ignore[operator]
-        for start, to in zip(edges, edges[1:], strict=False)
+        sum(count for low, high, count in spans if low <= to and high >= start)
+        for start, to in pairwise(edges)
     ]
     return sum(read) / len(read) / rows
 

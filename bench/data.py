@@ -1,4 +1,4 @@
-"""Target datasets and sources of the workloads, made by DuckDB from row numbers; the same on every machine."""
+"""Target datasets and sources of the workloads, made by DuckDB from row numbers: always the same."""
 
 from __future__ import annotations
 
@@ -78,7 +78,10 @@ def make_delta(target: Path, *, daily: bool) -> Path:
 
     def convert(path: Path) -> None:
         copy_tree(target, path)
-        by_day = {"partition_by": Schema([Field("day", PrimitiveType("date"))]), "partition_strategy": "hive"}
+        by_day: dict[str, Any] = {
+            "partition_by": Schema([Field("day", PrimitiveType("date"))]),
+            "partition_strategy": "hive",
+        }
         convert_to_deltalake(str(path), **(by_day if daily else {}))
 
     return _made(target.with_name(target.name + "-delta"), convert)

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from bench.check import data_files, delta_files, digest, expected, range_reads
-from bench.data import copy_tree, files_hit, make_delta, make_source, make_target
+from bench.data import FILE_ROWS, copy_tree, files_hit, make_delta, make_source, make_target
 from bench.workloads import Workload
 
 CONTENDERS = ("intarsia", "floor", "polars", "duckdb", "deltars")
 LARGE_BYTES = 128 << 20
+SMALL_ROWS = 10_000
+"""Nobody would write smaller files than this anew."""
 SECONDS = 1800
 
 
@@ -95,7 +97,7 @@ class Arena:
             "source": None if self.source is None else str(self.source),
             "keys": workload.keys,
             "by": workload.by,
-            "file_rows": workload.shape.file_rows,
+            "file_rows": workload.shape.file_rows if workload.shape.file_rows >= SMALL_ROWS else FILE_ROWS,
             "large_rows": max(1, workload.shape.rows * LARGE_BYTES // max(size, 1)),
             "affected": self._affected() if contender == "floor" else [],
         }

@@ -7,7 +7,13 @@ from collections.abc import Sequence
 from bench.measure import Measured
 from bench.workloads import Workload
 
-NAMES = {"floor": "floor", "polars": "Polars", "duckdb": "DuckDB", "deltars": "delta-rs", "intarsia": "intarsia"}
+NAMES = {
+    "floor": "floor",
+    "polars": "Polars",
+    "duckdb": "DuckDB",
+    "deltars": "delta-rs",
+    "intarsia": "intarsia",
+}
 
 
 def least(passes: Sequence[Measured]) -> Measured:
@@ -29,7 +35,9 @@ def line(one: Measured) -> str:
     )
 
 
-def table(workloads: Sequence[Workload], best: dict[tuple[str, str], Measured], contenders: Sequence[str]) -> str:
+def table(
+    workloads: Sequence[Workload], best: dict[tuple[str, str], Measured], contenders: Sequence[str]
+) -> str:
     """All workloads: CPU seconds of each contender and, in brackets, its ratio to intarsia."""
     others = [name for name in contenders if name != "intarsia"]
     shown = ["intarsia", *others] if "intarsia" in contenders else others
@@ -38,7 +46,9 @@ def table(workloads: Sequence[Workload], best: dict[tuple[str, str], Measured], 
     for workload in workloads:
         ours = best.get((workload.name, "intarsia"))
         cells = [_cell(best.get((workload.name, name)), ours) for name in shown]
-        lines.append(f"{workload.name:10}{workload.shape.rows:>12,} rows{'':5}" + "".join(f"{c:>16}" for c in cells))
+        lines.append(
+            f"{workload.name:10}{workload.shape.rows:>12,} rows{'':5}" + "".join(f"{c:>16}" for c in cells)
+        )
     return "\n".join(lines)
 
 

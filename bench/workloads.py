@@ -50,11 +50,9 @@ def _plain(scale: float, share: float = 1.0) -> Shape:
 def _between(first: int, last: int, count: int, *, new: bool = False) -> str:
     """``count`` ids spread evenly, with jitter, over rows ``first`` to ``last``; odd ids are new ones."""
     count = max(1, count)
-    step = max(1, (last - first) // count)
-    return (
-        f"select 2 * ({first} + range * {step} + (hash(range, {int(new)}) % {step})::bigint) + {int(new)} as n"
-        f" from range({count})"
-    )
+    step, odd = max(1, (last - first) // count), int(new)
+    row = f"{first} + range * {step} + (hash(range, {odd}) % {step})::bigint"
+    return f"select 2 * ({row}) + {odd} as n from range({count})"
 
 
 def _changes(first: int, last: int, existing: int, new: int, *, rows_per_day: int | None = None) -> str:
@@ -66,14 +64,26 @@ def _changes(first: int, last: int, existing: int, new: int, *, rows_per_day: in
 def _clustered(name: str, shape: Shape, rows: int, *, kind: str = "upsert") -> Workload:
     first = shape.rows * 2 // 5
     source = _changes(first, first + shape.rows // 20, rows // 2, rows // 2)
-    return Workload(name, "upsert, source in 5 % of the key range", kind, shape, source=source,
-                    source_name=f"clustered-{shape.name}-{rows}")
+    return Workload(
+        name,
+        "upsert, source in 5 % of the key range",
+        kind,
+        shape,
+        source=source,
+        source_name=f"clustered-{shape.name}-{rows}",
+    )
 
 
 def _scattered(name: str, shape: Shape, rows: int) -> Workload:
     source = _changes(0, shape.rows, rows, rows // 10)
-    return Workload(name, "upsert that touches every file, 0.5 % of rows", "upsert", shape, source=source,
-                    source_name=f"scattered-{shape.name}-{rows}")
+    return Workload(
+        name,
+        "upsert that touches every file, 0.5 % of rows",
+        "upsert",
+        shape,
+        source=source,
+        source_name=f"scattered-{shape.name}-{rows}",
+    )
 
 
 def w1(scale: float) -> list[Workload]:
@@ -87,24 +97,47 @@ def w2(scale: float) -> list[Workload]:
 
 def w3(scale: float) -> list[Workload]:
     files = DAYS * 3
-    shape = Shape(f"daily-{int(FULL_ROWS * scale) // files}", files, int(FULL_ROWS * scale) // files, daily=True)
+    shape = Shape(
+        f"daily-{int(FULL_ROWS * scale) // files}", files, int(FULL_ROWS * scale) // files, daily=True
+    )
     day = shape.file_rows * 3
     source = _changes(day * 17, day * 18, day // 40, day // 40, rows_per_day=shape.rows_per_day)
-    return [Workload("W3", "hive, 30 days x 3 files, upsert into one day", "upsert_day", shape, ("day", "id"),
-                     source, f"day-{shape.name}")]
+    return [
+        Workload(
+            "W3",
+            "hive, 30 days x 3 files, upsert into one day",
+            "upsert_day",
+            shape,
+            ("day", "id"),
+            source,
+            f"day-{shape.name}",
+        )
+    ]
 
 
 def w4(scale: float) -> list[Workload]:
     w = w2(scale)[0]
-    return [replace(w, name="W4", title="upsert by two string columns, every file touched",
-                    keys=("country", "code"))]
+    return [
+        replace(
+            w, name="W4", title="upsert by two string columns, every file touched", keys=("country", "code")
+        )
+    ]
 
 
 def w5(scale: float) -> list[Workload]:
     shape = _plain(scale)
     source = _changes(0, shape.rows, shape.rows // 40, shape.rows // 40)
-    return [Workload("W5", "insert, half of the keys exist (5 % of rows)", "insert", shape, source=source,
-                     source_name=f"half-{shape.name}", affected="none")]
+    return [
+        Workload(
+            "W5",
+            "insert, half of the keys exist (5 % of rows)",
+            "insert",
+            shape,
+            source=source,
+            source_name=f"half-{shape.name}",
+            affected="none",
+        )
+    ]
 
 
 def w6(scale: float) -> list[Workload]:
@@ -115,15 +148,32 @@ def w6(scale: float) -> list[Workload]:
     same = f"select n from ({kept}) where hash(n, 1) % 20 <> 0"
     new = _between(0, rows, rows // 50, new=True)
     source = f"{rows_sql(same)} union all {rows_sql(f'{changed} union all {new}', version=2)}"
-    return [Workload("W6", "full sync: 5 % changed, 2 % gone, 2 % new", "sync", shape, source=source,
-                     source_name=f"sync-{shape.name}", affected="all")]
+    return [
+        Workload(
+            "W6",
+            "full sync: 5 % changed, 2 % gone, 2 % new",
+            "sync",
+            shape,
+            source=source,
+            source_name=f"sync-{shape.name}",
+            affected="all",
+        )
+    ]
 
 
 def w7(scale: float) -> list[Workload]:
     shape = _plain(scale)
     source = _changes(0, shape.rows, shape.rows // 5, shape.rows // 20)
-    return [Workload("W7", "upsert, source a quarter of the target", "upsert", shape, source=source,
-                     source_name=f"quarter-{shape.name}")]
+    return [
+        Workload(
+            "W7",
+            "upsert, source a quarter of the target",
+            "upsert",
+            shape,
+            source=source,
+            source_name=f"quarter-{shape.name}",
+        )
+    ]
 
 
 def m1(scale: float) -> list[Workload]:
@@ -133,22 +183,41 @@ def m1(scale: float) -> list[Workload]:
 
 
 def m2(scale: float) -> list[Workload]:
-    return [Workload("M2", "z-order by two columns", "zorder", _plain(scale, 0.5), by=("customer", "ts"),
-                     affected="all")]
+    return [
+        Workload(
+            "M2",
+            "z-order by two columns",
+            "zorder",
+            _plain(scale, 0.5),
+            by=("customer", "ts"),
+            affected="all",
+        )
+    ]
 
 
 def m3(scale: float) -> list[Workload]:
     files, per_file = _rows(scale, 0.5)
     extra = max(1, files // 6)
     shape = Shape(f"repeated-{files - extra}x{per_file}", files - extra, per_file, repeated=extra)
-    return [Workload("M3", "deduplicate, newest wins, a fifth of the keys twice", "dedup", shape, affected="all",
-                     by=("ts",), only=("intarsia", "floor", "polars", "duckdb"))]
+    return [
+        Workload(
+            "M3",
+            "deduplicate, newest wins, a fifth of the keys twice",
+            "dedup",
+            shape,
+            affected="all",
+            by=("ts",),
+            only=("intarsia", "floor", "polars", "duckdb"),
+        )
+    ]
 
 
 def p1(scale: float) -> list[Workload]:
     shape = _many_files()
     plan = _clustered("P1", shape, 10_000, kind="plan")
-    return [replace(plan, title="plan the upsert into 10,000 files", affected="none", only=("intarsia", "floor"))]
+    return [
+        replace(plan, title="plan the upsert into 10,000 files", affected="none", only=("intarsia", "floor"))
+    ]
 
 
 def p2(scale: float) -> list[Workload]:
@@ -181,13 +250,17 @@ def expected_sql(workload: Workload, target: str, source: str) -> str:
     on = ", ".join(workload.keys)
     match workload.kind:
         case "upsert" | "upsert_day":
-            return f"select * from {target} t anti join {source} s using ({on}) union all by name select * from {source}"
+            kept = f"select * from {target} t anti join {source} s using ({on})"
+            return f"{kept} union all by name select * from {source}"
         case "insert":
-            return f"select * from {target} union all by name (select * from {source} s anti join {target} t using ({on}))"
+            new = f"select * from {source} s anti join {target} t using ({on})"
+            return f"select * from {target} union all by name ({new})"
         case "sync":
             return f"select * from {source}"
         case "dedup":
             order = ", ".join(f"{name} desc" for name in workload.by)
-            return f"select * from {target} qualify row_number() over (partition by {on} order by {order}) = 1"
+            return (
+                f"select * from {target} qualify row_number() over (partition by {on} order by {order}) = 1"
+            )
         case _:
             return f"select * from {target}"

@@ -10,7 +10,7 @@ from deltalake import DeltaTable
 
 
 def prepare(job: dict[str, Any]) -> Callable[[], Any]:
-    source = pq.read_table(job["source"]) if job["source"] else None
+    source: Any = pq.read_table(job["source"]) if job["source"] else None
     target = job["target"]
     predicate = " and ".join(f"t.{key} = s.{key}" for key in job["keys"])
     if job["kind"] == "upsert_day":  # named outright, so that other partitions are not read

@@ -1,4 +1,4 @@
-"""The floor: decode and encode exactly the affected files, in separate steps, a dictionary only where it pays."""
+"""The floor: decode and encode exactly the affected files, with a dictionary only where it pays."""
 
 from __future__ import annotations
 

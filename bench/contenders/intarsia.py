@@ -30,9 +30,7 @@ def prepare(job: dict[str, Any]) -> Callable[[], Any]:
         case "dedup":
             return lambda: _notes(intarsia.deduplicate(target, on=job["keys"], order_by=job["by"]))
         case _:
-            return lambda: _notes(
-                intarsia.merge(source, target, on=job["keys"], strategy=STRATEGIES[kind])
-            )
+            return lambda: _notes(intarsia.merge(source, target, on=job["keys"], strategy=STRATEGIES[kind]))
 
 
 def _notes(result: Any) -> dict[str, Any]:
@@ -51,7 +49,7 @@ def _plan(job: dict[str, Any], source: Any) -> Callable[[], dict[str, Any]]:
 
 def _footer_reads(job: dict[str, Any], source: Any) -> dict[str, Any]:
     """How often a footer is read, and how much of the time that takes; by planning once more."""
-    footers = importlib.import_module("intarsia.tables.parquet.footers")
+    footers: Any = importlib.import_module("intarsia.tables.parquet.footers")
     opened, read = pq.ParquetFile.__init__, footers.read_footer
     count, seconds = 0, 0.0
 

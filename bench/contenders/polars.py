@@ -1,4 +1,4 @@
-"""Polars by hand: a lazy anti-join and concat over the dataset, streamed into a new one of the same layout."""
+"""Polars by hand: a lazy anti-join and concat over the dataset, streamed into a new one."""
 
 from __future__ import annotations
 
@@ -77,7 +77,8 @@ def _zordered(frame: pl.LazyFrame, by: list[str]) -> pl.LazyFrame:
     high = frame.select(pl.col(by).max().to_physical()).collect().row(0)
     curve = sum(
         (
-            _spread((pl.col(name).to_physical().cast(pl.Int64) - first) * 65535 // max(1, last - first)) * (1 << bit)
+            _spread((pl.col(name).to_physical().cast(pl.Int64) - first) * 65535 // max(1, last - first))
+            * (1 << bit)
             for bit, (name, first, last) in enumerate(zip(by, low, high, strict=True))
         ),
         pl.lit(0, pl.Int64),

@@ -82,7 +82,7 @@ def test_processes_that_upsert_the_same_keys_never_mix(parquet_lake, leftovers):
 def test_different_operations_at_once_all_take_effect(parquet_lake):
     parquet_lake.create(pa.table({"id": range(90), "version": [0] * 90}), files=3)
     work = [
-        lambda: parquet_lake.delete("id >= 80"),
+        lambda: parquet_lake.delete("id between 80 and 89"),
         lambda: parquet_lake.update({"version": "version + 1"}, "id < 10"),
         lambda: parquet_lake.merge(pa.table({"id": [100], "version": [7]}), on="id"),
         lambda: parquet_lake.compact(),

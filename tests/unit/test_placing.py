@@ -16,7 +16,8 @@ from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import WriteOptions
 from intarsia.core.rule import Insert
 from intarsia.engines.arrow import placing as module
-from intarsia.engines.arrow.placing import Placing, all_rows, stamp
+from intarsia.engines.arrow.placing import Placing, all_rows
+from intarsia.engines.arrow.writing import stamp
 from intarsia.errors import InputError
 from intarsia.sql.parse import parse_expression
 
@@ -52,7 +53,7 @@ def _placing(schema, *, partition=(), files=(), **options) -> Placing:
 
 def _written(placing, inserts, source, tx):
     files = placing.files(inserts, source, tx, prefix="insert")
-    staged = [placing.write(file, tx) for file in files]
+    staged = [placing.write(file, source, tx) for file in files]
     return {one.path: pq.ParquetFile(one.location).read() for one in staged}
 
 
@@ -62,7 +63,7 @@ def test_rows_go_to_a_file_per_partition_without_its_columns(tx):
         "p=a/insert-0.parquet": [0, 3, 5],
         "p=b/insert-1.parquet": [1, 4],
         "p=None/insert-2.parquet": [2],
-    } or sorted(sum((table["id"].to_pylist() for table in found.values()), [])) == list(range(6))
+    }
     assert all(table.column_names == ["id"] for table in found.values())
     assert len(found) == 3
 

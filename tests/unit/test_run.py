@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -15,9 +15,11 @@ from intarsia.core.change import Change, Committed, StagedFile
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Compact, Delete, Merge, Write
 from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import Plan
+from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.rule import strategy_rule
-from intarsia.core.run import ATTEMPTS, explain, run
-from intarsia.errors import CommitConflict, InputError, KeyColumnError
+from intarsia.core.run import ATTEMPTS, explain, run, settled
+from intarsia.errors import CommitConflict, DamagedTable, InputError, KeyColumnError
 
 SCHEMA = pa.schema([("id", pa.int64())])
 FILE = DataFile("a.parquet", "a.parquet", 100, 10)
@@ -49,14 +51,18 @@ class Notes:
         finally:
             self.calls.append("end")
 
+    def prepare(self, intent, snapshot, source) -> Prepared:
+        return prepare(intent, snapshot, source)
+
     def match(self, plan, prepared, progress) -> Matches:
         self.calls.append("match")
         progress("scan keys", 1, 1)
         return self.matches
 
-    def stage(self, plan, matches, prepared, tx, progress) -> Change:
+    def execute(self, plan, prepared, tx, progress) -> tuple[Plan, Change]:
+        matches = self.match(plan, prepared, progress)
         self.calls.append("stage")
-        return self.change
+        return settled(plan, prepared, matches), self.change
 
 
 @dataclass
@@ -152,3 +158,31 @@ def test_progress_is_passed_on():
     notes = Notes()
     run(Delete(None), notes, notes, progress=lambda *what: heard.append(what))
     assert heard == [("scan keys", 1, 1)]
+
+
+@dataclass
+class Restless(Notes):
+    """Reading fails once; whether the files have changed meanwhile is for the test to say."""
+
+    changes: bool = True
+    failures: int = 1
+
+    def match(self, plan, prepared, progress) -> Matches:
+        if self.failures:
+            self.failures -= 1
+            if self.changes:
+                self.snapshot_ = replace(SNAPSHOT, files=(replace(FILE, fingerprint=(1,)),))
+            raise DamagedTable("half a file", path="lake/a.parquet")
+        return super().match(plan, prepared, progress)
+
+
+def test_a_file_that_was_replaced_while_it_was_read_is_read_again(source):
+    notes = Restless()
+    assert run(UPSERT, notes, notes, source).attempts == 2
+
+
+def test_a_file_that_is_simply_damaged_is_an_error(source):
+    notes = Restless(changes=False)
+    with pytest.raises(DamagedTable, match="half a file"):
+        run(UPSERT, notes, notes, source)
+    assert notes.calls.count("commit") == 0

@@ -9,8 +9,9 @@ from typing import Literal
 import pyarrow as pa
 
 from intarsia.core import render
+from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.core.files import DataFile, Snapshot
-from intarsia.core.intent import Intent
+from intarsia.core.intent import Intent, Write
 from intarsia.core.matches import Matches
 
 Action = Literal["keep", "scan", "rewrite", "remove", "regroup"]
@@ -112,6 +113,19 @@ class Plan:
             updated=matches.updated,
             deleted=matches.deleted,
             insert_bytes=insert_bytes,
+        )
+
+    def change(self, *, replaced: Sequence[Replacement] = (), added: Sequence[StagedFile] = ()) -> Change:
+        """What the plan, once carried out, does to the table's files."""
+        looked_at = [item.file for item in self.files if item.scanned or item.action != "keep"]
+        return Change(
+            self.operation,
+            replaced=tuple(replaced),
+            added=tuple(added),
+            removed=tuple(item.file for item in self.chosen("remove")),
+            planned=tuple(looked_at),
+            exclusive=not isinstance(self.intent, Write),
+            properties=self.intent.properties,
         )
 
     def __str__(self) -> str:

@@ -226,8 +226,10 @@ def _private_directories(environ: Mapping[str, str]) -> Iterator[Path]:
 def _with_launcher(base: Path, java: Java) -> Path:
     """A directory below ``base`` that looks like the runtime's home to Spark's launcher. Idempotent."""
     script = _SCRIPT.format(module=_OPTIONAL_MODULE, java=shlex.quote(f"{java.home}/bin/java"))
+    base.mkdir(parents=True, exist_ok=True)
+    base.chmod(0o700)  # refused where it belongs to somebody else, who could put another script there
     home = Path(base, hashlib.sha256(script.encode()).hexdigest()[:16])
-    Path(home, "bin").mkdir(mode=0o700, parents=True, exist_ok=True)
+    Path(home, "bin").mkdir(parents=True, exist_ok=True)
     _put(Path(home, "bin", "java"), script, 0o700)
     # Tells no modules: whoever finds this home takes it as it is and puts no second script before it.
     _put(Path(home, "release"), f'JAVA_VERSION="{java.version}"\n', 0o600)

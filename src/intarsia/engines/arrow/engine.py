@@ -15,14 +15,13 @@ from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress, Transaction
 from intarsia.core.prepare import Prepared, prepare
-from intarsia.core.rule import Assign, Drop
 from intarsia.core.run import settled
 from intarsia.engines.arrow.compact import stage_compact
 from intarsia.engines.arrow.duplicates import match_duplicates
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
 from intarsia.engines.arrow.optimize import stage_optimize
-from intarsia.engines.arrow.placing import Placing, all_rows, stamp
-from intarsia.engines.arrow.predicates import predicate_hits
+from intarsia.engines.arrow.placing import Placing, all_rows
+from intarsia.engines.arrow.predicates import predicate_hits, settle_predicate
 from intarsia.engines.arrow.rewrite import Rewrite, rewrite
 from intarsia.engines.arrow.threads import in_order
 
@@ -120,20 +119,7 @@ class ArrowEngine:
         def hit(file: FilePlan) -> Hits:
             return predicate_hits(file, intent.where, plan.snapshot, intent.options.batch_rows)
 
-        found = self._each(hit, scans, progress, "scan rows")
-        hits = {p.file.path: h for p, h in zip(scans, found, strict=True) if len(h)}
-        dropped = {p.file.path for p in plan.chosen("remove")}
-        count = sum(len(h) for h in hits.values()) + sum(p.file.rows for p in plan.chosen("remove"))
-        if isinstance(intent, Update):
-            return Matches(
-                (Assign(intent.assignments),), hits, updated=count, scanned_bytes=plan.bytes_to_scan
-            )
-        for file in scans:
-            path = file.file.path
-            if path in hits and len(hits[path]) == file.file.rows:
-                dropped.add(path)
-                del hits[path]
-        return Matches((Drop(),), hits, frozenset(dropped), deleted=count, scanned_bytes=plan.bytes_to_scan)
+        return settle_predicate(plan, scans, self._each(hit, scans, progress, "scan rows"))
 
     def _stage_rows(
         self, plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction, progress: Progress
@@ -144,49 +130,26 @@ class ArrowEngine:
         )
         prefix = "insert" if isinstance(plan.intent, Merge) else "part"
         new = placing.files(matches.inserts, prepared.table, tx, prefix=prefix)
-        rewrites = self._rewrites(plan, matches, tx)
+        rewrites = [
+            Rewrite.of(
+                item.file,
+                matches.hits.get(item.file.path, Hits.empty()),
+                plan,
+                tx,
+                actions=matches.actions,
+                label=f"rewrite-{number:05d}",
+            )
+            for number, item in enumerate(plan.chosen("rewrite"))
+        ]
         jobs: list[Callable[[], StagedFile]] = [
             *(lambda task=task: rewrite(task, prepared.table) for task in rewrites),
-            *(lambda file=file: placing.write(file, tx) for file in new),
+            *(lambda file=file: placing.write(file, prepared.table, tx) for file in new),
         ]
         staged = self._each(lambda job: job(), jobs, progress, "write files")
-        replaced = tuple(
+        replaced = [
             Replacement(task.file, file) for task, file in zip(rewrites, staged[: len(rewrites)], strict=True)
-        )
-        removed = plan.chosen("remove")
-        looked_at = [p.file for p in plan.files if p.scanned or p.action != "keep"]
-        return Change(
-            plan.operation,
-            replaced=replaced,
-            added=tuple(staged[len(rewrites) :]),
-            removed=tuple(p.file for p in removed),
-            planned=tuple(looked_at),
-            exclusive=not isinstance(plan.intent, Write),
-            properties=plan.intent.properties,
-        )
-
-    def _rewrites(self, plan: Plan, matches: Matches, tx: Transaction) -> list[Rewrite]:
-        chosen = plan.chosen("rewrite")
-        if not chosen:
-            return []
-        staging, snapshot = tx.staging, plan.snapshot
-        metadata = stamp(staging.txid, plan.schema, snapshot.partition_columns)
-        return [
-            Rewrite(
-                file=item.file,
-                hits=matches.hits.get(item.file.path, Hits.empty()),
-                actions=matches.actions,
-                schema=plan.schema,
-                partition_columns=snapshot.partition_columns,
-                location=staging.location(f"rewrite-{number:05d}"),
-                filesystem=snapshot.filesystem,
-                staging=staging.filesystem,
-                options=plan.intent.options,
-                metadata=metadata,
-                operation=plan.operation,
-            )
-            for number, item in enumerate(chosen)
         ]
+        return plan.change(replaced=replaced, added=staged[len(rewrites) :])
 
     def _each(self, work: Callable[[T], R], items: Sequence[T], progress: Progress, step: str) -> list[R]:
         """Results in the order of the items; the first error ends the rest."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 
-from intarsia.common.partitions import encode_partition_schema, split_by_partition
+from intarsia.common.partitions import split_by_partition
 from intarsia.common.schema import conform_table
 from intarsia.core.change import StagedFile
 from intarsia.core.files import Snapshot
@@ -16,11 +16,11 @@ from intarsia.core.intent import WriteOptions
 from intarsia.core.keys import arange, flat
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.ports import Workplace
-from intarsia.core.rule import Action, Assign, Insert
+from intarsia.core.rule import Assign, Insert
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.rewrite import assigned
 from intarsia.engines.arrow.row_groups import RowGroups
-from intarsia.engines.arrow.writing import FileWriter
+from intarsia.engines.arrow.writing import FileWriter, stamp
 from intarsia.errors import InputError
 
 SLICE_ROWS = 262_144
@@ -32,11 +32,11 @@ class NewFile:
     """One file to be made of some source rows."""
 
     rows: pa.Array
+    """Numbers of source rows."""
+    action: Insert
     partition: Mapping[str, Any]
     path: str
-    location: str
-    build: Callable[[pa.Array], pa.Table]
-    """Source row numbers to the rows of the dataset."""
+    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,22 +56,20 @@ class Placing:
         if inserts:
             self._check_columns_left()
         for action, rows in inserts:
-            build = self._builder(action, source)
-            for partition, mine in self._split(rows, build):
+            for partition, mine in self._split(rows, action, source):
                 for start in range(0, len(mine), self.options.max_rows_per_file):
                     part = mine.slice(start, self.options.max_rows_per_file)
                     number = len(result)
                     path = tx.place(partition, prefix, number)
-                    location = tx.staging.location(f"{prefix}-{number:05d}")
-                    result.append(NewFile(part, partition, path, location, build))
+                    result.append(NewFile(part, action, partition, path, f"{prefix}-{number:05d}"))
         return result
 
-    def write(self, file: NewFile, tx: Workplace) -> StagedFile:
+    def write(self, file: NewFile, source: pa.Table, tx: Workplace) -> StagedFile:
         """Write one file, a slice of its rows at a time."""
         staging = tx.staging
         layout = self.layout()
         writer = FileWriter(
-            file.location,
+            staging.location(file.label),
             self.file_schema(),
             filesystem=staging.filesystem,
             layout=layout,
@@ -81,7 +79,7 @@ class Placing:
         row_groups = RowGroups(writer, layout)
         try:
             for rows in _slices(file.rows, len(file.rows) if whole else SLICE_ROWS):
-                table = file.build(rows).select(writer.schema.names)
+                table = self._built(rows, file.action, source).select(writer.schema.names)
                 table = conform_table(table, writer.schema, operation=self.operation, path=self.snapshot.root)
                 row_groups.add(table)
             row_groups.finish()
@@ -113,10 +111,10 @@ class Placing:
                 path=self.snapshot.root,
             )
 
-    def _builder(self, action: Action, source: pa.Table) -> Callable[[pa.Array], pa.Table]:
-        if isinstance(action, Insert) and action.values is not None:
-            return lambda rows: self._made(take_rows(source, rows), action)
-        return lambda rows: take_rows(source, rows) if len(rows) != source.num_rows else source
+    def _built(self, rows: pa.Array, action: Insert, source: pa.Table) -> pa.Table:
+        """Rows of the dataset, made of some source rows."""
+        theirs = take_rows(source, rows) if len(rows) != source.num_rows else source
+        return theirs if action.values is None else self._made(theirs, action)
 
     def _made(self, rows: pa.Table, action: Insert) -> pa.Table:
         """Rows of the given columns only; the rest is NULL."""
@@ -131,23 +129,15 @@ class Placing:
         empty = {field.name: pa.nulls(rows.num_rows, field.type) for field in self.schema}
         return pa.table({**empty, **{name: flat(value) for name, value in values.items()}})
 
-    def _split(self, rows: pa.Array, build: Callable[[pa.Array], pa.Table]) -> Iterator[tuple[Any, pa.Array]]:
+    def _split(self, rows: pa.Array, action: Insert, source: pa.Table) -> Iterator[tuple[Any, pa.Array]]:
         if not self.partition_columns:
             yield {}, rows
             return
-        keys = [build(part).select(list(self.partition_columns)) for part in _slices(rows, SLICE_ROWS * 4)]
+        apart = list(self.partition_columns)
+        keys = [self._built(part, action, source).select(apart) for part in _slices(rows, SLICE_ROWS * 4)]
         table = pa.concat_tables(keys).append_column("__row__", arange(len(rows)))
-        for partition, part in split_by_partition(table, list(self.partition_columns)):
+        for partition, part in split_by_partition(table, apart):
             yield partition, rows.take(flat(part["__row__"]))
-
-
-def stamp(txid: str, schema: pa.Schema, partition_columns: tuple[str, ...]) -> dict[bytes, bytes]:
-    """What every file of ours says of itself: its transaction, and its partition columns' types."""
-    metadata = {b"intarsia.txid": txid.encode()}
-    if partition_columns:
-        typed = pa.schema([schema.field(name) for name in partition_columns])
-        metadata[b"intarsia.partitions"] = encode_partition_schema(typed)
-    return metadata
 
 
 def all_rows(source: pa.Table) -> list[tuple[Insert, pa.Array]]:

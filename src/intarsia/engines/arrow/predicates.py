@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -10,11 +11,12 @@ import pyarrow.compute as pc
 from intarsia.common.spool import tidy_schema
 from intarsia.core.evaluate import true_mask
 from intarsia.core.files import Snapshot
-from intarsia.core.intent import Predicate
+from intarsia.core.intent import Predicate, Update
 from intarsia.core.keys import arange, flat
-from intarsia.core.matches import Hits
-from intarsia.core.plan import FilePlan
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import predicate_columns
+from intarsia.core.rule import Assign, Drop
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.errors import ColumnNotFound, InputError, SchemaMismatch
 
@@ -40,6 +42,20 @@ def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_r
                     offset += piece.num_rows
             start += rows
     return Hits(pa.concat_arrays(found)) if found else Hits.empty()
+
+
+def settle_predicate(plan: Plan, scans: Sequence[FilePlan], found: Sequence[Hits]) -> Matches:
+    """The hits of a DELETE or UPDATE over all files; a file that loses every row is dropped."""
+    hits = {item.file.path: mine for item, mine in zip(scans, found, strict=True) if len(mine)}
+    whole = plan.chosen("remove")
+    count = sum(len(mine) for mine in hits.values()) + sum(item.file.rows for item in whole)
+    scanned = plan.bytes_to_scan
+    if isinstance(plan.intent, Update):
+        return Matches((Assign(plan.intent.assignments),), hits, updated=count, scanned_bytes=scanned)
+    emptied = {item.file.path for item in scans if len(hits.get(item.file.path, ())) == item.file.rows > 0}
+    dropped = frozenset(emptied | {item.file.path for item in whole})
+    kept = {path: mine for path, mine in hits.items() if path not in emptied}
+    return Matches((Drop(),), kept, dropped, deleted=count, scanned_bytes=scanned)
 
 
 def _positions(where: Any, table: pa.Table) -> pa.Array:

@@ -17,9 +17,9 @@ from intarsia.core.matches import Hits
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Workplace
 from intarsia.engines.arrow.overlay import without
-from intarsia.engines.arrow.placing import ROW_GROUP_ROWS, stamp
+from intarsia.engines.arrow.placing import ROW_GROUP_ROWS
 from intarsia.engines.arrow.reading import FileReader
-from intarsia.engines.arrow.writing import FileWriter
+from intarsia.engines.arrow.writing import FileWriter, stamp
 from intarsia.errors import DamagedTable
 
 

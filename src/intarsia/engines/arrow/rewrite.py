@@ -21,11 +21,13 @@ from intarsia.core.files import DataFile
 from intarsia.core.intent import WriteOptions
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits
+from intarsia.core.plan import Plan
+from intarsia.core.ports import Workplace
 from intarsia.core.rule import Action, Assign, Drop, Replace
 from intarsia.engines.arrow.overlay import Overlay, take_rows, without
 from intarsia.engines.arrow.reading import FileReader, encoded_columns
 from intarsia.engines.arrow.row_groups import RowGroups, in_declared_order
-from intarsia.engines.arrow.writing import FileWriter
+from intarsia.engines.arrow.writing import FileWriter, stamp
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +46,26 @@ class Rewrite:
     options: WriteOptions = field(default_factory=WriteOptions)
     metadata: Mapping[bytes, bytes] = field(default_factory=dict)
     operation: str = "merge"
+
+    @staticmethod
+    def of(
+        file: DataFile, hits: Hits, plan: Plan, tx: Workplace, *, actions: tuple[Action, ...], label: str
+    ) -> Rewrite:
+        """The task of writing one file of a plan anew."""
+        snapshot, staging = plan.snapshot, tx.staging
+        return Rewrite(
+            file=file,
+            hits=hits,
+            actions=actions,
+            schema=plan.schema,
+            partition_columns=snapshot.partition_columns,
+            location=staging.location(label),
+            filesystem=snapshot.filesystem,
+            staging=staging.filesystem,
+            options=plan.intent.options,
+            metadata=stamp(tx.txid, plan.schema, snapshot.partition_columns),
+            operation=plan.operation,
+        )
 
 
 def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:

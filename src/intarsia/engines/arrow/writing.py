@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common.partitions import encode_partition_schema
 from intarsia.core.change import StagedFile
 from intarsia.core.layout import Layout, leaf_columns
 from intarsia.engines.arrow.reading import as_encoded
@@ -133,3 +134,12 @@ def _repeats(column: pa.ChunkedArray) -> bool:
     except pa.ArrowNotImplementedError:
         return True
     return bool(distinct <= len(column) * DICTIONARY_PAYS)
+
+
+def stamp(txid: str, schema: pa.Schema, partition_columns: tuple[str, ...]) -> dict[bytes, bytes]:
+    """What every file of ours says of itself: its transaction, and its partition columns' types."""
+    metadata = {b"intarsia.txid": txid.encode()}
+    if partition_columns:
+        typed = pa.schema([schema.field(name) for name in partition_columns])
+        metadata[b"intarsia.partitions"] = encode_partition_schema(typed)
+    return metadata

@@ -1,0 +1,270 @@
+"""A pipeline read from a TOML file: every key, type and name is checked; nothing is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+import types
+from collections.abc import Mapping
+from dataclasses import MISSING, fields
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+
+from intarsia.errors import InputError, NothingMatched, StorageError
+from intarsia.pipeline.check import check, close
+from intarsia.pipeline.model import KINDS, Pipeline, Source, SparkSettings, Step, Target, names
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+_VARIABLE = re.compile(r"\$(\$)|\$\{([^}]*)\}")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
+_TOP = ("name", "engine", "reports", "state", "params", "spark", "sources", "targets", "steps")
+_WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def load(path: str | os.PathLike[str], *, params: Mapping[str, str] | None = None) -> Pipeline:
+    """Read a pipeline from a file, and check it.
+
+    ``${name}`` in any text is the parameter of that name, else the environment variable; ``$$`` is a
+    dollar sign. Relative paths are relative to the file.
+
+    Args:
+        path: the TOML file.
+        params: values for parameters; they come before those of the file's own ``[params]``.
+
+    Raises:
+        InputError: not TOML, an unknown key, a value of the wrong type, an unknown name, a circle.
+        NothingMatched: there is no such file.
+        NotSupported: a target of a kind that this version does not have.
+    """
+    file = Path(path)
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        raise NothingMatched(f"There is no pipeline file {file}.", path=str(file)) from error
+    except OSError as error:
+        raise StorageError(f"Could not read {file}: {error.strerror}", errno=error.errno, path=str(file)) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text: {error}", path=str(file)) from error
+    return loads(text, origin=str(file), directory=file.parent, params=params)
+
+
+def loads(
+    text: str,
+    *,
+    origin: str = "<text>",
+    directory: str | os.PathLike[str] = ".",
+    params: Mapping[str, str] | None = None,
+) -> Pipeline:
+    """The same from text; relative paths are relative to ``directory``."""
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{origin} is not TOML: {error}", path=origin) from error
+    pipeline = _Reading(origin, Path(directory).absolute(), params or {}).pipeline(raw)
+    check(pipeline)
+    return pipeline
+
+
+class _Reading:
+    def __init__(self, origin: str, directory: Path, params: Mapping[str, str]) -> None:
+        self.origin = origin
+        self.directory = directory
+        self.given = params
+        self.own: dict[str, str] = {}
+        self.used: set[str] = set()
+
+    def pipeline(self, raw: dict[str, Any]) -> Pipeline:
+        self._keys("the file", raw, _TOP)
+        self.own = self._texts("[params]", self._table("[params]", raw.get("params", {})))
+        steps = raw.get("steps", [])
+        if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+            raise self.wrong("steps", "steps are tables: [[steps]].")
+        pipeline = Pipeline(
+            name=self._value("name", raw.get("name", Path(self.origin).stem), str),
+            engine=self._value("engine", raw.get("engine", "spark"), Literal["spark", "arrow"]),
+            reports=self.place(self._value("reports", raw.get("reports", "reports"), str)),
+            state=self.place(self._value("state", raw["state"], str)) if "state" in raw else None,
+            spark=self._made("[spark]", raw.get("spark", {}), SparkSettings),
+            sources={name: self._source(name, entry) for name, entry in self._named(raw, "sources")},
+            targets={name: self._target(name, entry) for name, entry in self._named(raw, "targets")},
+            steps=tuple(self._step(number, step) for number, step in enumerate(steps, 1)),
+            origin=self.origin,
+        )
+        unused = [name for name in self.given if name not in self.used and name not in self.own]
+        if unused:
+            known = {*self.own, *self.used}
+            raise self.wrong("params", f"it has no parameter {unused[0]!r}.", close(unused[0], known))
+        return pipeline
+
+    def wrong(self, place: str, message: str, hint: str | None = None) -> InputError:
+        return InputError(f"{self.origin}, {place}: {message}", path=self.origin, hint=hint)
+
+    def place(self, path: str) -> str:
+        """A path of the file, which may be relative to it, as an absolute one."""
+        if not path or _URL.match(path):
+            return path
+        return os.path.join(self.directory, os.path.expanduser(path))
+
+    # Tables
+
+    def _named(self, raw: dict[str, Any], key: str) -> list[tuple[str, Any]]:
+        return list(self._table(f"[{key}]", raw.get(key, {})).items())
+
+    def _table(self, place: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.wrong(place, f"it must be a table, not {_kind(value)}.")
+        return value
+
+    def _keys(self, place: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+        for key in table:
+            if key not in known:
+                raise self.wrong(f"{place}, key {key!r}", "this key is not known.", close(key, known))
+
+    def _made(self, place: str, raw: Any, kind: type[Any]) -> Any:
+        """The value of a dataclass from a table with its fields as keys."""
+        table = self._table(place, raw)
+        known = {entry.name: entry for entry in fields(kind)}
+        self._keys(place, table, tuple(known))
+        for name, entry in known.items():
+            required = entry.default is MISSING and entry.default_factory is MISSING
+            if required and name not in table:
+                raise self.wrong(place, f"the key {name!r} is missing.")
+        hints = get_type_hints(kind)
+        return kind(**{key: self._value(f"{place} {key}", value, hints[key]) for key, value in table.items()})
+
+    def _source(self, name: str, raw: Any) -> Source:
+        made = self._made(f"[sources.{name}]", raw, Source)
+        paths = tuple(map(self.place, names(made.path)))
+        return Source(**{entry.name: getattr(made, entry.name) for entry in fields(Source)} | {"path": paths})
+
+    def _target(self, name: str, raw: Any) -> Target:
+        made = self._made(f"[targets.{name}]", raw, Target)
+        options = dict(made.options)
+        if isinstance(options.get("control_path"), str):
+            options["control_path"] = self.place(options["control_path"])
+        return Target(self.place(made.path), made.kind, names(made.partition_by), options)
+
+    def _step(self, number: int, raw: dict[str, Any]) -> Step:
+        place = f"[[steps]] {number}"
+        if isinstance(raw.get("name"), str):
+            place += f" ({raw['name']})"
+        if "operation" not in raw:
+            raise self.wrong(place, "the key 'operation' is missing.", f"it is one of {', '.join(KINDS)}.")
+        operation = self._value(f"{place} operation", raw["operation"], str)
+        if operation not in KINDS:
+            raise self.wrong(f"{place} operation", f"there is no {operation!r}.", close(operation, KINDS))
+        rest = {key: value for key, value in raw.items() if key != "operation"}
+        made: Step = self._made(place, rest, KINDS[operation])
+        return made
+
+    # Values
+
+    def _value(self, place: str, value: Any, hint: Any) -> Any:
+        """The value with variables put in, if it is of the type; InputError if it is not."""
+        origin = get_origin(hint)
+        if hint is Any:
+            return self._anything(place, value)
+        if origin in (Union, types.UnionType):
+            return self._one_of(place, value, get_args(hint))
+        if origin is Literal:
+            return self._word(place, value, get_args(hint))
+        if origin is tuple:
+            return self._several(place, value, get_args(hint)[0])
+        if origin is not None and issubclass(origin, Mapping):
+            inner = get_args(hint)[1]
+            table = self._table(place, value)
+            return {key: self._value(f"{place}.{key}", item, inner) for key, item in table.items()}
+        if not _is(value, hint):
+            raise self.wrong(place, f"it must be {_WORDS[hint]}, not {_kind(value)}.")
+        return self.filled(place, value) if hint is str else value
+
+    def _one_of(self, place: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+        wanted = [kind for kind in kinds if kind is not types.NoneType]
+        for kind in wanted:
+            if get_origin(kind) is tuple and isinstance(value, list):
+                return self._value(place, value, kind)
+            if get_origin(kind) is None and _is(value, kind):
+                return self._value(place, value, kind)
+        if len(wanted) == 1:
+            return self._value(place, value, wanted[0])
+        words = [_WORDS[kind] if kind in _WORDS else "a list" for kind in wanted]
+        raise self.wrong(place, f"it must be {' or '.join(words)}, not {_kind(value)}.")
+
+    def _word(self, place: str, value: Any, words: tuple[str, ...]) -> str:
+        word = self._value(place, value, str)
+        if word not in words:
+            raise self.wrong(place, f"{word!r} is not one of {', '.join(words)}.", close(word, words))
+        return str(word)
+
+    def _several(self, place: str, value: Any, inner: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise self.wrong(place, f"it must be a list, not {_kind(value)}.")
+        return tuple(self._value(f"{place}[{number}]", item, inner) for number, item in enumerate(value))
+
+    def _anything(self, place: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._anything(f"{place}.{key}", item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._anything(place, item) for item in value]
+        return self.filled(place, value) if isinstance(value, str) else value
+
+    def _texts(self, place: str, table: Mapping[str, Any]) -> dict[str, str]:
+        return {key: self._text(f"{place} {key}", value) for key, value in table.items()}
+
+    def _text(self, place: str, value: Any) -> str:
+        if isinstance(value, (dict, list)):
+            raise self.wrong(place, f"it must be a single value, not {_kind(value)}.")
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    # Variables
+
+    def filled(self, place: str, text: str, within: tuple[str, ...] = ()) -> str:
+        """The text with its variables put in."""
+        return _VARIABLE.sub(lambda match: self._variable(place, match, within), text)
+
+    def _variable(self, place: str, match: re.Match[str], within: tuple[str, ...]) -> str:
+        if match[1]:
+            return "$"
+        name = match[2]
+        if not _VARIABLE_NAME.fullmatch(name):
+            raise self.wrong(place, f"{match[0]} names no variable.", "write $${ for the characters ${")
+        if name in within:
+            raise self.wrong(place, f"${{{name}}} stands for itself: {' -> '.join((*within, name))}.")
+        if name in self.given:
+            self.used.add(name)
+            return str(self.given[name])
+        if name in self.own:
+            return self.filled(f"[params] {name}", self.own[name], (*within, name))
+        if name in os.environ:
+            return os.environ[name]
+        raise self.wrong(
+            place,
+            f"${{{name}}} is neither a parameter nor an environment variable.",
+            f"pass --param {name}=..., or set {name}.",
+        )
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _kind(value: Any) -> str:
+    """What a value of TOML is, in words."""
+    match value:
+        case bool():
+            return f"the truth value {str(value).lower()}"
+        case str():
+            return f"the text {value!r}"
+        case int() | float():
+            return f"the number {value}"
+        case list():
+            return "a list"
+        case dict():
+            return "a table"
+        case _:
+            return f"a {type(value).__name__}"
