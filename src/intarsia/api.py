@@ -88,7 +88,7 @@ def merge(
         >>> result.updated, result.inserted
         (1, 1)
     """
-    request = requested(engine, target, options)
+    request = requested(engine, target, options, source)
     keys, source_keys, residual = key_pairs(on, request.dialect)
     rule = merge_rule(strategy, clauses, request.dialect)
     intent = Merge(
@@ -168,7 +168,7 @@ def write(
     New files appear first, then the old ones go: a reader sees too much for a moment, never too little.
     Files that are not Parquet data stay.
     """
-    request = requested(engine, target, options)
+    request = requested(engine, target, options, source)
     intent = Write(
         mode=one_of(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
         partition_columns=None if partition_by is None else column_names(partition_by),

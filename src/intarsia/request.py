@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
+from importlib import import_module
 from typing import Any
 
 import pyarrow.compute as pc
@@ -55,7 +56,7 @@ _TABLE_OPTIONS = (
     "lock",
     "retain",
 )
-_ENGINE_OPTIONS = ("threads", "memory_bytes")
+_ENGINE_OPTIONS = ("threads", "memory_bytes", "tasks", "broadcast_bytes")
 _WRITE_OPTIONS = tuple(field.name for field in fields(WriteOptions))
 _SPOOL_OPTIONS = ("spool_bytes", "spool_dir")
 _OTHER_OPTIONS = ("dialect", "progress", "properties", "app_id", "batch_id")
@@ -77,6 +78,9 @@ class Request:
 
     def source(self, source: Any, stack: ExitStack, partition_columns: Sequence[str] | None) -> Source:
         """Take the source in; what comes from paths and has no type of its own gets the target's."""
+        if is_spark(source):
+            shared = getattr(self.table, "workspace", None)
+            return stack.enter_context(self.engine.adopt(source, shared=shared, **self.spool))
         if not _has_paths(source):
             return stack.enter_context(self.engine.adopt(source, **self.spool))
         target = self.table.snapshot()
@@ -94,7 +98,7 @@ class Request:
             return run(intent, self.table, self.engine, source, dry_run=dry_run, progress=progress)
 
 
-def requested(engine: Any, target: Target, options: Mapping[str, Any]) -> Request:
+def requested(engine: Any, target: Target, options: Mapping[str, Any], source: Any = None) -> Request:
     """What a call was given besides its own arguments. Raises InputError on an option that is not known."""
     unknown = [name for name in options if name not in ALL_OPTIONS]
     if unknown:
@@ -109,7 +113,7 @@ def requested(engine: Any, target: Target, options: Mapping[str, Any]) -> Reques
     properties |= {n: str(options[n]) for n in ("app_id", "batch_id") if options.get(n) is not None}
     return Request(
         table=_table(target, table_options),
-        engine=_engine(engine, engine_options),
+        engine=_engine(engine, engine_options, source),
         write=_write_options({name: options[name] for name in _WRITE_OPTIONS if name in options}),
         dialect=options.get("dialect"),
         progress=_progress(options.get("progress")),
@@ -120,7 +124,7 @@ def requested(engine: Any, target: Target, options: Mapping[str, Any]) -> Reques
 
 
 def _check_numbers(options: Mapping[str, Any]) -> None:
-    for name in ("threads", "memory_bytes", "spool_bytes", "retain", "lock_timeout"):
+    for name in (*_ENGINE_OPTIONS, "spool_bytes", "retain", "lock_timeout"):
         value = options.get(name)
         kinds = (int, float) if name == "lock_timeout" else int
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0):
@@ -149,14 +153,40 @@ def _table(target: Target, options: Mapping[str, Any]) -> Table:
     raise InputError(f"The target must be a path, a URL or a table, not {type(target).__name__}.")
 
 
-def _engine(engine: Any, options: Mapping[str, Any]) -> Engine:
-    if isinstance(engine, str) and engine in ("auto", "arrow", "pyarrow"):
-        return ArrowEngine(**options)
-    if isinstance(engine, ArrowEngine):
-        return engine
-    if isinstance(engine, str) and engine in ("duckdb", "spark"):
-        raise NotSupported(f"The {engine} engine is not part of this version.", hint='use engine="arrow".')
-    raise InputError(f"Unknown engine {engine!r}.", hint='engines are "auto" and "arrow".')
+def _engine(engine: Any, options: Mapping[str, Any], source: Any) -> Engine:
+    if isinstance(engine, str) and engine == "auto":
+        engine = source.sparkSession if is_spark(source) else "arrow"
+    if engine == "spark" or is_spark(engine):
+        return _spark_engine(engine, options)
+    if isinstance(engine, str) and engine in ("arrow", "pyarrow"):
+        return ArrowEngine(**_of(ArrowEngine, options))
+    if isinstance(engine, ArrowEngine) or hasattr(engine, "execute"):
+        given: Engine = engine
+        return given
+    if isinstance(engine, str) and engine == "duckdb":
+        raise NotSupported("The duckdb engine is not part of this version.", hint='use engine="arrow".')
+    raise InputError(
+        f"Unknown engine {engine!r}.", hint='engines are "auto", "arrow", "spark" and a SparkSession.'
+    )
+
+
+def is_spark(value: Any) -> bool:
+    """Whether something is pyspark's, told without importing it."""
+    return type(value).__module__.partition(".")[0] == "pyspark"
+
+
+def _spark_engine(session: Any, options: Mapping[str, Any]) -> Engine:
+    """The Spark engine on a session, or on the active one, or on one in this process."""
+    if isinstance(session, str):
+        session = import_module("intarsia.spark.session").local_session()
+    kind = import_module("intarsia.engines.spark").SparkEngine
+    engine: Engine = kind(session, **_of(kind, options))
+    return engine
+
+
+def _of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that an engine has; another engine's mean nothing to it."""
+    return {field.name: options[field.name] for field in fields(kind) if field.name in options}
 
 
 def _write_options(given: Mapping[str, Any]) -> WriteOptions:

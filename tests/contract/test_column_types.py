@@ -86,3 +86,46 @@ def test_a_column_of_any_type_comes_through(parquet_lake, rows, name, operation)
     if operation != "overwrite":
         types = {parquet_lake.file(file).schema.field("c").type for file in parquet_lake.files}
         assert types == {parquet_lake.snapshot().schema.field("c").type}
+
+
+ODD_NAMES = pa.table(
+    {
+        "a.b": [1, 2],
+        "a": [{"b": 5}, {"b": 6}],
+        "id": [1, 2],
+        "id.x": ["a", "b"],
+        "with space": ["x", "y"],
+        'quo"te': ["x", "y"],
+        "ä": [1, 2],
+        "select": [1, 2],
+        "x=y": [1, 2],
+    }
+)
+
+
+@pytest.mark.parametrize("name", [name for name in ODD_NAMES.column_names if name != "a"])
+def test_a_column_of_any_name_can_be_a_key_or_be_ordered_by(lake, name):
+    lake.create(ODD_NAMES, files=2)
+    changed = ODD_NAMES.slice(1).set_column(1, "a", pa.array([{"b": 60}]))
+    result = lake.merge(changed, on=[name])
+    assert (result.updated, result.inserted) == (1, 0)
+    assert lake.values("a") == [{"b": 5}, {"b": 60}]
+    assert lake.optimize(by=[name]).total == 2
+    assert not lake.deduplicate(on=[name]).changed
+
+
+def test_a_quoted_name_is_a_column_and_a_plain_one_with_a_dot_a_field(lake):
+    lake.create(ODD_NAMES).update({"a.b": "7"}, '"a.b" = 1')
+    assert lake.values("a.b", "a") == [(1, {"b": 7}), (2, {"b": 6})]
+    assert lake.delete("a.b = 7").deleted == 1
+
+
+def test_files_whose_dictionaries_outgrow_their_indices_together_are_compacted_readably(parquet_lake):
+    kind = pa.dictionary(pa.int8(), pa.string())
+    texts = [f"text {number:03d}" for number in range(200)]
+    parquet_lake.create(pa.table({"id": range(100), "d": pa.array(texts[:100]).cast(kind)}))
+    parquet_lake.write(pa.table({"id": range(100, 200), "d": pa.array(texts[100:]).cast(kind)}))
+    parquet_lake.compact()
+    (name,) = parquet_lake.files
+    assert parquet_lake.file(name).schema.field("d").type == kind
+    assert parquet_lake.values("d") == texts

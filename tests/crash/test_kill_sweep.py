@@ -83,7 +83,9 @@ def test_a_kill_or_an_error_at_any_call_leaves_the_old_or_the_new_state(
     for result in results:
         assert result["calls"] > 40, "the shim has seen next to nothing"
         if result["fault"] in ("kill", "torn"):
-            assert result["killed"] == result["points"] > 0
+            # Threads may make a call more or less, so that the last of them is not always reached.
+            assert result["killed"] + result["acknowledged"] == result["points"] > 0
+            assert result["killed"] > 0.8 * result["points"]
         else:
             assert result["killed"] == 0
             retried = result["fault"] == "EINTR"  # by Python itself, mostly

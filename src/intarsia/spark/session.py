@@ -1,4 +1,4 @@
-"""Spark sessions: the caller's where there is one, else one that is opened; nothing here reads or writes data."""
+"""Spark sessions: the caller's where there is one, else one that is opened; no data is touched here."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def local_session(
     found = _adopted(master)
     if found is not None:
         return found
-    given = {name: _text(value) for name, value in (config or {}).items()}
+    given = _texts(config)
     settings = {**_local_settings(master), **given}
     settings["spark.driver.extraJavaOptions"] = " ".join(
         filter(None, (_quiet_log(), given.get("spark.driver.extraJavaOptions")))
@@ -71,7 +71,7 @@ def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any
     found = _adopted(url)
     if found is not None:
         return found
-    return _built(app, {"spark.remote": url, **{name: _text(value) for name, value in (config or {}).items()}})
+    return _built(app, {**_texts(config), "spark.remote": url})
 
 
 def open_session(
@@ -157,9 +157,10 @@ def _cluster_session(master: str | None, app: str, config: Mapping[str, Any] | N
     found = _adopted(master)
     if found is not None:
         return found
-    settings = {name: _text(value) for name, value in (config or {}).items()}
-    # A standalone cluster is expected to have the same layout as this machine, as Spark's own default is.
-    prepare_environment(workers_here=bool(master) and master.startswith(("spark://", "local")))
+    settings = _texts(config)
+    # Machines of YARN and Kubernetes have a Python of their own; those of a standalone cluster are
+    # taken to be laid out as this one.
+    prepare_environment(workers_here=(master or "").startswith(("spark://", "local")))
     if master is not None and not under_spark_submit():
         settings["spark.master"] = master
     return _built(app, settings)
@@ -227,9 +228,12 @@ def _quiet_log() -> str:
     return f"-Dlog4j2.configurationFile=file:{path}"
 
 
-def _text(value: Any) -> str:
-    """A setting as Spark reads it."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _texts(config: Mapping[str, Any] | None) -> dict[str, str]:
+    """Settings as Spark reads them."""
+    return {
+        name: str(value).lower() if isinstance(value, bool) else str(value)
+        for name, value in (config or {}).items()
+    }
 
 
 def _is_connect(session: Session) -> bool:

@@ -17,7 +17,7 @@ from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.problems import null_target_keys, partition_moves, several_matches
 from intarsia.core.prune import PartitionSet
-from intarsia.core.rule import Clause, Drop, Insert, Replace, Rule
+from intarsia.core.rule import Action, Clause, Drop, Insert, Replace, Rule
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import FileReader, constant_key
 
@@ -82,6 +82,23 @@ class MergeMatcher:
     def acting(self) -> tuple[Clause, ...]:
         """The clauses that change rows of files, numbered as the hits' actions."""
         return tuple(clause for clause in self.rule.clauses if clause.side != "source_only")
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What the hits' numbers stand for."""
+        return tuple(clause.action for clause in self.acting)
+
+    def empties(self, match: FileMatch) -> bool:
+        """Whether a file loses every row."""
+        return 0 < match.plan.file.rows == self.drops(match)
+
+    def drops(self, match: FileMatch) -> int:
+        """How many rows a file loses."""
+        return sum(
+            len(match.hits.only(number))
+            for number, action in enumerate(self.actions)
+            if isinstance(action, Drop)
+        )
 
     def batches(self, scans: Sequence[FilePlan]) -> Iterator[list[FilePlan]]:
         """Files put together so that the source's hash table is built few times."""
@@ -291,20 +308,18 @@ class MergeMatcher:
             partition_moves(moved, self.source.table, intent, snapshot)
         hits = {m.plan.file.path: m.hits for m in found if len(m.hits)}
         dropped = {p.file.path for p in self.plan.files if p.action == "remove"}
-        actions = tuple(clause.action for clause in self.acting)
-        gone = {number for number, action in enumerate(actions) if isinstance(action, Drop)}
         updated = deleted = 0
         for match in found:
-            drops = sum(len(match.hits.only(number)) for number in gone)
+            drops = self.drops(match)
             deleted += drops
             updated += len(match.hits) - drops
-            if drops and drops == match.plan.file.rows:
+            if self.empties(match):
                 dropped.add(match.plan.file.path)
                 hits.pop(match.plan.file.path)
         deleted += sum(p.file.rows for p in self.plan.files if p.action == "remove")
         inserts = self._inserts([rows for m in found for rows in m.matched])
         return Matches(
-            actions=actions,
+            actions=self.actions,
             hits=hits,
             dropped=frozenset(dropped),
             inserts=inserts,

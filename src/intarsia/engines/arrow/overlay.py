@@ -12,7 +12,7 @@ from intarsia.common.spool import take, take_rows, tidy_schema
 from intarsia.core.keys import arange, flat
 from intarsia.errors import SchemaMismatch
 
-__all__ = ["Overlay", "take_rows", "without"]
+__all__ = ["Overlay", "most_values", "take_rows", "without"]
 
 
 class Overlay:
@@ -53,7 +53,7 @@ class Overlay:
             return _encoded_as(new, old.type)
         absent = pc.unique(new.filter(pc.is_null(pc.index_in(new, value_set=old.dictionary)))).drop_null()
         dictionary = pa.concat_arrays([old.dictionary, absent]) if len(absent) else old.dictionary
-        if len(dictionary) > _most_values(old.type):  # of the old values some may be gone now
+        if len(dictionary) > most_values(old.type):  # of the old values some may be gone now
             return _encoded_as(self.set(old.cast(new.type), new), old.type)
         codes = pc.index_in(new, value_set=dictionary).cast(old.indices.type)
         indices = pc.replace_with_mask(old.indices, self._mask, codes)
@@ -80,14 +80,15 @@ def without(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
     return take_rows(table, pc.indices_nonzero(kept))  # a type that has no kernel for filtering
 
 
-def _most_values(kind: pa.DictionaryType) -> int:
+def most_values(kind: pa.DictionaryType) -> int:
+    """How many values a dictionary of this type can number."""
     signed = pa.types.is_signed_integer(kind.index_type)
     return int(2 ** (kind.index_type.bit_width - signed))
 
 
 def _encoded_as(values: pa.Array, kind: pa.DictionaryType) -> pa.Array:
     encoded = values.dictionary_encode()
-    if len(encoded.dictionary) > _most_values(kind):
+    if len(encoded.dictionary) > most_values(kind):
         raise SchemaMismatch(
             f"{len(encoded.dictionary):,} distinct values do not fit a column of type {kind}.",
             hint="make the column one of plain values, or of wider indices, in every file.",

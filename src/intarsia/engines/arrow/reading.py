@@ -103,7 +103,7 @@ class FileReader:
                 raise _unreadable(self.file, error) from error
             if batch is None:
                 return
-            yield self._complete(pa.Table.from_batches([batch]), columns)
+            yield self._complete(pa.Table.from_batches([batch]).select(physical), columns)
 
     def piece_rows(self, row_group: int, batch_rows: int | None) -> int | None:
         """How many rows to take at once; None takes the row group whole."""
@@ -120,9 +120,10 @@ class FileReader:
         if not physical:
             return _bare(self.footer.row_group(row_group).num_rows)
         try:
-            return self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
+            table = self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
         except (pa.ArrowInvalid, OSError) as error:
             raise _unreadable(self.file, error) from error
+        return table.select(physical)  # the name "a.b" also brings the field b of a struct a
 
     def _complete(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
         rows = table.num_rows

@@ -15,6 +15,7 @@ import pyarrow.parquet as pq
 from intarsia.common.partitions import encode_partition_schema
 from intarsia.core.change import StagedFile
 from intarsia.core.layout import Layout, leaf_columns
+from intarsia.engines.arrow.overlay import most_values
 from intarsia.engines.arrow.reading import as_encoded
 from intarsia.errors import NotSupported, StorageError
 
@@ -54,8 +55,12 @@ class FileWriter:
         self._sink: Any = None
 
     def write(self, table: pa.Table) -> None:
-        """One row group of exactly these rows."""
-        if table.num_rows:
+        """One row group of exactly these rows; two where a dictionary cannot number all their values."""
+        if _outgrown(table):
+            half = table.num_rows // 2
+            self.write(table.slice(0, half))
+            self.write(table.slice(half))
+        elif table.num_rows:
             self._guard(lambda writer: writer.write_table(table, row_group_size=table.num_rows), table)
 
     def close(self, path: str, partition: Mapping[str, Any]) -> StagedFile:
@@ -104,6 +109,16 @@ class FileWriter:
 
     def _failure(self, error: OSError) -> StorageError:
         return StorageError(f"Cannot write a staged file: {error}", errno=error.errno, path=self.location)
+
+
+def _outgrown(table: pa.Table) -> bool:
+    """Whether a reader could not number the values of a dictionary column with the indices it declares."""
+    narrow = [f for f in table.schema if pa.types.is_dictionary(f.type) and f.type.index_type.bit_width < 32]
+    return any(
+        table.num_rows > most_values(field.type)
+        and pc.count_distinct(table[field.name].cast(field.type.value_type)).as_py() > most_values(field.type)
+        for field in narrow
+    )
 
 
 def dictionary_columns(sample: pa.Table, layout: Layout) -> list[str]:

@@ -9,6 +9,8 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
+import pyarrow.fs as pafs
+
 from intarsia.common.log import logger
 from intarsia.core.change import Change, Committed, StagedFile, Staging
 from intarsia.core.files import DataFile, Snapshot
@@ -79,6 +81,11 @@ class ParquetTable:
     def appends_only(self) -> bool:
         """True when the store cannot replace or remove files safely, so that only adding is allowed."""
         return not (self.storage.atomic or self.single_writer)
+
+    @property
+    def workspace(self) -> tuple[pafs.FileSystem, str]:
+        """Storage beside the dataset that every process which reads it can reach."""
+        return self.storage.filesystem, self.control.directory
 
     def snapshot(self) -> Snapshot:
         """The current state, also of a dataset whose last writer crashed. Writes nothing."""

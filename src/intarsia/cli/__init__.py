@@ -1,0 +1,23 @@
+"""The command line's way in: says what is missing where it cannot run; the commands are not in here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+
+__all__ = ["main"]
+
+
+def main(arguments: Sequence[str] | None = None, *, program: str = "intarsia") -> None:
+    """Run the command line and exit with its code. Exit codes are listed in :mod:`intarsia.cli.exits`."""
+    try:
+        commands = importlib.import_module("intarsia.cli.commands")
+    except ModuleNotFoundError as error:
+        if error.name not in ("click", "rich"):
+            raise
+        sys.stderr.write(
+            f"The command line needs {error.name}, which is not installed: pip install 'intarsia[cli]'\n"
+        )
+        sys.exit(1)
+    commands.cli(args=arguments, prog_name=program)

@@ -1,0 +1,135 @@
+"""The commands: those that change a table come from ``operations``, those that look or run are here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+import intarsia
+from intarsia import api
+from intarsia.cli.exits import Exit
+from intarsia.cli.frame import Frame
+from intarsia.cli.operations import OPERATIONS, planning_command, running_command
+from intarsia.cli.options import assigned, decorated, place_options, talk_options, without_none
+from intarsia.cli.plain import plain_inspection
+from intarsia.cli.screen import Screen, screen
+from intarsia.doctor import Finding, State, examine
+from intarsia.errors import NothingMatched
+
+__all__ = ["cli"]
+
+_HELP = {"help_option_names": ["-h", "--help"]}
+_MARKS: dict[State, tuple[str, str]] = {
+    "ok": ("ok", "green"),
+    "missing": ("missing", "dim"),
+    "warning": ("warning", "yellow"),
+    "problem": ("problem", "bold red"),
+}
+
+
+@click.group(cls=Frame, context_settings=_HELP)
+@click.version_option(intarsia.__version__, prog_name="intarsia", message="%(prog)s %(version)s")
+def cli() -> None:
+    """Set new rows into Parquet datasets without rewriting the lake."""
+
+
+@cli.group(context_settings=_HELP)
+def plan() -> None:
+    """What an operation would do to each file, and why; writes nothing."""
+
+
+for _operation in OPERATIONS:
+    cli.add_command(running_command(_operation))
+    plan.add_command(planning_command(_operation))
+
+
+def _inspect(target: str, storage_options: dict[str, str], control_path: str | None) -> None:
+    shown = screen()
+    with shown.log():
+        inspection = api.inspect(
+            target, **without_none(storage_options=storage_options, control_path=control_path)
+        )
+    if not inspection.snapshot.exists:
+        raise NothingMatched(f"There is no dataset {target}.", path=target, hint="check the path.")
+    shown.value(inspection, plain_inspection(inspection))
+
+
+def _recover(target: str, storage_options: dict[str, str], control_path: str | None) -> None:
+    shown = screen()
+    with shown.log():
+        done = api.recover(target, **without_none(storage_options=storage_options, control_path=control_path))
+    if shown.json:
+        shown.data({"path": target, "done": list(done)})
+    for sentence in done or ("There was nothing to recover.",):
+        shown.say(sentence)
+
+
+def _doctor(path: str | None, start: bool, master: str | None, storage_options: dict[str, str]) -> None:
+    shown = screen()
+    with shown.log():
+        findings = examine(path, start=start, master=master, storage_options=storage_options or None)
+    bad = any(finding.state == "problem" for finding in findings)
+    if shown.json:
+        shown.data({"ok": not bad, "findings": [finding.as_json() for finding in findings]})
+    width = max(len(finding.subject) for finding in findings)
+    for finding in findings:
+        _tell(shown, finding, width)
+    click.get_current_context().exit(Exit.ERROR if bad else Exit.OK)
+
+
+def _tell(shown: Screen, finding: Finding, width: int) -> None:
+    mark, style = _MARKS[finding.state]
+    shown.say((f"{mark:<8}", style), f"{finding.subject:<{width}}  {finding.detail}")
+    if finding.hint:
+        shown.say(" " * (10 + width), (finding.hint, "italic"))
+
+
+def _run(
+    pipeline: str, dry_run: bool, master: str | None, report_dir: str | None, params: dict[str, str]
+) -> None:
+    # The pipeline's own modules are loaded for this command alone.
+    from intarsia.cli.pipeline import run_pipeline
+
+    run_pipeline(pipeline, dry_run=dry_run, master=master, report_dir=report_dir, params=params)
+
+
+def _added(function: Any, name: str, text: str, *decorators: Any) -> None:
+    cli.add_command(click.command(name, help=text)(decorated(function, [*decorators, *talk_options])))
+
+
+_TARGET = click.argument("target")
+_MASTER = click.option(
+    "--master", metavar="URL", help="Where Spark runs: local[*], spark://, yarn, k8s://, sc://."
+)
+
+_added(
+    _inspect, "inspect", "What TARGET looks like: files, rows, partitions, columns.", _TARGET, *place_options
+)
+_added(_recover, "recover", "Finish or undo what a crashed writer left at TARGET.", _TARGET, *place_options)
+_added(
+    _run,
+    "run",
+    "Run the pipeline that a TOML file declares, on Spark.",
+    click.argument("pipeline", metavar="PIPELINE.TOML"),
+    click.option("--dry-run", is_flag=True, help="Plan every step; write nothing."),
+    _MASTER,
+    click.option("--report-dir", metavar="PATH", help="Where the reports go, if not where the file says."),
+    click.option(
+        "--param",
+        "params",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=assigned,
+        help="A value for ${NAME} in the file; may be repeated.",
+    ),
+)
+_added(
+    _doctor,
+    "doctor",
+    "What is installed, what is missing and how to get it; at PATH, what a dataset there can rely on.",
+    click.argument("path", required=False),
+    click.option("--start", is_flag=True, help="Start a Spark session, too, and count with it."),
+    _MASTER,
+    place_options[0],
+)

@@ -1,0 +1,272 @@
+"""The operations that change a table, each as a command that runs it and as one that plans it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import click
+
+from intarsia import api
+from intarsia.cli.options import (
+    Decorator,
+    assigned,
+    decorated,
+    engine_for,
+    engine_options,
+    library_options,
+    place_options,
+    talk_options,
+    without_none,
+)
+from intarsia.cli.plain import plain_plan, plain_result
+from intarsia.cli.screen import screen
+from intarsia.core.report import MergeResult
+from intarsia.core.rule import STRATEGIES
+
+__all__ = ["OPERATIONS", "Operation", "planning_command", "running_command"]
+
+
+@dataclass(frozen=True, slots=True)
+class Operation:
+    """A call of the library with its own arguments as options."""
+
+    name: str
+    call: Callable[..., MergeResult]
+    options: tuple[Decorator, ...]
+    help: str
+    positional: tuple[str, ...] = ("target",)
+    """The parameters that the call takes by position, in its order."""
+
+    def run(self, given: Mapping[str, Any], shared: Mapping[str, Any]) -> MergeResult:
+        """Call the library with what the command line gave; what it left out keeps its default."""
+        first = [given[name] for name in self.positional]
+        rest = without_none(**{name: value for name, value in given.items() if name not in self.positional})
+        return self.call(*first, **rest, **shared)
+
+
+def _merge(sources: tuple[str, ...], target: str, **given: Any) -> MergeResult:
+    keys, condition = given.pop("keys", ()), given.pop("on", None)
+    if bool(keys) == bool(condition):
+        raise click.UsageError("Name the key columns with --key, or a condition with --on; one of the two.")
+    return api.merge(_one_or_many(sources), target, on=condition or list(keys), **given)
+
+
+def _write(sources: tuple[str, ...], target: str, **given: Any) -> MergeResult:
+    return api.write(_one_or_many(sources), target, **given)
+
+
+def _one_or_many(sources: tuple[str, ...]) -> Any:
+    return sources[0] if len(sources) == 1 else list(sources)
+
+
+def running_command(operation: Operation) -> click.Command:
+    """``intarsia merge ...``: does it, or with ``--dry-run`` only counts."""
+    dry_run = click.option("--dry-run", is_flag=True, help="Plan and count; write nothing.")
+
+    def run(dry_run: bool, **given: Any) -> None:
+        result = _called(operation, given, dry_run=dry_run)
+        screen().value(result, plain_result(result))
+
+    return _command(operation, run, operation.help, [dry_run])
+
+
+def planning_command(operation: Operation) -> click.Command:
+    """``intarsia plan merge ...``: what it would do to each file, and why."""
+
+    def run(**given: Any) -> None:
+        plan = _called(operation, given, dry_run=True).plan
+        assert plan is not None
+        screen().value(plan, plain_plan(plan))
+
+    return _command(operation, run, f"The plan of {operation.name}: nothing is written.", [])
+
+
+def _command(
+    operation: Operation, run: Callable[..., None], text: str, more: list[Decorator]
+) -> click.Command:
+    decorators = [
+        *operation.options,
+        *more,
+        *engine_options,
+        *place_options,
+        *library_options,
+        *talk_options,
+    ]
+    made: click.Command = click.command(operation.name, help=text, no_args_is_help=True)(
+        decorated(run, decorators)
+    )
+    return made
+
+
+def _called(operation: Operation, given: dict[str, Any], *, dry_run: bool) -> MergeResult:
+    shown = screen()
+    shared = without_none(
+        storage_options=given.pop("storage_options"),
+        control_path=given.pop("control_path"),
+        dialect=given.pop("dialect"),
+        progress=shown.progress,
+    )
+    shared |= given.pop("options")
+    with shown.log(), engine_for(given.pop("engine"), given.pop("master")) as engine:
+        return operation.run(given, {**shared, "engine": engine, "dry_run": dry_run})
+
+
+_TARGET = click.argument("target")
+_SOURCES = click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+_PARTITION_BY = click.option(
+    "--partition-by",
+    metavar="COLUMN",
+    multiple=True,
+    help="For a dataset that does not exist yet: a column that becomes directories; may be repeated.",
+)
+_MISSING = click.option(
+    "--missing",
+    type=click.Choice(["error", "null"]),
+    default="error",
+    show_default=True,
+    help="What to do where the source lacks a column.",
+)
+_EVOLUTION = click.option(
+    "--schema-evolution",
+    type=click.Choice(["add", "widen"]),
+    help="Take new columns over, or let types grow.",
+)
+_SIZES = (
+    click.option("--target-mb", "target_mb_per_file", type=float, metavar="MB", help="Size of a file."),
+    click.option("--target-rows", "target_rows_per_file", type=int, metavar="N", help="Rows in a file."),
+)
+_PARTITION = click.option(
+    "--partition",
+    "partition_filter",
+    metavar="COLUMN=VALUE",
+    multiple=True,
+    help="Only this partition, as in day=2025-11-04/region=eu; may be repeated.",
+)
+
+
+def _columns(flag: str, name: str, text: str, *, required: bool = False) -> Decorator:
+    return click.option(
+        flag, name, metavar="COLUMN", multiple=True, required=required, help=f"{text}; may be repeated."
+    )
+
+
+OPERATIONS: tuple[Operation, ...] = (
+    Operation(
+        "merge",
+        _merge,
+        (
+            _SOURCES,
+            _TARGET,
+            _columns("--key", "keys", "A key column"),
+            click.option(
+                "--on", metavar="CONDITION", help="Instead of keys: 'target.id = source.id and target.open'."
+            ),
+            click.option(
+                "--strategy",
+                type=click.Choice(list(STRATEGIES)),
+                default="upsert",
+                show_default=True,
+                help="What happens to rows that match, and to those that do not.",
+            ),
+            _columns("--order-by", "dedup_order_by", "With deduplicate: the row with the highest value wins"),
+            click.option(
+                "--null-keys",
+                type=click.Choice(["error", "match"]),
+                default="error",
+                show_default=True,
+                help="Whether NULL equals NULL in a key.",
+            ),
+            _MISSING,
+            _EVOLUTION,
+            _PARTITION_BY,
+        ),
+        "Set the rows of SOURCE files (Parquet, CSV, JSON) into the dataset TARGET by key.",
+        ("sources", "target"),
+    ),
+    Operation(
+        "delete",
+        api.delete,
+        (
+            _TARGET,
+            click.option("--where", required=True, metavar="SQL", help="Which rows go; true for all."),
+        ),
+        "Delete the rows of TARGET for which a predicate is true.",
+        ("target", "where"),
+    ),
+    Operation(
+        "update",
+        api.update,
+        (
+            _TARGET,
+            click.option(
+                "--set",
+                "assignments",
+                metavar="COLUMN=SQL",
+                multiple=True,
+                required=True,
+                callback=assigned,
+                help="A column and its new value, as in \"note='late'\"; may be repeated.",
+            ),
+            click.option("--where", metavar="SQL", help="Which rows; all without it."),
+        ),
+        "Assign columns of the rows of TARGET for which a predicate is true.",
+        ("target", "assignments", "where"),
+    ),
+    Operation(
+        "write",
+        _write,
+        (
+            _SOURCES,
+            _TARGET,
+            click.option(
+                "--mode",
+                type=click.Choice(["append", "overwrite", "overwrite_partitions"]),
+                default="append",
+                show_default=True,
+                help="Add the rows, or put them in the place of all, or of their partitions.",
+            ),
+            _MISSING,
+            _EVOLUTION,
+            _PARTITION_BY,
+        ),
+        "Write the rows of SOURCE files (Parquet, CSV, JSON) to the dataset TARGET.",
+        ("sources", "target"),
+    ),
+    Operation(
+        "compact",
+        api.compact,
+        (_TARGET, *_SIZES, _PARTITION),
+        "Bring small files of TARGET together into files of about the target size.",
+    ),
+    Operation(
+        "optimize",
+        api.optimize,
+        (
+            _TARGET,
+            _columns("--by", "by", "A column to order by", required=True),
+            click.option(
+                "--curve",
+                type=click.Choice(["zorder", "hilbert", "linear"]),
+                default="zorder",
+                show_default=True,
+                help="How several columns make one order.",
+            ),
+            *_SIZES,
+            _PARTITION,
+        ),
+        "Order the rows of TARGET so that filters on some columns read less.",
+    ),
+    Operation(
+        "deduplicate",
+        api.deduplicate,
+        (
+            _TARGET,
+            _columns("--key", "on", "A key column; without any, whole rows are compared"),
+            _columns("--order-by", "order_by", "The row with the highest value stays, else the last"),
+            _PARTITION,
+        ),
+        "Leave one row per key in TARGET.",
+    ),
+)

@@ -1,0 +1,157 @@
+"""The options that commands share, and what their texts mean; no command is in here."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from intarsia.cli.screen import screen
+from intarsia.request import ALL_OPTIONS
+
+__all__ = [
+    "Decorator",
+    "assigned",
+    "decorated",
+    "engine_for",
+    "engine_options",
+    "library_options",
+    "place_options",
+    "talk_options",
+    "without_none",
+]
+
+Decorator = Callable[[Any], Any]
+
+# What a text on the command line cannot be.
+_OBJECTS = ("filesystem", "lock", "progress", "storage_options", "dialect", "properties")
+_NAMED = sorted(name for name in ALL_OPTIONS if name not in _OBJECTS)
+
+
+def decorated(function: Any, decorators: Sequence[Decorator]) -> Any:
+    """The function with options, in the order in which the help shows them."""
+    for decorator in reversed(decorators):
+        function = decorator(function)
+    return function
+
+
+def assigned(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+    """``name=text`` options as a dict. A name twice, or none, is a mistake in the command line."""
+    found: dict[str, str] = {}
+    for text in given:
+        name, equals, value = text.partition("=")
+        name = name.strip()
+        if not equals or not name:
+            raise click.BadParameter(f"{text!r} is not name=value.", ctx, param)
+        if name in found:
+            raise click.BadParameter(f"{name!r} is given twice.", ctx, param)
+        found[name] = value
+    return found
+
+
+def _options(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
+    found = assigned(ctx, param, given)
+    for name in found:
+        if name not in _NAMED:
+            raise click.BadParameter(f"there is no {name!r}; there is {', '.join(_NAMED)}.", ctx, param)
+    return {name: _meant(value) for name, value in found.items()}
+
+
+def _meant(text: str) -> Any:
+    """A number, true, false or null where it reads as one; else the text itself."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
+
+
+def _noted(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+    def note(ctx: click.Context, param: click.Parameter, value: bool) -> None:
+        if value:
+            with ctx.scope(cleanup=False):
+                setattr(screen(), name, True)
+
+    return note
+
+
+def _talk(flag: str, name: str, text: str) -> Decorator:
+    return click.option(
+        *flag.split("/"),
+        name,
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=_noted(name),
+        help=text,
+    )
+
+
+talk_options: list[Decorator] = [
+    _talk("--json", "json", "One JSON document on standard output; errors as JSON on standard error."),
+    _talk("-q/--quiet", "quiet", "Say nothing but errors."),
+    _talk("-v/--verbose", "verbose", "Tell what is done."),
+    _talk("--debug", "debug", "Show where an error comes from."),
+]
+
+engine_options: list[Decorator] = [
+    click.option(
+        "--engine",
+        type=click.Choice(["auto", "arrow", "duckdb", "spark"]),
+        default="auto",
+        show_default=True,
+        help="What moves the rows.",
+    ),
+    click.option(
+        "--master", metavar="URL", help="Where Spark runs: local[*], spark://, yarn, k8s://, sc://."
+    ),
+]
+
+place_options: list[Decorator] = [
+    click.option(
+        "--storage-option",
+        "storage_options",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=assigned,
+        help="For opening a URL; may be repeated.",
+    ),
+    click.option(
+        "--control-path",
+        metavar="PATH",
+        help="Where the journal is kept, if not beside the dataset.",
+    ),
+]
+
+library_options: list[Decorator] = [
+    click.option(
+        "--option",
+        "options",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=_options,
+        help="Any other option of the library, such as compression=zstd or threads=4; may be repeated.",
+    ),
+    click.option("--dialect", help="The SQL dialect that expressions are written in."),
+]
+
+
+def without_none(**given: Any) -> dict[str, Any]:
+    """The options that were given."""
+    return {name: value for name, value in given.items() if value is not None and value != () and value != {}}
+
+
+@contextmanager
+def engine_for(engine: str, master: str | None) -> Iterator[Any]:
+    """The engine to pass on; a Spark session is stopped afterwards, unless it was there before."""
+    if master is not None and engine not in ("auto", "spark"):
+        raise click.UsageError(f"--master goes with --engine spark, not with {engine}.")
+    if engine != "spark" and master is None:
+        yield engine
+        return
+    from intarsia.spark.session import session_on
+
+    with session_on(master) as session:
+        yield session

@@ -1,0 +1,91 @@
+"""Values of the library as plain JSON types; how they look to people is not in here."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from intarsia.common.log import redact
+from intarsia.core.inspection import Inspection, PartitionFacts
+from intarsia.core.plan import Plan
+from intarsia.core.report import MergeResult, as_json
+
+__all__ = ["plain_inspection", "plain_plan", "plain_result"]
+
+
+def plain_result(result: MergeResult) -> dict[str, Any]:
+    return {**as_json(result), "total": result.total, "changed": result.changed}
+
+
+def plain_plan(plan: Plan) -> dict[str, Any]:
+    return {
+        "operation": plan.operation,
+        "path": redact(plan.snapshot.root),
+        "engine": plan.engine,
+        "version": plan.snapshot.version,
+        "source_rows": plan.source_rows,
+        "inserted": plan.inserted,
+        "updated": plan.updated,
+        "deleted": plan.deleted,
+        "bytes_to_scan": plan.bytes_to_scan,
+        "bytes_to_read": plan.bytes_to_read,
+        "bytes_to_write": plan.bytes_to_write,
+        "files": [
+            {
+                "path": plan.snapshot.shown(entry.file),
+                "action": entry.action,
+                "reason": entry.reason,
+                "rows": entry.file.rows,
+                "size_bytes": entry.file.size,
+                "hits": entry.hits,
+            }
+            for entry in plan.files
+        ],
+        "groups": [
+            {
+                "files": [plan.snapshot.shown(file) for file in group.files],
+                "rows": group.rows,
+                "size_bytes": group.size,
+                "outputs": group.outputs,
+            }
+            for group in plan.groups
+        ],
+        "notes": list(plan.notes),
+    }
+
+
+def plain_inspection(inspection: Inspection) -> dict[str, Any]:
+    return {
+        "path": redact(inspection.root),
+        "version": inspection.snapshot.version,
+        "files": inspection.files,
+        "rows": inspection.rows,
+        "size_bytes": inspection.size,
+        "average_bytes": inspection.average_size,
+        "row_groups": inspection.row_groups,
+        "small_files": inspection.small_files,
+        "small_bytes": inspection.small_bytes,
+        "partition_columns": list(inspection.snapshot.partition_columns),
+        "partitions": inspection.partitions,
+        "biggest": _partition(inspection.biggest),
+        "smallest": _partition(inspection.smallest),
+        "codecs": list(inspection.codecs),
+        "sorting": [{"order": order, "files": files} for order, files in inspection.sorting],
+        "columns": [
+            {
+                "name": column.name,
+                "type": str(column.type),
+                "size_bytes": column.size,
+                "null_fraction": column.null_fraction,
+                "codecs": list(column.codecs),
+            }
+            for column in inspection.columns
+        ],
+        "notes": list(inspection.notes),
+    }
+
+
+def _partition(facts: PartitionFacts | None) -> dict[str, Any] | None:
+    if facts is None:
+        return None
+    values = {name: None if value is None else str(value) for name, value in facts.partition.items()}
+    return {"partition": values, "files": facts.files, "rows": facts.rows, "size_bytes": facts.size}

