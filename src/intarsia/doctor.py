@@ -242,7 +242,7 @@ def _remote_place(table: ParquetTable) -> Finding:
 
 def _local_place(table: ParquetTable) -> Iterator[Finding]:
     parent = os.path.dirname(table.control.directory)
-    while not os.path.isdir(parent):
+    while not os.path.lexists(parent):
         parent = os.path.dirname(parent)
     kind = filesystem_type(parent) or "unknown type"
     failed = _failed_verbs(parent)

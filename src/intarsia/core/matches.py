@@ -53,11 +53,21 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True)
+class HitCount:
+    """How many rows of a file change, where their positions stayed with whoever found them."""
+
+    rows: int
+
+    def __len__(self) -> int:
+        return self.rows
+
+
+@dataclass(frozen=True, slots=True)
 class Matches:
     """All hits, and the source rows that become new rows."""
 
     actions: tuple[Action, ...] = ()
-    hits: Mapping[str, Hits] = field(default_factory=dict)
+    hits: Mapping[str, Hits | HitCount] = field(default_factory=dict)
     """By file path; a file without hits is absent."""
     dropped: frozenset[str] = frozenset()
     """Files that lose every row, known without positions."""

@@ -84,33 +84,57 @@ def _plain(intent: Intent, snapshot: Snapshot) -> Prepared:
     return Prepared(intent, snapshot.schema, snapshot.partition_columns)
 
 
-def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepared:
+@dataclass(frozen=True, slots=True)
+class MergeTerms:
+    """A merge with every name and type settled by the two schemas alone."""
+
+    intent: Merge
+    schema: pa.Schema
+    """The dataset's schema after the merge."""
+    wanted: pa.Schema
+    """What the source is cast to."""
+    partition_columns: tuple[str, ...]
+
+    @property
+    def pruning(self) -> tuple[str, ...]:
+        """The partition columns by which files can be ruled out.
+
+        A rule that takes no whole row may hit a key in any partition, unless the partition is in the key.
+        """
+        if not (self.intent.rule.replaces_rows or self.intent.pins(self.partition_columns)):
+            return ()
+        return tuple(name for name in self.partition_columns if name in self.wanted.names)
+
+
+def settle_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> MergeTerms:
+    """Raises InputError and its kin for what the schemas alone make impossible."""
     operation, path = intent.rule.name, snapshot.root
-    partition_columns = settle_partition_columns(intent.partition_columns, snapshot, source.schema, operation)
-    _check_keys(intent, snapshot, source.schema)
-    schema = _merged_schema(intent, snapshot, source.schema, partition_columns)
-    wanted = schema if intent.rule.replaces_rows else _with_key_types(intent, source.schema, schema)
-    source_rows = source.rows
-    source = conformed(source, wanted, operation=operation, path=path)
-    table = source.table
-    rule = resolve_rule(intent.rule, schema, table.schema, partition_columns, path)
+    partition_columns = settle_partition_columns(intent.partition_columns, snapshot, source, operation)
+    _check_keys(intent, snapshot, source)
+    schema = _merged_schema(intent, snapshot, source, partition_columns)
+    wanted = schema if intent.rule.replaces_rows else _with_key_types(intent, source, schema)
+    rule = resolve_rule(intent.rule, schema, wanted, partition_columns, path)
     residual = None
     if intent.residual is not None:
-        residual = resolve(intent.residual, schema, source=table.schema, expect=pa.bool_())
-    intent = replace(intent, rule=rule, residual=residual)
+        residual = resolve(intent.residual, schema, source=wanted, expect=pa.bool_())
+    return MergeTerms(replace(intent, rule=rule, residual=residual), schema, wanted, partition_columns)
+
+
+def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepared:
+    path, rows = snapshot.root, source.rows
+    terms = settle_merge(intent, snapshot, source.schema)
+    intent, operation = terms.intent, terms.intent.rule.name
+    source = conformed(source, terms.wanted, operation=operation, path=path)
     table = _checked_rows(intent, source, path).table
     index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.null_keys == "match")
-    if rule.name in STRATEGIES:  # of clauses, only a target row hit twice is an error
+    if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error
         duplicate_source_keys(table, index, intent.source_keys, operation=operation, path=path)
     ranges = {
         name: KeyRange.of_index(index, number, table[other])
         for number, (name, other) in enumerate(zip(intent.keys, intent.source_keys, strict=True))
     }
-    apart = [name for name in partition_columns if name in table.column_names]
-    # A rule that takes no whole row may hit a key in any partition, unless the partition is in the key.
-    prunes = rule.replaces_rows or intent.pins(partition_columns)
-    facts = SourceFacts(table.num_rows, ranges, PartitionSet.of(table, apart if prunes else ()))
-    return Prepared(intent, schema, partition_columns, table, facts, source_rows, index)
+    facts = SourceFacts(table.num_rows, ranges, PartitionSet.of(table, terms.pruning))
+    return Prepared(intent, terms.schema, terms.partition_columns, table, facts, rows, index)
 
 
 def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:

@@ -55,11 +55,17 @@ def duplicate_source_keys(
         return
     codes = index.duplicated()
     rows = index.rows_with(codes)
-    samples = _shown(take_rows(source.select(list(keys)), rows.slice(0, 64)))
-    shown = _distinct_samples(samples)
+    samples = take_rows(source.select(list(keys)), rows.slice(0, 64))
+    duplicate_keys(samples, keys, len(codes), len(rows), operation=operation, path=path)
+
+
+def duplicate_keys(
+    samples: pa.Table, keys: Sequence[str], count: int, rows: int, *, operation: str, path: str
+) -> None:
+    """Refuse keys that were found more than once in the source, shown by some of their rows."""
     raise KeyColumnError(
-        f"{operation}: the source has {len(codes):,} duplicate key{_s(len(codes))} in"
-        f" {', '.join(keys)} ({len(rows):,} rows), such as {shown}.",
+        f"{operation}: the source has {count:,} duplicate key{_s(count)} in"
+        f" {', '.join(keys)} ({rows:,} rows), such as {_distinct_samples(_shown(samples))}.",
         path=path,
         hint='pass strategy="deduplicate" (with dedup_order_by) to keep one row per key.',
     )

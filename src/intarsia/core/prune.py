@@ -22,6 +22,8 @@ class KeyRange:
     """Ascending, comparable; without NULL and NaN."""
     has_null: bool
     has_nan: bool
+    span: bool = False
+    """True when the values are only the ends of a range that may hold any value between them."""
 
     @staticmethod
     def of_index(index: KeyIndex, number: int, column: Any) -> KeyRange:
@@ -49,15 +51,27 @@ class KeyRange:
         """Per row group: may it hold one of these values?"""
         if self.has_nan or len(bounds.lower) == 0 or bounds.lower.type != self.values.type:
             return pa.array([True] * len(bounds.file), pa.bool_())
-        first = search(self.values, bounds.lower, side="left")
-        last = search(self.values, bounds.upper, side="right")
-        inside = pc.fill_null(pc.greater(last, first), True)
+        inside = self._overlaps(bounds) if self.span else self._holds(bounds)
         # All values NULL: there are no bounds, and no value either.
         all_null = pc.fill_null(pc.equal(bounds.null_count, bounds.rows), False)
         inside = pc.and_(inside, pc.invert(all_null))
         if null_match and self.has_null:
             inside = pc.or_(inside, pc.fill_null(pc.greater(bounds.null_count, 0), True))
         return inside
+
+
+    def _holds(self, bounds: Bounds) -> pa.BooleanArray:
+        first = search(self.values, bounds.lower, side="left")
+        last = search(self.values, bounds.upper, side="right")
+        return pc.fill_null(pc.greater(last, first), True)
+
+    def _overlaps(self, bounds: Bounds) -> pa.BooleanArray:
+        if not len(self.values):
+            return pa.array([False] * len(bounds.file), pa.bool_())
+        ends = [self.values[0], self.values[len(self.values) - 1]]
+        above = pc.greater_equal(bounds.upper, ends[0])
+        below = pc.less_equal(bounds.lower, ends[1])
+        return pc.and_(pc.fill_null(above, True), pc.fill_null(below, True))
 
 
 def search(ordered: pa.Array, values: pa.Array, *, side: str) -> pa.Array:

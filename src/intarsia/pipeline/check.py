@@ -7,7 +7,19 @@ import re
 from collections.abc import Iterable, Sequence
 
 from intarsia.errors import InputError, NotSupported
-from intarsia.pipeline.model import KINDS, Expect, Merge, Optimize, Pipeline, Update, Write, names, step_name
+from intarsia.pipeline.model import (
+    KINDS,
+    Expect,
+    Merge,
+    Optimize,
+    Pipeline,
+    Step,
+    Update,
+    Write,
+    names,
+    source_of,
+    step_name,
+)
 
 _NAME = re.compile(r"^[\w][\w .\-]*$")
 
@@ -44,13 +56,15 @@ class _Check:
     def run(self) -> None:
         pipeline = self.pipeline
         if not _NAME.match(pipeline.name):
-            raise self.wrong("name", f"{pipeline.name!r} cannot be the name of files.", "use letters, digits, - _")
+            raise self.wrong(
+                "name", f"{pipeline.name!r} cannot be the name of files.", "use letters, digits, - _"
+            )
         if not pipeline.steps:
             raise self.wrong("steps", "there is no step to run.")
         for name, target in pipeline.targets.items():
             if target.kind != "parquet":
                 raise NotSupported(
-                    f"{self.where}, [targets.{name}] kind: {target.kind} tables are not part of this version.",
+                    f"{self.where}, [targets.{name}] kind: this version has no {target.kind} tables.",
                     path=pipeline.origin,
                     hint='use kind = "parquet".',
                 )
@@ -84,12 +98,12 @@ class _Check:
             seen[name] = number
             if step.target is not None:
                 self._known(place, "target", step.target, self.pipeline.targets)
-            source = getattr(step, "source", None)
+            source = source_of(step)
             if source is not None:
                 self._known(place, "source", source, self.pipeline.sources)
             self._step(place, step)
 
-    def _step(self, place: str, step: object) -> None:
+    def _step(self, place: str, step: Step) -> None:
         match step:
             case Expect():
                 if (step.source is None) == (step.target is None):

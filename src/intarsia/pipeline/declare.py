@@ -43,7 +43,9 @@ def load(path: str | os.PathLike[str], *, params: Mapping[str, str] | None = Non
     except FileNotFoundError as error:
         raise NothingMatched(f"There is no pipeline file {file}.", path=str(file)) from error
     except OSError as error:
-        raise StorageError(f"Could not read {file}: {error.strerror}", errno=error.errno, path=str(file)) from error
+        raise StorageError(
+            f"Could not read {file}: {error.strerror}", errno=error.errno, path=str(file)
+        ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text: {error}", path=str(file)) from error
     return loads(text, origin=str(file), directory=file.parent, params=params)
@@ -188,7 +190,7 @@ class _Reading:
                 return self._value(place, value, kind)
         if len(wanted) == 1:
             return self._value(place, value, wanted[0])
-        words = [_WORDS[kind] if kind in _WORDS else "a list" for kind in wanted]
+        words = [_WORDS.get(kind, "a list") for kind in wanted]
         raise self.wrong(place, f"it must be {' or '.join(words)}, not {_kind(value)}.")
 
     def _word(self, place: str, value: Any, words: tuple[str, ...]) -> str:

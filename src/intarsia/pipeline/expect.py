@@ -98,9 +98,7 @@ def check_target(step: Expect, table: Table, engine: Any, progress: Any) -> list
         counted = api.delete(table, to_sql(against), engine=engine, dry_run=True, progress=progress)
         checks.append(Check(text, counted.deleted))
     if names(step.unique):
-        twice = api.deduplicate(
-            table, on=names(step.unique), engine=engine, dry_run=True, progress=progress
-        )
+        twice = api.deduplicate(table, on=names(step.unique), engine=engine, dry_run=True, progress=progress)
         checks.append(Check(_unique(step), twice.deleted))
     return checks
 
@@ -108,7 +106,9 @@ def check_target(step: Expect, table: Table, engine: Any, progress: Any) -> list
 def _check_columns(step: Expect, there: Sequence[str]) -> None:
     for name in (*names(step.not_null), *names(step.unique), *step.accepted):
         if name not in there:
-            raise ColumnNotFound(f"There is no column {name!r} to expect something of; there is {', '.join(there)}.")
+            raise ColumnNotFound(
+                f"There is no column {name!r} to expect something of; there is {', '.join(there)}."
+            )
 
 
 # Sources

@@ -1,4 +1,4 @@
-"""Sources: which files there are, and their rows as Spark DataFrames or Arrow streams; targets are not written here."""
+"""Sources: which files there are, and their rows as Spark DataFrames or Arrow streams; writes nothing."""
 
 from __future__ import annotations
 
@@ -127,7 +127,9 @@ def format_in(source: Source, there: Arrived) -> Format:
     if there.files:
         kinds = {format_of(file) for file in there.files}
     else:
-        kinds = {kind for kind, ends in SUFFIXES.items() for s in there.stamps if s.path.lower().endswith(ends)}
+        kinds = {
+            kind for kind, ends in SUFFIXES.items() for s in there.stamps if s.path.lower().endswith(ends)
+        }
     if len(kinds) == 1:
         return kinds.pop()
     found = f"files of {' and '.join(sorted(kinds))}" if kinds else "files of no known ending"
@@ -192,7 +194,9 @@ def snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchReader:
     """The rows of a table's state, in the source's shape."""
     shape = shape_of(source, "parquet")
     reader = snapshot.dataset().scanner().to_reader()
-    return pa.RecordBatchReader.from_batches(shape.schema(reader.schema), shape.batches(reader.schema, reader))
+    return pa.RecordBatchReader.from_batches(
+        shape.schema(reader.schema), shape.batches(reader.schema, reader)
+    )
 
 
 # Spark

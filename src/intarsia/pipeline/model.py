@@ -242,7 +242,12 @@ def names(columns: Columns | None) -> tuple[str, ...]:
     return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
+def source_of(step: Step) -> str | None:
+    """The name of the source that a step reads, if it reads one."""
+    return step.source if isinstance(step, (Merge, Write, Expect)) else None
+
+
 def step_name(step: Step, number: int) -> str:
     """The name a step was given, or one made of its number and what it works on."""
-    where = step.target or step.source or ""
+    where = step.target or source_of(step) or ""
     return step.name or f"{number}-{step.operation}-{where}"

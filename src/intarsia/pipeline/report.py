@@ -10,7 +10,8 @@ from typing import Any, Literal
 from intarsia.common.log import redact
 from intarsia.core.files import Snapshot
 from intarsia.core.plan import Plan
-from intarsia.core.report import MergeResult, as_json as result_as_json
+from intarsia.core.report import MergeResult
+from intarsia.core.report import as_json as result_as_json
 from intarsia.errors import IntarsiaError
 from intarsia.pipeline.expect import Check
 

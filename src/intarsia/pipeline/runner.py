@@ -26,7 +26,7 @@ from intarsia.pipeline.declare import load
 from intarsia.pipeline.expect import failed
 from intarsia.pipeline.files import write_report
 from intarsia.pipeline.inputs import Arrived, Stamp
-from intarsia.pipeline.model import Expect, Pipeline, Source, Step, Write, step_name
+from intarsia.pipeline.model import Expect, Pipeline, Source, Step, Write, source_of, step_name
 from intarsia.pipeline.report import PipelineReport, StepReport
 from intarsia.pipeline.spark_errors import spark_errors, told_by_spark
 from intarsia.pipeline.steps import Workshop, carry_out
@@ -331,7 +331,7 @@ class _Run:
         return {"app_id": app, "batch_id": batch}
 
     def _settle(self, step: Step) -> None:
-        """What an earlier run was appending when it ended: it was appended if the table's log has the batch."""
+        """What an earlier run was appending when it ended was appended if the table's log has the batch."""
         pending = self.state.pending.get(step.name)
         if pending is None or step.target is None or pending.target != self._path(step.target):
             return
@@ -346,7 +346,7 @@ class _Run:
     # Looking up
 
     def _source(self, step: Step) -> Source | None:
-        name = getattr(step, "source", None)
+        name = source_of(step)
         return None if name is None else self.pipeline.sources[name]
 
     def _touched(self, step: Step) -> set[str]:
@@ -375,14 +375,14 @@ class _Run:
     def _place(self, step: Step) -> str:
         if step.target is not None:
             return self._path(step.target)
-        return f"source {getattr(step, 'source', None)!r}"
+        return f"source {source_of(step)!r}"
 
     def _report(self, step: Step, status: Any) -> StepReport:
         return StepReport(
             name=step.name,
             operation=step.operation,
             status=status,
-            source=getattr(step, "source", None),
+            source=source_of(step),
             target=step.target,
             path=None if step.target is None else self._path(step.target),
         )

@@ -1,4 +1,4 @@
-"""Errors of Spark: which classes they are, and what of ours they carry; imports nothing of Spark by itself."""
+"""Errors of Spark: which classes they are, and what of ours they carry; imports nothing of Spark."""
 
 from __future__ import annotations
 

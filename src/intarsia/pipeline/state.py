@@ -16,7 +16,7 @@ from typing import Any
 from intarsia.core.files import Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, StorageError
 from intarsia.pipeline.inputs import Stamp
-from intarsia.pipeline.model import Pipeline, Step
+from intarsia.pipeline.model import Pipeline, Step, source_of
 
 VERSION = 1
 MOST_RECORDS = 500
@@ -66,7 +66,13 @@ class State:
         return tuple(s for r in self.steps.get(step, ()) if r.target == target for s in r.files)
 
     def note(
-        self, step: str, record: Record, *, changed: bool, left: Mapping[str, str], files: Iterable[Stamp] = ()
+        self,
+        step: str,
+        record: Record,
+        *,
+        changed: bool,
+        left: Mapping[str, str],
+        files: Iterable[Stamp] = (),
     ) -> None:
         """Remember a success: its input, and the state in which it left its target."""
         self.counter += 1
@@ -106,7 +112,9 @@ class State:
             return cls(
                 counter=int(raw["counter"]),
                 targets={str(path): str(digest) for path, digest in raw["targets"].items()},
-                steps={name: [_revived(Record, one) for one in found] for name, found in raw["steps"].items()},
+                steps={
+                    name: [_revived(Record, one) for one in found] for name, found in raw["steps"].items()
+                },
                 pending={name: _revived(Pending, one) for name, one in raw["pending"].items()},
             )
         except (ValueError, TypeError, KeyError, AttributeError) as error:
@@ -132,7 +140,7 @@ def _revived(kind: type[Any], raw: Any) -> Any:
 
 def definition_of(step: Step, pipeline: Pipeline) -> str:
     """A digest of all that a step's meaning depends on beside its data; its name is not part of it."""
-    source = pipeline.sources.get(getattr(step, "source", None) or "")
+    source = pipeline.sources.get(source_of(step) or "")
     target = pipeline.targets.get(step.target or "")
     meaning = {
         "operation": step.operation,

@@ -1,4 +1,4 @@
-"""One step carried out: from its declaration to a call of the library's face; when it runs is the runner's."""
+"""One step carried out: from its declaration to a call of the api; when it runs is the runner's business."""
 
 from __future__ import annotations
 

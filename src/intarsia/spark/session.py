@@ -9,7 +9,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any
+from typing import Any, Literal
 
 from intarsia.common.log import logger, redact
 from intarsia.errors import InputError, NotSupported
@@ -33,6 +33,7 @@ Session = Any
 
 MASTERS = ("local", "local[n]", "local[*]", "spark://host:port", "yarn", "k8s://...", "sc://host:port")
 
+_ANY_LOCAL = "local[*]"
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -44,21 +45,24 @@ def local_session(
 
     It is quiet, has no UI, listens on loopback alone, and takes 2 GB of driver memory unless ``config``
     (``spark.driver.memory``) or the environment (``SPARK_DRIVER_MEMORY``) says otherwise. Idempotent.
-    An active session is the caller's: it is returned as it is, without ``config``.
+    An active session is the caller's: it is returned as it is, without ``config``. Below spark-submit
+    the session is opened where that was told to.
 
     Raises:
         NotSupported: pyspark or Java is missing, or the JVM did not start.
     """
-    found = _adopted(master)
+    if under_spark_submit():
+        return _cluster_session(None, app, config)
+    found = _adopted(None if master == _ANY_LOCAL else master)
     if found is not None:
         return found
     given = _texts(config)
-    settings = {**_local_settings(master), **given}
-    settings["spark.driver.extraJavaOptions"] = " ".join(
-        filter(None, (_quiet_log(), given.get("spark.driver.extraJavaOptions")))
-    )
+    options = " ".join(filter(None, (_quiet_log(), given.pop("spark.driver.extraJavaOptions", None))))
+    settings = {**_local_settings(master), **given, "spark.master": master}
+    if options:
+        settings["spark.driver.extraJavaOptions"] = options
     prepare_environment()
-    return _built(app, settings if under_spark_submit() else {"spark.master": master, **settings})
+    return _built(app, settings)
 
 
 def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any] | None = None) -> Session:
@@ -77,9 +81,9 @@ def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any
 def open_session(
     master: str | None = None, *, app: str = "intarsia", config: Mapping[str, Any] | None = None
 ) -> Session:
-    """The active session; where there is none, one on ``master``: a local one unless it is given.
+    """The active session; where there is none, one on ``master``.
 
-    Below spark-submit the master and the settings are those that it was given, and only what ``config``
+    Without a master it is the one of ``SPARK_REMOTE`` in the environment, else a local session. Below spark-submit the master and the settings are those that it was given, and only what ``config``
     names is added.
 
     Args:
@@ -91,16 +95,15 @@ def open_session(
         InputError: ``master`` is none of these.
         NotSupported: pyspark or Java is missing, or the session did not start.
     """
+    if master is None:
+        master = os.environ.get("SPARK_REMOTE") or _ANY_LOCAL
     match _kind(master):
         case "connect":
-            assert master is not None
             return connect_session(master, app=app, config=config)
         case "cluster":
             return _cluster_session(master, app, config)
-        case _ if under_spark_submit():
-            return _cluster_session(master, app, config)
-        case _:
-            return local_session(app, master=master or "local[*]", config=config)
+        case "local":
+            return local_session(app, master=master, config=config)
 
 
 @contextmanager
@@ -130,7 +133,7 @@ def stop_session(session: Session) -> bool:
 
 def active_session() -> Session | None:
     """The session that is active, or the process' default one; None where there is none."""
-    if "pyspark" not in sys.modules:
+    if sys.modules.get("pyspark") is None:
         return None
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -192,8 +195,8 @@ def _built(app: str, settings: Mapping[str, str]) -> Session:
     return session
 
 
-def _kind(master: str | None) -> str:
-    if master is None or re.fullmatch(r"local(\[[\d*,\s]+\])?", master):
+def _kind(master: str) -> Literal["local", "cluster", "connect"]:
+    if re.fullmatch(r"local(\[[\d*,\s]+\])?", master):
         return "local"
     if master.startswith("sc://"):
         return "connect"

@@ -1,0 +1,92 @@
+"""Pipelines: sources, steps and targets declared in a file or in Python, run on Spark, told in a report.
+
+    >>> from intarsia import pipeline
+    >>> report = pipeline.run_file("orders.toml", params={"day": "2025-03-04"})
+    >>> report.check().html_path
+
+Names are loaded when they are first used.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from intarsia.pipeline.check import check
+    from intarsia.pipeline.declare import load, loads
+    from intarsia.pipeline.model import (
+        Compact,
+        Deduplicate,
+        Delete,
+        Expect,
+        Merge,
+        Optimize,
+        Pipeline,
+        Source,
+        SparkSettings,
+        Step,
+        Target,
+        Update,
+        Write,
+    )
+    from intarsia.pipeline.report import PipelineReport, StepReport, as_json
+    from intarsia.pipeline.runner import run, run_file
+
+_HOMES = {
+    "Compact": "model",
+    "Deduplicate": "model",
+    "Delete": "model",
+    "Expect": "model",
+    "Merge": "model",
+    "Optimize": "model",
+    "Pipeline": "model",
+    "PipelineReport": "report",
+    "Source": "model",
+    "SparkSettings": "model",
+    "Step": "model",
+    "StepReport": "report",
+    "Target": "model",
+    "Update": "model",
+    "Write": "model",
+    "as_json": "report",
+    "check": "check",
+    "load": "declare",
+    "loads": "declare",
+    "run": "runner",
+    "run_file": "runner",
+}
+
+__all__ = [
+    "Compact",
+    "Deduplicate",
+    "Delete",
+    "Expect",
+    "Merge",
+    "Optimize",
+    "Pipeline",
+    "PipelineReport",
+    "Source",
+    "SparkSettings",
+    "Step",
+    "StepReport",
+    "Target",
+    "Update",
+    "Write",
+    "as_json",
+    "check",
+    "load",
+    "loads",
+    "run",
+    "run_file",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module 'intarsia.pipeline' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"intarsia.pipeline.{_HOMES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,276 @@
+"""The report of a run as one HTML page that needs nothing else; what is in it is settled in report."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from html import escape
+
+from intarsia.core.report import MergeResult
+from intarsia.pipeline.report import PipelineReport, StepReport, error_as_json, status_words
+from intarsia.show import svg, units
+from intarsia.show.page import Fact, Table, page_of
+from intarsia.show.tiles import Drawable
+
+PICTURE = 430
+"""Width of a picture: two stand side by side on a desk, one fills a phone."""
+
+_TONES = {"done": "good", "unchanged": "calm", "planned": "plan", "failed": "bad", "not run": "calm"}
+_STYLE = """
+:root{color-scheme:light dark;--bg:#f5f7f9;--card:#fff;--fg:#25303b;--quiet:#66727f;--edge:#dfe5ea;
+--good:#1d7a49;--bad:#b8322a;--plan:#8a5a00;--calm:#5b6b7c;--tint:#eef2f5;--bar:#8fa9c4}
+@media (prefers-color-scheme:dark){:root{--bg:#0e1216;--card:#14191f;--fg:#dbe3ea;--quiet:#93a0ad;
+--edge:#28313b;--good:#5cc48d;--bad:#f0857d;--plan:#efb04a;--calm:#9db0c4;--tint:#1b222a;--bar:#46607c}}
+*{box-sizing:border-box}
+body{margin:0;background:var(--bg);color:var(--fg);-webkit-text-size-adjust:100%;
+font:15px/1.5 system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif}
+main{max-width:980px;margin:0 auto;padding:20px 14px 48px}
+h1{font-size:24px;line-height:1.25;margin:0;overflow-wrap:anywhere}
+header p,.quiet{color:var(--quiet);margin:2px 0 0;overflow-wrap:anywhere}
+.top{display:flex;flex-wrap:wrap;gap:6px 12px;align-items:center}
+.mark{border:1px solid currentColor;border-radius:99px;padding:1px 11px;font-size:13px;font-weight:600;
+white-space:nowrap}
+.good{color:var(--good)}.bad{color:var(--bad)}.plan{color:var(--plan)}.calm{color:var(--calm)}
+section,details.step{background:var(--card);border:1px solid var(--edge);border-radius:12px;
+margin:14px 0 0;padding:12px 14px}
+h2{font-size:16px;margin:0 0 8px}h3{font-size:13px;margin:14px 0 5px;color:var(--quiet);font-weight:600}
+.cards{display:flex;flex-wrap:wrap;gap:8px}
+.card{background:var(--tint);border-radius:8px;padding:6px 11px;min-width:92px;max-width:100%}
+.card i{display:block;font-style:normal;font-size:12px;color:var(--quiet)}
+.card div{overflow-wrap:anywhere}.card b,.num{font-variant-numeric:tabular-nums}
+.scroll{overflow-x:auto}
+table{border-collapse:collapse;width:100%;font-size:13.5px}
+th,td{text-align:left;padding:5px 10px 5px 0;border-bottom:1px solid var(--edge);vertical-align:top;
+overflow-wrap:anywhere}
+th{color:var(--quiet);font-weight:500;font-size:12px}tr:last-child td{border-bottom:0}
+.num{text-align:right;white-space:nowrap}
+td a{color:inherit}
+.bar{display:block;height:5px;border-radius:3px;background:var(--bar);min-width:2px;margin-top:4px}
+summary{cursor:pointer}
+details.step>summary{display:flex;flex-wrap:wrap;gap:4px 10px;align-items:center;list-style:none}
+details.step>summary::-webkit-details-marker{display:none}
+details.step>summary::before{content:"\\25B8";color:var(--quiet);width:12px}
+details.step[open]>summary::before{content:"\\25BE"}
+details.step>summary b{overflow-wrap:anywhere}
+details.step>summary .end{margin-left:auto}
+.body{margin-top:12px}
+.pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(280px,1fr));gap:12px;align-items:start}
+figure{margin:0;min-width:0}figcaption{font-size:13px;color:var(--quiet);margin:0 0 4px}
+figure svg{display:block;width:100%;height:auto;border:1px solid var(--edge);border-radius:8px}
+.error{border-left:4px solid var(--bad);background:var(--tint);border-radius:6px;padding:8px 12px;
+white-space:pre-wrap;overflow-wrap:anywhere;font-size:14px;max-height:420px;overflow:auto}
+.note{background:var(--tint);border-radius:6px;padding:6px 10px;margin:8px 0 0;font-size:14px}
+.more{margin-top:12px}.more>summary{color:var(--quiet);font-size:14px}
+ul.checks{list-style:none;margin:0;padding:0}ul.checks li{padding:3px 0;overflow-wrap:anywhere}
+footer{color:var(--quiet);font-size:13px;margin-top:18px}
+@media (max-width:620px){.wide{display:none}main{padding:14px 10px 40px}h1{font-size:21px}}
+@media print{details.step{break-inside:avoid}}
+"""
+
+
+def page(report: PipelineReport) -> str:
+    """The report as a page. Every text from outside is escaped; nothing is loaded from anywhere."""
+    steps = "".join(_step(number, step) for number, step in enumerate(report.steps, 1))
+    title = _safe(f"{report.pipeline}: {status_words(report)}")
+    return (
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        '<meta name="color-scheme" content="light dark">'
+        f"<title>{title}</title><style>{_STYLE}</style></head>\n"
+        f"<body><main>{_header(report)}{_totals(report)}{_overview(report)}{steps}"
+        f"<footer>Run {_safe(report.run_id)}. Every tile in a picture is a file; point at it for its name."
+        "</footer></main></body></html>\n"
+    )
+
+
+def _header(report: PipelineReport) -> str:
+    tone = "bad" if not report.ok else "plan" if report.dry_run else "good"
+    engine = report.session or report.engine
+    facts = [f"{report.started:%Y-%m-%d %H:%M:%S} UTC", units.seconds(report.seconds), engine]
+    origin = f"<p>{_safe(report.origin)}</p>" if report.origin else ""
+    return (
+        f'<header><div class="top"><h1>{_safe(report.pipeline)}</h1>'
+        f'<span class="mark {tone}">{_safe(status_words(report))}</span></div>'
+        f"<p>{_safe(' · '.join(filter(None, facts)))}</p>{origin}</header>"
+    )
+
+
+def _totals(report: PipelineReport) -> str:
+    results = [step.result for step in report.steps if step.result is not None]
+    if not results:
+        return ""
+    planned = " planned" if report.dry_run else ""
+    cards = [
+        ("rows inserted", units.count(sum(result.inserted for result in results))),
+        ("rows updated", units.count(sum(result.updated for result in results))),
+        ("rows deleted", units.count(sum(result.deleted for result in results))),
+        ("files written", units.count(sum(_written(result) for result in results))),
+        (f"bytes written{planned}", units.size(sum(result.bytes_written for result in results))),
+        ("steps", f"{len(report.steps)}, {_counted(report, 'unchanged')} unchanged"),
+    ]
+    shown = "".join(_card(label, [text]) for label, text in cards)
+    return f'<section><div class="cards">{shown}</div></section>'
+
+
+def _written(result: MergeResult) -> int:
+    return len(result.rewritten_files) + len(result.inserted_files)
+
+
+def _counted(report: PipelineReport, status: str) -> int:
+    return sum(step.status == status for step in report.steps)
+
+
+def _overview(report: PipelineReport) -> str:
+    longest = max((step.seconds for step in report.steps), default=0.0)
+    lines = "".join(_line(number, step, longest) for number, step in enumerate(report.steps, 1))
+    return (
+        '<section><h2>Steps</h2><div class="scroll"><table><thead><tr><th>step</th><th>status</th>'
+        '<th>rows</th><th class="num wide">files written</th><th class="num wide">bytes written</th>'
+        f'<th class="num">time</th></tr></thead><tbody>{lines}</tbody></table></div></section>'
+    )
+
+
+def _line(number: int, step: StepReport, longest: float) -> str:
+    share = 100 * step.seconds / longest if longest > 0 else 0
+    result = step.result
+    files, size = (
+        ("", "") if result is None else (units.count(_written(result)), units.size(result.bytes_written))
+    )
+    spent = units.seconds(step.seconds) if step.status != "not run" else ""
+    bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if spent else ""
+    return (
+        f'<tr><td><a href="#step-{number}">{_safe(step.name)}</a></td>'
+        f'<td class="{_TONES[step.status]}">{_safe(step.status)}</td><td>{_safe(_rows(step))}</td>'
+        f'<td class="num wide">{files}</td><td class="num wide">{size}</td>'
+        f'<td class="num">{spent}{bar}</td></tr>'
+    )
+
+
+def _rows(step: StepReport) -> str:
+    """What happened to rows, or what was found out about them."""
+    if step.checks:
+        wrong = sum(not check.ok for check in step.checks)
+        return f"{wrong} of {len(step.checks)} do not hold" if wrong else f"{len(step.checks)} hold"
+    if step.result is None:
+        return ""
+    counts = (("+", step.result.inserted), ("~", step.result.updated), ("−", step.result.deleted))
+    return " ".join(f"{sign}{units.count(count)}" for sign, count in counts if count) or "no change"
+
+
+def _step(number: int, step: StepReport) -> str:
+    is_open = " open" if step.changed or step.status == "failed" else ""
+    way = " → ".join(name for name in (step.source, step.target) if name)
+    spent = units.seconds(step.seconds) if step.status != "not run" else ""
+    return (
+        f'<details class="step" id="step-{number}"{is_open}><summary><b>{number}. {_safe(step.name)}</b>'
+        f'<span class="quiet">{_safe(step.operation)} {_safe(way)}</span>'
+        f'<span class="end quiet">{spent}</span>'
+        f'<span class="mark {_TONES[step.status]}">{_safe(step.status)}</span></summary>'
+        f'<div class="body">{"".join(_body(step))}</div></details>'
+    )
+
+
+def _body(step: StepReport) -> list[str]:
+    parts = []
+    if step.error is not None:
+        parts.append(_error(step.error))
+    if step.checks:
+        parts.append(_checks(step))
+    if step.input_files:
+        read = f"{units.counted(step.input_files, 'file')}, {units.size(step.input_bytes)}"
+        parts.append(f'<p class="quiet">Input: {_safe(read)}.</p>')
+    if step.path:
+        parts.append(f'<p class="quiet">Target: {_safe(step.path)}</p>')
+    if step.result is not None:
+        parts += _result(step, step.result)
+    elif step.status == "unchanged" and not step.notes:
+        parts.append(
+            '<p class="quiet">Neither its input nor its target has changed since its last success.</p>'
+        )
+    elif step.status == "not run":
+        parts.append('<p class="quiet">A step before it failed.</p>')
+    parts += [f'<p class="note">{_safe(note)}</p>' for note in step.notes]
+    return parts
+
+
+def _result(step: StepReport, result: MergeResult) -> list[str]:
+    told = page_of(result)
+    parts = [f'<div class="cards">{"".join(_fact(fact) for fact in told.facts)}</div>']
+    if step.changed and not result.dry_run:
+        parts.append(_pictures(step))
+    if result.plan is not None and result.plan.files:
+        plan = page_of(result.plan, most_files=0)
+        parts.append(f"<h3>Plan</h3>{''.join(map(_table, plan.tables))}")
+        notes = tuple(dict.fromkeys((*told.notes, *plan.notes)))
+    else:
+        notes = told.notes
+    if step.changed:
+        drawn = result.plan if result.dry_run and result.plan is not None else result
+        parts.append(
+            '<details class="more"><summary>What happens to each file</summary>'
+            f"<figure>{_picture(drawn)}</figure></details>"
+        )
+    parts += [f'<p class="note">{_safe(note)}</p>' for note in notes]
+    return parts
+
+
+def _pictures(step: StepReport) -> str:
+    figures = []
+    for caption, snapshot in (("before", step.before), ("after", step.after)):
+        if snapshot is not None:
+            files = f"{units.counted(len(snapshot.files), 'file')}, {units.size(snapshot.size)}"
+            told = f"{caption}: {units.counted(snapshot.rows, 'row')} in {files}"
+            figures.append(f"<figure><figcaption>{_safe(told)}</figcaption>{_picture(snapshot)}</figure>")
+    return f'<h3>Layout</h3><div class="pair">{"".join(figures)}</div>' if figures else ""
+
+
+def _picture(value: Drawable) -> str:
+    return svg.layout(value, width=PICTURE, heading=False, most_rows=16, most_tiles=400)
+
+
+def _error(error: BaseException) -> str:
+    told = error_as_json(error)
+    hint = f"\n\nHint: {told['hint']}" if told["hint"] else ""
+    kept = "\n\nThe target is as it was." if told["target_changed"] is False else ""
+    return f'<div class="error"><b>{_safe(told["type"])}</b>: {_safe(told["message"] + hint + kept)}</div>'
+
+
+def _checks(step: StepReport) -> str:
+    lines = []
+    for check in step.checks:
+        tone, sign = ("good", "✓") if check.ok else ("bad", "✗")
+        against = check.found or units.counted(check.failing, "row") + " against it"
+        told = check.expectation if check.ok else f"{check.expectation}: {against}"
+        lines.append(f'<li><span class="{tone}">{sign}</span> {_safe(told)}</li>')
+    return f'<ul class="checks">{"".join(lines)}</ul>'
+
+
+def _fact(fact: Fact) -> str:
+    return _card(fact.label, [f"{item.value} {item.word}".strip() for item in fact.items])
+
+
+def _card(label: str, texts: Sequence[str]) -> str:
+    lines = "".join(f"<div>{_value(text)}</div>" for text in texts)
+    return f'<div class="card"><i>{_safe(label)}</i>{lines}</div>'
+
+
+def _value(text: str) -> str:
+    """The number of a fact stands out from its words."""
+    number, _, words = text.partition(" ")
+    return f"<b>{_safe(number)}</b> {_safe(words)}" if number[:1].isdigit() else _safe(text)
+
+
+def _table(table: Table) -> str:
+    number = [' class="num"' if name in table.numbers else "" for name in table.columns]
+    heads = "".join(f"<th{css}>{_safe(name)}</th>" for css, name in zip(number, table.columns, strict=True))
+    lines = "".join(
+        "<tr>"
+        + "".join(f"<td{css}>{_safe(cell)}</td>" for css, cell in zip(number, line.cells, strict=True))
+        + "</tr>"
+        for line in table.lines
+    )
+    return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
+
+
+def _safe(text: str) -> str:
+    """Escaped, and without characters that could turn a line around or break it; line ends stay."""
+    return escape("\n".join(map(units.printable, text.splitlines())), quote=True)

@@ -1,0 +1,84 @@
+"""Runs a pipeline file from a command line: by ``spark-submit``, or as ``python -m intarsia.pipeline``."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+
+from intarsia.core.report import MergeResult
+from intarsia.errors import IntarsiaError
+from intarsia.pipeline.report import StepReport, error_as_json, status_words
+from intarsia.pipeline.runner import run_file
+from intarsia.show import units
+
+__all__ = ["main"]
+
+DONE, FAILED, REFUSED = 0, 1, 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a file; the exit code is 0 when every step is done, 1 when one failed, 2 when none could start.
+
+    Below ``spark-submit`` the session is the one that it has set up.
+    """
+    asked = _parser().parse_args(arguments)
+    try:
+        report = run_file(
+            asked.file,
+            params=dict(asked.param),
+            dry_run=asked.dry_run,
+            master=asked.master,
+            report_dir=asked.report_dir,
+            on_step=lambda step: _say(line(step)),
+        )
+    except IntarsiaError as error:
+        _say(f"{type(error).__name__}: {error}")
+        return REFUSED
+    _say(f"{report.pipeline}: {status_words(report)} in {units.seconds(report.seconds)}")
+    if report.html_path:
+        _say(f"Report: {report.html_path}")
+    return DONE if report.ok else FAILED
+
+
+def line(step: StepReport) -> str:
+    """A step that is over, in one line."""
+    told = f"{step.name}: {step.status}"
+    if step.result is not None:
+        told += f" ({_counts(step.result)})"
+    if step.error is not None:
+        told += f": {error_as_json(step.error)['message']}"
+    return units.printable(f"{told}, {units.seconds(step.seconds)}")
+
+
+def _counts(result: MergeResult) -> str:
+    counts = {"inserted": result.inserted, "updated": result.updated, "deleted": result.deleted}
+    rows = ", ".join(f"{units.count(count)} {word}" for word, count in counts.items() if count)
+    files = units.counted(len(result.rewritten_files) + len(result.inserted_files), "file")
+    return f"{rows or 'no rows changed'}; {files} written" if result.changed else "nothing to do"
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="intarsia.pipeline", description="Run a pipeline file.")
+    parser.add_argument("file", help="the TOML file")
+    parser.add_argument("--dry-run", action="store_true", help="plan every step, write nothing")
+    parser.add_argument("--master", help="the Spark master, instead of the file's")
+    parser.add_argument("--param", action="append", default=[], type=_param, metavar="NAME=VALUE")
+    parser.add_argument("--report-dir", help="where the reports go, instead of the file's directory")
+    return parser
+
+
+def _param(text: str) -> tuple[str, str]:
+    name, equals, value = text.partition("=")
+    if not name or not equals:
+        raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")
+    return name, value
+
+
+def _say(text: str) -> None:
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    sys.exit(main())
