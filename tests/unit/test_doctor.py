@@ -157,9 +157,7 @@ def test_what_a_dead_writer_staged_is_a_warning_until_it_is_recovered(orders: Pa
     assert _look(orders)["Journal"].state == "ok"
 
 
-def test_a_commit_that_was_not_published_is_a_warning(
-    orders: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_commit_that_was_not_published_is_a_warning(orders: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(self: object, record: object) -> list[str]:
         raise StorageError("the disk is gone")
 

@@ -14,7 +14,8 @@ from pathlib import Path
 import pytest
 
 from intarsia.errors import InputError, NotSupported
-from intarsia.spark import java as java_module, session as session_module
+from intarsia.spark import java as java_module
+from intarsia.spark import session as session_module
 from intarsia.spark.java import Java, find_java, launcher_home, prepare_environment
 
 FULL = "java.base jdk.incubator.vector jdk.unsupported"

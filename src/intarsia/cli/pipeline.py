@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 from intarsia import pipeline
 from intarsia.cli.screen import Screen, screen
-from intarsia.pipeline.report import PipelineReport, StepReport, as_json, status_words
+from intarsia.pipeline.report import StepReport, as_json, status_words
 from intarsia.show import progress, units
 
 __all__ = ["run_pipeline"]
@@ -24,28 +23,52 @@ _STYLES = {
 def run_pipeline(
     path: str, *, dry_run: bool, master: str | None, report_dir: str | None, params: Mapping[str, str]
 ) -> None:
-    """Run the pipeline in a file and show what became of it. Raises the error of a step that failed."""
+    """Run the pipeline in a file and tell each step when it is over. Raises the error of one that failed."""
     shown = screen()
-    given: dict[str, Any] = {"params": dict(params)} if params else {}
-    watched = progress.Silent() if shown.quiet or shown.json else progress.for_terminal()
-    with shown.log(), watched as watch:
+    watch = _Watch(shown)
+    with shown.log(), watch:
         report = pipeline.run_file(
-            path, dry_run=dry_run, master=master, report_dir=report_dir, progress=watch, **given
+            path,
+            params=params,
+            dry_run=dry_run,
+            master=master,
+            report_dir=report_dir,
+            progress=watch,
+            on_step=watch.told,
         )
     if shown.json:
         shown.data({**as_json(report), "json_path": report.json_path, "html_path": report.html_path})
-    _tell(shown, report)
-    report.check()
-
-
-def _tell(shown: Screen, report: PipelineReport) -> None:
-    width = max((len(step.name) for step in report.steps), default=0)
-    for step in report.steps:
-        counts = " · ".join(_counts(step))
-        shown.say((f"{step.status:<10}", _STYLES[step.status]), f"{step.name:<{width}}  {counts}".rstrip())
     shown.say((f"{report.pipeline}: {status_words(report)}", "bold"), f" in {units.seconds(report.seconds)}")
     if report.html_path is not None:
         shown.say(f"Report: {report.html_path}")
+    report.check()
+
+
+class _Watch:
+    """A line that moves while a step is at work, and one that stays when it is over."""
+
+    def __init__(self, shown: Screen) -> None:
+        self._shown = shown
+        self._line = self._fresh()
+
+    def __call__(self, step: str, done: int, total: int, /) -> None:
+        self._line(step, done, total)
+
+    def told(self, step: StepReport) -> None:
+        self._line.close()  # wiped before something else is written
+        counts = " · ".join(_counts(step))
+        self._shown.say((f"{step.status:<10}", _STYLES[step.status]), f"{step.name:<24}  {counts}".rstrip())
+        self._line = self._fresh()
+
+    def __enter__(self) -> _Watch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._line.close()
+
+    def _fresh(self) -> progress.Terminal | progress.Silent:
+        quiet = self._shown.quiet or self._shown.json
+        return progress.Silent() if quiet else progress.for_terminal()
 
 
 def _counts(step: StepReport) -> list[str]:
@@ -58,7 +81,7 @@ def _counts(step: StepReport) -> list[str]:
                 told.append(f"{units.count(number)} {what}")
         if step.changed:
             files = len(step.result.rewritten_files) + len(step.result.inserted_files)
-            told.append(units.counted(files, "file") + " written")
+            told.append(f"{units.counted(files, 'file')} {'to write' if step.result.dry_run else 'written'}")
     met = sum(check.ok for check in step.checks)
     if step.checks:
         told.append(f"{met} of {units.counted(len(step.checks), 'expectation')} met")

@@ -59,6 +59,8 @@ class _Check:
             raise self.wrong(
                 "name", f"{pipeline.name!r} cannot be the name of files.", "use letters, digits, - _"
             )
+        if pipeline.engine not in ("spark", "arrow"):
+            raise self.wrong("engine", f"there is no {pipeline.engine!r}.", "it is spark or arrow.")
         if not pipeline.steps:
             raise self.wrong("steps", "there is no step to run.")
         for name, target in pipeline.targets.items():

@@ -44,7 +44,7 @@ overflow-wrap:anywhere}
 th{color:var(--quiet);font-weight:500;font-size:12px}tr:last-child td{border-bottom:0}
 .num{text-align:right;white-space:nowrap}
 td a{color:inherit}
-.bar{display:block;height:5px;border-radius:3px;background:var(--bar);min-width:2px;margin-top:4px}
+.bar{display:block;height:5px;border-radius:3px;background:var(--bar);min-width:2px;margin:4px 0 0 auto}
 summary{cursor:pointer}
 details.step>summary{display:flex;flex-wrap:wrap;gap:4px 10px;align-items:center;list-style:none}
 details.step>summary::-webkit-details-marker{display:none}
@@ -52,7 +52,7 @@ details.step>summary::before{content:"\\25B8";color:var(--quiet);width:12px}
 details.step[open]>summary::before{content:"\\25BE"}
 details.step>summary b{overflow-wrap:anywhere}
 details.step>summary .end{margin-left:auto}
-.body{margin-top:12px}
+.body{margin-top:10px}.body p.quiet{margin:0 0 8px}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(280px,1fr));gap:12px;align-items:start}
 figure{margin:0;min-width:0}figcaption{font-size:13px;color:var(--quiet);margin:0 0 4px}
 figure svg{display:block;width:100%;height:auto;border:1px solid var(--edge);border-radius:8px}
@@ -105,7 +105,7 @@ def _totals(report: PipelineReport) -> str:
         ("rows deleted", units.count(sum(result.deleted for result in results))),
         ("files written", units.count(sum(_written(result) for result in results))),
         (f"bytes written{planned}", units.size(sum(result.bytes_written for result in results))),
-        ("steps", f"{len(report.steps)}, {_counted(report, 'unchanged')} unchanged"),
+        ("steps", f"{len(report.steps)} ({_counted(report, 'unchanged')} unchanged)"),
     ]
     shown = "".join(_card(label, [text]) for label, text in cards)
     return f'<section><div class="cards">{shown}</div></section>'
@@ -245,7 +245,9 @@ def _checks(step: StepReport) -> str:
 
 
 def _fact(fact: Fact) -> str:
-    return _card(fact.label, [f"{item.value} {item.word}".strip() for item in fact.items])
+    # The name of the transaction is for the log, and in the JSON.
+    items = fact.items[:1] if fact.label == "commit" else fact.items
+    return _card(fact.label, [str(item) for item in items])
 
 
 def _card(label: str, texts: Sequence[str]) -> str:

@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -41,6 +41,7 @@ def run(
     pipeline: Pipeline,
     *,
     dry_run: bool = False,
+    engine: Literal["spark", "arrow"] | None = None,
     master: str | None = None,
     session: Any = None,
     report_dir: str | os.PathLike[str] | None = None,
@@ -58,6 +59,7 @@ def run(
         pipeline: what to run.
         dry_run: plan every step against the targets as they are and write nothing, except the report
             where ``report_dir`` asks for it.
+        engine: ``"spark"`` or ``"arrow"``, instead of the pipeline's own.
         master: the Spark master, instead of the pipeline's own.
         session: a Spark session to run on; it is left running. Else one is opened, and stopped in the end.
         report_dir: where the reports go, instead of the pipeline's own directory.
@@ -71,6 +73,8 @@ def run(
         CommitConflict: another run of this pipeline is under way.
         StorageError: the state or the report cannot be written.
     """
+    if engine is not None:
+        pipeline = replace(pipeline, engine=engine)
     check(pipeline)
     begun = time.perf_counter()
     started = datetime.now(UTC)

@@ -28,6 +28,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asked.file,
             params=dict(asked.param),
             dry_run=asked.dry_run,
+            engine=asked.engine,
             master=asked.master,
             report_dir=asked.report_dir,
             on_step=lambda step: _say(line(step)),
@@ -62,6 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="intarsia.pipeline", description="Run a pipeline file.")
     parser.add_argument("file", help="the TOML file")
     parser.add_argument("--dry-run", action="store_true", help="plan every step, write nothing")
+    parser.add_argument("--engine", choices=("spark", "arrow"), help="instead of the file's")
     parser.add_argument("--master", help="the Spark master, instead of the file's")
     parser.add_argument("--param", action="append", default=[], type=_param, metavar="NAME=VALUE")
     parser.add_argument("--report-dir", help="where the reports go, instead of the file's directory")

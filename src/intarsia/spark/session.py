@@ -83,8 +83,8 @@ def open_session(
 ) -> Session:
     """The active session; where there is none, one on ``master``.
 
-    Without a master it is the one of ``SPARK_REMOTE`` in the environment, else a local session. Below spark-submit the master and the settings are those that it was given, and only what ``config``
-    names is added.
+    Without a master it is the one of ``SPARK_REMOTE`` in the environment, else a local session. Below
+    spark-submit the master and the settings are those that it was given; only ``config`` is added.
 
     Args:
         master: ``local[*]``, ``spark://host:port``, ``yarn``, ``k8s://...`` or ``sc://host:port``.

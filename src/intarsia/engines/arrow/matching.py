@@ -292,8 +292,8 @@ class MergeMatcher:
                 if len(away):
                     result.moved = away if result.moved is None else pa.concat_arrays([result.moved, away])
 
-    def settle(self, found: Sequence[FileMatch]) -> Matches:
-        """All scans together; raises what makes the merge impossible, before anything is written."""
+    def refuse(self, found: Sequence[FileMatch]) -> None:
+        """Raise what makes the merge impossible."""
         snapshot, intent = self.plan.snapshot, self.intent
         null_target_keys(
             [(snapshot.shown(m.plan.file), m.nulls) for m in found if m.nulls],
@@ -306,6 +306,10 @@ class MergeMatcher:
         moved = [(m.plan.file, m.moved) for m in found if m.moved is not None]
         if moved:
             partition_moves(moved, self.source.table, intent, snapshot)
+
+    def settle(self, found: Sequence[FileMatch]) -> Matches:
+        """All scans together; raises what makes the merge impossible, before anything is written."""
+        self.refuse(found)
         hits = {m.plan.file.path: m.hits for m in found if len(m.hits)}
         dropped = {p.file.path for p in self.plan.files if p.action == "remove"}
         updated = deleted = 0
@@ -330,23 +334,26 @@ class MergeMatcher:
         )
 
     def _inserts(self, matched: list[pa.Array]) -> tuple[tuple[Any, pa.Array], ...]:
-        clauses = self.rule.on("source_only")
-        if not clauses:
+        if not self.rule.inserts:
             return ()
         rows = arange(self.source.keys.rows)
         if matched:
             known = pa.concat_arrays(matched)
             hit = pc.scatter(pa.repeat(pa.scalar(True), len(known)), known, max_index=len(rows) - 1)
             rows = rows.filter(pc.is_null(hit))
+        return self.inserts_of(self.source.table, rows)
+
+    def inserts_of(self, source: pa.Table, rows: pa.Array) -> tuple[tuple[Insert, pa.Array], ...]:
+        """Which of some rows without a match become new rows, and how."""
         chosen: list[tuple[Insert, pa.Array]] = []
-        for clause in clauses:
+        for clause in self.rule.on("source_only"):
             assert isinstance(clause.action, Insert)
             if not len(rows):
                 break
             if clause.condition is None:
                 chosen.append((clause.action, rows))
                 break
-            theirs = take_rows(self.source.table, rows)
+            theirs = take_rows(source, rows)
             hit = true_mask(clause.condition, theirs, theirs)
             chosen.append((clause.action, rows.filter(hit)))
             rows = rows.filter(pc.invert(hit))

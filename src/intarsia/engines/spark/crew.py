@@ -55,6 +55,11 @@ class Crew:
         rows = frame.mapInArrow(Stream(cloudpickle.dumps(work)).unpack, RESULT)
         return [pickle.loads(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
 
+    def groups(self, frame: Any, column: str, work: Callable[[pa.Table], Any]) -> list[Any]:
+        """``work`` over the rows that share a value of one column; what it returns, in no order."""
+        rows = frame.groupBy(column).applyInArrow(_grouped(cloudpickle.dumps(work)), RESULT)
+        return [pickle.loads(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
+
 
 @dataclass(frozen=True, slots=True)
 class Parcel:
@@ -86,6 +91,16 @@ class Stream:
                 yield _result(0, True, result)
         except IntarsiaError as error:
             yield _result(0, False, error)
+
+
+def _grouped(work: bytes) -> Callable[[pa.Table], pa.Table]:
+    """A function over the rows of a group; of one argument, which Spark counts."""
+
+    def unpack(rows: pa.Table) -> pa.Table:
+        call = pickle.loads(work)
+        return pa.Table.from_batches([_row(0, lambda: call(rows))])
+
+    return unpack
 
 
 def _row(number: int, call: Callable[[], Any]) -> pa.RecordBatch:

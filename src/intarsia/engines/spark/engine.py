@@ -37,6 +37,7 @@ from intarsia.engines.spark.jobs import (
     predicate_files,
     rewrite_files,
 )
+from intarsia.engines.spark.large import merge_large, prepare_large
 from intarsia.engines.spark.source import SparkSource, check_exists, spooled, workspace
 from intarsia.errors import NotSupported
 
@@ -82,9 +83,7 @@ class SparkEngine:
         context = getattr(self.spark, "_sc", None)  # a Connect session has none
         return int(context.defaultParallelism) if context is not None else os.cpu_count() or 4
 
-    def adopt(
-        self, source: Any, *, shared: tuple[Any, str] | None = None, **options: Any
-    ) -> Source:
+    def adopt(self, source: Any, *, shared: tuple[Any, str] | None = None, **options: Any) -> Source:
         """A DataFrame is evaluated once, by executors; anything else as the in-process engine does."""
         if not hasattr(source, "sparkSession"):
             return adopt(source, **options)
@@ -101,6 +100,8 @@ class SparkEngine:
         """As in process where the source may travel to every task; see ``broadcast_bytes``."""
         if isinstance(source, SparkSource):
             rows = source.rows
+            if isinstance(intent, Merge) and source.spool.size > self.broadcast_bytes:
+                return prepare_large(self.crew, intent, snapshot, source)
             source = Source(source.table, origin=source.origin)
             return replace(prepare(intent, snapshot, source), source_rows=rows)
         return prepare(intent, snapshot, source)
@@ -109,6 +110,8 @@ class SparkEngine:
         """Which rows change; executors read key columns, or a predicate's, and write nothing."""
         match plan.intent:
             case Merge():
+                if prepared.remote is not None:
+                    return merge_large(self.crew, plan, prepared, None)[0]
                 return self._merge(plan, prepared, None, progress)[0]
             case Delete() | Update():
                 return self._predicate(plan, None, progress)[0]
@@ -123,6 +126,8 @@ class SparkEngine:
         self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
     ) -> tuple[Plan, Change]:
         """One stage probes and rewrites; new rows follow in another, where they are many."""
+        if prepared.remote is not None:
+            return self._large(plan, prepared, tx)
         match plan.intent:
             case Merge():
                 matches, staged = self._merge(plan, prepared, tx.workplace(), progress)
@@ -149,6 +154,13 @@ class SparkEngine:
             rest = replace(plan, files=tuple(unscanned))
             replaced += self._rewritten(rest, matches, tx.workplace(), progress, source=prepared.table)
         added = self._placed(plan, prepared, matches, tx, progress)
+        return plan, plan.change(replaced=replaced, added=added)
+
+    def _large(self, plan: Plan, prepared: Prepared, tx: Transaction) -> tuple[Plan, Change]:
+        """A merge whose source stays on executors."""
+        matches, staged, added = merge_large(self.crew, plan, prepared, tx)
+        plan = settled(plan, prepared, matches)
+        replaced = [Replacement(item.file, staged[item.file.path]) for item in plan.chosen("rewrite")]
         return plan, plan.change(replaced=replaced, added=added)
 
     def _merge(

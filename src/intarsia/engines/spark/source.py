@@ -81,7 +81,9 @@ def workspace(spark: Any, shared: tuple[pafs.FileSystem, str] | None, asked: str
     """Where a spool can be: as asked, else on this machine where all of Spark is, else beside the table."""
     name = f"spool-{uuid.uuid4().hex}"
     if asked is not None:
-        filesystem, path = pafs.FileSystem.from_uri(asked) if "://" in asked else (pafs.LocalFileSystem(), asked)
+        filesystem, path = (
+            pafs.FileSystem.from_uri(asked) if "://" in asked else (pafs.LocalFileSystem(), asked)
+        )
     elif str(spark.conf.get("spark.master", "")).startswith("local") or shared is None:
         filesystem, path = pafs.LocalFileSystem(), tempfile.gettempdir()
     else:
