@@ -244,3 +244,18 @@ def rows() -> Callable[..., list[dict[str, Any]]]:
     type that ``schema`` gives. NaN equals NaN in the result, so that two results compare with ``==``.
     """
     return _rows
+
+
+@pytest.fixture(scope="session")
+def spark() -> Iterator[Any]:
+    """The one Spark session of a test run: local, two cores; skips where pyspark or Java is missing."""
+    from intarsia.errors import NotSupported
+    from intarsia.spark import local_session, stop_session
+
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    try:
+        session = local_session("intarsia tests", master="local[2]", config={"spark.driver.memory": "1g"})
+    except NotSupported as error:
+        pytest.skip(f"Spark cannot start: {error}")
+    yield session
+    stop_session(session)

@@ -18,6 +18,7 @@ import intarsia as it
 
 LAKES = [
     ("arrow", "parquet"),
+    ("spark", "parquet"),
 ]
 
 NOTHING = pa.schema([])
@@ -140,15 +141,23 @@ def _name(lake: tuple[str, str]) -> str:
     return "-".join(lake)
 
 
+def _opened(request: pytest.FixtureRequest) -> tuple[str, str]:
+    """The engine and the table asked for; Spark's session is there before the test begins."""
+    engine, table = request.param
+    if engine == "spark":
+        request.getfixturevalue("spark")
+    return engine, table
+
+
 @pytest.fixture(params=LAKES, ids=_name)
 def lake(request: pytest.FixtureRequest, tmp_path: Path, make_dataset: Any, rows: Any) -> Lake:
     """Every engine on every table."""
-    engine, table = request.param
+    engine, table = _opened(request)
     return Lake(engine, TABLES[table](tmp_path / "lake", make_dataset, rows))
 
 
 @pytest.fixture(params=[pair for pair in LAKES if pair[1] == "parquet"], ids=_name)
 def parquet_lake(request: pytest.FixtureRequest, tmp_path: Path, make_dataset: Any, rows: Any) -> ParquetLake:
     """Every engine on plain Parquet files, for what only they have: names, footers, directories."""
-    engine, table = request.param
+    engine, table = _opened(request)
     return ParquetLake(engine, TABLES[table](tmp_path / "lake", make_dataset, rows))

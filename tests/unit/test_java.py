@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import shutil
+import socket
 import stat
 import subprocess
 import sys
@@ -13,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from intarsia.errors import InputError, NotSupported
+from intarsia.errors import InputError, NotSupported, StorageError
 from intarsia.spark import java as java_module
 from intarsia.spark import session as session_module
 from intarsia.spark.java import Java, find_java, launcher_home, prepare_environment
@@ -190,6 +191,17 @@ def test_an_unknown_master_is_refused_before_anything_starts() -> None:
         session_module.open_session("mesos://x")
     with pytest.raises(InputError, match="sc://host:port"):
         session_module.connect_session("http://host")
+
+
+def test_a_connect_server_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(session_module, "active_session", lambda: None)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # ours, and nobody listens
+        port = taken.getsockname()[1]
+        with pytest.raises(StorageError, match=f"listens at 127.0.0.1:{port}"):
+            session_module.open_session(f"sc://127.0.0.1:{port}/;token=hunter2")
 
 
 def test_without_pyspark_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -53,21 +53,11 @@ class Hits:
 
 
 @dataclass(frozen=True, slots=True)
-class HitCount:
-    """How many rows of a file change, where their positions stayed with whoever found them."""
-
-    rows: int
-
-    def __len__(self) -> int:
-        return self.rows
-
-
-@dataclass(frozen=True, slots=True)
 class Matches:
     """All hits, and the source rows that become new rows."""
 
     actions: tuple[Action, ...] = ()
-    hits: Mapping[str, Hits | HitCount] = field(default_factory=dict)
+    hits: Mapping[str, Hits] = field(default_factory=dict)
     """By file path; a file without hits is absent."""
     dropped: frozenset[str] = frozenset()
     """Files that lose every row, known without positions."""
@@ -77,3 +67,9 @@ class Matches:
     updated: int = 0
     deleted: int = 0
     scanned_bytes: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """How many rows of a file change, where their positions stayed with whoever found them."""
+
+    def hit_rows(self, path: str) -> int:
+        """How many rows of a file change."""
+        return len(self.hits[path]) if path in self.hits else self.counts.get(path, 0)

@@ -141,10 +141,10 @@ def _settled(plan: FilePlan, matches: Matches) -> FilePlan:
     if path in matches.dropped:
         reason = plan.reason if plan.action == "remove" else "every row goes"
         return replace(plan, action="remove", reason=reason, hits=plan.file.rows, scanned=scanned)
-    hits = matches.hits.get(path)
-    if hits is not None and len(hits):
+    hits = matches.hit_rows(path)
+    if hits:
         what = "rows hit" if not scanned else "key scan: rows hit"
-        return replace(plan, action="rewrite", reason=what, hits=len(hits), scanned=scanned)
+        return replace(plan, action="rewrite", reason=what, hits=hits, scanned=scanned)
     if plan.forced:
         return replace(plan, action="rewrite", reason=plan.forced, scanned=scanned)
     if scanned:

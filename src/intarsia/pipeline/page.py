@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from html import escape
 
+from intarsia.core.files import Snapshot
 from intarsia.core.report import MergeResult
 from intarsia.pipeline.report import PipelineReport, StepReport, error_as_json, status_words
 from intarsia.show import svg, units
@@ -59,7 +61,6 @@ figure svg{display:block;width:100%;height:auto;border:1px solid var(--edge);bor
 .error{border-left:4px solid var(--bad);background:var(--tint);border-radius:6px;padding:8px 12px;
 white-space:pre-wrap;overflow-wrap:anywhere;font-size:14px;max-height:420px;overflow:auto}
 .note{background:var(--tint);border-radius:6px;padding:6px 10px;margin:8px 0 0;font-size:14px}
-.more{margin-top:12px}.more>summary{color:var(--quiet);font-size:14px}
 ul.checks{list-style:none;margin:0;padding:0}ul.checks li{padding:3px 0;overflow-wrap:anywhere}
 footer{color:var(--quiet);font-size:13px;margin-top:18px}
 @media (max-width:620px){.wide{display:none}main{padding:14px 10px 40px}h1{font-size:21px}}
@@ -194,33 +195,34 @@ def _body(step: StepReport) -> list[str]:
 
 def _result(step: StepReport, result: MergeResult) -> list[str]:
     told = page_of(result)
+    notes = told.notes
     parts = [f'<div class="cards">{"".join(_fact(fact) for fact in told.facts)}</div>']
-    if step.changed and not result.dry_run:
-        parts.append(_pictures(step))
-    if result.plan is not None and result.plan.files:
-        plan = page_of(result.plan, most_files=0)
-        parts.append(f"<h3>Plan</h3>{''.join(map(_table, plan.tables))}")
-        notes = tuple(dict.fromkeys((*told.notes, *plan.notes)))
-    else:
-        notes = told.notes
     if step.changed:
-        drawn = result.plan if result.dry_run and result.plan is not None else result
-        parts.append(
-            '<details class="more"><summary>What happens to each file</summary>'
-            f"<figure>{_picture(drawn)}</figure></details>"
-        )
+        parts.append(_pictures(step, result))
+    if result.plan is not None:
+        plan = page_of(result.plan, most_files=0)
+        notes = tuple(dict.fromkeys((*notes, *plan.notes)))
+        parts += [f"<h3>Plan</h3>{_table(table)}" for table in plan.tables]
     parts += [f'<p class="note">{_safe(note)}</p>' for note in notes]
     return parts
 
 
-def _pictures(step: StepReport) -> str:
+def _pictures(step: StepReport, result: MergeResult) -> str:
+    """The files before, coloured by what becomes of them, and after, by how they came to be."""
     figures = []
-    for caption, snapshot in (("before", step.before), ("after", step.after)):
-        if snapshot is not None:
-            files = f"{units.counted(len(snapshot.files), 'file')}, {units.size(snapshot.size)}"
-            told = f"{caption}: {units.counted(snapshot.rows, 'row')} in {files}"
-            figures.append(f"<figure><figcaption>{_safe(told)}</figcaption>{_picture(snapshot)}</figure>")
+    if step.before is not None and result.plan is not None:
+        planned = result.plan if result.dry_run else replace(result.plan, groups=(), inserted=0)
+        figures.append(_figure("before", step.before, planned))
+    if step.after is not None and not result.dry_run:
+        there = replace(result, files=[file for file in result.files if file.operation != "removed"])
+        figures.append(_figure("after", step.after, there))
     return f'<h3>Layout</h3><div class="pair">{"".join(figures)}</div>' if figures else ""
+
+
+def _figure(caption: str, snapshot: Snapshot, drawn: Drawable) -> str:
+    files = f"{units.counted(len(snapshot.files), 'file')}, {units.size(snapshot.size)}"
+    told = f"{caption}: {units.counted(snapshot.rows, 'row')} in {files}"
+    return f"<figure><figcaption>{_safe(told)}</figcaption>{_picture(drawn)}</figure>"
 
 
 def _picture(value: Drawable) -> str:

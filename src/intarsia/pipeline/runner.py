@@ -83,7 +83,9 @@ def run(
         state = memory.read(path) if dry_run else stack.enter_context(memory.held(path))
         watched = stack.enter_context(_watched(progress))
         spark = stack.enter_context(_session(pipeline, master, session, watched))
-        made = _Run(pipeline, Workshop(pipeline, spark), state, path, dry_run, watched, on_step)
+        shop = Workshop(pipeline, spark)
+        stack.callback(shop.close)
+        made = _Run(pipeline, shop, state, path, dry_run, watched, on_step)
         report = PipelineReport(
             pipeline=pipeline.name,
             run_id=f"{started:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}",
@@ -210,12 +212,14 @@ class _Run:
         definition = memory.definition_of(step, self.pipeline)
         wanted = self._wanted(step, source, there)
         before = self._snapshot(step.target) if step.target is not None else None
+        taken = wanted if wanted is not None else there
+        stamps = () if taken is None else taken.stamps
         report = replace(
             self._report(step, "unchanged"),
             before=before,
             after=before,
-            input_files=len(there.stamps) if there is not None else 0,
-            input_bytes=sum(stamp.size for stamp in there.stamps) if there is not None else 0,
+            input_files=len(stamps),
+            input_bytes=sum(stamp.size for stamp in stamps),
         )
         if wanted is not None and not wanted.stamps:
             return replace(report, notes=("every file was taken before",))

@@ -31,6 +31,7 @@ from intarsia.pipeline.model import (
     Update,
     Write,
     names,
+    source_of,
 )
 from intarsia.tables.parquet import ParquetTable
 
@@ -57,6 +58,13 @@ class Workshop:
     session: Any = None
     """The Spark session; None where the engine is Arrow."""
     tables: dict[str, ParquetTable] = field(default_factory=dict)
+    frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    """DataFrames that Spark keeps, since more than one look is taken at them."""
+
+    def close(self) -> None:
+        """Let Spark forget what it keeps. Idempotent."""
+        while self.frames:
+            self.frames.popitem()[1].unpersist()
 
     @property
     def engine(self) -> Any:
@@ -84,7 +92,22 @@ class Workshop:
         assert there is not None
         if self.session is None:
             return inputs.streams(source, there, known)
-        return inputs.frame(source, there, self.session, known)
+        return self._frame(source, there, known)
+
+    def _frame(self, source: Source, there: Arrived, known: pa.Schema | None) -> Any:
+        """Text is parsed once where several steps, or an expectation of unique keys, look at it."""
+        readers = [step for step in self.pipeline.steps if source_of(step) is not None]
+        looks = sum(
+            2 if isinstance(step, Expect) and step.unique else 1
+            for step in readers
+            if self.pipeline.sources[source_of(step) or ""] is source
+        )
+        if looks < 2 or inputs.format_in(source, there) == "parquet":
+            return inputs.frame(source, there, self.session, known)
+        key = (id(source), there.stamps, None if source.columns or known is None else known.to_string())
+        if key not in self.frames:
+            self.frames[key] = inputs.frame(source, there, self.session, known).persist()
+        return self.frames[key]
 
 
 def carry_out(

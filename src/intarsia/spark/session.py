@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import os
 import re
+import socket
 import sys
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
 from typing import Any, Literal
+from urllib.parse import urlsplit
 
 from intarsia.common.log import logger, redact
-from intarsia.errors import InputError, NotSupported
+from intarsia.errors import InputError, NotSupported, StorageError
 from intarsia.spark.java import prepare_environment, under_spark_submit
 
 __all__ = [
@@ -34,6 +36,9 @@ Session = Any
 MASTERS = ("local", "local[n]", "local[*]", "spark://host:port", "yarn", "k8s://...", "sc://host:port")
 
 _ANY_LOCAL = "local[*]"
+_CONNECT_PORT = 15002
+_ANSWER_SECONDS = 10.0
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
 
@@ -69,12 +74,18 @@ def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any
     """The active session; where there is none, one on the Spark Connect server at ``sc://host:port``.
 
     Needs no Java on this machine.
+
+    Raises:
+        InputError: the URL is no ``sc://`` URL.
+        NotSupported: pyspark is missing.
+        StorageError: no server listens there.
     """
     if not url.startswith("sc://"):
         raise InputError(f"A Spark Connect server has a URL like sc://host:port, not {redact(url)!r}.")
     found = _adopted(url)
     if found is not None:
         return found
+    _check_answers(url)
     return _built(app, {**_texts(config), "spark.remote": url})
 
 
@@ -94,6 +105,7 @@ def open_session(
     Raises:
         InputError: ``master`` is none of these.
         NotSupported: pyspark or Java is missing, or the session did not start.
+        StorageError: no Spark Connect server listens at ``master``.
     """
     if master is None:
         master = os.environ.get("SPARK_REMOTE") or _ANY_LOCAL
@@ -167,6 +179,24 @@ def _cluster_session(master: str | None, app: str, config: Mapping[str, Any] | N
     if master is not None and not under_spark_submit():
         settings["spark.master"] = master
     return _built(app, settings)
+
+
+def _check_answers(url: str) -> None:
+    """Refuse a server that is not there: pyspark would go on trying for ten minutes."""
+    if any(os.environ.get(name) for name in _PROXIES):
+        return  # the way there is not ours to know
+    place = urlsplit(url.partition("/;")[0])
+    try:
+        with socket.create_connection((place.hostname or "", place.port or _CONNECT_PORT), _ANSWER_SECONDS):
+            return
+    except (ConnectionRefusedError, socket.gaierror) as error:
+        raise StorageError(
+            f"No Spark Connect server listens at {place.hostname}:{place.port or _CONNECT_PORT}: {error}.",
+            errno=error.errno,
+            hint="check the address, and that the server was started.",
+        ) from error
+    except OSError as error:  # slow, or not to be reached right now: pyspark's own retries may help
+        log.info("%s did not answer at once: %s", redact(url), error)
 
 
 def _built(app: str, settings: Mapping[str, str]) -> Session:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
 import pyarrow as pa
 
@@ -130,29 +130,41 @@ class SparkEngine:
             return self._large(plan, prepared, tx)
         match plan.intent:
             case Merge():
-                matches, staged = self._merge(plan, prepared, tx.workplace(), progress)
+                found = self._merge(plan, prepared, tx.workplace(), progress)
             case Delete() | Update():
-                matches, staged = self._predicate(plan, tx.workplace(), progress)
+                found = self._predicate(plan, tx.workplace(), progress)
             case Deduplicate() as intent:
-                matches = self._duplicates(plan, intent, progress)
-                plan = settled(plan, prepared, matches)
-                return plan, plan.change(replaced=self._rewritten(plan, matches, tx.workplace(), progress))
+                found = self._duplicates(plan, intent, progress), {}
             case Write():
-                matches, staged = _written(plan, prepared), {}
+                found = _written(plan, prepared), {}
             case Compact():
                 return plan, self._compacted(plan, tx.workplace(), progress)
             case Optimize():
                 return plan, self._optimized(plan, tx.workplace(), progress)
+            case never:
+                assert_never(never)
+        return self._staged(plan, prepared, found, tx, progress)
+
+    def _staged(
+        self,
+        plan: Plan,
+        prepared: Prepared,
+        found: tuple[Matches, dict[str, StagedFile]],
+        tx: Transaction,
+        progress: Progress,
+    ) -> tuple[Plan, Change]:
+        """What is left to write once rows are matched: files not rewritten with the scan, and new rows."""
+        matches, staged = found
         plan = settled(plan, prepared, matches)
-        unscanned = [item for item in plan.chosen("rewrite") if item.file.path not in staged]
+        items = plan.chosen("rewrite")
         replaced = [
-            Replacement(item.file, staged[item.file.path])
-            for item in plan.chosen("rewrite")
-            if item.file.path in staged
+            Replacement(item.file, staged[item.file.path]) for item in items if item.file.path in staged
         ]
-        if unscanned:
-            rest = replace(plan, files=tuple(unscanned))
-            replaced += self._rewritten(rest, matches, tx.workplace(), progress, source=prepared.table)
+        rest = tuple(item for item in items if item.file.path not in staged)
+        if rest:
+            replaced += self._rewritten(
+                replace(plan, files=rest), matches, tx.workplace(), progress, source=prepared.table
+            )
         added = self._placed(plan, prepared, matches, tx, progress)
         return plan, plan.change(replaced=replaced, added=added)
 

@@ -24,18 +24,18 @@ from intarsia.core.change import StagedFile
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Merge
 from intarsia.core.keys import KeyIndex, arange, comparable, decoded, flat
-from intarsia.core.matches import HitCount, Matches
+from intarsia.core.matches import Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import SourceFacts
 from intarsia.core.ports import Transaction, Workplace
 from intarsia.core.prepare import MergeTerms, Prepared, settle_merge
 from intarsia.core.problems import duplicate_keys, null_source_keys
 from intarsia.core.prune import KeyRange, PartitionSet
-from intarsia.core.rule import STRATEGIES, Insert
-from intarsia.engines.arrow.matching import FileMatch, MergeMatcher, SourceIndex
+from intarsia.core.rule import STRATEGIES
+from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
 from intarsia.engines.arrow.placing import Placing
 from intarsia.engines.arrow.reading import FileReader, constant_column
-from intarsia.engines.spark.carry import carried, carrier, restored
+from intarsia.engines.spark.carry import carried, restored
 from intarsia.engines.spark.crew import Attempt, Crew
 from intarsia.engines.spark.jobs import MergeWork, merge_files
 from intarsia.engines.spark.source import Part, SparkSource, Spool
@@ -409,7 +409,7 @@ def merge_large(
     rest = [item for item in scans if item.file.path not in reached]
     if intent.rule.touches_target_only or any(item.forced for item in rest):
         outcomes += crew.each(merge_alone, rest, shared=group, weights=[item.file.size for item in rest])
-    inserted, added = 0, []
+    inserted, added = 0, list[StagedFile]()
     if source is not None and intent.rule.inserts:
         inserted, added = _placed(crew, plan, prepared, source, known, tx)
     return _matches(plan, outcomes, inserted), _staged(outcomes), added
@@ -423,7 +423,7 @@ def _matches(plan: Plan, outcomes: Sequence[Outcome], inserted: int) -> Matches:
     removed = plan.chosen("remove")
     dropped = {item.file.path for item in removed} | {o.path for o in outcomes if o.emptied}
     return Matches(
-        hits={o.path: HitCount(o.hits) for o in outcomes if o.hits and not o.emptied},
+        counts={o.path: o.hits for o in outcomes if o.hits and not o.emptied},
         dropped=frozenset(dropped),
         inserted=inserted,
         updated=sum(o.hits - o.drops for o in outcomes),
