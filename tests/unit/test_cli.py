@@ -486,22 +486,20 @@ def _on_a_terminal(lake: Path, **environ: str) -> str:
     """What a person sees: standard output and error are a terminal."""
     master, slave = pty.openpty()
     clean = {k: v for k, v in os.environ.items() if k not in ("CI", "NO_COLOR", "FORCE_COLOR", "TERM")}
-    try:
-        subprocess.run(
-            [sys.executable, "-m", "intarsia", "plan", *("merge", *ARGUMENTS["merge"])],
-            cwd=lake,
-            env={**clean, "TERM": "xterm-256color", **environ},
-            stdin=slave,
-            stdout=slave,
-            stderr=slave,
-            check=True,
-        )
-    finally:
-        os.close(slave)
+    program = subprocess.Popen(
+        [sys.executable, "-m", "intarsia", "plan", "merge", *ARGUMENTS["merge"]],
+        cwd=lake,
+        env={**clean, "TERM": "xterm-256color", **environ},
+        stdin=slave,
+        stdout=slave,
+        stderr=slave,
+    )
+    os.close(slave)
     seen = b""
     while chunk := _read(master):
         seen += chunk
     os.close(master)
+    assert program.wait() == 0
     return seen.decode()
 
 

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 DEFAULT_ROW_GROUP_ROWS = 1 << 20
+_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 _BLOOM_FPP = 0.05
 _CODECS = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4", "UNKNOWN": "snappy", "LZO": "snappy"}
 """Names that the writer spells differently, and codecs it can read about but not write."""
@@ -56,6 +57,12 @@ class Layout:
     def with_row_group_rows(self, rows: int) -> Layout:
         return replace(self, row_group_rows=rows)
 
+    def notes_for(self, schema: pa.Schema, before: pa.Schema) -> Mapping[bytes, bytes]:
+        """The file's own notes, less the one by which Spark would still read the columns it had before."""
+        if schema.remove_metadata().equals(before.remove_metadata()):
+            return self.key_value_metadata
+        return {key: value for key, value in self.key_value_metadata.items() if key != _SPARK_SCHEMA}
+
     def for_new_file(self) -> Layout:
         """What a new file beside one of this layout takes over: all but its order and its own notes."""
         return replace(self, sorting=(), key_value_metadata={}, plain=frozenset())
@@ -88,7 +95,6 @@ class Layout:
             "use_byte_stream_split": split or False,
             "write_page_index": self.page_index,
             "write_page_checksum": True,
-            "write_batch_size": 4096,  # values per step; the default of 1024 costs a few percent
             "sorting_columns": self._sorting_columns(leaves),
             "bloom_filter_options": {
                 name: {"ndv": count, "fpp": _BLOOM_FPP} for name, count in filters.items()

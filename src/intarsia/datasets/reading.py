@@ -57,14 +57,7 @@ def read_dataset(table: ParquetTable, wanted: Reading) -> pa.Table:
         NothingMatched: there is no such path.
         ColumnNotFound, InputError: a column or the filter does not fit the dataset.
     """
-    found = table.storage.stat(table.control.root)
-    if found is None and not table.control.exists():
-        raise NothingMatched(f"There is no dataset at {table.root}.", path=table.root)
-    if found is not None and found.kind == "file":
-        return _read(_one_file(table), wanted)
-    snapshot = table.snapshot()
-    if not snapshot.exists:
-        raise NothingMatched(f"There is no dataset at {table.root}.", path=table.root)
+    snapshot = state_of(table)
     try:
         result = _read(snapshot, wanted)
         changed = _changed(table, snapshot)
@@ -79,6 +72,18 @@ def read_dataset(table: ParquetTable, wanted: Reading) -> pa.Table:
         return _read(farm.snapshot, wanted)
 
 
+def state_of(table: ParquetTable) -> Snapshot:
+    """The snapshot to read: a dataset's, or that of a single file. Raises NothingMatched without either."""
+    found = table.storage.stat(table.control.root)
+    if found is not None and found.kind == "file":
+        return _one_file(table)
+    if found is not None or table.control.exists():
+        snapshot = table.snapshot()
+        if snapshot.exists:
+            return snapshot
+    raise NothingMatched(f"There is no dataset at {table.root}.", path=table.root)
+
+
 def _one_file(table: ParquetTable) -> Snapshot:
     snapshot = files_snapshot([table.control.root], (), filesystem=table.storage.filesystem)
     return replace(snapshot, files=tuple(replace(file, path=table.root) for file in snapshot.files))
@@ -87,6 +92,8 @@ def _one_file(table: ParquetTable) -> Snapshot:
 def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
     """A file that is no longer the one the snapshot saw."""
     for file in snapshot.files:
+        if not file.fingerprint:  # a file on its own
+            continue
         entry = table.storage.stat(file.location)
         if entry is None or entry.fingerprint != file.fingerprint:
             return file.path
@@ -94,7 +101,7 @@ def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
 
 
 def _read(snapshot: Snapshot, wanted: Reading) -> pa.Table:
-    task = _Task.of(snapshot, wanted)
+    task = Task.of(snapshot, wanted)
     pieces: list[pa.Table] = [task.schema.empty_table()]
     threads = (os.cpu_count() or 1) if wanted.use_threads else 1
     for tables in in_order(task.read, task.files(), threads=threads):
@@ -103,7 +110,7 @@ def _read(snapshot: Snapshot, wanted: Reading) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Task:
+class Task:
     """A reading settled against one snapshot."""
 
     snapshot: Snapshot
@@ -115,17 +122,17 @@ class _Task:
     wanted: Reading
 
     @staticmethod
-    def of(snapshot: Snapshot, wanted: Reading) -> _Task:
+    def of(snapshot: Snapshot, wanted: Reading) -> Task:
         schema = snapshot.schema
         names = schema.names if wanted.columns is None else list(wanted.columns)
         if not snapshot.files:  # an empty dataset has no schema to hold anything against
             empty = pa.schema([(name, pa.null()) for name in names])
-            return _Task(replace(snapshot, schema=empty), tuple(names), (), None, wanted)
+            return Task(replace(snapshot, schema=empty), tuple(names), (), None, wanted)
         _check_names(names, wanted, snapshot)
         where = predicate(wanted.filters, schema, dialect=wanted.dialect)
         used = {*names, *filter_columns(where, schema)}
         needed = tuple(name for name in schema.names if name in used)
-        return _Task(snapshot, tuple(names), needed, where, wanted)
+        return Task(snapshot, tuple(names), needed, where, wanted)
 
     @property
     def schema(self) -> pa.Schema:
@@ -154,15 +161,17 @@ class _Task:
         return bool(_filtered(row, self.where).num_rows)
 
     def read(self, item: tuple[DataFile, Verdict]) -> list[pa.Table]:
-        """The rows and columns asked for of one file, piece by piece."""
-        file, verdict = item
-        return [self._finished(piece, file) for piece in self._pieces(file, verdict)]
+        """The rows and columns asked for of one file."""
+        return list(self.pieces(item))
 
-    def _pieces(self, file: DataFile, verdict: Verdict) -> Iterator[pa.Table]:
+    def pieces(self, item: tuple[DataFile, Verdict]) -> Iterator[pa.Table]:
+        """The same piece by piece."""
+        file, verdict = item
         with FileReader(file, self.snapshot.schema, self.snapshot.filesystem) as reader:
             for group in verdict.row_groups:
                 for piece in reader.pieces(self.needed, group, batch_rows=self.wanted.batch_rows):
-                    yield piece if self.where is None else _filtered(piece, self.where)
+                    kept = piece if self.where is None else _filtered(piece, self.where)
+                    yield self._finished(kept, file)
 
     def _finished(self, piece: pa.Table, file: DataFile) -> pa.Table:
         columns = [piece[name] for name in self.columns]

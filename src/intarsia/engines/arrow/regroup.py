@@ -60,9 +60,14 @@ def form_of(group: FileGroup, plan: Plan, txid: str) -> Form:
     if options.compression is not None:
         layout = layout.with_compression(options.compression)
     partition_columns = plan.snapshot.partition_columns
-    notes = _layout(group.files[0]).key_value_metadata
+    schema = _stored_schema(group, plan)
+    notes = _layout(group.files[0]).notes_for(schema, _file_schema(group.files[0]))
     metadata = {**notes, **stamp(txid, plan.schema, partition_columns)}
-    return Form(_stored_schema(group, plan), layout, metadata)
+    return Form(schema, layout, metadata)
+
+
+def _file_schema(file: DataFile) -> pa.Schema:
+    return pa.schema([]) if file.footer is None else file.footer.schema.to_arrow_schema()
 
 
 def _layout(file: DataFile) -> Layout:

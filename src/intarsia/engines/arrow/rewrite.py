@@ -18,7 +18,7 @@ from intarsia.core.change import StagedFile
 from intarsia.core.evaluate import evaluate
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile
-from intarsia.core.intent import WriteOptions
+from intarsia.core.intent import Merge, WriteOptions
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits
 from intarsia.core.plan import Plan
@@ -46,6 +46,8 @@ class Rewrite:
     options: WriteOptions = field(default_factory=WriteOptions)
     metadata: Mapping[bytes, bytes] = field(default_factory=dict)
     operation: str = "merge"
+    same: frozenset[str] = frozenset()
+    """Columns that a source row shares with the row it replaces: its key."""
 
     @staticmethod
     def of(
@@ -65,7 +67,24 @@ class Rewrite:
             options=plan.intent.options,
             metadata=stamp(tx.txid, plan.schema, snapshot.partition_columns),
             operation=plan.operation,
+            same=_shared_columns(plan),
         )
+
+
+def _shared_columns(plan: Plan) -> frozenset[str]:
+    """Key columns under one name on both sides; of floats, equal keys may differ in the sign of a zero."""
+    intent = plan.intent
+    if not isinstance(intent, Merge):
+        return frozenset()
+    return frozenset(
+        name
+        for name, other in zip(intent.keys, intent.source_keys, strict=True)
+        if name == other and not pa.types.is_floating(_plain(plan.schema.field(name).type))
+    )
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
@@ -79,12 +98,13 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
         stored = _stored(reader, task)
         wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
         layout = _layout(reader, task.options)
+        written = pa.schema([task.schema.field(name) for name in stored])
         writer = FileWriter(
             task.location,
-            pa.schema([task.schema.field(name) for name in stored]),
+            written,
             filesystem=task.staging,
             layout=layout,
-            metadata={**layout.key_value_metadata, **task.metadata},
+            metadata={**layout.notes_for(written, reader.physical), **task.metadata},
             encoded=encoded,
         )
         order = layout.sort_keys(writer.schema)
@@ -172,8 +192,9 @@ def _apply(table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None) 
                 gone.append(mine.positions)
             case Replace():
                 assert source is not None
-                rows = take_rows(source, mine.sources)
-                values = {name: rows[name] for name in table.column_names if name in rows.column_names}
+                names = [n for n in table.column_names if n in source.column_names and n not in task.same]
+                rows = take_rows(source.select(names), mine.sources)
+                values = {name: rows[name] for name in names}
                 table = Overlay(table.num_rows, mine.positions).apply(table, values)
             case Assign():
                 table = _assign(table, mine, action, task, source)
