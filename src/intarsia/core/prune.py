@@ -59,7 +59,6 @@ class KeyRange:
             inside = pc.or_(inside, pc.fill_null(pc.greater(bounds.null_count, 0), True))
         return inside
 
-
     def _holds(self, bounds: Bounds) -> pa.BooleanArray:
         first = search(self.values, bounds.lower, side="left")
         last = search(self.values, bounds.upper, side="right")
