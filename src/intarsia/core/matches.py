@@ -70,6 +70,9 @@ class Matches:
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many rows of a file change, where their positions stayed with whoever found them."""
 
+    kept: Mapping[str, tuple[pa.Table, ...]] = field(default_factory=dict, repr=False)
+    """Columns of some files that matching has read already, one table per row group."""
+
     def hit_rows(self, path: str) -> int:
         """How many rows of a file change."""
         return len(self.hits[path]) if path in self.hits else self.counts.get(path, 0)

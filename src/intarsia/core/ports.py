@@ -58,6 +58,9 @@ class Transaction(Workplace, Protocol):
     def workplace(self) -> Workplace:
         """The same place as a value."""
 
+    def last_batch(self, app_id: str) -> int | None:
+        """The highest batch that was committed with this ``app_id`` before the attempt began, or None."""
+
     def commit(self, change: Change) -> Committed:
         """Put the change into effect, all of it or nothing.
 

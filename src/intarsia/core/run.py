@@ -21,7 +21,7 @@ from intarsia.core.planning import (
     plan_predicate,
     plan_write,
 )
-from intarsia.core.ports import Engine, Progress, Table
+from intarsia.core.ports import Engine, Progress, Table, Transaction
 from intarsia.core.prepare import Prepared
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.retype import with_types_of
@@ -75,7 +75,9 @@ def run(
 ) -> MergeResult:
     """Carry out an operation, planning again (a few times) when another writer came in between.
 
-    All or nothing: an error leaves the table as it was, and says so in ``.changed``.
+    All or nothing: an error leaves the table as it was, and says so in ``.changed``. An intent with
+    ``app_id`` and ``batch_id`` takes effect once: a batch that is not above the application's last one
+    does nothing, which the result's notes say.
     """
     begun = time.perf_counter()
     if dry_run:
@@ -86,6 +88,9 @@ def run(
         try:
             with table.transaction(intent.operation) as tx:
                 seen = tx.snapshot
+                if (note := _done_before(intent, tx)) is not None:
+                    log.info("%s %s: %s", intent.operation, seen.root, note)
+                    return _skipped(intent, seen, engine, begun, source=source, note=note)
                 snapshot = _typed(tx.snapshot, source)
                 prepared = engine.prepare(intent, snapshot, source)
                 plan = replace(make_plan(prepared, snapshot), engine=engine.name)
@@ -106,6 +111,41 @@ def run(
         log.info("%s %s: %s", intent.operation, result.path, dict(result))
         return replace(result, attempts=attempt)
     raise AssertionError("unreachable")
+
+
+def _done_before(intent: Intent, tx: Transaction) -> str | None:
+    """A sentence when the intent's batch was committed before; asked and answered under one lock."""
+    app, batch = intent.properties.get("app_id"), intent.properties.get("batch_id", "")
+    if app is None or not batch.isdecimal():
+        return None  # the commit refuses the one without the other
+    last = tx.last_batch(app)
+    if last is None or int(batch) > last:
+        return None
+    return f"Batch {batch} of {app!r} was committed before (the last one is {last}); nothing was done."
+
+
+def _skipped(
+    intent: Intent, snapshot: Snapshot, engine: Engine, begun: float, *, source: Source | None, note: str
+) -> MergeResult:
+    """What an operation gives that finds itself done."""
+    files = [MergeFileMetadata(snapshot.shown(f), f.rows, "preserved", f.size) for f in snapshot.files]
+    return MergeResult(
+        strategy=intent.rule.name if isinstance(intent, Merge) else intent.operation,
+        source_count=source.rows if source is not None else 0,
+        target_count_before=snapshot.rows,
+        target_count_after=snapshot.rows,
+        inserted=0,
+        updated=0,
+        deleted=0,
+        files=files,
+        preserved_files=[entry.path for entry in files],
+        operation=intent.operation,
+        path=snapshot.root,
+        engine=engine.name,
+        seconds=time.perf_counter() - begun,
+        version=snapshot.version,
+        notes=(note,),
+    )
 
 
 def _typed(snapshot: Snapshot, source: Source | None) -> Snapshot:

@@ -54,7 +54,7 @@ def load(path: str | os.PathLike[str], *, params: Mapping[str, str] | None = Non
 def loads(
     text: str,
     *,
-    origin: str = "<text>",
+    origin: str = "pipeline",
     directory: str | os.PathLike[str] = ".",
     params: Mapping[str, str] | None = None,
 ) -> Pipeline:

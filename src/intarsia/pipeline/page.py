@@ -42,7 +42,7 @@ h2{font-size:16px;margin:0 0 8px}h3{font-size:13px;margin:14px 0 5px;color:var(-
 .scroll{overflow-x:auto}
 table{border-collapse:collapse;width:100%;font-size:13.5px}
 th,td{text-align:left;padding:5px 10px 5px 0;border-bottom:1px solid var(--edge);vertical-align:top;
-overflow-wrap:anywhere}
+overflow-wrap:break-word}
 th{color:var(--quiet);font-weight:500;font-size:12px}tr:last-child td{border-bottom:0}
 .num{text-align:right;white-space:nowrap}
 td a{color:inherit}

@@ -1,4 +1,4 @@
-"""What Spark needs around it: a Java runtime and a session; the engine is not in here.
+"""What goes around Spark: a Java runtime, a session, streams into a dataset; the engine is not in here.
 
 Names are loaded when they are first used: importing this package imports no pyspark.
 """
@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         session_on,
         stop_session,
     )
+    from intarsia.spark.streaming import merge_batches
 
 _HOMES = {
     "Java": "intarsia.spark.java",
@@ -25,6 +26,7 @@ _HOMES = {
     "connect_session": "intarsia.spark.session",
     "find_java": "intarsia.spark.java",
     "local_session": "intarsia.spark.session",
+    "merge_batches": "intarsia.spark.streaming",
     "open_session": "intarsia.spark.session",
     "prepare_environment": "intarsia.spark.java",
     "session_on": "intarsia.spark.session",
@@ -37,6 +39,7 @@ __all__ = [
     "connect_session",
     "find_java",
     "local_session",
+    "merge_batches",
     "open_session",
     "prepare_environment",
     "session_on",

@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
-from pyspark import cloudpickle
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from intarsia.common.schema import conform_table
@@ -30,27 +29,33 @@ def dataset_frame(spark: Any, table: ParquetTable, wanted: Reading, *, tasks: in
     Raises as :func:`intarsia.datasets.reading.read_dataset` does.
     """
     task = Task.of(state_of(table), wanted)
-    schema = pa.schema([field.with_type(shown_as(field.type)).with_nullable(True) for field in task.schema])
-    spark_schema = from_arrow_schema(schema, prefer_timestamp_ntz=True)
+    exact, sent = (
+        pa.schema([field.with_type(shown_as(field.type, unit)).with_nullable(True) for field in task.schema])
+        for unit in ("us", "ns")
+    )
+    spark_schema = from_arrow_schema(sent, prefer_timestamp_ntz=True)
     files = task.files()
     if not files:
         return spark.createDataFrame([], spark_schema)
     shares = balanced([file.size or file.rows for file, _ in files], SparkEngine(spark, tasks).crew.tasks)
     light = replace(task, snapshot=replace(task.snapshot, files=()))
     parcel = Shelf(
-        cloudpickle.dumps((light, schema)),
-        tuple(cloudpickle.dumps([files[number] for number in share]) for share in shares),
+        pickle.dumps((light, exact, sent)),
+        tuple(pickle.dumps([files[number] for number in share]) for share in shares),
     )
     return spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.rows, spark_schema)
 
 
-def shown_as(kind: pa.DataType) -> pa.DataType:
-    """The type that Spark shows a column in: what it stands for, where the engine's need only carry it."""
+def shown_as(kind: pa.DataType, unit: str) -> pa.DataType:
+    """The type that Spark shows a column in: what it stands for, where the engine's need only carry it.
+
+    ``unit`` is that of times of day: Spark's have microseconds, and travel as nanoseconds.
+    """
     is_ = pa.types
     if is_.is_dictionary(kind):
-        return shown_as(kind.value_type)
+        return shown_as(kind.value_type, unit)
     if isinstance(kind, pa.BaseExtensionType):
-        return shown_as(kind.storage_type)
+        return shown_as(kind.storage_type, unit)
     if is_.is_uint8(kind):
         return pa.int16()
     if is_.is_uint16(kind):
@@ -59,14 +64,16 @@ def shown_as(kind: pa.DataType) -> pa.DataType:
         return pa.timestamp("us", kind.tz)
     if is_.is_duration(kind):
         return pa.duration("us")
+    if is_.is_time(kind):
+        return pa.time64(unit)
     if is_.is_null(kind):
         return kind
     if is_.is_struct(kind):
-        return pa.struct([field.with_type(shown_as(field.type)) for field in kind])
+        return pa.struct([field.with_type(shown_as(field.type, unit)) for field in kind])
     if is_.is_map(kind):
-        return pa.map_(shown_as(kind.key_type), shown_as(kind.item_type))
+        return pa.map_(shown_as(kind.key_type, unit), shown_as(kind.item_type, unit))
     if is_.is_nested(kind):
-        return pa.list_(shown_as(kind.value_type))
+        return pa.list_(shown_as(kind.value_type, unit))
     return carrier(kind)
 
 
@@ -79,20 +86,20 @@ class Shelf:
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in the Python worker of a task; memory: a piece of one file."""
-        task, schema = pickle.loads(self.common)
+        task, exact, sent = pickle.loads(self.common)
         for batch in batches:
             for share in batch.column(0).to_pylist():
                 for item in pickle.loads(self.shares[share]):
-                    yield from _file_rows(task, item, schema)
+                    yield from _file_rows(task, item, exact, sent)
 
 
-def _file_rows(task: Task, item: Any, schema: pa.Schema) -> Iterator[pa.RecordBatch]:
+def _file_rows(task: Task, item: Any, exact: pa.Schema, sent: pa.Schema) -> Iterator[pa.RecordBatch]:
     file: DataFile = item[0]
     try:
         for piece in task.pieces(item):
             _check_same(task, file)  # after opening: what is open is then what was planned on
-            shown = conform_table(piece, schema, operation="read_parquet", path=file.path)
-            yield from shown.to_batches(max_chunksize=BATCH_ROWS)
+            shown = conform_table(piece, exact, operation="read_parquet", path=file.path)
+            yield from shown.cast(sent).to_batches(max_chunksize=BATCH_ROWS)
     except (DamagedTable, StorageError):
         _check_same(task, file)  # unreadable, or merely replaced?
         raise

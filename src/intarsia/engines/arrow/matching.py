@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -64,6 +65,27 @@ class FileMatch:
     moved: pa.Array | None = None
     """Source rows that would have to leave this file's partition."""
     several: int = 0
+    kept: tuple[pa.Table, ...] = ()
+    """The columns that were read, row group by row group, where the rewrite may have them."""
+
+
+class Shelf:
+    """Room for columns that were read by the scan and are needed again by the rewrite.
+
+    Bounded, so that memory does not grow with the table; first come, first served.
+    """
+
+    def __init__(self, room: int = 64 << 20) -> None:
+        self._room = room
+        self._lock = threading.Lock()
+
+    def take(self, size: int) -> bool:
+        """Whether so many bytes may stay."""
+        with self._lock:
+            if size > self._room:
+                return False
+            self._room -= size
+            return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +95,7 @@ class MergeMatcher:
     plan: Plan
     intent: Merge
     source: SourceIndex
+    shelf: Shelf | None = None
 
     @property
     def rule(self) -> Rule:
@@ -120,9 +143,29 @@ class MergeMatcher:
         parts: dict[str, list[_Classified]] = {}
         for pieces in self._portions(batch):
             self._look_up(pieces, found, parts)
+            if self.intent.options.batch_rows is None:
+                self._keep(pieces, found, parts)
         for path, classified in parts.items():
             found[path].hits = _joined(classified)
         return list(found.values())
+
+    def _keep(
+        self, pieces: list[_Piece], found: dict[str, FileMatch], parts: dict[str, list[_Classified]]
+    ) -> None:
+        """Keep the columns of files that will be written anew, as far as there is room."""
+        if self.shelf is None:
+            return
+        by_file: dict[str, list[pa.Table]] = {}
+        for piece in pieces:
+            if any(part.rows for part in parts.get(piece.plan.file.path, ())):
+                by_file.setdefault(piece.plan.file.path, []).append(piece.table)
+        for path, tables in by_file.items():
+            footer = found[path].plan.file.footer
+            same = all(self.plan.schema.field(f.name).type == f.type for f in tables[0].schema)
+            if footer is None or len(tables) != footer.num_row_groups or not same:
+                continue
+            if self.shelf.take(sum(table.nbytes for table in tables)):
+                found[path].kept = tuple(tables)
 
     def _portions(self, batch: Sequence[FilePlan]) -> Iterator[list[_Piece]]:
         """What is looked up at once: all of it, as that builds the hash table once, or ``batch_rows``."""
@@ -331,6 +374,7 @@ class MergeMatcher:
             updated=updated,
             deleted=deleted,
             scanned_bytes=self.plan.bytes_to_scan,
+            kept={m.plan.file.path: m.kept for m in found if m.kept},
         )
 
     def _inserts(self, matched: list[pa.Array]) -> tuple[tuple[Any, pa.Array], ...]:

@@ -25,6 +25,12 @@ RESULT = "job long, ok boolean, payload binary"
 _SCHEMA = pa.schema([("job", pa.int64()), ("ok", pa.bool_()), ("payload", pa.binary())])
 
 
+def packed(value: Any) -> bytes:
+    """A value, or a function made on the spot, as bytes that a task can open."""
+    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    return data
+
+
 @dataclass(frozen=True, slots=True)
 class Crew:
     """The executors of a session."""
@@ -44,20 +50,20 @@ class Crew:
             return []
         shares = balanced(weights, self.tasks)
         parcel = Parcel(
-            cloudpickle.dumps((work, shared)),
-            tuple(cloudpickle.dumps([(number, jobs[number]) for number in share]) for share in shares),
+            packed((work, shared)),
+            tuple(packed([(number, jobs[number]) for number in share]) for share in shares),
         )
         rows = self.spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.unpack, RESULT)
         return _in_order(rows.toArrow(), len(jobs))
 
     def over(self, frame: Any, work: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> list[Any]:
         """``work`` over the rows of each partition of a DataFrame; what it yields, in no order."""
-        rows = frame.mapInArrow(Stream(cloudpickle.dumps(work)).unpack, RESULT)
+        rows = frame.mapInArrow(Stream(packed(work)).unpack, RESULT)
         return [pickle.loads(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
 
     def groups(self, frame: Any, column: str, work: Callable[[pa.Table], Any]) -> list[Any]:
         """``work`` over the rows that share a value of one column; what it returns, in no order."""
-        rows = frame.groupBy(column).applyInArrow(_grouped(cloudpickle.dumps(work)), RESULT)
+        rows = frame.groupBy(column).applyInArrow(_grouped(packed(work)), RESULT)
         return [pickle.loads(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
 
 

@@ -179,8 +179,12 @@ class ParquetTransaction:
         """Where to write and what to call files, as a value for another process."""
         return ParquetWorkplace(self._places, self.staging)
 
+    def last_batch(self, app_id: str) -> int | None:
+        """The highest batch an application has committed; under the lock, so nobody else commits one."""
+        return self._table.last_batch(app_id)
+
     def commit(self, change: Change) -> Committed:
-        """Put the change into effect, all of it or nothing; an empty change writes nothing.
+        """Put the change into effect, all of it or nothing; an empty change records its batch, if any.
 
         Raises:
             CommitConflict: a planned file is no longer what it was, or, for an exclusive change, a
@@ -191,10 +195,10 @@ class ParquetTransaction:
         """
         if self._finished:
             raise InputError(f"Transaction {self.txid} was committed already.", txid=self.txid)
-        if change.empty:
+        _check_batch(change.properties)
+        if change.empty and "app_id" not in change.properties:
             self._finished = True
             return Committed(self.txid, self.snapshot.version)
-        _check_batch(change.properties)
         self._refuse(change)
         self._verify(change)
         record = self._recorded(change)

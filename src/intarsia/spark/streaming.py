@@ -1,0 +1,102 @@
+"""Structured Streaming into a Parquet dataset: every micro-batch is merged exactly once."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from intarsia import api
+from intarsia.common.log import logger
+from intarsia.core.merge import normalize_keys
+from intarsia.core.rule import strategy_rule
+from intarsia.errors import InputError
+from intarsia.tables.parquet import ParquetTable
+
+log = logger(__name__)
+
+_QUERY_ID = "sql.streaming.queryId"
+_TABLE_OPTIONS = ("filesystem", "storage_options", "control_path", "single_writer", "lock_timeout", "lock")
+
+
+def merge_batches(
+    path: str | os.PathLike[str],
+    key_columns: str | list[str],
+    *,
+    strategy: str = "upsert",
+    app_id: str | None = None,
+    **options: Any,
+) -> Callable[[Any, int], None]:
+    """A function for ``foreachBatch`` that merges each micro-batch into a dataset, exactly once.
+
+    The batch's number is recorded in the same commit as its rows. A query that was killed at any
+    moment and is started again from its checkpoint gives the last batch a second time; the dataset
+    then has it already, and it is skipped. Batches without rows are recorded as well.
+
+    Args:
+        path: path or URL of the dataset.
+        key_columns: what rows are matched by.
+        strategy: as of :func:`intarsia.merge`.
+        app_id: the name that batches are counted under; the query's id by default, which lives in its
+            checkpoint. Needed under Spark Connect. A query that starts without its old checkpoint
+            counts from 0 again, so it needs another ``app_id``: under the old one its batches would be
+            taken for done.
+        options: as of :func:`intarsia.merge`.
+
+    Raises:
+        InputError: the strategy or the keys are none; nothing was started.
+
+    Example:
+        >>> query = changes.writeStream.foreachBatch(merge_batches("lake/orders", "order_id")).start()
+    """
+    reserved = [name for name in ("batch_id", "dry_run", "source", "target", "on") if name in options]
+    if reserved:
+        raise InputError(f"merge_batches does not take {', '.join(reserved)}.")
+    if app_id is not None and not app_id:
+        raise InputError("app_id must not be empty.")
+    strategy_rule(strategy)
+    return MergeBatches(os.fspath(path), tuple(normalize_keys(key_columns)), strategy, app_id, options)
+
+
+@dataclass(frozen=True, slots=True)
+class MergeBatches:
+    """What ``foreachBatch`` calls; a value, since Spark Connect sends it to the server."""
+
+    path: str
+    keys: tuple[str, ...]
+    strategy: str
+    app_id: str | None
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    def __call__(self, frame: Any, batch_id: int) -> None:
+        app_id = self.app_id or _query_id(frame)
+        if self._is_done(app_id, batch_id):  # asked again under the lock, but then the rows are there
+            log.info("merge_batches %s: batch %d of %s is there already", self.path, batch_id, app_id)
+            return
+        api.merge(
+            frame,
+            self.path,
+            on=list(self.keys),
+            strategy=self.strategy,
+            app_id=app_id,
+            batch_id=batch_id,
+            **self.options,
+        )
+
+    def _is_done(self, app_id: str, batch_id: int) -> bool:
+        known = {name: self.options[name] for name in _TABLE_OPTIONS if name in self.options}
+        last = ParquetTable(self.path, **known).last_batch(app_id)
+        return last is not None and batch_id <= last
+
+
+def _query_id(frame: Any) -> str:
+    """The id of the query that a batch is of, as Spark tells the thread that runs it."""
+    context = getattr(frame.sparkSession, "_sc", None)  # a Connect session has none
+    found = None if context is None else context.getLocalProperty(_QUERY_ID)
+    if not found:
+        raise InputError(
+            "merge_batches cannot tell which query this batch is of.",
+            hint="pass app_id=, a name of your own that stays the same when the query is started again.",
+        )
+    return str(found)

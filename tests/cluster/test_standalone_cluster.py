@@ -1,0 +1,178 @@
+"""Merges on a real standalone cluster and in local mode, while workers, tasks and drivers die.
+
+Not part of the usual run, since it takes minutes and much memory: ``make cluster``.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from cluster_processes import HOST, Cluster, driver, end, wait_until
+
+import intarsia as it
+from intarsia.errors import NotSupported
+
+pytestmark = [
+    pytest.mark.cluster,
+    pytest.mark.skipif(not os.environ.get("INTARSIA_CLUSTER"), reason="make cluster runs it"),
+    pytest.mark.skipif(sys.platform != "linux", reason="the workers are on two addresses of Linux' loopback"),
+]
+
+FILES, FILE_ROWS = 8, 500
+SMALL, LARGE = 64 << 20, 1
+"""Limits for the source to travel to every task, and to stay where it is."""
+both_paths = pytest.mark.parametrize("broadcast_bytes", [SMALL, LARGE], ids=["small", "large"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A dataset, a source that changes every file, and what must become of it."""
+
+    path: Path
+    source: Path
+    old: pa.Table
+    new: pa.Table
+
+    def merge(self, broadcast_bytes: int) -> dict[str, Any]:
+        return {"path": str(self.path), "source": str(self.source), "broadcast_bytes": broadcast_bytes}
+
+
+@pytest.fixture
+def case(tmp_path: Path, make_dataset: Callable[..., Path]) -> Callable[[str], Case]:
+    def table(ids: range, note: str) -> pa.Table:
+        return pa.table({"id": pa.array(ids, pa.int64()), "note": [f"{note} {key}" for key in ids]})
+
+    count = FILES * FILE_ROWS
+    old = table(range(count), "old")
+    changed, added = table(range(0, count, 7), "changed"), table(range(count, count + 300), "new")
+    kept = old.filter(pa.array([key % 7 != 0 for key in range(count)]))
+
+    def make(name: str = "orders") -> Case:
+        place = tmp_path / name
+        path = make_dataset(place / "data", old, files=FILES)
+        (place / "source").mkdir()
+        for number, part in enumerate((changed, added)):
+            pq.write_table(part, place / "source" / f"{number}.parquet")
+        return Case(path, place / "source", old, pa.concat_tables([kept, changed, added]))
+
+    return make
+
+
+@pytest.fixture
+def check(tmp_path: Path, rows: Any, leftovers: Any) -> Callable[..., None]:
+    """The rows are exact, no file is there that the result does not name, nothing is left anywhere."""
+
+    def check(case: Case, expected: pa.Table, new_files: list[str]) -> None:
+        assert rows(case.path) == rows(expected)
+        named = {f"part-{number:05d}.parquet" for number in range(FILES)}
+        named |= {os.path.basename(file) for file in new_files}
+        assert {name.name for name in case.path.iterdir()} == named
+        assert leftovers(case.path) == []
+        assert {name.name for name in case.path.parent.iterdir()} <= {"data", "source", ".data.intarsia"}
+        assert list(tmp_path.rglob("spool-*")) == []
+
+    return check
+
+
+@pytest.fixture(scope="module")
+def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    pytest.importorskip("pyspark", reason="pyspark is not installed")
+    with socket.create_server(("127.0.0.2", 0)):  # speculation wants another host
+        pass
+    cluster = Cluster(tmp_path_factory.mktemp("cluster"), (HOST, "127.0.0.2"))
+    try:
+        cluster.start()
+        yield cluster
+    except NotSupported as error:
+        pytest.skip(f"Spark cannot start: {error}")
+    finally:
+        cluster.stop()
+
+
+@pytest.fixture
+def cluster(started: Cluster) -> Cluster:
+    started.make_whole()
+    return started
+
+
+def test_a_cluster_merges_small_and_large_sources_exactly(
+    cluster: Cluster, case: Any, check: Any, tmp_path: Path
+) -> None:
+    cases = [case("small"), case("large")]
+    merges = [cases[0].merge(SMALL), cases[1].merge(LARGE)]
+    with driver(tmp_path, merges, master=cluster.url) as work:
+        results = work.results()
+    for one, result in zip(cases, results, strict=True):
+        assert (result["updated"], result["inserted"]) == (572, 300)
+        assert len(result["rewritten"]) == FILES
+        assert result["staged"] == result["named"]
+        check(one, one.new, result["new"])
+
+
+@both_paths
+def test_a_worker_killed_in_the_middle_of_a_merge_changes_nothing_about_the_result(
+    cluster: Cluster, case: Any, check: Any, tmp_path: Path, broadcast_bytes: int
+) -> None:
+    one = case()
+    with driver(tmp_path, [one.merge(broadcast_bytes)], master=cluster.url, fault="wait") as work:
+        # An executor has one core, so two tasks that have staged their files are on both workers.
+        wait_until(lambda: len(work.markers("waiting-*")) >= 2, "two tasks at work")
+        end(cluster.workers[0].process)
+        Path(work.place, "go").touch()
+        (result,) = work.results()
+    assert result["staged"] > result["named"]  # the dead worker's files were there, and did not count
+    check(one, one.new, result["new"])
+
+
+def test_a_task_overtaken_by_its_speculative_copy_counts_once(
+    cluster: Cluster, case: Any, check: Any, tmp_path: Path
+) -> None:
+    eager = {
+        "spark.speculation": True,
+        "spark.speculation.interval": "100ms",
+        "spark.speculation.multiplier": 1.1,
+        "spark.speculation.quantile": 0.5,
+    }
+    one = case()
+    with driver(tmp_path, [one.merge(SMALL)], master=cluster.url, fault="straggle", config=eager) as work:
+        (result,) = work.results()  # the straggler waits for ever: only its copy can end the merge
+        assert Path(work.place, "straggler").exists()
+    assert result["staged"] > result["named"]
+    check(one, one.new, result["new"])
+
+
+@both_paths
+def test_tasks_that_fail_after_writing_are_repeated_and_count_once(
+    case: Any, check: Any, tmp_path: Path, broadcast_bytes: int
+) -> None:
+    one = case()
+    with driver(tmp_path, [one.merge(broadcast_bytes)], master="local[2,3]", fault="fail") as work:
+        (result,) = work.results()
+        assert Path(work.place, "raised").exists()
+        assert Path(work.place, "exited").exists()
+    assert result["staged"] > result["named"]
+    check(one, one.new, result["new"])
+
+
+@pytest.mark.parametrize(
+    ("point", "committed"), [("commit", False), ("publish", True), ("clean", True)], ids=str
+)
+@pytest.mark.parametrize("by", ["recover", "the next merge"])
+def test_a_driver_killed_around_the_commit_leaves_the_old_or_the_new_state(
+    case: Any, check: Any, tmp_path: Path, point: str, committed: bool, by: str
+) -> None:
+    one = case()
+    spools = {"spark.driver.memory": "512m"}
+    with driver(tmp_path, [one.merge(SMALL)], master="local[2]", fault=f"die at {point}", config=spools) as w:
+        assert w.ended() == -signal.SIGKILL, w.errors()
+    _recover(one, check, committed=committed, by=by, tmp_path=tmp_path)

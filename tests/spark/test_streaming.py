@@ -1,0 +1,117 @@
+"""Structured Streaming: every micro-batch takes effect exactly once, whatever becomes of the query."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import intarsia as it
+from intarsia.errors import InputError
+from intarsia.spark import merge_batches
+from intarsia.tables.parquet import ParquetTable
+
+KEYS = "id long, n long"
+
+
+def _frame(spark, *rows):
+    return spark.createDataFrame(list(rows), KEYS)
+
+
+def test_a_batch_that_was_committed_is_not_merged_again(spark, tmp_path, rows):
+    merge = merge_batches(tmp_path / "t", "id", app_id="orders")
+    merge(_frame(spark, (1, 10), (2, 20)), 0)
+    merge(_frame(spark, (1, 11)), 1)
+    merge(_frame(spark, (1, 10), (2, 20), (3, 30)), 0)
+    merge(_frame(spark, (1, 99)), 1)
+    assert rows(tmp_path / "t") == [{"id": 1, "n": 11}, {"id": 2, "n": 20}]
+    assert ParquetTable(tmp_path / "t").last_batch("orders") == 1
+
+
+def test_applications_count_their_batches_apart(spark, tmp_path, rows):
+    merge_batches(tmp_path / "t", "id", app_id="a")(_frame(spark, (1, 1)), 5)
+    merge_batches(tmp_path / "t", "id", app_id="b")(_frame(spark, (2, 2)), 0)
+    assert [row["id"] for row in rows(tmp_path / "t")] == [1, 2]
+    table = ParquetTable(tmp_path / "t")
+    assert (table.last_batch("a"), table.last_batch("b")) == (5, 0)
+
+
+def test_a_batch_without_rows_is_recorded(spark, tmp_path, rows, leftovers):
+    merge = merge_batches(tmp_path / "t", "id", app_id="orders")
+    merge(_frame(spark), 0)
+    assert ParquetTable(tmp_path / "t").last_batch("orders") == 0
+    merge(_frame(spark, (1, 1)), 1)
+    merge(_frame(spark), 2)
+    assert ParquetTable(tmp_path / "t").last_batch("orders") == 2
+    assert rows(tmp_path / "t") == [{"id": 1, "n": 1}]
+    assert leftovers(tmp_path / "t") == []
+
+
+def test_the_batch_is_asked_for_under_the_lock_of_the_commit(tmp_path, rows):
+    """Whoever comes second with the same batch finds it done, though nobody told them before."""
+    table = pa.table({"id": [1], "n": [1]})
+    options = {"on": "id", "app_id": "orders", "batch_id": 3}
+    first = it.merge(table, tmp_path / "t", **options)
+    second = it.merge(pa.table({"id": [1], "n": [2]}), tmp_path / "t", **options)
+    assert (first.inserted, second.inserted, second.updated, second.changed) == (1, 0, 0, False)
+    assert "Batch 3 of 'orders' was committed before" in second.notes[0]
+    assert second.total == 1
+    assert rows(tmp_path / "t") == [{"id": 1, "n": 1}]
+
+
+def test_merging_batches_travels_and_refuses_what_it_decides_itself(tmp_path):
+    merge = merge_batches(tmp_path / "t", ["id"], strategy="insert", app_id="x", null_keys="match")
+    assert pickle.loads(pickle.dumps(merge)) == merge
+    with pytest.raises(InputError, match="batch_id"):
+        merge_batches(tmp_path / "t", "id", batch_id=1)
+    with pytest.raises(InputError, match="upsert"):
+        merge_batches(tmp_path / "t", "id", strategy="replace")
+
+
+def test_a_batch_outside_of_a_query_needs_an_app_id(spark, tmp_path):
+    with pytest.raises(InputError, match="app_id"):
+        merge_batches(tmp_path / "t", "id")(_frame(spark, (1, 1)), 0)
+
+
+QUERY = Path(__file__).with_name("streaming_query.py")
+DIED = 77
+
+
+def _land(place: Path, batch: int) -> None:
+    """One file is one batch: a key of its own, and a counter that all batches set to their number."""
+    place.mkdir(exist_ok=True)
+    rows = [{"id": 0, "n": batch}, {"id": batch, "n": batch}]
+    file = place / f"{batch}.json"
+    file.write_text("\n".join(json.dumps(row) for row in rows))
+    os.utime(file, (1_700_000_000 + batch, 1_700_000_000 + batch))  # Spark takes the oldest first
+
+
+def _run(tmp_path: Path, die_after: int | None, *, strategy: str = "upsert") -> int:
+    command = [sys.executable, str(QUERY), str(tmp_path), str(die_after), strategy]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.returncode in (0, DIED), done.stderr[-3000:]
+    return done.returncode
+
+
+@pytest.mark.slow
+def test_a_query_that_is_killed_after_a_commit_and_started_again_has_every_batch_once(
+    spark, tmp_path, rows, leftovers
+):
+    target = tmp_path / "t"
+    for batch in (1, 2, 3, 4):
+        _land(tmp_path / "in", batch)
+    assert _run(tmp_path, die_after=2) == DIED  # Spark does not know that batch 1 (of 0..3) is done
+    assert [row["id"] for row in rows(target)] == [0, 1, 2]
+    versions = it.snapshot(target).version
+    assert _run(tmp_path, die_after=None) == 0
+    assert rows(target) == [{"id": 0, "n": 4}] + [{"id": n, "n": n} for n in (1, 2, 3, 4)]
+    assert it.snapshot(target).version == versions + 2  # the two batches that were left, none twice
+    assert leftovers(target) == []
+    seen = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
+    assert seen == [0, 1, 1, 2, 3]  # Spark did give batch 1 a second time
