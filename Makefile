@@ -8,7 +8,7 @@ BENCH   := $(VENV)/.bench-installed
 WORKERS ?= 2
 ARGS    ?=
 
-PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
+PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
            --custom-compile-command "make lock"
 
@@ -17,7 +17,7 @@ HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast crash property bench demo lock clean distclean
+.PHONY: help setup lint format test test-fast spark crash property bench demo lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -74,6 +74,9 @@ test: lint ## Set up, check, and run the tests: the one command
 
 test-fast: $(DEV) ## Run the tests without the checks
 	@$(PYTEST) $(ARGS)
+
+spark: $(DEV) ## Run everything that Spark is tested with, not only the core of it
+	@INTARSIA_SPARK=full $(PYTEST) --timeout 1200 -m spark $(ARGS)
 
 crash: $(DEV) ## Kill every operation at every system call (long; needs a C compiler)
 	@INTARSIA_CRASH=full $(PYTEST) --timeout 7200 tests/crash $(ARGS)

@@ -34,6 +34,23 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 LARGEST_RECORD = 1 << 20
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Tests that share the Spark session share a process: one JVM for a whole run."""
+    for item in items:
+        if uses_spark(item):
+            item.add_marker(pytest.mark.spark)
+            item.add_marker(pytest.mark.xdist_group("spark"))
+
+
+def uses_spark(item: pytest.Item) -> bool:
+    """Whether a test needs the session: by its mark or fixtures, or as one of the contract suite's engines."""
+    if item.get_closest_marker("spark") is not None:
+        return True
+    parts = getattr(item, "callspec", None)
+    engines = () if parts is None else (p[0] for p in parts.params.values() if isinstance(p, tuple) and p)
+    return "spark" in getattr(item, "fixturenames", ()) or "spark" in engines
+
+
 def _control(path: Path) -> Path:
     return path.parent / f".{path.name}.intarsia"
 
@@ -248,13 +265,18 @@ def rows() -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The one Spark session of a test run: local, two cores; skips where pyspark or Java is missing."""
+    """The one Spark session of a test run: local, two cores; skips where pyspark or Java is missing.
+
+    ``INTARSIA_SPARK_REMOTE`` names a Spark Connect server to run the same tests on.
+    """
     from intarsia.errors import NotSupported
-    from intarsia.spark import local_session, stop_session
+    from intarsia.spark import open_session, stop_session
 
     pytest.importorskip("pyspark", reason="pyspark is not installed")
+    remote = os.environ.get("INTARSIA_SPARK_REMOTE")
+    config = {} if remote else {"spark.driver.memory": "1g"}
     try:
-        session = local_session("intarsia tests", master="local[2]", config={"spark.driver.memory": "1g"})
+        session = open_session(remote or "local[2]", app="intarsia tests", config=config)
     except NotSupported as error:
         pytest.skip(f"Spark cannot start: {error}")
     yield session

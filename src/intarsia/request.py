@@ -108,7 +108,8 @@ def requested(engine: Any, target: Target, options: Mapping[str, Any], source: A
         )
     _check_numbers(options)
     table_options = {name: options[name] for name in _TABLE_OPTIONS if name in options}
-    engine_options = {name: options[name] for name in _ENGINE_OPTIONS if options.get(name) is not None}
+    known = (*_ENGINE_OPTIONS, "spool_dir")
+    engine_options = {name: options[name] for name in known if options.get(name) is not None}
     properties = dict(options.get("properties") or {})
     properties |= {n: str(options[n]) for n in ("app_id", "batch_id") if options.get(n) is not None}
     return Request(

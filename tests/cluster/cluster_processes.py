@@ -52,7 +52,7 @@ def environment(place: Path, host: str) -> dict[str, str]:
         "SPARK_HOME": os.path.dirname(pyspark.__file__),
         "SPARK_LOCAL_IP": host,
         "SPARK_LOCAL_DIRS": str(place / "local"),
-        "SPARK_NO_DAEMONIZE": "1",
+        "SPARK_SCALA_VERSION": "2.13",  # which Spark's shell scripts tell the worker otherwise
         "TMPDIR": str(there),
     }
     prepare_environment(environ)

@@ -6,6 +6,7 @@ Not part of the usual run, since it takes minutes and much memory: ``make cluste
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import socket
 import sys
@@ -165,14 +166,52 @@ def test_tasks_that_fail_after_writing_are_repeated_and_count_once(
 
 
 @pytest.mark.parametrize(
-    ("point", "committed"), [("commit", False), ("publish", True), ("clean", True)], ids=str
+    ("point", "broadcast_bytes", "by"),
+    [
+        ("commit", SMALL, "recover"),
+        ("commit", LARGE, "the next merge"),
+        ("publish", LARGE, "recover"),
+        ("publish", SMALL, "the next merge"),
+        ("clean", SMALL, "recover"),
+    ],
 )
-@pytest.mark.parametrize("by", ["recover", "the next merge"])
 def test_a_driver_killed_around_the_commit_leaves_the_old_or_the_new_state(
-    case: Any, check: Any, tmp_path: Path, point: str, committed: bool, by: str
+    case: Any, leftovers: Any, check: Any, tmp_path: Path, point: str, broadcast_bytes: int, by: str
 ) -> None:
     one = case()
-    spools = {"spark.driver.memory": "512m"}
-    with driver(tmp_path, [one.merge(SMALL)], master="local[2]", fault=f"die at {point}", config=spools) as w:
-        assert w.ended() == -signal.SIGKILL, w.errors()
-    _recover(one, check, committed=committed, by=by, tmp_path=tmp_path)
+    die = f"die at {point}"
+    with driver(tmp_path, [one.merge(broadcast_bytes)], master="local[2]", fault=die) as work:
+        assert work.ended() == -signal.SIGKILL, work.errors()
+    assert leftovers(one.path), "the driver was killed with everything staged"
+    _drop_temporary(tmp_path)
+    _recovered(one, check, new=point != "commit", by=by)
+
+
+def test_a_driver_of_a_cluster_killed_before_the_commit_leaves_the_old_state(
+    cluster: Cluster, case: Any, leftovers: Any, check: Any, tmp_path: Path
+) -> None:
+    one = case()
+    with driver(tmp_path, [one.merge(LARGE)], master=cluster.url, fault="die at commit") as work:
+        assert work.ended() == -signal.SIGKILL, work.errors()
+    assert leftovers(one.path)
+    _recovered(one, check, new=False, by="recover")
+
+
+def _recovered(one: Case, check: Any, *, new: bool, by: str) -> None:
+    """Recover in one of the two ways; afterwards nothing tells of the crash."""
+    expected = one.new if new else one.old
+    assert sum(file.rows for file in it.snapshot(one.path).files) == expected.num_rows  # seen before, too
+    if by == "recover":
+        assert it.recover(one.path)
+        assert it.recover(one.path) == ()
+    else:
+        it.merge(one.new.slice(0, 1), one.path, on="id", strategy="update")  # a row that is as it was
+    inserted = sorted(file.name for file in one.path.iterdir() if not file.name.startswith("part-"))
+    assert bool(inserted) == new
+    check(one, expected, inserted)
+
+
+def _drop_temporary(tmp_path: Path) -> None:
+    """Local mode keeps its copy of the source in the system's temporary directory, which is not ours."""
+    for place in Path(tmp_path, "tmp").glob("spool-*"):
+        shutil.rmtree(place)

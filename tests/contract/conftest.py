@@ -5,6 +5,7 @@ To add an engine or a table, add its line to ``LAKES``; a table also needs its c
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +23,35 @@ LAKES = [
 ]
 
 NOTHING = pa.schema([])
+
+WHOLE_ON_SPARK = ("test_merge_strategies", "test_merge_counts", "test_write_modes", "test_merge_matched")
+"""On Spark these are run whole by default, of the others each test's first case; ``make spark`` runs all."""
+
+NOT_ON_SPARK = {
+    "test_no_call_reads_more_rows_than_asked_for": "watches the reads of its own process",
+    "test_without_a_limit_a_row_group_is_the_most": "watches the reads of its own process",
+    "test_only_key_columns_of_files_that_are_not_hit_are_read": "watches the reads of its own process",
+    "test_processes_that_upsert_the_same_keys_never_mix": "would start a JVM in every process",
+}
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    everything = os.environ.get("INTARSIA_SPARK") == "full"
+    run = [_is_run(item, everything=everything) for item in items]
+    config.hook.pytest_deselected(items=[item for item, wanted in zip(items, run, strict=True) if not wanted])
+    items[:] = [item for item, wanted in zip(items, run, strict=True) if wanted]
+
+
+def _is_run(item: pytest.Item, *, everything: bool) -> bool:
+    parts = getattr(item, "callspec", None)
+    lakes = [] if parts is None else [parts.params.get(name) for name in ("lake", "parquet_lake")]
+    if ("spark", "parquet") not in lakes:
+        return True
+    assert isinstance(item, pytest.Function)
+    if item.originalname in NOT_ON_SPARK:
+        return False
+    first = all(at == 0 for name, at in parts.indices.items() if name not in ("lake", "parquet_lake"))
+    return everything or first or item.path.stem in WHOLE_ON_SPARK
 
 
 @dataclass

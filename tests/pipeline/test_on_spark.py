@@ -24,7 +24,9 @@ pytest.importorskip("pyspark", reason="pyspark is not installed: pipelines are n
 Rows = Callable[..., list[dict[str, Any]]]
 
 SOURCES = {
-    "csv": "id,region,amount,at\n1,eu,1.50,2025-01-01 10:00:00\n2,ap,,2025-01-02 11:30:00\n3,eu,-3,2025-01-03\n",
+    "csv": (
+        "id,region,amount,at\n1,eu,1.50,2025-01-01 10:00:00\n2,ap,,2025-01-02 11:30:00\n3,eu,-3,2025-01-03\n"
+    ),
     "json": (
         '{"id": 1, "region": "eu", "amount": 1.50, "at": "2025-01-01 10:00:00"}\n'
         '{"id": 2, "region": "ap", "at": "2025-01-02 11:30:00"}\n'

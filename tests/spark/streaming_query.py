@@ -24,7 +24,9 @@ def main(place: Path, die_after: str, strategy: str) -> None:
         if str(merged) == die_after:
             os._exit(77)
 
-    source = spark.readStream.schema("id long, n long").option("maxFilesPerTrigger", 1).json(str(place / "in"))
+    source = (
+        spark.readStream.schema("id long, n long").option("maxFilesPerTrigger", 1).json(str(place / "in"))
+    )
     query = source.writeStream.foreachBatch(batch).option("checkpointLocation", str(place / "checkpoint"))
     query.trigger(availableNow=True).start().awaitTermination()
 

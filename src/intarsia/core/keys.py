@@ -63,19 +63,20 @@ def find(values: Column, *, among: pa.Array, null_match: bool = False) -> pa.Chu
     """For each value its position in ``among`` (int32), NULL where it is not there."""
     column = comparable(values)
     if pa.types.is_dictionary(column.type):
-        value_type = column.type.value_type
-        among = among.cast(value_type) if among.type != value_type else among
         chunks = [
-            _find_plain(chunk.dictionary, among, null_match).take(chunk.indices)
+            _find_plain(_typed(chunk.dictionary, among.type), among, null_match).take(chunk.indices)
             if not (null_match and chunk.null_count)
-            else _find_plain(chunk.dictionary_decode(), among, null_match)
+            else _find_plain(_typed(chunk.dictionary_decode(), among.type), among, null_match)
             for chunk in column.chunks
         ]
         return pa.chunked_array(chunks, pa.int32())
-    if among.type != column.type:
-        column = column.cast(among.type)
-    found = _find_plain(column, among, null_match)
+    found = _find_plain(_typed(column, among.type), among, null_match)
     return found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
+
+
+def _typed(values: Column, kind: pa.DataType) -> Column:
+    """The side that is looked up takes the type of the other, which may be the wider one."""
+    return values if values.type == kind else values.cast(kind)
 
 
 def _find_plain(values: Column, among: pa.Array, null_match: bool) -> Column:

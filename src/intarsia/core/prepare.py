@@ -230,21 +230,27 @@ def _checked_rows(intent: Merge, source: Source, path: str) -> Source:
     return source
 
 
-def _prepare_write(intent: Write, snapshot: Snapshot, source: Source) -> Prepared:
+def settle_write(intent: Write, snapshot: Snapshot, source: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
+    """The dataset's schema after a write, and its partition columns."""
     operation = intent.mode
     replaces_all = operation == "overwrite"
     base = replace(snapshot, files=()) if replaces_all else snapshot
     wanted = intent.partition_columns
-    if replaces_all and wanted is None and set(snapshot.partition_columns) <= set(source.schema.names):
+    if replaces_all and wanted is None and set(snapshot.partition_columns) <= set(source.names):
         wanted = snapshot.partition_columns
-    partition_columns = settle_partition_columns(wanted, base, source.schema, operation)
+    partition_columns = settle_partition_columns(wanted, base, source, operation)
     if operation == "overwrite_partitions" and not partition_columns:
         raise InputError(
             "overwrite_partitions needs a partitioned dataset.",
             path=snapshot.root,
             hint='name partition_by=, or use mode="overwrite".',
         )
-    schema = _merged_schema(intent, base, source.schema, partition_columns)
+    return _merged_schema(intent, base, source, partition_columns), partition_columns
+
+
+def _prepare_write(intent: Write, snapshot: Snapshot, source: Source) -> Prepared:
+    operation = intent.mode
+    schema, partition_columns = settle_write(intent, snapshot, source.schema)
     table = conformed(source, schema, operation=operation, path=snapshot.root).table
     apart = PartitionSet.of(table, partition_columns if operation == "overwrite_partitions" else ())
     facts = SourceFacts(table.num_rows, {}, apart)

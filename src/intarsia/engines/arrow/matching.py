@@ -321,8 +321,8 @@ class MergeMatcher:
     def _note_moves(self, plan: FilePlan, out: _Classified, result: FileMatch) -> None:
         """Rows to be replaced whose source row belongs to another partition."""
         leaders = self.source.leaders
-        if leaders is None:
-            return
+        if leaders is None or not any(isinstance(action, Replace) for action in self.actions):
+            return  # only whole rows bring a partition along; else such a column may be of any type
         home = self.source.partitions.rows_of([plan.file])[0]
         if home == -1:
             return

@@ -40,12 +40,18 @@ _Source = Callable[[], Iterator[pa.Table]]
 
 
 def stage_optimize(
-    plan: Plan, tx: Workplace, *, threads: int, memory_bytes: int, progress: Progress
+    plan: Plan,
+    tx: Workplace,
+    *,
+    threads: int,
+    memory_bytes: int,
+    progress: Progress,
+    drops: Matches | None = None,
 ) -> Change:
     """Write the rows of each group anew, ordered along the curve over all of the group's new files.
 
-    Duplicates, if asked for, are looked for over all groups and left out. A group that does not fit in
-    ``memory_bytes`` is sorted through temporary files in the staging directory, which are gone
+    Duplicates, if asked for, are looked for over all groups and left out, unless ``drops`` names them. A
+    group that does not fit in ``memory_bytes`` is sorted through temporary files in the staging directory, which are gone
     afterwards in every case. Nothing of the table changes.
 
     Raises:
@@ -57,9 +63,8 @@ def stage_optimize(
     assert isinstance(intent, Optimize)
     order = _order(plan, intent)
     files = tuple(file for group in plan.groups for file in group.files)
-    drops = Matches()
     deduplicate = intent.deduplicate or bool(intent.deduplicate_keys)
-    if deduplicate:
+    if drops is None and deduplicate:
         drops = match_duplicates(
             plan,
             keys=intent.deduplicate_keys,
@@ -70,7 +75,7 @@ def stage_optimize(
             files=files,
         )
     outer, inner = shares(threads, len(plan.groups))
-    tasks = list(_tasks(plan, tx, order, drops))
+    tasks = list(_tasks(plan, tx, order, drops or Matches()))
 
     def work(task: _Task) -> list[StagedFile]:
         return replace(task, threads=inner, memory_bytes=max(memory_bytes // outer, 1)).staged()

@@ -25,7 +25,7 @@ from intarsia.core.plan import Plan
 from intarsia.core.ports import Workplace
 from intarsia.core.rule import Action, Assign, Drop, Replace
 from intarsia.engines.arrow.overlay import Overlay, take_rows, without
-from intarsia.engines.arrow.reading import FileReader, encoded_columns
+from intarsia.engines.arrow.reading import FileReader, as_encoded, encoded_columns
 from intarsia.engines.arrow.row_groups import RowGroups, in_declared_order
 from intarsia.engines.arrow.writing import FileWriter, stamp
 
@@ -114,7 +114,7 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
             written,
             filesystem=task.staging,
             layout=layout,
-            metadata={**layout.notes_for(written, reader.physical), **task.metadata},
+            metadata={**layout.notes_for(as_encoded(written, encoded), reader.physical), **task.metadata},
             encoded=encoded,
         )
         order = layout.sort_keys(writer.schema)

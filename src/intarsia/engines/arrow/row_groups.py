@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.keys import arange
+from intarsia.core.keys import arange, comparable, decoded
 from intarsia.core.layout import Layout
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import PIECE_BYTES
@@ -61,7 +61,9 @@ def in_declared_order(table: pa.Table, keys: Sequence[tuple[str, str, str]]) -> 
     """The rows sorted by the keys; as they are without any."""
     if not keys or table.num_rows < 2:
         return table
-    order = pc.sort_indices(table.select([name for name, *_ in keys]), sort_keys=list(keys))
+    # Some types have no kernel for sorting, such as dictionaries; their comparable form has one.
+    columns = {name: decoded(comparable(table[name])) for name, *_ in keys}
+    order = pc.sort_indices(pa.table(columns), sort_keys=list(keys))
     if order.equals(arange(table.num_rows).cast(order.type)):
         return table
     return take_rows(table, order)

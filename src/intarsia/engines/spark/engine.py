@@ -14,16 +14,16 @@ from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Hits, Matches
-from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.plan import FileGroup, FilePlan, Plan
 from intarsia.core.ports import Progress, Transaction, Workplace
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.rule import Assign, Drop, Insert
 from intarsia.core.run import settled
-from intarsia.engines.arrow.duplicates import match_duplicates
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
 from intarsia.engines.arrow.placing import Placing, all_rows
 from intarsia.engines.arrow.predicates import settle_predicate
 from intarsia.engines.spark.crew import Crew, balanced
+from intarsia.engines.spark.duplicates import spark_duplicates
 from intarsia.engines.spark.jobs import (
     GroupWork,
     MergeWork,
@@ -37,7 +37,7 @@ from intarsia.engines.spark.jobs import (
     predicate_files,
     rewrite_files,
 )
-from intarsia.engines.spark.large import merge_large, prepare_large
+from intarsia.engines.spark.large import merge_large, prepare_merge, prepare_write, write_large
 from intarsia.engines.spark.source import SparkSource, check_exists, spooled, workspace
 from intarsia.errors import NotSupported
 
@@ -61,6 +61,8 @@ class SparkEngine:
     tasks: int = 0
     memory_bytes: int = MEMORY_BYTES
     broadcast_bytes: int = BROADCAST_BYTES
+    spool_dir: str | None = None
+    """Storage that driver and executors share, for rows that wait; local Spark uses its own machine's."""
     name: str = "spark"
 
     def __post_init__(self) -> None:
@@ -100,23 +102,26 @@ class SparkEngine:
         """As in process where the source may travel to every task; see ``broadcast_bytes``."""
         if isinstance(source, SparkSource):
             rows = source.rows
-            if isinstance(intent, Merge) and source.spool.size > self.broadcast_bytes:
-                return prepare_large(self.crew, intent, snapshot, source)
+            if source.spool.size > self.broadcast_bytes:
+                if isinstance(intent, Merge):
+                    return prepare_merge(self.crew, intent, snapshot, source)
+                if isinstance(intent, Write):
+                    return prepare_write(self.crew, intent, snapshot, source)
             source = Source(source.table, origin=source.origin)
             return replace(prepare(intent, snapshot, source), source_rows=rows)
         return prepare(intent, snapshot, source)
 
     def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
         """Which rows change; executors read key columns, or a predicate's, and write nothing."""
+        if prepared.remote is not None:
+            return self._remote(plan)(self.crew, plan, prepared, None)[0]
         match plan.intent:
             case Merge():
-                if prepared.remote is not None:
-                    return merge_large(self.crew, plan, prepared, None)[0]
                 return self._merge(plan, prepared, None, progress)[0]
             case Delete() | Update():
                 return self._predicate(plan, None, progress)[0]
             case Deduplicate() as intent:
-                return self._duplicates(plan, intent, progress)
+                return self._duplicates(plan, intent)
             case Write():
                 return _written(plan, prepared)
             case Compact() | Optimize():
@@ -134,7 +139,7 @@ class SparkEngine:
             case Delete() | Update():
                 found = self._predicate(plan, tx.workplace(), progress)
             case Deduplicate() as intent:
-                found = self._duplicates(plan, intent, progress), {}
+                found = self._duplicates(plan, intent), {}
             case Write():
                 found = _written(plan, prepared), {}
             case Compact():
@@ -169,11 +174,14 @@ class SparkEngine:
         return plan, plan.change(replaced=replaced, added=added)
 
     def _large(self, plan: Plan, prepared: Prepared, tx: Transaction) -> tuple[Plan, Change]:
-        """A merge whose source stays on executors."""
-        matches, staged, added = merge_large(self.crew, plan, prepared, tx)
+        """A merge or write whose source stays on executors."""
+        matches, staged, added = self._remote(plan)(self.crew, plan, prepared, tx)
         plan = settled(plan, prepared, matches)
         replaced = [Replacement(item.file, staged[item.file.path]) for item in plan.chosen("rewrite")]
         return plan, plan.change(replaced=replaced, added=added)
+
+    def _remote(self, plan: Plan) -> Any:
+        return merge_large if isinstance(plan.intent, Merge) else write_large
 
     def _merge(
         self, plan: Plan, prepared: Prepared, workplace: Workplace | None, progress: Progress
@@ -273,15 +281,19 @@ class SparkEngine:
         progress("write new files", len(new), len(new))
         return [file for files in done for file in files]
 
-    def _duplicates(self, plan: Plan, intent: Deduplicate, progress: Progress) -> Matches:
-        return match_duplicates(
-            plan,
-            keys=intent.keys,
-            order_by=intent.order_by,
-            threads=os.cpu_count() or 1,
-            memory_bytes=self.memory_bytes,
-            progress=progress,
-        )
+    def _duplicates(self, plan: Plan, intent: Deduplicate) -> Matches:
+        files = [item.file for item in plan.chosen("scan")]
+        return self._losing(plan, files, intent.keys, intent.order_by)
+
+    def _losing(
+        self, plan: Plan, files: Sequence[DataFile], keys: tuple[str, ...], order_by: tuple[str, ...]
+    ) -> Matches:
+        """Rows that lose against a duplicate; their keys wait in a spool while Spark compares them."""
+        place = workspace(self.spark, _beside(plan.snapshot), self.spool_dir)
+        try:
+            return spark_duplicates(self.crew, plan, place, files=files, keys=keys, order_by=order_by)
+        finally:
+            place.remove()
 
     def _compacted(self, plan: Plan, workplace: Workplace, progress: Progress) -> Change:
         work = GroupWork(_light(plan), workplace, self.memory_bytes)
@@ -292,12 +304,37 @@ class SparkEngine:
         return _regrouped(plan, added, exclusive=False)
 
     def _optimized(self, plan: Plan, workplace: Workplace, progress: Progress) -> Change:
+        intent = plan.intent
+        assert isinstance(intent, Optimize)
+        drops = Matches()
+        deduplicate = intent.deduplicate or bool(intent.deduplicate_keys)
+        if deduplicate:
+            files = [file for group in plan.groups for file in group.files]
+            drops = self._losing(plan, files, intent.deduplicate_keys, intent.dedup_order_by)
         work = GroupWork(_light(plan), workplace, self.memory_bytes)
-        jobs = [replace(_light(plan), groups=(group,)) for group in plan.groups]
+        jobs = [(replace(_light(plan), groups=(group,)), _of_group(drops, group)) for group in plan.groups]
         progress("write files", 0, len(jobs))
         changes = self.crew.each(optimize_files, jobs, shared=work, weights=[g.size for g in plan.groups])
         progress("write files", len(jobs), len(jobs))
-        return _regrouped(plan, [file for change in changes for file in change.added], exclusive=False)
+        added = [file for change in changes for file in change.added]
+        return _regrouped(plan, added, exclusive=deduplicate)
+
+
+def _beside(snapshot: Snapshot) -> tuple[Any, str] | None:
+    """A place next to the files, which all of Spark can reach."""
+    if not snapshot.files:
+        return None
+    file = snapshot.files[0]
+    root = file.location.removesuffix(f"/{file.path}")
+    parent, _, name = root.rpartition("/")
+    return snapshot.filesystem, f"{parent}/.{name}.intarsia"
+
+
+def _of_group(drops: Matches, group: FileGroup) -> Matches:
+    """What is dropped of one group's files."""
+    paths = {file.path for file in group.files}
+    hits = {path: mine for path, mine in drops.hits.items() if path in paths}
+    return Matches(drops.actions, hits, drops.dropped & paths)
 
 
 def _light(plan: Plan) -> Plan:

@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from intarsia.core.change import Change, StagedFile
 from intarsia.core.intent import Delete, Update
-from intarsia.core.matches import Hits
+from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FileGroup, FilePlan, Plan
 from intarsia.core.ports import Workplace
 from intarsia.core.rule import Action
@@ -144,8 +144,14 @@ def compact_files(work: GroupWork, job: tuple[int, FileGroup]) -> StagedFile:
     return compact_group(group, work.plan, Attempt.at(work.workplace), number=number)
 
 
-def optimize_files(work: GroupWork, plan: Plan) -> Change:
-    """Write one group, the only one of the plan given, in the order of its curve."""
+def optimize_files(work: GroupWork, job: tuple[Plan, Matches]) -> Change:
+    """Write one group, the only one of the plan given, in the order of its curve, less what is dropped."""
+    plan, drops = job
     return stage_optimize(
-        plan, Attempt.at(work.workplace), threads=1, memory_bytes=work.memory_bytes, progress=silent
+        plan,
+        Attempt.at(work.workplace),
+        threads=1,
+        memory_bytes=work.memory_bytes,
+        progress=silent,
+        drops=drops,
     )

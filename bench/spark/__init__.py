@@ -1,0 +1,1 @@
+"""Measures intarsia on Spark against Delta Lake and Iceberg on Spark: ``python -m bench.spark --help``."""

@@ -1,0 +1,193 @@
+"""``python -m bench.spark [workload ...]``: every contender in local mode on a warm session, as ratios."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import duckdb
+
+from bench.check import data_files, scan
+from bench.data import make_source, make_target
+from bench.spark.contenders import CONTENDERS
+from bench.spark.tree import Peak, cpu_seconds
+from bench.workloads import WORKLOADS, Workload, expected_sql
+
+NAMES = ("W1", "W2", "W3", "W7")
+LIMIT = 900
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """The best of the passes of one contender on one workload."""
+
+    contender: str
+    wall: float = 0.0
+    cpu: float = 0.0
+    peak_mb: float = 0.0
+    right: bool = False
+    error: str = ""
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    options = _options(argv)
+    directory = Path(options.dir or tempfile.gettempdir()).resolve() / "intarsia-bench"
+    failed = False
+    try:
+        for name in options.workloads:
+            (workload,) = WORKLOADS[name](options.scale)
+            print(f"{workload.name}  {workload.title}: {workload.shape.rows:,} rows", flush=True)
+            job = _job(workload, directory, options)
+            ours: Measured | None = None
+            for contender in options.contenders:
+                one = _measure({**job, "contender": contender})
+                ours = one if contender == "intarsia" else ours
+                failed = failed or not one.right
+                print(_line(one, ours), flush=True)
+    finally:
+        if not options.keep:
+            shutil.rmtree(directory, ignore_errors=True)
+    return int(failed)
+
+
+def _job(workload: Workload, directory: Path, options: argparse.Namespace) -> dict[str, Any]:
+    """Make the data, and the right result beside it."""
+    target = make_target(workload.shape, directory)
+    assert workload.source is not None
+    source = make_source(workload.source_name, workload.source, directory)
+    right = directory / f"right-{workload.source_name}.parquet"
+    daily = workload.shape.daily
+    if not right.exists():
+        rows = expected_sql(workload, scan(data_files(target), daily=daily), f"read_parquet('{source}')")
+        duckdb.execute(f"copy ({rows}) to '{right}.draft' (format parquet)")
+        os.rename(f"{right}.draft", right)
+    days = duckdb.execute(f"select distinct day::varchar from read_parquet('{source}')") if daily else None
+    return {
+        "target": str(target),
+        "source": str(source),
+        "expected": str(right),
+        "room": str(directory / "room"),
+        "keys": list(workload.keys),
+        "daily": daily,
+        "days": [row[0] for row in days.fetchall()] if days else [],
+        "heap": options.heap,
+        "jars": options.jars,
+        "warm": options.warm,
+        "passes": options.passes,
+    }
+
+
+def _measure(job: dict[str, Any]) -> Measured:
+    """One contender in a process group of its own, on a room that is emptied before and after."""
+    room = Path(job["room"])
+    shutil.rmtree(room, ignore_errors=True)
+    room.mkdir(parents=True)
+    errors = room.with_name("stderr")
+    with open(errors, "w") as stderr:
+        child = subprocess.Popen(
+            [sys.executable, "-m", "bench.spark.child"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            text=True,
+            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+            start_new_session=True,
+        )
+    limit = threading.Timer(LIMIT, _kill, [child])
+    limit.start()
+    try:
+        with Peak(child.pid) as peak:
+            return _followed(job, child, peak, errors)
+    finally:
+        limit.cancel()
+        _kill(child)
+        child.communicate()
+        shutil.rmtree(room, ignore_errors=True)
+
+
+def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, errors: Path) -> Measured:
+    """Look at the child whenever a pass begins and ends; the least of the passes counts."""
+    assert child.stdin is not None
+    assert child.stdout is not None
+    _tell(child, json.dumps(job))
+    walls: list[float] = []
+    cpus: list[float] = []
+    counts = right = False
+    before = most = 0.0
+    for line in child.stdout:
+        said = json.loads(line)
+        if "begin" in said:
+            counts, before = said["begin"], cpu_seconds(child.pid)
+        elif "wall" in said and counts:
+            walls.append(said["wall"])
+            cpus.append(cpu_seconds(child.pid) - before)
+            most = peak.mb
+        elif "right" in said:
+            right = said["right"]
+        _tell(child, "")
+    if len(walls) < job["passes"]:
+        lines = [line for line in errors.read_text().splitlines() if line.strip()]
+        reasons = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["no word"]
+        return Measured(job["contender"], error=reasons[-1][:200])
+    return Measured(job["contender"], min(walls), min(cpus), most, right)
+
+
+def _tell(child: subprocess.Popen[str], words: str) -> None:
+    assert child.stdin is not None
+    with contextlib.suppress(BrokenPipeError):
+        child.stdin.write(words + "\n")
+        child.stdin.flush()
+
+
+def _kill(child: subprocess.Popen[str]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child.pid, signal.SIGKILL)
+
+
+def _line(one: Measured, ours: Measured | None) -> str:
+    name = f"  {one.contender:12}"
+    if one.error:
+        return f"{name} failed: {one.error}"
+    figures = f"{name}{one.wall:8.2f} s {one.cpu:8.2f} CPU s {one.peak_mb:7.0f} MB  "
+    figures += "right" if one.right else "WRONG"
+    if ours is None or one is ours or ours.error:
+        return figures
+    ratios = (one.wall / ours.wall, one.cpu / ours.cpu, one.peak_mb / ours.peak_mb)
+    return figures + "  x intarsia: {:.1f} wall, {:.1f} CPU, {:.1f} memory".format(*ratios)
+
+
+def _options(argv: Sequence[str] | None) -> argparse.Namespace:
+    parser = argparse.ArgumentParser(
+        prog="python -m bench.spark",
+        description="Measure upserts on Spark's local mode against Delta Lake with deletion vectors and"
+        " Iceberg, merge-on-read and copy-on-write. Wall and CPU seconds of a merge on a warm session, and"
+        " the most memory that the driver, its JVM and its Python workers had; every result is checked.",
+    )
+    parser.add_argument("workloads", nargs="*", choices=[[], *NAMES], help="default: all")
+    parser.add_argument("--scale", type=float, default=0.25, help="1 means 20 million rows (default 0.25)")
+    parser.add_argument("--contenders", nargs="+", choices=CONTENDERS, default=list(CONTENDERS))
+    parser.add_argument("--warm", type=int, default=1, help="passes that do not count (default 1)")
+    parser.add_argument("--passes", type=int, default=2, help="passes of which the least counts (default 2)")
+    parser.add_argument("--heap", default="4g", help="of the JVM, for every contender (default 4g)")
+    parser.add_argument("--jars", help="a directory with the peers' jars (default: Spark fetches them)")
+    parser.add_argument("--dir", help="where to make the data (default: the system's temporary directory)")
+    parser.add_argument("--keep", action="store_true", help="leave the data there for the next run")
+    options = parser.parse_args(argv)
+    options.workloads = options.workloads or list(NAMES)
+    return options
+
+
+if __name__ == "__main__":
+    sys.exit(main())

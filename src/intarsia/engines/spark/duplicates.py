@@ -1,0 +1,118 @@
+"""Duplicate rows of a table, found by Spark over key columns alone; each file then loses its own."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyspark.sql import Window
+from pyspark.sql import functions as F
+
+from intarsia.core.files import DataFile
+from intarsia.core.keys import arange, comparable, decoded, flat
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import Plan
+from intarsia.core.rule import Drop
+from intarsia.engines.arrow.reading import FileReader
+from intarsia.engines.spark.carry import carried
+from intarsia.engines.spark.crew import Crew
+from intarsia.engines.spark.remote import FILE, POSITION, frame_of, key_names, with_keys
+from intarsia.engines.spark.source import Spool
+
+
+def spark_duplicates(
+    crew: Crew,
+    plan: Plan,
+    place: Spool,
+    *,
+    files: Sequence[DataFile],
+    keys: tuple[str, ...],
+    order_by: tuple[str, ...],
+) -> Matches:
+    """The rows that lose against another of the same key; the highest order wins, then the last row.
+
+    The driver gets the positions of the losers, eight bytes each.
+    """
+    light = replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))
+    work = RankWork(light, keys or tuple(plan.schema.names), order_by, place.filesystem, place.directory)
+    jobs = list(enumerate(files))
+    written = crew.each(write_ranks, jobs, shared=work, weights=[file.size for file in files])
+    locations = [location for location in written if location is not None]
+    if not locations:
+        return Matches((Drop(),))
+    order = [F.col(_order(number)).desc_nulls_last() for number in range(len(order_by))]
+    last = [F.col(FILE).desc(), F.col(POSITION).desc()]
+    window = Window.partitionBy(*key_names(len(work.keys))).orderBy(*order, *last)
+    ranked = frame_of(crew, locations).withColumn("__place", F.row_number().over(window))
+    lost = ranked.where("__place > 1").select(FILE, POSITION).toArrow()
+    return _matches(files, lost)
+
+
+def _order(number: int) -> str:
+    return f"__o{number}"
+
+
+def _matches(files: Sequence[DataFile], lost: pa.Table) -> Matches:
+    hits: dict[str, Hits] = {}
+    dropped: set[str] = set()
+    numbers, positions = flat(lost[FILE]), flat(lost[POSITION])
+    for number in pc.unique(numbers).to_pylist():
+        mine = positions.filter(pc.equal(numbers, number))
+        file = files[number]
+        if len(mine) == file.rows:
+            dropped.add(file.path)
+        else:
+            hits[file.path] = Hits(mine.take(pc.array_sort_indices(mine)))
+    return Matches((Drop(),), hits, frozenset(dropped), deleted=lost.num_rows)
+
+
+@dataclass(frozen=True, slots=True)
+class RankWork:
+    """Writes what decides between duplicates."""
+
+    plan: Plan
+    keys: tuple[str, ...]
+    order_by: tuple[str, ...]
+    filesystem: pafs.FileSystem
+    directory: str
+
+
+def write_ranks(work: RankWork, job: tuple[int, DataFile]) -> str | None:
+    """Key and order of every row of one file, with its place; runs on an executor."""
+    number, file = job
+    snapshot = work.plan.snapshot
+    columns = list(dict.fromkeys([*work.keys, *work.order_by]))
+    location = f"{work.directory}/{uuid.uuid4().hex}.parquet"
+    writer: pq.ParquetWriter | None = None
+    start = 0
+    with FileReader(file, snapshot.schema, snapshot.filesystem) as reader:
+        for group in range(reader.footer.num_row_groups):
+            for table in reader.pieces(columns, group):
+                sent = _ranks(table, work, number, start)
+                start += table.num_rows
+                if writer is None:
+                    writer = pq.ParquetWriter(location, sent.schema, filesystem=work.filesystem)
+                writer.write_table(sent)
+    if writer is None:
+        return None
+    writer.close()
+    return location
+
+
+def _ranks(table: pa.Table, work: RankWork, number: int, start: int) -> pa.Table:
+    rows = table.num_rows
+    place: dict[str, Any] = {
+        FILE: pa.repeat(pa.scalar(number, pa.int32()), rows),
+        POSITION: arange(rows, start),
+    }
+    sent = with_keys(pa.table(place), [table[name] for name in work.keys])
+    for order, name in enumerate(work.order_by):
+        plain = pa.table({"order": decoded(comparable(table[name]))})
+        sent = sent.append_column(_order(order), carried(plain)["order"])
+    return sent

@@ -1,0 +1,177 @@
+"""Rows of a source that stay on shared storage: cast there, with their keys beside them, read by Spark."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from intarsia.common.partitions import split_by_partition
+from intarsia.common.schema import conform_table
+from intarsia.core.keys import arange, comparable, decoded
+from intarsia.core.prune import KeyRange
+from intarsia.engines.spark.carry import carried
+from intarsia.engines.spark.crew import Crew
+from intarsia.engines.spark.source import Part, Spool
+
+ROW = "__row"
+FILE = "__file"
+POSITION = "__position"
+
+
+def key_name(number: int) -> str:
+    """The column in which the n-th key travels."""
+    return f"__k{number}"
+
+
+def key_names(count: int) -> list[str]:
+    return [key_name(number) for number in range(count)]
+
+
+def quoted(name: str) -> str:
+    """A column name as Spark takes it, whatever is in it."""
+    escaped = name.replace("`", "``")
+    return f"`{escaped}`"
+
+
+def frame_of(crew: Crew, locations: Sequence[str]) -> Any:
+    """Files of ours as a DataFrame."""
+    return crew.spark.read.parquet(*locations)
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteRows:
+    """A source in the dataset's types, on shared storage."""
+
+    spool: Spool
+    wanted: pa.Schema
+
+    @property
+    def size(self) -> int:
+        return self.spool.size
+
+    def frame(self, crew: Crew) -> Any:
+        """The rows as a DataFrame; there must be some."""
+        return frame_of(crew, [part.location for part in self.spool.parts])
+
+
+@dataclass(frozen=True, slots=True)
+class PartFacts:
+    """What the cast of one part found out."""
+
+    part: Part
+    nulls: dict[str, int]
+    ends: dict[str, pa.Array]
+    nan: dict[str, bool]
+    partitions: pa.Table
+
+
+@dataclass(frozen=True, slots=True)
+class Casting:
+    """Casts parts of a source, and looks at their keys and partitions."""
+
+    wanted: pa.Schema
+    keys: tuple[str, ...]
+    partitions: tuple[str, ...]
+    operation: str
+    path: str
+    filesystem: pafs.FileSystem
+    directory: str
+
+
+def cast_parts(crew: Crew, spool: Spool, casting: Casting) -> list[PartFacts]:
+    """Every part in the dataset's types, in new files; raises SchemaMismatch as casting here would."""
+    jobs = list(enumerate(spool.parts))
+    return crew.each(cast_part, jobs, shared=casting, weights=[part.size for part in spool.parts])
+
+
+def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
+    """One part of the source in the dataset's types, with its keys beside it; runs on an executor."""
+    number, part = job
+    keys = work.keys
+    location = f"{work.directory}/{uuid.uuid4().hex}.parquet"
+    rows = size = 0
+    nulls = dict.fromkeys(keys, 0)
+    ends: dict[str, list[pa.Array]] = {name: [] for name in keys}
+    nan = dict.fromkeys(keys, False)
+    partitions: list[pa.Table] = []
+    writer: pq.ParquetWriter | None = None
+    reader = pq.ParquetFile(part.location, filesystem=work.filesystem)
+    try:
+        for batch in reader.iter_batches(1 << 18, use_threads=False):
+            table = conform_table(
+                pa.Table.from_batches([batch]), work.wanted, operation=work.operation, path=work.path
+            )
+            for name in keys:
+                nulls[name] += table[name].null_count
+                known = KeyRange.of(table[name])
+                nan[name] = nan[name] or known.has_nan
+                ends[name] += [known.values.slice(0, 1), known.values.slice(max(len(known.values) - 1, 0))]
+            partitions += [distinct_rows(table, work.partitions)]
+            sent = with_keys(carried(table), [table[name] for name in keys])
+            sent = sent.append_column(ROW, arange(table.num_rows, (number << 40) + rows))
+            if writer is None:
+                writer = pq.ParquetWriter(location, sent.schema, filesystem=work.filesystem)
+            writer.write_table(sent)
+            rows += table.num_rows
+            size += table.nbytes
+    finally:
+        if writer is not None:
+            writer.close()
+    whole = (
+        pa.concat_tables(partitions)
+        if partitions
+        else work.wanted.empty_table().select(list(work.partitions))
+    )
+    return PartFacts(
+        Part(location, rows, size),
+        nulls,
+        {name: pa.concat_arrays(arrays) for name, arrays in ends.items() if arrays},
+        nan,
+        distinct_rows(whole, work.partitions),
+    )
+
+
+def with_keys(table: pa.Table, keys: Sequence[Any]) -> pa.Table:
+    """The table with its key in the form that Spark compares as we do."""
+    for number, column in enumerate(keys):
+        plain = pa.table({"key": decoded(comparable(column))})
+        table = table.append_column(key_name(number), carried(plain)["key"])
+    return table
+
+
+def distinct_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    if not columns:
+        return table.select([])
+    parts = split_by_partition(table.select(list(columns)), list(columns))
+    return pa.concat_tables([part.slice(0, 1) for _, part in parts]) if parts else table.select(list(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class Keeping:
+    """Writes rows as they come; runs on an executor."""
+
+    filesystem: pafs.FileSystem
+    directory: str
+
+    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
+        location = f"{self.directory}/{uuid.uuid4().hex}.parquet"
+        rows = size = 0
+        writer: pq.ParquetWriter | None = None
+        try:
+            for batch in batches:
+                if writer is None:
+                    writer = pq.ParquetWriter(location, batch.schema, filesystem=self.filesystem)
+                writer.write_batch(batch)
+                rows += batch.num_rows
+                size += batch.nbytes
+        finally:
+            if writer is not None:
+                writer.close()
+        if writer is not None:
+            yield Part(location, rows, size)

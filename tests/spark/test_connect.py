@@ -1,0 +1,66 @@
+"""Spark Connect: a client without a JVM of its own passes the core of what a classic session passes."""
+
+from __future__ import annotations
+
+import os
+import re
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+TESTS = Path(__file__).parents[1]
+CORE = [
+    "contract/test_merge_strategies.py",
+    "contract/test_merge_matched.py",
+    "contract/test_write_modes.py",
+    "contract/test_delete_where.py",
+    "contract/test_update_set.py",
+    "contract/test_compact_files.py",
+    "contract/test_optimize_order.py",
+    "contract/test_deduplicate_table.py",
+    "spark/test_dataset_io.py",
+    "spark/test_dataframes.py",
+]
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+@pytest.fixture(scope="module")
+def server(spark: object) -> Iterator[str]:
+    """The URL of a server; needs what the shared session needs, and is skipped with it."""
+    if "INTARSIA_SPARK_REMOTE" in os.environ:
+        pytest.skip("this is the client")
+    pytest.importorskip("grpc", reason="Spark Connect is not installed")
+    port = _free_port()
+    command = [sys.executable, str(Path(__file__).with_name("connect_server.py")), str(port)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield f"sc://127.0.0.1:{port}"
+        process.stdin.close()
+        process.wait(60)
+
+
+@pytest.mark.slow
+def test_a_connect_server_passes_the_core_of_the_contract(server: str) -> None:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    environment |= {"INTARSIA_SPARK_REMOTE": server, "JAVA_HOME": "/nonexistent"}
+    command = [sys.executable, "-m", "pytest", "-q", "-m", "spark", "-p", "no:cacheprovider", "-n0"]
+    command += [f"--rootdir={TESTS.parent}", "--timeout=120", *CORE]
+    done = subprocess.run(
+        command, cwd=TESTS, env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-5000:] + done.stderr[-2000:]
+    passed = re.search(r"(\d+) passed", done.stdout)
+    assert passed is not None
+    assert int(passed[1]) > 100
+    assert "skipped" not in done.stdout
