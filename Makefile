@@ -17,10 +17,10 @@ HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast spark crash property bench demo lock clean distclean
+.PHONY: help setup lint format test test-fast spark crash property cluster bench bench-spark demo lock clean distclean
 
 help: ## Show this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  ARGS='-k name' goes to pytest or the benchmark; WORKERS=4 runs more tests at once;"
 	@echo "  PYTHON=/path/to/python names the interpreter that .venv is made with."
 
@@ -84,8 +84,14 @@ crash: $(DEV) ## Kill every operation at every system call (long; needs a C comp
 property: $(DEV) ## Run the property tests with many more examples
 	@INTARSIA_HYPOTHESIS=full $(PYTEST) --timeout 7200 tests/property $(ARGS)
 
+cluster: $(DEV) ## Kill workers, tasks and drivers of a real Spark cluster on this machine (minutes)
+	@INTARSIA_CLUSTER=1 $(BIN)/python -m pytest -q --timeout 600 tests/cluster $(ARGS)
+
 bench: $(BENCH) ## Measure against the peers, as ratios in one run
 	@$(BIN)/python -m bench $(ARGS)
+
+bench-spark: $(BENCH) ## Measure on Spark against Delta Lake and Iceberg (long; Spark fetches their jars)
+	@$(BIN)/python -m bench.spark $(ARGS)
 
 demo: $(DEV) ## Upsert a day's changes into a generated dataset, and show what happens
 	@$(BIN)/python examples/demo.py $(ARGS)

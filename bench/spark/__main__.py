@@ -45,6 +45,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     directory = Path(options.dir or tempfile.gettempdir()).resolve() / "intarsia-bench"
     failed = False
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are ended on the way out
     try:
         for name in options.workloads:
             (workload,) = WORKLOADS[name](options.scale)

@@ -56,6 +56,7 @@ class Delta:
             "packages": DELTA,
             "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
             "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+            "spark.databricks.delta.snapshotPartitions": "2",  # its 50 are made for large logs
         }
     )
 
@@ -151,9 +152,7 @@ def session(contender: Any, *, heap: str, jars: str | None) -> Any:
     config = dict(contender.config)
     packages = config.pop("packages", None)
     if packages and jars:
-        prefix = packages.split(":")[1].split("_")[0].removesuffix("-4.1")
-        group = "delta" if "delta" in prefix else "iceberg"
-        config["spark.jars"] = ",".join(str(path) for path in sorted(Path(jars).glob(f"{group}-*.jar")))
+        config["spark.jars"] = ",".join(str(path) for path in sorted(Path(jars).glob("*.jar")))
     elif packages:
         config["spark.jars.packages"] = packages
     return local_session("bench", master=MASTER, config={"spark.driver.memory": heap, **config})

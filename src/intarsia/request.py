@@ -27,6 +27,7 @@ from intarsia.tables.parquet import ParquetTable
 
 __all__ = [
     "ALL_OPTIONS",
+    "TABLE_OPTIONS",
     "Columns",
     "Request",
     "Target",
@@ -47,7 +48,7 @@ Columns = str | Sequence[str]
 
 _MB = 1 << 20
 _CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "zstd")
-_TABLE_OPTIONS = (
+TABLE_OPTIONS = (
     "filesystem",
     "storage_options",
     "control_path",
@@ -60,7 +61,7 @@ _ENGINE_OPTIONS = ("threads", "memory_bytes", "tasks", "broadcast_bytes")
 _WRITE_OPTIONS = tuple(field.name for field in fields(WriteOptions))
 _SPOOL_OPTIONS = ("spool_bytes", "spool_dir")
 _OTHER_OPTIONS = ("dialect", "progress", "properties", "app_id", "batch_id")
-ALL_OPTIONS = (*_TABLE_OPTIONS, *_ENGINE_OPTIONS, *_WRITE_OPTIONS, *_SPOOL_OPTIONS, *_OTHER_OPTIONS)
+ALL_OPTIONS = (*TABLE_OPTIONS, *_ENGINE_OPTIONS, *_WRITE_OPTIONS, *_SPOOL_OPTIONS, *_OTHER_OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +108,7 @@ def requested(engine: Any, target: Target, options: Mapping[str, Any], source: A
             hint=f"options are {', '.join(sorted(ALL_OPTIONS))}.",
         )
     _check_numbers(options)
-    table_options = {name: options[name] for name in _TABLE_OPTIONS if name in options}
+    table_options = {name: options[name] for name in TABLE_OPTIONS if name in options}
     known = (*_ENGINE_OPTIONS, "spool_dir")
     engine_options = {name: options[name] for name in known if options.get(name) is not None}
     properties = dict(options.get("properties") or {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import json
 import os
 import signal
@@ -25,7 +26,7 @@ SECONDS = 150.0
 _OPENED = ("java.lang", "java.lang.invoke", "java.io", "java.net", "java.nio", "java.util", "sun.nio.ch")
 
 
-def wait_until(found: Callable[[], Any], what: str, *, seconds: float = 60.0) -> Any:
+def wait_until(found: Callable[[], Any], what: str, *, seconds: float = SECONDS) -> Any:
     """The first true answer."""
     deadline = time.monotonic() + seconds
     while not (answer := found()):
@@ -39,6 +40,11 @@ def end(process: subprocess.Popen[Any]) -> None:
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     process.wait()
+
+
+def die_with_parent() -> None:
+    """In a new process: end when the tests do, also when those are killed. Linux only."""
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG
 
 
 def environment(place: Path, host: str) -> dict[str, str]:
@@ -140,6 +146,7 @@ class Cluster:
                 stderr=file,
                 env=environ,
                 start_new_session=True,
+                preexec_fn=die_with_parent,
             )
         return process, log
 
@@ -188,7 +195,9 @@ def driver(
         "spark.driver.memory": "512m",
         "spark.executor.memory": "512m",
         "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": False,
         "spark.sql.shuffle.partitions": 4,
+        "spark.sql.adaptive.coalescePartitions.enabled": False,  # so little data would be one task
         "spark.scheduler.minRegisteredResourcesRatio": 1.0,
         **(config or {}),
     }
@@ -208,6 +217,7 @@ def driver(
             env=environment(place, HOST),
             cwd=place,
             start_new_session=True,
+            preexec_fn=die_with_parent,
         )
     try:
         assert process.stdin is not None

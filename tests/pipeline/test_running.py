@@ -74,6 +74,18 @@ def test_a_target_that_somebody_else_has_changed_makes_its_steps_run_again(shop:
     assert ids(shop) == [1, 2]
 
 
+def test_a_change_by_somebody_else_concerns_every_step_of_the_target(shop: Any, ids: Ids) -> None:
+    shop.declare(shop.file.read_text().replace('on = "id"', 'on = "id"\nstrategy = "insert"'))
+    shop.lands("a.csv", {1: ("eu", 5.0)})
+    shop.run()
+    it.write(pa.table({"id": [9], "region": ["eu"], "amount": [-9.0]}), shop.lake)
+    report = shop.run()
+    assert not report.step("upsert").changed  # so that is not why the next one runs
+    assert report.step("purge").status == "done"
+    assert ids(shop) == [1]
+    assert set(shop.statuses().values()) == {"unchanged"}
+
+
 def test_a_step_after_one_that_changed_its_target_runs_even_when_it_failed_in_between(
     shop: Any, ids: Ids
 ) -> None:

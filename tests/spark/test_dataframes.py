@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import glob
 import tempfile
 from decimal import Decimal
 from typing import Any
@@ -28,11 +27,13 @@ def target(tmp_path, make_dataset):
 
 
 @pytest.fixture(autouse=True)
-def nothing_left():
-    """No test leaves a spool behind."""
-    before = set(glob.glob(f"{tempfile.gettempdir()}/spool-*"))
+def spools(tmp_path, monkeypatch):
+    """Where sources are spooled; no test leaves one behind."""
+    place = tmp_path / "spools"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
     yield
-    assert set(glob.glob(f"{tempfile.gettempdir()}/spool-*")) <= before
+    assert list(place.glob("spool-*")) == []
 
 
 def _values(rows: list[dict[str, Any]]) -> dict[int, int]:

@@ -108,15 +108,20 @@ def _append(
 def _leaf(footer: pq.FileMetaData, column: str, guess: int) -> int:
     """The leaf number of a flat top-level column, or _ABSENT or _NESTED; files mostly agree."""
     schema = footer.schema
-    if guess < len(schema) and schema.column(guess).path == column:
+    if guess < len(schema) and _is_flat(schema.column(guess), column):
         return guess
     for number in range(len(schema)):
         path = schema.column(number).path
-        if path == column:
+        if _is_flat(schema.column(number), column):
             return number
         if path.startswith(f"{column}."):
             return _NESTED
     return _ABSENT
+
+
+def _is_flat(leaf: pq.ColumnSchema, column: str) -> bool:
+    """Whether a leaf is the column itself: a field ``b`` of a struct ``a`` has the path ``a.b``, too."""
+    return bool(leaf.path == column and leaf.name == column)
 
 
 @dataclass(frozen=True, slots=True)

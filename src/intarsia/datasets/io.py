@@ -22,6 +22,7 @@ from intarsia.datasets.statistics import (
     optimize_statistics,
 )
 from intarsia.errors import InputError
+from intarsia.request import TABLE_OPTIONS
 from intarsia.tables.parquet import ParquetTable
 
 log = logger(__name__)
@@ -93,8 +94,8 @@ class DatasetIO:
         """The dataset as a table, with this IO's options; what every ``path`` may also be given as."""
         if isinstance(path, ParquetTable):
             return path
-        known = ("filesystem", "storage_options", "control_path", "single_writer", "lock_timeout", "lock")
-        return ParquetTable(path, **{name: self._options[name] for name in known if name in self._options})
+        given = {name: self._options[name] for name in TABLE_OPTIONS if name in self._options}
+        return ParquetTable(path, **given)
 
     def write_dataset(
         self,

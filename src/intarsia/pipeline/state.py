@@ -55,11 +55,20 @@ class State:
     counter: int = 0
     targets: dict[str, str] = field(default_factory=dict)
     """By path: the state in which this pipeline left a target."""
+    foreign: dict[str, int] = field(default_factory=dict)
+    """By path: when a target was found in another state than that, in the numbers of successes."""
     steps: dict[str, list[Record]] = field(default_factory=dict)
     pending: dict[str, Pending] = field(default_factory=dict)
 
     def record(self, step: str, definition: str) -> Record | None:
         return next((r for r in self.steps.get(step, ()) if r.definition == definition), None)
+
+    def look(self, target: str, digest: str) -> None:
+        """Take note of the state a target is found in: one we did not leave it in is somebody else's."""
+        if self.targets.get(target, digest) != digest:
+            self.counter += 1
+            self.foreign[target] = self.counter
+        self.targets[target] = digest
 
     def taken(self, step: str, target: str | None) -> tuple[Stamp, ...]:
         """All files that a step has ever taken into a target."""
@@ -97,6 +106,7 @@ class State:
             "version": VERSION,
             "counter": self.counter,
             "targets": self.targets,
+            "foreign": self.foreign,
             "steps": {name: [_plain(record) for record in found] for name, found in self.steps.items()},
             "pending": {name: _plain(entry) for name, entry in self.pending.items()},
         }
@@ -112,6 +122,7 @@ class State:
             return cls(
                 counter=int(raw["counter"]),
                 targets={str(path): str(digest) for path, digest in raw["targets"].items()},
+                foreign={str(path): int(at) for path, at in raw["foreign"].items()},
                 steps={
                     name: [_revived(Record, one) for one in found] for name, found in raw["steps"].items()
                 },

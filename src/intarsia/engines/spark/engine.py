@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
@@ -102,6 +103,7 @@ class SparkEngine:
         """As in process where the source may travel to every task; see ``broadcast_bytes``."""
         if isinstance(source, SparkSource):
             rows = source.rows
+            _warn_of_ties(intent)
             if source.spool.size > self.broadcast_bytes:
                 if isinstance(intent, Merge):
                     return prepare_merge(self.crew, intent, snapshot, source)
@@ -216,9 +218,10 @@ class SparkEngine:
         weights = [item.file.size for item in files]
         shares = balanced(weights, crew.tasks)
         jobs = [[files[number] for number in share] for share in shares]
-        progress("probe and write files", 0, len(files))
+        writing = shared.workplace is not None
+        progress("probe and write files" if writing else "probe files", 0, len(files))
         done = crew.each(work, jobs, shared=shared, weights=[sum(weights[n] for n in s) for s in shares])
-        progress("probe and write files", len(files), len(files))
+        progress("write files" if writing else "probe files", len(files), len(files))
         result: dict[int, Any] = {}
         for share, answers in zip(shares, done, strict=True):
             result |= dict(zip(share, answers, strict=True))
@@ -268,7 +271,10 @@ class SparkEngine:
         prefix = "insert" if isinstance(plan.intent, Merge) else "part"
         new = placing.files(matches.inserts, prepared.table, tx, prefix=prefix)
         if matches.inserted <= DRIVER_INSERT_ROWS:
-            return [placing.write(file, prepared.table, tx) for file in new]
+            staged = [placing.write(file, prepared.table, tx) for file in new]
+            if new:
+                progress("write files", len(new), len(new))
+            return staged
         weights = [len(file.rows) for file in new]
         shares = balanced(weights, self.crew.tasks)
         progress("write new files", 0, len(new))
@@ -278,7 +284,7 @@ class SparkEngine:
             shared=PlaceWork(placing, prepared.table, tx.workplace()),
             weights=[sum(weights[number] for number in share) for share in shares],
         )
-        progress("write new files", len(new), len(new))
+        progress("write files", len(new), len(new))
         return [file for files in done for file in files]
 
     def _duplicates(self, plan: Plan, intent: Deduplicate) -> Matches:
@@ -335,6 +341,15 @@ def _of_group(drops: Matches, group: FileGroup) -> Matches:
     paths = {file.path for file in group.files}
     hits = {path: mine for path, mine in drops.hits.items() if path in paths}
     return Matches(drops.actions, hits, drops.dropped & paths)
+
+
+def _warn_of_ties(intent: Intent) -> None:
+    if isinstance(intent, Merge) and intent.rule.name == "deduplicate" and not intent.dedup_order_by:
+        warnings.warn(
+            "deduplicate without dedup_order_by: which row of a DataFrame is the last is not defined.",
+            UserWarning,
+            stacklevel=2,
+        )
 
 
 def _light(plan: Plan) -> Plan:

@@ -8,7 +8,6 @@ never cross a shuffle, and no row of the source comes to the driver.
 from __future__ import annotations
 
 import uuid
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -160,12 +159,6 @@ def _refuse_duplicates(crew: Crew, remote: RemoteRows, intent: Merge, path: str)
 
 def _winners(crew: Crew, remote: RemoteRows, intent: Merge) -> RemoteRows:
     """One row per key: the highest order, then the last of the source's parts."""
-    if not intent.dedup_order_by:
-        warnings.warn(
-            "deduplicate without dedup_order_by: which row of a DataFrame is the last is not defined.",
-            UserWarning,
-            stacklevel=2,
-        )
     if not remote.spool.parts:
         return remote
     order = [F.col(quoted(name)).desc_nulls_last() for name in intent.dedup_order_by]
