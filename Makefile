@@ -17,7 +17,7 @@ HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast spark crash property cluster bench bench-spark demo lock clean distclean
+.PHONY: help setup lint format test test-fast spark crash property cluster bench bench-spark demo tour lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -93,7 +93,10 @@ bench: $(BENCH) ## Measure against the peers, as ratios in one run
 bench-spark: $(BENCH) ## Measure on Spark against Delta Lake and Iceberg (long; Spark fetches their jars)
 	@$(BIN)/python -m bench.spark $(ARGS)
 
-demo: $(DEV) ## Upsert a day's changes into a generated dataset, and show what happens
+demo: $(DEV) ## Run a pipeline on local Spark: days of orders merged, changed, compacted; ends with a report
+	@$(BIN)/python examples/pipeline_demo.py $(ARGS)
+
+tour: $(DEV) ## Every operation in process, on a generated dataset, with plans and pictures (seconds)
 	@$(BIN)/python examples/demo.py $(ARGS)
 
 lock: ## Pin the requirements again (needs uv; make lock ARGS=--upgrade takes newer versions)

@@ -199,26 +199,25 @@ def _shown(value: Any) -> Any:
 
 
 @BOTH
-@pytest.mark.parametrize("name", TYPES)
-def test_a_column_of_any_type_arrives_as_it_is(spark, tmp_path, name, limit):
-    kind, one, other = TYPES[name]
-    schema = f"id long, v {kind}"
-    it.merge(spark.createDataFrame([(1, one), (2, one)], schema), tmp_path / "t", on="id")
-    result = it.merge(
-        spark.createDataFrame([(2, other), (3, None)], schema), tmp_path / "t", on="id", broadcast_bytes=limit
-    )
+def test_a_column_of_any_type_arrives_as_it_is(spark, tmp_path, limit):
+    schema = ", ".join(["id long", *(f"`{name}` {kind}" for name, (kind, _, _) in TYPES.items())])
+    ones = [one for _, one, _ in TYPES.values()]
+    others = [other for _, _, other in TYPES.values()]
+    it.merge(spark.createDataFrame([(1, *ones), (2, *ones)], schema), tmp_path / "t", on="id")
+    changes = spark.createDataFrame([(2, *others), (3, *[None] * len(TYPES))], schema)
+    result = it.merge(changes, tmp_path / "t", on="id", broadcast_bytes=limit)
     assert (result.updated, result.inserted) == (1, 1)
-    found = {row["id"]: row["v"] for row in it.snapshot(tmp_path / "t").dataset().to_table().to_pylist()}
-    assert found == {1: _shown(one), 2: _shown(other), 3: None}
+    found = {row.pop("id"): row for row in it.snapshot(tmp_path / "t").dataset().to_table().to_pylist()}
+    assert found[1] == {name: _shown(one) for name, (_, one, _) in TYPES.items()}
+    assert found[2] == {name: _shown(other) for name, (_, _, other) in TYPES.items()}
+    assert found[3] == dict.fromkeys(TYPES)
 
 
 @BOTH
-@pytest.mark.parametrize("name", KEYS)
-def test_a_key_of_any_type_is_found(spark, tmp_path, name, limit):
-    kind, one, other = TYPES[name]
-    schema = f"k {kind}, v int"
-    it.merge(spark.createDataFrame([(one, 1)], schema), tmp_path / "t", on="k")
-    result = it.merge(
-        spark.createDataFrame([(one, 2), (other, 3)], schema), tmp_path / "t", on="k", broadcast_bytes=limit
-    )
+def test_a_key_of_all_types_is_found(spark, tmp_path, limit):
+    schema = ", ".join([*(f"`{name}` {TYPES[name][0]}" for name in KEYS), "v int"])
+    ones, others = ([TYPES[name][at] for name in KEYS] for at in (1, 2))
+    it.merge(spark.createDataFrame([(*ones, 1)], schema), tmp_path / "t", on=KEYS)
+    changes = spark.createDataFrame([(*ones, 2), (*others, 3)], schema)
+    result = it.merge(changes, tmp_path / "t", on=KEYS, broadcast_bytes=limit)
     assert (result.updated, result.inserted, result.total) == (1, 1, 2)

@@ -12,7 +12,14 @@ import pytest
 import intarsia as it
 from intarsia.datasets.pyarrow import PyarrowDatasetIO
 from intarsia.datasets.spark import SparkDatasetIO
-from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, NothingMatched, NotSupported
+from intarsia.errors import (
+    ColumnNotFound,
+    CommitUnknown,
+    InputError,
+    KeyColumnError,
+    NothingMatched,
+    NotSupported,
+)
 
 ORDERS = pa.table(
     {
@@ -230,7 +237,7 @@ def test_a_commit_that_is_not_published_yet_is_read_as_published(io, tmp_path, m
 
     with monkeypatch.context() as patch:
         patch.setattr(Journal, "publish", crash)
-        with pytest.raises(it.CommitUnknown):
+        with pytest.raises(CommitUnknown):
             it.merge(pa.table({"id": [3, 9], "n": [1, 1]}), root, on="id")
     found = io.read_parquet(root).toArrow().to_pylist()
     assert sorted((row["id"], row["n"]) for row in found) == [(0, 0), (1, 0), (2, 0), (3, 1), (9, 1)]

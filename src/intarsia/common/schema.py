@@ -208,8 +208,9 @@ def conform_schema(
 
 def _evolution(schema_evolution: str | Collection[str] | None) -> frozenset[str]:
     parts = schema_evolution.split(",") if isinstance(schema_evolution, str) else schema_evolution or ()
-    chosen = frozenset(part.strip() for part in parts)
-    if not chosen <= {"add", "widen"}:
+    known = isinstance(parts, Collection) and all(isinstance(part, str) for part in parts)
+    chosen = frozenset(part.strip() for part in parts) if known else frozenset()
+    if not known or not chosen <= {"add", "widen"}:
         raise InputError(
             f"schema_evolution={schema_evolution!r} is not known",
             hint='use None, "add", "widen" or "add,widen"',

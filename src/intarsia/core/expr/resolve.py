@@ -398,7 +398,8 @@ def _not_one(path: str, part: str, matches: Sequence[str], names: Sequence[str])
         raise InputError(
             f"column {path!r} could be any of {', '.join(map(repr, matches))}", hint="quote the one you mean"
         )
-    close = difflib.get_close_matches(part, names, n=3) or list(names[:10])
-    raise ColumnNotFound(
-        f"there is no column {path!r}", hint=f"there is {', '.join(map(repr, close))}" if close else None
-    )
+    close = difflib.get_close_matches(part, names, n=3)
+    hint = f"there is {', '.join(map(repr, close or names[:10]))}" if names else ""
+    if not close and path == part:  # a text that is not quoted, or not as SQL does
+        hint += f"; a text is written in single quotes: '{part}'"
+    raise ColumnNotFound(f"there is no column {path!r}", hint=hint.removeprefix("; ") or None)

@@ -51,6 +51,7 @@ class FileReader:
         self.file = file
         self._kept = kept
         self.schema = as_encoded(schema, encoded)
+        self._bare_name = _unused_name(schema)
         try:
             self._parquet = pq.ParquetFile(
                 filesystem.open_input_file(file.location),
@@ -102,7 +103,7 @@ class FileReader:
         if not physical:
             rows = self.footer.row_group(row_group).num_rows
             for start in range(0, rows, limit):
-                yield self._complete(_bare(min(limit, rows - start)), columns)
+                yield self._complete(self._bare(min(limit, rows - start)), columns)
             return
         batches = self._parquet.iter_batches(
             limit, row_groups=[row_group], columns=physical, use_threads=False
@@ -129,12 +130,16 @@ class FileReader:
     def _read(self, columns: Sequence[str], row_group: int) -> pa.Table:
         physical = [name for name in columns if name in self.stored]
         if not physical:
-            return _bare(self.footer.row_group(row_group).num_rows)
+            return self._bare(self.footer.row_group(row_group).num_rows)
         try:
             table = self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
         except (pa.ArrowInvalid, OSError) as error:
             raise _unreadable(self.file, error) from error
         return table.select(physical)  # the name "a.b" also brings the field b of a struct a
+
+    def _bare(self, rows: int) -> pa.Table:
+        """A table of so many rows and no column that counts."""
+        return pa.table({self._bare_name: pa.nulls(rows)})
 
     def _complete(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
         rows = table.num_rows
@@ -149,11 +154,11 @@ class FileReader:
                 table = table.set_column(table.column_names.index(name), name, constant)
             else:
                 table = table.append_column(name, constant)
-        if _BARE in table.column_names:
+        if self._bare_name in table.column_names:
             if table.num_columns == 1 and columns:
                 table = pa.table({f.name: pa.nulls(rows, f.type) for f in wanted}, schema=wanted)
                 return table
-            table = table.drop_columns([_BARE])
+            table = table.drop_columns([self._bare_name])
         if table.schema.equals(wanted):
             return table
         return conform_table(table, _nullable(wanted), operation="read", path=self.file.path)
@@ -172,12 +177,12 @@ class FileReader:
             )
 
 
-_BARE = "__rows__"
-
-
-def _bare(rows: int) -> pa.Table:
-    """A table of so many rows and no column that counts."""
-    return pa.table({_BARE: pa.nulls(rows)})
+def _unused_name(schema: pa.Schema) -> str:
+    """A name that none of the columns has."""
+    name = "__rows__"
+    while name in schema.names:
+        name += "_"
+    return name
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:

@@ -144,7 +144,10 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
 def _stored(reader: FileReader, task: Rewrite) -> list[str]:
     """The file's own columns in its own order, then those that are new to it."""
     own = [name for name in reader.physical.names if name in task.schema.names]
-    return own + [n for n in task.schema.names if n not in task.partition_columns and n not in own]
+    apart = set(task.partition_columns)
+    if any(isinstance(action, Replace) for action in task.actions):
+        apart &= task.file.partition.keys()  # rows that come bring the values that the path does not tell
+    return own + [name for name in task.schema.names if name not in apart and name not in own]
 
 
 def _encoded(task: Rewrite) -> list[str]:
