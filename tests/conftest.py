@@ -43,7 +43,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def uses_spark(item: pytest.Item) -> bool:
-    """Whether a test needs the session: by its mark or fixtures, or as one of the contract suite's engines."""
+    """Whether a test needs the session: by its mark or fixtures, or as one of the contract's engines."""
     if item.get_closest_marker("spark") is not None:
         return True
     parts = getattr(item, "callspec", None)

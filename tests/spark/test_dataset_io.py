@@ -203,7 +203,6 @@ TYPES = {
         pa.array([dt.datetime(2020, 1, 1, tzinfo=dt.UTC)], pa.timestamp("ms", "UTC")),
         "timestamp",
     ),
-    "time": (pa.array([dt.time(1, 2, 3, 4), None], pa.time64("us")), "time(6)"),
     "duration": (pa.array([dt.timedelta(1, 2), None], pa.duration("ms")), "interval day to second"),
     "dictionary": (pa.array(["a", None, "a"]).dictionary_encode(), "string"),
     "large_string": (pa.array(["a", None], pa.large_string()), "string"),
@@ -225,6 +224,22 @@ def test_a_type_is_shown_as_one_that_holds_every_value(io, tmp_path, name):
     frame = io.read_parquet(tmp_path / "t")
     assert frame.schema.simpleString() == f"struct<v:{shown}>"
     assert frame.toArrow()["v"].to_pylist() == column.to_pylist()
+
+
+def test_times_of_day_are_microseconds(io, tmp_path):
+    (tmp_path / "t").mkdir()
+    times = pa.array([dt.time(0, 0, 1, 2), None], pa.time64("ns"))
+    pq.write_table(pa.table({"v": times}), tmp_path / "t" / "a.parquet")
+    assert io.read_parquet(tmp_path / "t").toArrow()["v"].to_pylist() == [1_000_002, None]
+
+
+def test_a_value_that_spark_would_cut_off_is_refused(io, tmp_path):
+    from pyspark.errors import PythonException
+
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"v": pa.array([1], pa.timestamp("ns"))}), tmp_path / "t" / "a.parquet")
+    with pytest.raises(PythonException, match="SchemaMismatch"):
+        io.read_parquet(tmp_path / "t").toArrow()
 
 
 def test_a_commit_that_is_not_published_yet_is_read_as_published(io, tmp_path, make_dataset, monkeypatch):

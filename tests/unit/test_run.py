@@ -181,6 +181,13 @@ def test_a_file_that_was_replaced_while_it_was_read_is_read_again(source):
     assert run(UPSERT, notes, notes, source).attempts == 2
 
 
+def test_files_that_keep_being_replaced_are_a_conflict_and_not_called_damaged(source):
+    notes = Restless()
+    with pytest.raises(CommitConflict, match="replaced by another writer"):
+        run(UPSERT, notes, notes, source, attempts=1)
+    assert notes.calls.count("commit") == 0
+
+
 def test_a_file_that_is_simply_damaged_is_an_error(source):
     notes = Restless(changes=False)
     with pytest.raises(DamagedTable, match="half a file"):

@@ -11,7 +11,7 @@ The rules, in one place for every engine:
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Sequence
-from typing import Literal
+from typing import Any, Literal
 
 import pyarrow as pa
 
@@ -207,7 +207,7 @@ def conform_schema(
 
 
 def _evolution(schema_evolution: str | Collection[str] | None) -> frozenset[str]:
-    parts = schema_evolution.split(",") if isinstance(schema_evolution, str) else schema_evolution or ()
+    parts: Any = schema_evolution.split(",") if isinstance(schema_evolution, str) else schema_evolution or ()
     known = isinstance(parts, Collection) and all(isinstance(part, str) for part in parts)
     chosen = frozenset(part.strip() for part in parts) if known else frozenset()
     if not known or not chosen <= {"add", "widen"}:

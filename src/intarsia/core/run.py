@@ -98,8 +98,10 @@ def run(
                 committed = tx.commit(change)
         except (DamagedTable, StorageError) as error:
             # Unreadable, or merely replaced by a foreign writer while it was read?
-            if attempt == attempts or seen is None or not _has_changed(seen, table):
+            if seen is None or not _has_changed(seen, table):
                 raise
+            if attempt == attempts:
+                raise _kept_changing(seen, attempts) from error
             log.info("%s %s: planning again, files have changed: %s", intent.operation, error.path, error)
             continue
         except CommitConflict as conflict:
@@ -156,6 +158,14 @@ def _has_changed(before: Snapshot, table: Table) -> bool:
     """Whether some file of a snapshot is no longer what it was."""
     now = {file.path: file.fingerprint for file in table.snapshot().files}
     return any(now.get(file.path) != file.fingerprint for file in before.files)
+
+
+def _kept_changing(snapshot: Snapshot, attempts: int) -> CommitConflict:
+    return CommitConflict(
+        f"Files of {snapshot.root} were replaced by another writer while they were read, {attempts} times.",
+        path=snapshot.root,
+        hint="nothing was changed; run the operation again when the other writer is done",
+    )
 
 
 def settled(plan: Plan, prepared: Prepared, matches: Matches) -> Plan:

@@ -61,7 +61,8 @@ class SparkDatasetIO(DatasetIO):
         file's narrower types become the dataset's, and what the filter rules out is not read.
 
         Types that Spark lacks become the next ones that hold every value: unsigned integers the next
-        wider, nanoseconds microseconds (where no value loses any). ``use_threads`` has no meaning here.
+        wider, nanoseconds microseconds (where no value loses any), times of day a number of microseconds
+        unless ``spark.sql.timeType.enabled``. ``use_threads`` has no meaning here.
 
         Args and errors as of :meth:`intarsia.datasets.pyarrow.PyarrowDatasetIO.read_parquet`.
         """

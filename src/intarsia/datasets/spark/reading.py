@@ -30,8 +30,8 @@ def dataset_frame(spark: Any, table: ParquetTable, wanted: Reading, *, tasks: in
     """
     task = Task.of(state_of(table), wanted)
     exact, sent = (
-        pa.schema([field.with_type(shown_as(field.type, unit)).with_nullable(True) for field in task.schema])
-        for unit in ("us", "ns")
+        pa.schema([field.with_type(shown_as(field.type, time)).with_nullable(True) for field in task.schema])
+        for time in (pa.time64("us"), _time_of_day(spark))
     )
     spark_schema = from_arrow_schema(sent, prefer_timestamp_ntz=True)
     files = task.files()
@@ -46,16 +46,22 @@ def dataset_frame(spark: Any, table: ParquetTable, wanted: Reading, *, tasks: in
     return spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.rows, spark_schema)
 
 
-def shown_as(kind: pa.DataType, unit: str) -> pa.DataType:
+def _time_of_day(spark: Any) -> pa.DataType:
+    """What times of day travel as: Spark's own type, where it is switched on, else microseconds."""
+    has_times = str(spark.conf.get("spark.sql.timeType.enabled", "false")).lower() == "true"
+    return pa.time64("ns") if has_times else pa.int64()
+
+
+def shown_as(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
     """The type that Spark shows a column in: what it stands for, where the engine's need only carry it.
 
-    ``unit`` is that of times of day: Spark's have microseconds, and travel as nanoseconds.
+    ``time`` stands for times of day, which Spark has to the microsecond, and not everywhere.
     """
     is_ = pa.types
     if is_.is_dictionary(kind):
-        return shown_as(kind.value_type, unit)
+        return shown_as(kind.value_type, time)
     if isinstance(kind, pa.BaseExtensionType):
-        return shown_as(kind.storage_type, unit)
+        return shown_as(kind.storage_type, time)
     if is_.is_uint8(kind):
         return pa.int16()
     if is_.is_uint16(kind):
@@ -65,15 +71,15 @@ def shown_as(kind: pa.DataType, unit: str) -> pa.DataType:
     if is_.is_duration(kind):
         return pa.duration("us")
     if is_.is_time(kind):
-        return pa.time64(unit)
+        return time
     if is_.is_null(kind):
         return kind
     if is_.is_struct(kind):
-        return pa.struct([field.with_type(shown_as(field.type, unit)) for field in kind])
+        return pa.struct([field.with_type(shown_as(field.type, time)) for field in kind])
     if is_.is_map(kind):
-        return pa.map_(shown_as(kind.key_type, unit), shown_as(kind.item_type, unit))
+        return pa.map_(shown_as(kind.key_type, time), shown_as(kind.item_type, time))
     if is_.is_nested(kind):
-        return pa.list_(shown_as(kind.value_type, unit))
+        return pa.list_(shown_as(kind.value_type, time))
     return carrier(kind)
 
 

@@ -51,8 +51,8 @@ def stage_optimize(
     """Write the rows of each group anew, ordered along the curve over all of the group's new files.
 
     Duplicates, if asked for, are looked for over all groups and left out, unless ``drops`` names them. A
-    group that does not fit in ``memory_bytes`` is sorted through temporary files in the staging directory, which are gone
-    afterwards in every case. Nothing of the table changes.
+    group that does not fit in ``memory_bytes`` is sorted through temporary files in the staging
+    directory, which are gone afterwards in every case. Nothing of the table changes.
 
     Raises:
         ColumnNotFound: a clustering column is not there.
