@@ -21,10 +21,16 @@ def _name(page: Path) -> str:
     return str(page.relative_to(ROOT))
 
 
-@pytest.mark.parametrize("page", doc_pages.PAGES, ids=_name)
+def _on_spark(page: Path) -> Any:
+    return pytest.param(page, marks=pytest.mark.spark) if page.name == "spark.md" else page
+
+
+@pytest.mark.parametrize("page", [_on_spark(page) for page in doc_pages.PAGES], ids=_name)
 def test_every_python_block_runs_and_prints_what_it_claims(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
+    if request.node.get_closest_marker("spark") is not None:
+        request.getfixturevalue("spark")
     monkeypatch.chdir(tmp_path)
     namespace: dict[str, Any] = {"__name__": "example"}
     for block in doc_pages.blocks(page.read_text(encoding="utf-8")):
