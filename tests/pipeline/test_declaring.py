@@ -155,12 +155,12 @@ def test_variables_come_from_parameters_then_from_the_file_then_from_the_environ
     text = '[params]\nday = "monday"\nwhere = "${ROOT}/${day}"\n' + MINIMAL.replace(
         "landing/*.csv", "${where}"
     )
-    monkeypatch.setenv("ROOT", "/root")
+    monkeypatch.setenv("ROOT", "/base")
     monkeypatch.setenv("day", "never")
     path = pipeline.loads(text).sources["landing"].path
-    assert path == ("/root/monday",)
+    assert path == ("/base/monday",)
     path = pipeline.loads(text, params={"day": "friday"}).sources["landing"].path
-    assert path == ("/root/friday",)
+    assert path == ("/base/friday",)
 
 
 def test_two_dollars_are_one() -> None:
