@@ -8,7 +8,7 @@ BENCH   := $(VENV)/.bench-installed
 WORKERS ?= 2
 ARGS    ?=
 
-PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist loadgroup
+PYTEST  := $(BIN)/python -m pytest -q -n $(WORKERS) --dist worksteal
 COMPILE := uv pip compile --quiet --universal --python-version 3.11 --generate-hashes \
            --custom-compile-command "make lock"
 

@@ -34,12 +34,10 @@ NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 LARGEST_RECORD = 1 << 20
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Tests that share the Spark session share a process: one JVM for a whole run."""
-    for item in items:
-        if uses_spark(item):
-            item.add_marker(pytest.mark.spark)
-            item.add_marker(pytest.mark.xdist_group("spark"))
+def pytest_itemcollected(item: pytest.Item) -> None:
+    """Mark what needs the Spark session, so that ``-m spark`` and ``-m "not spark"`` tell it apart."""
+    if uses_spark(item):
+        item.add_marker(pytest.mark.spark)
 
 
 def uses_spark(item: pytest.Item) -> bool:
@@ -265,7 +263,7 @@ def rows() -> Callable[..., list[dict[str, Any]]]:
 
 @pytest.fixture(scope="session")
 def spark() -> Iterator[Any]:
-    """The one Spark session of a test run: local, two cores; skips where pyspark or Java is missing.
+    """The one Spark session of a test process: local, two cores; skips where pyspark or Java is missing.
 
     ``INTARSIA_SPARK_REMOTE`` names a Spark Connect server to run the same tests on.
     """

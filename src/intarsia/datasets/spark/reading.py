@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,7 +14,7 @@ from intarsia.core.files import DataFile
 from intarsia.datasets.reading import Reading, Task, state_of
 from intarsia.engines.spark import SparkEngine
 from intarsia.engines.spark.carry import carrier
-from intarsia.engines.spark.crew import balanced
+from intarsia.engines.spark.crew import balanced, opened, packed
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import open_storage
 from intarsia.tables.parquet import ParquetTable
@@ -40,8 +39,8 @@ def dataset_frame(spark: Any, table: ParquetTable, wanted: Reading, *, tasks: in
     shares = balanced([file.size or file.rows for file, _ in files], SparkEngine(spark, tasks).crew.tasks)
     light = replace(task, snapshot=replace(task.snapshot, files=()))
     parcel = Shelf(
-        pickle.dumps((light, exact, sent)),
-        tuple(pickle.dumps([files[number] for number in share]) for share in shares),
+        packed((light, exact, sent)),
+        tuple(packed([files[number] for number in share]) for share in shares),
     )
     return spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.rows, spark_schema)
 
@@ -92,10 +91,10 @@ class Shelf:
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in the Python worker of a task; memory: a piece of one file."""
-        task, exact, sent = pickle.loads(self.common)
+        task, exact, sent = opened(self.common)
         for batch in batches:
             for share in batch.column(0).to_pylist():
-                for item in pickle.loads(self.shares[share]):
+                for item in opened(self.shares[share]):
                     yield from _file_rows(task, item, exact, sent)
 
 

@@ -31,6 +31,11 @@ def packed(value: Any) -> bytes:
     return data
 
 
+def opened(data: bytes) -> Any:
+    """What was packed; only ever bytes that went between our own driver and tasks."""
+    return pickle.loads(data)
+
+
 @dataclass(frozen=True, slots=True)
 class Crew:
     """The executors of a session."""
@@ -59,12 +64,12 @@ class Crew:
     def over(self, frame: Any, work: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> list[Any]:
         """``work`` over the rows of each partition of a DataFrame; what it yields, in no order."""
         rows = frame.mapInArrow(Stream(packed(work)).unpack, RESULT)
-        return [pickle.loads(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
+        return [opened(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
 
     def groups(self, frame: Any, column: str, work: Callable[[pa.Table], Any]) -> list[Any]:
         """``work`` over the rows that share a value of one column; what it returns, in no order."""
         rows = frame.groupBy(column).applyInArrow(_grouped(packed(work)), RESULT)
-        return [pickle.loads(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
+        return [opened(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,8 +83,8 @@ class Parcel:
         """Runs in the Python worker of a task."""
         for batch in batches:
             for share in batch.column(0).to_pylist():
-                work, shared = pickle.loads(self.common)
-                for number, job in pickle.loads(self.shares[share]):
+                work, shared = opened(self.common)
+                for number, job in opened(self.shares[share]):
                     yield _row(number, lambda: work(shared, job))  # noqa: B023  called at once
 
 
@@ -91,7 +96,7 @@ class Stream:
 
     def unpack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in the Python worker of a task."""
-        work = pickle.loads(self.work)
+        work = opened(self.work)
         try:
             for result in work(batches):
                 yield _result(0, True, result)
@@ -103,7 +108,7 @@ def _grouped(work: bytes) -> Callable[[pa.Table], pa.Table]:
     """A function over the rows of a group; of one argument, which Spark counts."""
 
     def unpack(rows: pa.Table) -> pa.Table:
-        call = pickle.loads(work)
+        call = opened(work)
         return pa.Table.from_batches([_row(0, lambda: call(rows))])
 
     return unpack
@@ -127,7 +132,7 @@ def _checked(rows: pa.Table) -> pa.Table:
     """The rows, unless one of them is an error."""
     failed = [(job, payload) for job, ok, payload in zip(*rows.to_pydict().values(), strict=True) if not ok]
     if failed:
-        raise pickle.loads(min(failed)[1])
+        raise opened(min(failed)[1])
     return rows
 
 
@@ -136,7 +141,7 @@ def _in_order(rows: pa.Table, count: int) -> list[Any]:
     results = dict(zip(done["job"], done["payload"], strict=True))
     if len(done["job"]) != count or len(results) != count:
         raise RuntimeError(f"Spark gave {len(done['job'])} results of {count} jobs")
-    return [pickle.loads(results[number]) for number in range(count)]
+    return [opened(results[number]) for number in range(count)]
 
 
 def balanced(weights: Sequence[int], shares: int) -> list[list[int]]:
