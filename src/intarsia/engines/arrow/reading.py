@@ -12,7 +12,6 @@ import pyarrow.parquet as pq
 
 from intarsia.common.schema import conform_table
 from intarsia.core.files import DataFile
-from intarsia.core.keys import flat
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 
 PIECE_ROWS = 1 << 20
@@ -243,8 +242,3 @@ def _unreadable(file: DataFile, error: Exception) -> DamagedTable | StorageError
         path=file.path,
         hint="the file is damaged, or was replaced while it was read; restore it or run again.",
     )
-
-
-def column(table: pa.Table, name: str) -> pa.Array:
-    """A column in one piece."""
-    return flat(table[name])

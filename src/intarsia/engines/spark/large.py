@@ -41,7 +41,6 @@ from intarsia.engines.spark.remote import (
     FILE,
     ROW,
     Casting,
-    Keeping,
     PartFacts,
     RemoteRows,
     cast_parts,
@@ -50,7 +49,7 @@ from intarsia.engines.spark.remote import (
     quoted,
     with_keys,
 )
-from intarsia.engines.spark.source import SparkSource
+from intarsia.engines.spark.source import SparkSource, Writing
 from intarsia.errors import NotSupported
 
 
@@ -164,7 +163,7 @@ def _winners(crew: Crew, remote: RemoteRows, intent: Merge) -> RemoteRows:
     order = [F.col(quoted(name)).desc_nulls_last() for name in intent.dedup_order_by]
     window = Window.partitionBy(*key_names(len(intent.keys))).orderBy(*order, F.col(ROW).desc())
     first = remote.frame(crew).withColumn("__place", F.row_number().over(window)).where("__place = 1")
-    writing = Keeping(remote.spool.filesystem, remote.spool.directory)
+    writing = Writing(remote.spool.filesystem, remote.spool.directory)
     parts = tuple(part for part in crew.over(first.drop("__place"), writing.parts) if part.rows)
     return replace(remote, spool=replace(remote.spool, parts=parts))
 

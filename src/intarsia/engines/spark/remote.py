@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,28 +150,3 @@ def distinct_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
         return table.select([])
     parts = split_by_partition(table.select(list(columns)), list(columns))
     return pa.concat_tables([part.slice(0, 1) for _, part in parts]) if parts else table.select(list(columns))
-
-
-@dataclass(frozen=True, slots=True)
-class Keeping:
-    """Writes rows as they come; runs on an executor."""
-
-    filesystem: pafs.FileSystem
-    directory: str
-
-    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
-        location = f"{self.directory}/{uuid.uuid4().hex}.parquet"
-        rows = size = 0
-        writer: pq.ParquetWriter | None = None
-        try:
-            for batch in batches:
-                if writer is None:
-                    writer = pq.ParquetWriter(location, batch.schema, filesystem=self.filesystem)
-                writer.write_batch(batch)
-                rows += batch.num_rows
-                size += batch.nbytes
-        finally:
-            if writer is not None:
-                writer.close()
-        if writer is not None:
-            yield Part(location, rows, size)

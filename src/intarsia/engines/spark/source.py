@@ -112,7 +112,8 @@ class Writing:
 
     filesystem: pafs.FileSystem
     directory: str
-    schema: pa.Schema
+    schema: pa.Schema | None = None
+    """What the rows are brought to; None writes them as they come."""
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
         """Runs on an executor; memory: one batch and the encoded row group."""
@@ -121,9 +122,10 @@ class Writing:
         writer: pq.ParquetWriter | None = None
         try:
             for batch in batches:
+                schema = self.schema or batch.schema
                 if writer is None:
-                    writer = pq.ParquetWriter(location, self.schema, filesystem=self.filesystem)
-                for piece in tidy(batch, self.schema):
+                    writer = pq.ParquetWriter(location, schema, filesystem=self.filesystem)
+                for piece in tidy(batch, schema):
                     writer.write_batch(piece)
                     rows += piece.num_rows
                     size += piece.nbytes
