@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
+from intarsia.engines.arrow.splice import Splice
 from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import CommitUnknown, InputError, NotSupported, StorageError, UnsafePath
 from intarsia.tables.parquet.journal import Journal
@@ -260,11 +261,11 @@ def test_case_71_input_output_error_at_fsync(
 
 
 INTERRUPTIONS = {
-    "writing rows": (FileWriter, "write"),
-    "finishing a file": (FileWriter, "close"),
-    "settling staged files": (Journal, "_prepare"),
-    "recording the intent": (Journal, "_record_intent"),
-    "before the commit point": (Journal, "_claim"),
+    "writing rows": [(FileWriter, "write"), (Splice, "add")],
+    "finishing a file": [(FileWriter, "close"), (Splice, "close")],
+    "settling staged files": [(Journal, "_prepare")],
+    "recording the intent": [(Journal, "_record_intent")],
+    "before the commit point": [(Journal, "_claim")],
 }
 
 
@@ -273,18 +274,21 @@ INTERRUPTIONS = {
 def test_case_72_interrupted_before_the_commit_point(
     root: Path, place: str, kind: type[BaseException], unchanged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupt_at(monkeypatch, *INTERRUPTIONS[place], kind)
+    interrupt_at(monkeypatch, INTERRUPTIONS[place], kind)
     for name, operation in WRITES.items():
         with unchanged(root), pytest.raises(kind):
             operation(root)
         assert not (root.parent / ".orders.intarsia").exists(), name
 
 
-def interrupt_at(patch: pytest.MonkeyPatch, owner: type, name: str, kind: type[BaseException]) -> None:
+def interrupt_at(
+    patch: pytest.MonkeyPatch, places: list[tuple[type, str]], kind: type[BaseException]
+) -> None:
     def interrupted(*_: Any, **__: Any) -> Any:
         raise kind("now")
 
-    patch.setattr(owner, name, interrupted)
+    for owner, name in places:
+        patch.setattr(owner, name, interrupted)
 
 
 @pytest.mark.parametrize("operation", WRITES.values(), ids=WRITES)
@@ -297,7 +301,7 @@ def test_case_72_interrupted_after_the_commit_point(
     shutil.copytree(root, twin)
     operation(twin)
     with monkeypatch.context() as patch:
-        interrupt_at(patch, Journal, step, KeyboardInterrupt)
+        interrupt_at(patch, [(Journal, step)], KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             operation(root)
     assert it.snapshot(root).rows == it.snapshot(twin).rows
@@ -310,7 +314,7 @@ def test_case_72_interrupted_after_the_commit_point(
 def test_case_73_out_of_memory(
     root: Path, place: str, unchanged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    interrupt_at(monkeypatch, *INTERRUPTIONS[place], MemoryError)
+    interrupt_at(monkeypatch, INTERRUPTIONS[place], MemoryError)
     for name, operation in WRITES.items():
         with unchanged(root), pytest.raises(MemoryError):
             operation(root)

@@ -18,6 +18,7 @@ from hypothesis import given, settings
 
 import intarsia as it
 from intarsia.common.partitions import parse_hive_partition_path
+from intarsia.engines.arrow import splice
 from tests.property import model
 
 MERGES = ["insert", "update", "upsert", "full_merge"]
@@ -60,6 +61,8 @@ KINDS = [
 class Case:
     kinds: tuple[Kind, ...]
     partitioned: bool
+    spliced: bool
+    """Chunks that stay are taken over as bytes though they are small."""
 
     @property
     def keys(self) -> list[str]:
@@ -92,7 +95,7 @@ class Case:
 @st.composite
 def cases(draw: st.DrawFn) -> Case:
     kinds = draw(st.lists(st.sampled_from(KINDS), min_size=1, max_size=2))
-    return Case(tuple(kinds), draw(st.booleans()))
+    return Case(tuple(kinds), draw(st.booleans()), draw(st.booleans()))
 
 
 @st.composite
@@ -120,6 +123,7 @@ def partition_of(row: model.Row, case: Case) -> str:
 
 
 def written(root: Path, case: Case, files: list[list[model.Row]]) -> None:
+    splice.CHUNK_BYTES = 0 if case.spliced else 1 << 20
     for number, rows in enumerate(files):
         by_part: dict[str, list[model.Row]] = {}
         for row in rows:

@@ -15,7 +15,8 @@ import pytest
 
 import intarsia as it
 from intarsia.core.change import StagedFile
-from intarsia.engines.arrow import ArrowEngine
+from intarsia.engines.arrow import ArrowEngine, splice
+from intarsia.engines.arrow.splice import Splice
 from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import CommitConflict, DamagedTable, NotSupported
 from intarsia.storage import PosixStorage
@@ -297,17 +298,19 @@ def test_p5_the_directory_of_a_table_format_is_refused(tmp_path, make_dataset, u
             call()
 
 
+@pytest.mark.parametrize("writer", [FileWriter, Splice])
 def test_p6_a_staged_file_with_other_rows_than_it_should_have_is_not_committed(
-    tmp_path, make_dataset, unchanged, monkeypatch
+    tmp_path, make_dataset, unchanged, monkeypatch, writer
 ):
+    monkeypatch.setattr(splice, "CHUNK_BYTES", 0 if writer is Splice else 1 << 20)
     path = make_dataset(tmp_path / "ds", _table(range(5)))
-    close = FileWriter.close
+    close = writer.close
 
     def miscounts(self, *args, **kwargs) -> StagedFile:
         staged = close(self, *args, **kwargs)
         return StagedFile(staged.location, staged.path, staged.rows + 1, staged.size, staged.partition)
 
-    monkeypatch.setattr(FileWriter, "close", miscounts)
+    monkeypatch.setattr(writer, "close", miscounts)
     with unchanged(path), pytest.raises(DamagedTable, match="5 rows instead of 6") as caught:
         it.merge(_table([1], "new"), path, on="id")
     assert caught.value.changed is False

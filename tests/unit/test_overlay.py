@@ -82,11 +82,12 @@ def test_values_are_set_at_their_positions_and_nowhere_else(name, data):
     if data.draw(st.booleans()):  # an offset and several chunks
         padded = pa.concat_tables([table.slice(0, 1), table])
         table = pa.concat_tables([padded.slice(1, 1), padded.slice(2)])
-    result = Overlay(len(old), pa.array(at, pa.int64())).apply(table, {"c": column(kind, new)})
+    result, changed = Overlay(len(old), pa.array(at, pa.int64())).apply(table, {"c": column(kind, new)})
     expected = list(old)
     for place, one in zip(at, new, strict=True):
         expected[place] = one
     assert result["c"].to_pylist() == column(kind, expected).to_pylist()
+    assert changed or table["c"].to_pylist() == column(kind, expected).to_pylist()
     assert result.schema.equals(table.schema)
     assert table["c"].to_pylist() == column(kind, old).to_pylist()  # the input is left alone
     result.validate(full=True)
@@ -133,4 +134,24 @@ def test_more_values_than_a_dictionary_can_number_are_refused():
 
 def test_nothing_is_set_into_nothing():
     empty = pa.table({"c": pa.array([], pa.int64())})
-    assert Overlay(0, pa.array([], pa.int64())).apply(empty, {"c": pa.array([], pa.int64())}).num_rows == 0
+    result, changed = Overlay(0, pa.array([], pa.int64())).apply(empty, {"c": pa.array([], pa.int64())})
+    assert (result.num_rows, changed) == (0, frozenset())
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "changed"),
+    [
+        (pa.array([1, 2, None]), pa.array([2, None]), False),
+        (pa.array([1, 2, None]), pa.array([2, 0]), True),
+        (pa.array(["a", "b", None]).dictionary_encode(), pa.array(["b", None]), False),
+        (pa.array(["a", "b", "c"]).dictionary_encode(), pa.array(["b", "b"]), True),
+        (pa.array([0.0, 0.0, 1.5]), pa.array([0.0, 1.5]), False),
+        (pa.array([0.0, 0.0, 1.5]), pa.array([-0.0, 1.5]), True),
+        (pa.array([0.0, float("nan"), 1.5]), pa.array([float("nan"), 1.5]), False),
+        (pa.array([[0.0], [0.0], [1.5]]), pa.array([[-0.0], [1.5]]), True),
+        (pa.array([{"a": 1}, {"a": 2}, None]), pa.array([{"a": 2}, None]), False),
+    ],
+)
+def test_a_column_is_left_as_it_is_only_where_every_bit_of_the_new_values_is_there_already(old, new, changed):
+    overlay = Overlay(3, pa.array([1, 2], pa.int64()))
+    assert overlay.changes(old, new) is changed

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.spool import take, take_rows, tidy_schema
-from intarsia.core.keys import arange, flat
+from intarsia.core.keys import arange, decoded, flat
 from intarsia.errors import SchemaMismatch
 
 __all__ = ["Overlay", "most_values", "take_rows", "without"]
@@ -23,6 +23,7 @@ class Overlay:
 
     def __init__(self, rows: int, positions: pa.Int64Array) -> None:
         self.rows = rows
+        self._positions = positions
         self._whole = len(positions) == rows
         if self._whole:
             return
@@ -59,13 +60,28 @@ class Overlay:
         indices = pc.replace_with_mask(old.indices, self._mask, codes)
         return pa.DictionaryArray.from_arrays(indices, dictionary, ordered=old.type.ordered)
 
-    def apply(self, table: pa.Table, values: Mapping[str, Any]) -> pa.Table:
-        """The table with some columns overlaid."""
+    def changes(self, column: Any, values: Any) -> bool:
+        """Whether setting the values would change the column; False only where that is certain."""
+        old = flat(column)
+        old, new = decoded(old if self._whole else take(old, self._positions)), decoded(flat(values))
+        if old.type != new.type or _holds_floats_within(old.type):
+            return True
+        if pa.types.is_floating(old.type):  # which compare as equal though they are not the same: zeros
+            bits = pa.int64() if old.type.bit_width == 64 else pa.int32()
+            bits = pa.int16() if old.type.bit_width == 16 else bits
+            old, new = old.view(bits), new.view(bits)
+        return not old.equals(new)
+
+    def apply(self, table: pa.Table, values: Mapping[str, Any]) -> tuple[pa.Table, frozenset[str]]:
+        """The table with some columns overlaid, and the names of those that changed by it."""
+        changed = frozenset(
+            name for name in table.column_names if name in values and self.changes(table[name], values[name])
+        )
         columns = [
-            self.set(table[name], values[name]) if name in values else table[name]
+            self.set(table[name], values[name]) if name in changed else table[name]
             for name in table.column_names
         ]
-        return pa.table(columns, schema=table.schema)
+        return pa.table(columns, schema=table.schema), changed
 
 
 def without(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
@@ -95,6 +111,13 @@ def _encoded_as(values: pa.Array, kind: pa.DictionaryType) -> pa.Array:
         )
     indices = encoded.indices.cast(kind.index_type)
     return pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=kind.ordered)
+
+
+def _holds_floats_within(kind: pa.DataType) -> bool:
+    if isinstance(kind, pa.BaseExtensionType):
+        return True  # whatever it compares by
+    children = [kind.field(number).type for number in range(kind.num_fields)]
+    return any(pa.types.is_floating(child) or _holds_floats_within(child) for child in children)
 
 
 def _maskable(kind: pa.DataType) -> bool:

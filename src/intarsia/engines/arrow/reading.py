@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 
 from intarsia.common.schema import conform_table
 from intarsia.core.files import DataFile
+from intarsia.engines.arrow.chunks import Donor
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 
 PIECE_ROWS = 1 << 20
@@ -52,8 +53,9 @@ class FileReader:
         self.schema = as_encoded(schema, encoded)
         self._bare_name = _unused_name(schema)
         try:
+            self._handle = filesystem.open_input_file(file.location)
             self._parquet = pq.ParquetFile(
-                filesystem.open_input_file(file.location),
+                self._handle,
                 metadata=file.footer,
                 read_dictionary=list(encoded) or None,
                 pre_buffer=False,
@@ -74,6 +76,10 @@ class FileReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+    def donor(self) -> Donor:
+        """The file as one that gives its column chunks away undecoded."""
+        return Donor.of_file(self.footer, self._handle)
 
     @property
     def stored(self) -> frozenset[str]:

@@ -5,7 +5,8 @@ A task is a plain value, so that threads of this process and executors elsewhere
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -24,10 +25,14 @@ from intarsia.core.matches import Hits
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Workplace
 from intarsia.core.rule import Action, Assign, Drop, Replace
+from intarsia.engines.arrow.chunks import Unspliceable
 from intarsia.engines.arrow.overlay import Overlay, take_rows, without
 from intarsia.engines.arrow.reading import FileReader, as_encoded, encoded_columns
 from intarsia.engines.arrow.row_groups import RowGroups, in_declared_order
+from intarsia.engines.arrow.splice import Splice
 from intarsia.engines.arrow.writing import FileWriter, stamp
+
+logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,45 +105,161 @@ def _plain(kind: pa.DataType) -> pa.DataType:
 def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
     """Write the file without the rows that go and with the rows that come in their place.
 
-    Row group by row group, in the order and layout of the file it replaces; memory is bounded by
-    one row group, or by a piece of it where it is large.
+    Row group by row group, in the order and layout of the file it replaces; column chunks that stay
+    the same are taken over undecoded where that can be done. Memory is bounded by one row group, or
+    by a piece of it where it is large.
     """
     encoded = _encoded(task)
     with FileReader(task.file, task.schema, task.filesystem, encoded=encoded, kept=task.kept) as reader:
-        stored = _stored(reader, task)
-        wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
-        layout = _layout(reader, task.options)
-        written = pa.schema([task.schema.field(name) for name in stored])
-        writer = FileWriter(
-            task.location,
-            written,
-            filesystem=task.staging,
-            layout=layout,
-            metadata={**layout.notes_for(as_encoded(written, encoded), reader.physical), **task.metadata},
-            encoded=encoded,
-        )
-        order = layout.sort_keys(writer.schema)
-        recut = task.options.row_group_size is not None
-        row_groups = RowGroups(writer, layout)
         try:
-            start = 0
-            for group in range(reader.footer.num_row_groups):
-                whole = not recut and reader.piece_rows(group, task.options.batch_rows) is None
-                for piece in reader.pieces(wanted, group, batch_rows=task.options.batch_rows):
-                    hits = task.hits.within(start, start + piece.num_rows)
-                    changed = _apply(piece, _local(hits, start), task, source)
-                    start += piece.num_rows
-                    changed = _written_form(changed, writer.schema, task)
-                    if whole:
-                        writer.write(in_declared_order(changed, order) if len(hits) else changed)
-                    else:
-                        row_groups.add(changed)
-                if not recut:
-                    row_groups.finish()
-            row_groups.finish()
-            return writer.close(task.file.path, task.file.partition)
-        finally:
-            writer.abandon()
+            if (spliced := _spliced(reader, task, source, encoded)) is not None:
+                return spliced
+        except Unspliceable:
+            logger.debug("%s is decoded as a whole", task.file.path, exc_info=True)
+        return _encoded_anew(reader, task, source, encoded)
+
+
+def _encoded_anew(
+    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str]
+) -> StagedFile:
+    """Every column of every row group decoded and encoded."""
+    stored = _stored(reader, task)
+    wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
+    layout = _layout(reader, task.options)
+    written = pa.schema([task.schema.field(name) for name in stored])
+    writer = FileWriter(
+        task.location,
+        written,
+        filesystem=task.staging,
+        layout=layout,
+        metadata=_notes(reader, task, written, layout, encoded),
+        encoded=encoded,
+    )
+    order = layout.sort_keys(writer.schema)
+    recut = task.options.row_group_size is not None
+    row_groups = RowGroups(writer, layout)
+    try:
+        start = 0
+        for group in range(reader.footer.num_row_groups):
+            whole = not recut and reader.piece_rows(group, task.options.batch_rows) is None
+            for piece in reader.pieces(wanted, group, batch_rows=task.options.batch_rows):
+                hits = task.hits.within(start, start + piece.num_rows)
+                changed, _ = _apply(piece, _local(hits, start), task, source)
+                start += piece.num_rows
+                changed = _written_form(changed.select(stored), writer.schema, task)
+                if whole:
+                    writer.write(in_declared_order(changed, order) if len(hits) else changed)
+                else:
+                    row_groups.add(changed)
+            if not recut:
+                row_groups.finish()
+        row_groups.finish()
+        return writer.close(task.file.path, task.file.partition)
+    finally:
+        writer.abandon()
+
+
+def _spliced(
+    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str]
+) -> StagedFile | None:
+    """Only the column chunks that change decoded and encoded; None where it is not to be done so."""
+    if task.options.compression is not None or task.options.row_group_size is not None:
+        return None
+    stored = _stored(reader, task)
+    layout = _layout(reader, task.options)
+    written = pa.schema([task.schema.field(name) for name in stored])
+    parts = _by_row_group(reader, task)
+    if any(len(hits) and reader.piece_rows(n, task.options.batch_rows) for n, hits in enumerate(parts)):
+        return None
+    splice = Splice.of(
+        reader,
+        task.location,
+        written,
+        filesystem=task.staging,
+        layout=layout,
+        metadata=_notes(reader, task, written, layout, encoded),
+        encoded=encoded,
+    )
+    if splice is None:
+        return None
+    order = layout.sort_keys(splice.schema)
+    try:
+        for group, hits in enumerate(parts):
+            splice.add(group, _new_columns(reader, group, hits, task, source, splice, order))
+        return splice.close(task.file.path, task.file.partition)
+    finally:
+        splice.abandon()
+
+
+def _new_columns(
+    reader: FileReader,
+    group: int,
+    hits: Hits,
+    task: Rewrite,
+    source: pa.Table | None,
+    splice: Splice,
+    order: Sequence[tuple[str, str, str]],
+) -> pa.Table:
+    """What of a row group has to be encoded: all of it where rows go or change their order."""
+    stored = splice.schema.names
+    acting = [action for number, action in enumerate(task.actions) if len(hits.only(number))]
+    may_change = _may_change(acting, task, source)
+    moving = any(isinstance(action, Drop) for action in acting) or any(key in may_change for key, *_ in order)
+    looked_at = may_change | _inputs(acting)
+    read = [name for name in stored if moving or name in looked_at or name not in splice.alike]
+    if not read:
+        return pa.table({})
+    wanted = [*read, *(name for name in _partition_inputs(task) if name not in read)]
+    before = reader.read(wanted, group)
+    after, changed = _apply(before, hits, task, source)
+    if after.num_rows == before.num_rows:
+        sorted_ = in_declared_order(after, order) if moving else after
+        if sorted_ is after:
+            read = [name for name in read if name in changed or name not in splice.alike]
+        after = sorted_
+    return _written_form(after.select(read), splice.schema, task)
+
+
+def _by_row_group(reader: FileReader, task: Rewrite) -> list[Hits]:
+    """The hits of each row group, counted from its start."""
+    parts, start = [], 0
+    for group in range(reader.footer.num_row_groups):
+        rows = reader.footer.row_group(group).num_rows
+        parts.append(_local(task.hits.within(start, start + rows), start))
+        start += rows
+    return parts
+
+
+def _may_change(actions: Sequence[Action], task: Rewrite, source: pa.Table | None) -> set[str]:
+    """Columns that some action sets."""
+    names: set[str] = set()
+    for action in actions:
+        if isinstance(action, Replace):
+            assert source is not None
+            names |= set(source.column_names) - task.same
+        elif isinstance(action, Assign):
+            names |= {target[0] for target, _ in action.values}
+        elif not isinstance(action, Drop):  # an Insert changes no row that is there
+            raise AssertionError(f"{action} cannot apply to rows of a file")
+    return names
+
+
+def _inputs(actions: Sequence[Action]) -> set[str]:
+    """Columns of the target that assignments read."""
+    return {
+        path[0]
+        for action in actions
+        if isinstance(action, Assign)
+        for _, expression in action.values
+        for side, path in columns_of(expression)
+        if side != "source"
+    }
+
+
+def _notes(
+    reader: FileReader, task: Rewrite, written: pa.Schema, layout: Layout, encoded: list[str]
+) -> Mapping[bytes, bytes]:
+    return {**layout.notes_for(as_encoded(written, encoded), reader.physical), **task.metadata}
 
 
 def _stored(reader: FileReader, task: Rewrite) -> list[str]:
@@ -179,14 +300,7 @@ def _layout(reader: FileReader, options: WriteOptions) -> Layout:
 
 def _partition_inputs(task: Rewrite) -> list[str]:
     """Partition columns that an assignment reads."""
-    used = {
-        path[0]
-        for action in task.actions
-        if isinstance(action, Assign)
-        for _, expression in action.values
-        for side, path in columns_of(expression)
-        if side != "source"
-    }
+    used = _inputs(task.actions)
     return [name for name in task.partition_columns if name in used]
 
 
@@ -194,10 +308,12 @@ def _local(hits: Hits, start: int) -> Hits:
     return Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
 
 
-def _apply(table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None) -> pa.Table:
-    if not len(hits):
-        return table
+def _apply(
+    table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None
+) -> tuple[pa.Table, frozenset[str]]:
+    """The table as it is afterwards, and the columns in which rows that stay have changed."""
     gone: list[pa.Array] = []
+    changed: frozenset[str] = frozenset()
     for number, action in enumerate(task.actions):
         mine = hits.only(number)
         if not len(mine):
@@ -205,28 +321,31 @@ def _apply(table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None) 
         match action:
             case Drop():
                 gone.append(mine.positions)
+                continue
             case Replace():
                 assert source is not None
                 names = [n for n in table.column_names if n in source.column_names and n not in task.same]
                 rows = take_rows(source.select(names), mine.sources)
-                values = {name: rows[name] for name in names}
-                table = Overlay(table.num_rows, mine.positions).apply(table, values)
+                values: Mapping[str, Any] = {name: rows[name] for name in names}
             case Assign():
-                table = _assign(table, mine, action, task, source)
+                values = _assigned(table, mine, action, task, source)
             case _:  # an Insert changes no row that is there
                 raise AssertionError(f"{action} cannot apply to rows of a file")
-    return without(table, pa.concat_arrays(gone)) if gone else table
+        table, set_ = Overlay(table.num_rows, mine.positions).apply(table, values)
+        changed |= set_
+    return without(table, pa.concat_arrays(gone)) if gone else table, changed
 
 
-def _assign(table: pa.Table, hits: Hits, action: Assign, task: Rewrite, source: pa.Table | None) -> pa.Table:
+def _assigned(
+    table: pa.Table, hits: Hits, action: Assign, task: Rewrite, source: pa.Table | None
+) -> dict[str, Any]:
     rows = take_rows(table, hits.positions)
     other = None
     if source is not None and hits.sources is not None and not hits.sources.null_count:
         other = take_rows(source, hits.sources)
-    values = assigned(
+    return assigned(
         rows, action, source=other, schema=task.schema, operation=task.operation, path=task.file.path
     )
-    return Overlay(table.num_rows, hits.positions).apply(table, values)
 
 
 def assigned(
@@ -276,9 +395,9 @@ def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
 
 
 def _written_form(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:
-    """The stored columns only, in exactly the types written; NULL in a NOT NULL column is refused."""
-    stored = table.select(schema.names)
-    strict = [field.name for field in schema if not field.nullable]
-    if stored.schema.equals(schema) and not any(stored[name].null_count for name in strict):
-        return stored
-    return conform_table(stored, schema, operation=task.operation, path=task.file.path)
+    """The columns in exactly the types written; NULL in a NOT NULL column is refused."""
+    wanted = pa.schema([schema.field(name) for name in table.column_names], schema.metadata)
+    strict = [field.name for field in wanted if not field.nullable]
+    if table.schema.equals(wanted) and not any(table[name].null_count for name in strict):
+        return table
+    return conform_table(table, wanted, operation=task.operation, path=task.file.path)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +23,51 @@ from intarsia.errors import NotSupported, StorageError
 SAMPLE_ROWS = 2_048
 DICTIONARY_PAYS = 0.25
 """Distinct values among the sampled ones, up to which a dictionary makes a column smaller and faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """How a file of ours is written: its columns, its notes, its layout."""
+
+    schema: pa.Schema
+    layout: Layout
+    encoded: bool = False
+    """Whether some columns come as dictionaries though readers are to see plain values."""
+
+    @staticmethod
+    def of(
+        schema: pa.Schema,
+        layout: Layout,
+        *,
+        metadata: Mapping[bytes, bytes],
+        encoded: Collection[str] = (),
+    ) -> Form:
+        notes = {**(schema.metadata or {}), **metadata}
+        if encoded:
+            notes[b"ARROW:schema"] = base64.b64encode(schema.remove_metadata().serialize().to_pybytes())
+        return Form(as_encoded(schema, encoded).with_metadata(notes or None), layout, bool(encoded))
+
+    def writer(self, sink: Any, sample: pa.Table) -> pq.ParquetWriter:
+        """A writer of whole files; the first rows to come are the sample."""
+        writer = self._open(sink, self.schema, sample, store_schema=not self.encoded)
+        if self.encoded:  # a writer that stores no schema of its own stores no metadata either
+            writer.add_key_value_metadata(dict(self.schema.metadata))
+        return writer
+
+    def encode(self, sink: Any, table: pa.Table) -> None:
+        """Some of the columns as a file of one row group, without notes."""
+        schema = pa.schema([self.schema.field(name) for name in table.column_names])
+        with self._open(sink, schema, table, store_schema=False) as writer:
+            writer.write_table(table, row_group_size=table.num_rows)
+
+    def _open(
+        self, sink: Any, schema: pa.Schema, sample: pa.Table, *, store_schema: bool
+    ) -> pq.ParquetWriter:
+        dictionaries = dictionary_columns(sample, self.layout)
+        options = self.layout.writer_options(schema, dictionary_columns=dictionaries)
+        return pq.ParquetWriter(
+            sink, schema, store_schema=store_schema, write_batch_size=_batch_size(sample), **options
+        )
 
 
 class FileWriter:
@@ -43,20 +89,16 @@ class FileWriter:
     ) -> None:
         """``encoded`` columns come as dictionaries and are written as such; readers see plain values."""
         self.location = location
-        notes = {**(schema.metadata or {}), **metadata}
-        if encoded:
-            notes[b"ARROW:schema"] = base64.b64encode(schema.remove_metadata().serialize().to_pybytes())
-        self.schema = as_encoded(schema, encoded).with_metadata(notes or None)
-        self._encoded = bool(encoded)
+        self._form = Form.of(schema, layout, metadata=metadata, encoded=encoded)
+        self.schema = self._form.schema
         self.rows = 0
-        self._layout = layout
         self._filesystem = filesystem
         self._writer: pq.ParquetWriter | None = None
         self._sink: Any = None
 
     def write(self, table: pa.Table) -> None:
         """One row group of exactly these rows; two where a dictionary cannot number all their values."""
-        if _outgrown(table):
+        if outgrown(table):
             half = table.num_rows // 2
             self.write(table.slice(0, half))
             self.write(table.slice(half))
@@ -91,30 +133,29 @@ class FileWriter:
         except OSError as error:
             raise self._failure(error) from error
         except pa.ArrowNotImplementedError as error:
-            raise NotSupported(
-                f"A column has a type that cannot be written to Parquet: {error}",
-                path=self.location,
-                hint="cast it to another type, or leave it out.",
-            ) from error
+            raise unwritable(error, self.location) from error
         self.rows += table.num_rows
 
     def _open(self, sample: pa.Table) -> None:
-        options = self._layout.writer_options(
-            self.schema, dictionary_columns=dictionary_columns(sample, self._layout)
-        )
         self._sink = self._filesystem.open_output_stream(self.location)
-        self._writer = pq.ParquetWriter(
-            self._sink,
-            self.schema,
-            store_schema=not self._encoded,
-            write_batch_size=_batch_size(sample),
-            **options,
-        )
-        if self._encoded:  # a writer that stores no schema of its own stores no metadata either
-            self._writer.add_key_value_metadata(dict(self.schema.metadata))
+        self._writer = self._form.writer(self._sink, sample)
 
     def _failure(self, error: OSError) -> StorageError:
-        return StorageError(f"Cannot write a staged file: {error}", errno=error.errno, path=self.location)
+        return not_written(error, self.location)
+
+
+def not_written(error: OSError, location: str) -> StorageError:
+    """The storage refused a staged file."""
+    return StorageError(f"Cannot write a staged file: {error}", errno=error.errno, path=location)
+
+
+def unwritable(error: pa.ArrowNotImplementedError, location: str) -> NotSupported:
+    """Parquet has no place for a column."""
+    return NotSupported(
+        f"A column has a type that cannot be written to Parquet: {error}",
+        path=location,
+        hint="cast it to another type, or leave it out.",
+    )
 
 
 def _batch_size(sample: pa.Table) -> int:
@@ -124,7 +165,7 @@ def _batch_size(sample: pa.Table) -> int:
     return min(16_384, max(1_024, (1 << 20) // max(widest, 1)))
 
 
-def _outgrown(table: pa.Table) -> bool:
+def outgrown(table: pa.Table) -> bool:
     """Whether a reader could not number the values of a dictionary column with the indices it declares."""
     narrow = [f for f in table.schema if pa.types.is_dictionary(f.type) and f.type.index_type.bit_width < 32]
     return any(

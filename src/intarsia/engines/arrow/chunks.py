@@ -1,0 +1,232 @@
+"""Column chunks of Parquet files as bytes: where they lie, and how they move to another file undecoded."""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from intarsia.common.thrift import I32, I64, LIST, STRUCT, Struct, get, read_struct, write_struct
+
+MAGIC = b"PAR1"
+
+# The fields of the format's structs that are looked at here.
+FILE_SCHEMA, FILE_ROWS, FILE_GROUPS, FILE_WRITER, FILE_ORDERS, FILE_ENCRYPTION = 2, 3, 4, 6, 7, 8
+ELEMENT_NAME, ELEMENT_CHILDREN = 4, 5
+GROUP_CHUNKS, GROUP_SIZE, GROUP_ROWS, GROUP_SORTING, GROUP_PLACE, GROUP_STORED = 1, 2, 3, 4, 5, 6
+CHUNK_FILE, CHUNK_PLACE, CHUNK_META = 1, 2, 3
+CHUNK_OFFSETS, CHUNK_OFFSETS_SIZE, CHUNK_BOUNDS, CHUNK_BOUNDS_SIZE, CHUNK_ENCRYPTION = 4, 5, 6, 7, 8
+META_PATH, META_VALUES, META_SIZE, META_STORED = 3, 5, 6, 7
+META_DATA, META_INDEX, META_DICTIONARY, META_STATISTICS = 9, 10, 11, 12
+META_BLOOM, META_BLOOM_SIZE = 14, 15
+PAGE_STORED, PAGE_CHECKSUM, PAGE_DATA, PAGE_DATA_V2 = 3, 4, 5, 8
+_OLD_BOUNDS, _BOUNDS = (1, 2), (5, 6)
+_TYPE_ORDER: Struct = {1: (STRUCT, {})}
+
+_FIXED_SINCE = {"parquet-mr": (1, 10), "parquet-cpp-arrow": (4, 0), "parquet-cpp": (99, 0)}
+"""Readers know of wrong statistics in files of older versions by the writer's name, which a copy loses."""
+
+
+class Unspliceable(Exception):
+    """A chunk turned out not to be as its footer says: whoever meets this decodes the file instead."""
+
+
+@dataclass(frozen=True, slots=True)
+class Donor:
+    """A Parquet file that gives column chunks away."""
+
+    footer: Struct
+    read: Callable[[int, int], memoryview] = field(repr=False)
+    """``read(size, place)``"""
+    own: bool = False
+    """Just written by us: its pages have checksums that need no look."""
+
+    @staticmethod
+    def of_file(footer: pq.FileMetaData, handle: pa.NativeFile) -> Donor:
+        sink = pa.BufferOutputStream()
+        footer.write_metadata_file(sink)
+
+        def read(size: int, place: int) -> memoryview:
+            handle.seek(place)
+            return _view(handle.read_buffer(size))
+
+        return Donor(_footer(sink.getvalue()), read)
+
+    @staticmethod
+    def of_buffer(buffer: pa.Buffer) -> Donor:
+        view = _view(buffer)
+        return Donor(_footer(buffer), lambda size, place: view[place : place + size], own=True)
+
+    @property
+    def trusted(self) -> bool:
+        """Whether what the file says of its chunks stays true under another writer's name."""
+        orders = get(self.footer, FILE_ORDERS, (STRUCT, []))[1]
+        if FILE_ENCRYPTION in self.footer or not all(order == _TYPE_ORDER for order in orders) or not orders:
+            return False
+        name = get(self.footer, FILE_WRITER, b"").decode(errors="replace")
+        known = re.match(r"(\S+) version (\d+)\.(\d+)", name)
+        if known is None:
+            return bool(name) and not name.startswith(tuple(_FIXED_SINCE))
+        return (int(known[2]), int(known[3])) >= _FIXED_SINCE.get(known[1], (0, 0))
+
+    def columns(self) -> dict[str, list[Struct]]:
+        """The schema's elements by top-level column; empty where two columns share a name."""
+        elements = get(self.footer, FILE_SCHEMA)[1]
+        columns: dict[str, list[Struct]] = {}
+        at = 1
+        while at < len(elements):
+            end = _end(elements, at)
+            columns[get(elements[at], ELEMENT_NAME).decode()] = elements[at:end]
+            at = end
+        return columns if len(columns) == get(elements[0], ELEMENT_CHILDREN, 0) else {}
+
+    def groups(self) -> list[Struct]:
+        """The row groups."""
+        found: list[Struct] = get(self.footer, FILE_GROUPS, (STRUCT, []))[1]
+        return found
+
+    def chunks(self, group: int) -> dict[str, list[Struct]]:
+        """The column chunks of a row group, by top-level column."""
+        found: dict[str, list[Struct]] = {}
+        for chunk in get(self.groups()[group], GROUP_CHUNKS)[1]:
+            name = get(get(chunk, CHUNK_META), META_PATH)[1][0].decode()
+            found.setdefault(name, []).append(chunk)
+        return found
+
+
+def movable(chunk: Struct) -> bool:
+    """Whether a chunk means the same in another file."""
+    meta: Struct | None = get(chunk, CHUNK_META)
+    if meta is None or CHUNK_FILE in chunk or CHUNK_ENCRYPTION in chunk or META_INDEX in meta:
+        return False
+    statistics: Struct = get(meta, META_STATISTICS, {})
+    # Bounds of an age in which nobody agreed on their order are read by the writer's name, too.
+    return all(new in statistics for old, new in zip(_OLD_BOUNDS, _BOUNDS, strict=True) if old in statistics)
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """A chunk for another file: its pages, and what that file's footer and indexes say of it."""
+
+    pages: Sequence[bytes | memoryview]
+    chunk: Struct
+    bloom: bytes | None
+    offsets: bytes | None
+    bounds: bytes | None
+
+
+def moved(chunk: Struct, donor: Donor, place: int) -> Moved:
+    """The chunk as it reads at another place, every page with its checksum.
+
+    A checksum that is there is compared. Raises Unspliceable.
+    """
+    meta: Struct = dict(get(chunk, CHUNK_META))
+    start = _start(meta)
+    raw = donor.read(get(meta, META_STORED), start)
+    pages, places = ([raw], {}) if donor.own else _checked(raw, get(meta, META_VALUES))
+    growth = sum(len(part) for part in pages) - len(raw)
+    for number in (META_DATA, META_DICTIONARY):
+        if number in meta:
+            old = get(meta, number) - start
+            meta[number] = (I64, place + places.get(old, (old, 0))[0])
+    for number in (META_SIZE, META_STORED):
+        meta[number] = (I64, get(meta, number) + growth)
+    bloom = _bloom(meta, donor)
+    bounds = _part(chunk, donor, CHUNK_BOUNDS, CHUNK_BOUNDS_SIZE)
+    offsets = _part(chunk, donor, CHUNK_OFFSETS, CHUNK_OFFSETS_SIZE)
+    if offsets is not None:
+        offsets = _shifted(offsets, start, place, places)
+    return Moved(pages, {CHUNK_PLACE: (I64, 0), CHUNK_META: (STRUCT, meta)}, bloom, offsets, bounds)
+
+
+def _start(meta: Struct) -> int:
+    data, dictionary = get(meta, META_DATA), get(meta, META_DICTIONARY)
+    return int(min(data, dictionary) if dictionary else data)
+
+
+def _checked(
+    raw: memoryview, values: int
+) -> tuple[Sequence[bytes | memoryview], Mapping[int, tuple[int, int]]]:
+    """The pages with checksums, and by a page's old place its new one and by how much its header grew."""
+    parts: list[bytes | memoryview] = []
+    places: dict[int, tuple[int, int]] = {}
+    at = new = seen = 0
+    grown = False
+    while at < len(raw):
+        try:
+            header, body = read_struct(raw, at)
+        except ValueError as error:
+            raise Unspliceable(f"a page header: {error}") from error
+        end = body + get(header, PAGE_STORED, len(raw))
+        checksum = zlib.crc32(raw[body:end])
+        stated = get(header, PAGE_CHECKSUM)
+        if end > len(raw) or stated not in (None, _signed(checksum)):
+            raise Unspliceable("a page that ends beyond its chunk, or differs from its checksum")
+        for kind in (PAGE_DATA, PAGE_DATA_V2):
+            seen += get(get(header, kind, {}), 1, 0)
+        head: bytes | memoryview = raw[at:body]
+        if stated is None:
+            head = write_struct({**header, PAGE_CHECKSUM: (I32, _signed(checksum))})
+            grown = True
+        places[at] = (new, len(head) - (body - at))
+        parts += (head, raw[body:end])
+        new += len(head) + end - body
+        at = end
+    if seen != values:
+        raise Unspliceable(f"{seen} values in the pages where the footer says {values}")
+    return (parts, places) if grown else ([raw], {})
+
+
+def _signed(checksum: int) -> int:
+    return checksum - (1 << 32) if checksum >= 1 << 31 else checksum
+
+
+def _bloom(meta: Struct, donor: Donor) -> bytes | None:
+    place = get(meta, META_BLOOM)
+    if place is None:
+        return None
+    size = get(meta, META_BLOOM_SIZE)
+    if size is None:  # older writers leave it to the filter's own header
+        header, end = read_struct(donor.read(64, place))
+        size = end + get(header, 1)
+        meta[META_BLOOM_SIZE] = (I32, size)
+    return bytes(donor.read(size, place))
+
+
+def _part(chunk: Struct, donor: Donor, place: int, size: int) -> bytes | None:
+    return bytes(donor.read(get(chunk, size), get(chunk, place))) if place in chunk else None
+
+
+def _shifted(offsets: bytes, start: int, place: int, places: Mapping[int, tuple[int, int]]) -> bytes:
+    """The offset index of pages that have moved."""
+    index, _ = read_struct(offsets)
+    pages = []
+    for page in get(index, 1)[1]:
+        old = get(page, 1) - start
+        new, growth = places.get(old, (old, 0))
+        pages.append({**page, 1: (I64, place + new), 2: (I32, get(page, 2) + growth)})
+    return write_struct({**index, 1: (LIST, (STRUCT, pages))})
+
+
+def _end(elements: Sequence[Struct], at: int) -> int:
+    """Where the element after this one and all below it stands."""
+    children = get(elements[at], ELEMENT_CHILDREN, 0)
+    at += 1
+    for _ in range(children):
+        at = _end(elements, at)
+    return at
+
+
+def _footer(data: pa.Buffer) -> Struct:
+    view = _view(data)
+    (size,) = struct.unpack("<I", view[-8:-4])
+    return read_struct(bytes(view[-8 - size : -8]))[0]
+
+
+def _view(buffer: pa.Buffer) -> memoryview:
+    return memoryview(buffer).cast("B")  # a buffer's own bytes are signed
