@@ -16,6 +16,7 @@ from intarsia.core.files import Snapshot
 from intarsia.core.inspection import Inspection, inspect_snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
 from intarsia.core.plan import Plan
+from intarsia.core.problems import check_exists
 from intarsia.core.report import MergeResult
 from intarsia.core.rule import Clause
 from intarsia.errors import InputError
@@ -88,27 +89,28 @@ def merge(
         >>> result.updated, result.inserted
         (1, 1)
     """
-    request = requested(engine, target, options, source)
-    keys, source_keys, residual = key_pairs(on, request.dialect)
-    rule = merge_rule(strategy, clauses, request.dialect)
-    intent = Merge(
-        rule=rule,
-        keys=keys,
-        source_keys=source_keys,
-        residual=residual,
-        dedup_order_by=column_names(dedup_order_by),
-        null_keys=one_of(null_keys, "null_keys", ("error", "match")),
-        missing=one_of(missing, "missing", ("error", "null")),
-        schema_evolution=schema_evolution,
-        partition_columns=None if partition_by is None else column_names(partition_by),
-        options=request.write,
-        properties=request.properties,
-    )
-    if intent.dedup_order_by and rule.name != "deduplicate":
-        raise InputError('dedup_order_by goes with strategy="deduplicate".')
+    with operation_log(log, "merge", shown(target)):
+        request = requested(engine, target, options, source, dry_run=dry_run)
+        keys, source_keys, residual = key_pairs(on, request.dialect)
+        rule = merge_rule(strategy, clauses, request.dialect)
+        intent = Merge(
+            rule=rule,
+            keys=keys,
+            source_keys=source_keys,
+            residual=residual,
+            dedup_order_by=column_names(dedup_order_by, "dedup_order_by"),
+            null_keys=one_of(null_keys, "null_keys", ("error", "match")),
+            missing=one_of(missing, "missing", ("error", "null")),
+            schema_evolution=schema_evolution,
+            partition_columns=None if partition_by is None else column_names(partition_by, "partition_by"),
+            options=request.write,
+            properties=request.properties,
+        )
+        if intent.dedup_order_by and rule.name != "deduplicate":
+            raise InputError('dedup_order_by goes with strategy="deduplicate".')
     with operation_log(log, rule.name, shown(target)), ExitStack() as stack:
         adopted = request.source(source, stack, intent.partition_columns)
-        return request.carry_out(intent, adopted, dry_run=dry_run)
+        return request.carry_out(intent, adopted)
 
 
 def delete(
@@ -118,13 +120,17 @@ def delete(
 
     ``where`` is SQL text (``"price < 0 and region = 'eu'"``) or a ``pyarrow.compute`` expression. Files
     whose partition or bounds decide the question are not read; a file that loses every row is removed.
+
+    Raises:
+        NothingMatched: there is no such table.
+        ColumnNotFound, InputError: ``where`` does not fit the table.
     """
-    request = requested(engine, target, options)
-    if where is None:
-        raise InputError("delete needs a predicate.", hint='pass where="true" to delete every row.')
-    intent = Delete(predicate_of(where, request.dialect), request.write, request.properties)
     with operation_log(log, "delete", shown(target)):
-        return request.carry_out(intent, None, dry_run=dry_run)
+        request = requested(engine, target, options, dry_run=dry_run)
+        if where is None:
+            raise InputError("a predicate is needed.", hint='pass where="true" to delete every row.')
+        intent = Delete(predicate_of(where, request.dialect), request.write, request.properties)
+        return request.carry_out(intent)
 
 
 def update(
@@ -140,15 +146,16 @@ def update(
 
     Values are SQL text over the row as it was: ``{"price": "price * 1.1", "note": "'x'"}``; a nested
     field is named ``"p.amt"``. Partition columns cannot be assigned.
+
+    Raises:
+        NothingMatched: there is no such table.
+        ColumnNotFound, InputError: a column, a value or ``where`` does not fit the table.
     """
-    request = requested(engine, target, options)
-    if not assignments or not hasattr(assignments, "items"):
-        raise InputError("update needs at least one assignment.", hint='such as {"price": "price * 1.1"}.')
-    parsed = parse_assignments(assignments, dialect=request.dialect)
-    predicate = None if where is None else predicate_of(where, request.dialect)
-    intent = Update(parsed, predicate, request.write, request.properties)
     with operation_log(log, "update", shown(target)):
-        return request.carry_out(intent, None, dry_run=dry_run)
+        request = requested(engine, target, options, dry_run=dry_run)
+        parsed = parse_assignments(assignments, dialect=request.dialect)
+        predicate = None if where is None else predicate_of(where, request.dialect)
+        return request.carry_out(Update(parsed, predicate, request.write, request.properties))
 
 
 def write(
@@ -168,18 +175,18 @@ def write(
     New files appear first, then the old ones go: a reader sees too much for a moment, never too little.
     Files that are not Parquet data stay.
     """
-    request = requested(engine, target, options, source)
-    intent = Write(
-        mode=one_of(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
-        partition_columns=None if partition_by is None else column_names(partition_by),
-        missing=one_of(missing, "missing", ("error", "null")),
-        schema_evolution=schema_evolution,
-        options=request.write,
-        properties=request.properties,
-    )
-    with operation_log(log, mode, shown(target)), ExitStack() as stack:
+    with operation_log(log, "write", shown(target)), ExitStack() as stack:
+        request = requested(engine, target, options, source, dry_run=dry_run)
+        intent = Write(
+            mode=one_of(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
+            partition_columns=None if partition_by is None else column_names(partition_by, "partition_by"),
+            missing=one_of(missing, "missing", ("error", "null")),
+            schema_evolution=schema_evolution,
+            options=request.write,
+            properties=request.properties,
+        )
         adopted = request.source(source, stack, intent.partition_columns)
-        return request.carry_out(intent, adopted, dry_run=dry_run)
+        return request.carry_out(intent, adopted)
 
 
 def compact(
@@ -196,11 +203,11 @@ def compact(
 
     Idempotent: run again, it finds nothing to do. Rows and their order within a file stay.
     """
-    request = requested(engine, target, options)
-    target_bytes = bytes_per_file(target_mb_per_file, target_rows_per_file)
-    intent = Compact(target_bytes, target_rows_per_file, partition_filter, request.write, request.properties)
     with operation_log(log, "compact", shown(target)):
-        return request.carry_out(intent, None, dry_run=dry_run)
+        request = requested(engine, target, options, dry_run=dry_run)
+        size = bytes_per_file(target_mb_per_file, target_rows_per_file)
+        intent = Compact(size, target_rows_per_file, partition_filter, request.write, request.properties)
+        return request.carry_out(intent)
 
 
 def optimize(
@@ -222,24 +229,23 @@ def optimize(
     One column is a sort; several follow a z-order or Hilbert curve, or with ``curve="linear"`` the
     plain order of the columns. NULLs come last. ``deduplicate_on`` leaves one row per key meanwhile.
     """
-    request = requested(engine, target, options)
-    target_bytes = bytes_per_file(target_mb_per_file, target_rows_per_file)
-    intent = Optimize(
-        by=column_names(by),
-        curve=one_of(curve, "curve", ("zorder", "hilbert", "linear")),
-        target_bytes=target_bytes,
-        target_rows=target_rows_per_file,
-        partition_filter=partition_filter,
-        deduplicate_keys=column_names(deduplicate_on),
-        deduplicate=deduplicate_on is not None,
-        dedup_order_by=column_names(dedup_order_by),
-        options=request.write,
-        properties=request.properties,
-    )
-    if not intent.by and not intent.deduplicate:
-        raise InputError("optimize needs the columns to order by.", hint="pass by=[...].")
     with operation_log(log, "optimize", shown(target)):
-        return request.carry_out(intent, None, dry_run=dry_run)
+        request = requested(engine, target, options, dry_run=dry_run)
+        intent = Optimize(
+            by=column_names(by, "by"),
+            curve=one_of(curve, "curve", ("zorder", "hilbert", "linear")),
+            target_bytes=bytes_per_file(target_mb_per_file, target_rows_per_file),
+            target_rows=target_rows_per_file,
+            partition_filter=partition_filter,
+            deduplicate_keys=column_names(deduplicate_on, "deduplicate_on"),
+            deduplicate=deduplicate_on is not None,
+            dedup_order_by=column_names(dedup_order_by, "dedup_order_by"),
+            options=request.write,
+            properties=request.properties,
+        )
+        if not intent.by and not intent.deduplicate:
+            raise InputError("the columns to order by are needed.", hint="pass by=[...].")
+        return request.carry_out(intent)
 
 
 def deduplicate(
@@ -257,12 +263,16 @@ def deduplicate(
     Without ``on``, one of each set of rows that are equal in every column. Only files that lose a row
     are rewritten. Idempotent.
     """
-    request = requested(engine, target, options)
-    intent = Deduplicate(
-        column_names(on), column_names(order_by), partition_filter, request.write, request.properties
-    )
     with operation_log(log, "deduplicate", shown(target)):
-        return request.carry_out(intent, None, dry_run=dry_run)
+        request = requested(engine, target, options, dry_run=dry_run)
+        intent = Deduplicate(
+            keys=column_names(on, "on"),
+            order_by=column_names(order_by, "order_by"),
+            partition_filter=partition_filter,
+            options=request.write,
+            properties=request.properties,
+        )
+        return request.carry_out(intent)
 
 
 def plan(operation: str, *args: Any, **kwargs: Any) -> Plan:
@@ -281,12 +291,20 @@ def plan(operation: str, *args: Any, **kwargs: Any) -> Plan:
 
 def snapshot(target: Target, **options: Any) -> Snapshot:
     """One consistent state of a table, also while a commit is under way or after a crash."""
-    return requested("auto", target, options).table.snapshot()
+    with operation_log(log, "snapshot", shown(target)):
+        return requested("auto", target, options).table.snapshot()
 
 
 def inspect(target: Target, **options: Any) -> Inspection:
-    """What a table looks like: files, rows, bytes, partitions, small files; from footers alone."""
-    return inspect_snapshot(snapshot(target, **options))
+    """What a table looks like: files, rows, bytes, partitions, small files; from footers alone.
+
+    Raises:
+        NothingMatched: there is no such table.
+    """
+    with operation_log(log, "inspect", shown(target)):
+        found = requested("auto", target, options).table.snapshot()
+        check_exists(found, "inspect")
+        return inspect_snapshot(found)
 
 
 def recover(target: Target, **options: Any) -> tuple[str, ...]:
@@ -294,4 +312,5 @@ def recover(target: Target, **options: Any) -> tuple[str, ...]:
 
     Never needed: the next operation that writes does the same.
     """
-    return requested("auto", target, options).table.recover()
+    with operation_log(log, "recover", shown(target)):
+        return requested("auto", target, options).table.recover()

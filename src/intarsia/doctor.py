@@ -16,12 +16,12 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
+from intarsia.common.flock import filesystem_type
 from intarsia.common.log import redact
 from intarsia.errors import IntarsiaError, StorageError
 from intarsia.show import units
 from intarsia.spark.java import find_java
 from intarsia.storage import PosixStorage
-from intarsia.storage.posix import filesystem_type
 from intarsia.tables.parquet import ParquetTable
 
 __all__ = ["Finding", "State", "examine"]

@@ -24,9 +24,12 @@ it was, True when the change is in effect, None when it cannot be known. All of 
 from __future__ import annotations
 
 import errno as numbers
+import re
 from typing import Any
 
 import pyarrow as pa
+
+_NAMES_OPERATION = re.compile(r"[a-z_]+( \([a-z_]+\))?: ")
 
 _NO_ROOM = "free some space and run the operation again"
 _NO_PERMISSION = "give this user permission there, or run as one who has it"
@@ -67,6 +70,15 @@ class IntarsiaError(Exception):
         if self.hint:
             parts.append(f"Hint: {self.hint}")
         return " ".join(parts)
+
+    def place(self, operation: str, path: str) -> None:
+        """Name the operation and the path, where the error was raised without knowing them."""
+        asked = isinstance(self, (InputError, NothingMatched, NotSupported))
+        if asked and not _NAMES_OPERATION.match(self.message):
+            self.message = f"{operation}: {self.message}"
+            self.args = (self.message, *self.args[1:])
+        if self.path is None and path:
+            self.path = path
 
     def __reduce__(self) -> tuple[Any, ...]:
         state = self.__dict__.copy()

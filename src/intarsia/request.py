@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -12,8 +12,9 @@ from typing import Any
 import pyarrow.compute as pc
 
 from intarsia.common.arrow import Source
+from intarsia.common.names import near_names
 from intarsia.core.intent import Intent, WriteOptions
-from intarsia.core.merge import normalize_keys
+from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.planning import check_thresholds
 from intarsia.core.ports import Engine, Progress, Table
 from intarsia.core.report import MergeResult
@@ -32,6 +33,7 @@ __all__ = [
     "Request",
     "Target",
     "bytes_per_file",
+    "check_whole",
     "column_names",
     "key_pairs",
     "merge_rule",
@@ -76,38 +78,43 @@ class Request:
     spool: Mapping[str, Any]
     properties: Mapping[str, str]
     filesystem: Any
+    dry_run: bool = False
 
     def source(self, source: Any, stack: ExitStack, partition_columns: Sequence[str] | None) -> Source:
         """Take the source in; what comes from paths and has no type of its own gets the target's."""
-        if is_spark(source):
-            shared = getattr(self.table, "workspace", None)
-            return stack.enter_context(self.engine.adopt(source, shared=shared, **self.spool))
-        if not _has_paths(source):
-            return stack.enter_context(self.engine.adopt(source, **self.spool))
-        target = self.table.snapshot()
-        adopted = self.engine.adopt(
-            source,
-            filesystem=self.filesystem,
-            partition_columns=target.partition_columns if partition_columns is None else partition_columns,
-            types=target.schema if target.files else None,
-            **self.spool,
-        )
-        return stack.enter_context(adopted)
+        options = dict(self.spool)
+        if self.engine.name == "spark":  # whose executors need a place that they can reach
+            options["shared"] = getattr(self.table, "workspace", None)
+        if _has_paths(source):
+            target = self.table.snapshot()
+            options |= {
+                "filesystem": self.filesystem,
+                "partition_columns": (
+                    target.partition_columns if partition_columns is None else partition_columns
+                ),
+                "types": target.schema if target.files else None,
+            }
+        return stack.enter_context(self.engine.adopt(source, **options))
 
-    def carry_out(self, intent: Intent, source: Source | None, *, dry_run: bool) -> MergeResult:
+    def carry_out(self, intent: Intent, source: Source | None = None) -> MergeResult:
         with self.progress as progress:
-            return run(intent, self.table, self.engine, source, dry_run=dry_run, progress=progress)
+            return run(intent, self.table, self.engine, source, dry_run=self.dry_run, progress=progress)
 
 
-def requested(engine: Any, target: Target, options: Mapping[str, Any], source: Any = None) -> Request:
+def requested(
+    engine: Any, target: Target, options: Mapping[str, Any], source: Any = None, *, dry_run: bool = False
+) -> Request:
     """What a call was given besides its own arguments. Raises InputError on an option that is not known."""
     unknown = [name for name in options if name not in ALL_OPTIONS]
     if unknown:
+        near = [other for name in unknown for other in near_names(name, ALL_OPTIONS)]
+        every = f"options are {', '.join(sorted(ALL_OPTIONS))}."
         raise InputError(
-            f"Unknown option {', '.join(map(repr, unknown))}.",
-            hint=f"options are {', '.join(sorted(ALL_OPTIONS))}.",
+            f"there is no option {', '.join(map(repr, unknown))}.",
+            hint=f"did you mean {', '.join(near)}?" if near else every,
         )
     _check_numbers(options)
+    _check_kinds({**options, "dry_run": dry_run})
     table_options = {name: options[name] for name in TABLE_OPTIONS if name in options}
     known = (*_ENGINE_OPTIONS, "spool_dir")
     engine_options = {name: options[name] for name in known if options.get(name) is not None}
@@ -122,6 +129,7 @@ def requested(engine: Any, target: Target, options: Mapping[str, Any], source: A
         spool={name: options[name] for name in _SPOOL_OPTIONS if options.get(name) is not None},
         properties=properties,
         filesystem=options.get("filesystem"),
+        dry_run=bool(dry_run),
     )
 
 
@@ -131,6 +139,22 @@ def _check_numbers(options: Mapping[str, Any]) -> None:
         kinds = (int, float) if name == "lock_timeout" else int
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0):
             raise InputError(f"{name} must be a number that is not negative, it is {value!r}.")
+
+
+def _check_kinds(options: Mapping[str, Any]) -> None:
+    for name in ("dry_run", "single_writer"):
+        one_of(options.get(name, False), name, (True, False))
+    for name in ("properties", "storage_options"):
+        value = options.get(name)
+        if value is not None and not isinstance(value, Mapping):
+            raise InputError(f"{name} must be a dict, not {value!r}.")
+    properties = options.get("properties") or {}
+    if not all(isinstance(part, str) for pair in properties.items() for part in pair):
+        raise InputError(f"properties must be a dict of texts, not {properties!r}.")
+    for name in ("progress", "lock"):
+        value = options.get(name)
+        if not (value is None or callable(value) or (name == "progress" and value is False)):
+            raise InputError(f"{name} must be something that can be called, not {value!r}.")
 
 
 def _progress(given: Any) -> AbstractContextManager[Progress]:
@@ -152,7 +176,7 @@ def _table(target: Target, options: Mapping[str, Any]) -> Table:
     if hasattr(target, "transaction") and hasattr(target, "snapshot"):
         table: Table = target
         return table
-    raise InputError(f"The target must be a path, a URL or a table, not {type(target).__name__}.")
+    raise InputError(f"the target must be a path, a URL or a table, not {type(target).__name__}.")
 
 
 def _engine(engine: Any, options: Mapping[str, Any], source: Any) -> Engine:
@@ -194,12 +218,16 @@ def _of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 def _write_options(given: Mapping[str, Any]) -> WriteOptions:
     options = WriteOptions(**{name: value for name, value in given.items() if value is not None})
     for name in ("row_group_size", "max_rows_per_file", "batch_rows"):
-        value = getattr(options, name)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
-            raise InputError(f"{name} must be a whole number greater than zero, it is {value!r}.")
+        check_whole(name, getattr(options, name))
     if options.compression is not None:
         _check_codec(options.compression)
     return options
+
+
+def check_whole(name: str, value: Any) -> None:
+    """Raise InputError unless a number, where one is given, is whole and above zero."""
+    if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
+        raise InputError(f"{name} must be a whole number greater than zero, it is {value!r}.")
 
 
 def _check_codec(codec: Any) -> None:
@@ -253,20 +281,15 @@ def predicate_of(where: Any, dialect: str | None) -> Any:
         return parse_expression("true" if where else "false")
     if isinstance(where, pc.Expression):
         return where
-    raise InputError(f"A predicate is SQL text or a pyarrow.compute expression, not {type(where).__name__}.")
+    raise InputError(
+        f"a predicate is SQL text or a pyarrow.compute expression, not {where!r} ({type(where).__name__}).",
+        hint="such as \"price > 3 and day = 'mon'\".",
+    )
 
 
-def column_names(columns: Any) -> tuple[str, ...]:
+def column_names(columns: Any, argument: str) -> tuple[str, ...]:
     """Columns as a tuple: none, a single name, or several. Raises InputError for anything but names."""
-    if columns is None:
-        return ()
-    names: tuple[Any, ...] = (columns,)
-    if isinstance(columns, Iterable) and not isinstance(columns, str):
-        names = tuple(columns)
-    wrong = [name for name in names if not isinstance(name, str)]
-    if wrong:
-        raise InputError(f"Columns are given by name, not as {wrong[0]!r}.", hint='such as ["id", "day"].')
-    return names
+    return () if columns is None else tuple(listed_columns(columns, argument))
 
 
 def bytes_per_file(megabytes: float | None, rows: int | None) -> int | None:
@@ -275,14 +298,14 @@ def bytes_per_file(megabytes: float | None, rows: int | None) -> int | None:
     return None if megabytes is None else max(1, int(megabytes * _MB))
 
 
-def one_of(value: Any, name: str, allowed: tuple[str, ...]) -> Any:
+def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
     if value not in allowed:
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, it is {value!r}.")
     return value
 
 
 def shown(target: Target) -> str:
-    """The target as logs and errors name it."""
+    """The target as logs and errors name it; nothing for what is no table."""
     if isinstance(target, (str, os.PathLike)):
         return os.fspath(target)
-    return str(getattr(target, "root", target))
+    return str(getattr(target, "root", ""))

@@ -220,7 +220,7 @@ def test_case_09_any_other_column_that_is_not_there(root: Path, call: Any, name:
         ((), ["at least one key column"]),
         (["id", "id"], ["'id'", "more than once"]),
         ([""], ["must be names", "''"]),
-        ([7], ["must be names", "7"]),
+        ([7], ["must be a name or a list of names", "7"]),
         (7, ["a name or a list of names"]),
         (None, ["a name or a list of names"]),
     ],

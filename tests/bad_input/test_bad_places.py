@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
@@ -100,15 +101,35 @@ def test_case_39_maintenance_of_a_target_that_is_not_there(
     assert sorted(tmp_path.rglob("*")) == before
 
 
-@pytest.mark.parametrize("made", [False, True], ids=["missing", "empty"])
-def test_case_39_delete_and_update_rows_of_a_target_that_is_not_there(tmp_path: Path, made: bool) -> None:
+@pytest.mark.parametrize(
+    ("operation", "call"),
+    [
+        ("delete", lambda root: it.delete(root, "id = 1")),
+        ("update", lambda root: it.update(root, {"n": "1"})),
+        ("delete", lambda root: it.delete(root, pc.field("id") == 1, dry_run=True)),
+        ("update", lambda root: it.plan("update", root, {"n": "1"}, "id = 1")),
+        ("inspect", it.inspect),
+    ],
+    ids=["delete", "update", "dry", "plan", "inspect"],
+)
+def test_case_39_rows_of_a_target_that_is_not_there_cannot_be_changed_or_looked_at(
+    tmp_path: Path, operation: str, call: Any, refused: Any
+) -> None:
     root = tmp_path / "deep" / "t"
-    if made:
-        root.mkdir(parents=True)
-    before = sorted(tmp_path.rglob("*"))
+    said = f"{operation}: there is no dataset at {root}."
+    error = refused(root, NothingMatched, lambda: call(root), said)
+    assert isinstance(error, FileNotFoundError)
+    assert error.path == str(root)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_case_39_delete_and_update_rows_of_an_empty_target_do_nothing(tmp_path: Path) -> None:
+    root = tmp_path / "t"
+    root.mkdir()
     assert it.delete(root, "id = 1").deleted == 0
     assert it.update(root, {"n": "1"}).updated == 0
-    assert sorted(tmp_path.rglob("*")) == before
+    assert it.inspect(root).rows == 0
+    assert list(tmp_path.rglob("*")) == [root]
 
 
 EVIL = [

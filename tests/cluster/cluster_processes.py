@@ -21,6 +21,8 @@ from intarsia.spark import find_java, prepare_environment
 HERE = Path(__file__).parent
 HOST = "127.0.0.1"
 SECONDS = 150.0
+QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
+"""Options for a JVM that lives for seconds."""
 
 # What Spark's own launcher opens of the JDK, as far as a master and a worker need it.
 _OPENED = ("java.lang", "java.lang.invoke", "java.io", "java.net", "java.nio", "java.util", "sun.nio.ch")
@@ -133,6 +135,7 @@ class Cluster:
             "-cp",
             f"{environ['SPARK_HOME']}/jars/*",
             "-Xmx256m",
+            *QUICK.split(),
             "-Dspark.master.rest.enabled=false",
             *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in _OPENED),
             f"org.apache.spark.deploy.{words[0]}",
@@ -196,8 +199,13 @@ def driver(
         "spark.executor.memory": "512m",
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": False,
-        "spark.sql.shuffle.partitions": 4,
-        "spark.sql.adaptive.coalescePartitions.enabled": False,  # so little data would be one task
+        # So little data: what costs time is the start of everything, and compiling what runs once.
+        "spark.driver.extraJavaOptions": QUICK,
+        "spark.executor.extraJavaOptions": QUICK,
+        "spark.sql.codegen.wholeStage": False,
+        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+        "spark.sql.adaptive.enabled": False,
+        "spark.sql.shuffle.partitions": 2,
         "spark.scheduler.minRegisteredResourcesRatio": 1.0,
         **(config or {}),
     }

@@ -28,11 +28,15 @@ WHOLE_ON_SPARK = ("test_merge_strategies", "test_merge_counts", "test_write_mode
 """On Spark these are run whole by default, of the others each test's first case; ``make spark`` runs all."""
 
 NOT_ON_SPARK = {
-    "test_no_call_reads_more_rows_than_asked_for": "watches the reads of its own process",
-    "test_without_a_limit_a_row_group_is_the_most": "watches the reads of its own process",
-    "test_only_key_columns_of_files_that_are_not_hit_are_read": "watches the reads of its own process",
-    "test_processes_that_upsert_the_same_keys_never_mix": "would start a JVM in every process",
+    "test_processes_that_upsert_the_same_keys_never_mix": "see tests/spark/test_two_drivers.py",
 }
+
+TASKS_HERE = (
+    "test_no_call_reads_more_rows_than_asked_for",
+    "test_without_a_limit_a_row_group_is_the_most",
+    "test_only_key_columns_of_files_that_are_not_hit_are_read",
+)
+"""These watch the reads of their own process, so Spark's tasks are run in it, packed as for a worker."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -177,6 +181,35 @@ def _opened(request: pytest.FixtureRequest) -> tuple[str, str]:
     if engine == "spark":
         request.getfixturevalue("spark")
     return engine, table
+
+
+@dataclass
+class StageHere:
+    """As much of a session as a stage needs; its tasks run in this process."""
+
+    numbers: range = range(0)
+    work: Any = None
+
+    def range(self, start: int, stop: int, *_: int) -> StageHere:
+        return StageHere(range(start, stop))
+
+    def mapInArrow(self, work: Any, _schema: str) -> StageHere:
+        return StageHere(self.numbers, work)
+
+    def toArrow(self) -> pa.Table:
+        tasks = (pa.record_batch({"id": pa.array([number], pa.int64())}) for number in self.numbers)
+        return pa.Table.from_batches([row for task in tasks for row in self.work(iter([task]))])
+
+
+@pytest.fixture(autouse=True)
+def tasks_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the tasks of a stage in this process, for the tests that need it."""
+    on_spark = request.node.get_closest_marker("spark") is not None
+    if on_spark and request.node.originalname in TASKS_HERE:
+        from intarsia.engines.spark.crew import Crew
+        from intarsia.engines.spark.engine import SparkEngine
+
+        monkeypatch.setattr(SparkEngine, "crew", property(lambda self: Crew(StageHere(), 4)))
 
 
 @pytest.fixture(params=LAKES, ids=_name)

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from intarsia.errors import ColumnNotFound, InputError, IntarsiaError
+from intarsia.errors import ColumnNotFound, InputError, IntarsiaError, NothingMatched
 
 TARGET = pa.table(
     {
@@ -147,6 +147,6 @@ def test_division_by_zero_fails_and_changes_nothing(parquet_lake, unchanged):
 
 
 def test_a_table_that_does_not_exist_has_no_rows_to_delete(parquet_lake):
-    result = parquet_lake.delete("id = 1")
-    assert (result.deleted, result.total) == (0, 0)
+    with pytest.raises(NothingMatched, match="delete: there is no dataset at"):
+        parquet_lake.delete("id = 1")
     assert not parquet_lake.root.exists()

@@ -164,3 +164,20 @@ def test_other_partitions_are_not_read_when_the_key_holds_the_partition(parquet_
     reasons = {item.file.path.split("/")[0]: (item.action, item.scan_bytes) for item in plan.files}
     assert reasons["region=us"] == ("keep", 0)
     assert reasons["region=eu"][0] == "rewrite"
+
+
+@pytest.mark.parametrize("how", ["upsert", "insert", "append", "overwrite_partitions", "overwrite"])
+def test_new_files_repeat_a_partition_column_as_those_that_are_there(parquet_lake, how):
+    for region in ("eu", "us"):
+        place = parquet_lake.root / f"region={region}"
+        place.mkdir(parents=True)
+        pq.write_table(_row(1 if region == "eu" else 2, region), place / "theirs.parquet")
+    new = pa.concat_tables([_row(8, "eu"), _row(9, "ap")])
+    if how in ("upsert", "insert"):
+        parquet_lake.merge(new, on="id", strategy=how)
+    else:
+        parquet_lake.write(new, mode=how)
+    names = [name for name in parquet_lake.files if "theirs" not in name]
+    assert len(names) == 2
+    assert all("region" in parquet_lake.file(name).column_names for name in names)
+    assert {(8, "eu"), (9, "ap")} <= set(parquet_lake.values("id", "region"))

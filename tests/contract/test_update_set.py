@@ -9,7 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from intarsia.errors import ColumnNotFound, InputError, IntarsiaError, PartitionMoveError, SchemaMismatch
+from intarsia.errors import (
+    ColumnNotFound,
+    InputError,
+    IntarsiaError,
+    NothingMatched,
+    PartitionMoveError,
+    SchemaMismatch,
+)
 
 TARGET = pa.table(
     {
@@ -131,5 +138,12 @@ def test_null_for_a_column_that_cannot_be_null_is_refused(parquet_lake, unchange
 
 
 def test_a_table_that_does_not_exist_has_no_rows_to_update(parquet_lake):
-    assert parquet_lake.update({"n": "1"}).updated == 0
+    with pytest.raises(NothingMatched, match="update: there is no dataset at"):
+        parquet_lake.update({"n": "1"})
     assert not parquet_lake.root.exists()
+
+
+def test_a_dot_may_be_part_of_a_name(lake):
+    lake.create(pa.table({"id": [1], "a.b": ["x"], "a": [{"c": "y"}]}))
+    lake.update({"a.b": "'z'", "a.c": "'w'"})
+    assert lake.values("a.b", "a") == [("z", {"c": "w"})]

@@ -7,6 +7,8 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
+from datetime import date, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +19,8 @@ import pytest
 
 import intarsia
 from intarsia import pipeline
-from intarsia.errors import InputError
+from intarsia.errors import CommitConflict, InputError
+from intarsia.pipeline import inputs
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pipelines are not run on Spark")
 
@@ -209,6 +212,94 @@ def test_a_target_feeds_another_on_spark(tmp_path: Path, spark: Any, rows: Rows)
     assert sorted(row["id"] for row in rows(tmp_path / "silver")) == [1, 3]
     again = pipeline.run(made, session=spark, progress=False)
     assert {step.status for step in again.steps} == {"unchanged"}
+
+
+def _copied(root: Path, **source: Any) -> pipeline.Pipeline:
+    """The dataset ``bronze``, copied to ``silver``."""
+    return pipeline.Pipeline(
+        name="copy",
+        sources={"bronze": pipeline.Source(target="bronze", **source)},
+        targets={
+            "bronze": pipeline.Target(str(root / "bronze")),
+            "silver": pipeline.Target(str(root / "silver"), partition_by="day"),
+        },
+        steps=(pipeline.Write(name="copy", source="bronze", target="silver", mode="overwrite"),),
+        reports=str(root / "reports"),
+    )
+
+
+def test_a_target_is_read_with_the_types_of_its_columns_and_partitions(
+    tmp_path: Path, spark: Any, rows: Rows
+) -> None:
+    """Spark's own reader takes no unsigned numbers, and guesses the types of directories."""
+    table = pa.table({
+        "id": pa.array([1, 2, 3], pa.uint32()),
+        "code": pa.array(["007", "8", None]),
+        "day": pa.array([date(2025, 1, 1), date(2025, 1, 2), None]),
+        "at": pa.array([datetime(2025, 1, 1, 12), None, None], pa.timestamp("ns")),
+    })  # fmt: skip
+    intarsia.write(table, tmp_path / "bronze", partition_by=["code", "day"])
+    made = _copied(tmp_path, where="id > 1 or day = date '2025-01-01'")
+    assert pipeline.run(made, session=spark, progress=False).check().step("copy").result.inserted == 3
+    assert rows(tmp_path / "silver") == rows(tmp_path / "bronze")
+    schema = intarsia.snapshot(tmp_path / "silver").schema
+    assert schema.field("day").type == pa.date32()
+    assert schema.field("code").type == pa.string()
+    assert schema.field("id").type == pa.int64()
+
+
+def test_a_target_that_somebody_changes_meanwhile_is_read_in_one_state_or_not_at_all(
+    tmp_path: Path, spark: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = pa.table({"id": [1, 2], "day": ["a", "b"]})
+    intarsia.write(table, tmp_path / "bronze", partition_by="day")
+    listed = inputs.snapshot_frame
+
+    def changed_at_once(*given: Any) -> Any:
+        frame = listed(*given)
+        intarsia.update(tmp_path / "bronze", {"id": "id + 10"})
+        return frame
+
+    monkeypatch.setattr(inputs, "snapshot_frame", changed_at_once)
+    report = pipeline.run(_copied(tmp_path), session=spark, progress=False)
+    assert isinstance(report.failed.error, CommitConflict)
+    assert "since the step looked at it" in str(report.failed.error)
+    assert not (tmp_path / "silver").exists()
+
+
+def test_clauses_and_conditions_do_on_spark_what_they_do_on_arrow(
+    tmp_path: Path, spark: Any, rows: Rows
+) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("id,region,amount\n1,eu,1\n2,eu,2\n3,ap,3\n4,ap,40\n")
+    types = {"id": "bigint", "region": "varchar", "amount": "double"}
+    for report in _both(tmp_path, spark, pipeline.Source(str(path), columns=types)).values():
+        report.check()
+    path.write_text("id,region,amount\n1,eu,10\n2,eu,-1\n4,ap,4\n9,eu,9\n")
+    step = pipeline.Merge(
+        name="feed",
+        source="feed",
+        target="orders",
+        on="target.id = source.id and target.amount < 30",
+        when=(
+            "matched and source.amount < 0 then delete",
+            "matched then update set amount = target.amount + source.amount",
+            "not matched and source.id > 5 then insert *",
+            "not matched by source and target.region = 'ap' then update set amount = 0",
+        ),
+    )
+    counted = {}
+    for engine in ("arrow", "spark"):
+        made = replace(
+            _made(tmp_path, engine, pipeline.Source(str(path))),
+            sources={"feed": pipeline.Source(str(path), columns=types)},
+            steps=(step,),
+        )
+        session = spark if engine == "spark" else None
+        counted[engine] = dict(pipeline.run(made, session=session, progress=False).check().steps[0].result)
+    assert counted["arrow"] == {"inserted": 1, "updated": 3, "deleted": 1, "total": 4}
+    assert counted["spark"] == counted["arrow"]
+    assert rows(tmp_path / "spark") == rows(tmp_path / "arrow")
 
 
 def test_files_are_appended_once_on_spark_and_the_report_names_it(

@@ -300,7 +300,7 @@ def test_scenario_key_normalization(tmp_path, make_dataset, shared_calls, rows):
         merge_parquet_dataset_pyarrow(_table([1], "new"), path, given, "upsert")
         assert shared_calls["normalize_keys"] == ((given,), ["id"])
     assert _pairs(path, rows) == [(1, "new")]
-    with pytest.raises(ValueError, match="At least one key column"):
+    with pytest.raises(ValueError, match="at least one key column"):
         merge_parquet_dataset_pyarrow(_table([1]), path, [], "upsert")
 
 

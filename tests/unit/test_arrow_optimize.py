@@ -21,7 +21,8 @@ from intarsia.core.planning import plan_optimize
 from intarsia.engines.arrow import optimize, regroup
 from intarsia.engines.arrow.optimize import stage_optimize
 from intarsia.engines.arrow.ordering import Cuts, Ladder, Order, sort_codes
-from intarsia.engines.arrow.spill import Bucket, Spill
+from intarsia.engines.arrow.portions import Portion, spans
+from intarsia.engines.arrow.spill import Spill
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, StorageError
 from intarsia.tables.parquet import ParquetTable
 
@@ -285,6 +286,54 @@ def test_nested_and_encoded_columns_travel_along(tmp_path: Path, make_dataset: A
         assert read(root).schema.equals(table.schema)
 
 
+@BOTH
+@pytest.mark.parametrize("by", [["id"], ["w", "id"]])
+def test_dictionaries_of_all_files_may_be_more_than_their_indices_number(
+    tmp_path: Path, rows: Any, by: list[str], memory: int
+) -> None:
+    root = tmp_path / "d"
+    root.mkdir()
+    kind = pa.dictionary(pa.int8(), pa.string())
+    for number in range(4):
+        words = pa.array([f"{number} {n % 100}" for n in range(300)]).dictionary_encode().cast(kind)
+        columns = {
+            "id": [(n * 37) % 300 for n in range(300)],
+            "w": words,
+            "list": pa.ListArray.from_arrays(pa.array(range(301), pa.int32()), words),
+            "struct": pa.StructArray.from_arrays([words], ["x"]),
+        }
+        pq.write_table(pa.table(columns), root / f"{number}.parquet")
+    before, schema = rows(root), pq.read_schema(files(root)[0])
+    optimized(root, by, memory=memory)
+    with pq.ParquetFile(files(root)[0]) as parquet:
+        assert parquet.schema_arrow.equals(schema)
+        found = [row for n in range(parquet.num_row_groups) for row in parquet.read_row_group(n).to_pylist()]
+    assert rows(found) == before
+
+
+@BOTH
+def test_views_can_be_ordered_by(tmp_path: Path, make_dataset: Any, rows: Any, memory: int) -> None:
+    words = [f"a view that is long enough {n * 7 % 1000:04}" for n in range(1000)]
+    table = pa.table({"v": pa.array(words, pa.string_view())})
+    root = make_dataset(tmp_path / "d", table, files=3)
+    optimized(root, ["v"], memory=memory)
+    assert read(root)["v"].to_pylist() == sorted(words)
+
+
+@BOTH
+@pytest.mark.parametrize("curve", ["zorder", "hilbert"])
+def test_rows_with_null_come_last_along_a_curve(
+    tmp_path: Path, make_dataset: Any, rows: Any, curve: str, memory: int
+) -> None:
+    table = shuffled(2000)
+    root = make_dataset(tmp_path / "d", table, files=3, row_group_size=200)
+    optimized(root, ["b", "a"], memory=memory, curve=curve, target_rows=500)
+    assert rows(root) == rows(table)
+    nulls = [value is None for value in read(root)["b"].to_pylist()]
+    assert any(nulls)
+    assert nulls == sorted(nulls)
+
+
 def test_a_group_that_grows_too_large_when_decoded_is_sorted_on_disk(
     tmp_path: Path, make_dataset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -407,8 +456,8 @@ def test_a_place_that_fills_a_part_has_a_bucket_of_its_own() -> None:
 
 def test_buckets_are_dealt_out_to_files_of_about_equal_rows() -> None:
     def lengths(sizes: list[int], outputs: int) -> list[list[tuple[int, int]]]:
-        buckets = [Bucket(str(n), rows, rows, even=False) for n, rows in enumerate(sizes)]
-        return [[(s.start, s.stop) for s in spans] for spans in optimize._spans(buckets, outputs)]
+        portions = [Portion(rows, rows, even=False, read=lambda: iter(())) for rows in sizes]
+        return [[(one.start, one.stop) for one in mine] for mine in spans(portions, outputs)]
 
     assert lengths([10, 11, 9, 10], 2) == [[(0, 10), (0, 11)], [(0, 9), (0, 10)]]
     assert lengths([100], 4) == [[(0, 25)], [(25, 50)], [(50, 75)], [(75, 100)]]

@@ -299,6 +299,14 @@ def test_dictionaries_that_differ_between_batches_survive_the_spool():
     assert source.take(pa.array([4, 0])).column("d").to_pylist() == ["c", "a"]
 
 
+@pytest.mark.parametrize("ids", [[2, 9], [2, 9, 4]], ids=["equal steps", "any"])
+def test_the_named_index_of_a_pandas_frame_is_a_column(ids):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame({"id": ids, "v": ids}).set_index("id")
+    assert sorted(adopt(frame).schema.names) == ["id", "v"]
+    assert adopt(frame).table["id"].to_pylist() == ids
+
+
 def test_the_unnamed_index_of_a_pandas_frame_is_no_column():
     pandas = pytest.importorskip("pandas")
     frame = pandas.DataFrame({"x": [1, 2, 3]})

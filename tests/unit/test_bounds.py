@@ -158,3 +158,20 @@ def test_columns_stand_in_another_place_in_each_file():
 
 def test_no_files_have_no_bounds():
     assert len(bounds_of([], "k", pa.int64()).lower) == 0
+
+
+def test_bounds_of_files_with_different_units_are_each_read_in_their_own() -> None:
+    files = []
+    for number, unit in enumerate(("ms", "us", "us", "ms")):
+        moment = pa.array([number * 1000], pa.timestamp("ms")).cast(pa.timestamp(unit))
+        files.append(data_file(pa.table({"k": moment})))
+    found = bounds_of(files, "k", pa.timestamp("us"))
+    assert found.lower.cast(pa.int64()).to_pylist() == [0, 1_000_000, 2_000_000, 3_000_000]
+
+
+def test_signed_and_unsigned_bounds_keep_their_order() -> None:
+    signed = data_file(pa.table({"k": pa.array([-5, 7], pa.int32())}))
+    unsigned = data_file(pa.table({"k": pa.array([3, 2**32 - 1], pa.uint32())}))
+    found = bounds_of([signed, unsigned, signed], "k", pa.int64())
+    assert found.lower.to_pylist() == [-5, 3, -5]
+    assert found.upper.to_pylist() == [7, 2**32 - 1, 7]

@@ -144,6 +144,33 @@ def test_a_merge_takes_a_condition(run: Run, lake: Path, rows: Any) -> None:
     assert {"id": 2, "n": "b"} in rows(lake / "orders")
 
 
+def test_a_merge_takes_clauses(run: Run, lake: Path, rows: Any) -> None:
+    clauses = (
+        *("--when", "matched and target.n = 'b' then update set n = source.n || '!'"),
+        *("--when", "when not matched by source and target.id > 3 then delete"),
+    )
+    run("plan", "merge", "changes.csv", "orders", "--key", "id", *clauses)
+    assert len(rows(lake / "orders")) == 4
+    told = json.loads(run("merge", "changes.csv", "orders", "--key", "id", *clauses, "--json").stdout)
+    assert [told["updated"], told["deleted"], told["inserted"]] == [1, 1, 0]
+    assert {"id": 2, "n": "B!"} in rows(lake / "orders")
+    assert _ids(rows, lake / "orders") == [1, 2, 3]
+
+
+def test_a_clause_that_cannot_be_read_is_refused_before_spark_starts(
+    run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from intarsia.spark import session
+
+    monkeypatch.setattr(session, "session_on", lambda *_: pytest.fail("a session was opened"))
+    failed = run(
+        *("merge", "changes.csv", "orders", "--key", "id", "--when", "matchd then delete"),
+        *("--engine", "spark"),
+        code=Exit.ERROR,
+    )
+    assert "did you mean 'MATCHED'?" in failed.stderr
+
+
 def test_a_source_with_a_key_twice_is_deduplicated_by_the_highest(run: Run, lake: Path, rows: Any) -> None:
     (lake / "twice.csv").write_text("id,n\n2,x\n2,w\n")
     run("merge", "twice.csv", "orders", "--key", "id", code=Exit.ERROR)
@@ -188,6 +215,17 @@ def test_options_of_the_library_are_passed_on_with_their_types(run: Run, lake: P
         ["merge", "changes.csv", "orders", "--key", "id", "--on", "target.id = source.id"],
         ["merge", "orders", "--key", "id"],
         ["merge", "changes.csv", "orders", "--key", "id", "--strategy", "guess"],
+        [
+            "merge",
+            "changes.csv",
+            "orders",
+            "--key",
+            "id",
+            "--strategy",
+            "insert",
+            "--when",
+            "matched then delete",
+        ],
         ["merge", "changes.csv", "orders", "--key", "id", "--option", "nonsense=1"],
         ["merge", "changes.csv", "orders", "--key", "id", "--option", "threads"],
         ["merge", "changes.csv", "orders", "--key", "id", "--engine", "arrow", "--master", "local[1]"],

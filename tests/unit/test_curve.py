@@ -52,9 +52,9 @@ def _hilbert(point, bits):
 
 
 def _rank(value, boundaries, bits):
-    top = 2**bits - 3
+    top = 2**bits - 2
     if value is None:
-        return top + 2
+        return 0
     if isinstance(value, float) and math.isnan(value):
         return top + 1
     return sum(1 for boundary in boundaries if boundary <= value) * top // max(len(boundaries), 1)
@@ -72,6 +72,7 @@ def test_codes_equal_those_of_a_plain_implementation(curve, reference, width):
     limits = [array.to_pylist() for array in boundaries]
     expected = [
         reference([_rank(value, limit, bits) for value, limit in zip(point, limits, strict=True)], bits)
+        + (int("".join("01"[value is None] for value in point), 2) << bits * width)
         for point in zip(*(column.to_pylist() for column in columns), strict=True)
     ]
     assert codes == expected
@@ -106,6 +107,30 @@ def test_nulls_come_last_and_nan_just_before(curve, names):
     table = pa.table({"f": [None, 1.0, math.nan, -1.0], "i": [1, 1, 1, 1]})
     order = order_indices(table, names, curve=curve).to_pylist()
     assert order == [3, 1, 2, 0]
+
+
+@pytest.mark.parametrize("curve", CURVES)
+@pytest.mark.parametrize("width", [1, 2, 3])
+def test_rows_with_null_come_after_those_without(curve, width):
+    chance = random.Random(width)
+    names = "abc"[:width]
+    columns = {name: [chance.choice([None, *range(50)]) for _ in range(2000)] for name in names}
+    table = pa.table(columns)
+    rows = table.take(order_indices(table, list(names), curve=curve)).to_pylist()
+    first = [row["a"] is None for row in rows]
+    assert first == sorted(first)
+    if curve != "linear":
+        patterns = [tuple(row[name] is None for name in names) for row in rows]
+        assert patterns == sorted(patterns)
+
+
+@pytest.mark.parametrize("curve", ["zorder", "hilbert"])
+@pytest.mark.parametrize(("other", "name"), [("a", "b"), ("b", "a")])
+def test_rows_with_null_in_one_of_two_columns_follow_the_other(curve, other, name):
+    numbers = random.Random(1).sample(range(1000), 1000)
+    table = pa.table({name: pa.array(numbers), other: pa.nulls(1000, pa.int64())})
+    found = table.take(order_indices(table, ["a", "b"], curve=curve))[name].to_pylist()
+    assert found == sorted(numbers)
 
 
 @pytest.mark.parametrize("by", [["a"], ["b", "a"]])
@@ -198,7 +223,7 @@ def test_bad_arguments_are_refused():
 def test_boundaries_cut_a_skewed_sample_into_equal_parts():
     values = pa.array([number * number for number in range(1000)])
     cuts = sample_boundaries(values, 4)
-    assert len(cuts) == 13
+    assert len(cuts) == 14
     between = pc.search_sorted(cuts, values, side="right").value_counts().field("counts").to_pylist()
     assert max(between) - min(between) <= 2
 

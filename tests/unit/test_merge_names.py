@@ -24,7 +24,7 @@ def test_there_are_as_many_strategies_as_rules_and_they_are_strings():
 
 @pytest.mark.parametrize(
     ("given", "keys"),
-    [("id", ["id"]), (["id"], ["id"]), (("a", "b"), ["a", "b"]), (iter(["a"]), ["a"]), ({"a": 1}, ["a"])],
+    [("id", ["id"]), (["id"], ["id"]), (("a", "b"), ["a", "b"]), (pa.array(["a"]).to_pylist(), ["a"])],
 )
 def test_keys_become_a_list(given, keys):
     assert normalize_keys(given) == keys
@@ -33,11 +33,15 @@ def test_keys_become_a_list(given, keys):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "At least one"),
-        ((), "At least one"),
+        ([], "at least one"),
+        ((), "at least one"),
         (None, "must be a name"),
         (3, "must be a name"),
-        ([1], "must be names"),
+        ([1], "must be a name or a list of names, not \\[1\\]"),
+        ({"a": 1}, "a list of names, not {'a': 1}"),
+        ({"a"}, "a list of names, not {'a'}"),
+        (iter(["a"]), "a list of names, not <list_iterator"),
+        (b"a", "a list of names, not b'a'"),
         ([""], "must be names"),
         ("", "must be names"),
         (["a", "b", "a"], "'a' is given more than once"),

@@ -264,6 +264,40 @@ def test_a_codec_that_is_not_known_is_named(root: Path, unchanged: Any) -> None:
     assert footers.read_footer(ParquetTable(root).storage.filesystem, str(path)).num_rows == 1
 
 
+def test_structs_that_differ_in_name_only_are_two_columns(tmp_path: Path) -> None:
+    """pyarrow calls such schemas equal: it compares the leaves, and both leaves are called x."""
+    for name in ("a", "b"):
+        table = pa.table({name: [{"x": 1}]})
+        pq.write_table(table, tmp_path / f"{name}.parquet", store_schema=False)
+    snapshot = ParquetTable(tmp_path).snapshot()
+    assert snapshot.schema.names == ["a", "b"]
+    assert not snapshot.uniform
+
+
+def test_a_column_in_a_required_struct_is_not_taken_for_a_plain_one(tmp_path: Path) -> None:
+    plain = pa.schema([pa.field("x", pa.int64())])
+    within = pa.schema([pa.field("s", pa.struct([pa.field("x", pa.int64())]), nullable=False)])
+    rows = {"plain": pa.table({"x": [1]}, plain), "within": pa.table({"s": [{"x": 2}]}, within)}
+    for name, table in rows.items():
+        pq.write_table(table, tmp_path / f"{name}.parquet", store_schema=False)
+    assert ParquetTable(tmp_path).snapshot().schema.names == ["x", "s"]
+
+
+@pytest.mark.parametrize("columns", [1, 12, 20, 300])
+def test_files_of_one_schema_share_its_bytes_whatever_their_rows(tmp_path: Path, columns: int) -> None:
+    for name, rows in (("a", 1), ("b", 1000)):
+        table = pa.table({f"column_{n}": range(rows) for n in range(columns)})
+        pq.write_table(table, tmp_path / f"{name}.parquet")
+    other = pa.table({f"column_{n}": [1.5] for n in range(columns)})
+    pq.write_table(other, tmp_path / "c.parquet")
+    filesystem = ParquetTable(tmp_path).storage.filesystem
+    read = footers.read_footers(filesystem, [f"{tmp_path}/{name}.parquet" for name in "abc"])
+    assert read[0].shape.schema == read[1].shape.schema
+    assert read[0].shape.schema != read[2].shape.schema
+    assert len(footers.file_schemas(read)[0]) == 2
+    assert len(read[0].shape.schema) < read[0].metadata.serialized_size
+
+
 def test_a_footer_longer_than_one_read_is_read_whole(tmp_path: Path) -> None:
     wide = pa.table({f"column_{n}": [n] for n in range(900)})
     pq.write_table(wide, tmp_path / "a.parquet", row_group_size=1)
@@ -277,7 +311,7 @@ def test_a_file_that_may_not_be_read_is_a_storage_error(root: Path, monkeypatch:
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, "Permission denied")
 
-    monkeypatch.setattr(footers.pq, "ParquetFile", refuse)
+    monkeypatch.setattr(footers, "_FooterFile", refuse)
     with pytest.raises(StorageError) as caught:
         ParquetTable(root).snapshot()
     assert caught.value.errno == 13

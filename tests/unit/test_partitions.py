@@ -29,6 +29,7 @@ from intarsia.common.partitions import (
     split_by_partition,
     typed_partition,
 )
+from intarsia.datasets.pyarrow import PyarrowDatasetIO
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, UnsafePath
 
 NASTY = [
@@ -490,3 +491,20 @@ print([hive_path(p) for p, _ in split_by_partition(t, ["p"])])
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "00.000000001" in done.stdout
     assert "00.000001'" in done.stdout
+
+
+@pytest.mark.parametrize("unit", ["s", "ms", "us", "ns"])
+def test_times_of_any_unit_come_back_from_their_paths(tmp_path, unit):
+    kind = pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
+    rows = pa.table({"id": [1, 2], "at": pa.array([1, 3_600], kind)})
+    io = PyarrowDatasetIO()
+    io.write_dataset(rows, tmp_path / "t", partition_by="at")
+    assert io.read_parquet(tmp_path / "t").sort_by("id").equals(rows)
+
+
+def test_values_that_have_no_text_are_no_partitions(tmp_path):
+    storage = pa.array([b"a" * 16], pa.binary(16))
+    rows = pa.table({"id": [1], "u": pa.ExtensionArray.from_storage(pa.uuid(), storage)})
+    with pytest.raises(InputError, match="cannot partition by 'u'"):
+        PyarrowDatasetIO().write_dataset(rows, tmp_path / "t", partition_by="u")
+    assert not (tmp_path / "t").exists()

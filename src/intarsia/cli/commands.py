@@ -85,13 +85,11 @@ def _tell(shown: Screen, finding: Finding, width: int) -> None:
         shown.say(" " * (10 + width), (finding.hint, "italic"))
 
 
-def _run(
-    pipeline: str, dry_run: bool, master: str | None, report_dir: str | None, params: dict[str, str]
-) -> None:
+def _run(pipeline: str, **given: Any) -> None:
     # The pipeline's own modules are loaded for this command alone.
     from intarsia.cli.pipeline import run_pipeline
 
-    run_pipeline(pipeline, dry_run=dry_run, master=master, report_dir=report_dir, params=params)
+    run_pipeline(pipeline, **given)
 
 
 def _added(function: Any, name: str, text: str, *decorators: Any) -> None:
@@ -113,6 +111,7 @@ _added(
     "Run the pipeline that a TOML file declares, on Spark.",
     click.argument("pipeline", metavar="PIPELINE.TOML"),
     click.option("--dry-run", is_flag=True, help="Plan every step; write nothing."),
+    click.option("--engine", type=click.Choice(["spark", "arrow"]), help="Instead of the file's."),
     _MASTER,
     click.option("--report-dir", metavar="PATH", help="Where the reports go, if not where the file says."),
     click.option(

@@ -24,6 +24,7 @@ from intarsia.cli.plain import plain_plan, plain_result
 from intarsia.cli.screen import screen
 from intarsia.core.report import MergeResult
 from intarsia.core.rule import STRATEGIES
+from intarsia.sql.clauses import parse_clauses
 
 __all__ = ["OPERATIONS", "Operation", "planning_command", "running_command"]
 
@@ -38,6 +39,9 @@ class Operation:
     help: str
     positional: tuple[str, ...] = ("target",)
     """The parameters that the call takes by position, in its order."""
+    settle: Callable[[dict[str, Any]], dict[str, Any]] = dict
+    """Options made into the call's arguments, before an engine is started; click.UsageError where they
+    do not go together."""
 
     def run(self, given: Mapping[str, Any], shared: Mapping[str, Any]) -> MergeResult:
         """Call the library with what the command line gave; what it left out keeps its default."""
@@ -46,19 +50,19 @@ class Operation:
         return self.call(*first, **rest, **shared)
 
 
-def _merge(sources: tuple[str, ...], target: str, **given: Any) -> MergeResult:
-    keys, condition = given.pop("keys", ()), given.pop("on", None)
+def _with_sources(given: dict[str, Any]) -> dict[str, Any]:
+    sources = given.pop("sources")
+    return given | {"source": sources[0] if len(sources) == 1 else list(sources)}
+
+
+def _with_clauses(given: dict[str, Any]) -> dict[str, Any]:
+    keys, condition, texts = given.pop("keys"), given.pop("on"), given.pop("when")
     if bool(keys) == bool(condition):
         raise click.UsageError("Name the key columns with --key, or a condition with --on; one of the two.")
-    return api.merge(_one_or_many(sources), target, on=condition or list(keys), **given)
-
-
-def _write(sources: tuple[str, ...], target: str, **given: Any) -> MergeResult:
-    return api.write(_one_or_many(sources), target, **given)
-
-
-def _one_or_many(sources: tuple[str, ...]) -> Any:
-    return sources[0] if len(sources) == 1 else list(sources)
+    if texts and given["strategy"]:
+        raise click.UsageError("--when stands instead of --strategy; give one of the two.")
+    clauses = [clause for text in texts for clause in parse_clauses(text, dialect=given["dialect"])]
+    return _with_sources(given) | {"on": condition or list(keys), "clauses": clauses or None}
 
 
 def running_command(operation: Operation) -> click.Command:
@@ -102,6 +106,7 @@ def _command(
 
 def _called(operation: Operation, given: dict[str, Any], *, dry_run: bool) -> MergeResult:
     shown = screen()
+    given = operation.settle(given)
     shared = without_none(
         storage_options=given.pop("storage_options"),
         control_path=given.pop("control_path"),
@@ -155,7 +160,7 @@ def _columns(flag: str, name: str, text: str, *, required: bool = False) -> Deco
 OPERATIONS: tuple[Operation, ...] = (
     Operation(
         "merge",
-        _merge,
+        api.merge,
         (
             _SOURCES,
             _TARGET,
@@ -166,9 +171,14 @@ OPERATIONS: tuple[Operation, ...] = (
             click.option(
                 "--strategy",
                 type=click.Choice(list(STRATEGIES)),
-                default="upsert",
-                show_default=True,
-                help="What happens to rows that match, and to those that do not.",
+                help="What happens to rows that match, and to those that do not.  [default: upsert]",
+            ),
+            click.option(
+                "--when",
+                metavar="CLAUSE",
+                multiple=True,
+                help="Instead of a strategy, as in SQL's MERGE: 'matched and source.gone then delete',"
+                " 'not matched then insert *'; the first that applies decides; may be repeated.",
             ),
             _columns("--order-by", "dedup_order_by", "With deduplicate: the row with the highest value wins"),
             click.option(
@@ -183,7 +193,8 @@ OPERATIONS: tuple[Operation, ...] = (
             _PARTITION_BY,
         ),
         "Set the rows of SOURCE files (Parquet, CSV, JSON) into the dataset TARGET by key.",
-        ("sources", "target"),
+        ("source", "target"),
+        _with_clauses,
     ),
     Operation(
         "delete",
@@ -216,7 +227,7 @@ OPERATIONS: tuple[Operation, ...] = (
     ),
     Operation(
         "write",
-        _write,
+        api.write,
         (
             _SOURCES,
             _TARGET,
@@ -232,7 +243,8 @@ OPERATIONS: tuple[Operation, ...] = (
             _PARTITION_BY,
         ),
         "Write the rows of SOURCE files (Parquet, CSV, JSON) to the dataset TARGET.",
-        ("sources", "target"),
+        ("source", "target"),
+        _with_sources,
     ),
     Operation(
         "compact",

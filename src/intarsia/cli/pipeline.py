@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Any
 
 from intarsia import pipeline
 from intarsia.cli.screen import Screen, screen
@@ -20,27 +21,25 @@ _STYLES = {
 }
 
 
-def run_pipeline(
-    path: str, *, dry_run: bool, master: str | None, report_dir: str | None, params: Mapping[str, str]
-) -> None:
-    """Run the pipeline in a file and tell each step when it is over. Raises the error of one that failed."""
+def run_pipeline(path: str, *, params: Mapping[str, str], **options: Any) -> None:
+    """Run the pipeline in a file and tell each step when it is over. Raises the error of one that failed.
+
+    ``options`` are those of :func:`intarsia.pipeline.run`.
+    """
     shown = screen()
     watch = _Watch(shown)
     with shown.log(), watch:
-        report = pipeline.run_file(
-            path,
-            params=params,
-            dry_run=dry_run,
-            master=master,
-            report_dir=report_dir,
-            progress=watch,
-            on_step=watch.told,
-        )
+        report = pipeline.run_file(path, params=params, progress=watch, on_step=watch.told, **options)
+    for step in report.steps:
+        if step.status == "not run":
+            watch.told(step)
     if shown.json:
         shown.data({**as_json(report), "json_path": report.json_path, "html_path": report.html_path})
     shown.say((f"{report.pipeline}: {status_words(report)}", "bold"), f" in {units.seconds(report.seconds)}")
     if report.html_path is not None:
         shown.say(f"Report: {report.html_path}")
+    if shown.quiet and not report.ok:
+        shown.complain(f"{report.pipeline}: {status_words(report)}")
     report.check()
 
 
@@ -81,10 +80,14 @@ def _counts(step: StepReport) -> list[str]:
                 told.append(f"{units.count(number)} {what}")
         if step.changed:
             files = len(step.result.rewritten_files) + len(step.result.inserted_files)
-            told.append(f"{units.counted(files, 'file')} {'to write' if step.result.dry_run else 'written'}")
+            if files:
+                told.append(
+                    f"{units.counted(files, 'file')} {'to write' if step.result.dry_run else 'written'}"
+                )
     met = sum(check.ok for check in step.checks)
     if step.checks:
         told.append(f"{met} of {units.counted(len(step.checks), 'expectation')} met")
+    told += step.notes
     if step.seconds:
         told.append(units.seconds(step.seconds))
     return told

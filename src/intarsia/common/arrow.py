@@ -17,7 +17,7 @@ from intarsia.common.log import redact
 from intarsia.common.paths import InputFile, find_input_files
 from intarsia.common.schema import conform_table, unify_schemas
 from intarsia.common.spool import Intake, combined, take_rows, tidy_schema
-from intarsia.errors import InputError, NotSupported, SchemaMismatch
+from intarsia.errors import InputError, NothingMatched, NotSupported, SchemaMismatch
 
 __all__ = ["SPOOL_BYTES", "Source", "adopt", "conformed", "take_rows"]
 
@@ -178,7 +178,7 @@ def _concatenated(
     """The parts as one table, and whether some of it had to go to a spool for that."""
     schema = tables[0].schema
     if any(not table.schema.equals(schema, check_metadata=True) for table in tables):
-        schema = unify_schemas([table.schema for table in tables], operation="adopt", path=origin)
+        schema = unify_schemas([table.schema for table in tables], operation="source", path=origin)
     size = sum(table.nbytes for table in tables)
     if size <= spool_bytes:
         tables = [_in_schema(table, schema, origin) for table in tables]
@@ -191,7 +191,7 @@ def _concatenated(
             whole.append(table.replace_schema_metadata(schema.metadata))
             continue
         with Intake(0, spool_dir) as intake:
-            intake.add(schema, _conformed_batches(table, schema, "adopt", origin), as_is=True)
+            intake.add(schema, _conformed_batches(table, schema, "source", origin), as_is=True)
             whole += intake.tables()
             respooled = respooled or intake.spooled
     return pa.concat_tables(whole), respooled
@@ -200,7 +200,7 @@ def _concatenated(
 def _in_schema(table: pa.Table, schema: pa.Schema, origin: str) -> pa.Table:
     if table.schema.equals(schema, check_metadata=True):
         return table
-    return conform_table(table, schema, operation="adopt", path=origin)
+    return conform_table(table, schema, operation="source", path=origin)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,15 @@ class _Reading:
     def _take_path(self, path: str | os.PathLike[str], intake: Intake) -> str:
         shown = redact(os.fspath(path))
         every = tuple(end for ends in SUFFIXES.values() for end in ends)
-        files = find_input_files(path, filesystem=self.filesystem, suffixes=every)
+        try:
+            files = find_input_files(path, filesystem=self.filesystem, suffixes=every)
+        except NothingMatched as error:
+            raise NothingMatched(
+                f"no source: {error.message}",
+                path=shown,
+                hint=error.hint
+                or "a source given as text is a path, URL or glob of Parquet, CSV or JSON files",
+            ) from error
         kind = _one_format(files, shown)
         partitions = partition_scalars(files, kind, columns=self.partition_columns, types=self.types)
         types = self.types
@@ -325,6 +333,8 @@ def _take_table(table: pa.Table, intake: Intake) -> None:
 
 
 def _take_protocol(source: Any, intake: Intake, origin: str) -> None:
+    if _is_pandas(source) and _hides_index(source):
+        source = source.reset_index()
     try:
         if hasattr(source, "__arrow_c_stream__"):
             reader = pa.RecordBatchReader.from_stream(source)
@@ -343,8 +353,19 @@ def _take_protocol(source: Any, intake: Intake, origin: str) -> None:
     intake.add(schema, (batch.select(names) for batch in reader))
 
 
+def _is_pandas(source: Any) -> bool:
+    return type(source).__module__.partition(".")[0] == "pandas"
+
+
+def _hides_index(frame: Any) -> bool:
+    """Whether pandas leaves an index with a name, which is data, out of its stream: one of equal steps."""
+    index = getattr(frame, "index", None)
+    name = getattr(index, "name", None)
+    return type(index).__name__ == "RangeIndex" and name is not None and name not in frame.columns
+
+
 def _unnamed_index(source: Any, schema: pa.Schema) -> list[str]:
-    if type(source).__module__.partition(".")[0] != "pandas":
+    if not _is_pandas(source):
         return []
     return [name for name in schema.names if re.fullmatch(r"__index_level_\d+__", name)]
 

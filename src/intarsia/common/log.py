@@ -81,9 +81,10 @@ logger(_ROOT).addHandler(logging.NullHandler())
 
 
 class operation_log:
-    """Log an unexpected error with the operation and the path, and let it go on unchanged.
+    """Give an error that leaves the operation and the path, and let it go on.
 
-    Errors raised on purpose (:class:`IntarsiaError`) already say what and where: they are not logged.
+    One raised on purpose (:class:`IntarsiaError`) names them itself and is not logged; any other is logged
+    with them, unchanged.
     """
 
     __slots__ = ("_logger", "_operation", "_path")
@@ -98,7 +99,9 @@ class operation_log:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         # Ctrl-C and a closed generator are no errors of the operation.
-        if isinstance(error, Exception) and not isinstance(error, IntarsiaError):
+        if isinstance(error, IntarsiaError):
+            error.place(self._operation, redact(str(self._path)))
+        elif isinstance(error, Exception):
             self._logger.error(
                 "%s failed unexpectedly at %s: %s: %s",
                 self._operation,

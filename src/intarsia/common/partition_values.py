@@ -107,8 +107,10 @@ def typed_text(text: str, data_type: pa.DataType) -> Any:
     if pt.is_string(plain) or pt.is_large_string(plain) or pt.is_string_view(plain):
         return text
     if pt.is_time(plain):  # Arrow reads no times, but takes the time of a timestamp
-        stamp = pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp(plain.unit))
-        return python_value(stamp.cast(plain))
+        # A text has more digits than a coarse unit; the cast below refuses those that are not zero.
+        unit = "ns" if plain.unit == "ns" else "us"
+        stamp = pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp(unit))
+        return python_value(stamp.cast(pa.timestamp(plain.unit)).cast(plain))
     if pt.is_timestamp(plain) and plain.tz is not None and not text.endswith("Z"):
         try:
             return python_value(pa.scalar(text).cast(plain))

@@ -238,7 +238,8 @@ def check_partition_columns(schema: pa.Schema, columns: Sequence[str], *, path: 
 
 def _has_text(data_type: pa.DataType) -> bool:
     plain = value_type(data_type)
-    return not (is_nested(plain) or pt.is_duration(plain) or pt.is_interval(plain))
+    kept_apart = isinstance(plain, pa.BaseExtensionType)  # its values have no text that reads back
+    return not (kept_apart or is_nested(plain) or pt.is_duration(plain) or pt.is_interval(plain))
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -43,66 +43,73 @@ class Bounds:
 
 def bounds_of(files: Sequence[DataFile], column: str, kind: pa.DataType) -> Bounds:
     """The bounds of a top-level column whose type in the dataset is ``kind``."""
-    numbers: list[int] = []
-    groups: list[int] = []
-    rows: list[int] = []
-    raw: list[tuple[Any, Any]] = []
-    nulls: list[int | None] = []
-    readers: list[_Reading | None] = []
+    found = _Found()
+    leaf: Any = None
+    reading: _Reading | None = None
     position = 0
     for number, file in enumerate(files):
         footer = file.footer
         if footer is None:
-            _append(numbers, groups, rows, raw, nulls, readers, number, 0, file.rows)
+            found.add(number, 0, file.rows)
             continue
-        reading: _Reading | None = None
-        position = _leaf(footer, column, position)
+        position = _leaf(footer, column, max(position, 0))
         if position >= 0:
-            reading = _reading(footer.schema.column(position), kind)
+            # The types of a column are the same in most files, and telling them costs far more than that.
+            before, leaf = leaf, footer.schema.column(position)
+            if before is None or not leaf.equals(before):
+                reading = _reading(leaf, kind)
         for group in range(footer.num_row_groups):
             meta = footer.row_group(group)
+            rows = meta.num_rows
             stats = meta.column(position).statistics if position >= 0 else None
-            numbers.append(number)
-            groups.append(group)
-            rows.append(meta.num_rows)
-            readers.append(reading)
-            if position < 0:
-                raw.append((None, None))
+            if stats is not None:
+                low, high = reading.bounds(stats) if reading is not None else (None, None)
+                found.add(number, group, rows, low, high, stats.null_count, reading)
+            else:
                 # A file that lacks the column reads as NULL throughout; of a nested one nothing is known.
-                nulls.append(meta.num_rows if position == _ABSENT else None)
-                continue
-            raw.append(reading.bounds(stats) if reading is not None else (None, None))
-            nulls.append(stats.null_count if stats is not None and stats.has_null_count else None)
-        position = max(position, 0)
-    lower = _typed([low for low, _ in raw], readers, kind)
-    upper = _typed([high for _, high in raw], readers, kind)
-    return Bounds(
-        pa.array(numbers, pa.int32()),
-        pa.array(groups, pa.int32()),
-        pa.array(rows, pa.int64()),
-        lower,
-        upper,
-        pa.array(nulls, pa.int64()),
-    )
+                found.add(number, group, rows, nulls=rows if position == _ABSENT else None)
+    return found.bounds(kind)
 
 
-def _append(
-    numbers: Any,
-    groups: Any,
-    rows: Any,
-    raw: Any,
-    nulls: Any,
-    readers: Any,
-    number: int,
-    group: int,
-    count: int,
-) -> None:
-    numbers.append(number)
-    groups.append(group)
-    rows.append(count)
-    raw.append((None, None))
-    nulls.append(None)
-    readers.append(None)
+class _Found:
+    """Bounds as they are found, column by column."""
+
+    def __init__(self) -> None:
+        self.file: list[int] = []
+        self.row_group: list[int] = []
+        self.rows: list[int] = []
+        self.lower: list[Any] = []
+        self.upper: list[Any] = []
+        self.null_count: list[int | None] = []
+        self.readings: list[_Reading | None] = []
+
+    def add(
+        self,
+        file: int,
+        row_group: int,
+        rows: int,
+        lower: Any = None,
+        upper: Any = None,
+        nulls: int | None = None,
+        reading: _Reading | None = None,
+    ) -> None:
+        self.file.append(file)
+        self.row_group.append(row_group)
+        self.rows.append(rows)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.null_count.append(nulls)
+        self.readings.append(reading)
+
+    def bounds(self, kind: pa.DataType) -> Bounds:
+        return Bounds(
+            pa.array(self.file, pa.int32()),
+            pa.array(self.row_group, pa.int32()),
+            pa.array(self.rows, pa.int64()),
+            _typed(self.lower, self.readings, kind),
+            _typed(self.upper, self.readings, kind),
+            pa.array(self.null_count, pa.int64()),
+        )
 
 
 def _leaf(footer: pq.FileMetaData, column: str, guess: int) -> int:
@@ -121,7 +128,7 @@ def _leaf(footer: pq.FileMetaData, column: str, guess: int) -> int:
 
 def _is_flat(leaf: pq.ColumnSchema, column: str) -> bool:
     """Whether a leaf is the column itself: a field ``b`` of a struct ``a`` has the path ``a.b``, too."""
-    return bool(leaf.path == column and leaf.name == column)
+    return bool(leaf.name == column and leaf.path == column)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,6 +142,8 @@ class _Reading:
         if stats is None or not stats.has_min_max:
             return None, None
         low, high = (stats.min_raw, stats.max_raw) if self.raw else (stats.min, stats.max)
+        if isinstance(low, int):
+            return low, high
         if isinstance(low, float) and (low != low or high != high):
             return None, None
         return (None if _cut(low) else low), (None if _cut(high) else high)
@@ -172,8 +181,8 @@ def _reading(column: pq.ColumnSchema, kind: pa.DataType) -> _Reading | None:
     if pa.types.is_integer(kind):
         if physical not in ("INT32", "INT64") or name not in (None, "Int"):
             return None
-        signed = logical.get("isSigned", True)
-        return _Reading(pa.int64() if signed else pa.uint64(), raw=False)
+        signed = logical.get("isSigned", True)  # an unsigned bound is a signed one physically
+        return _Reading(pa.int64(), raw=True) if signed else _Reading(pa.uint64(), raw=False)
     if pa.types.is_float32(kind) or pa.types.is_float64(kind):
         if physical in ("FLOAT", "DOUBLE"):
             return _Reading(pa.float64(), raw=False)
@@ -187,16 +196,20 @@ def _reading(column: pq.ColumnSchema, kind: pa.DataType) -> _Reading | None:
     return None
 
 
-def _typed(values: list[Any], readers: list[_Reading | None], kind: pa.DataType) -> pa.Array:
+def _typed(values: list[Any], readings: list[_Reading | None], kind: pa.DataType) -> pa.Array:
     """The values in the comparable form of the dataset's type; NULL where one cannot be turned."""
     if pa.types.is_dictionary(kind):
         kind = kind.value_type
     if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_float16(kind):
         return pa.nulls(len(values), pa.int64())
-    stored = {reader.stored for reader in readers if reader is not None}
+    stored = {reading.stored for reading in {id(r): r for r in readings}.values() if reading is not None}
+    if len(stored) == 1:
+        return _converted(values, stored.pop(), kind)
     pieces = []
     for of in stored:
-        mine = [v if r is not None and r.stored == of else None for v, r in zip(values, readers, strict=True)]
+        mine = [
+            v if r is not None and r.stored == of else None for v, r in zip(values, readings, strict=True)
+        ]
         pieces.append(_converted(mine, of, kind))
     empty = pa.nulls(len(values), _comparable_type(kind))
     if not pieces:

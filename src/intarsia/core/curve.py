@@ -4,6 +4,9 @@ A column becomes a rank among boundaries taken from a sample, so that every colu
 the same number of bits whatever its type and distribution. The bits of the ranks are interleaved
 (Morton's z-order), after Skilling's transform for Hilbert's curve (J. Skilling, "Programming the Hilbert
 curve", AIP 707, 2004). Ranks go through small tables where bits are spread, so a row costs one lookup.
+
+NULL is no point of the curve: above the interleaved bits, one bit per column says whether it is NULL. So
+rows without NULL come first, whatever the curve, and those with NULL in the first column last.
 """
 
 from __future__ import annotations
@@ -24,10 +27,10 @@ from intarsia.errors import ColumnNotFound, InputError
 Curve = Literal["zorder", "hilbert", "linear"]
 CURVES = ("zorder", "hilbert", "linear")
 
-_MOST_BITS = 16
+_MOST_BITS = 15
 _CODE_BITS = 62
-_LEAST_BITS = 3  # one boundary, and ranks for NaN and NULL above it
-_MOST_COLUMNS = _CODE_BITS // _LEAST_BITS
+_LEAST_BITS = 2  # one boundary, and a rank for NaN above it
+_MOST_COLUMNS = _CODE_BITS // (_LEAST_BITS + 1)
 _SAMPLE_PER_BOUNDARY = 2
 _BLOCK = 1 << 16  # rows; what a step works on stays in the cache
 
@@ -43,11 +46,11 @@ def bits_for(columns: int) -> int:
             f"A curve goes through 1 to {_MOST_COLUMNS} columns, not {columns}.",
             hint="choose the two to four columns that queries filter on most",
         )
-    return min(_MOST_BITS, _CODE_BITS // columns)
+    return min(_MOST_BITS, _CODE_BITS // columns - 1)  # one is for NULL
 
 
 def sample_boundaries(column_sample: Any, bits: int) -> pa.Array:
-    """The values that cut a sample into up to 2**bits - 2 parts of about equal size.
+    """The values that cut a sample into up to 2**bits - 1 parts of about equal size.
 
     Distinct, ascending, in the comparable form of the column's type (a dictionary is decoded, a
     boolean becomes 0 or 1); without NULL and NaN, and empty where the sample has no other values.
@@ -70,8 +73,9 @@ def curve_codes(
 ) -> pa.Array:
     """Each row's position on the curve, as uint64 below 2**62; equal boundaries give comparable codes.
 
-    NULL ranks highest and NaN just below it. Memory: one integer per row beside the columns in their
-    comparable form. Blocks of rows are worked on in parallel.
+    NULLs come last: rows that have one follow those that have none, NULL in the first column being the
+    last of all. NaN ranks above every other value. Memory: one integer per row beside the columns in
+    their comparable form. Blocks of rows are worked on in parallel.
 
     Args:
         columns: The clustering columns, of equal length; the first is the most significant one.
@@ -96,7 +100,8 @@ def curve_codes(
     def codes(start: int) -> pa.Array:
         block = [column.slice(start, _BLOCK) for column in values]
         ranks = [_ranks(column, limits, bits) for column, limits in zip(block, boundaries, strict=True)]
-        return _interleave(_hilbert(ranks, bits) if curve == "hilbert" else ranks, bits)
+        codes = _interleave(_hilbert(ranks, bits) if curve == "hilbert" else ranks, bits)
+        return _with_nulls(codes, block, bits)
 
     with ThreadPoolExecutor(pa.cpu_count()) as pool:
         return pa.concat_arrays(pool.map(codes, range(0, max(len(values[0]), 1), _BLOCK)))
@@ -109,7 +114,7 @@ def order_indices(
     curve: Curve = "zorder",
     boundaries: Sequence[pa.Array] | None = None,
 ) -> pa.Array:
-    """The row numbers of the table in the order of the curve; NULL is the highest value of a column.
+    """The row numbers of the table in the order of the curve, rows with NULL last; see :func:`curve_codes`.
 
     ``"linear"``, and any curve through one column, is the lexicographic order, NULLs last. Rows at the same
     place of the curve follow the columns themselves, and equal rows keep their order (stable). Without
@@ -168,8 +173,8 @@ def _spread_sample(column: pa.Array, bits: int) -> pa.Array:
 
 
 def _top(bits: int) -> int:
-    """The highest rank of a value; NaN and NULL have the two above."""
-    return (1 << bits) - 3
+    """The highest rank of a value; NaN has the one above."""
+    return (1 << bits) - 2
 
 
 def _ranks(values: pa.Array, boundaries: pa.Array, bits: int) -> pa.Array:
@@ -182,7 +187,18 @@ def _ranks(values: pa.Array, boundaries: pa.Array, bits: int) -> pa.Array:
     ranks = stretched.take(search(boundaries, values, side="right"))
     if pa.types.is_floating(values.type):
         ranks = pc.if_else(pc.is_nan(values), pa.scalar(top + 1, pa.uint16()), ranks)
-    return pc.if_else(pc.is_null(values), pa.scalar(top + 2, pa.uint16()), ranks)
+    # Along an edge of the square either curve follows the other column.
+    return pc.if_else(pc.is_null(values), pa.scalar(0, pa.uint16()), ranks)
+
+
+def _with_nulls(codes: pa.Array, columns: Sequence[pa.Array], bits: int) -> pa.Array:
+    """The codes with a bit per column that is NULL above them, the first column's the highest."""
+    width = len(columns)
+    for number, column in enumerate(columns):
+        if column.null_count:
+            bit = pa.scalar(1 << (bits * width + width - 1 - number), pa.uint64())
+            codes = pc.if_else(pc.is_null(column), pc.bit_wise_or(codes, bit), codes)
+    return codes
 
 
 def _u16(value: int) -> pa.Scalar:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.dataset as ds
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.core import render
+
+if TYPE_CHECKING:
+    import pyarrow.dataset as ds
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +86,8 @@ class Snapshot:
         The state is that of the snapshot as long as none of its files is replaced; a later commit that
         replaces one makes reading it fail, never mix.
         """
+        import pyarrow.dataset as ds  # brings pandas along, which nothing else here needs
+
         parquet = ds.ParquetFileFormat()
         fragments = [
             parquet.make_fragment(
@@ -93,10 +98,10 @@ class Snapshot:
         return ds.FileSystemDataset(fragments, self.schema, parquet, self.filesystem)
 
     def _place_of(self, file: DataFile) -> ds.Expression:
-        place = ds.scalar(True)
+        place = pc.scalar(True)
         for name, value in file.partition.items():
             kind = self.schema.field(name).type
-            known = ds.field(name).is_null() if value is None else ds.field(name) == pa.scalar(value, kind)
+            known = pc.field(name).is_null() if value is None else pc.field(name) == pa.scalar(value, kind)
             place = place & known
         return place
 

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia import api
+from intarsia.common.log import logger, operation_log
 from intarsia.common.partitions import infer_partition_schema, parse_hive_partition_path, typed_partition
 from intarsia.common.schema import conform_table, unify_schemas
 from intarsia.core.bounds import Bounds, bounds_of
@@ -28,7 +29,7 @@ from intarsia.core.candidates import (
 )
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.keys import KeyIndex, flat
-from intarsia.core.merge import normalize_keys
+from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.problems import null_source_keys
 from intarsia.core.report import MergeFileMetadata, MergeResult
@@ -57,6 +58,8 @@ __all__ = [
     "validate_no_null_keys",
     "validate_partition_column_immutability",
 ]
+
+log = logger(__name__)
 
 Path = str | os.PathLike[str]
 
@@ -107,12 +110,15 @@ def merge(
     Raises:
         KeyColumnError, PartitionMoveError, SchemaMismatch, CommitConflict: as :func:`intarsia.merge`.
     """
+    with operation_log(log, "merge", str(path)):
+        keys = normalize_keys(key_columns)
+        apart = partition_names(partition_columns, partition_by)
     return api.merge(
         data,
         path,
-        on=normalize_keys(key_columns),
+        on=keys,
         strategy=strategy,
-        partition_by=partition_names(partition_columns, partition_by),
+        partition_by=apart,
         filesystem=filesystem,
         compression=None if isinstance(compression, _UnaskedText) else compression,
         row_group_size=None if isinstance(row_group_size, _UnaskedNumber) else row_group_size,
@@ -123,11 +129,8 @@ def merge(
 
 def partition_names(partition_columns: Columns | None, partition_by: Columns | None) -> list[str] | None:
     """The two spellings of one option as a list; None when neither was given."""
-    given = [
-        [value] if isinstance(value, str) else list(value)
-        for value in (partition_columns, partition_by)
-        if value is not None
-    ]
+    named = {"partition_columns": partition_columns, "partition_by": partition_by}
+    given = [listed_columns(value, name) for name, value in named.items() if value is not None]
     if len(given) == 2 and given[0] != given[1]:
         raise InputError(f"partition_columns {given[0]} and partition_by {given[1]} say different things.")
     return given[0] if given else None
@@ -248,7 +251,14 @@ def files_snapshot(paths: Sequence[str], columns: Sequence[str], *, filesystem: 
     texts = [parse_hive_partition_path(path, apart) for path in paths]
     partitions = infer_partition_schema(texts)
     files = tuple(
-        DataFile(path, location, 0, footer.num_rows, typed_partition(text, partitions, path=path), (), footer)
+        DataFile(
+            path,
+            location,
+            size=0,
+            rows=footer.num_rows,
+            partition=typed_partition(text, partitions, path=path),
+            footer=footer.metadata,
+        )
         for path, location, footer, text in zip(paths, locations, footers, texts, strict=True)
     )
     schema = pa.schema([*stored, *partitions])

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.spool import take_rows
+
 Column = Any
 """A pa.Array or pa.ChunkedArray."""
 
@@ -159,6 +161,26 @@ class KeyIndex:
         single_null = self._null_match and not self._digits
         return find(codes, among=self.codes, null_match=single_null)
 
+    def matches(self, columns: Sequence[Column]) -> tuple[pa.Array, pa.Array]:
+        """Every row there with a key that is here, ascending, and the (first) row here that has it.
+
+        Of a key of several columns the one that tells most apart is looked up first, the others only
+        where it is found.
+        """
+        rows: pa.Array | None = None
+        if self._digits:
+            lead = max(range(len(columns)), key=lambda number: self._digits[number].radix)
+            known = find(columns[lead], among=self._digits[lead].values, null_match=self._null_match)
+            rows = pc.indices_nonzero(pc.is_valid(known)).cast(pa.int64())
+            if len(rows) == len(known):
+                rows = None
+            else:
+                names = [str(number) for number in range(len(columns))]
+                columns = take_rows(pa.table(list(columns), names), rows).columns
+        first = self.lookup(columns)
+        there = pc.indices_nonzero(pc.is_valid(first)).cast(pa.int64())
+        return there if rows is None else rows.take(there), flat(first).drop_null().cast(pa.int64())
+
     def duplicated(self) -> pa.Array:
         """The distinct codes that more than one row has (NULL keys left out unless they match)."""
         counts = self.codes.value_counts()
@@ -197,15 +219,13 @@ class KeyIndex:
 
     def pairs(self, columns: Sequence[Column]) -> tuple[pa.Array, pa.Array]:
         """Every (row there, row here) with equal keys; for sides where a key may repeat."""
-        first = self.lookup(columns)
+        there, wanted = self.matches(columns)
         leaders = find(self.codes, among=self.codes, null_match=self._null_match)
         order = pc.sort_indices(
             pa.table({"leader": leaders, "row": arange(self.rows)}),
             sort_keys=[("leader", "ascending"), ("row", "ascending")],
         )
         grouped = flat(leaders).take(order).cast(pa.int64())
-        there = pc.indices_nonzero(pc.is_valid(first)).cast(pa.int64())
-        wanted = flat(first).drop_null().cast(pa.int64())
         begin = pc.search_sorted(grouped.drop_null(), wanted, side="left").cast(pa.int64())
         end = pc.search_sorted(grouped.drop_null(), wanted, side="right").cast(pa.int64())
         spread, offset = explode(pc.subtract(end, begin))

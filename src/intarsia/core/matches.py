@@ -69,9 +69,8 @@ class Matches:
     scanned_bytes: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
     """How many rows of a file change, where their positions stayed with whoever found them."""
-
-    kept: Mapping[str, tuple[pa.Table, ...]] = field(default_factory=dict, repr=False)
-    """Columns of some files that matching has read already, one table per row group."""
+    notes: tuple[str, ...] = ()
+    """What the plan should say besides."""
 
     def hit_rows(self, path: str) -> int:
         """How many rows of a file change."""

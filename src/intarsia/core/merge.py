@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from enum import StrEnum
 from typing import Any, Literal
 
 import pyarrow as pa
 
 from intarsia.common.schema import check_key_types, conform_schema
-from intarsia.core.problems import null_source_keys
+from intarsia.core.problems import missing_keys, null_source_keys
 from intarsia.errors import InputError, KeyColumnError
+
+_SUCH_AS = 'such as ["id", "day"].'
 
 
 class MergeStrategy(StrEnum):
@@ -29,23 +31,33 @@ def normalize_keys(key_columns: str | Iterable[str]) -> list[str]:
     Raises:
         KeyColumnError: none given, one twice, or something that is not a name.
     """
-    if isinstance(key_columns, str):
-        keys: list[Any] = [key_columns]
-    elif isinstance(key_columns, Iterable):
-        keys = list(key_columns)
-    else:
-        raise KeyColumnError("Key columns must be a name or a list of names.", hint='such as ["id"].')
+    keys = listed_columns(key_columns, "the key columns", error=KeyColumnError)
+    if not all(keys):
+        raise KeyColumnError("the key columns must be names, not ''.", hint=_SUCH_AS)
     if not keys:
-        raise KeyColumnError("At least one key column is needed.", hint='such as ["id"].')
-    wrong = [key for key in keys if not isinstance(key, str) or not key]
-    if wrong:
-        raise KeyColumnError(f"Key columns must be names, not {wrong[0]!r}.", hint='such as ["id"].')
+        raise KeyColumnError(f"at least one key column is needed, not {key_columns!r}.", hint=_SUCH_AS)
     repeated = sorted({key for key in keys if keys.count(key) > 1})
     if repeated:
         raise KeyColumnError(
-            f"Key column {', '.join(map(repr, repeated))} is given more than once.", hint="name it once."
+            f"key column {', '.join(map(repr, repeated))} is given more than once.", hint="name it once."
         )
     return keys
+
+
+def listed_columns(columns: Any, argument: str, *, error: type[InputError] = InputError) -> list[str]:
+    """Columns as a list: a single name, or several in an order that holds.
+
+    Raises:
+        InputError: anything else; ``error`` is the kind of it.
+    """
+    if isinstance(columns, str):
+        return [columns]
+    # A set has no order, a mapping says something else, and what can be read once may have been.
+    refused = isinstance(columns, (bytes, Mapping, Set, Iterator))
+    names = [] if refused or not isinstance(columns, Iterable) else list(columns)
+    if refused or not isinstance(columns, Iterable) or not all(isinstance(name, str) for name in names):
+        raise error(f"{argument} must be a name or a list of names, not {columns!r}.", hint=_SUCH_AS)
+    return names
 
 
 def validate_keys_and_schema(
@@ -69,14 +81,10 @@ def validate_keys_and_schema(
     """
     keys = normalize_keys(key_columns)
     schema = source.schema if isinstance(source, pa.Table) else source
-    for side, names in (("source", schema.names), ("target", getattr(target_schema, "names", None))):
-        absent = [key for key in keys if names is not None and key not in names]
+    for side, names in (("source", schema.names), ("target", getattr(target_schema, "names", keys))):
+        absent = [key for key in keys if key not in names]
         if absent:
-            raise KeyColumnError(
-                f"{operation}: key column {', '.join(map(repr, absent))} is missing from the {side}.",
-                path=path,
-                hint="name keys that both sides have.",
-            )
+            raise missing_keys(absent, names, side=side, operation=operation, path=path)
     check_key_types(schema, keys, side="source", operation=operation, path=path)
     if isinstance(source, pa.Table):
         null_source_keys({key: source[key].null_count for key in keys}, operation=operation, path=path)

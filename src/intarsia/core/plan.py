@@ -113,6 +113,7 @@ class Plan:
             updated=matches.updated,
             deleted=matches.deleted,
             insert_bytes=insert_bytes,
+            notes=(*self.notes, *matches.notes),
         )
 
     def change(self, *, replaced: Sequence[Replacement] = (), added: Sequence[StagedFile] = ()) -> Change:

@@ -20,7 +20,13 @@ from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
 from intarsia.core.pack import pack
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
-from intarsia.core.prune import KeyRange, PartitionSet, key_scan_bytes, row_groups_that_may_hold
+from intarsia.core.prune import (
+    KeyRange,
+    PartitionSet,
+    every_row_group,
+    key_scan_bytes,
+    row_groups_that_may_hold,
+)
 from intarsia.core.rule import Drop
 from intarsia.core.verdicts import verdicts
 from intarsia.errors import InputError, NothingMatched
@@ -46,14 +52,13 @@ def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema:
     ranges = {name: values for name, values in facts.ranges.items() if name not in snapshot.partition_columns}
     null_match = intent.null_keys == "match"
     groups = row_groups_that_may_hold(files, snapshot.schema, ranges, null_match=null_match)
-    plans = []
-    for file, home, may_hold in zip(files, homes, groups, strict=True):
-        plan = _merge_file(intent, file, home=home, may_hold=may_hold if facts.rows else (), covered=covered)
-        if plan.action == "scan":
-            columns = [n for n in intent.keys if n not in file.partition]
-            scan_bytes = key_scan_bytes(snapshot, file, columns, plan.row_groups)
-            plan = replace(plan, scan_bytes=scan_bytes)
-        plans.append(plan)
+    if not facts.rows:
+        groups = [()] * len(files)
+    alone = _TargetOnly.of(intent)
+    plans = [
+        _merge_file(intent, snapshot, file, home=home, may_hold=may_hold, covered=covered, alone=alone)
+        for file, home, may_hold in zip(files, homes, groups, strict=True)
+    ]
     return Plan(
         intent,
         snapshot,
@@ -64,24 +69,50 @@ def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema:
     )
 
 
+@dataclass(frozen=True, slots=True)
+class _TargetOnly:
+    """What a merge does with target rows that no source row matches."""
+
+    touched: bool
+    all_go: bool
+
+    @staticmethod
+    def of(intent: Merge) -> _TargetOnly:
+        clauses = intent.rule.on("target_only")
+        unconditional = bool(clauses) and clauses[0].condition is None
+        return _TargetOnly(bool(clauses), unconditional and isinstance(clauses[0].action, Drop))
+
+
 def _merge_file(
-    intent: Merge, file: DataFile, *, home: int | None, may_hold: tuple[int, ...], covered: bool
+    intent: Merge,
+    snapshot: Snapshot,
+    file: DataFile,
+    *,
+    home: int | None,
+    may_hold: tuple[int, ...],
+    covered: bool,
+    alone: _TargetOnly,
 ) -> FilePlan:
-    every = tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
     if home is None and covered:
         reason, may_hold = "partition: not in the source", ()
     elif not may_hold:
         reason = "partition: not in the source" if home is None else "bounds exclude every key"
     else:
         reason = "partition: key might sit here" if home is None else "bounds: key may be here"
-    alone = intent.rule.on("target_only")
-    if not alone:
-        if not may_hold or not (intent.rule.touches_matched or intent.rule.inserts):
-            return FilePlan(file, "keep", reason)
-        return FilePlan(file, "scan", reason, may_hold, foreign=home is None)
-    if not may_hold and isinstance(alone[0].action, Drop) and alone[0].condition is None:
+    if not alone.touched and not (may_hold and (intent.rule.touches_matched or intent.rule.inserts)):
+        return FilePlan(file, "keep", reason)
+    if alone.all_go and not may_hold:
         return FilePlan(file, "remove", f"{reason}: every row goes")
-    return FilePlan(file, "scan", reason, every, foreign=home is None and bool(may_hold))
+    groups = every_row_group(file) if alone.touched else may_hold
+    columns = [name for name in intent.keys if name not in file.partition]
+    return FilePlan(
+        file,
+        "scan",
+        reason,
+        groups,
+        scan_bytes=key_scan_bytes(snapshot, file, columns, groups),
+        foreign=home is None and bool(may_hold),
+    )
 
 
 def _added_columns(snapshot: Snapshot, schema: pa.Schema) -> list[str]:
@@ -255,7 +286,7 @@ def plan_deduplicate(intent: Deduplicate, snapshot: Snapshot) -> Plan:
         if file.path not in chosen:
             plans.append(FilePlan(file, "keep", "outside of the partition filter"))
             continue
-        every = tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
+        every = every_row_group(file)
         plans.append(
             FilePlan(
                 file,
@@ -281,7 +312,7 @@ def plan_predicate(intent: Delete | Update, snapshot: Snapshot) -> Plan:
     """Files whose partition and bounds prove the predicate false stay; proved true, they need no scan."""
     plans = []
     for file, verdict in zip(snapshot.files, verdicts(intent.where, snapshot), strict=True):
-        every = tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
+        every = every_row_group(file)
         if verdict.never:
             plans.append(FilePlan(file, "keep", f"{verdict.by} exclude every row"))
         elif verdict.always and isinstance(intent, Delete):

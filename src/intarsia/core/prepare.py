@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.arrow import Source, conformed, selected
+from intarsia.common.names import listed_names, suggestion
 from intarsia.common.partitions import check_partition_columns
 from intarsia.common.schema import check_key_types, conform_schema, convert_large_types_to_normal
 from intarsia.core.expr import columns as columns_of
@@ -18,10 +19,16 @@ from intarsia.core.files import Snapshot
 from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.keys import KeyIndex, winners
 from intarsia.core.planning import SourceFacts
-from intarsia.core.problems import duplicate_source_keys, null_source_keys
+from intarsia.core.problems import (
+    check_exists,
+    duplicate_source_keys,
+    missing_columns,
+    missing_keys,
+    null_source_keys,
+)
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES, Assign, Clause, Insert, Rule
-from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, PartitionMoveError, SchemaMismatch
+from intarsia.errors import ColumnNotFound, InputError, PartitionMoveError, SchemaMismatch
 
 _NOTHING = pa.table({})
 _NO_COLUMNS = pa.schema([])
@@ -51,7 +58,10 @@ class Prepared:
 
 
 def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
-    """Settle every name and type; raises InputError and its kin before anything is read or written."""
+    """Settle every name and type; raises InputError and its kin before anything is read or written.
+
+    Raises NothingMatched where rows of a table that does not exist are to be deleted or updated.
+    """
     match intent:
         case Merge():
             assert source is not None
@@ -60,8 +70,10 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
             assert source is not None
             return _prepare_write(intent, snapshot, source)
         case Delete():
+            check_exists(snapshot, "delete")
             return _plain(replace(intent, where=_resolved_predicate(intent.where, snapshot)), snapshot)
         case Update():
+            check_exists(snapshot, "update")
             return _plain(_resolved_update(intent, snapshot), snapshot)
         case Deduplicate():
             _check_columns([*intent.keys, *intent.order_by], snapshot, "deduplicate")
@@ -141,30 +153,17 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
     operation, path = intent.rule.name, snapshot.root
     absent = [name for name in intent.source_keys if name not in source.names]
     if absent:
-        raise KeyColumnError(
-            f"{operation}: key column {_names(absent)} is missing from the source,"
-            f" which has {_names(source.names)}.",
-            path=path,
-            hint="add it to the source, or name keys that both sides have.",
-        )
+        raise missing_keys(absent, source.names, side="source", operation=operation, path=path)
     check_key_types(source, intent.source_keys, side="source", operation=operation, path=path)
-    for name in intent.dedup_order_by:
-        if name not in source.names:
-            raise ColumnNotFound(
-                f"{operation}: dedup_order_by column {name!r} is missing from the source.",
-                path=path,
-                hint=f"its columns are {_names(source.names)}.",
-            )
+    absent = [name for name in intent.dedup_order_by if name not in source.names]
+    if absent:
+        what = "dedup_order_by column of the source"
+        raise missing_columns(absent, source.names, operation=operation, path=path, what=what)
     if not snapshot.files:
         return
     absent = [name for name in intent.keys if name not in snapshot.schema.names]
     if absent:
-        raise KeyColumnError(
-            f"{operation}: key column {_names(absent)} is missing from the target,"
-            f" which has {_names(snapshot.schema.names)}.",
-            path=path,
-            hint="name keys that both sides have.",
-        )
+        raise missing_keys(absent, snapshot.schema.names, side="target", operation=operation, path=path)
     check_key_types(snapshot.schema, intent.keys, side="target", operation=operation, path=path)
 
 
@@ -265,8 +264,8 @@ def settle_partition_columns(
     if snapshot.files:
         if asked is not None and set(asked) != set(found):
             raise InputError(
-                f"{operation}: partition columns {_names(asked) or 'none'} were asked for, but the dataset"
-                f" is partitioned by {_names(found) or 'nothing'}.",
+                f"{operation}: partition columns {listed_names(asked) or 'none'} were asked for, but the"
+                f" dataset is partitioned by {listed_names(found) or 'nothing'}.",
                 path=snapshot.root,
                 hint="leave partition_columns out, or write a new dataset.",
             )
@@ -328,12 +327,12 @@ def _resolved_values(
         column = _assigned_path(name, target, path)
         if column[0] in apart:
             raise PartitionMoveError(
-                f"update: partition columns cannot change for existing rows, but {column[0]!r} is assigned.",
+                f"partition columns cannot change for existing rows, but {column[0]!r} is assigned.",
                 path=path,
                 hint="delete the rows and insert them anew.",
             )
         if any(column[: len(s)] == s or s[: len(column)] == column for s in seen):
-            raise InputError(f"update: column {'.'.join(column)!r} is assigned twice.", path=path)
+            raise InputError(f"column {'.'.join(column)!r} is assigned twice.", path=path)
         seen.add(column)
         kind = _field_type(target, column)
         resolved.append((column, resolve(expression, left, source=other, expect=kind)))
@@ -342,18 +341,29 @@ def _resolved_values(
 
 def _assigned_path(name: Any, target: pa.Schema, path: str) -> tuple[str, ...]:
     parts = (name,) if isinstance(name, str) else tuple(name)
+    whole = ".".join(parts)
     try:
         _field_type(target, parts)
     except KeyError:
+        if whole in target.names:  # a dot may also be part of a name
+            return (whole,)
         folded = [n for n in target.names if n.lower() == parts[0].lower()]
         if len(parts) == 1 and len(folded) == 1:
             return (folded[0],)
-        raise ColumnNotFound(
-            f"update: column {'.'.join(parts)!r} does not exist.",
-            path=path,
-            hint=f"there is {_names(target.names)}.",
-        ) from None
+        near = suggestion([whole], _beside(parts, target))
+        raise ColumnNotFound(f"column {whole!r} does not exist.", path=path, hint=near) from None
     return parts
+
+
+def _beside(parts: Sequence[str], schema: pa.Schema) -> list[str]:
+    """The names among which the first part that is not there might have been."""
+    fields, above = list(schema), ""
+    for part in parts:
+        found = next((field for field in fields if field.name == part), None)
+        if found is None or not pa.types.is_struct(found.type):
+            break
+        fields, above = list(found.type), f"{above}{part}."
+    return [above + field.name for field in fields]
 
 
 def _field_type(schema: pa.Schema, parts: Sequence[str]) -> pa.DataType:
@@ -390,12 +400,4 @@ def _check_columns(names: Sequence[str], snapshot: Snapshot, operation: str) -> 
         return
     absent = [name for name in names if name not in snapshot.schema.names]
     if absent:
-        raise ColumnNotFound(
-            f"{operation}: column {_names(absent)} does not exist.",
-            path=snapshot.root,
-            hint=f"there is {_names(snapshot.schema.names)}.",
-        )
-
-
-def _names(names: Sequence[str]) -> str:
-    return ", ".join(repr(name) for name in names)
+        raise missing_columns(absent, snapshot.schema.names, operation=operation, path=snapshot.root)

@@ -8,12 +8,46 @@ from typing import Any
 import pyarrow as pa
 
 from intarsia.common.arrow import take_rows
+from intarsia.common.names import listed_names, suggestion
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Merge
 from intarsia.core.keys import KeyIndex
-from intarsia.errors import KeyColumnError, PartitionMoveError
+from intarsia.errors import ColumnNotFound, KeyColumnError, NothingMatched, PartitionMoveError
 
 SAMPLES = 3
+
+
+def check_exists(snapshot: Snapshot, operation: str) -> None:
+    """Refuse a table that is not there; one without any row is one."""
+    if not snapshot.exists:
+        raise NothingMatched(
+            f"{operation}: there is no dataset at {snapshot.root}.",
+            path=snapshot.root,
+            hint="check the path; write() or merge() make a new dataset.",
+        )
+
+
+def missing_keys(
+    absent: Sequence[str], names: Sequence[str], *, side: str, operation: str, path: str
+) -> KeyColumnError:
+    """The error, to be raised, for key columns that one side does not have."""
+    return KeyColumnError(
+        f"{operation}: key column {listed_names(absent)} is missing from the {side},"
+        f" which has {listed_names(names)}.",
+        path=path,
+        hint=suggestion(absent, names, otherwise="name keys that both sides have."),
+    )
+
+
+def missing_columns(
+    absent: Sequence[str], names: Sequence[str], *, operation: str, path: str, what: str = "column"
+) -> ColumnNotFound:
+    """The error, to be raised, for columns that were named and are not there."""
+    return ColumnNotFound(
+        f"{operation}: {what} {listed_names(absent)} does not exist.",
+        path=path,
+        hint=suggestion(absent, names),
+    )
 
 
 def null_source_keys(nulls: Mapping[str, int], *, operation: str, path: str) -> None:

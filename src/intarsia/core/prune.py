@@ -117,15 +117,20 @@ def row_groups_that_may_hold(
         meets = values.meets(bounds, null_match=null_match)
         verdict = meets if verdict is None else pc.and_(verdict, meets)
     if verdict is None or bounds is None:
-        return [tuple(range(f.footer.num_row_groups if f.footer else 1)) for f in files]
+        return [every_row_group(file) for file in files]
     filled = pc.greater(bounds.rows, 0)
     chosen = pc.and_(verdict, filled)
     numbers = bounds.file.filter(chosen).to_pylist()
     groups = bounds.row_group.filter(chosen).to_pylist()
-    result: list[list[int]] = [[] for _ in files]
+    found: dict[int, list[int]] = {}  # most files hold no key
     for number, group in zip(numbers, groups, strict=True):
-        result[number].append(group)
-    return [tuple(group) for group in result]
+        found.setdefault(number, []).append(group)
+    return [tuple(found.get(number, ())) for number in range(len(files))]
+
+
+def every_row_group(file: DataFile) -> tuple[int, ...]:
+    """The numbers of a file's row groups; one whose footer is not known counts as having one."""
+    return tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
 
 
 @dataclass(frozen=True, slots=True)

@@ -149,9 +149,12 @@ class When:
             raise InputError(f"{method}() belongs to {names[side]}.")
 
 
-def _pairs(values: Mapping[str, Any], method: str) -> tuple[tuple[Any, Any], ...]:
-    if not values:
-        raise InputError(f"{method}() needs at least one column.")
+def _pairs(values: Any, method: str) -> tuple[tuple[Any, Any], ...]:
+    if not isinstance(values, Mapping) or not values:
+        raise InputError(
+            f"{method}() needs a dict of at least one column and its value, not {values!r}.",
+            hint='such as {"price": "source.price"}.',
+        )
     return tuple(values.items())
 
 

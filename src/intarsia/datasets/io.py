@@ -22,7 +22,7 @@ from intarsia.datasets.statistics import (
     optimize_statistics,
 )
 from intarsia.errors import InputError
-from intarsia.request import TABLE_OPTIONS
+from intarsia.request import TABLE_OPTIONS, shown
 from intarsia.tables.parquet import ParquetTable
 
 log = logger(__name__)
@@ -84,11 +84,9 @@ class DatasetIO:
             NothingMatched: there is no such path.
             ColumnNotFound: a column that is named is not there.
         """
-        names = [columns] if isinstance(columns, str) else columns
-        wanted = Reading(names, filters, include_file_path, use_threads, batch_rows, dialect)
-        table = self.table(path)
-        with operation_log(log, "read_parquet", table.root):
-            return read_dataset(table, wanted)
+        with operation_log(log, "read_parquet", shown(path)):
+            wanted = Reading(columns, filters, include_file_path, use_threads, batch_rows, dialect)
+            return read_dataset(self.table(path), wanted)
 
     def table(self, path: Path) -> ParquetTable:
         """The dataset as a table, with this IO's options; what every ``path`` may also be given as."""
@@ -117,7 +115,8 @@ class DatasetIO:
             partition_columns: another name for ``partition_by``.
             options: as of :func:`intarsia.write`.
         """
-        names = partition_names(partition_columns, partition_by)
+        with operation_log(log, "write", shown(path)):
+            names = partition_names(partition_columns, partition_by)
         result = api.write(data, path, mode=mode, partition_by=names, **self._with(options))
         files = metadata_of(result)
         return WriteDatasetResult(files, sum(file.row_count for file in files), mode, self.backend)
@@ -152,7 +151,8 @@ class DatasetIO:
         Raises:
             InputError: the arguments contradict each other; nothing was read or written.
         """
-        _check_modes(mode, strategy, key_columns, rewrite_mode)
+        with operation_log(log, "write", shown(path)):
+            _check_modes(mode, strategy, key_columns, rewrite_mode)
         if strategy is None:
             return self.write_dataset(data, path, mode=mode or "append", partition_by=partition_by, **options)
         assert key_columns is not None

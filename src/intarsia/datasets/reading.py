@@ -11,11 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.log import logger
+from intarsia.common.names import suggestion
 from intarsia.core.evaluate import true_mask
 from intarsia.core.expr import And, Column, Compare, Expr, In, Not, Or, literal, resolve
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.incremental import files_snapshot
+from intarsia.core.merge import listed_columns
+from intarsia.core.problems import missing_columns
 from intarsia.core.verdicts import Verdict, verdicts
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.arrow.threads import in_order
@@ -27,6 +30,7 @@ from intarsia.errors import (
     SchemaMismatch,
     StorageError,
 )
+from intarsia.request import check_whole
 from intarsia.sql.parse import parse_predicate
 from intarsia.tables.parquet import ParquetTable
 
@@ -39,12 +43,17 @@ FILE_PATH = "file_path"
 class Reading:
     """What to read: names and the filter as they were given."""
 
-    columns: Sequence[str] | None = None
+    columns: str | Sequence[str] | None = None
     filters: Any = None
     include_file_path: bool = False
     use_threads: bool = True
     batch_rows: int | None = None
     dialect: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.columns is not None:
+            object.__setattr__(self, "columns", tuple(listed_columns(self.columns, "columns")))
+        check_whole("batch_rows", self.batch_rows)
 
 
 def read_dataset(table: ParquetTable, wanted: Reading) -> pa.Table:
@@ -184,14 +193,10 @@ class Task:
 def _check_names(names: Sequence[str], wanted: Reading, snapshot: Snapshot) -> None:
     absent = [name for name in names if name not in snapshot.schema.names]
     if absent:
-        raise ColumnNotFound(
-            f"read: column {', '.join(map(repr, absent))} does not exist in {snapshot.root}.",
-            path=snapshot.root,
-            hint=f"there is {', '.join(snapshot.schema.names)}.",
-        )
+        raise missing_columns(absent, snapshot.schema.names, operation="read_parquet", path=snapshot.root)
     if wanted.include_file_path and FILE_PATH in snapshot.schema.names:
         raise InputError(
-            f"read: {snapshot.root} has a column {FILE_PATH!r} of its own.",
+            f"read_parquet: {snapshot.root} has a column {FILE_PATH!r} of its own.",
             path=snapshot.root,
             hint="read it without include_file_path.",
         )
@@ -219,6 +224,12 @@ def _disjunction(filters: Any, schema: pa.Schema) -> Expr:
     """Alternatives of conditions that hold together; a flat list is one alternative."""
     if isinstance(filters, tuple) and filters and isinstance(filters[0], str):
         filters = [filters]
+    if not isinstance(filters, (list, tuple)):
+        raise InputError(
+            f"filters must be SQL text, a list of (column, operator, value), or a pyarrow.compute expression,"
+            f" not {filters!r}.",
+            hint='such as [("day", ">=", "2025-01-01")].',
+        )
     alternatives = list(filters)
     if not alternatives:
         raise InputError("filters is an empty list.", hint="leave it out to read every row.")
@@ -244,7 +255,10 @@ def _condition(part: Any, schema: pa.Schema) -> Expr:
         )
     name, operator, value = part
     if name not in schema.names:
-        raise ColumnNotFound(f"The filter names column {name!r}, which does not exist.")
+        raise ColumnNotFound(
+            f"the filter names column {name!r}, which does not exist.",
+            hint=suggestion([str(name)], schema.names),
+        )
     column = Column((name,), exact=True)
     kind = _plain(schema.field(name).type)
     match operator:

@@ -2,24 +2,40 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, get_type_hints
 
+from intarsia.common.names import suggestion
+from intarsia.common.partition_filter import parse_partition_filter
+from intarsia.core.rule import Clause
 from intarsia.errors import InputError, NotSupported
+from intarsia.pipeline.expect import conditions
+from intarsia.pipeline.inputs import check_portable
 from intarsia.pipeline.model import (
     KINDS,
+    Compact,
+    Deduplicate,
+    Delete,
     Expect,
     Merge,
     Optimize,
     Pipeline,
+    Source,
     Step,
+    StepOptions,
+    TargetOptions,
     Update,
     Write,
     names,
-    source_of,
+    needed,
     step_name,
 )
+from intarsia.pipeline.shape import derivations, predicate, type_named
+from intarsia.request import bytes_per_file, key_pairs, merge_rule, predicate_of, requested
+from intarsia.sql.clauses import parse_clauses
+from intarsia.sql.parse import parse_assignments
 
 _NAME = re.compile(r"^[\w][\w .\-]*$")
 
@@ -28,20 +44,28 @@ def check(pipeline: Pipeline) -> None:
     """Refuse a pipeline that cannot run.
 
     Raises:
-        InputError: an unknown or repeated name, a source without files, a step that expects nothing, a
-            circle of sources and targets; the message names the file, the table and the key.
-        NotSupported: a target of a kind that this version does not have.
+        InputError: an unknown or repeated name, a source without files, a step that expects nothing, SQL
+            that cannot be read, a circle of sources and targets; the message names the file, the table
+            and the key.
+        NotSupported: what this version or the engine does not have, or sqlglot is missing.
     """
     _Check(pipeline).run()
 
 
-def close(word: str, known: Iterable[str]) -> str:
-    """A hint: the known word that is meant, or all of them."""
+def clauses_of(step: Merge) -> tuple[Clause, ...] | None:
+    """The clauses of a merge; None where it has a strategy. Raises InputError where one cannot be read."""
+    given = (step.when,) if isinstance(step.when, str) else step.when
+    found: list[Clause] = []
+    for entry in given:
+        dialect = step.options.get("dialect")
+        found += [entry] if isinstance(entry, Clause) else parse_clauses(entry, dialect=dialect)
+    return tuple(found) or None
+
+
+def meant(word: str, known: Iterable[str]) -> str:
+    """A hint: the known words that may be meant, or all of them."""
     words = sorted(known)
-    if not words:
-        return "there are none."
-    near = difflib.get_close_matches(word, words, n=1)
-    return f"did you mean {near[0]!r}?" if near else f"there is {', '.join(words)}."
+    return suggestion([word], words) if words else "there are none."
 
 
 class _Check:
@@ -72,6 +96,7 @@ class _Check:
                 )
             if not target.path:
                 raise self.wrong(f"[targets.{name}] path", "it is empty.")
+            self._options(f"[targets.{name}] options", target.options, TargetOptions)
         self._sources()
         self._steps()
         self._circles()
@@ -87,6 +112,7 @@ class _Check:
                     raise self.wrong(
                         f"{place} new_files_only", "a target's files are rewritten, so none of them is new."
                     )
+            self._source_texts(place, source)
 
     def _steps(self) -> None:
         seen: dict[str, int] = {}
@@ -100,59 +126,114 @@ class _Check:
             seen[name] = number
             if step.target is not None:
                 self._known(place, "target", step.target, self.pipeline.targets)
-            source = source_of(step)
-            if source is not None:
-                self._known(place, "source", source, self.pipeline.sources)
+            if step.source is not None:
+                self._known(place, "source", step.source, self.pipeline.sources)
+            self._options(f"{place} options", step.options, StepOptions)
+            with self.at(f"{place} options"):
+                requested("arrow", _NoTable(), step.options)
             self._step(place, step)
 
     def _step(self, place: str, step: Step) -> None:
+        dialect = step.options.get("dialect")
         match step:
             case Expect():
-                if (step.source is None) == (step.target is None):
-                    raise self.wrong(place, "it looks at a source or at a target, one of the two.")
-                asked = (step.not_null, step.unique, step.accepted, step.holds)
-                if not any(asked) and step.min_rows is None and step.max_rows is None:
-                    raise self.wrong(
-                        place,
-                        "it expects nothing.",
-                        "give not_null, unique, min_rows, max_rows, accepted or holds.",
-                    )
+                self._expect(place, step)
             case Merge():
-                if not names(step.on):
-                    raise self.wrong(f"{place} on", "a merge needs key columns.")
-                if step.dedup_order_by and step.strategy != "deduplicate":
-                    raise self.wrong(f"{place} dedup_order_by", 'it goes with strategy = "deduplicate".')
-            case Optimize():
-                if not names(step.by):
-                    raise self.wrong(f"{place} by", "it needs the columns to order by.")
-            case Update():
-                if not step.set:
-                    raise self.wrong(f"{place} set", "it assigns nothing.")
-            case Write() if step.mode == "append":
-                source = self.pipeline.sources[step.source]
-                if source.target is not None:
+                self._merge(place, step)
+            case Write():
+                source = self.pipeline.sources[needed(step.source)]
+                if step.mode == "append" and source.target is not None:
                     raise self.wrong(
                         f"{place} source",
                         f"appending the target {source.target!r} again and again would double its rows.",
                         'use operation = "merge", or mode = "overwrite".',
                     )
+            case Delete() | Update():
+                if step.where is not None:
+                    with self.at(f"{place} where"):
+                        predicate_of(step.where, dialect)
+                if step.set:
+                    with self.at(f"{place} set"):
+                        parse_assignments(step.set, dialect=dialect)
+            case Compact() | Optimize() | Deduplicate():
+                with self.at(f"{place} partition_filter"):
+                    parse_partition_filter(step.partition_filter)
+                with self.at(place):
+                    bytes_per_file(step.target_mb_per_file, step.target_rows_per_file)
+
+    def _expect(self, place: str, step: Expect) -> None:
+        if (step.source is None) == (step.target is None):
+            raise self.wrong(place, "it looks at a source or at a target, one of the two.")
+        asked = [name for name in step.given() if name not in ("name", "source", "target")]
+        if not asked:
+            wanted = "give not_null, unique, min_rows, max_rows, accepted or holds."
+            raise self.wrong(place, "it expects nothing.", wanted)
+        if step.min_rows is not None and step.max_rows is not None and step.min_rows > step.max_rows:
+            raise self.wrong(f"{place} min_rows", f"it is above max_rows, which is {step.max_rows}.")
+        with self.at(place):
+            conditions(step)
+
+    def _merge(self, place: str, step: Merge) -> None:
+        dialect = step.options.get("dialect")
+        with self.at(f"{place} on"):
+            key_pairs(step.on, dialect)
+        if step.when and step.strategy is not None:
+            raise self.wrong(f"{place} when", "it stands instead of a strategy.", "leave one of the two out.")
+        if step.dedup_order_by and step.strategy != "deduplicate":
+            raise self.wrong(f"{place} dedup_order_by", 'it goes with strategy = "deduplicate".')
+        with self.at(f"{place} when"):
+            merge_rule(step.strategy or "upsert", clauses_of(step), dialect)
+
+    def _source_texts(self, place: str, source: Source) -> None:
+        for name, text in source.columns.items():
+            with self.at(f"{place} columns.{name}"):
+                type_named(text)
+        for name, text in source.derive.items():
+            with self.at(f"{place} derive.{name}"):
+                derivations({name: text})
+        with self.at(f"{place} where"):
+            predicate(source.where)
+        if self.pipeline.engine == "arrow":
+            with self.at(f"{place} options"):
+                check_portable(source)
+
+    def _options(self, place: str, given: Mapping[str, Any], known: type[Any]) -> None:
+        names_known = tuple(get_type_hints(known))
+        for name in given:
+            if name not in names_known:
+                raise self.wrong(place, f"the option {name!r} is not known.", meant(name, names_known))
+
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """What is wrong with a text or a number, told with its place."""
+        try:
+            yield
+        except (InputError, NotSupported) as error:
+            told = f"{self.where}, {place}: {error.message}"
+            raise type(error)(told, path=self.pipeline.origin, hint=error.hint) from error
 
     def _known(self, place: str, key: str, name: str, known: Iterable[str]) -> None:
         if name not in known:
-            raise self.wrong(f"{place} {key}", f"there is no {key} {name!r}.", close(name, known))
+            raise self.wrong(f"{place} {key}", f"there is no {key} {name!r}.", meant(name, known))
 
     def _circles(self) -> None:
         """A target that is made from itself never comes to rest."""
         flows: dict[str, list[str]] = {}
         for step in self.pipeline.steps:
             if isinstance(step, (Merge, Write)):
-                start = self.pipeline.sources[step.source].target
+                start = self.pipeline.sources[needed(step.source)].target
                 if start is not None:
-                    flows.setdefault(start, []).append(step.target)
+                    flows.setdefault(start, []).append(needed(step.target))
         for start in flows:
             circle = _way_back(start, flows)
             if circle:
                 raise self.wrong("[[steps]]", f"the data goes round in a circle: {' -> '.join(circle)}.")
+
+
+class _NoTable:
+    """Stands for a table where only the options of a call are looked at."""
+
+    snapshot = transaction = None
 
 
 def _way_back(start: str, flows: dict[str, list[str]]) -> Sequence[str]:

@@ -17,10 +17,10 @@ from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError
 from intarsia.pipeline import state as memory
 from intarsia.pipeline.expect import failed
+from intarsia.pipeline.foreign import spark_errors, told
 from intarsia.pipeline.inputs import Arrived, Stamp
-from intarsia.pipeline.model import Expect, Pipeline, Source, Step, Write, source_of, step_name
+from intarsia.pipeline.model import Expect, Pipeline, Source, Step, Write, needed, step_name
 from intarsia.pipeline.report import Status, StepReport
-from intarsia.pipeline.spark_errors import spark_errors, told_by_spark
 from intarsia.pipeline.steps import Workshop, carry_out
 
 log = logger(__name__)
@@ -73,12 +73,26 @@ class Course:
         try:
             report = self._attempt(step, progress)
         except (IntarsiaError, OSError, pa.ArrowException, *spark_errors()) as error:
-            told = told_by_spark(error)
-            log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, told)
-            report = replace(self._report(step, "failed"), error=told, before=self._known(step))
+            ours = told(error)
+            log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, ours, exc_info=error)
+            report = self._failed(step, ours)
         seconds = time.perf_counter() - begun
         log.info("pipeline %s, step %s: %s in %.2f s", self.pipeline.name, step.name, report.status, seconds)
         return replace(report, seconds=seconds)
+
+    def _failed(self, step: Step, error: BaseException) -> StepReport:
+        """What is left of a step that failed: its target is looked at again, and told to be as it was."""
+        report = replace(self._report(step, "failed"), error=error)
+        before = self.snapshots.pop(step.target or "", None)
+        if step.target is None or before is None:
+            return report
+        try:
+            after = self._snapshot(step.target)
+        except (IntarsiaError, OSError):  # it may be what failed the step
+            return replace(report, before=before)
+        same = memory.digest_of_snapshot(before) == memory.digest_of_snapshot(after)
+        notes = ("the target is as it was",) if same else ()
+        return replace(report, before=before, after=after, notes=notes)
 
     def _attempt(self, step: Step, progress: Progress) -> StepReport:
         source = self._source(step)
@@ -208,8 +222,9 @@ class Course:
         if not isinstance(step, Write) or step.mode != "append" or self.dry_run or taken is None:
             return {}
         app = self._app(step)
-        batch = (self.shop.table(step.target).last_batch(app) or 0) + 1
-        self.state.pending[step.name] = memory.Pending(batch, self._path(step.target), taken.stamps)
+        target = needed(step.target)
+        batch = (self.shop.table(target).last_batch(app) or 0) + 1
+        self.state.pending[step.name] = memory.Pending(batch, self._path(target), taken.stamps)
         memory.write_atomically(self.state_path, self.state.as_json())
         return {"app_id": app, "batch_id": batch}
 
@@ -229,7 +244,7 @@ class Course:
     # Looking up
 
     def _source(self, step: Step) -> Source | None:
-        name = source_of(step)
+        name = step.source
         return None if name is None else self.pipeline.sources[name]
 
     def _touched(self, step: Step) -> set[str]:
@@ -252,23 +267,20 @@ class Course:
                 self.state.look(self._path(target), self._digest(target))
         return self.snapshots[target]
 
-    def _known(self, step: Step) -> Snapshot | None:
-        return self.snapshots.get(step.target or "")
-
     def _digest(self, target: str) -> str:
         return memory.digest_of_snapshot(self._snapshot(target))
 
     def _place(self, step: Step) -> str:
         if step.target is not None:
             return self._path(step.target)
-        return f"source {source_of(step)!r}"
+        return f"source {step.source!r}"
 
     def _report(self, step: Step, status: Status) -> StepReport:
         return StepReport(
             name=step.name,
             operation=step.operation,
             status=status,
-            source=source_of(step),
+            source=step.source,
             target=step.target,
             path=None if step.target is None else self._path(step.target),
         )

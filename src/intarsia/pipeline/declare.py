@@ -6,13 +6,13 @@ import os
 import re
 import tomllib
 import types
-from collections.abc import Mapping
-from dataclasses import MISSING, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
 from pathlib import Path
-from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from intarsia.errors import InputError, NothingMatched, StorageError
-from intarsia.pipeline.check import check, close
+from intarsia.pipeline.check import check, meant
 from intarsia.pipeline.model import KINDS, Pipeline, Source, SparkSettings, Step, Target, names
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
@@ -96,7 +96,7 @@ class _Reading:
         unused = [name for name in self.given if name not in self.used and name not in self.own]
         if unused:
             known = {*self.own, *self.used}
-            raise self.wrong("params", f"it has no parameter {unused[0]!r}.", close(unused[0], known))
+            raise self.wrong("params", f"it has no parameter {unused[0]!r}.", meant(unused[0], known))
         return pipeline
 
     def wrong(self, place: str, message: str, hint: str | None = None) -> InputError:
@@ -118,34 +118,49 @@ class _Reading:
             raise self.wrong(place, f"it must be a table, not {_kind(value)}.")
         return value
 
-    def _keys(self, place: str, table: Mapping[str, Any], known: tuple[str, ...]) -> None:
+    def _keys(self, place: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
         for key in table:
             if key not in known:
-                raise self.wrong(f"{place}, key {key!r}", "this key is not known.", close(key, known))
+                raise self.wrong(f"{place}, key {key!r}", "this key is not known.", meant(key, known))
 
     def _made(self, place: str, raw: Any, kind: type[Any]) -> Any:
         """The value of a dataclass from a table with its fields as keys."""
-        table = self._table(place, raw)
-        known = {entry.name: entry for entry in fields(kind)}
-        self._keys(place, table, tuple(known))
-        for name, entry in known.items():
-            required = entry.default is MISSING and entry.default_factory is MISSING
-            if required and name not in table:
+        needed = [
+            entry.name
+            for entry in fields(kind)
+            if entry.default is MISSING and entry.default_factory is MISSING
+        ]
+        known = tuple(entry.name for entry in fields(kind))
+        return kind(**self._typed(place, self._table(place, raw), kind, known, needed))
+
+    def _typed(
+        self,
+        place: str,
+        table: Mapping[str, Any],
+        kind: Any,
+        known: Sequence[str],
+        needed: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """The entries of a table, each of the type that the kind has for it."""
+        self._keys(place, table, known)
+        for name in needed:
+            if name not in table:
                 raise self.wrong(place, f"the key {name!r} is missing.")
         hints = get_type_hints(kind)
-        return kind(**{key: self._value(f"{place} {key}", value, hints[key]) for key, value in table.items()})
+        return {key: self._value(f"{place} {key}", value, hints[key]) for key, value in table.items()}
 
     def _source(self, name: str, raw: Any) -> Source:
-        made = self._made(f"[sources.{name}]", raw, Source)
-        paths = tuple(map(self.place, names(made.path)))
-        return Source(**{entry.name: getattr(made, entry.name) for entry in fields(Source)} | {"path": paths})
+        made: Source = self._made(f"[sources.{name}]", raw, Source)
+        return replace(made, path=tuple(map(self.place, names(made.path))))
 
     def _target(self, name: str, raw: Any) -> Target:
-        made = self._made(f"[targets.{name}]", raw, Target)
-        options = dict(made.options)
-        if isinstance(options.get("control_path"), str):
+        made: Target = self._made(f"[targets.{name}]", raw, Target)
+        options = made.options.copy()
+        if "control_path" in options:
             options["control_path"] = self.place(options["control_path"])
-        return Target(self.place(made.path), made.kind, names(made.partition_by), options)
+        return replace(
+            made, path=self.place(made.path), partition_by=names(made.partition_by), options=options
+        )
 
     def _step(self, number: int, raw: dict[str, Any]) -> Step:
         place = f"[[steps]] {number}"
@@ -155,10 +170,14 @@ class _Reading:
             raise self.wrong(place, "the key 'operation' is missing.", f"it is one of {', '.join(KINDS)}.")
         operation = self._value(f"{place} operation", raw["operation"], str)
         if operation not in KINDS:
-            raise self.wrong(f"{place} operation", f"there is no {operation!r}.", close(operation, KINDS))
+            raise self.wrong(f"{place} operation", f"there is no {operation!r}.", meant(operation, KINDS))
+        kind = KINDS[operation]
         rest = {key: value for key, value in raw.items() if key != "operation"}
-        made: Step = self._made(place, rest, KINDS[operation])
-        return made
+        typed = self._typed(place, rest, kind, kind.keys(), kind.needs)
+        try:
+            return kind(**typed)
+        except InputError as error:
+            raise self.wrong(place, error.message, error.hint) from error
 
     # Values
 
@@ -171,6 +190,8 @@ class _Reading:
             return self._one_of(place, value, get_args(hint))
         if origin is Literal:
             return self._word(place, value, get_args(hint))
+        if is_typeddict(hint):
+            return self._typed(place, self._table(place, value), hint, tuple(get_type_hints(hint)))
         if origin is tuple:
             return self._several(place, value, get_args(hint)[0])
         if origin is not None and issubclass(origin, Mapping):
@@ -182,7 +203,7 @@ class _Reading:
         return self.filled(place, value) if hint is str else value
 
     def _one_of(self, place: str, value: Any, kinds: tuple[Any, ...]) -> Any:
-        wanted = [kind for kind in kinds if kind is not types.NoneType]
+        wanted = [kind for kind in kinds if kind in _WORDS or get_origin(kind) is not None]
         for kind in wanted:
             if get_origin(kind) is tuple and isinstance(value, list):
                 return self._value(place, value, kind)
@@ -196,7 +217,7 @@ class _Reading:
     def _word(self, place: str, value: Any, words: tuple[str, ...]) -> str:
         word = self._value(place, value, str)
         if word not in words:
-            raise self.wrong(place, f"{word!r} is not one of {', '.join(words)}.", close(word, words))
+            raise self.wrong(place, f"{word!r} is not one of {', '.join(words)}.", meant(word, words))
         return str(word)
 
     def _several(self, place: str, value: Any, inner: Any) -> tuple[Any, ...]:

@@ -26,6 +26,7 @@ from intarsia.core.files import Snapshot
 from intarsia.errors import InputError, NothingMatched, NotSupported
 from intarsia.pipeline.model import Source, names
 from intarsia.pipeline.shape import Shape, derivations, predicate, type_named
+from intarsia.pipeline.web import Web, is_web
 
 _REMOTE = re.compile(r"^(?!file:|local:)[A-Za-z][A-Za-z0-9+.-]+://")
 _PORTABLE = ("delimiter", "null_value")
@@ -38,6 +39,7 @@ class Stamp:
     path: str
     size: int
     mtime_ns: int
+    """Of a file from the web, which may not tell its time: a digest of it."""
 
     def as_list(self) -> list[Any]:
         return [self.path, self.size, self.mtime_ns]
@@ -50,6 +52,8 @@ class Arrived:
     stamps: tuple[Stamp, ...]
     files: tuple[InputFile, ...] = ()
     """Where this process can read them; else Spark does, by their paths."""
+    fetched: bool = False
+    """They came from the web: no other process can read them."""
 
     def without(self, known: Iterable[Stamp]) -> Arrived:
         """The files that are not known, by path, size and time."""
@@ -58,13 +62,14 @@ class Arrived:
         return Arrived(
             tuple(self.stamps[number] for number in kept),
             tuple(self.files[number] for number in kept) if self.files else (),
+            self.fetched,
         )
 
 
-def arrived(source: Source, session: Any = None) -> Arrived:
+def arrived(source: Source, web: Web, session: Any = None) -> Arrived:
     """List a source's files; a file that several of its paths name counts once.
 
-    With a Spark session, URLs are listed by Spark, which will read them.
+    With a Spark session, URLs are listed by Spark, which will read them; what is on the web is fetched.
 
     Raises:
         NothingMatched: a path without a file.
@@ -73,13 +78,19 @@ def arrived(source: Source, session: Any = None) -> Arrived:
     suffixes = SUFFIXES[source.format] if source.format else _all_suffixes()
     files: dict[str, InputFile] = {}
     remote: list[Stamp] = []
+    fetched: dict[str, tuple[InputFile, int]] = {}
     for path in names(source.path):
-        if session is not None and _REMOTE.match(path):
+        if is_web(path):
+            fetched[path] = web.file(path)
+        elif session is not None and _REMOTE.match(path):
             remote += _listed_by_spark(path, session)
         else:
             files |= {file.location: file for file in find_input_files(path, suffixes=suffixes)}
-    if remote and files:
-        raise InputError("A source has local paths or URLs, not both.", hint="make two sources of it.")
+    if sum(map(bool, (files, remote, fetched))) > 1:
+        raise InputError("A source has files of one kind of place.", hint="make several sources of it.")
+    if fetched:
+        stamps = (Stamp(file.shown, file.size, digest) for file, digest in fetched.values())
+        return Arrived(tuple(stamps), tuple(file for file, _ in fetched.values()), fetched=True)
     if remote:
         return Arrived(tuple(sorted(set(remote), key=lambda stamp: stamp.path)))
     return Arrived(tuple(map(_stamp, files.values())), tuple(files.values()))
@@ -139,19 +150,19 @@ def format_in(source: Source, there: Arrived) -> Format:
 # Arrow
 
 
-def streams(source: Source, there: Arrived, known: pa.Schema | None = None) -> list[pa.RecordBatchReader]:
-    """The rows of the files, in shape, as one stream for each file; read when it is drawn from.
-
-    Raises:
-        NotSupported: options that only Spark's readers have.
-    """
-    kind = format_in(source, there)
+def check_portable(source: Source) -> None:
+    """Raise NotSupported where a source has options that only Spark's readers have."""
     others = [name for name in source.options if name not in _PORTABLE]
     if others:
         raise NotSupported(
-            f"The reader option {others[0]!r} is Spark's.",
+            f"the reader option {others[0]!r} is Spark's.",
             hint=f'there are {" and ".join(_PORTABLE)}, or use engine = "spark".',
         )
+
+
+def streams(source: Source, there: Arrived, known: pa.Schema | None = None) -> list[pa.RecordBatchReader]:
+    """The rows of the files, in shape, as one stream for each file; read when it is drawn from."""
+    kind = format_in(source, there)
     shape = shape_of(source, kind, known)
     types = pa.schema(list(shape.types.items())) if shape.types else None
     partitions = partition_scalars(list(there.files), kind, types=types)
@@ -236,17 +247,14 @@ def _with_inferred(shape: Shape, reader: Any, paths: Sequence[str]) -> Shape:
 
 
 def snapshot_frame(source: Source, snapshot: Snapshot, session: Any) -> Any:
-    """The rows of a table's state, in the source's shape, as a Spark DataFrame."""
-    from pyspark.sql.pandas.types import from_arrow_schema
+    """The rows of a table's state, in the source's shape, as a Spark DataFrame.
 
-    if not snapshot.files:
-        found = session.createDataFrame([], from_arrow_schema(snapshot.schema, prefer_timestamp_ntz=True))
-    else:
-        first = snapshot.files[0]
-        root = first.location.removesuffix(first.path)
-        reader = session.read.schema(from_arrow_schema(snapshot.schema, prefer_timestamp_ntz=True))
-        reader = reader.option("basePath", _for_spark(root, glob=True))
-        found = reader.parquet(*(_for_spark(file.location) for file in snapshot.files))
+    The library reads the files, not Spark: each is the one of the snapshot or the step fails, and
+    partition columns have their types.
+    """
+    from intarsia.frames import Whole, frame_of  # needs pyspark
+
+    found = frame_of(session, Whole(snapshot), since="the step looked at it")
     return shaped(found, shape_of(source, "parquet"))
 
 

@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal
+from dataclasses import MISSING, dataclass, field, fields
+from typing import Any, ClassVar, Literal, TypedDict
+
+from intarsia.common.names import suggestion
+from intarsia.core.rule import Clause
+from intarsia.errors import InputError
 
 Columns = str | tuple[str, ...]
 """One column, or several."""
 
 Strategy = Literal["insert", "update", "upsert", "full_merge", "deduplicate"]
+
+
+class TargetOptions(TypedDict, total=False):
+    """Options of a table, as everywhere in the library."""
+
+    storage_options: Mapping[str, Any]
+    control_path: str
+    single_writer: bool
+    lock_timeout: float
+    retain: int
+
+
+class StepOptions(TypedDict, total=False):
+    """Options of an operation, as everywhere in the library."""
+
+    compression: str
+    row_group_size: int
+    max_rows_per_file: int
+    batch_rows: int
+    threads: int
+    memory_bytes: int
+    tasks: int
+    broadcast_bytes: int
+    spool_bytes: int
+    spool_dir: str
+    dialect: str
+    properties: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,136 +86,55 @@ class Target:
     kind: Literal["parquet", "iceberg"] = "parquet"
     partition_by: Columns = ()
     """For a dataset that does not exist yet."""
-    options: Mapping[str, Any] = field(default_factory=dict)
-    """``storage_options``, ``control_path``, ``single_writer``, ``lock_timeout``, ``retain``."""
+    options: TargetOptions = field(default_factory=TargetOptions)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Merge:
-    """Set the rows of a source into a target by key."""
+@dataclass(frozen=True, slots=True, kw_only=True, repr=False)
+class Declared:
+    """Everything that steps can say, each thing once; which of it a kind of step says is told by the kind.
 
-    target: str
-    source: str
-    on: Columns
-    name: str = ""
-    strategy: Strategy = "upsert"
-    dedup_order_by: Columns = ()
-    null_keys: Literal["error", "match"] = "error"
-    missing: Literal["error", "null"] = "error"
-    schema_evolution: Literal["add", "widen"] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "merge"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Write:
-    """Append a source's files, each of them once, or put its rows in the place of what is there."""
-
-    target: str
-    source: str
-    name: str = ""
-    mode: Literal["append", "overwrite", "overwrite_partitions"] = "append"
-    missing: Literal["error", "null"] = "error"
-    schema_evolution: Literal["add", "widen"] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "write"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Delete:
-    """Delete the rows for which ``where`` is TRUE."""
-
-    target: str
-    where: str
-    name: str = ""
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "delete"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Update:
-    """Assign columns, as SQL, of the rows for which ``where`` is TRUE; of every row without it."""
-
-    target: str
-    set: Mapping[str, str]
-    name: str = ""
-    where: str | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "update"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Compact:
-    """Bring small files together."""
-
-    target: str
-    name: str = ""
-    target_mb_per_file: float | None = None
-    target_rows_per_file: int | None = None
-    partition_filter: str | tuple[str, ...] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "compact"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Optimize:
-    """Order the rows of each partition along a curve over columns."""
-
-    target: str
-    by: Columns
-    name: str = ""
-    curve: Literal["zorder", "hilbert", "linear"] = "zorder"
-    target_mb_per_file: float | None = None
-    target_rows_per_file: int | None = None
-    partition_filter: str | tuple[str, ...] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "optimize"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Deduplicate:
-    """Leave one row per key; without keys, one of each set of equal rows."""
-
-    target: str
-    name: str = ""
-    on: Columns = ()
-    order_by: Columns = ()
-    partition_filter: str | tuple[str, ...] | None = None
-    options: Mapping[str, Any] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "deduplicate"
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Expect:
-    """What must be true of a source or a target; where it is not, the run ends here.
-
-    As with SQL's CHECK, a row fails where a condition is FALSE; a NULL fails ``not_null`` only.
+    Raises InputError where a step lacks what its kind needs, or says what its kind does not take.
     """
 
+    operation: ClassVar[str]
+    needs: ClassVar[tuple[str, ...]] = ("target",)
+    takes: ClassVar[tuple[str, ...]] = ()
+
     name: str = ""
+    """What the report and the memory call the step; without it, its number and what it works on."""
     source: str | None = None
+    """The rows that come: the name of a source."""
     target: str | None = None
+    """The table that is changed or looked at: the name of a target."""
+    on: Columns = ()
+    """Key columns; of a merge also a condition, as in ``target.id = source.id and target.open``."""
+    strategy: Strategy | None = None
+    """None is ``upsert``, where there is no ``when``."""
+    when: str | tuple[str | Clause, ...] = ()
+    """Instead of a strategy: clauses, as in SQL's MERGE; the first that applies to a row decides."""
+    dedup_order_by: Columns = ()
+    """With the strategy ``deduplicate``: the source row with the highest values of these wins."""
+    null_keys: Literal["error", "match"] = "error"
+    """``match`` lets NULL equal NULL in a key."""
+    missing: Literal["error", "null"] = "error"
+    """``null`` fills columns that the source lacks."""
+    schema_evolution: Literal["add", "widen"] | None = None
+    """Take new columns over, or let types grow."""
+    mode: Literal["append", "overwrite", "overwrite_partitions"] = "append"
+    set: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """Columns and their new values, as SQL or plain numbers."""
+    where: str | None = None
+    """The rows that are meant, as SQL."""
+    by: Columns = ()
+    """The columns to order by."""
+    curve: Literal["zorder", "hilbert", "linear"] = "zorder"
+    order_by: Columns = ()
+    """The row with the highest values of these stays, else the last."""
+    target_mb_per_file: float | None = None
+    target_rows_per_file: int | None = None
+    partition_filter: str | tuple[str, ...] | None = None
+    """Only these partitions, as in ``day=2025-03-01/region=eu``."""
+    options: StepOptions = field(default_factory=StepOptions)
     not_null: Columns = ()
     unique: Columns = ()
     """Columns that together name a row."""
@@ -195,22 +145,119 @@ class Expect:
     holds: str | tuple[str, ...] = ()
     """Conditions, as SQL."""
 
-    @property
-    def operation(self) -> str:
-        return "expect"
+    def __post_init__(self) -> None:
+        given, known = self.given(), self.keys()
+        foreign = [name for name in given if name not in known]
+        if foreign:
+            raise InputError(
+                f"{self.operation} takes no {foreign[0]!r}.", hint=suggestion([foreign[0]], known)
+            )
+        absent = [name for name in self.needs if name not in given]
+        if absent:
+            raise InputError(f"{self.operation} needs {absent[0]!r}.")
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.given().items())})"
+        )
+
+    @classmethod
+    def keys(cls) -> tuple[str, ...]:
+        """All that a step of this kind may say."""
+        return ("name", *cls.needs, *cls.takes)
+
+    def given(self) -> dict[str, Any]:
+        """What was said that does not go without saying."""
+        said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
+        return {name: said[name] for name, usual in _USUAL.items() if said[name] != usual}
+
+
+_USUAL = {
+    entry.name: entry.default if entry.default_factory is MISSING else entry.default_factory()
+    for entry in fields(Declared)
+}
+
+
+class Merge(Declared):
+    """Set the rows of a source into a target by key."""
+
+    __slots__ = ()
+    operation = "merge"
+    needs = ("target", "source", "on")
+    takes = (
+        *("strategy", "when", "dedup_order_by", "null_keys"),
+        *("missing", "schema_evolution", "options"),
+    )
+
+
+class Write(Declared):
+    """Append a source's files, each of them once, or put its rows in the place of what is there."""
+
+    __slots__ = ()
+    operation = "write"
+    needs = ("target", "source")
+    takes = ("mode", "missing", "schema_evolution", "options")
+
+
+class Delete(Declared):
+    """Delete the rows for which ``where`` is TRUE."""
+
+    __slots__ = ()
+    operation = "delete"
+    needs = ("target", "where")
+    takes = ("options",)
+
+
+class Update(Declared):
+    """Assign columns, as SQL, of the rows for which ``where`` is TRUE; of every row without it."""
+
+    __slots__ = ()
+    operation = "update"
+    needs = ("target", "set")
+    takes = ("where", "options")
+
+
+class Compact(Declared):
+    """Bring small files together."""
+
+    __slots__ = ()
+    operation = "compact"
+    takes = ("target_mb_per_file", "target_rows_per_file", "partition_filter", "options")
+
+
+class Optimize(Declared):
+    """Order the rows of each partition along a curve over columns."""
+
+    __slots__ = ()
+    operation = "optimize"
+    needs = ("target", "by")
+    takes = ("curve", *Compact.takes)
+
+
+class Deduplicate(Declared):
+    """Leave one row per key; without keys, one of each set of equal rows."""
+
+    __slots__ = ()
+    operation = "deduplicate"
+    takes = ("on", "order_by", "partition_filter", "options")
+
+
+class Expect(Declared):
+    """What must be true of a source or a target; where it is not, the run ends here.
+
+    As with SQL's CHECK, a row fails where a condition is FALSE; a NULL fails ``not_null`` only.
+    """
+
+    __slots__ = ()
+    operation = "expect"
+    needs = ()
+    takes = ("source", "target", "not_null", "unique", "min_rows", "max_rows", "accepted", "holds")
 
 
 Step = Merge | Write | Delete | Update | Compact | Optimize | Deduplicate | Expect
 
 KINDS: Mapping[str, type[Step]] = {
-    "merge": Merge,
-    "write": Write,
-    "delete": Delete,
-    "update": Update,
-    "compact": Compact,
-    "optimize": Optimize,
-    "deduplicate": Deduplicate,
-    "expect": Expect,
+    kind.operation: kind for kind in (Merge, Write, Delete, Update, Compact, Optimize, Deduplicate, Expect)
 }
 
 
@@ -242,12 +289,13 @@ def names(columns: Columns | None) -> tuple[str, ...]:
     return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
-def source_of(step: Step) -> str | None:
-    """The name of the source that a step reads, if it reads one."""
-    return step.source if isinstance(step, (Merge, Write, Expect)) else None
+def needed(value: str | None) -> str:
+    """What a step of its kind is never without."""
+    assert value is not None
+    return value
 
 
 def step_name(step: Step, number: int) -> str:
     """The name a step was given, or one made of its number and what it works on."""
-    where = step.target or source_of(step) or ""
+    where = step.target or step.source or ""
     return step.name or f"{number}-{step.operation}-{where}"

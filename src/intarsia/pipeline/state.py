@@ -16,7 +16,7 @@ from typing import Any
 from intarsia.core.files import Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, StorageError
 from intarsia.pipeline.inputs import Stamp
-from intarsia.pipeline.model import Pipeline, Step, source_of
+from intarsia.pipeline.model import Pipeline, Step, names
 
 VERSION = 1
 MOST_RECORDS = 500
@@ -150,16 +150,27 @@ def _revived(kind: type[Any], raw: Any) -> Any:
 
 
 def definition_of(step: Step, pipeline: Pipeline) -> str:
-    """A digest of all that a step's meaning depends on beside its data; its name is not part of it."""
-    source = pipeline.sources.get(source_of(step) or "")
-    target = pipeline.targets.get(step.target or "")
+    """A digest of all that a step's meaning depends on beside its data; its name is not part of it.
+
+    Nor is how its tables are opened (credentials, locks), nor what goes without saying, so that an option
+    that comes with a later version lets nothing run again.
+    """
+    source = pipeline.sources.get(step.source or "")
     meaning = {
         "operation": step.operation,
-        "step": asdict(replace(step, name="")),
+        "step": {name: value for name, value in step.given().items() if name != "name"},
         "source": None if source is None else asdict(source),
-        "target": None if target is None else asdict(target),
+        "from": None if source is None else _table(pipeline, source.target),
+        "target": _table(pipeline, step.target),
     }
     return _digest(meaning)
+
+
+def _table(pipeline: Pipeline, target: str | None) -> Any:
+    if target is None:
+        return None
+    declared = pipeline.targets[target]
+    return [declared.kind, declared.path, list(names(declared.partition_by))]
 
 
 def digest_of_files(stamps: Iterable[Stamp]) -> str:

@@ -13,9 +13,8 @@ from intarsia.core.files import Snapshot
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.core.run import silent
-from intarsia.errors import InputError
 from intarsia.pipeline import inputs
-from intarsia.pipeline.check import close
+from intarsia.pipeline.check import clauses_of
 from intarsia.pipeline.expect import Check, check_frame, check_streams, check_target
 from intarsia.pipeline.inputs import Arrived, arrived
 from intarsia.pipeline.model import (
@@ -31,23 +30,10 @@ from intarsia.pipeline.model import (
     Update,
     Write,
     names,
-    source_of,
+    needed,
 )
+from intarsia.pipeline.web import Web
 from intarsia.tables.parquet import ParquetTable
-
-TARGET_OPTIONS = ("storage_options", "control_path", "single_writer", "lock_timeout", "retain")
-STEP_OPTIONS = (
-    "compression",
-    "row_group_size",
-    "max_rows_per_file",
-    "batch_rows",
-    "threads",
-    "memory_bytes",
-    "spool_bytes",
-    "spool_dir",
-    "dialect",
-    "properties",
-)
 
 
 @dataclass(slots=True)
@@ -60,11 +46,13 @@ class Workshop:
     tables: dict[str, ParquetTable] = field(default_factory=dict)
     frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     """DataFrames that Spark keeps, since more than one look is taken at them."""
+    web: Web = field(default_factory=Web)
 
     def close(self) -> None:
-        """Let Spark forget what it keeps. Idempotent."""
+        """Let Spark forget what it keeps, and remove what was fetched. Idempotent."""
         while self.frames:
             self.frames.popitem()[1].unpersist()
+        self.web.close()
 
     @property
     def engine(self) -> Any:
@@ -74,33 +62,32 @@ class Workshop:
         """The table of a target; one object for the run, which knows the footers it has read."""
         if target not in self.tables:
             declared = self.pipeline.targets[target]
-            _known_options(f"[targets.{target}] options", declared.options, TARGET_OPTIONS)
             self.tables[target] = ParquetTable(declared.path, **declared.options)
         return self.tables[target]
 
     def arrived(self, source: Source) -> Arrived | None:
         """The files of a source; None where it is a target."""
-        return None if source.target is not None else arrived(source, self.session)
+        return None if source.target is not None else arrived(source, self.web, self.session)
 
     def rows(self, source: Source, there: Arrived | None, known: pa.Schema | None = None) -> Any:
-        """The rows of a source: a DataFrame on Spark, else Arrow streams."""
+        """The rows of a source: a DataFrame where Spark can read it, else Arrow streams."""
         if source.target is not None:
             snapshot = self.table(source.target).snapshot()
             if self.session is None:
                 return [inputs.snapshot_stream(source, snapshot)]
             return inputs.snapshot_frame(source, snapshot, self.session)
         assert there is not None
-        if self.session is None:
+        if self.session is None or there.fetched:
+            inputs.check_portable(source)
             return inputs.streams(source, there, known)
         return self._frame(source, there, known)
 
     def _frame(self, source: Source, there: Arrived, known: pa.Schema | None) -> Any:
         """Text is parsed once where several steps, or an expectation of unique keys, look at it."""
-        readers = [step for step in self.pipeline.steps if source_of(step) is not None]
         looks = sum(
             2 if isinstance(step, Expect) and step.unique else 1
-            for step in readers
-            if self.pipeline.sources[source_of(step) or ""] is source
+            for step in self.pipeline.steps
+            if self.pipeline.sources.get(step.source or "") is source
         )
         if looks < 2 or inputs.format_in(source, there) == "parquet":
             return inputs.frame(source, there, self.session, known)
@@ -131,9 +118,7 @@ def carry_out(
     """
     if isinstance(step, Expect):
         return _expect(step, shop, there, progress)
-    _known_options(f"step {step.name!r} options", step.options, STEP_OPTIONS)
-    target = shop.table(step.target)
-    partition_by = names(shop.pipeline.targets[step.target].partition_by) or None
+    target = shop.table(needed(step.target))
     common = {
         "engine": shop.engine,
         "dry_run": dry_run,
@@ -146,72 +131,62 @@ def carry_out(
             return api.merge(
                 _rows_for(step, shop, there),
                 target,
-                on=names(step.on) if len(names(step.on)) > 1 else names(step.on)[0],
-                strategy=step.strategy,
+                on=step.on if isinstance(step.on, str) else list(step.on),
+                strategy=step.strategy or "upsert",
+                clauses=clauses_of(step),
                 dedup_order_by=names(step.dedup_order_by) or None,
                 null_keys=step.null_keys,
-                missing=step.missing,
-                schema_evolution=step.schema_evolution,
-                partition_by=_for_new(target, partition_by),
+                **_taken_in(step, shop),
                 **common,
             )
         case Write():
-            return api.write(
-                _rows_for(step, shop, there),
-                target,
-                mode=step.mode,
-                missing=step.missing,
-                schema_evolution=step.schema_evolution,
-                partition_by=_for_new(target, partition_by),
-                **common,
-            )
+            rows = _rows_for(step, shop, there)
+            return api.write(rows, target, mode=step.mode, **_taken_in(step, shop), **common)
         case Delete():
             return api.delete(target, step.where, **common)
         case Update():
             return api.update(target, step.set, step.where, **common)
         case Compact():
-            return api.compact(target, **_sizes(step), partition_filter=_filter(step), **common)
+            return api.compact(target, **_sizes(step), **_filter(step), **common)
         case Optimize():
-            by, sizes = names(step.by), _sizes(step)
-            return api.optimize(
-                target, by=by, curve=step.curve, **sizes, partition_filter=_filter(step), **common
-            )
+            by = names(step.by)
+            return api.optimize(target, by=by, curve=step.curve, **_sizes(step), **_filter(step), **common)
         case Deduplicate():
             on, order = names(step.on) or None, names(step.order_by) or None
-            return api.deduplicate(target, on=on, order_by=order, partition_filter=_filter(step), **common)
+            return api.deduplicate(target, on=on, order_by=order, **_filter(step), **common)
         case _:
             assert_never(step)
 
 
 def _rows_for(step: Merge | Write, shop: Workshop, there: Arrived | None) -> Any:
-    snapshot: Snapshot = shop.table(step.target).snapshot()
+    snapshot: Snapshot = shop.table(needed(step.target)).snapshot()
     known = snapshot.schema if snapshot.files else None
-    return shop.rows(shop.pipeline.sources[step.source], there, known)
+    return shop.rows(shop.pipeline.sources[needed(step.source)], there, known)
 
 
-def _for_new(target: ParquetTable, partition_by: tuple[str, ...] | None) -> tuple[str, ...] | None:
-    """The layout of a table that exists is its own."""
-    return None if target.snapshot().files else partition_by
+def _taken_in(step: Merge | Write, shop: Workshop) -> dict[str, Any]:
+    """How rows are taken in; the layout of a table that exists is its own."""
+    target = needed(step.target)
+    new = not shop.table(target).snapshot().files
+    layout = names(shop.pipeline.targets[target].partition_by) or None
+    return {
+        "missing": step.missing,
+        "schema_evolution": step.schema_evolution,
+        "partition_by": layout if new else None,
+    }
 
 
 def _expect(step: Expect, shop: Workshop, there: Arrived | None, progress: Progress) -> list[Check]:
     if step.target is not None:
         return check_target(step, shop.table(step.target), shop.engine, progress)
-    assert step.source is not None
-    rows = shop.rows(shop.pipeline.sources[step.source], there)
-    return check_streams(step, rows) if shop.session is None else check_frame(step, rows)
+    rows = shop.rows(shop.pipeline.sources[needed(step.source)], there)
+    return check_streams(step, rows) if isinstance(rows, list) else check_frame(step, rows)
 
 
 def _sizes(step: Compact | Optimize) -> dict[str, Any]:
     return {"target_mb_per_file": step.target_mb_per_file, "target_rows_per_file": step.target_rows_per_file}
 
 
-def _filter(step: Compact | Optimize | Deduplicate) -> Any:
+def _filter(step: Compact | Optimize | Deduplicate) -> dict[str, Any]:
     found = step.partition_filter
-    return list(found) if isinstance(found, tuple) else found
-
-
-def _known_options(place: str, given: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    for name in given:
-        if name not in known:
-            raise InputError(f"{place}: the option {name!r} is not known.", hint=close(name, known))
+    return {"partition_filter": list(found) if isinstance(found, tuple) else found}

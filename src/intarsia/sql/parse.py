@@ -55,17 +55,22 @@ def parse_predicate(text: str, *, dialect: str | None = None) -> Expr:
     return expr
 
 
-def parse_assignments(
-    assignments: Mapping[str, Any], *, dialect: str | None = None
-) -> tuple[tuple[Path, Expr], ...]:
+def parse_assignments(assignments: Any, *, dialect: str | None = None) -> tuple[tuple[Path, Expr], ...]:
     """Columns, or fields inside them (``"p.amt"``), with the expressions they are set to.
 
-    A value that is not text is taken as a constant. Raises InputError when a field is set twice, or a
-    struct is set together with one of its fields.
+    A value that is not text is taken as a constant. Raises InputError for anything but a mapping of names,
+    and when a field is set twice, or a struct is set together with one of its fields.
     """
+    if not isinstance(assignments, Mapping) or not all(isinstance(name, str) for name in assignments):
+        raise InputError(
+            f"assignments must be a dict from columns to values, not {assignments!r}",
+            hint='such as {"price": "price * 1.1", "note": "\'x\'"}',
+        )
     found = tuple((_path(name, dialect), _assigned(value, dialect)) for name, value in assignments.items())
     if not found:
-        raise InputError("there is nothing to set", hint="give at least one column and its new value")
+        raise InputError(
+            "there is no assignment: nothing to set", hint="give at least one column and its new value"
+        )
     paths = [tuple(part.lower() for part in path) for path, _ in found]
     for position, path in enumerate(paths):
         for other in paths[position + 1 :]:
@@ -156,21 +161,30 @@ def sqlglot_module() -> ModuleType:
     return sqlglot
 
 
-def _tree(text: str, dialect: str) -> Any:
+def tokens_of(text: str, *, dialect: str | None = None) -> list[Any]:
+    """The words of an SQL text, each with its place in it. Raises InputError where it is not SQL."""
     sqlglot = sqlglot_module()
     if not isinstance(text, str):
         raise InputError(f"SQL text is needed, not {type(text).__name__}")
-    reader = sqlglot.Dialect.get_or_raise(dialect)
     try:
-        tokens = reader.tokenize(text)
-        _check(tokens, text)
-        trees = reader.parser(error_level=sqlglot.ErrorLevel.IMMEDIATE).parse_into(
-            sqlglot.exp.Condition, tokens, text
+        tokens: list[Any] = sqlglot.Dialect.get_or_raise(_dialect(dialect)).tokenize(text)
+    except sqlglot.errors.TokenError as error:
+        raise InputError(f"{text!r} is not SQL: {error}", hint="is a quote left open?") from error
+    _check(tokens, text)
+    return tokens
+
+
+def _tree(text: str, dialect: str) -> Any:
+    sqlglot = sqlglot_module()
+    tokens = tokens_of(text, dialect=dialect)
+    try:
+        trees = (
+            sqlglot.Dialect.get_or_raise(dialect)
+            .parser(error_level=sqlglot.ErrorLevel.IMMEDIATE)
+            .parse_into(sqlglot.exp.Condition, tokens, text)
         )
     except sqlglot.errors.ParseError as error:
         raise InputError(_syntax_error(text, error), hint="check the SQL") from error
-    except sqlglot.errors.TokenError as error:
-        raise InputError(f"{text!r} is not SQL: {error}", hint="is a quote left open?") from error
     except RecursionError as error:
         raise _too_deep(text) from error
     if len(trees) != 1 or trees[0] is None:

@@ -5,30 +5,18 @@ from __future__ import annotations
 import errno
 import os
 import stat as stat_mode
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 
 import pyarrow.fs as pafs
 
+from intarsia.common.flock import filesystem_type, is_network, nearest, try_flock, unlock
 from intarsia.errors import CommitConflict, NotSupported, StorageError
 from intarsia.storage.port import Entry, Kind, as_storage_error, storage_errors
 
 _COMPARE_CHUNK = 1 << 20
 _NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
-_NETWORK = (
-    "nfs",
-    "cifs",
-    "smb",
-    "ncpfs",
-    "afs",
-    "9p",
-    "fuse.sshfs",
-    "fuse.s3fs",
-    "fuse.gcsfuse",
-    "fuse.rclone",
-)
 _POLL_SECONDS = (0.005, 0.25)
 
 
@@ -207,7 +195,7 @@ class PosixStorage:
                 os.chmod(path, mode)
 
     def check_writable(self, directory: str) -> None:
-        there = _nearest(directory)
+        there = nearest(directory)
         if not os.path.isdir(there):
             refusal: OSError = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             raise as_storage_error(refusal, "write to", there)
@@ -217,7 +205,7 @@ class PosixStorage:
 
     def together(self, one: str, other: str) -> bool:
         with storage_errors("look at", one):
-            return os.stat(_nearest(one)).st_dev == os.stat(_nearest(other)).st_dev
+            return os.stat(nearest(one)).st_dev == os.stat(nearest(other)).st_dev
 
     @contextmanager
     def lock(self, path: str, timeout: float) -> Iterator[None]:
@@ -227,7 +215,7 @@ class PosixStorage:
         try:
             yield
         finally:
-            _unlock(descriptor)
+            unlock(descriptor)
 
     def _locked(self, path: str, deadline: float, timeout: float) -> int:
         pause, longest = _POLL_SECONDS
@@ -245,43 +233,9 @@ class PosixStorage:
             pause = min(pause * 2, longest)
 
     def _try_lock(self, path: str) -> int | None:
-        import fcntl
-
         self.make_directories(os.path.dirname(path))
         with storage_errors("lock", path):
-            try:
-                descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-            except FileNotFoundError:  # its holder tidied the directory away just now
-                return None
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                if _still_named(descriptor, path):
-                    return descriptor
-            except BlockingIOError:
-                pass
-            except BaseException:
-                os.close(descriptor)
-                raise
-            os.close(descriptor)
-            return None
-
-
-def _unlock(descriptor: int) -> None:
-    import fcntl
-
-    try:
-        # A forked child may share the description: unlocking frees it there, closing alone would not.
-        fcntl.flock(descriptor, fcntl.LOCK_UN)
-    finally:
-        os.close(descriptor)
-
-
-def _still_named(descriptor: int, path: str) -> bool:
-    """Whether the locked file is the one under ``path``; a holder may have removed it meanwhile."""
-    try:
-        return os.path.samestat(os.fstat(descriptor), os.stat(path))
-    except FileNotFoundError:
-        return False
+            return try_flock(path)
 
 
 def _entry(path: str, status: os.stat_result) -> Entry:
@@ -304,13 +258,6 @@ def _link_kind(item: os.DirEntry[str]) -> str:
         return "directory"
 
 
-def _nearest(path: str) -> str:
-    """The path, or the nearest directory above it that exists."""
-    while not os.path.lexists(path):
-        path = os.path.dirname(path)
-    return path
-
-
 def _link_hint(source: str) -> str | None:
     """Linux refuses a hard link to somebody else's file unless it can be written."""
     try:
@@ -322,27 +269,9 @@ def _link_hint(source: str) -> str | None:
 
 def _refuse_network(path: str) -> None:
     kind = filesystem_type(os.path.dirname(path))
-    if kind is not None and kind.startswith(_NETWORK):
+    if is_network(kind):
         raise NotSupported(
             f"{path} is on a network file system ({kind}), whose locks cannot be relied on.",
             path=path,
             hint="pass lock= with a lock that every writer shares, or move the dataset to a local disk",
         )
-
-
-def filesystem_type(path: str) -> str | None:
-    """The type of the file system under ``path`` (``ext4``, ``nfs4``), or None where it cannot be told."""
-    if not sys.platform.startswith("linux"):
-        return None
-    try:
-        device = os.stat(_nearest(path)).st_dev
-        with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
-            lines = mounts.readlines()
-    except OSError:
-        return None
-    number = f"{os.major(device)}:{os.minor(device)}"
-    for line in lines:
-        words = line.split()
-        if len(words) > 2 and words[2] == number and "-" in words:
-            return words[words.index("-") + 1]
-    return None

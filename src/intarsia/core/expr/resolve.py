@@ -7,7 +7,6 @@ conversion. Fitting constants to columns is in fit.py.
 from __future__ import annotations
 
 import datetime
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import NoReturn, assert_never
@@ -15,6 +14,7 @@ from typing import NoReturn, assert_never
 import pyarrow as pa
 import pyarrow.types as pt
 
+from intarsia.common.names import near_names, suggestion
 from intarsia.core.expr.casts import castable
 from intarsia.core.expr.fit import against_literal, fitted
 from intarsia.core.expr.functions import FUNCTIONS, NOW
@@ -398,8 +398,8 @@ def _not_one(path: str, part: str, matches: Sequence[str], names: Sequence[str])
         raise InputError(
             f"column {path!r} could be any of {', '.join(map(repr, matches))}", hint="quote the one you mean"
         )
-    close = difflib.get_close_matches(part, names, n=3)
-    hint = f"there is {', '.join(map(repr, close or names[:10]))}" if names else ""
+    close = near_names(part, names)
+    hint = suggestion([part], names) if names else ""
     if not close and path == part:  # a text that is not quoted, or not as SQL does
-        hint += f"; a text is written in single quotes: '{part}'"
-    raise ColumnNotFound(f"there is no column {path!r}", hint=hint.removeprefix("; ") or None)
+        hint += f" A text is written in single quotes: '{part}'"
+    raise ColumnNotFound(f"there is no column {path!r}", hint=hint.strip() or None)

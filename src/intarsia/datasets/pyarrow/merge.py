@@ -13,6 +13,7 @@ from intarsia.core.merge import compute_merge_stats, normalize_keys, validate_ke
 from intarsia.core.retype import with_types_of
 from intarsia.core.rule import strategy_rule
 from intarsia.datasets.pyarrow.io import PyarrowDatasetIO
+from intarsia.request import shown
 
 log = logger(__name__)
 
@@ -44,10 +45,10 @@ def merge_parquet_dataset_pyarrow(
         KeyColumnError: keys missing, NULL or duplicate; nothing was written.
         SchemaMismatch: columns or values that do not fit; nothing was written.
     """
-    keys = normalize_keys(key_columns)
-    rule = strategy_rule(strategy)
-    io = PyarrowDatasetIO(filesystem, **options)
-    with operation_log(log, f"merge ({rule.name})", os.fspath(target_path)):
+    with operation_log(log, "merge", shown(target_path)):
+        keys = normalize_keys(key_columns)
+        rule = strategy_rule(strategy)
+        io = PyarrowDatasetIO(filesystem, **options)
         names = partition_names(partition_columns, partition_by)
         table = io.table(target_path)
         found = table.snapshot()

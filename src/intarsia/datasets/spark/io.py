@@ -8,6 +8,7 @@ from intarsia.common.log import logger, operation_log
 from intarsia.datasets.io import Columns, DatasetIO, Path
 from intarsia.datasets.reading import Reading
 from intarsia.errors import InputError
+from intarsia.request import shown
 
 log = logger(__name__)
 
@@ -68,8 +69,6 @@ class SparkDatasetIO(DatasetIO):
         """
         from intarsia.datasets.spark.reading import dataset_frame  # needs pyspark
 
-        names = [columns] if isinstance(columns, str) else columns
-        wanted = Reading(names, filters, include_file_path, use_threads, batch_rows, dialect)
-        table = self.table(path)
-        with operation_log(log, "read_parquet", table.root):
-            return dataset_frame(self.spark, table, wanted, tasks=self._options.get("tasks") or 0)
+        with operation_log(log, "read_parquet", shown(path)):
+            wanted = Reading(columns, filters, include_file_path, use_threads, batch_rows, dialect)
+            return dataset_frame(self.spark, self.table(path), wanted, tasks=self._options.get("tasks") or 0)

@@ -10,6 +10,7 @@ from intarsia.core.change import Change, StagedFile
 from intarsia.core.files import DataFile
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
+from intarsia.engines.arrow.indices import NarrowingSink, widen, widened
 from intarsia.engines.arrow.reading import PIECE_BYTES
 from intarsia.engines.arrow.regroup import Form, check_rows, form_of, pieces_of
 from intarsia.engines.arrow.row_groups import RowGroups
@@ -55,9 +56,10 @@ def compact_group(
     form = form_of(group, plan, tx.txid)
     writer = form.writer(tx, f"compact-{number:05d}")
     try:
-        row_groups = RowGroups(writer, form.layout)
+        row_groups = RowGroups(NarrowingSink(writer, form.schema), form.layout)
+        wide = widened(form.schema)
         for piece in _rows(group, plan, form, readers=readers):
-            row_groups.add(piece)
+            row_groups.add(widen(piece, wide))
         row_groups.finish()
         staged = writer.close(
             tx.place(group.partition, "compact", number, beside=group.files[0]), group.partition

@@ -18,7 +18,7 @@ from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.run import settled
 from intarsia.engines.arrow.compact import stage_compact
 from intarsia.engines.arrow.duplicates import match_duplicates
-from intarsia.engines.arrow.matching import MergeMatcher, Shelf, SourceIndex
+from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
 from intarsia.engines.arrow.optimize import stage_optimize
 from intarsia.engines.arrow.placing import Placing, all_rows
 from intarsia.engines.arrow.predicates import predicate_hits, settle_predicate
@@ -108,7 +108,7 @@ class ArrowEngine:
     def _match_merge(self, plan: Plan, intent: Merge, prepared: Prepared, progress: Progress) -> Matches:
         assert prepared.index is not None
         source = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
-        matcher = MergeMatcher(plan, intent, source, Shelf())
+        matcher = MergeMatcher(plan, intent, source)
         batches = list(matcher.batches(plan.chosen("scan")))
         found = self._each(matcher.scan, batches, progress, "scan keys")
         return matcher.settle([match for batch in found for match in batch])
@@ -138,7 +138,6 @@ class ArrowEngine:
                 tx,
                 actions=matches.actions,
                 label=f"rewrite-{number:05d}",
-                kept=matches.kept.get(item.file.path, ()),
             )
             for number, item in enumerate(plan.chosen("rewrite"))
         ]

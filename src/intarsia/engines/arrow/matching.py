@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -22,7 +21,7 @@ from intarsia.core.rule import Action, Clause, Drop, Insert, Replace, Rule
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import FileReader, constant_key
 
-BATCH_ROWS = 2_000_000
+BATCH_ROWS = 500_000
 MOST_BATCH_ROWS = 16_000_000
 
 
@@ -65,27 +64,6 @@ class FileMatch:
     moved: pa.Array | None = None
     """Source rows that would have to leave this file's partition."""
     several: int = 0
-    kept: tuple[pa.Table, ...] = ()
-    """The columns that were read, row group by row group, where the rewrite may have them."""
-
-
-class Shelf:
-    """Room for columns that were read by the scan and are needed again by the rewrite.
-
-    Bounded, so that memory does not grow with the table; first come, first served.
-    """
-
-    def __init__(self, room: int = 64 << 20) -> None:
-        self._room = room
-        self._lock = threading.Lock()
-
-    def take(self, size: int) -> bool:
-        """Whether so many bytes may stay."""
-        with self._lock:
-            if size > self._room:
-                return False
-            self._room -= size
-            return True
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +73,6 @@ class MergeMatcher:
     plan: Plan
     intent: Merge
     source: SourceIndex
-    shelf: Shelf | None = None
 
     @property
     def rule(self) -> Rule:
@@ -143,29 +120,9 @@ class MergeMatcher:
         parts: dict[str, list[_Classified]] = {}
         for pieces in self._portions(batch):
             self._look_up(pieces, found, parts)
-            if self.intent.options.batch_rows is None:
-                self._keep(pieces, found, parts)
         for path, classified in parts.items():
             found[path].hits = _joined(classified)
         return list(found.values())
-
-    def _keep(
-        self, pieces: list[_Piece], found: dict[str, FileMatch], parts: dict[str, list[_Classified]]
-    ) -> None:
-        """Keep the columns of files that will be written anew, as far as there is room."""
-        if self.shelf is None:
-            return
-        by_file: dict[str, list[pa.Table]] = {}
-        for piece in pieces:
-            if any(part.rows for part in parts.get(piece.plan.file.path, ())):
-                by_file.setdefault(piece.plan.file.path, []).append(piece.table)
-        for path, tables in by_file.items():
-            footer = found[path].plan.file.footer
-            same = all(self.plan.schema.field(f.name).type == f.type for f in tables[0].schema)
-            if footer is None or len(tables) != footer.num_row_groups or not same:
-                continue
-            if self.shelf.take(sum(table.nbytes for table in tables)):
-                found[path].kept = tuple(tables)
 
     def _portions(self, batch: Sequence[FilePlan]) -> Iterator[list[_Piece]]:
         """What is looked up at once: all of it, as that builds the hash table once, or ``batch_rows``."""
@@ -201,23 +158,15 @@ class MergeMatcher:
             pa.chunked_array([piece.keys[number] for piece in pieces])
             for number in range(len(self.intent.keys))
         ]
-        if self.source.repeated:
-            there, here = self.source.keys.pairs(columns)
-            lengths = pa.array([piece.rows for piece in pieces], pa.int64())
-            begin = offset = 0
-            for piece, end in zip(
-                pieces, pc.search_sorted(there, pc.cumulative_sum(lengths)).to_pylist(), strict=True
-            ):
-                rows = pc.subtract(there.slice(begin, end - begin), pa.scalar(offset, pa.int64()))
-                yield rows, here.slice(begin, end - begin)
-                begin, offset = end, offset + piece.rows
-            return
-        answers = flat(self.source.keys.lookup(columns))
-        offset = 0
-        for piece in pieces:
-            mine = answers.slice(offset, piece.rows)
-            offset += piece.rows
-            yield pc.indices_nonzero(pc.is_valid(mine)).cast(pa.int64()), mine.drop_null().cast(pa.int64())
+        keys = self.source.keys
+        there, here = keys.pairs(columns) if self.source.repeated else keys.matches(columns)
+        lengths = pa.array([piece.rows for piece in pieces], pa.int64())
+        ends = pc.search_sorted(there, pc.cumulative_sum(lengths)).to_pylist()
+        begin = offset = 0
+        for piece, end in zip(pieces, ends, strict=True):
+            rows = pc.subtract(there.slice(begin, end - begin), pa.scalar(offset, pa.int64()))
+            yield rows, here.slice(begin, end - begin)
+            begin, offset = end, offset + piece.rows
 
     def _pieces(self, plan: FilePlan) -> Iterator[_Piece]:
         snapshot = self.plan.snapshot
@@ -374,7 +323,6 @@ class MergeMatcher:
             updated=updated,
             deleted=deleted,
             scanned_bytes=self.plan.bytes_to_scan,
-            kept={m.plan.file.path: m.kept for m in found if m.kept},
         )
 
     def _inserts(self, matched: list[pa.Array]) -> tuple[tuple[Any, pa.Array], ...]:

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 from intarsia.core.curve import bits_for, curve_codes, order_indices, sample_boundaries
 from intarsia.core.keys import arange
 from intarsia.core.prune import search
+from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.repeats import key_form
 
 _RANK_BITS = 12
@@ -62,7 +63,7 @@ class Order:
 def _spread(table: pa.Table, rows: int = 1 << 15) -> pa.Table:
     if table.num_rows <= rows:
         return table
-    return table.take(pc.divide(pc.multiply(arange(rows), table.num_rows), rows))
+    return take_rows(table, pc.divide(pc.multiply(arange(rows), table.num_rows), rows))
 
 
 def sort_codes(codes: pa.UInt64Array) -> pa.Array:
@@ -104,7 +105,7 @@ class Cuts:
         rows = sample.num_rows
         parts = max(1, min(parts, rows))
         picks = pc.divide(pc.multiply(arange(parts - 1, 1), rows), parts)
-        ordered = sample.select(order.by).take(order.indices(sample).take(picks))
+        ordered = take_rows(sample.select(order.by), order.indices(sample).take(picks))
         ladder = Ladder.of(ordered) if order.plain else None
         codes = order.codes(ordered) if ladder is None else ladder.codes(ordered)
         every = order.codes(sample) if ladder is None else ladder.codes(sample)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from intarsia.common.partitions import split_by_partition
 from intarsia.common.schema import conform_table
@@ -88,14 +89,20 @@ class Placing:
             writer.abandon()
 
     def file_schema(self) -> pa.Schema:
-        return pa.schema(
-            [field for field in self.schema if field.name not in self.partition_columns],
-            self.schema.metadata,
-        )
+        """The columns of a new file: partition columns only where the table's files repeat them."""
+        apart = set(self.partition_columns)
+        first = self._first()
+        if first is not None and apart:
+            apart -= set(first.schema.to_arrow_schema().names)
+        return pa.schema([field for field in self.schema if field.name not in apart], self.schema.metadata)
+
+    def _first(self) -> pq.FileMetaData | None:
+        """The footer of the file that new ones are like."""
+        return next((f.footer for f in self.snapshot.files if f.footer is not None), None)
 
     def layout(self) -> Layout:
         """As the table's first file is written, where the caller asks for nothing else."""
-        first = next((f.footer for f in self.snapshot.files if f.footer is not None), None)
+        first = self._first()
         layout = Layout() if first is None else layout_of(first).for_new_file()
         if self.options.compression is not None:
             layout = layout.with_compression(self.options.compression)

@@ -76,6 +76,10 @@ def _positions(where: Any, table: pa.Table) -> pa.Array:
             ) from error
         raise InputError(f"The predicate cannot be evaluated: {error}") from error
     except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        if "must evaluate to bool" in str(error):
+            raise SchemaMismatch(
+                f"{where} is a value, not a condition.", hint="compare it with something."
+            ) from error
         raise SchemaMismatch(
             f"The types in the predicate {where} do not go together: {error}",
             hint="cast the constant to the column's type.",

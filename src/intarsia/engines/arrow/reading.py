@@ -42,14 +42,9 @@ class FileReader:
         filesystem: pafs.FileSystem,
         *,
         encoded: Sequence[str] = (),
-        kept: Sequence[pa.Table] = (),
     ) -> None:
-        """``encoded`` columns are given back as dictionaries, the way the file stores them.
-
-        ``kept`` are columns of all row groups that somebody has read before.
-        """
+        """``encoded`` columns are given back as dictionaries, the way the file stores them."""
         self.file = file
-        self._kept = kept
         self.schema = as_encoded(schema, encoded)
         self._bare_name = _unused_name(schema)
         try:
@@ -88,13 +83,7 @@ class FileReader:
 
     def read(self, columns: Sequence[str], row_group: int) -> pa.Table:
         """Some columns of one row group."""
-        if not self._kept:
-            return self._complete(self._read(columns, row_group), columns)
-        known = self._kept[row_group]
-        rest = [name for name in columns if name not in known.column_names]
-        fresh = self._complete(self._read(rest, row_group), rest) if rest else known
-        whole = [known[name] if name in known.column_names else fresh[name] for name in columns]
-        return pa.table(whole, schema=pa.schema([self.schema.field(name) for name in columns]))
+        return self._complete(self._read(columns, row_group), columns)
 
     def pieces(
         self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None

@@ -105,14 +105,17 @@ def pieces_of(
     *,
     skip: Hits | None = None,
     batch_rows: int | None = None,
+    row_groups: range | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of a file in exactly the columns and types of ``schema``, less those to skip.
 
-    Memory: one row group, or a piece of it where it is large.
+    ``row_groups`` are the only ones to read, if given. Memory: one row group, or a piece of it where it
+    is large.
     """
     with FileReader(file, plan.schema, plan.snapshot.filesystem) as reader:
-        start = 0
-        for group in range(reader.footer.num_row_groups):
+        wanted = range(reader.footer.num_row_groups) if row_groups is None else row_groups
+        start = sum(reader.footer.row_group(group).num_rows for group in range(wanted.start))
+        for group in wanted:
             for piece in reader.pieces(schema.names, group, batch_rows=batch_rows):
                 count = piece.num_rows
                 if skip is not None:
@@ -121,7 +124,7 @@ def pieces_of(
                 start += count
                 if piece.num_rows:
                     yield as_written(piece, schema, operation=plan.operation, path=file.path)
-        if start != file.rows:
+        if start != file.rows and row_groups is None:
             raise DamagedTable(
                 f"{file.path} has {start:,} rows, but its footer says {file.rows:,}.", path=file.path
             )

@@ -53,8 +53,6 @@ class Rewrite:
     operation: str = "merge"
     same: frozenset[str] = frozenset()
     """Columns that a source row shares with the row it replaces: its key."""
-    kept: tuple[pa.Table, ...] = field(default=(), repr=False)
-    """Columns that matching has read already."""
 
     @staticmethod
     def of(
@@ -65,7 +63,6 @@ class Rewrite:
         *,
         actions: tuple[Action, ...],
         label: str,
-        kept: tuple[pa.Table, ...] = (),
     ) -> Rewrite:
         """The task of writing one file of a plan anew."""
         snapshot, staging = plan.snapshot, tx.staging
@@ -82,7 +79,6 @@ class Rewrite:
             metadata=stamp(tx.txid, plan.schema, snapshot.partition_columns),
             operation=plan.operation,
             same=_shared_columns(plan),
-            kept=kept,
         )
 
 
@@ -110,7 +106,7 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
     by a piece of it where it is large.
     """
     encoded = _encoded(task)
-    with FileReader(task.file, task.schema, task.filesystem, encoded=encoded, kept=task.kept) as reader:
+    with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
         try:
             if (spliced := _spliced(reader, task, source, encoded)) is not None:
                 return spliced
@@ -280,8 +276,6 @@ def _encoded(task: Rewrite) -> list[str]:
         for target, value in action.values
         for path in (target, *(path for _, path in columns_of(value)))
     }
-    if task.kept:  # decoded already
-        looked_at.update(task.kept[0].column_names)
     return [
         name
         for name in encoded_columns(task.file, task.schema)

@@ -1,8 +1,9 @@
-"""Rows that come in pieces, put together to row groups of one size; writes through a FileWriter."""
+"""Rows that come in pieces, put together to row groups of one size; writes through a Sink."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -11,7 +12,14 @@ from intarsia.core.keys import arange, comparable, decoded
 from intarsia.core.layout import Layout
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import PIECE_BYTES
-from intarsia.engines.arrow.writing import FileWriter
+
+
+class Sink(Protocol):
+    """What takes row groups, such as a FileWriter."""
+
+    schema: pa.Schema
+
+    def write(self, table: pa.Table) -> None: ...
 
 
 class RowGroups:
@@ -21,7 +29,7 @@ class RowGroups:
     layout declares, row group by row group. Memory: one row group.
     """
 
-    def __init__(self, writer: FileWriter, layout: Layout) -> None:
+    def __init__(self, writer: Sink, layout: Layout) -> None:
         self._writer = writer
         self._rows = layout.row_group_rows
         self._order = layout.sort_keys(writer.schema)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -10,6 +12,7 @@ import pyarrow.compute as pc
 from intarsia.core.files import DataFile
 from intarsia.core.keys import arange
 from intarsia.core.plan import Plan
+from intarsia.engines.arrow.indices import widen, widened
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.arrow.threads import in_order
@@ -31,18 +34,47 @@ def sample_rows(
 
     Decodes those columns of those row groups. Memory: the sample, and a row group's columns per thread.
     """
-    chosen = _spread(_row_groups(files), groups)
-    total = sum(count for _, _, count in chosen)
-    schema = pa.schema([plan.schema.field(name).with_nullable(True) for name in columns])
+    chosen = spread_row_groups(files, groups)
+    share = rows / max(sum(item.rows for item in chosen), 1)
+    return sample_row_groups(chosen, columns, plan, share=share, threads=threads)
 
-    def one(item: tuple[DataFile, int, int]) -> pa.Table:
-        file, group, _ = item
-        with FileReader(file, plan.schema, plan.snapshot.filesystem) as reader:
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """One row group of a file."""
+
+    file: DataFile
+    number: int
+    rows: int
+
+
+def spread_row_groups(files: Sequence[DataFile], most: int) -> list[RowGroup]:
+    """At most so many row groups with rows, spread evenly over the files; by their footers alone."""
+    every = list(_row_groups(files))
+    if len(every) <= most:
+        return every
+    return [every[(2 * number + 1) * len(every) // (2 * most)] for number in range(most)]
+
+
+def sample_row_groups(
+    chosen: Sequence[RowGroup], columns: Sequence[str], plan: Plan, *, share: float, threads: int = 1
+) -> pa.Table:
+    """This share of the rows of some row groups, at least one of each, evenly spread.
+
+    Dictionaries have indices wide enough for the values of all files.
+    """
+    stored = pa.schema([plan.schema.field(name).with_nullable(True) for name in columns])
+    schema = widened(stored)
+
+    def one(item: RowGroup) -> pa.Table:
+        with FileReader(item.file, plan.schema, plan.snapshot.filesystem) as reader:
             pieces = [
-                spread_rows(piece, -(-rows * piece.num_rows // total))
-                for piece in reader.pieces(columns, group)
+                spread_rows(
+                    widen(pa.table(piece.columns, schema=stored), schema), math.ceil(share * piece.num_rows)
+                )
+                for piece in reader.pieces(columns, item.number)
             ]
-        return pa.concat_tables(pa.table(piece.columns, schema=schema) for piece in pieces)
+        return pa.concat_tables([schema.empty_table(), *pieces])
 
     return pa.concat_tables([schema.empty_table(), *in_order(one, chosen, threads=threads)])
 
@@ -54,18 +86,11 @@ def spread_rows(table: pa.Table, count: int) -> pa.Table:
     return take_rows(table, pc.divide(pc.multiply(arange(count), table.num_rows), count))
 
 
-def _row_groups(files: Sequence[DataFile]) -> Iterator[tuple[DataFile, int, int]]:
+def _row_groups(files: Sequence[DataFile]) -> Iterator[RowGroup]:
     for file in files:
         if file.footer is None:
             continue
         for number in range(file.footer.num_row_groups):
             count = file.footer.row_group(number).num_rows
             if count:
-                yield file, number, count
-
-
-def _spread(items: Iterator[tuple[DataFile, int, int]], most: int) -> list[tuple[DataFile, int, int]]:
-    every = list(items)
-    if len(every) <= most:
-        return every
-    return [every[(2 * number + 1) * len(every) // (2 * most)] for number in range(most)]
+                yield RowGroup(file, number, count)

@@ -62,12 +62,12 @@ class Spill:
         self._lock = Lock()
 
     def __enter__(self) -> Spill:
-        with _storage(self._directory):
+        with storage_errors(self._directory):
             self._filesystem.create_dir(self._directory, recursive=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        with _storage(self._directory):
+        with storage_errors(self._directory):
             self._filesystem.delete_dir(self._directory)
 
     def deal(self, even: Sequence[bool], *, most_bytes: int) -> Deal:
@@ -78,13 +78,13 @@ class Spill:
         with self._lock:
             self._files += 1
             location = f"{self._directory}/{self._files:06d}.arrows"
-        with _storage(location):
+        with storage_errors(location):
             return _Open(location, self._filesystem, self._schema)
 
     def read(self, bucket: Bucket) -> Iterator[pa.Table]:
         """The rows of a bucket in pieces."""
         with (
-            _storage(bucket.location),
+            storage_errors(bucket.location),
             self._filesystem.open_input_stream(bucket.location) as source,
             ipc.open_stream(source) as stream,
         ):
@@ -93,7 +93,7 @@ class Spill:
 
     def remove(self, bucket: Bucket) -> None:
         """Free the disk space of a bucket that is done with."""
-        with _storage(bucket.location):
+        with storage_errors(bucket.location):
             self._filesystem.delete_file(bucket.location)
 
 
@@ -123,7 +123,7 @@ class Deal:
             bucket = self._open[number]
             if bucket is None:
                 bucket = self._open[number] = self._spill.open()
-            with _storage(bucket.location):
+            with storage_errors(bucket.location):
                 bucket.write(rows)
             if self._even[number] and bucket.bytes >= self._most:
                 self._close(number)
@@ -131,7 +131,7 @@ class Deal:
     def _close(self, number: int) -> None:
         bucket = self._open[number]
         if bucket is not None:
-            with _storage(bucket.location):
+            with storage_errors(bucket.location):
                 bucket.close()
             self._done[number].append(Bucket(bucket.location, bucket.rows, bucket.bytes, self._even[number]))
             self._open[number] = None
@@ -151,7 +151,8 @@ class Deal:
 
 
 @contextlib.contextmanager
-def _storage(location: str) -> Iterator[None]:
+def storage_errors(location: str) -> Iterator[None]:
+    """What storage refuses while rows are sorted, as a StorageError."""
     try:
         yield
     except OSError as error:

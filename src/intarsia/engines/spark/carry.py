@@ -58,10 +58,10 @@ def carried(table: pa.Table) -> pa.Table:
 
 
 def restored(table: pa.Table, schema: pa.Schema, *, operation: str, path: str) -> pa.Table:
-    """The columns of ``schema`` out of what came back from Spark, in exactly its types."""
+    """The columns of ``schema``, which are the first that came back from Spark, in exactly its types."""
     columns = []
-    for field in schema:
-        column = table[field.name]
+    for number, field in enumerate(schema):
+        column = table.column(number)
         kind = field.type
         storage = kind.storage_type if isinstance(kind, pa.BaseExtensionType) else kind
         if _by_number(storage):

@@ -49,7 +49,7 @@ def spark_duplicates(
     order = [F.col(_order(number)).desc_nulls_last() for number in range(len(order_by))]
     last = [F.col(FILE).desc(), F.col(POSITION).desc()]
     window = Window.partitionBy(*key_names(len(work.keys))).orderBy(*order, *last)
-    ranked = frame_of(crew, locations).withColumn("__place", F.row_number().over(window))
+    ranked = frame_of(crew, locations, place.filesystem).withColumn("__place", F.row_number().over(window))
     lost = ranked.where("__place > 1").select(FILE, POSITION).toArrow()
     return _matches(files, lost)
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
@@ -39,7 +40,16 @@ from intarsia.engines.spark.jobs import (
     rewrite_files,
 )
 from intarsia.engines.spark.large import merge_large, prepare_merge, prepare_write, write_large
-from intarsia.engines.spark.source import SparkSource, check_exists, spooled, workspace
+from intarsia.engines.spark.ranges import optimize_ranges, planned_ranges, range_note
+from intarsia.engines.spark.source import (
+    Shared,
+    SparkSource,
+    Spool,
+    check_exists,
+    spooled,
+    spooled_table,
+    workspace,
+)
 from intarsia.errors import NotSupported
 
 MEMORY_BYTES = 512 << 20
@@ -86,24 +96,34 @@ class SparkEngine:
         context = getattr(self.spark, "_sc", None)  # a Connect session has none
         return int(context.defaultParallelism) if context is not None else os.cpu_count() or 4
 
-    def adopt(self, source: Any, *, shared: tuple[Any, str] | None = None, **options: Any) -> Source:
-        """A DataFrame is evaluated once, by executors; anything else as the in-process engine does."""
-        if not hasattr(source, "sparkSession"):
-            return adopt(source, **options)
-        place = workspace(self.spark, shared, options.get("spool_dir"))
-        try:
-            spool = spooled(self.crew, source, place)
-            check_exists(spool)
-        except BaseException:
-            place.remove()
-            raise
-        return SparkSource(spool, origin="DataFrame")
+    def adopt(self, source: Any, *, shared: Shared | None = None, **options: Any) -> Source:
+        """A DataFrame is evaluated once, by executors; anything else as the in-process engine does.
+
+        What is too large to travel waits in a spool that executors read; see ``broadcast_bytes``.
+        """
+        asked = options.get("spool_dir")
+        if hasattr(source, "sparkSession"):
+            place = workspace(self.spark, shared, asked)
+            with _removed_on_error(place):
+                spool = spooled(self.crew, source, place)
+                check_exists(spool)
+            return SparkSource(spool, origin="DataFrame")
+        if "://" in str(asked):
+            del options["spool_dir"]  # shared storage, where no file can be mapped
+        taken = adopt(source, **options)
+        if taken.table.nbytes <= self.broadcast_bytes:
+            return taken
+        place = workspace(self.spark, shared, asked)
+        with taken, _removed_on_error(place):
+            spool = spooled_table(taken.table, place, tasks=self.crew.tasks)
+        return SparkSource(spool, origin=taken.origin, ordered=True)
 
     def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
         """As in process where the source may travel to every task; see ``broadcast_bytes``."""
         if isinstance(source, SparkSource):
             rows = source.rows
-            _warn_of_ties(intent)
+            if not source.ordered:
+                _warn_of_ties(intent)
             if source.spool.size > self.broadcast_bytes:
                 if isinstance(intent, Merge):
                     return prepare_merge(self.crew, intent, snapshot, source)
@@ -116,7 +136,7 @@ class SparkEngine:
     def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
         """Which rows change; executors read key columns, or a predicate's, and write nothing."""
         if prepared.remote is not None:
-            return self._remote(plan)(self.crew, plan, prepared, None)[0]
+            return self._remote(plan)(self.crew, plan, prepared, None, progress)[0]
         match plan.intent:
             case Merge():
                 return self._merge(plan, prepared, None, progress)[0]
@@ -126,7 +146,9 @@ class SparkEngine:
                 return self._duplicates(plan, intent)
             case Write():
                 return _written(plan, prepared)
-            case Compact() | Optimize():
+            case Optimize():
+                return Matches(notes=range_note(self._ranges(plan)))
+            case Compact():
                 return Matches()
 
     def execute(
@@ -134,7 +156,7 @@ class SparkEngine:
     ) -> tuple[Plan, Change]:
         """One stage probes and rewrites; new rows follow in another, where they are many."""
         if prepared.remote is not None:
-            return self._large(plan, prepared, tx)
+            return self._large(plan, prepared, tx, progress)
         match plan.intent:
             case Merge():
                 found = self._merge(plan, prepared, tx.workplace(), progress)
@@ -147,7 +169,7 @@ class SparkEngine:
             case Compact():
                 return plan, self._compacted(plan, tx.workplace(), progress)
             case Optimize():
-                return plan, self._optimized(plan, tx.workplace(), progress)
+                return self._optimized(plan, tx.workplace(), progress)
             case never:
                 assert_never(never)
         return self._staged(plan, prepared, found, tx, progress)
@@ -163,11 +185,8 @@ class SparkEngine:
         """What is left to write once rows are matched: files not rewritten with the scan, and new rows."""
         matches, staged = found
         plan = settled(plan, prepared, matches)
-        items = plan.chosen("rewrite")
-        replaced = [
-            Replacement(item.file, staged[item.file.path]) for item in items if item.file.path in staged
-        ]
-        rest = tuple(item for item in items if item.file.path not in staged)
+        rest = tuple(item for item in plan.chosen("rewrite") if item.file.path not in staged)
+        replaced = _replaced(plan, staged)
         if rest:
             replaced += self._rewritten(
                 replace(plan, files=rest), matches, tx.workplace(), progress, source=prepared.table
@@ -175,11 +194,17 @@ class SparkEngine:
         added = self._placed(plan, prepared, matches, tx, progress)
         return plan, plan.change(replaced=replaced, added=added)
 
-    def _large(self, plan: Plan, prepared: Prepared, tx: Transaction) -> tuple[Plan, Change]:
+    def _large(
+        self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
+    ) -> tuple[Plan, Change]:
         """A merge or write whose source stays on executors."""
-        matches, staged, added = self._remote(plan)(self.crew, plan, prepared, tx)
+        matches, staged, added = self._remote(plan)(self.crew, plan, prepared, tx, progress)
         plan = settled(plan, prepared, matches)
-        replaced = [Replacement(item.file, staged[item.file.path]) for item in plan.chosen("rewrite")]
+        rest = tuple(item for item in plan.chosen("rewrite") if item.file.path not in staged)
+        assert not any(item.file.path in matches.counts for item in rest), "a file that was hit is not staged"
+        replaced = _replaced(plan, staged)
+        if rest:  # not hit, and yet to be written anew, such as in wider types
+            replaced += self._rewritten(replace(plan, files=rest), matches, tx.workplace(), progress)
         return plan, plan.change(replaced=replaced, added=added)
 
     def _remote(self, plan: Plan) -> Any:
@@ -309,31 +334,62 @@ class SparkEngine:
         progress("write files", len(jobs), len(jobs))
         return _regrouped(plan, added, exclusive=False)
 
-    def _optimized(self, plan: Plan, workplace: Workplace, progress: Progress) -> Change:
+    def _ranges(self, plan: Plan) -> dict[int, int]:
+        return planned_ranges(plan, memory_bytes=self.memory_bytes, cores=self._cores())
+
+    def _optimized(self, plan: Plan, workplace: Workplace, progress: Progress) -> tuple[Plan, Change]:
+        """A large group is built by many tasks, range by range; any other is one task's work."""
         intent = plan.intent
         assert isinstance(intent, Optimize)
+        ranges = self._ranges(plan)
         drops = Matches()
         deduplicate = intent.deduplicate or bool(intent.deduplicate_keys)
         if deduplicate:
             files = [file for group in plan.groups for file in group.files]
             drops = self._losing(plan, files, intent.deduplicate_keys, intent.dedup_order_by)
         work = GroupWork(_light(plan), workplace, self.memory_bytes)
-        jobs = [(replace(_light(plan), groups=(group,)), _of_group(drops, group)) for group in plan.groups]
+        groups = [group for number, group in enumerate(plan.groups) if number not in ranges]
+        jobs = [(replace(_light(plan), groups=(group,)), _of_group(drops, group)) for group in groups]
         progress("write files", 0, len(jobs))
-        changes = self.crew.each(optimize_files, jobs, shared=work, weights=[g.size for g in plan.groups])
+        changes = self.crew.each(optimize_files, jobs, shared=work, weights=[g.size for g in groups])
         progress("write files", len(jobs), len(jobs))
         added = [file for change in changes for file in change.added]
-        return _regrouped(plan, added, exclusive=deduplicate)
+        added += optimize_ranges(
+            self.crew,
+            plan,
+            workplace,
+            ranges,
+            drops=drops,
+            memory_bytes=self.memory_bytes,
+            progress=progress,
+        )
+        plan = replace(plan, notes=(*plan.notes, *range_note(ranges)))
+        return plan, _regrouped(plan, added, exclusive=deduplicate)
 
 
-def _beside(snapshot: Snapshot) -> tuple[Any, str] | None:
+def _replaced(plan: Plan, staged: dict[str, StagedFile]) -> list[Replacement]:
+    """The files of a settled plan that were written anew already."""
+    items = plan.chosen("rewrite")
+    return [Replacement(item.file, staged[item.file.path]) for item in items if item.file.path in staged]
+
+
+@contextmanager
+def _removed_on_error(place: Spool) -> Iterator[None]:
+    try:
+        yield
+    except BaseException:
+        place.remove()
+        raise
+
+
+def _beside(snapshot: Snapshot) -> Shared | None:
     """A place next to the files, which all of Spark can reach."""
     if not snapshot.files:
         return None
     file = snapshot.files[0]
     root = file.location.removesuffix(f"/{file.path}")
     parent, _, name = root.rpartition("/")
-    return snapshot.filesystem, f"{parent}/.{name}.intarsia"
+    return snapshot.filesystem, f"{parent}/.{name}.intarsia/spools", root
 
 
 def _of_group(drops: Matches, group: FileGroup) -> Matches:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -15,7 +15,7 @@ from intarsia.core.ports import Workplace
 from intarsia.core.rule import Action
 from intarsia.core.run import silent
 from intarsia.engines.arrow.compact import compact_group
-from intarsia.engines.arrow.matching import FileMatch, MergeMatcher, Shelf
+from intarsia.engines.arrow.matching import FileMatch, MergeMatcher
 from intarsia.engines.arrow.optimize import stage_optimize
 from intarsia.engines.arrow.placing import NewFile, Placing
 from intarsia.engines.arrow.predicates import predicate_hits
@@ -33,22 +33,19 @@ class MergeWork:
 
 def merge_files(work: MergeWork, files: Sequence[FilePlan]) -> list[tuple[FileMatch, StagedFile | None]]:
     """Probe some files together, and write anew those that are hit."""
-    matcher = replace(work.matcher, shelf=Shelf())
+    matcher = work.matcher
     found = matcher.scan(files)
     refused = any(match.nulls or match.several or match.moved is not None for match in found)
     if work.workplace is None or refused:
-        for match in found:
-            match.kept = ()  # not to travel back
         return [(match, None) for match in found]
     tx = Attempt.at(work.workplace)
     result: list[tuple[FileMatch, StagedFile | None]] = []
     for number, match in enumerate(found):
-        kept, match.kept = match.kept, ()  # not to travel back
         staged = None
         if (len(match.hits) or match.plan.forced) and not matcher.empties(match):
             label = f"rewrite-{number:05d}"
             task = Rewrite.of(
-                match.plan.file, match.hits, matcher.plan, tx, actions=matcher.actions, label=label, kept=kept
+                match.plan.file, match.hits, matcher.plan, tx, actions=matcher.actions, label=label
             )
             staged = rewrite(task, matcher.source.table)
         result.append((match, staged))

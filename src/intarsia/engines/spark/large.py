@@ -1,8 +1,9 @@
 """A merge whose source is too large to travel: Spark joins its keys with the files' and routes its rows.
 
 Key columns of the candidate files are written once; a join sends each source row to the files that hold
-its key, grouped by file; each group then probes and rewrites its file as in a small merge. Target rows
-never cross a shuffle, and no row of the source comes to the driver.
+its key, grouped by file; each group then probes and rewrites its file as in a small merge, with whatever
+the ON condition asks beyond equal keys. Target rows never cross a shuffle, and no row of the source comes
+to the driver.
 """
 
 from __future__ import annotations
@@ -26,12 +27,12 @@ from intarsia.core.keys import KeyIndex, comparable, decoded, flat
 from intarsia.core.matches import Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import SourceFacts
-from intarsia.core.ports import Transaction, Workplace
+from intarsia.core.ports import Progress, Transaction, Workplace
 from intarsia.core.prepare import Prepared, settle_merge, settle_write
 from intarsia.core.problems import duplicate_keys, null_source_keys
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES
-from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
+from intarsia.engines.arrow.matching import FileMatch, MergeMatcher, SourceIndex
 from intarsia.engines.arrow.reading import FileReader, constant_column
 from intarsia.engines.spark.carry import restored
 from intarsia.engines.spark.crew import Crew
@@ -46,11 +47,9 @@ from intarsia.engines.spark.remote import (
     cast_parts,
     frame_of,
     key_names,
-    quoted,
     with_keys,
 )
 from intarsia.engines.spark.source import SparkSource, Writing
-from intarsia.errors import NotSupported
 
 
 def prepare_merge(crew: Crew, intent: Merge, snapshot: Snapshot, source: SparkSource) -> Prepared:
@@ -58,12 +57,6 @@ def prepare_merge(crew: Crew, intent: Merge, snapshot: Snapshot, source: SparkSo
     terms = settle_merge(intent, snapshot, source.schema)
     intent = terms.intent
     operation, path, keys = intent.rule.name, snapshot.root, intent.source_keys
-    if intent.residual is not None:
-        raise NotSupported(
-            f"{operation}: an ON condition beyond equalities needs a source of at most broadcast_bytes.",
-            path=path,
-            hint="raise broadcast_bytes=, or bring the condition into the clauses.",
-        )
     spool = source.spool
     casting = Casting(terms.wanted, keys, terms.pruning, operation, path, spool.filesystem, spool.directory)
     facts = cast_parts(crew, spool, casting)
@@ -148,7 +141,8 @@ def _refuse_duplicates(crew: Crew, remote: RemoteRows, intent: Merge, path: str)
     found = many.agg(F.count("*").alias("keys"), F.sum("n").alias("rows")).toArrow().to_pylist()[0]
     if not found["keys"]:
         return
-    some = frame.join(many.select(ROW).limit(64), ROW, "left_semi").select(*intent.source_keys).toArrow()
+    some = frame.join(many.select(ROW).limit(64), ROW, "left_semi")
+    some = some.select(*(remote.columns[name] for name in intent.source_keys)).toArrow()
     schema = pa.schema([remote.wanted.field(name) for name in intent.source_keys])
     samples = restored(some, schema, operation=intent.rule.name, path=path)
     duplicate_keys(
@@ -160,7 +154,7 @@ def _winners(crew: Crew, remote: RemoteRows, intent: Merge) -> RemoteRows:
     """One row per key: the highest order, then the last of the source's parts."""
     if not remote.spool.parts:
         return remote
-    order = [F.col(quoted(name)).desc_nulls_last() for name in intent.dedup_order_by]
+    order = [F.col(remote.columns[name]).desc_nulls_last() for name in intent.dedup_order_by]
     window = Window.partitionBy(*key_names(len(intent.keys))).orderBy(*order, F.col(ROW).desc())
     first = remote.frame(crew).withColumn("__place", F.row_number().over(window)).where("__place = 1")
     writing = Writing(remote.spool.filesystem, remote.spool.directory)
@@ -214,13 +208,15 @@ class GroupMerge:
     files: tuple[FilePlan, ...] = field(repr=False)
     wanted: pa.Schema
     workplace: Workplace | None
+    notes: Writing | None = None
+    """Where the numbers of source rows that found a match are written, when equal keys do not tell."""
 
     def __call__(self, rows: pa.Table) -> Any:
         number = rows[FILE][0].as_py()
         source = restored(rows, self.wanted, operation=self.intent.rule.name, path=self.plan.snapshot.root)
-        return self.merged(self.files[number], source)
+        return self.merged(self.files[number], source, flat(rows[ROW]))
 
-    def merged(self, item: FilePlan, source: pa.Table) -> Outcome:
+    def merged(self, item: FilePlan, source: pa.Table, numbers: pa.Array) -> Outcome:
         keys = KeyIndex(
             [source[name] for name in self.intent.source_keys], null_match=self.intent.null_keys == "match"
         )
@@ -228,7 +224,21 @@ class GroupMerge:
         matcher = MergeMatcher(self.plan, self.intent, index)
         ((match, staged),) = merge_files(MergeWork(matcher, self.workplace), [item])
         matcher.refuse([match])
-        return Outcome(item.file.path, len(match.hits), matcher.drops(match), matcher.empties(match), staged)
+        return Outcome(
+            item.file.path,
+            len(match.hits),
+            matcher.drops(match),
+            matcher.empties(match),
+            staged,
+            self._noted(match, numbers),
+        )
+
+    def _noted(self, match: FileMatch, numbers: pa.Array) -> str | None:
+        if self.notes is None or not match.matched:
+            return None
+        found = numbers.take(pc.unique(pa.concat_arrays(match.matched)))
+        batch = pa.record_batch([found], names=[ROW])
+        return next((part.location for part in self.notes.parts(iter([batch]))), None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,15 +250,17 @@ class Outcome:
     drops: int
     emptied: bool
     staged: StagedFile | None
+    matched: str | None = None
+    """The file of numbers of source rows that found a match in it, where they are noted."""
 
 
 def merge_alone(work: GroupMerge, item: FilePlan) -> Outcome:
     """A file that no source row was routed to."""
-    return work.merged(item, work.wanted.empty_table())
+    return work.merged(item, work.wanted.empty_table(), pa.array([], pa.int64()))
 
 
 def merge_large(
-    crew: Crew, plan: Plan, prepared: Prepared, tx: Transaction | None
+    crew: Crew, plan: Plan, prepared: Prepared, tx: Transaction | None, progress: Progress
 ) -> tuple[Matches, dict[str, StagedFile], list[StagedFile]]:
     """Route, probe, rewrite, and place what is new; without a transaction only count."""
     intent, remote = plan.intent, prepared.remote
@@ -256,37 +268,67 @@ def merge_large(
     assert isinstance(remote, RemoteRows)
     scans = plan.chosen("scan")
     light = replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))
-    work = KeyWork(light, intent.keys, remote.spool.filesystem, remote.spool.directory)
-    jobs = list(enumerate(scans))
-    written = crew.each(write_keys, jobs, shared=work, weights=[item.scan_bytes for item in scans])
-    locations = [location for location in written if location is not None]
-    group = GroupMerge(light, intent, scans, remote.wanted, None if tx is None else tx.workplace())
     source = remote.frame(crew) if remote.spool.parts else None
-    known = frame_of(crew, locations).distinct() if locations else None
+    progress("probe files" if tx is None else "probe and write files", 0, len(scans))
+    known = _known_keys(crew, KeyWork(light, intent.keys, *_where(remote)), scans)
+    notes = Writing(*_where(remote)) if intent.residual is not None and intent.rule.inserts else None
+    group = GroupMerge(light, intent, scans, remote.wanted, None if tx is None else tx.workplace(), notes)
     outcomes: list[Outcome] = []
     if source is not None and known is not None:
-        columns = [f"t.{FILE}", *(f"s.{quoted(name)}" for name in remote.wanted.names)]
+        columns = [*(f"s.{name}" for name in remote.columns.values()), f"s.{ROW}", f"t.{FILE}"]
         routed = source.alias("s").join(known.alias("t"), _same_key(intent), "inner").select(*columns)
         outcomes = crew.groups(routed, FILE, group)
     reached = {outcome.path for outcome in outcomes}
     rest = [item for item in scans if item.file.path not in reached]
     if intent.rule.touches_target_only or any(item.forced for item in rest):
         outcomes += crew.each(merge_alone, rest, shared=group, weights=[item.file.size for item in rest])
+    progress("probe files" if tx is None else "write files", len(scans), len(scans))
     inserted, added = 0, list[StagedFile]()
     if source is not None and intent.rule.inserts:
-        fresh = source
-        if known is not None:
-            fresh = source.alias("s").join(known.alias("t"), _same_key(intent), "left_anti")
+        fresh = _unmatched(crew, prepared, source, known, outcomes)
         assert prepared.index is not None
         index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
         matcher = MergeMatcher(light, intent, index)
-        inserted, added = place_rows(crew, fresh, plan, prepared, matcher=matcher, prefix="insert", tx=tx)
+        placed = place_rows(crew, fresh, plan, prepared, matcher=matcher, prefix="insert", tx=tx)
+        inserted, added = placed
+        _tell(progress, added)
     staged = {outcome.path: outcome.staged for outcome in outcomes if outcome.staged is not None}
     return _matches(plan, outcomes, inserted), staged, added
 
 
+def _where(remote: RemoteRows) -> tuple[pafs.FileSystem, str]:
+    return remote.spool.filesystem, remote.spool.directory
+
+
+def _known_keys(crew: Crew, work: KeyWork, scans: Sequence[FilePlan]) -> Any | None:
+    """Which key is in which of the candidate files, as a DataFrame; None without any."""
+    jobs = list(enumerate(scans))
+    written = crew.each(write_keys, jobs, shared=work, weights=[item.scan_bytes for item in scans])
+    locations = [location for location in written if location is not None]
+    return frame_of(crew, locations, work.filesystem).distinct() if locations else None
+
+
+def _unmatched(
+    crew: Crew, prepared: Prepared, source: Any, known: Any | None, outcomes: Sequence[Outcome]
+) -> Any:
+    """The source rows without a match.
+
+    By key alone, unless the ON condition asks for more: then tasks have noted which rows met it.
+    """
+    intent = prepared.intent
+    assert isinstance(intent, Merge)
+    if intent.residual is not None:
+        noted = [outcome.matched for outcome in outcomes if outcome.matched is not None]
+        if not noted:
+            return source
+        return source.join(frame_of(crew, noted, prepared.remote.spool.filesystem), ROW, "left_anti")
+    if known is None:
+        return source
+    return source.alias("s").join(known.alias("t"), _same_key(intent), "left_anti")
+
+
 def write_large(
-    crew: Crew, plan: Plan, prepared: Prepared, tx: Transaction | None
+    crew: Crew, plan: Plan, prepared: Prepared, tx: Transaction | None, progress: Progress
 ) -> tuple[Matches, dict[str, StagedFile], list[StagedFile]]:
     """New files for all rows; without a transaction only count them."""
     remote = prepared.remote
@@ -294,7 +336,14 @@ def write_large(
         return _matches(plan, [], remote.spool.rows), {}, []
     rows = remote.frame(crew)
     count, added = place_rows(crew, rows, plan, prepared, matcher=None, prefix="part", tx=tx)
+    _tell(progress, added)
     return _matches(plan, [], count), {}, added
+
+
+def _tell(progress: Progress, added: Sequence[StagedFile]) -> None:
+    """How many new files there are is known when they are written."""
+    if added:
+        progress("write files", len(added), len(added))
 
 
 def _same_key(intent: Merge) -> list[Any]:

@@ -18,7 +18,6 @@ from intarsia.engines.arrow.matching import MergeMatcher
 from intarsia.engines.arrow.placing import Placing, all_rows
 from intarsia.engines.spark.carry import restored
 from intarsia.engines.spark.crew import Attempt, Crew
-from intarsia.engines.spark.remote import quoted
 
 PLACE_BYTES = 256 << 20
 
@@ -100,10 +99,11 @@ def place_rows(
     Rows of one partition go to one task, so that each gets few files.
     """
     wanted = prepared.remote.wanted
-    apart = [quoted(name) for name in prepared.partition_columns if name in wanted.names]
+    columns = prepared.remote.columns
+    apart = [columns[name] for name in prepared.partition_columns if name in columns]
     spread = rows.repartition(crew.tasks, *apart) if apart else rows.coalesce(crew.tasks)
     snapshot = replace(plan.snapshot, files=plan.snapshot.files[:1])
     placing = Placing(snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation)
     work = PlaceRows(placing, wanted, matcher, prefix, None if tx is None else tx.workplace())
-    done = crew.over(spread.select(*map(quoted, wanted.names)), work.placed)
+    done = crew.over(spread.select(*columns.values()), work.placed)
     return sum(count for count, _ in done), [file for _, files in done for file in files]

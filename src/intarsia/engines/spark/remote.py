@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import re
+import socket
 import uuid
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+from pyspark.sql.pandas.types import from_arrow_schema
 
 from intarsia.common.partitions import split_by_partition
 from intarsia.common.schema import conform_table
@@ -17,7 +20,7 @@ from intarsia.core.keys import arange, comparable, decoded
 from intarsia.core.prune import KeyRange
 from intarsia.engines.spark.carry import carried
 from intarsia.engines.spark.crew import Crew
-from intarsia.engines.spark.source import Part, Spool
+from intarsia.engines.spark.source import Part, Spool, column_names, unreachable
 
 ROW = "__row"
 FILE = "__file"
@@ -33,15 +36,40 @@ def key_names(count: int) -> list[str]:
     return [key_name(number) for number in range(count)]
 
 
-def quoted(name: str) -> str:
-    """A column name as Spark takes it, whatever is in it."""
-    escaped = name.replace("`", "``")
-    return f"`{escaped}`"
+def frame_of(crew: Crew, locations: Sequence[str], filesystem: pafs.FileSystem) -> Any:
+    """Files of ours as a DataFrame.
+
+    Spark reads local files by itself. Of other storage it may have another name or none, so there tasks
+    read with the file system that wrote.
+    """
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        return crew.spark.read.parquet(*(f"file://{_GLOB.sub(_escaped, path)}" for path in locations))
+    footer = pq.read_schema(locations[0], filesystem=filesystem)
+    schema = from_arrow_schema(footer, prefer_timestamp_ntz=True)
+    jobs = crew.spark.range(0, len(locations), 1, len(locations))
+    return jobs.mapInArrow(Reading(filesystem, tuple(locations)).batches, schema)
 
 
-def frame_of(crew: Crew, locations: Sequence[str]) -> Any:
-    """Files of ours as a DataFrame."""
-    return crew.spark.read.parquet(*locations)
+_GLOB = re.compile(r"[\\{}\[\]*?]")
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return f"\\{found[0]}"
+
+
+@dataclass(frozen=True, slots=True)
+class Reading:
+    """Reads files whose numbers a task is given."""
+
+    filesystem: pafs.FileSystem
+    locations: tuple[str, ...]
+
+    def batches(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs on an executor; memory: one batch."""
+        for batch in numbers:
+            for number in batch.column(0).to_pylist():
+                with pq.ParquetFile(self.locations[number], filesystem=self.filesystem) as file:
+                    yield from file.iter_batches(1 << 16, use_threads=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,9 +83,14 @@ class RemoteRows:
     def size(self) -> int:
         return self.spool.size
 
+    @property
+    def columns(self) -> dict[str, str]:
+        """What each column is called in the frame."""
+        return dict(zip(self.wanted.names, column_names(len(self.wanted)), strict=True))
+
     def frame(self, crew: Crew) -> Any:
         """The rows as a DataFrame; there must be some."""
-        return frame_of(crew, [part.location for part in self.spool.parts])
+        return frame_of(crew, [part.location for part in self.spool.parts], self.spool.filesystem)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +134,7 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
     nan = dict.fromkeys(keys, False)
     partitions: list[pa.Table] = []
     writer: pq.ParquetWriter | None = None
-    reader = pq.ParquetFile(part.location, filesystem=work.filesystem)
+    reader = _opened(part.location, work.filesystem)
     try:
         for batch in reader.iter_batches(1 << 18, use_threads=False):
             table = conform_table(
@@ -113,7 +146,8 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
                 nan[name] = nan[name] or known.has_nan
                 ends[name] += [known.values.slice(0, 1), known.values.slice(max(len(known.values) - 1, 0))]
             partitions += [distinct_rows(table, work.partitions)]
-            sent = with_keys(carried(table), [table[name] for name in keys])
+            sent = carried(table).rename_columns(column_names(table.num_columns))
+            sent = with_keys(sent, [table[name] for name in keys])
             sent = sent.append_column(ROW, arange(table.num_rows, (number << 40) + rows))
             if writer is None:
                 writer = pq.ParquetWriter(location, sent.schema, filesystem=work.filesystem)
@@ -135,6 +169,14 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
         nan,
         distinct_rows(whole, work.partitions),
     )
+
+
+def _opened(location: str, filesystem: pafs.FileSystem) -> pq.ParquetFile:
+    try:
+        return pq.ParquetFile(location, filesystem=filesystem)
+    except FileNotFoundError as error:
+        here = socket.gethostname()
+        raise unreachable(location, f"The executor on {here} does not see {location}.") from error
 
 
 def with_keys(table: pa.Table, keys: Sequence[Any]) -> pa.Table:

@@ -1,11 +1,16 @@
-"""A DataFrame as a source: its rows are written once, by executors, and read from there ever after."""
+"""A source that stays on storage: a DataFrame's rows are written there once, by executors, ours by us."""
 
 from __future__ import annotations
 
-import tempfile
+import errno
+import os
+import posixpath
+import stat
 import uuid
 from collections.abc import Iterator
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -13,12 +18,18 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.arrow import Source
-from intarsia.common.log import cleanup, logger
+from intarsia.common.log import cleanup, logger, redact
+from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
 from intarsia.common.spool import tidy, tidy_schema
 from intarsia.engines.spark.crew import Crew
-from intarsia.errors import NothingMatched
+from intarsia.errors import InputError, SchemaMismatch, StorageError
 
 log = logger(__name__)
+
+
+def column_names(count: int) -> list[str]:
+    """What columns are called on their way: PySpark takes no name with a dot or a backtick for one."""
+    return [f"__c{number}" for number in range(count)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,12 +44,15 @@ class Part:
 
 @dataclass(frozen=True, slots=True)
 class Spool:
-    """Rows of a source on storage that driver and executors share."""
+    """Rows of a source on storage that driver and executors share; swept once the driver is dead."""
 
     filesystem: pafs.FileSystem
     directory: str
+    mark: Mark
     schema: pa.Schema
     parts: tuple[Part, ...] = ()
+    parents: tuple[str, ...] = ()
+    """Local directories made for scratch, innermost first, which go when they are empty."""
 
     @property
     def rows(self) -> int:
@@ -54,18 +68,28 @@ class Spool:
         return pa.concat_tables([self.schema.empty_table(), *tables])
 
     def remove(self) -> None:
-        """Remove the files; a refusal is logged."""
-        cleanup(log, (f"remove {self.directory}", lambda: self.filesystem.delete_dir(self.directory)))
+        """Remove the files; a refusal is logged, and leaves them to a sweep after this process."""
+        cleanup(log, (f"remove {self.directory}", self._removed))
+
+    def _removed(self) -> None:
+        if not remove_directory(self.filesystem, self.directory):
+            raise StorageError(f"{self.directory} is not empty.", path=self.directory)
+        self.mark.release()
+        for parent in self.parents:
+            with suppress(OSError):  # in use by others
+                os.rmdir(parent)
 
 
 class SparkSource(Source):
     """A source whose rows stay on executors; ``table`` brings them to the driver."""
 
-    __slots__ = ("spool",)
+    __slots__ = ("ordered", "spool")
 
-    def __init__(self, spool: Spool, *, origin: str) -> None:
+    def __init__(self, spool: Spool, *, origin: str, ordered: bool = False) -> None:
+        """``ordered`` where the rows have an order, so that one of them is the last."""
         super().__init__(spool.schema.empty_table(), origin=origin)
         self.spool = spool
+        self.ordered = ordered
         self.rows = spool.rows
 
     @property
@@ -77,28 +101,119 @@ class SparkSource(Source):
         self.spool.remove()
 
 
-def workspace(spark: Any, shared: tuple[pafs.FileSystem, str] | None, asked: str | None) -> Spool:
-    """Where a spool can be: as asked, else on this machine where all of Spark is, else beside the table."""
-    name = f"spool-{uuid.uuid4().hex}"
+Shared = tuple[pafs.FileSystem, str, str]
+"""Room beside a dataset: on which file system, in which directory, of which dataset."""
+
+
+def workspace(spark: Any, shared: Shared | None, asked: str | None) -> Spool:
+    """An empty spool: where it was asked for, on this machine where all of Spark is, else beside the table.
+
+    What dead drivers have left there is swept first. Raises StorageError.
+    """
+    dataset: str | None = None
+    parents: tuple[str, ...] = ()
     if asked is not None:
-        filesystem, path = (
-            pafs.FileSystem.from_uri(asked) if "://" in asked else (pafs.LocalFileSystem(), asked)
-        )
-    elif str(spark.conf.get("spark.master", "")).startswith("local") or shared is None:
-        filesystem, path = pafs.LocalFileSystem(), tempfile.gettempdir()
+        filesystem, parent = _asked(os.fspath(asked))
+    elif shared is None or _is_here(spark):
+        filesystem, parent = pafs.LocalFileSystem(), private_base()
+        parents = (parent,)
     else:
-        filesystem, path = shared
-    directory = f"{path.rstrip('/')}/{name}"
-    filesystem.create_dir(directory, recursive=True)
-    return Spool(filesystem, directory, pa.schema([]))
+        filesystem, parent, dataset = shared
+        parents = _missing(filesystem, parent)
+    sweep(filesystem, parent)
+    directory = f"{parent.rstrip('/')}/{uuid.uuid4().hex}"
+    alive = mark(filesystem, directory)
+    place = Spool(filesystem, directory, alive, pa.schema([]), parents=parents)
+    try:
+        filesystem.create_dir(directory, recursive=True)
+        if dataset is not None and isinstance(filesystem, pafs.LocalFileSystem) and os.path.isdir(dataset):
+            os.chmod(directory, stat.S_IMODE(os.stat(dataset).st_mode))  # as private as the data
+    except OSError as error:
+        place.remove()
+        raise _refused(error, "create", directory) from error
+    return place
+
+
+def _missing(filesystem: pafs.FileSystem, spools: str) -> tuple[str, ...]:
+    """The directory for spools, and the control directory around it unless that is there already."""
+    if not isinstance(filesystem, pafs.LocalFileSystem):
+        return ()
+    control = os.path.dirname(spools)
+    return (spools,) if os.path.isdir(control) else (spools, control)
+
+
+def _asked(where: str) -> tuple[pafs.FileSystem, str]:
+    if "://" not in where:
+        return pafs.LocalFileSystem(), os.path.abspath(where)
+    try:
+        filesystem, path = pafs.FileSystem.from_uri(where)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise InputError(
+            f"spool_dir= {redact(where)} cannot be opened: {error}",
+            hint="name a directory, or a URL of a file system that pyarrow knows.",
+        ) from error
+    return filesystem, path
+
+
+def _is_here(spark: Any) -> bool:
+    """Whether executors are in this process's own JVM; behind Spark Connect they are anywhere."""
+    local = str(spark.conf.get("spark.master", "")).startswith("local")
+    return local and not type(spark).__module__.startswith("pyspark.sql.connect")
+
+
+def _refused(error: OSError, action: str, path: str) -> StorageError:
+    return StorageError(
+        f"Could not {action} {path}, where rows of the source wait: {error.strerror or error}",
+        errno=error.errno,
+        path=path,
+        hint="name spool_dir= on storage that driver and executors share.",
+    )
+
+
+PART_BYTES = 64 << 20
+"""In memory; so much of a source of ours becomes one file of its spool."""
+
+
+def spooled_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
+    """Write rows that this process has, in their order, for executors to go on with.
+
+    Memory: what is being encoded. Raises SchemaMismatch for a type that no Parquet file can hold.
+    """
+    count = max(1, min(table.num_rows, max(tasks, table.nbytes // PART_BYTES)))
+    edges = [table.num_rows * number // count for number in range(count + 1)]
+
+    def written(number: int) -> Part:
+        piece = table.slice(edges[number], edges[number + 1] - edges[number])
+        location = f"{place.directory}/{number:06d}.parquet"
+        pq.write_table(piece, location, filesystem=place.filesystem, compression="lz4")
+        return Part(location, piece.num_rows, piece.nbytes)
+
+    try:
+        with ThreadPoolExecutor(min(4, count), "intarsia-spool") as pool:
+            parts = tuple(pool.map(written, range(count)))
+    except OSError as error:
+        raise _refused(error, "write to", place.directory) from error
+    except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
+        raise SchemaMismatch(
+            f"The source cannot be written as Parquet: {error}",
+            hint='cast its columns to types that Parquet has, or use engine="arrow".',
+        ) from error
+    return replace(place, schema=table.schema, parts=parts)
 
 
 def spooled(crew: Crew, frame: Any, place: Spool) -> Spool:
     """Write a DataFrame's rows, evaluating it once; only files of attempts that succeeded count."""
     schema = tidy_schema(_arrow_schema(frame))
+    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    if twice:
+        raise SchemaMismatch(
+            f"The source DataFrame has more than one column {', '.join(map(repr, twice))}.",
+            hint="rename or drop the others",
+        )
     writing = Writing(place.filesystem, place.directory, schema)
-    parts = [part for part in crew.over(frame, writing.parts) if part.rows]
-    return Spool(place.filesystem, place.directory, schema, tuple(sorted(parts, key=lambda p: p.location)))
+    plain = frame.toDF(*column_names(len(schema)))
+    parts = [part for part in crew.over(plain, writing.parts) if part.rows]
+    return replace(place, schema=schema, parts=tuple(sorted(parts, key=lambda part: part.location)))
 
 
 def _arrow_schema(frame: Any) -> pa.Schema:
@@ -137,11 +252,19 @@ class Writing:
 
 
 def check_exists(spool: Spool) -> None:
-    """Raise NothingMatched where the storage that executors wrote to is not the driver's."""
+    """Raise StorageError where the storage that executors wrote to is not the driver's."""
     for part in spool.parts[:1]:
         if spool.filesystem.get_file_info(part.location).type == pafs.FileType.NotFound:
-            raise NothingMatched(
-                f"Executors wrote {part.location}, but the driver does not see it.",
-                path=spool.directory,
-                hint="name spool_dir= on storage that driver and executors share.",
+            raise unreachable(
+                part.location, f"Executors wrote {part.location}, but the driver does not see it."
             )
+
+
+def unreachable(location: str, message: str) -> StorageError:
+    """A spool that only one side can see."""
+    return StorageError(
+        message,
+        errno=errno.ENOENT,
+        path=posixpath.dirname(location),
+        hint="name spool_dir= on storage that driver and executors share.",
+    )

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
+from intarsia.common.scratch import sweep, sweep_private
 from intarsia.errors import DamagedTable, InputError, StorageError
 from intarsia.storage import Entry, Storage
 from intarsia.tables.parquet.record import Coming, Going, Record
@@ -48,7 +49,13 @@ class Control:
         self.log = f"{self.directory}/log"
         self.transactions = f"{self.directory}/tx"
         self.farms = f"{self.directory}/snap"
+        self.spools = f"{self.directory}/spools"
         self.retained = f"{self.directory}/retained"
+
+    @property
+    def directories(self) -> tuple[str, ...]:
+        """Those that may be in it."""
+        return (self.log, self.transactions, self.farms, self.spools, self.retained)
 
     def staging(self, txid: str) -> str:
         return f"{self.transactions}/.staging_{txid}"
@@ -62,6 +69,12 @@ class Control:
         """The ids of the transactions that have something staged."""
         found = (_STAGING.match(name) for name in self.storage.names(self.transactions))
         return [match[1] for match in found if match]
+
+    def sweep(self) -> list[str]:
+        """Remove scratch whose owner is dead, here and in this user's temporary directory; what was here."""
+        sweep_private()
+        places = (self.directory, self.farms, self.spools)
+        return [found for place in places for found in sweep(self.storage.filesystem, place)]
 
     def is_planned(self, record: Record, item: Coming | Going, found: Entry) -> bool:
         """Whether the file found under a recorded path is the one the transaction had planned on.

@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 import posixpath
-import re
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from intarsia.common.log import logger
+from intarsia.common.scratch import mark
 from intarsia.core.files import DataFile, Snapshot
-from intarsia.errors import CommitConflict, StorageError
+from intarsia.errors import StorageError
 from intarsia.tables.parquet.control import Control
 
 log = logger(__name__)
-_LOCK_SECONDS = 5.0
-_LOCK = re.compile(r"^[0-9a-f]{32}\.lock$")
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,22 +30,21 @@ def planted(control: Control, snapshot: Snapshot) -> Iterator[Farm | None]:
     """Link a snapshot's files into ``snap/``; removed on leaving.
 
     Yields None when a file has changed since the snapshot, which then has to be taken again. The
-    farm holds a lock of its own, so that recovery can tell the farms of the dead from the living.
+    farm bears a mark, so that recovery can tell the farms of the dead from the living.
     """
     storage = control.storage
     directory = f"{control.farms}/{uuid.uuid4().hex}"
-    lock = f"{directory}.lock"
     made = storage.make_directories(control.farms)
-    with storage.lock(lock, _LOCK_SECONDS):
-        try:
-            files = _links(control, snapshot, directory)
-            yield None if files is None else Farm(directory, replace(snapshot, files=files))
-        finally:
-            for refusal in storage.remove_tree(directory):
-                log.warning("could not remove a snapshot's link: %s", refusal)
-            storage.remove(lock)
-            for parent in reversed(made):
-                storage.remove_directory(parent)
+    alive = mark(storage.filesystem, directory)
+    try:
+        files = _links(control, snapshot, directory)
+        yield None if files is None else Farm(directory, replace(snapshot, files=files))
+    finally:
+        for refusal in storage.remove_tree(directory):
+            log.warning("could not remove a snapshot's link: %s", refusal)
+        alive.release()
+        for parent in reversed(made):
+            storage.remove_directory(parent)
 
 
 def _links(control: Control, snapshot: Snapshot, directory: str) -> tuple[DataFile, ...] | None:
@@ -69,19 +66,3 @@ def _links(control: Control, snapshot: Snapshot, directory: str) -> tuple[DataFi
             return None
         files.append(replace(file, location=link))
     return tuple(files)
-
-
-def sweep_farms(control: Control) -> None:
-    """Remove farms whose reader died; the caller holds the dataset's lock."""
-    storage = control.storage
-    for name in storage.names(control.farms):
-        if not _LOCK.match(name):
-            continue
-        lock = f"{control.farms}/{name}"
-        try:
-            with storage.lock(lock, 0.0):
-                for refusal in storage.remove_tree(lock.removesuffix(".lock")):
-                    log.warning("could not remove a dead snapshot's link: %s", refusal)
-                storage.remove(lock)
-        except CommitConflict:
-            continue  # its reader is alive

@@ -6,11 +6,13 @@ import os
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common import thrift
 from intarsia.common.partitions import PARTITION_SCHEMA_KEY
 from intarsia.errors import DamagedTable
 from intarsia.storage.port import as_storage_error
@@ -23,9 +25,41 @@ _SIGNATURE = 28
 """Bytes after a footer that is readable although columns are encrypted."""
 _CODECS = frozenset(2 * codec for codec in range(8))
 """The codecs of the format, zigzag encoded."""
+_SHAPES = 8
 
 
-def read_footers(filesystem: pafs.FileSystem, locations: Sequence[str]) -> list[pq.FileMetaData]:
+@dataclass(frozen=True, slots=True)
+class Shape:
+    """What the footers of files with one Parquet schema have in common."""
+
+    schema: bytes
+    """How the footer begins: its version and the whole schema, names of groups included."""
+    needles: tuple[bytes, ...]
+    """What precedes the codec of each column chunk."""
+
+
+@dataclass(frozen=True, slots=True)
+class Footer:
+    """A footer as read from a file."""
+
+    metadata: pq.FileMetaData
+    shape: Shape
+
+    @property
+    def num_rows(self) -> int:
+        rows: int = self.metadata.num_rows
+        return rows
+
+
+class _FooterFile(pq.ParquetFile):
+    """A file of which only the footer is wanted."""
+
+    def _build_nested_paths(self) -> dict[str, list[int]]:
+        """No index of the columns: it serves reading rows only, and costs a fifth of opening a file."""
+        return {}
+
+
+def read_footers(filesystem: pafs.FileSystem, locations: Sequence[str]) -> list[Footer]:
     """The footer of every file, in order.
 
     A footer in the page cache takes 50 us of pure decoding, and threads would only fight for the
@@ -50,7 +84,7 @@ def read_footers(filesystem: pafs.FileSystem, locations: Sequence[str]) -> list[
     return footers
 
 
-def read_footer(filesystem: pafs.FileSystem, location: str) -> pq.FileMetaData:
+def read_footer(filesystem: pafs.FileSystem, location: str) -> Footer:
     """The footer of one file; raises as :func:`read_footers` does.
 
     The bytes are looked at before pyarrow's metadata object is handed out: asked for an encrypted
@@ -59,11 +93,12 @@ def read_footer(filesystem: pafs.FileSystem, location: str) -> pq.FileMetaData:
     try:
         with filesystem.open_input_file(location) as file:
             raw = _footer_bytes(file)
-        footer = pq.ParquetFile(pa.BufferReader(raw)).metadata
-        if len(raw) - 8 - footer.serialized_size == _SIGNATURE:
+        metadata = _FooterFile(pa.BufferReader(raw)).metadata
+        if len(raw) - 8 - metadata.serialized_size == _SIGNATURE:
             raise pa.ArrowInvalid("some of its columns are encrypted")
-        _check_codecs(footer, raw)
-        return footer
+        shape = _shape_of(raw, metadata)
+        _check_codecs(shape, raw, metadata.num_row_groups)
+        return Footer(metadata, shape)
     except FileNotFoundError:
         raise
     except (pa.ArrowException, OSError) as error:
@@ -88,13 +123,12 @@ def _footer_bytes(file: pa.NativeFile) -> bytes:
     return tail[-length - 8 :]
 
 
-def _check_codecs(footer: pq.FileMetaData, raw: bytes) -> None:
+def _check_codecs(shape: Shape, raw: bytes, row_groups: int) -> None:
     """Find the codec of each column chunk in the footer's bytes, where it follows the column's path."""
-    needles = _needles(footer.schema)
-    at = 0
-    for _ in range(footer.num_row_groups):
-        for needle in needles:
-            found = raw.find(needle, at)
+    at, find = len(shape.schema), raw.find
+    for _ in range(row_groups):
+        for needle in shape.needles:
+            found = find(needle, at)
             if found < 0:
                 continue  # such as a name with a dot in it, which looks like a path
             at = found + len(needle)
@@ -102,22 +136,59 @@ def _check_codecs(footer: pq.FileMetaData, raw: bytes) -> None:
                 raise pa.ArrowInvalid("it uses a compression codec that is not known")
 
 
-_last_needles: list[tuple[pq.ParquetSchema, list[bytes]]] = []
+_last_shapes: list[Shape] = []
 
 
-def _needles(schema: pq.ParquetSchema) -> list[bytes]:
+def _shape_of(raw: bytes, metadata: pq.FileMetaData) -> Shape:
+    """The shape of a footer; files of a dataset mostly share theirs, so it is made once.
+
+    Compared by bytes: to pyarrow two schemas are equal when their leaves are, whatever the names of the
+    groups around them.
+    """
+    for shape in _last_shapes:
+        if raw.startswith(shape.schema):
+            return shape
+    shape = Shape(_schema_bytes(raw), _needles(metadata.schema))
+    _last_shapes[:] = [shape, *_last_shapes[: _SHAPES - 1]]
+    return shape
+
+
+def _schema_bytes(raw: bytes) -> bytes:
+    """The beginning of a footer up to the end of field 2, the schema: a list of structs.
+
+    All of a footer that begins in another way: no other file has the same then, which is always true.
+    """
+    at = 1
+    while raw[at] & 128:  # field 1, the version
+        at += 1
+    at += 1
+    if raw[0] != 0x15 or raw[at] != 0x19:
+        return raw
+    count, at = raw[at + 1] >> 4, at + 2
+    if count == 15:  # too many for the header
+        count = shift = 0
+        while True:
+            count |= (raw[at] & 127) << shift
+            at, shift = at + 1, shift + 7
+            if not raw[at - 1] & 128:
+                break
+    try:
+        for _ in range(count):
+            _, at = thrift.read_struct(raw, at)
+    except ValueError:  # a kind of field that only a later format has
+        return raw
+    return raw[:at]
+
+
+def _needles(schema: pq.ParquetSchema) -> tuple[bytes, ...]:
     """What precedes each column's codec: field 3, a list of strings, then the header of field 4."""
-    for known, needles in _last_needles:
-        if known.equals(schema):
-            return needles
     needles = []
     for number in range(len(schema)):
         parts = [part.encode() for part in schema.column(number).path.split(".")]
         head = bytes([len(parts) << 4 | 8]) if len(parts) < 15 else b"\xf8" + _varint(len(parts))
         strings = b"".join(_varint(len(part)) + part for part in parts)
         needles.append(b"\x19" + head + strings + b"\x15")
-    _last_needles[:] = [(schema, needles), *_last_needles[:3]]
-    return needles
+    return tuple(needles)
 
 
 def _varint(number: int) -> bytes:
@@ -141,25 +212,22 @@ def damaged(location: str, error: BaseException) -> DamagedTable:
     )
 
 
-def file_schemas(footers: Iterable[pq.FileMetaData]) -> tuple[list[pa.Schema], list[int]]:
+def file_schemas(footers: Iterable[Footer]) -> tuple[list[pa.Schema], list[int]]:
     """The distinct Arrow schemas of files, and for each file the number of its own.
 
-    Converting a schema costs far more than comparing two footers, and the files of a dataset
-    mostly share one; so each distinct footer schema is converted once. Key-value metadata stays
-    on the schema of the first file that had it.
+    Converting a schema costs far more than comparing the bytes of two, and the files of a dataset
+    mostly share one; so each distinct one is converted once. Key-value metadata stays on the schema
+    of the first file that had it.
     """
     schemas: list[pa.Schema] = []
     numbers: list[int] = []
-    known: dict[tuple[bytes | None, ...], list[tuple[pq.ParquetSchema, int]]] = {}
+    known: dict[tuple[bytes | None, ...], int] = {}
     for footer in footers:
-        metadata = footer.metadata or {}
-        declared = (metadata.get(b"ARROW:schema"), metadata.get(PARTITION_SCHEMA_KEY))
-        candidates = known.setdefault(declared, [])
-        number = next((index for schema, index in candidates if schema.equals(footer.schema)), None)
-        if number is None:
-            number = len(schemas)
-            schemas.append(footer.schema.to_arrow_schema())
-            candidates.append((footer.schema, number))
+        notes = footer.metadata.metadata or {}
+        seen = (footer.shape.schema, notes.get(b"ARROW:schema"), notes.get(PARTITION_SCHEMA_KEY))
+        number = known.setdefault(seen, len(schemas))
+        if number == len(schemas):
+            schemas.append(footer.metadata.schema.to_arrow_schema())
         numbers.append(number)
     return schemas, numbers
 

@@ -31,7 +31,6 @@ from intarsia.common.log import logger
 from intarsia.errors import CommitConflict, CommitUnknown, IntarsiaError, StorageError
 from intarsia.storage import Storage
 from intarsia.tables.parquet.control import Control
-from intarsia.tables.parquet.farm import sweep_farms
 from intarsia.tables.parquet.footers import worker_count
 from intarsia.tables.parquet.record import Coming, Going, Record
 
@@ -111,7 +110,13 @@ class Journal:
         try:
             if storage.names(control.log):
                 return
-            for directory in (control.log, control.transactions, control.farms, control.retained):
+            for directory in (
+                control.log,
+                control.transactions,
+                control.farms,
+                control.spools,
+                control.retained,
+            ):
                 storage.remove_directory(directory)
             if set(storage.names(control.directory)) <= {posixpath.basename(control.lock)}:
                 storage.remove(control.lock)
@@ -141,7 +146,8 @@ class Journal:
         for txid in control.staged():
             self.discard(control.staging(txid))
             sentences.append(f"Removed what transaction {txid} had staged; it was never committed.")
-        sweep_farms(control)
+        swept = control.sweep()
+        sentences += [f"Removed {directory}, which a process that is gone had left." for directory in swept]
         for sentence in sentences:
             log.info("%s: %s", control.root, sentence)
         return tuple(sentences)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import posixpath
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from intarsia.errors import DamagedTable, InputError, NotSupported, UnsafePath
@@ -57,55 +58,64 @@ def list_data_files(storage: Storage, root: str) -> Listing:
             hint="name the directory that holds the files",
         )
     _refuse_part_of_table(storage, root)
-    entries = list(storage.walk(root, lambda name: not is_hidden(name)))
-    _refuse_table(storage, root, entries)
-    visible = [entry for entry in entries if _may_hold_data(entry)]
-    for entry in visible:
-        _refuse_unsafe(root, entry)
-    files = {entry.path: entry for entry in visible if entry.kind == "file"}
-    staged = {path for path in files if _is_duckdb_staging(path, files)}
-    data = tuple(files[path] for path in sorted(files) if path not in staged)
+    files: dict[str, Entry] = {}
+    odd: list[Entry] = []
+    for entry in storage.walk(root, lambda name: not is_hidden(name)):
+        name = entry.path.rpartition("/")[2]
+        if entry.kind == "file" and is_data_name(name):
+            files[entry.path] = entry
+        else:
+            odd.append(entry)
+    _refuse_table(root, odd)
+    _refuse_ducklake(root, files)
+    for entry in odd:
+        if _may_hold_data(entry):
+            raise _unsafe(root, entry)
+    paths = sorted(files)
+    for path in paths:
+        if not path.isascii():
+            _refuse_undecodable(root, path)
+    staged = {path for path in paths if "tmp_" in path and _is_duckdb_staging(path, files)}
+    data = tuple([files[path] for path in paths if path not in staged])
     for entry in data:
-        _refuse_empty(root, entry)
-    return Listing(data, exists=True, notes=_notes(entries, staged))
+        if entry.size == 0:
+            raise _empty(root, entry)
+    return Listing(data, exists=True, notes=_notes(odd, staged))
 
 
 def _may_hold_data(entry: Entry) -> bool:
+    """Whether something that is no data file would be taken for one, or for a directory of them."""
     name = posixpath.basename(entry.path)
     if entry.kind == "symlink" and entry.identity == "directory":
         return not is_hidden(name)
     return entry.kind != "directory" and is_data_name(name)
 
 
-def _refuse_unsafe(root: str, entry: Entry) -> None:
-    if entry.kind == "file":
-        _refuse_undecodable(root, entry)
-        return
+def _unsafe(root: str, entry: Entry) -> UnsafePath:
     what = "a symbolic link" if entry.kind == "symlink" else "not a regular file"
-    raise UnsafePath(
+    return UnsafePath(
         f"{root}/{entry.path} is {what}; replacing it would not replace what it stands for.",
         path=f"{root}/{entry.path}",
         hint="move the real file or directory into the dataset",
     )
 
 
-def _refuse_undecodable(root: str, entry: Entry) -> None:
+def _refuse_undecodable(root: str, path: str) -> None:
     try:
-        entry.path.encode()
+        path.encode()
     except UnicodeEncodeError as error:
-        shown = entry.path.encode("utf-8", "backslashreplace").decode()
+        shown = path.encode("utf-8", "backslashreplace").decode()
         raise UnsafePath(
             f"The name {shown} below {root} is no UTF-8 text.", path=root, hint="rename the file or directory"
         ) from error
 
 
-def _refuse_empty(root: str, entry: Entry) -> None:
-    if entry.size == 0:
-        raise DamagedTable(
-            f"{root}/{entry.path} is empty (0 bytes), so it is not a Parquet file.",
-            path=f"{root}/{entry.path}",
-            hint="remove it, or restore it from where it was copied",
-        )
+def _empty(root: str, entry: Entry) -> DamagedTable:
+    return DamagedTable(
+        f"{root}/{entry.path} is empty (0 bytes), so it is not a Parquet file.",
+        path=f"{root}/{entry.path}",
+        hint="remove it, or restore it from where it was copied",
+    )
 
 
 def _is_duckdb_staging(path: str, files: dict[str, Entry]) -> bool:
@@ -114,11 +124,11 @@ def _is_duckdb_staging(path: str, files: dict[str, Entry]) -> bool:
     return name.startswith("tmp_") and posixpath.join(directory, name[4:]) in files
 
 
-def _notes(entries: list[Entry], staged: set[str]) -> tuple[str, ...]:
+def _notes(odd: Sequence[Entry], staged: set[str]) -> tuple[str, ...]:
     notes = [
         f"{_ACTIVE}: {path} looks like a file it is writing, and is left out." for path in sorted(staged)
     ]
-    for entry in entries:
+    for entry in odd:
         name = posixpath.basename(entry.path)
         if name == "_temporary" or name.startswith(".spark-staging"):
             notes.append(f"{_ACTIVE}: its staging directory {entry.path} is left out.")
@@ -133,18 +143,19 @@ def _notes(entries: list[Entry], staged: set[str]) -> tuple[str, ...]:
     return tuple(sorted(set(notes)))
 
 
-def _refuse_table(storage: Storage, root: str, entries: list[Entry]) -> None:
-    for entry in entries:
-        name = posixpath.basename(entry.path)
+def _refuse_table(root: str, odd: Sequence[Entry]) -> None:
+    for entry in odd:
+        above, name = posixpath.split(entry.path)
         if entry.kind == "directory" and name in _FOREIGN_TABLES:
             raise _refusal(root, entry.path, _FOREIGN_TABLES[name])
-        if (
-            name.endswith(".metadata.json")
-            and posixpath.basename(posixpath.dirname(entry.path)) == "metadata"
-        ):
+        if name.endswith(".metadata.json") and posixpath.basename(above) == "metadata":
             raise _refusal(root, entry.path, "an Iceberg table")
-        if name.startswith("ducklake-") and is_data_name(name):
-            raise _refusal(root, entry.path, "a DuckLake table")
+
+
+def _refuse_ducklake(root: str, paths: Iterable[str]) -> None:
+    for path in paths:
+        if "ducklake-" in path and posixpath.basename(path).startswith("ducklake-"):
+            raise _refusal(root, path, "a DuckLake table")
 
 
 def _refuse_part_of_table(storage: Storage, root: str) -> None:

@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any
 
 from intarsia.common.log import cleanup, logger
+from intarsia.common.scratch import Mark, mark
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.errors import InputError, NothingMatched
 from intarsia.storage import Storage, open_storage
@@ -28,7 +29,7 @@ class IncrementalFileManager:
     def __init__(self, filesystem: Any = None) -> None:
         self._filesystem = filesystem
         self._base: Path | None = None
-        self._staged: list[tuple[Storage, str, list[str]]] = []
+        self._staged: list[tuple[Storage, str, list[str], Mark]] = []
 
     def __enter__(self) -> IncrementalFileManager:
         return self
@@ -37,14 +38,19 @@ class IncrementalFileManager:
         self.cleanup_staging_files()
 
     def create_staging_directory(self, base_path: Path) -> str:
-        """Make ``.staging_<uuid>`` in the control directory beside the dataset, where no reader looks."""
+        """Make ``.staging_<uuid>`` in the control directory beside the dataset, where no reader looks.
+
+        It stays until it is cleaned up or this process ends; then the next writer sweeps it.
+        """
         shown = os.fspath(base_path).rstrip("/")
         storage, root = open_storage(base_path, filesystem=self._filesystem)
         control = Control(storage, root).directory
         name = f".staging_{uuid.uuid4().hex}"
-        made = storage.make_directories(f"{control}/{name}")
+        made = storage.make_directories(control)
+        alive = mark(storage.filesystem, f"{control}/{name}")
+        made += storage.make_directories(f"{control}/{name}")
         self._base = base_path
-        self._staged.append((storage, f"{control}/{name}", made))
+        self._staged.append((storage, f"{control}/{name}", made, alive))
         return posixpath.join(posixpath.dirname(shown), posixpath.basename(control), name)
 
     def atomic_replace_files(
@@ -87,15 +93,16 @@ class IncrementalFileManager:
     def cleanup_staging_files(self) -> None:
         """Remove every staging directory made here; a file that cannot be removed is logged. Idempotent."""
         left = []
-        for storage, directory, made in self._staged:
+        for storage, directory, made, alive in self._staged:
             refusals = storage.remove_tree(directory)
             for refusal in refusals:
                 log.warning("could not clean up a staged file: %s", refusal)
             if refusals:
-                left.append((storage, directory, made))
+                left.append((storage, directory, made, alive))
             else:
                 parents = reversed(made[:-1])
-                cleanup(log, *((path, partial(storage.remove_directory, path)) for path in parents))
+                removals = ((path, partial(storage.remove_directory, path)) for path in parents)
+                cleanup(log, (f"the mark of {directory}", alive.release), *removals)
         self._staged = left
 
 

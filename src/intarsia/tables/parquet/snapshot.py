@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import errno
-import posixpath
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from intarsia.common.partitions import (
     PARTITION_SCHEMA_KEY,
@@ -25,7 +23,7 @@ from intarsia.core.files import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import Entry, Storage
 from intarsia.tables.parquet.control import Control
-from intarsia.tables.parquet.footers import file_schemas, read_footers
+from intarsia.tables.parquet.footers import Footer, file_schemas, read_footers
 from intarsia.tables.parquet.listing import Listing, list_data_files
 from intarsia.tables.parquet.record import Coming, Record
 
@@ -40,19 +38,20 @@ class Footers:
     """Footers already read, so that a second snapshot reads only those of files that changed."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[tuple[Any, ...], pq.FileMetaData]] = {}
+        self._known: dict[str, tuple[Entry, Footer]] = {}
 
-    def of(self, storage: Storage, files: Sequence[Located]) -> list[pq.FileMetaData]:
+    def of(self, storage: Storage, files: Sequence[Located]) -> list[Footer]:
         wanted = [(entry, location) for entry, location in files if not self._has(entry)]
         read = read_footers(storage.filesystem, [location for _, location in wanted])
         for (entry, _), footer in zip(wanted, read, strict=True):
-            self._known[entry.path] = (entry.fingerprint, footer)
-        self._known = {entry.path: self._known[entry.path] for entry, _ in files}
-        return [footer for _, footer in self._known.values()]
+            self._known[entry.path] = (entry, footer)
+        if len(self._known) > len(files):
+            self._known = {entry.path: self._known[entry.path] for entry, _ in files}
+        return [self._known[entry.path][1] for entry, _ in files]
 
     def _has(self, entry: Entry) -> bool:
         known = self._known.get(entry.path)
-        return known is not None and known[0] == entry.fingerprint
+        return known is not None and known[0].fingerprint == entry.fingerprint
 
 
 def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
@@ -137,22 +136,24 @@ def _assembled(
     shown: str,
     listing: Listing,
     files: Sequence[Located],
-    footers: Sequence[pq.FileMetaData],
+    footers: Sequence[Footer],
 ) -> Snapshot:
     schemas, _ = file_schemas(footers)
     unified = unify_schemas(schemas, operation="snapshot", path=control.root) if schemas else pa.schema([])
-    partitions, typed = _partitions([entry.path for entry, _ in files], schemas, unified)
+    directories = [entry.path.rpartition("/")[0] for entry, _ in files]
+    samples = dict(zip(directories, (entry.path for entry, _ in files), strict=True))
+    partitions, typed = _partitions(samples, schemas, unified)
     data = tuple(
         DataFile(
-            path=entry.path,
-            location=location,
-            size=entry.size,
-            rows=footer.num_rows,
-            partition=typed[posixpath.dirname(entry.path)],
-            fingerprint=entry.fingerprint,
-            footer=footer,
+            entry.path,
+            location,
+            entry.size,
+            footer.metadata.num_rows,
+            typed[directory],
+            entry.fingerprint,
+            footer.metadata,
         )
-        for (entry, location), footer in zip(files, footers, strict=True)
+        for (entry, location), directory, footer in zip(files, directories, footers, strict=True)
     )
     stored = [field for field in unified if field.name not in partitions.names]
     return Snapshot(
@@ -168,13 +169,17 @@ def _assembled(
 
 
 def _partitions(
-    paths: Sequence[str], schemas: Sequence[pa.Schema], unified: pa.Schema
+    directories: Mapping[str, str], schemas: Sequence[pa.Schema], unified: pa.Schema
 ) -> tuple[pa.Schema, dict[str, dict[str, Any]]]:
     """The partition columns with their types, and the typed values of each directory.
 
     A column that the files hold as well has the type it has there; else the type the files declare.
+
+    Args:
+        directories: those that hold files, each with the path of one.
+        schemas: the distinct schemas of the files.
+        unified: the one of all.
     """
-    directories = {posixpath.dirname(path): path for path in paths}
     columns = infer_partition_columns(directories.values())
     texts = {directory: parse_hive_partition_path(path) for directory, path in directories.items()}
     if not columns:

@@ -83,9 +83,9 @@ class ParquetTable:
         return not (self.storage.atomic or self.single_writer)
 
     @property
-    def workspace(self) -> tuple[pafs.FileSystem, str]:
-        """Storage beside the dataset that every process which reads it can reach."""
-        return self.storage.filesystem, self.control.directory
+    def workspace(self) -> tuple[pafs.FileSystem, str, str]:
+        """Room for scratch that every process which reads the dataset can reach, and the dataset's path."""
+        return self.storage.filesystem, self.control.spools, self._path
 
     def snapshot(self) -> Snapshot:
         """The current state, also of a dataset whose last writer crashed. Writes nothing."""
@@ -113,6 +113,7 @@ class ParquetTable:
     def recover(self) -> tuple[str, ...]:
         """Finish or undo what a crash left; the sentences say what was done. Idempotent."""
         if not self.control.exists():
+            self.control.sweep()
             return ()
         if self.appends_only:
             raise NotSupported(

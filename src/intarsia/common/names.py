@@ -1,0 +1,33 @@
+"""Column names in messages: those that come near a wrong one, and lists that stay short."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+
+__all__ = ["listed_names", "near_names", "suggestion"]
+
+_MOST = 12
+
+
+def near_names(name: str, names: Sequence[str]) -> list[str]:
+    """The names that may have been meant: those that differ only by case, else those spelt alike."""
+    folded = [other for other in names if other.casefold() == name.casefold()]
+    return folded or difflib.get_close_matches(name, names, n=3)
+
+
+def listed_names(names: Sequence[str]) -> str:
+    """Names in quotes; of very many the first."""
+    shown = ", ".join(map(repr, names[:_MOST]))
+    return shown if len(names) <= _MOST else f"{shown} and {len(names) - _MOST:,} more"
+
+
+def suggestion(absent: Sequence[str], names: Sequence[str], *, otherwise: str | None = None) -> str:
+    """What to write instead of names that are not there: near ones, a list, else what there is."""
+    parts = [part.strip() for part in absent[0].split(",")]
+    if len(absent) == 1 and len(parts) > 1 and set(parts) <= set(names):
+        return f"several columns are given as a list: [{listed_names(parts)}]."
+    close = list(dict.fromkeys(near for name in absent for near in near_names(name, names)))
+    if close:
+        return f"did you mean {listed_names(close)}?"
+    return otherwise or (f"there is {listed_names(names)}." if names else "there are no columns.")

@@ -1,0 +1,242 @@
+"""Scratch directories: each bears a mark while its owner lives, and is swept once the owner is dead.
+
+The mark is a lock beside the directory, which the kernel frees when its holder dies. Where locks cannot be
+relied on (network file systems, object stores) it is a lease: the owner renews it every few minutes, from
+whatever machine, and one that was not renewed for an hour is taken for given up. An owner that was merely
+stopped for so long finds its scratch gone and fails; it never reads another's.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import stat
+import tempfile
+import threading
+import time
+from contextlib import suppress
+from typing import Protocol
+
+import pyarrow.fs as pafs
+
+from intarsia.common.flock import filesystem_type, is_network, try_flock, unlock
+from intarsia.common.log import logger
+from intarsia.errors import StorageError
+
+log = logger(__name__)
+
+LEASE_SECONDS = 3600.0
+RENEW_SECONDS = 300.0
+_WAIT_SECONDS = 5.0
+_MARK = re.compile(r"^((?:\.staging_)?[0-9a-f]{32})\.(lock|lease)$")
+
+
+class Mark(Protocol):
+    """Says that the owner of a directory lives."""
+
+    def release(self) -> None:
+        """The directory is gone, or may go. Idempotent."""
+
+
+def mark(filesystem: pafs.FileSystem, directory: str) -> Mark:
+    """Mark a directory, which need not exist yet, as this process's own until released, or until it dies.
+
+    Raises StorageError where the mark cannot be made.
+    """
+    try:
+        if _has_locks(filesystem, directory):
+            return _Lock(f"{directory}.lock")
+        return _Lease(filesystem, f"{directory}.lease")
+    except OSError as error:
+        raise StorageError(
+            f"Could not mark {directory} as in use: {error.strerror or error}",
+            errno=error.errno,
+            path=directory,
+        ) from error
+
+
+def sweep(filesystem: pafs.FileSystem, parent: str) -> list[str]:
+    """Remove the marked directories in ``parent`` whose owner is dead, and say which those were.
+
+    A directory that bears no mark is nobody's business here. What cannot be looked at or removed is
+    left to the next sweep.
+    """
+    swept = []
+    for name in _names(filesystem, parent):
+        found = _MARK.match(name)
+        if found is None:
+            continue
+        directory = f"{parent}/{found[1]}"
+        take_over = _free_lock if found[2] == "lock" else _free_lease
+        try:
+            if take_over(filesystem, directory):
+                swept.append(directory)
+        except OSError as error:
+            log.debug("could not sweep %s: %s", directory, error)
+    return swept
+
+
+def private_base() -> str:
+    """A directory in the system's temporary one that is this user's alone; made where it is missing.
+
+    Raises StorageError when something else has its name.
+    """
+    base = _base()
+    with suppress(FileExistsError):
+        os.mkdir(base, 0o700)
+    if not _is_private(base):
+        raise StorageError(
+            f"{base} is not a directory of this user's alone.",
+            path=base,
+            hint="name another place by spool_dir= or TMPDIR",
+        )
+    return base
+
+
+def sweep_private() -> list[str]:
+    """Sweep the directory of :func:`private_base`, if it is there."""
+    base = _base()
+    if not _is_private(base):
+        return []
+    swept = sweep(pafs.LocalFileSystem(), base)
+    if swept:
+        with suppress(OSError):
+            os.rmdir(base)
+    return swept
+
+
+def remove_directory(filesystem: pafs.FileSystem, directory: str) -> bool:
+    """Remove a directory with all in it, links unfollowed; whether it is gone."""
+    if isinstance(filesystem, pafs.LocalFileSystem):
+        shutil.rmtree(directory, ignore_errors=True)
+        return not os.path.lexists(directory)
+    with suppress(FileNotFoundError):
+        filesystem.delete_dir(directory)
+    return True
+
+
+def _base() -> str:
+    user = os.geteuid() if hasattr(os, "geteuid") else "user"
+    return f"{tempfile.gettempdir()}/intarsia-{user}"
+
+
+def _is_private(base: str) -> bool:
+    """Others may write to the directory above, so that a link of theirs could stand there."""
+    try:
+        found = os.lstat(base)
+    except FileNotFoundError:
+        return False
+    ours = not hasattr(os, "geteuid") or (found.st_uid == os.geteuid() and not found.st_mode & 0o077)
+    return stat.S_ISDIR(found.st_mode) and ours
+
+
+def _has_locks(filesystem: pafs.FileSystem, path: str) -> bool:
+    return isinstance(filesystem, pafs.LocalFileSystem) and not is_network(
+        filesystem_type(os.path.dirname(path))
+    )
+
+
+def _names(filesystem: pafs.FileSystem, directory: str) -> list[str]:
+    try:
+        found = filesystem.get_file_info(pafs.FileSelector(directory, allow_not_found=True))
+    except OSError as error:
+        log.debug("could not list %s: %s", directory, error)
+        return []
+    return sorted(info.base_name for info in found)
+
+
+class _Lock:
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._descriptor: int | None = self._taken()
+
+    def _taken(self) -> int:
+        deadline = time.monotonic() + _WAIT_SECONDS
+        while True:  # only a sweep, which lets go at once, can hold a lock of ours
+            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            descriptor = try_flock(self._path)
+            if descriptor is not None:
+                return descriptor
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"the lock {self._path} is held by another process")
+            time.sleep(0.005)
+
+    def release(self) -> None:
+        if self._descriptor is None:
+            return
+        descriptor, self._descriptor = self._descriptor, None
+        with suppress(FileNotFoundError):
+            os.unlink(self._path)
+        unlock(descriptor)
+
+
+def _free_lock(filesystem: pafs.FileSystem, directory: str) -> bool:
+    """Remove a directory whose lock nobody holds, and the lock with it."""
+    path = f"{directory}.lock"
+    descriptor = try_flock(path)
+    if descriptor is None:
+        return False  # its owner lives
+    try:
+        gone = remove_directory(filesystem, directory)
+        if gone:
+            os.unlink(path)
+        return gone
+    finally:
+        unlock(descriptor)
+
+
+class _Lease:
+    def __init__(self, filesystem: pafs.FileSystem, path: str) -> None:
+        self._filesystem = filesystem
+        self._path = path
+        self._ended = threading.Event()
+        filesystem.create_dir(path.rpartition("/")[0], recursive=True)
+        _write_lease(filesystem, path)
+        self._thread = threading.Thread(target=self._keep, name="intarsia-lease", daemon=True)
+        self._thread.start()
+
+    def _keep(self) -> None:
+        while not self._ended.wait(RENEW_SECONDS):
+            try:
+                _write_lease(self._filesystem, self._path)
+            except OSError as error:
+                log.warning("could not renew the lease %s: %s", self._path, error)
+
+    def release(self) -> None:
+        if self._ended.is_set():
+            return
+        self._ended.set()
+        self._thread.join()
+        _remove_file(self._filesystem, self._path)
+
+
+def _free_lease(filesystem: pafs.FileSystem, directory: str) -> bool:
+    """Remove a directory whose lease has run out, and the lease with it."""
+    path = f"{directory}.lease"
+    try:
+        with filesystem.open_input_stream(path) as stream:
+            text = stream.read()
+    except FileNotFoundError:
+        return False
+    try:
+        until = float(text)
+    except ValueError:  # torn, by a crash or under our eyes: it begins anew, and its owner renews it
+        _write_lease(filesystem, path)
+        return False
+    if time.time() <= until:
+        return False
+    gone = remove_directory(filesystem, directory)
+    if gone:
+        _remove_file(filesystem, path)
+    return gone
+
+
+def _write_lease(filesystem: pafs.FileSystem, path: str) -> None:
+    with filesystem.open_output_stream(path) as stream:
+        stream.write(f"{time.time() + LEASE_SECONDS:.0f}\n".encode())
+
+
+def _remove_file(filesystem: pafs.FileSystem, path: str) -> None:
+    with suppress(FileNotFoundError):
+        filesystem.delete_file(path)

@@ -1,0 +1,159 @@
+"""One state of a Parquet dataset as a Spark DataFrame: executors read the files with the Arrow kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from intarsia.common.schema import conform_table
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.engines.arrow.reading import FileReader
+from intarsia.engines.spark import SparkEngine
+from intarsia.engines.spark.carry import carrier
+from intarsia.engines.spark.crew import balanced, opened, packed
+from intarsia.errors import CommitConflict, DamagedTable, StorageError
+from intarsia.storage import open_storage
+
+__all__ = ["Whole", "frame_of", "shown_as"]
+
+BATCH_ROWS = 1 << 16
+
+Item = tuple[DataFile, Any]
+"""A file, and what else is known of how to read it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Whole:
+    """All rows and columns of a snapshot; the simplest of the readings that :func:`frame_of` takes."""
+
+    snapshot: Snapshot
+
+    @property
+    def schema(self) -> pa.Schema:
+        return self.snapshot.schema
+
+    def files(self) -> list[Item]:
+        return [(file, None) for file in self.snapshot.files]
+
+    def pieces(self, item: Item) -> Iterator[pa.Table]:
+        """The rows of one file; runs in a task."""
+        with FileReader(item[0], self.snapshot.schema, self.snapshot.filesystem) as reader:
+            for group in range(reader.footer.num_row_groups):
+                yield from reader.pieces(self.snapshot.schema.names, group)
+
+
+def frame_of(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:
+    """The rows of a reading as a DataFrame; nothing but footers has been read until Spark runs it.
+
+    Each file is read as it was in the reading's snapshot, else CommitConflict comes back from the task.
+    Partition columns have the types of the snapshot's schema.
+
+    Args:
+        spark: the session, classic or Connect.
+        reading: a frozen dataclass with ``snapshot``, ``schema``, ``files()`` and ``pieces(item)``, as
+            :class:`Whole`.
+        tasks: how many tasks share the files; 0 is as many as suit the session.
+        since: what the snapshot was taken for, as the error names it.
+    """
+    exact, sent = (
+        pa.schema(
+            [field.with_type(shown_as(field.type, time)).with_nullable(True) for field in reading.schema]
+        )
+        for time in (pa.time64("us"), _time_of_day(spark))
+    )
+    spark_schema = from_arrow_schema(sent, prefer_timestamp_ntz=True)
+    files: Sequence[Item] = reading.files()
+    if not files:
+        return spark.createDataFrame([], spark_schema)
+    shares = balanced([file.size or file.rows for file, _ in files], SparkEngine(spark, tasks).crew.tasks)
+    light = replace(reading, snapshot=replace(reading.snapshot, files=()))
+    parcel = Shelf(
+        packed((light, exact, sent, since)),
+        tuple(packed([files[number] for number in share]) for share in shares),
+    )
+    return spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.rows, spark_schema)
+
+
+def _time_of_day(spark: Any) -> pa.DataType:
+    """What times of day travel as: Spark's own type, where it is switched on, else microseconds."""
+    has_times = str(spark.conf.get("spark.sql.timeType.enabled", "false")).lower() == "true"
+    return pa.time64("ns") if has_times else pa.int64()
+
+
+def shown_as(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
+    """The type that Spark shows a column in: what it stands for, where the engine's need only carry it.
+
+    ``time`` stands for times of day, which Spark has to the microsecond, and not everywhere.
+    """
+    is_ = pa.types
+    if is_.is_dictionary(kind):
+        return shown_as(kind.value_type, time)
+    if isinstance(kind, pa.BaseExtensionType):
+        return shown_as(kind.storage_type, time)
+    if is_.is_uint8(kind):
+        return pa.int16()
+    if is_.is_uint16(kind):
+        return pa.int32()
+    if is_.is_timestamp(kind):
+        return pa.timestamp("us", kind.tz)
+    if is_.is_duration(kind):
+        return pa.duration("us")
+    if is_.is_time(kind):
+        return time
+    if is_.is_null(kind):
+        return kind
+    if is_.is_struct(kind):
+        return pa.struct([field.with_type(shown_as(field.type, time)) for field in kind])
+    if is_.is_map(kind):
+        return pa.map_(shown_as(kind.key_type, time), shown_as(kind.item_type, time))
+    if is_.is_nested(kind):
+        return pa.list_(shown_as(kind.value_type, time))
+    return carrier(kind)
+
+
+@dataclass(frozen=True, slots=True)
+class Shelf:
+    """All files of a reading; a Spark task opens its own share only."""
+
+    common: bytes
+    shares: tuple[bytes, ...]
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs in the Python worker of a task; memory: a piece of one file."""
+        reading, exact, sent, since = opened(self.common)
+        for batch in batches:
+            for share in batch.column(0).to_pylist():
+                for item in opened(self.shares[share]):
+                    yield from _file_rows(reading, item, exact, sent, since)
+
+
+def _file_rows(
+    reading: Any, item: Item, exact: pa.Schema, sent: pa.Schema, since: str
+) -> Iterator[pa.RecordBatch]:
+    file = item[0]
+    try:
+        for piece in reading.pieces(item):
+            _check_same(reading.snapshot, file, since)  # after opening: what is open is what was planned on
+            shown = conform_table(piece, exact, operation="read_parquet", path=file.path)
+            yield from shown.cast(sent).to_batches(max_chunksize=BATCH_ROWS)
+    except (DamagedTable, StorageError):
+        _check_same(reading.snapshot, file, since)  # unreadable, or merely replaced?
+        raise
+
+
+def _check_same(snapshot: Snapshot, file: DataFile, since: str) -> None:
+    """Raise CommitConflict once another file has taken the place of the one that is to be read."""
+    if not file.fingerprint:  # a file on its own
+        return
+    storage, path = open_storage(file.location, filesystem=snapshot.filesystem)
+    found = storage.stat(path)
+    if found is None or found.fingerprint != file.fingerprint:
+        raise CommitConflict(
+            f"{snapshot.shown(file)} was replaced or removed since {since}.",
+            path=snapshot.root,
+            hint="read it again, or keep the rows (cache, checkpoint) before the dataset changes.",
+        )

@@ -1,0 +1,270 @@
+"""Sources too large to travel, whatever they are: spooled where executors read, joined by Spark, swept."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import tempfile
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.csv as csv
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+import pytest
+
+import intarsia as it
+from intarsia.engines.spark import engine as spark_engine
+from intarsia.engines.spark import source as spark_source
+from intarsia.errors import SchemaMismatch, StorageError
+
+
+def full_only(*cases: str) -> list[Any]:
+    """Cases that only ``make spark`` runs."""
+    full = os.environ.get("INTARSIA_SPARK") == "full"
+    skip = pytest.mark.skipif(not full, reason="make spark runs it")
+    return [pytest.param(case, marks=skip) for case in cases]
+
+
+BOTH = pytest.mark.parametrize("limit", [64 << 20, 1], ids=["small", "large"])
+TARGET = pa.table({"id": range(40), "p": [f"p{n % 4}" for n in range(40)], "v": [n * 10 for n in range(40)]})
+SOURCE = pa.table(
+    {"id": range(30, 50), "p": [f"p{n % 4}" for n in range(30, 50)], "v": [-n for n in range(30, 50)]}
+)
+
+
+@pytest.fixture
+def target(tmp_path, make_dataset):
+    return make_dataset(tmp_path / "t", TARGET, files=2, partition="p")
+
+
+@pytest.fixture(autouse=True)
+def temporary(tmp_path, monkeypatch):
+    """Where sources wait; no test leaves anything there."""
+    place = tmp_path / "temporary"
+    place.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(place))
+    yield place
+    assert list(place.iterdir()) == []
+
+
+@pytest.fixture
+def nothing_collected(monkeypatch):
+    """No row of the source comes back to the driver, and none travels with the tasks."""
+
+    def refused(*_: Any) -> Any:
+        raise AssertionError("the source was collected, or sent along with the tasks")
+
+    monkeypatch.setattr(spark_source.Spool, "read", refused)
+    for name in ("_merge", "_placed"):
+        monkeypatch.setattr(spark_engine.SparkEngine, name, refused)
+
+
+def _written(table: pa.Table, path: Path, write: Any) -> str:
+    write(table, path)
+    return str(path)
+
+
+SOURCES = {
+    "table": lambda place: SOURCE,
+    "reader": lambda place: SOURCE.to_reader(7),
+    "batches": lambda place: iter(SOURCE.to_batches(max_chunksize=3)),
+    "rows": lambda place: SOURCE.to_pylist(),
+    "parquet": lambda place: _written(SOURCE, place / "source.parquet", pq.write_table),
+    "csv": lambda place: _written(SOURCE, place / "source.csv", csv.write_csv),
+    "pandas": lambda place: SOURCE.to_pandas(),
+    "polars": lambda place: pytest.importorskip("polars").from_arrow(SOURCE),
+}
+
+
+@pytest.mark.parametrize("kind", ["reader", "csv", *full_only(*sorted(set(SOURCES) - {"reader", "csv"}))])
+def test_a_source_of_any_kind_stays_out_of_the_tasks(
+    spark, tmp_path, target, rows, leftovers, nothing_collected, kind
+):
+    source = SOURCES[kind](tmp_path)
+    result = it.merge(source, target, on="id", engine=spark, broadcast_bytes=1)
+    assert (result.source_count, result.updated, result.inserted) == (20, 10, 10)
+    found = {row["id"]: (row["p"], row["v"]) for row in rows(target)}
+    assert found == {n: (f"p{n % 4}", -n if n >= 30 else n * 10) for n in range(50)}
+    assert leftovers(target) == []
+
+
+def test_rows_are_added_and_written_over_without_travelling(spark, tmp_path, rows, nothing_collected):
+    for mode, total in (("append", 20), ("append", 40), ("overwrite", 20)):
+        result = it.write(
+            SOURCE, tmp_path / "t", mode=mode, partition_by="p", engine=spark, broadcast_bytes=1
+        )
+        assert result.total == total
+    assert rows(tmp_path / "t", schema=SOURCE.schema) == rows(SOURCE)
+
+
+def test_the_last_row_of_a_table_wins_without_a_word(spark, target, rows, nothing_collected):
+    """Its rows have an order, other than a DataFrame's."""
+    many = pa.table({"id": [7] * 50 + [60] * 50, "p": ["p3"] * 50 + ["p0"] * 50, "v": range(100)})
+    it.merge(many, target, on="id", strategy="deduplicate", engine=spark, broadcast_bytes=1, tasks=4)
+    assert {row["id"]: row["v"] for row in rows(target)} == {n: n * 10 for n in range(40)} | {7: 49, 60: 99}
+
+
+NOON = dt.datetime(2025, 1, 1, 12, 30, 15, 123456)
+COLUMNS = {
+    "uint64": pa.array([0, 2**64 - 1], pa.uint64()),
+    "uint8": pa.array([0, 255], pa.uint8()),
+    "half": pa.array([0.5, -0.25], pa.float16()),
+    "seconds": pa.array([NOON.replace(microsecond=0)] * 2, pa.timestamp("s")),
+    "nanoseconds": pa.array([1, 2**62], pa.timestamp("ns", "UTC")),
+    "time32": pa.array([dt.time(1), dt.time(23, 59, 59)], pa.time32("s")),
+    "time64": pa.array([1, 86_399_999_999_999], pa.time64("ns")),
+    "duration": pa.array([1, -1], pa.duration("us")),
+    "date64": pa.array([dt.date(1969, 12, 31), dt.date(2025, 1, 1)], pa.date64()),
+    "dictionary": pa.array(["a", "b"]).dictionary_encode(),
+    "fixed": pa.array([b"ab", b"cd"], pa.binary(2)),
+    "decimal": pa.array([Decimal("1.50"), Decimal("-0.01")], pa.decimal128(38, 2)),
+    "large list": pa.array([[1], None], pa.large_list(pa.int8())),
+    "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.uint32())),
+    "struct": pa.array([{"a.b": 1}, None], pa.struct([("a.b", pa.uint16())])),
+    "nothing": pa.nulls(2),
+}
+
+
+def test_columns_of_types_that_spark_lacks_arrive_as_in_process(spark, tmp_path, make_dataset, rows):
+    table = pa.table({"a.key`": pa.array([1, 2], pa.uint32()), **COLUMNS})
+    changes = table.set_column(0, "a.key`", pa.array([2, 3], pa.uint32()))
+    for engine in ("arrow", spark):
+        path = tmp_path / f"{engine == 'arrow'}"
+        it.merge(table, path, on="a.key`", engine=engine, broadcast_bytes=1)
+        result = it.merge(changes, path, on="a.key`", engine=engine, broadcast_bytes=1)
+        assert (result.updated, result.inserted) == (1, 1)
+    assert rows(tmp_path / "False") == rows(tmp_path / "True")
+    assert it.snapshot(tmp_path / "False").schema.equals(it.snapshot(tmp_path / "True").schema)
+
+
+def test_a_type_that_no_file_can_hold_is_refused_before_anything_changes(spark, target, unchanged):
+    odd = SOURCE.append_column("odd", pa.array([(1, 2, 3)] * 20, pa.month_day_nano_interval()))
+    with unchanged(target), pytest.raises(SchemaMismatch):
+        it.merge(odd, target, on="id", engine=spark, broadcast_bytes=1, schema_evolution="add")
+
+
+def test_a_spool_that_executors_do_not_see_is_a_storage_error(spark, target, unchanged, monkeypatch):
+    spooled = spark_engine.spooled_table
+
+    def elsewhere(*given: Any, **options: Any) -> Any:
+        spool = spooled(*given, **options)
+        for part in spool.parts:
+            Path(part.location).unlink()
+        return spool
+
+    monkeypatch.setattr(spark_engine, "spooled_table", elsewhere)
+    with unchanged(target), pytest.raises(StorageError, match="does not see") as caught:
+        it.merge(SOURCE, target, on="id", engine=spark, broadcast_bytes=1)
+    assert "spool_dir=" in str(caught.value)
+
+
+def test_a_spool_that_cannot_be_made_is_a_storage_error(spark, tmp_path, target, unchanged):
+    (tmp_path / "file").touch()
+    with unchanged(target), pytest.raises(StorageError):
+        it.merge(SOURCE, target, on="id", engine=spark, broadcast_bytes=1, spool_dir=tmp_path / "file" / "x")
+
+
+@pytest.mark.parametrize("filesystem", ["local", "another"])
+def test_on_a_cluster_a_source_waits_beside_the_dataset(
+    spark, tmp_path, make_dataset, rows, monkeypatch, filesystem
+):
+    """Also where Spark knows no name for the storage, and where a path looks like a pattern."""
+    monkeypatch.setattr(spark_source, "_is_here", lambda spark: False)
+    root = make_dataset(tmp_path / "a [b]{c}*" / "t", TARGET, files=2)
+    seen: list[str] = []
+    spooled = spark_engine.spooled_table
+
+    def watched(table: Any, place: Any, **options: Any) -> Any:
+        seen.append(place.directory)
+        return spooled(table, place, **options)
+
+    monkeypatch.setattr(spark_engine, "spooled_table", watched)
+    options: dict[str, Any] = {}
+    path = str(root)
+    if filesystem == "another":
+        options = {"filesystem": pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem())}
+        options["single_writer"], path = True, "a [b]{c}*/t"
+    result = it.merge(SOURCE, path, on="id", engine=spark, broadcast_bytes=1, **options)
+    assert (result.updated, result.inserted) == (10, 10)
+    assert len(rows(root)) == 50
+    assert len(seen) == 1
+    assert "/.t.intarsia/spools/" in seen[0]
+    assert list((root.parent / ".t.intarsia" / "spools").rglob("*")) == []
+
+
+@BOTH
+def test_a_file_that_is_not_hit_is_widened_with_the_others(spark, tmp_path, make_dataset, rows, limit):
+    narrow = pa.table({"id": [1, 2, 3, 4], "v": pa.array([1, 2, 3, 4], pa.int8())})
+    path = make_dataset(tmp_path / "t", narrow, files=2)
+    source = pa.table({"id": [4, 5], "v": [4000, 5000]})
+    options = {"on": "id", "schema_evolution": "widen", "engine": spark, "broadcast_bytes": limit}
+    result = it.merge(source, path, **options)
+    assert (result.updated, result.inserted, len(result.rewritten_files)) == (1, 1, 2)
+    assert [row["v"] for row in rows(path)] == [1, 2, 3, 4000, 5000]
+
+
+ON = "target.id = source.id and source.v > target.v"
+PAIRS = pa.table({"id": [1, 1, 2, 3, 4, 9], "v": [50, -1, 5, None, 99, 1], "p": ["n"] * 6})
+HELD = pa.table({"id": [1, 2, 3, 4, 5], "v": [10, 20, 30, None, 50], "p": ["o"] * 5})
+
+
+CLAUSES = {
+    "upsert": [it.when_matched().update_all(), it.when_not_matched().insert_all()],
+    "insert": [it.when_not_matched("source.v > 0").insert_all()],
+    "delete": [it.when_matched().delete(), it.when_not_matched_by_source().update({"p": "'alone'"})],
+    "both": [it.when_matched("source.v > 50").delete(), it.when_not_matched().insert_all()],
+}
+
+
+@pytest.mark.parametrize("clauses", ["upsert", "delete", *full_only("insert", "both")])
+def test_a_condition_beyond_equal_keys_is_met_as_in_process(
+    spark, tmp_path, make_dataset, rows, nothing_collected, clauses
+):
+    """A NULL on either side meets nothing; a row that meets nothing is new, also when its key is there."""
+    paths = {name: make_dataset(tmp_path / name, HELD, files=3) for name in ("arrow", "spark")}
+    results = []
+    for name, engine in (("arrow", "arrow"), ("spark", spark)):
+        options = {"on": ON, "clauses": CLAUSES[clauses], "engine": engine, "broadcast_bytes": 1}
+        planned = it.merge(PAIRS, paths[name], dry_run=True, **options)
+        results.append(dict(it.merge(PAIRS, paths[name], **options)))
+        assert dict(planned) == results[-1]
+    assert results[0] == results[1]
+    assert rows(paths["spark"]) == rows(paths["arrow"])
+
+
+@BOTH
+def test_both_ways_tell_their_progress(spark, target, limit):
+    told: list[tuple[str, int, int]] = []
+
+    def progress(step: str, done: int, total: int) -> None:
+        told.append((step, done, total))
+
+    options = {"on": "id", "engine": spark, "broadcast_bytes": limit, "progress": progress}
+    it.merge(SOURCE, target, dry_run=True, **options)
+    assert told[0] == ("probe files", 0, 4)
+    assert told[-1] == ("probe files", 4, 4)
+    told.clear()
+    it.merge(SOURCE, target, **options)
+    assert told[0] == ("probe and write files", 0, 4)
+    assert ("write files", 4, 4) in told
+    assert told[-1][0] == "write files"
+    assert told[-1][1] == told[-1][2] > 0
+    told.clear()
+    it.write(SOURCE, target, engine=spark, broadcast_bytes=limit, progress=progress)
+    assert told[-1][0] == "write files"
+
+
+@BOTH
+def test_names_that_spark_cannot_say_are_taken_as_they_are(spark, tmp_path, rows, limit):
+    names = ["a.key`", "b.c", "d`e", "p q"]
+    frame = spark.createDataFrame([(1, 2, 3, "x"), (4, 5, 6, "y")], "a long, b long, c long, d string")
+    options = {"on": "a.key`", "partition_by": "p q", "broadcast_bytes": limit}
+    assert it.merge(frame.toDF(*names), tmp_path / "t", **options).inserted == 2
+    assert it.merge(frame.toDF(*names), tmp_path / "t", **options).updated == 2
+    assert rows(tmp_path / "t") == rows([dict(zip(names, row, strict=True)) for row in frame.collect()])
+    twice = frame.toDF("a", "b", "b", "d")
+    with pytest.raises(SchemaMismatch, match="more than one column 'b'"):
+        it.merge(twice, tmp_path / "u", on="a", broadcast_bytes=limit)
