@@ -85,6 +85,8 @@ def _job(workload: Workload, directory: Path, options: argparse.Namespace) -> di
         "days": [row[0] for row in days.fetchall()] if days else [],
         "heap": options.heap,
         "jars": options.jars,
+        "stock": options.stock,
+        "name_days": options.name_days,
         "warm": options.warm,
         "passes": options.passes,
     }
@@ -183,6 +185,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--passes", type=int, default=2, help="passes of which the least counts (default 2)")
     parser.add_argument("--heap", default="4g", help="of the JVM, for every contender (default 4g)")
     parser.add_argument("--jars", help="a directory with the peers' jars (default: Spark fetches them)")
+    parser.add_argument(
+        "--stock", action="store_true", help="200 shuffle partitions, as Spark has it, for every contender"
+    )
+    parser.add_argument(
+        "--name-days", action="store_true", help="name W3's day in the peers' ON by hand, as an expert would"
+    )
     parser.add_argument("--dir", help="where to make the data (default: the system's temporary directory)")
     parser.add_argument("--keep", action="store_true", help="leave the data there for the next run")
     options = parser.parse_args(argv)

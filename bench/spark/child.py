@@ -17,7 +17,7 @@ COLUMNS = ("id", "customer", "quantity", "amount", "score", "country", "status",
 def main() -> None:
     job: dict[str, Any] = json.loads(sys.stdin.readline())
     contender = CONTENDERS[job["contender"]](job)
-    spark = session(contender, heap=job["heap"], jars=job["jars"])
+    spark = session(contender, heap=job["heap"], jars=job["jars"], stock=job["stock"])
     try:
         contender.set_up(spark)
         for number in range(job["warm"] + job["passes"]):

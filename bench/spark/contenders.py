@@ -28,6 +28,7 @@ class Intarsia:
 
     def set_up(self, spark: Any) -> None:
         importlib.import_module("intarsia.api")
+        self.source = spark.read.parquet(self.job["source"])
         self.reset(spark)
 
     def reset(self, spark: Any) -> None:
@@ -39,8 +40,7 @@ class Intarsia:
         return Path(self.job["room"], "target")
 
     def merge(self, spark: Any) -> None:
-        source = spark.read.parquet(self.job["source"])
-        intarsia.merge(source, self.room, on=self.job["keys"], engine=spark)
+        intarsia.merge(self.source, self.room, on=self.job["keys"], engine=spark)
 
     def result(self, spark: Any) -> Any:
         return spark.read.parquet(str(self.room))
@@ -66,6 +66,7 @@ class Delta:
 
     def set_up(self, spark: Any) -> None:
         shutil.copytree(self.job["target"], f"{self.job['room']}/target")
+        spark.read.parquet(self.job["source"]).createOrReplaceTempView("source")
         by_day = " PARTITIONED BY (day DATE)" if self.job["daily"] else ""
         spark.sql(f"CONVERT TO DELTA parquet.`{self.job['room']}/target`{by_day}")
         spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
@@ -76,7 +77,7 @@ class Delta:
         spark.sql(f"RESTORE TABLE {self.name} TO VERSION AS OF {self.version}")
 
     def merge(self, spark: Any) -> None:
-        spark.sql(merge_sql(spark, self.name, self.job)).toArrow()
+        spark.sql(merge_sql(self.name, self.job)).toArrow()
 
     def result(self, spark: Any) -> Any:
         return spark.table(self.name)
@@ -103,6 +104,7 @@ class Iceberg:
 
     def set_up(self, spark: Any) -> None:
         target = spark.read.parquet(self.job["target"])
+        spark.read.parquet(self.job["source"]).createOrReplaceTempView("source")
         columns = ", ".join(f"{one.name} {one.dataType.simpleString()}" for one in target.schema)
         by_day = " PARTITIONED BY (day)" if self.job["daily"] else ""
         version = 3 if self.mode == "merge-on-read" else 2  # 3 has deletion vectors
@@ -120,18 +122,16 @@ class Iceberg:
         spark.sql(f"CALL ice.system.rollback_to_snapshot('bench.target', {self.version})").toArrow()
 
     def merge(self, spark: Any) -> None:
-        spark.sql(merge_sql(spark, self.name, self.job)).toArrow()
+        spark.sql(merge_sql(self.name, self.job)).toArrow()
 
     def result(self, spark: Any) -> Any:
         return spark.table(self.name)
 
 
-def merge_sql(spark: Any, name: str, job: dict[str, Any]) -> str:
-    """An upsert; the day is named outright, so that other partitions are not read."""
-    source = spark.read.parquet(job["source"])
-    source.createOrReplaceTempView("source")
+def merge_sql(name: str, job: dict[str, Any]) -> str:
+    """An upsert by the keys; where asked for, the days are named outright, so that others are not read."""
     on = " AND ".join(f"t.{key} = s.{key}" for key in job["keys"])
-    if job["daily"]:
+    if job["daily"] and job["name_days"]:
         on += "".join(f" AND t.day IN ({', '.join(map(repr, job['days']))})")
     return (
         f"MERGE INTO {name} t USING source s ON {on}"
@@ -147,9 +147,14 @@ CONTENDERS: dict[str, Any] = {
 }
 
 
-def session(contender: Any, *, heap: str, jars: str | None) -> Any:
-    """A warm-to-be session; ``jars`` is a directory to take the peers' jars from instead of fetching them."""
+def session(contender: Any, *, heap: str, jars: str | None, stock: bool) -> Any:
+    """A warm-to-be session; ``jars`` is a directory to take the peers' jars from instead of fetching them.
+
+    ``stock`` leaves the number of shuffle partitions as Spark has it, instead of one for few cores.
+    """
     config = dict(contender.config)
+    if stock:
+        config["spark.sql.shuffle.partitions"] = "200"
     packages = config.pop("packages", None)
     if packages and jars:
         config["spark.jars"] = ",".join(str(path) for path in sorted(Path(jars).glob("*.jar")))

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import heapq
 import pickle
+import sys
 import uuid
+import zipimport
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -20,6 +22,9 @@ from intarsia.errors import IntarsiaError
 
 J = TypeVar("J")
 R = TypeVar("R")
+
+LITTLE_BYTES = 256 << 20
+"""So much for one task is over before another could help."""
 
 RESULT = "job long, ok boolean, payload binary"
 _SCHEMA = pa.schema([("job", pa.int64()), ("ok", pa.bool_()), ("payload", pa.binary())])
@@ -36,12 +41,37 @@ def opened(data: bytes) -> Any:
     return pickle.loads(data)
 
 
+def _work_of(data: bytes) -> Any:
+    """What a task is to do; runs in its Python worker."""
+    _forget_archives()
+    return opened(data)
+
+
+def _forget_archives() -> None:
+    """Let go of importers of zip archives, which come back by themselves when they are needed.
+
+    Before every task Spark's worker has all importers look for new modules, and those of pyspark's own
+    archive read its directory anew each time: more than a tenth of a second of a task that may need less.
+    """
+    for path, importer in list(sys.path_importer_cache.items()):
+        if isinstance(importer, zipimport.zipimporter):
+            sys.path_importer_cache.pop(path, None)
+
+
 @dataclass(frozen=True, slots=True)
 class Crew:
     """The executors of a session."""
 
     spark: Any
     tasks: int
+    """How many tasks a stage gets at most; more than run at once, so that a slow one is no straggler."""
+    cores: int = 0
+    """How many run at once: enough for little work. 0 leaves it at ``tasks``."""
+
+    def shares(self, weights: Sequence[int]) -> list[list[int]]:
+        """Numbers of the weights (bytes), one list per task."""
+        little = self.cores and sum(weights) <= self.cores * LITTLE_BYTES
+        return balanced(weights, self.cores if little else self.tasks)
 
     def each(
         self, work: Callable[[Any, J], R], jobs: Sequence[J], *, shared: Any, weights: Sequence[int]
@@ -53,7 +83,7 @@ class Crew:
         """
         if not jobs:
             return []
-        shares = balanced(weights, self.tasks)
+        shares = self.shares(weights)
         parcel = Parcel(
             packed((work, shared)),
             tuple(packed([(number, jobs[number]) for number in share]) for share in shares),
@@ -83,7 +113,7 @@ class Parcel:
         """Runs in the Python worker of a task."""
         for batch in batches:
             for share in batch.column(0).to_pylist():
-                work, shared = opened(self.common)
+                work, shared = _work_of(self.common)
                 for number, job in opened(self.shares[share]):
                     yield _row(number, lambda: work(shared, job))  # noqa: B023  called at once
 
@@ -96,7 +126,7 @@ class Stream:
 
     def unpack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in the Python worker of a task."""
-        work = opened(self.work)
+        work = _work_of(self.work)
         try:
             for result in work(batches):
                 yield _result(0, True, result)
@@ -108,7 +138,7 @@ def _grouped(work: bytes) -> Callable[[pa.Table], pa.Table]:
     """A function over the rows of a group; of one argument, which Spark counts."""
 
     def unpack(rows: pa.Table) -> pa.Table:
-        call = opened(work)
+        call = _work_of(work)
         return pa.Table.from_batches([_row(0, lambda: call(rows))])
 
     return unpack

@@ -86,7 +86,8 @@ class SparkEngine:
 
     @property
     def crew(self) -> Crew:
-        return Crew(self.spark, self.tasks or 2 * self._cores())
+        cores = self._cores()
+        return Crew(self.spark, self.tasks) if self.tasks else Crew(self.spark, 2 * cores, cores)
 
     def _cores(self) -> int:
         """How many tasks run at once, as far as the session tells."""
@@ -241,7 +242,7 @@ class SparkEngine:
             return []
         crew = self.crew
         weights = [item.file.size for item in files]
-        shares = balanced(weights, crew.tasks)
+        shares = crew.shares(weights)
         jobs = [[files[number] for number in share] for share in shares]
         writing = shared.workplace is not None
         progress("probe and write files" if writing else "probe files", 0, len(files))
@@ -266,7 +267,7 @@ class SparkEngine:
         jobs = [(item, matches.hits.get(item.file.path, Hits.empty())) for item in items]
         work = RewriteWork(_light(plan), workplace, matches.actions, source)
         weights = [item.file.size for item in items]
-        shares = balanced(weights, self.crew.tasks) if items else []
+        shares = self.crew.shares(weights) if items else []
         progress("write files", 0, len(items))
         done = self.crew.each(
             rewrite_files,
