@@ -6,7 +6,7 @@ from :mod:`intarsia.errors`; with ``dry_run=True`` it stops after the plan and w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
@@ -18,9 +18,9 @@ from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, 
 from intarsia.core.plan import Plan
 from intarsia.core.problems import check_exists
 from intarsia.core.report import MergeResult
-from intarsia.core.rule import Clause
 from intarsia.errors import InputError
 from intarsia.request import (
+    Clauses,
     Columns,
     Target,
     bytes_per_file,
@@ -46,7 +46,7 @@ def merge(
     *,
     on: Columns,
     strategy: str = "upsert",
-    clauses: Sequence[Clause] | None = None,
+    clauses: Clauses | None = None,
     dedup_order_by: Columns | None = None,
     null_keys: Literal["error", "match"] = "error",
     missing: Literal["error", "null"] = "error",
@@ -64,7 +64,8 @@ def merge(
         target: path or URL of a Parquet dataset; insert and upsert make it when it does not exist.
         on: key columns, or a condition such as ``"target.id = source.id and target.open"``.
         strategy: ``insert``, ``update``, ``upsert``, ``full_merge`` or ``deduplicate``.
-        clauses: instead of a strategy, :func:`when_matched` and its kin; the first that applies decides.
+        clauses: instead of a strategy, :func:`when_matched` and its kin, or SQL text such as ``"when
+            matched then update set *"``, or a list of these; the first that applies decides.
         dedup_order_by: with ``deduplicate``, the row with the highest values of these wins.
         null_keys: ``"match"`` lets NULL equal NULL instead of refusing NULL keys.
         missing: ``"null"`` fills columns that the source lacks instead of refusing it.
@@ -103,8 +104,7 @@ def merge(
             missing=one_of(missing, "missing", ("error", "null")),
             schema_evolution=schema_evolution,
             partition_columns=None if partition_by is None else column_names(partition_by, "partition_by"),
-            options=request.write,
-            properties=request.properties,
+            **request.writing,
         )
         if intent.dedup_order_by and rule.name != "deduplicate":
             raise InputError('dedup_order_by goes with strategy="deduplicate".')
@@ -129,8 +129,8 @@ def delete(
         request = requested(engine, target, options, dry_run=dry_run)
         if where is None:
             raise InputError("a predicate is needed.", hint='pass where="true" to delete every row.')
-        intent = Delete(predicate_of(where, request.dialect), request.write, request.properties)
-        return request.carry_out(intent)
+        predicate = predicate_of(where, request.dialect)
+        return request.carry_out(Delete(predicate, **request.writing))
 
 
 def update(
@@ -155,7 +155,7 @@ def update(
         request = requested(engine, target, options, dry_run=dry_run)
         parsed = parse_assignments(assignments, dialect=request.dialect)
         predicate = None if where is None else predicate_of(where, request.dialect)
-        return request.carry_out(Update(parsed, predicate, request.write, request.properties))
+        return request.carry_out(Update(parsed, predicate, **request.writing))
 
 
 def write(
@@ -182,8 +182,7 @@ def write(
             partition_columns=None if partition_by is None else column_names(partition_by, "partition_by"),
             missing=one_of(missing, "missing", ("error", "null")),
             schema_evolution=schema_evolution,
-            options=request.write,
-            properties=request.properties,
+            **request.writing,
         )
         adopted = request.source(source, stack, intent.partition_columns)
         return request.carry_out(intent, adopted)
@@ -206,7 +205,7 @@ def compact(
     with operation_log(log, "compact", shown(target)):
         request = requested(engine, target, options, dry_run=dry_run)
         size = bytes_per_file(target_mb_per_file, target_rows_per_file)
-        intent = Compact(size, target_rows_per_file, partition_filter, request.write, request.properties)
+        intent = Compact(size, target_rows_per_file, partition_filter, **request.writing)
         return request.carry_out(intent)
 
 
@@ -240,8 +239,7 @@ def optimize(
             deduplicate_keys=column_names(deduplicate_on, "deduplicate_on"),
             deduplicate=deduplicate_on is not None,
             dedup_order_by=column_names(dedup_order_by, "dedup_order_by"),
-            options=request.write,
-            properties=request.properties,
+            **request.writing,
         )
         if not intent.by and not intent.deduplicate:
             raise InputError("the columns to order by are needed.", hint="pass by=[...].")
@@ -269,8 +267,7 @@ def deduplicate(
             keys=column_names(on, "on"),
             order_by=column_names(order_by, "order_by"),
             partition_filter=partition_filter,
-            options=request.write,
-            properties=request.properties,
+            **request.writing,
         )
         return request.carry_out(intent)
 

@@ -8,6 +8,7 @@
         PartitionMoveError               an existing key would change its partition
         UnsafePath                       a partition value or a file that cannot be a safe path
         ColumnNotFound (ArrowKeyError)   a column that was named is not there
+          PartitionColumnNotFound        also NothingMatched: a partition_filter that names no partition
         SchemaMismatch                   also pa.ArrowInvalid and pa.ArrowTypeError
       NothingMatched (FileNotFoundError) no Parquet file to work on
       StorageError (OSError)             the file system said no; keeps errno
@@ -120,6 +121,10 @@ class SchemaMismatch(InputError, pa.ArrowInvalid, pa.ArrowTypeError):
 
 class NothingMatched(IntarsiaError, FileNotFoundError):
     """There is no Parquet file to work on under the path."""
+
+
+class PartitionColumnNotFound(ColumnNotFound, NothingMatched):
+    """A partition filter names a column by which the table is not partitioned, so no file can match."""
 
 
 class StorageError(IntarsiaError, OSError):

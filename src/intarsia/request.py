@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
 from importlib import import_module
@@ -11,8 +11,8 @@ from typing import Any
 
 import pyarrow.compute as pc
 
-from intarsia.common.arrow import Source
 from intarsia.common.names import near_names
+from intarsia.common.source import Source
 from intarsia.core.intent import Intent, WriteOptions
 from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.planning import check_thresholds
@@ -23,12 +23,14 @@ from intarsia.core.run import run, silent
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import InputError, NotSupported
 from intarsia.show.progress import for_terminal
+from intarsia.sql.clauses import parse_clauses
 from intarsia.sql.parse import parse_assignments, parse_expression, parse_merge_condition, parse_predicate
 from intarsia.tables.parquet import ParquetTable
 
 __all__ = [
     "ALL_OPTIONS",
     "TABLE_OPTIONS",
+    "Clauses",
     "Columns",
     "Request",
     "Target",
@@ -47,6 +49,8 @@ Target = Any
 """A path or URL of a Parquet dataset, or a table object."""
 
 Columns = str | Sequence[str]
+Clauses = str | Clause | Sequence[str | Clause]
+"""What a merge does: clauses, SQL text with one or more of them, or a list of these."""
 
 _MB = 1 << 20
 _CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "zstd")
@@ -79,6 +83,11 @@ class Request:
     properties: Mapping[str, str]
     filesystem: Any
     dry_run: bool = False
+
+    @property
+    def writing(self) -> dict[str, Any]:
+        """What every intent takes besides its own."""
+        return {"options": self.write, "properties": self.properties}
 
     def source(self, source: Any, stack: ExitStack, partition_columns: Sequence[str] | None) -> Source:
         """Take the source in; what comes from paths and has no type of its own gets the target's."""
@@ -121,7 +130,7 @@ def requested(
     properties = dict(options.get("properties") or {})
     properties |= {n: str(options[n]) for n in ("app_id", "batch_id") if options.get(n) is not None}
     return Request(
-        table=_table(target, table_options),
+        table=_table(target, table_options, source),
         engine=_engine(engine, engine_options, source),
         write=_write_options({name: options[name] for name in _WRITE_OPTIONS if name in options}),
         dialect=options.get("dialect"),
@@ -170,13 +179,22 @@ def _has_paths(source: Any) -> bool:
     return isinstance(source, (str, os.PathLike))
 
 
-def _table(target: Target, options: Mapping[str, Any]) -> Table:
+def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
     if isinstance(target, (str, os.PathLike)):
         return ParquetTable(target, **options)
-    if hasattr(target, "transaction") and hasattr(target, "snapshot"):
+    if _is_table(target):
         table: Table = target
         return table
-    raise InputError(f"the target must be a path, a URL or a table, not {type(target).__name__}.")
+    swapped = isinstance(source, (str, os.PathLike)) or _is_table(source)
+    raise InputError(
+        f"the target must be a path, a URL or a table, not {type(target).__name__}.",
+        path=shown(source) if swapped else None,
+        hint="the source comes first, then the target." if swapped else None,
+    )
+
+
+def _is_table(value: Any) -> bool:
+    return hasattr(value, "transaction") and hasattr(value, "snapshot")
 
 
 def _engine(engine: Any, options: Mapping[str, Any], source: Any) -> Engine:
@@ -250,17 +268,26 @@ def key_pairs(on: Any, dialect: str | None) -> tuple[tuple[str, ...], tuple[str,
     return keys, keys, None
 
 
-def merge_rule(strategy: str, clauses: Sequence[Clause] | None, dialect: str | None) -> Rule:
+def merge_rule(strategy: str, clauses: Clauses | None, dialect: str | None) -> Rule:
     """The rule of the clauses, their texts parsed; that of the strategy where there are none."""
     if clauses is None:
         return strategy_rule(strategy)
-    given = [clauses] if isinstance(clauses, Clause) else list(clauses)
-    if not given or not all(isinstance(clause, Clause) for clause in given):
+    given: list[Any] = [clauses] if isinstance(clauses, (str, Clause)) else _listed(clauses)
+    if not given or not all(isinstance(clause, (str, Clause)) for clause in given):
         raise InputError(
             "clauses must be a list of when_matched(...), when_not_matched(...) or"
-            " when_not_matched_by_source(...), each with an action."
+            " when_not_matched_by_source(...), each with an action, or SQL text.",
+            hint='such as "when matched then update set *".',
         )
-    return Rule("merge", tuple(_parsed(clause, dialect) for clause in given))
+    made: list[Clause] = []
+    for clause in given:
+        made += [clause] if isinstance(clause, Clause) else parse_clauses(clause, dialect=dialect)
+    return Rule("merge", tuple(_parsed(clause, dialect) for clause in made))
+
+
+def _listed(values: Any) -> list[Any]:
+    """Several values as a list; what is none, or says more than its parts, is one of an unknown kind."""
+    return list(values) if isinstance(values, Iterable) and not isinstance(values, Mapping) else [values]
 
 
 def _parsed(clause: Clause, dialect: str | None) -> Clause:

@@ -17,8 +17,10 @@ from intarsia.errors import (
     IntarsiaError,
     KeyColumnError,
     NothingMatched,
+    PartitionColumnNotFound,
     SchemaMismatch,
 )
+from intarsia.tables.parquet import ParquetTable
 
 IO = PyarrowDatasetIO()
 ROWS = pa.table({"id": [1, 2, 3], "price": [1.0, 2.0, 3.0], "p": [{"amt": 1}] * 3, "day": ["a", "b", "c"]})
@@ -105,6 +107,26 @@ CASES: dict[str, tuple[type[IntarsiaError], Any, tuple[str, ...]]] = {
         InputError,
         lambda r: it.compact(r, partition_filter={"day": "a"}),
         ("compact: partition_filter {'day': 'a'}", '"column=value"'),
+    ),
+    "column of a partition filter": (
+        PartitionColumnNotFound,
+        lambda r: it.compact(r, partition_filter="dya=a"),
+        ("compact: No matching Parquet files", "no partition column 'dya'", "did you mean 'day'?"),
+    ),
+    "column of one partition filter of several": (
+        PartitionColumnNotFound,
+        lambda r: it.optimize(r, by="id", partition_filter=["day=a", "price=3"]),
+        ("optimize: ", "no partition column 'price'", "there is 'day'."),
+    ),
+    "source and target swapped": (
+        InputError,
+        lambda r: it.merge(r, NEW, on="id"),
+        ("merge: the target must be a path", "not Table", "the source comes first, then the target"),
+    ),
+    "rows and target of a write swapped": (
+        InputError,
+        lambda r: it.write(ParquetTable(r), NEW),
+        ("write: the target must be a path", "not Table", "the source comes first, then the target"),
     ),
     "value as where": (
         InputError,

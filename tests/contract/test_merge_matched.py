@@ -90,7 +90,35 @@ def test_partition_columns_cannot_be_assigned(lake):
         lake.merge(SOURCE, on="id", clauses=[when_matched().update({"s": "source.s"})])
 
 
-@pytest.mark.parametrize("clauses", [[], ["update"], [when_matched()]])
+@pytest.mark.parametrize(
+    "clauses",
+    [
+        "when matched and source.n = 2 then delete when matched then update set n = target.n + source.n",
+        ["matched and source.n = 2 then delete", "matched then update set n = target.n + source.n"],
+        ["matched and source.n = 2 then delete", when_matched().update({"n": "target.n + source.n"})],
+        (when_matched("source.n = 2").delete(), "matched then update set n = target.n + source.n"),
+    ],
+    ids=["one text", "texts", "a text first", "a clause first"],
+)
+def test_clauses_may_be_sql_text_or_a_list_with_texts_in_it(lake, clauses):
+    lake.create(TARGET)
+    planned = lake.merge(SOURCE, on="id", clauses=clauses, dry_run=True)
+    result = lake.merge(SOURCE, on="id", clauses=clauses)
+    assert lake.values("id", "n") == [(1, 10), (3, 33), (4, None)]
+    assert (result.deleted, result.updated, result.inserted) == (1, 2, 0)
+    assert (planned.deleted, planned.updated, planned.inserted) == (1, 2, 0)
+
+
+def test_a_clause_as_text_that_cannot_be_read_is_refused_before_anything_is_written(lake):
+    lake.create(TARGET)
+    with pytest.raises(InputError, match="'delte' stands where UPDATE or DELETE should"):
+        lake.merge(SOURCE, on="id", clauses=["matched then update set *", "matched then delte"])
+    assert lake.values("id") == [1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    "clauses", [[], [when_matched()], when_matched(), 3, [None], {"matched then delete": None}]
+)
 def test_what_is_no_clause_is_refused(lake, clauses):
     with pytest.raises(InputError, match="clauses must be"):
         lake.create(TARGET).merge(SOURCE, on="id", clauses=clauses)

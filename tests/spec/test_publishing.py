@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import pickle
+import posixpath
 import subprocess
 import sys
 import threading
+import uuid
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import fsspec
+import polars as pl
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
@@ -20,6 +26,7 @@ from intarsia.engines.arrow.splice import Splice
 from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import CommitConflict, DamagedTable, NotSupported
 from intarsia.storage import PosixStorage
+from intarsia.tables.parquet import ParquetTable
 
 
 def _table(ids, value="old") -> pa.Table:
@@ -54,7 +61,7 @@ def at_every_step(monkeypatch):
 # --- P1 ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("operation", ["upsert", "update", "delete"])
+@pytest.mark.parametrize("operation", ["upsert", "update", "update where", "delete"])
 def test_p1_a_reader_that_only_lists_sees_every_key_once_at_every_instant(
     tmp_path, make_dataset, rows, at_every_step, operation
 ):
@@ -64,12 +71,13 @@ def test_p1_a_reader_that_only_lists_sees_every_key_once_at_every_instant(
     def look() -> None:
         found = Counter(row["id"] for row in rows(path))
         assert set(found.values()) <= {1}
-        if operation != "delete":
-            assert set(found) >= set(range(12))
+        assert set(found) >= (set(range(1, 12, 2)) if operation == "delete" else set(range(12)))
 
     steps = at_every_step(look)
     if operation == "delete":
         it.delete(path, "id % 2 = 0")
+    elif operation == "update where":
+        it.update(path, {"v": "'new'"}, where="id in (0, 4, 11)")
     else:
         it.merge(_table([0, 4, 11, 77], "new"), path, on="id", strategy=operation)
     assert len(steps) > 5
@@ -105,13 +113,94 @@ def test_p2_rows_that_move_between_files_may_be_seen_twice_but_never_missed(
     def look() -> None:
         seen.append({row["id"] for row in rows(path)})
         # Through the library it is one state or the other, never a mix.
-        table = io.read_parquet(path)
-        assert sorted(table["id"].to_pylist()) == list(range(12))
-        assert len(set(table["v"].to_pylist())) == 1
+        for table in (io.read_parquet(path), it.snapshot(path).dataset().to_table()):
+            assert sorted(table["id"].to_pylist()) == list(range(12))
+            assert len(set(table["v"].to_pylist())) == 1
 
     at_every_step(look)
     calls[operation]()
+    assert len(seen) > 10
     assert all(ids == set(range(12)) for ids in seen)
+
+
+_LATE_READS = {
+    "table": lambda data: data.to_table(),
+    "batches": lambda data: pa.Table.from_batches(data.to_batches(), data.schema),
+    "reader": lambda data: data.scanner().to_reader().read_all(),
+    "other library": lambda data: pl.scan_pyarrow_dataset(data).collect().to_arrow(),
+    "in another process": lambda data: pickle.loads(pickle.dumps(data)).to_table(),
+}
+
+
+@pytest.mark.parametrize("read", _LATE_READS)
+@pytest.mark.parametrize("operation", ["replaced", "removed"])
+def test_p2_a_snapshot_that_is_read_late_is_that_state_or_a_conflict_and_never_a_mix(
+    tmp_path, make_dataset, operation, read
+):
+    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    data = it.snapshot(path).dataset()
+    assert _LATE_READS[read](data)["v"].to_pylist() == ["old"] * 12
+    if operation == "replaced":
+        it.merge(_table([4], "new"), path, on="id")
+        gone = f"{path}/part-00001.parquet"
+    else:
+        it.compact(path)
+        gone = f"{path}/part-00000.parquet"
+    with pytest.raises(CommitConflict, match="replaced or removed since the snapshot") as caught:
+        _LATE_READS[read](data)
+    assert gone in str(caught.value)
+    assert "read_parquet" in str(caught.value)
+    assert it.snapshot(path).dataset().to_table().num_rows == 12
+
+
+def test_p2_only_files_that_a_commit_has_touched_are_in_conflict(tmp_path, make_dataset):
+    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    data = it.snapshot(path).dataset()
+    it.write(_table([99]), path)
+    assert sorted(data.to_table()["id"].to_pylist()) == list(range(12))  # appended rows are a later state's
+    it.merge(_table([0], "new"), path, on="id")
+    touched, *others = data.get_fragments()
+    assert [fragment.to_table().num_rows for fragment in others] == [3, 3, 3]
+    with pytest.raises(CommitConflict):
+        touched.to_table()
+
+
+def test_p2_a_dataset_of_links_outlives_commits(tmp_path, make_dataset):
+    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    with ParquetTable(path).materialise() as farm:
+        data = farm.snapshot.dataset()
+        it.merge(_table([4], "new"), path, on="id")
+        it.compact(path)
+        assert data.to_table()["v"].to_pylist() == ["old"] * 12
+
+
+def test_p2_a_snapshot_on_another_store_is_checked_in_the_same_way():
+    memory = fsspec.filesystem("memory")
+    path = f"/{uuid.uuid4().hex}/ds"
+    options = {"filesystem": memory, "single_writer": True}
+    it.write(_table(range(4)), path, **options)
+    data = it.snapshot(path, filesystem=memory).dataset()
+    assert data.to_table().num_rows == 4
+    it.merge(_table([1], "new"), path, on="id", **options)
+    with pytest.raises(CommitConflict, match="since the snapshot"):
+        data.to_table()
+    with ParquetTable(path, **options).materialise() as farm:
+        assert farm.snapshot.dataset().to_table().num_rows == 4
+    memory.rm(posixpath.dirname(path), recursive=True)
+
+
+def test_p2_a_snapshots_dataset_writes_nothing(tmp_path, make_dataset, unchanged):
+    path = make_dataset(tmp_path / "ds", _table(range(4)))
+    filesystem = it.snapshot(path).dataset().filesystem
+    for call in (
+        lambda: filesystem.delete_file(f"{path}/part-00000.parquet"),
+        lambda: filesystem.create_dir(f"{path}/new"),
+        lambda: filesystem.open_output_stream(f"{path}/new.parquet"),
+    ):
+        with unchanged(path), pytest.raises(NotSupported, match="reading only"):
+            call()
+    assert [info.size > 0 for info in filesystem.get_file_info(pafs.FileSelector(str(path)))] == [True]
+    assert filesystem == it.snapshot(path).dataset().filesystem
 
 
 # --- P3 ------------------------------------------------------------------------------------------------

@@ -359,7 +359,7 @@ def test_a_clustering_column_that_is_not_there_is_named(
     tmp_path: Path, make_dataset: Any, unchanged: Any, by: list[str]
 ) -> None:
     root = make_dataset(tmp_path / "d", pa.table({"id": [1]}), files=1)
-    with unchanged(root), pytest.raises(ColumnNotFound, match=f"'{by[-1]}'.*columns are id"):
+    with unchanged(root), pytest.raises(ColumnNotFound, match=f"'{by[-1]}'.*there is 'id'"):
         optimized(root, by)
 
 

@@ -20,8 +20,9 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from intarsia.common.arrow import Source, adopt, conformed
+from intarsia.common.arrow import adopt
 from intarsia.common.partitions import PARTITION_SCHEMA_KEY, encode_partition_schema
+from intarsia.common.source import Source, conformed
 from intarsia.errors import (
     DamagedTable,
     InputError,
@@ -421,6 +422,13 @@ def test_a_column_that_is_there_twice_is_a_schema_mismatch():
     for source in (twice, twice.to_reader(), iter(twice.to_batches()), [twice, TABLE]):
         with pytest.raises(SchemaMismatch, match="'a'"):
             adopt(source)
+
+
+@pytest.mark.parametrize("wrapped", [False, True], ids=["alone", "in a list"])
+def test_a_frame_that_is_not_computed_yet_is_refused_with_the_call_that_does_it(wrapped):
+    lazy = pytest.importorskip("polars").LazyFrame({"a": [1]})
+    with pytest.raises(InputError, match=r"polars\.LazyFrame.*\.collect\(\)"):
+        adopt([lazy] if wrapped else lazy)
 
 
 def test_a_spark_frame_is_refused_with_the_engine_that_takes_it():

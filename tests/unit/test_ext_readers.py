@@ -159,7 +159,7 @@ def test_filters_may_be_tuples_or_an_expression_and_name_partition_columns(kind,
 
 def test_a_column_that_is_not_there_is_named(kind, files):
     read = kind[0]
-    with pytest.raises(ColumnNotFound, match=r"'wrong'.*id, name, x, half") as caught:
+    with pytest.raises(ColumnNotFound, match=r"'wrong'.*'id', 'name', 'x', 'half'") as caught:
         read(files, columns=["id", "wrong"])
     assert isinstance(caught.value, pa.ArrowKeyError)
     with pytest.raises(ColumnNotFound, match="wrong"):

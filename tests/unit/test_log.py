@@ -1,8 +1,10 @@
 import logging
 
+import pyarrow as pa
 import pytest
 
 from intarsia.common.log import cleanup, logger, operation_log, redact
+from intarsia.datasets.pyarrow import merge_parquet_dataset_pyarrow
 from intarsia.errors import InputError
 
 
@@ -79,6 +81,17 @@ def test_unexpected_errors_are_logged_with_operation_and_path_and_raised_unchang
     assert "merge" in caplog.messages[0]
     assert "/data/orders" in caplog.messages[0]
     assert "RuntimeError: boom" in caplog.text
+
+
+def test_an_unexpected_error_of_a_merge_with_plain_counts_is_logged_once(tmp_path, monkeypatch, caplog):
+    def fail(*args, **kwargs):
+        raise RuntimeError("boom")
+
+    monkeypatch.setattr("intarsia.request.run", fail)
+    with pytest.raises(RuntimeError, match="boom"):
+        merge_parquet_dataset_pyarrow(pa.table({"id": [1]}), tmp_path / "orders", "id")
+    assert len(caplog.records) == 1
+    assert "orders" in caplog.messages[0]
 
 
 def test_errors_raised_on_purpose_and_success_are_not_logged(caplog):

@@ -439,7 +439,7 @@ def test_too_many_chunks_leave_columns_uncounted_but_not_the_rest(tmp_path, monk
 
 
 def test_depth_of_an_unknown_column_is_refused(tmp_path):
-    with pytest.raises(ColumnNotFound, match=r"'nope'.*its columns are id, name, tags"):
+    with pytest.raises(ColumnNotFound, match=r"'nope'.*there is 'id', 'name', 'tags'"):
         inspect_snapshot(_written(tmp_path), depth_of=["nope"])
 
 

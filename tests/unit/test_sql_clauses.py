@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import intarsia as it
 from intarsia import when_matched, when_not_matched, when_not_matched_by_source
 from intarsia.errors import InputError, NotSupported
 from intarsia.sql.clauses import parse_clauses
@@ -95,3 +98,12 @@ def test_a_clause_that_cannot_be_read_is_refused_with_what_may_be_meant(text: st
 def test_doing_nothing_is_no_action() -> None:
     with pytest.raises(NotSupported, match="DO NOTHING"):
         parse_clauses("matched then do nothing")
+
+
+def test_a_plan_takes_clauses_as_text_and_is_the_one_of_the_same_clauses(tmp_path: Path) -> None:
+    it.write(pa.table({"id": [1, 2, 3]}), tmp_path / "t")
+    source = pa.table({"id": [2]})
+    said = it.plan("merge", source, tmp_path / "t", on="id", clauses="matched then delete")
+    made = it.plan("merge", source, tmp_path / "t", on="id", clauses=[it.when_matched().delete()])
+    assert said == made
+    assert said.count("rewrite") == 1

@@ -16,10 +16,11 @@ from intarsia.common.formats import SUFFIXES, Format, agreed_types, format_of, p
 from intarsia.common.log import redact
 from intarsia.common.paths import InputFile, find_input_files
 from intarsia.common.schema import conform_table, unify_schemas
-from intarsia.common.spool import Intake, combined, take_rows, tidy_schema
+from intarsia.common.source import Source, conformed_batches
+from intarsia.common.spool import Intake, combined, tidy_schema
 from intarsia.errors import InputError, NothingMatched, NotSupported, SchemaMismatch
 
-__all__ = ["SPOOL_BYTES", "Source", "adopt", "conformed", "take_rows"]
+__all__ = ["SPOOL_BYTES", "Source", "adopt"]
 
 SPOOL_BYTES = 512 << 20
 
@@ -28,47 +29,6 @@ _TAKEN = (
     "or __arrow_c_array__ (polars, pandas, DuckDB), an iterable of record batches, a path, URL or glob of "
     "Parquet, CSV or JSON files, a dict of columns, a list of dicts, or a list of any of these"
 )
-_CHUNK_ROWS = 1 << 20
-
-
-class Source:
-    """Rows that were taken in, ready to be looked at as often as needed. A context manager.
-
-    ``table`` is in memory, or mapped from a spool on disk where ``spooled``; closing lets go of both, and
-    the spool is gone when nothing refers to the table any more.
-    """
-
-    __slots__ = ("_table", "origin", "rows", "schema", "spooled")
-
-    def __init__(self, table: pa.Table, *, origin: str, spooled: bool = False) -> None:
-        self._table: pa.Table | None = table
-        self.schema: pa.Schema = table.schema
-        self.rows: int = table.num_rows
-        self.origin = origin
-        self.spooled = spooled
-
-    @property
-    def table(self) -> pa.Table:
-        if self._table is None:
-            raise InputError(f"The source {self.origin} was closed.")
-        return self._table
-
-    def take(self, rows: Any) -> pa.Table:
-        """The rows with these numbers, in this order; see :func:`take_rows`."""
-        return take_rows(self.table, rows)
-
-    def close(self) -> None:
-        """Let go of the rows. Idempotent."""
-        self._table = None
-
-    def __enter__(self) -> Source:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def __repr__(self) -> str:
-        return f"Source({self.origin}, {self.rows} rows{', spooled' if self.spooled else ''})"
 
 
 def adopt(
@@ -114,53 +74,6 @@ def adopt(
         return Source(whole, origin=origin, spooled=intake.spooled or respooled)
 
 
-def conformed(
-    source: Source,
-    schema: pa.Schema,
-    *,
-    operation: str,
-    path: str,
-    spool_dir: str | os.PathLike[str] | None = None,
-) -> Source:
-    """The source with exactly the schema's columns, order and types; itself when it has them already.
-
-    A spooled source is cast batch by batch into a new spool. The source given stays open.
-
-    Raises:
-        SchemaMismatch: see :func:`intarsia.common.schema.conform_table`.
-    """
-    table = source.table
-    if table.schema.equals(schema, check_metadata=True):
-        return source
-    if not source.spooled:
-        return Source(conform_table(table, schema, operation=operation, path=path), origin=source.origin)
-    with Intake(0, spool_dir) as intake:
-        intake.add(schema, _conformed_batches(table, schema, operation, path), as_is=True)
-        (result,) = intake.tables()
-        return Source(result, origin=source.origin, spooled=intake.spooled)
-
-
-def _conformed_batches(
-    table: pa.Table, schema: pa.Schema, operation: str, path: str
-) -> Iterator[pa.RecordBatch]:
-    for batch in table.to_batches(max_chunksize=_CHUNK_ROWS):
-        yield from conform_table(
-            pa.Table.from_batches([batch]), schema, operation=operation, path=path
-        ).to_batches()
-
-
-def selected(source: Source, rows: pa.Array, *, spool_dir: str | os.PathLike[str] | None = None) -> Source:
-    """The source with only the rows of these numbers; a spooled one is spooled again."""
-    if not source.spooled:
-        return Source(source.take(rows), origin=source.origin)
-    schema = source.schema
-    pieces = (source.take(rows.slice(start, _CHUNK_ROWS)) for start in range(0, len(rows), _CHUNK_ROWS))
-    with Intake(0, spool_dir) as intake:
-        intake.add(schema, (batch for piece in pieces for batch in piece.to_batches()), as_is=True)
-        (table,) = intake.tables()
-        return Source(table, origin=source.origin, spooled=intake.spooled)
-
-
 def _check_columns(schema: pa.Schema, origin: str) -> None:
     if not schema.names:
         raise InputError(f"The source {origin} has no columns.")
@@ -191,7 +104,7 @@ def _concatenated(
             whole.append(table.replace_schema_metadata(schema.metadata))
             continue
         with Intake(0, spool_dir) as intake:
-            intake.add(schema, _conformed_batches(table, schema, "source", origin), as_is=True)
+            intake.add(schema, conformed_batches(table, schema, "source", origin), as_is=True)
             whole += intake.tables()
             respooled = respooled or intake.spooled
     return pa.concat_tables(whole), respooled
@@ -314,7 +227,9 @@ def _name_of(source: Any) -> str:
 
 
 def _no_source(origin: str) -> InputError:
-    return InputError(f"A source cannot be of type {origin}.", hint=f"pass {_TAKEN}")
+    lazy = origin.endswith("LazyFrame")
+    hint = "pass what its .collect() gives" if lazy else f"pass {_TAKEN}"
+    return InputError(f"A source cannot be of type {origin}.", hint=hint)
 
 
 def _refuse_spark(source: Any, origin: str) -> None:

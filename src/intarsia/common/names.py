@@ -1,11 +1,13 @@
-"""Column names in messages: those that come near a wrong one, and lists that stay short."""
+"""Names in messages: those that come near a wrong one, and lists that stay short."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-__all__ = ["listed_names", "near_names", "suggestion"]
+from intarsia.errors import ColumnNotFound
+
+__all__ = ["check_columns", "listed_names", "near_names", "suggestion"]
 
 _MOST = 12
 
@@ -30,4 +32,24 @@ def suggestion(absent: Sequence[str], names: Sequence[str], *, otherwise: str | 
     close = list(dict.fromkeys(near for name in absent for near in near_names(name, names)))
     if close:
         return f"did you mean {listed_names(close)}?"
-    return otherwise or (f"there is {listed_names(names)}." if names else "there are no columns.")
+    return otherwise or (f"there is {listed_names(names)}." if names else "there are none.")
+
+
+def check_columns(
+    named: Iterable[str],
+    names: Sequence[str],
+    *,
+    operation: str | None = None,
+    path: str | None = None,
+    what: str = "column",
+) -> None:
+    """Raise ColumnNotFound where some of the columns that were named are not there."""
+    known = set(names)
+    absent = [name for name in named if name not in known]
+    if absent:
+        told = f"{what} {listed_names(absent)} does not exist."
+        raise ColumnNotFound(
+            f"{operation}: {told}" if operation else told,
+            path=path,
+            hint=suggestion(absent, names),
+        )

@@ -9,8 +9,9 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from intarsia.common.exact import cast_exact, widened
+from intarsia.common.names import check_columns
 from intarsia.common.types import bit_width, kind_of
-from intarsia.errors import ColumnNotFound, SchemaMismatch
+from intarsia.errors import SchemaMismatch
 
 __all__ = ["opt_dtype", "text_type"]
 
@@ -35,12 +36,8 @@ def opt_dtype(
         ColumnNotFound: ``include`` or ``exclude`` names a column that is not there.
     """
     chosen = set(table.column_names if include is None else _names(include)) - set(_names(exclude))
-    absent = sorted((chosen | set(_names(exclude))) - set(table.column_names))
-    if absent:
-        raise ColumnNotFound(
-            f"opt_dtype: no column {', '.join(map(repr, absent))}",
-            hint=f"there are {', '.join(table.column_names)}",
-        )
+    named = sorted(chosen | set(_names(exclude)))
+    check_columns(named, table.column_names, operation="opt_dtype")
     for i, field in enumerate(table.schema):
         column = table.column(i)
         small = _smallest(column) if field.name in chosen and column.null_count < len(column) else None

@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.ipc
 import pyarrow.types as pt
 
+from intarsia.common.names import check_columns
 from intarsia.common.partition_filter import PartitionFilter, parse_partition_filter, partition_matches
 from intarsia.common.partition_rows import split_by_partition
 from intarsia.common.partition_values import (
@@ -25,7 +26,7 @@ from intarsia.common.partition_values import (
     value_type,
 )
 from intarsia.common.schema import is_nested
-from intarsia.errors import ColumnNotFound, DamagedTable, InputError, UnsafePath
+from intarsia.errors import DamagedTable, InputError, UnsafePath
 
 __all__ = [
     "HIVE_NULL",
@@ -209,13 +210,7 @@ def check_partition_columns(schema: pa.Schema, columns: Sequence[str], *, path: 
         UnsafePath: A column's name would hide its directory.
         InputError: A column is named twice or has a type that has no text, or no other column is left.
     """
-    absent = [name for name in columns if name not in schema.names]
-    if absent:
-        raise ColumnNotFound(
-            f"no partition column {', '.join(map(repr, absent))}",
-            path=path,
-            hint=f"there are {', '.join(schema.names)}",
-        )
+    check_columns(columns, schema.names, path=path, what="partition column")
     if len(set(columns)) < len(columns):
         raise InputError(f"a partition column is named twice: {list(columns)}", path=path)
     check_partition_names(columns, path=path)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from intarsia.common.exact import cast_exact, conform_table
 from intarsia.common.mismatch import CAST_IT, mismatch, name_problems
+from intarsia.common.names import suggestion
 from intarsia.common.narrow import opt_dtype, text_type
 from intarsia.common.types import (
     NUMBERS,
@@ -130,7 +131,7 @@ def check_key_types(schema: pa.Schema, keys: Sequence[str], *, side: str, operat
         raise KeyColumnError(
             f"{operation}: the {side} at {path} has no key column {', '.join(map(repr, absent))}",
             path=path,
-            hint=f"its columns are {', '.join(schema.names)}",
+            hint=suggestion(absent, schema.names),
         )
     fields = [schema.field(name) for name in keys]
     bad = [f"{field.name!r} ({field.type})" for field in fields if not _can_be_key(field.type)]

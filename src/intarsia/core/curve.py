@@ -19,10 +19,11 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.names import check_columns
 from intarsia.common.schema import is_nested
 from intarsia.core.keys import arange, comparable, decoded, flat
 from intarsia.core.prune import search
-from intarsia.errors import ColumnNotFound, InputError
+from intarsia.errors import InputError
 
 Curve = Literal["zorder", "hilbert", "linear"]
 CURVES = ("zorder", "hilbert", "linear")
@@ -129,12 +130,7 @@ def order_indices(
         raise InputError(f"curve={curve!r} is not known", hint=f"use one of {', '.join(map(repr, CURVES))}")
     if not by:
         raise InputError("An order needs at least one column.")
-    absent = [name for name in by if name not in table.column_names]
-    if absent:
-        raise ColumnNotFound(
-            f"There is no column {', '.join(map(repr, absent))} to order by.",
-            hint=f"the columns are {', '.join(table.column_names)}",
-        )
+    check_columns(by, table.column_names)
     columns = [_orderable(table[name], name) for name in by]
     keys = columns
     if curve != "linear" and len(columns) > 1:

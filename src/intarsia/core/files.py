@@ -12,6 +12,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.core import render
+from intarsia.core.sealed import Look, sealed
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -60,6 +61,8 @@ class Snapshot:
     """Sentences for the plan, such as that another writer seems to be active."""
     uniform: bool = True
     """True when every file has exactly the dataset's file schema."""
+    look: Look | None = field(default=None, compare=False, repr=False)
+    """Tells what is at a file's location now; None where files, once written, never change."""
 
     @property
     def rows(self) -> int:
@@ -83,19 +86,27 @@ class Snapshot:
     def dataset(self) -> ds.FileSystemDataset:
         """Exactly these files as a pyarrow dataset: columns, filters and batches are pyarrow's own.
 
-        The state is that of the snapshot as long as none of its files is replaced; a later commit that
-        replaces one makes reading it fail, never mix.
+        One consistent state, however late it is read: a file that was replaced or removed since the
+        snapshot was taken is not read, but CommitConflict raised; what is open already stays open as it
+        is. Memory and laziness are pyarrow's: files are opened when they are scanned.
         """
         import pyarrow.dataset as ds  # brings pandas along, which nothing else here needs
 
         parquet = ds.ParquetFileFormat()
+        filesystem = self._sealed()
         fragments = [
             parquet.make_fragment(
-                file.location, filesystem=self.filesystem, partition_expression=self._place_of(file)
+                file.location, filesystem=filesystem, partition_expression=self._place_of(file)
             )
             for file in self.files
         ]
-        return ds.FileSystemDataset(fragments, self.schema, parquet, self.filesystem)
+        return ds.FileSystemDataset(fragments, self.schema, parquet, filesystem)
+
+    def _sealed(self) -> pafs.FileSystem:
+        if self.look is None:
+            return self.filesystem
+        files = {file.location: (self.shown(file), file.fingerprint) for file in self.files}
+        return sealed(self.filesystem, files, self.look, self.root)
 
     def _place_of(self, file: DataFile) -> ds.Expression:
         place = pc.scalar(True)

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from intarsia.common.names import check_columns
 from intarsia.core import render
 from intarsia.core.bounds import bounds_of
 from intarsia.core.files import DataFile, Snapshot
-from intarsia.errors import ColumnNotFound
 
 SMALL_BYTES = 32 * 1024 * 1024
 MOST_CHUNKS = 200_000
@@ -122,13 +122,7 @@ def inspect_snapshot(
     Raises:
         ColumnNotFound: ``depth_of`` names a column that the table does not have.
     """
-    for name in depth_of:
-        if name not in snapshot.schema.names:
-            raise ColumnNotFound(
-                f"Column {name!r} is not in the table.",
-                path=snapshot.root,
-                hint=f"its columns are {', '.join(snapshot.schema.names)}",
-            )
+    check_columns(depth_of, snapshot.schema.names, operation="inspect", path=snapshot.root)
     footers = [file.footer for file in snapshot.files if file.footer is not None]
     chunks = _chunks(footers)
     parts = _partitions(snapshot)

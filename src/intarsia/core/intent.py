@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from intarsia.core.rule import Rule
 
@@ -23,9 +23,20 @@ class WriteOptions:
     """The most rows handled at once; None lets a row group decide."""
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Writing:
+    """What every operation says of what it writes."""
+
+    options: WriteOptions = field(default_factory=WriteOptions)
+    properties: Mapping[str, str] = field(default_factory=dict)
+    """Kept in the commit, as they are."""
+
+
 @dataclass(frozen=True, slots=True)
-class Merge:
+class Merge(_Writing):
     """Set source rows into the table by key."""
+
+    operation: ClassVar[str] = "merge"
 
     rule: Rule
     keys: tuple[str, ...]
@@ -37,12 +48,6 @@ class Merge:
     missing: Literal["error", "null"] = "error"
     schema_evolution: Any = None
     partition_columns: tuple[str, ...] | None = None
-    options: WriteOptions = field(default_factory=WriteOptions)
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "merge"
 
     def pins(self, columns: Collection[str]) -> bool:
         """Whether rows with equal keys are equal in all of these columns, by the same names."""
@@ -51,42 +56,32 @@ class Merge:
 
 
 @dataclass(frozen=True, slots=True)
-class Delete:
+class Delete(_Writing):
     """Remove the rows for which the predicate is TRUE."""
 
-    where: Predicate
-    options: WriteOptions = field(default_factory=WriteOptions)
-    properties: Mapping[str, str] = field(default_factory=dict)
+    operation: ClassVar[str] = "delete"
 
-    @property
-    def operation(self) -> str:
-        return "delete"
+    where: Predicate
 
 
 @dataclass(frozen=True, slots=True)
-class Update:
+class Update(_Writing):
     """Assign columns of the rows for which the predicate is TRUE."""
+
+    operation: ClassVar[str] = "update"
 
     assignments: tuple[tuple[tuple[str, ...], Any], ...]
     where: Predicate = None
-    options: WriteOptions = field(default_factory=WriteOptions)
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "update"
 
 
 @dataclass(frozen=True, slots=True)
-class Write:
+class Write(_Writing):
     """Add rows, or put them in the place of all rows or of their partitions' rows."""
 
     mode: Literal["append", "overwrite", "overwrite_partitions"]
     partition_columns: tuple[str, ...] | None = None
     missing: Literal["error", "null"] = "error"
     schema_evolution: Any = None
-    options: WriteOptions = field(default_factory=WriteOptions)
-    properties: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def operation(self) -> str:
@@ -94,23 +89,21 @@ class Write:
 
 
 @dataclass(frozen=True, slots=True)
-class Compact:
+class Compact(_Writing):
     """Bring small files of a partition together into files of about the target size."""
+
+    operation: ClassVar[str] = "compact"
 
     target_bytes: int | None = None
     target_rows: int | None = None
     partition_filter: Any = None
-    options: WriteOptions = field(default_factory=WriteOptions)
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "compact"
 
 
 @dataclass(frozen=True, slots=True)
-class Optimize:
+class Optimize(_Writing):
     """Order the rows of each partition along a curve over the given columns, in new files."""
+
+    operation: ClassVar[str] = "optimize"
 
     by: tuple[str, ...]
     curve: Literal["zorder", "hilbert", "linear"] = "zorder"
@@ -121,27 +114,17 @@ class Optimize:
     deduplicate: bool = False
     """With no ``deduplicate_keys``: rows that are equal in every column count as one."""
     dedup_order_by: tuple[str, ...] = ()
-    options: WriteOptions = field(default_factory=WriteOptions)
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "optimize"
 
 
 @dataclass(frozen=True, slots=True)
-class Deduplicate:
+class Deduplicate(_Writing):
     """Leave one row per key; without keys, one of each set of equal rows."""
+
+    operation: ClassVar[str] = "deduplicate"
 
     keys: tuple[str, ...] = ()
     order_by: tuple[str, ...] = ()
     partition_filter: Any = None
-    options: WriteOptions = field(default_factory=WriteOptions)
-    properties: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def operation(self) -> str:
-        return "deduplicate"
 
 
 Intent = Merge | Delete | Update | Write | Compact | Optimize | Deduplicate

@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.partitions import (
-    parse_hive_partition_path,
-    parse_partition_filter,
-    partition_matches,
-)
+from intarsia.common.names import listed_names, suggestion
+from intarsia.common.partition_filter import PartitionFilter, parse_partition_filter, partition_matches
+from intarsia.common.partitions import parse_hive_partition_path
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
@@ -29,7 +27,7 @@ from intarsia.core.prune import (
 )
 from intarsia.core.rule import Drop
 from intarsia.core.verdicts import verdicts
-from intarsia.errors import InputError, NothingMatched
+from intarsia.errors import InputError, NothingMatched, PartitionColumnNotFound
 
 DEFAULT_TARGET_BYTES = 128 << 20
 
@@ -190,7 +188,10 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
     wanted = "" if partition_filter is None else f" matching partition_filter {partition_filter!r}"
     if partition_filter is not None:
         parsed = parse_partition_filter(partition_filter)
-        files = tuple(f for f in files if partition_matches(parse_hive_partition_path(f.path), parsed))
+        partitions = [parse_hive_partition_path(file.path) for file in files]
+        _check_filter(parsed, {name for values in partitions for name in values}, snapshot, wanted)
+        pairs = zip(files, partitions, strict=True)
+        files = tuple(file for file, values in pairs if partition_matches(values, parsed))
     if not files:
         raise NothingMatched(
             f"No matching Parquet files were found under {snapshot.root}{wanted}.",
@@ -198,6 +199,19 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
             hint="check the path and the partition_filter.",
         )
     return files
+
+
+def _check_filter(parsed: PartitionFilter, found: Collection[str], snapshot: Snapshot, wanted: str) -> None:
+    """Refuse columns that no file is partitioned by; without any file there is nothing to tell them from."""
+    named = dict.fromkeys(name for alternative in parsed for name, _ in alternative)
+    absent = [name for name in named if name not in found]
+    if absent and snapshot.files:
+        raise PartitionColumnNotFound(
+            f"No matching Parquet files were found under {snapshot.root}{wanted}:"
+            f" there is no partition column {listed_names(absent)}.",
+            path=snapshot.root,
+            hint=suggestion(absent, sorted(found)),
+        )
 
 
 def check_thresholds(megabytes: float | None, rows: int | None) -> None:

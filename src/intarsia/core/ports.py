@@ -10,7 +10,7 @@ from intarsia.core.change import Change, Committed, Staging
 from intarsia.core.files import DataFile, Snapshot
 
 if TYPE_CHECKING:
-    from intarsia.common.arrow import Source
+    from intarsia.common.source import Source
     from intarsia.core.intent import Intent
     from intarsia.core.matches import Matches
     from intarsia.core.plan import Plan
@@ -34,12 +34,7 @@ class Workplace(Protocol):
         """Where to write; the directory exists."""
 
     def place(
-        self,
-        partition: Mapping[str, Any],
-        prefix: str,
-        ordinal: int,
-        *,
-        beside: DataFile | None = None,
+        self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
         """The table path of a new file with these typed partition values.
 

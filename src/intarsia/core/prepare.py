@@ -9,11 +9,11 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.arrow import Source, conformed, selected
-from intarsia.common.names import listed_names, suggestion
+from intarsia.common.names import check_columns, listed_names
 from intarsia.common.partitions import check_partition_columns
 from intarsia.common.schema import check_key_types, conform_schema, convert_large_types_to_normal
-from intarsia.core.expr import columns as columns_of
+from intarsia.common.source import Source, conformed, selected
+from intarsia.core.clauses import resolve_assignments, resolve_rule
 from intarsia.core.expr import resolve
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
@@ -22,16 +22,14 @@ from intarsia.core.planning import SourceFacts
 from intarsia.core.problems import (
     check_exists,
     duplicate_source_keys,
-    missing_columns,
     missing_keys,
     null_source_keys,
 )
 from intarsia.core.prune import KeyRange, PartitionSet
-from intarsia.core.rule import STRATEGIES, Assign, Clause, Insert, Rule
-from intarsia.errors import ColumnNotFound, InputError, PartitionMoveError, SchemaMismatch
+from intarsia.core.rule import STRATEGIES
+from intarsia.errors import InputError, SchemaMismatch
 
 _NOTHING = pa.table({})
-_NO_COLUMNS = pa.schema([])
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,10 +153,8 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
     if absent:
         raise missing_keys(absent, source.names, side="source", operation=operation, path=path)
     check_key_types(source, intent.source_keys, side="source", operation=operation, path=path)
-    absent = [name for name in intent.dedup_order_by if name not in source.names]
-    if absent:
-        what = "dedup_order_by column of the source"
-        raise missing_columns(absent, source.names, operation=operation, path=path, what=what)
+    what = "dedup_order_by column of the source"
+    check_columns(intent.dedup_order_by, source.names, operation=operation, path=path, what=what)
     if not snapshot.files:
         return
     absent = [name for name in intent.keys if name not in snapshot.schema.names]
@@ -275,106 +271,6 @@ def settle_partition_columns(
     return columns
 
 
-def resolve_rule(
-    rule: Rule, target: pa.Schema, source: pa.Schema, partition_columns: Sequence[str], path: str
-) -> Rule:
-    """The rule with every name and type in its clauses settled."""
-    clauses = [_resolved_clause(clause, target, source, partition_columns, path) for clause in rule.clauses]
-    return replace(rule, clauses=tuple(clauses))
-
-
-def _resolved_clause(
-    clause: Clause, target: pa.Schema, source: pa.Schema, partition_columns: Sequence[str], path: str
-) -> Clause:
-    # Where there is no target row, a bare name can only be the source's.
-    left = _NO_COLUMNS if clause.side == "source_only" else target
-    other = None if clause.side == "target_only" else source
-    condition = clause.condition
-    if condition is not None:
-        if clause.side == "source_only":
-            _only_source_columns(condition, "condition", path)
-        condition = resolve(condition, left, source=other, expect=pa.bool_())
-    action: Any = clause.action
-    if isinstance(action, (Assign, Insert)) and action.values is not None:
-        if clause.side == "source_only":
-            for _, value in action.values:
-                _only_source_columns(value, "insert", path)
-        apart = partition_columns if isinstance(action, Assign) else ()
-        values = _resolved_values(action.values, target, left=left, other=other, apart=apart, path=path)
-        action = replace(action, values=values)
-    return replace(clause, condition=condition, action=action)
-
-
-def _only_source_columns(expression: Any, what: str, path: str) -> None:
-    if any(side == "target" for side, _ in columns_of(expression)):
-        raise InputError(
-            f"The {what} of when_not_matched() cannot see the target: there is no such row.", path=path
-        )
-
-
-def _resolved_values(
-    values: Sequence[tuple[Any, Any]],
-    target: pa.Schema,
-    *,
-    left: pa.Schema,
-    other: pa.Schema | None,
-    apart: Sequence[str],
-    path: str,
-) -> tuple[tuple[tuple[str, ...], Any], ...]:
-    resolved = []
-    seen: set[tuple[str, ...]] = set()
-    for name, expression in values:
-        column = _assigned_path(name, target, path)
-        if column[0] in apart:
-            raise PartitionMoveError(
-                f"partition columns cannot change for existing rows, but {column[0]!r} is assigned.",
-                path=path,
-                hint="delete the rows and insert them anew.",
-            )
-        if any(column[: len(s)] == s or s[: len(column)] == column for s in seen):
-            raise InputError(f"column {'.'.join(column)!r} is assigned twice.", path=path)
-        seen.add(column)
-        kind = _field_type(target, column)
-        resolved.append((column, resolve(expression, left, source=other, expect=kind)))
-    return tuple(resolved)
-
-
-def _assigned_path(name: Any, target: pa.Schema, path: str) -> tuple[str, ...]:
-    parts = (name,) if isinstance(name, str) else tuple(name)
-    whole = ".".join(parts)
-    try:
-        _field_type(target, parts)
-    except KeyError:
-        if whole in target.names:  # a dot may also be part of a name
-            return (whole,)
-        folded = [n for n in target.names if n.lower() == parts[0].lower()]
-        if len(parts) == 1 and len(folded) == 1:
-            return (folded[0],)
-        near = suggestion([whole], _beside(parts, target))
-        raise ColumnNotFound(f"column {whole!r} does not exist.", path=path, hint=near) from None
-    return parts
-
-
-def _beside(parts: Sequence[str], schema: pa.Schema) -> list[str]:
-    """The names among which the first part that is not there might have been."""
-    fields, above = list(schema), ""
-    for part in parts:
-        found = next((field for field in fields if field.name == part), None)
-        if found is None or not pa.types.is_struct(found.type):
-            break
-        fields, above = list(found.type), f"{above}{part}."
-    return [above + field.name for field in fields]
-
-
-def _field_type(schema: pa.Schema, parts: Sequence[str]) -> pa.DataType:
-    kind = schema.field(parts[0]).type
-    for part in parts[1:]:
-        if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
-            raise KeyError(part)
-        kind = kind.field(part).type
-    return kind
-
-
 def _resolved_predicate(where: Any, snapshot: Snapshot) -> Any:
     if where is None or isinstance(where, pc.Expression) or not snapshot.files:
         return where
@@ -384,7 +280,7 @@ def _resolved_predicate(where: Any, snapshot: Snapshot) -> Any:
 def _resolved_update(intent: Update, snapshot: Snapshot) -> Update:
     if not snapshot.files:
         return intent
-    values = _resolved_values(
+    values = resolve_assignments(
         intent.assignments,
         snapshot.schema,
         left=snapshot.schema,
@@ -396,8 +292,5 @@ def _resolved_update(intent: Update, snapshot: Snapshot) -> Update:
 
 
 def _check_columns(names: Sequence[str], snapshot: Snapshot, operation: str) -> None:
-    if not snapshot.files:
-        return
-    absent = [name for name in names if name not in snapshot.schema.names]
-    if absent:
-        raise missing_columns(absent, snapshot.schema.names, operation=operation, path=snapshot.root)
+    if snapshot.files:
+        check_columns(names, snapshot.schema.names, operation=operation, path=snapshot.root)

@@ -7,12 +7,12 @@ from typing import Any
 
 import pyarrow as pa
 
-from intarsia.common.arrow import take_rows
 from intarsia.common.names import listed_names, suggestion
+from intarsia.common.spool import take_rows
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Merge
 from intarsia.core.keys import KeyIndex
-from intarsia.errors import ColumnNotFound, KeyColumnError, NothingMatched, PartitionMoveError
+from intarsia.errors import KeyColumnError, NothingMatched, PartitionMoveError
 
 SAMPLES = 3
 
@@ -36,17 +36,6 @@ def missing_keys(
         f" which has {listed_names(names)}.",
         path=path,
         hint=suggestion(absent, names, otherwise="name keys that both sides have."),
-    )
-
-
-def missing_columns(
-    absent: Sequence[str], names: Sequence[str], *, operation: str, path: str, what: str = "column"
-) -> ColumnNotFound:
-    """The error, to be raised, for columns that were named and are not there."""
-    return ColumnNotFound(
-        f"{operation}: {what} {listed_names(absent)} does not exist.",
-        path=path,
-        hint=suggestion(absent, names),
     )
 
 

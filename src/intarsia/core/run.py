@@ -6,8 +6,8 @@ import time
 from collections.abc import Mapping
 from dataclasses import replace
 
-from intarsia.common.arrow import Source
 from intarsia.common.log import logger
+from intarsia.common.source import Source
 from intarsia.core.change import Change, Committed
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write

@@ -11,14 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.log import logger
-from intarsia.common.names import suggestion
+from intarsia.common.names import check_columns, suggestion
 from intarsia.core.evaluate import true_mask
 from intarsia.core.expr import And, Column, Compare, Expr, In, Not, Or, literal, resolve
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.incremental import files_snapshot
 from intarsia.core.merge import listed_columns
-from intarsia.core.problems import missing_columns
 from intarsia.core.verdicts import Verdict, verdicts
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.arrow.threads import in_order
@@ -191,9 +190,7 @@ class Task:
 
 
 def _check_names(names: Sequence[str], wanted: Reading, snapshot: Snapshot) -> None:
-    absent = [name for name in names if name not in snapshot.schema.names]
-    if absent:
-        raise missing_columns(absent, snapshot.schema.names, operation="read_parquet", path=snapshot.root)
+    check_columns(names, snapshot.schema.names, operation="read_parquet", path=snapshot.root)
     if wanted.include_file_path and FILE_PATH in snapshot.schema.names:
         raise InputError(
             f"read_parquet: {snapshot.root} has a column {FILE_PATH!r} of its own.",

@@ -34,7 +34,6 @@ from intarsia.pipeline.model import (
 )
 from intarsia.pipeline.shape import derivations, predicate, type_named
 from intarsia.request import bytes_per_file, key_pairs, merge_rule, predicate_of, requested
-from intarsia.sql.clauses import parse_clauses
 from intarsia.sql.parse import parse_assignments
 
 _NAME = re.compile(r"^[\w][\w .\-]*$")
@@ -52,20 +51,9 @@ def check(pipeline: Pipeline) -> None:
     _Check(pipeline).run()
 
 
-def clauses_of(step: Merge) -> tuple[Clause, ...] | None:
-    """The clauses of a merge; None where it has a strategy. Raises InputError where one cannot be read."""
-    given = (step.when,) if isinstance(step.when, str) else step.when
-    found: list[Clause] = []
-    for entry in given:
-        dialect = step.options.get("dialect")
-        found += [entry] if isinstance(entry, Clause) else parse_clauses(entry, dialect=dialect)
-    return tuple(found) or None
-
-
-def meant(word: str, known: Iterable[str]) -> str:
-    """A hint: the known words that may be meant, or all of them."""
-    words = sorted(known)
-    return suggestion([word], words) if words else "there are none."
+def clauses_of(step: Merge) -> str | tuple[str | Clause, ...] | None:
+    """The clauses of a merge as :func:`intarsia.merge` takes them; None where it has a strategy."""
+    return step.when if isinstance(step.when, str) else tuple(step.when) or None
 
 
 class _Check:
@@ -198,10 +186,10 @@ class _Check:
                 check_portable(source)
 
     def _options(self, place: str, given: Mapping[str, Any], known: type[Any]) -> None:
-        names_known = tuple(get_type_hints(known))
+        names_known = sorted(get_type_hints(known))
         for name in given:
             if name not in names_known:
-                raise self.wrong(place, f"the option {name!r} is not known.", meant(name, names_known))
+                raise self.wrong(place, f"the option {name!r} is not known.", suggestion([name], names_known))
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
@@ -214,7 +202,9 @@ class _Check:
 
     def _known(self, place: str, key: str, name: str, known: Iterable[str]) -> None:
         if name not in known:
-            raise self.wrong(f"{place} {key}", f"there is no {key} {name!r}.", meant(name, known))
+            raise self.wrong(
+                f"{place} {key}", f"there is no {key} {name!r}.", suggestion([name], sorted(known))
+            )
 
     def _circles(self) -> None:
         """A target that is made from itself never comes to rest."""

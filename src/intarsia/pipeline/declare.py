@@ -11,8 +11,9 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+from intarsia.common.names import suggestion
 from intarsia.errors import InputError, NothingMatched, StorageError
-from intarsia.pipeline.check import check, meant
+from intarsia.pipeline.check import check
 from intarsia.pipeline.model import KINDS, Pipeline, Source, SparkSettings, Step, Target, names
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
@@ -95,8 +96,8 @@ class _Reading:
         )
         unused = [name for name in self.given if name not in self.used and name not in self.own]
         if unused:
-            known = {*self.own, *self.used}
-            raise self.wrong("params", f"it has no parameter {unused[0]!r}.", meant(unused[0], known))
+            known = sorted({*self.own, *self.used})
+            raise self.wrong("params", f"it has no parameter {unused[0]!r}.", suggestion([unused[0]], known))
         return pipeline
 
     def wrong(self, place: str, message: str, hint: str | None = None) -> InputError:
@@ -121,7 +122,9 @@ class _Reading:
     def _keys(self, place: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
         for key in table:
             if key not in known:
-                raise self.wrong(f"{place}, key {key!r}", "this key is not known.", meant(key, known))
+                raise self.wrong(
+                    f"{place}, key {key!r}", "this key is not known.", suggestion([key], sorted(known))
+                )
 
     def _made(self, place: str, raw: Any, kind: type[Any]) -> Any:
         """The value of a dataclass from a table with its fields as keys."""
@@ -170,7 +173,9 @@ class _Reading:
             raise self.wrong(place, "the key 'operation' is missing.", f"it is one of {', '.join(KINDS)}.")
         operation = self._value(f"{place} operation", raw["operation"], str)
         if operation not in KINDS:
-            raise self.wrong(f"{place} operation", f"there is no {operation!r}.", meant(operation, KINDS))
+            raise self.wrong(
+                f"{place} operation", f"there is no {operation!r}.", suggestion([operation], sorted(KINDS))
+            )
         kind = KINDS[operation]
         rest = {key: value for key, value in raw.items() if key != "operation"}
         typed = self._typed(place, rest, kind, kind.keys(), kind.needs)
@@ -217,7 +222,9 @@ class _Reading:
     def _word(self, place: str, value: Any, words: tuple[str, ...]) -> str:
         word = self._value(place, value, str)
         if word not in words:
-            raise self.wrong(place, f"{word!r} is not one of {', '.join(words)}.", meant(word, words))
+            raise self.wrong(
+                place, f"{word!r} is not one of {', '.join(words)}.", suggestion([word], sorted(words))
+            )
         return str(word)
 
     def _several(self, place: str, value: Any, inner: Any) -> tuple[Any, ...]:

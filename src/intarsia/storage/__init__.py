@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from intarsia.storage.port import Entry, Storage, storage_errors
+from intarsia.storage.port import Entry, Look, Storage, storage_errors
 from intarsia.storage.posix import PosixStorage
 from intarsia.storage.remote import RemoteStorage
 from intarsia.storage.resolve import open_storage
 
-__all__ = ["Entry", "PosixStorage", "RemoteStorage", "Storage", "open_storage", "storage_errors"]
+__all__ = ["Entry", "Look", "PosixStorage", "RemoteStorage", "Storage", "open_storage", "storage_errors"]

@@ -109,6 +109,17 @@ class Storage(Protocol):
         """Hold an exclusive lock; raises CommitConflict after ``timeout`` seconds."""
 
 
+@dataclass(frozen=True, slots=True)
+class Look:
+    """Tells the fingerprint of the file at a path as of now, None when it is gone; pickles."""
+
+    storage: Storage
+
+    def __call__(self, path: str) -> tuple[int, int, int | str | None] | None:
+        entry = self.storage.stat(path)
+        return None if entry is None else entry.fingerprint
+
+
 @contextmanager
 def storage_errors(action: str, path: str, *, hint: str | None = None) -> Iterator[None]:
     """Let an OSError leave as StorageError, with its errno, the path and what was tried."""

@@ -1,7 +1,7 @@
 """Checks an expression against schemas and gives it types: columns found, constants fitted, casts put in.
 
 What comes out computes the same on every engine, because nothing is left to an engine's own rules of
-conversion. Fitting constants to columns is in fit.py.
+conversion. Finding columns is in lookup.py, fitting constants to them in fit.py.
 """
 
 from __future__ import annotations
@@ -14,11 +14,11 @@ from typing import NoReturn, assert_never
 import pyarrow as pa
 import pyarrow.types as pt
 
-from intarsia.common.names import near_names, suggestion
 from intarsia.core.expr.casts import castable
 from intarsia.core.expr.fit import against_literal, fitted
 from intarsia.core.expr.functions import FUNCTIONS, NOW
 from intarsia.core.expr.kernels import mirrored
+from intarsia.core.expr.lookup import found_column
 from intarsia.core.expr.nodes import (
     And,
     Arithmetic,
@@ -37,7 +37,6 @@ from intarsia.core.expr.nodes import (
     Negate,
     Not,
     Or,
-    Side,
     children,
     literal,
 )
@@ -59,7 +58,7 @@ from intarsia.core.expr.types import (
     type_name,
     working_type,
 )
-from intarsia.errors import ColumnNotFound, InputError, NotSupported, SchemaMismatch
+from intarsia.errors import InputError, NotSupported, SchemaMismatch
 
 
 def resolve(
@@ -114,7 +113,7 @@ class _Resolver:
     def _typed(self, expr: Expr) -> Typed:
         match expr:
             case Column():
-                return self.column(expr)
+                return found_column(expr, self.schema, self.source)
             case Literal(_, type):
                 return _working_literal(expr), working_type(type)
             case Not(operand):
@@ -144,50 +143,6 @@ class _Resolver:
             case Call(name, args):
                 return self.called(name, args)
         assert_never(expr)
-
-    # Names
-
-    def column(self, node: Column) -> Typed:
-        if self.source is None:
-            # "target" and "source" are plain names outside a merge, unless no such column exists.
-            if node.side is not None and any(name.lower() == node.side for name in self.schema.names):
-                node = Column((node.side, *node.path), None, node.exact)
-            if node.side == "source":
-                raise InputError(f"{to_sql(node)} names a source, and there is none here")
-            path, type = self.find(node, self.schema)
-            return Column(path, None, True), type
-        side: Side = node.side or self.side_of(node)
-        path, type = self.find(node, self.schema if side == "target" else self.source)
-        return Column(path, side, True), type
-
-    def side_of(self, node: Column) -> Side:
-        assert self.source is not None
-        places: list[Side] = []
-        if _matching(node.path[0], self.schema.names, node.exact):
-            places.append("target")
-        if _matching(node.path[0], self.source.names, node.exact):
-            places.append("source")
-        if len(places) == 2:
-            name = ".".join(node.path)
-            raise InputError(
-                f"{name!r} is a column of both sides", hint=f"write target.{name} or source.{name}"
-            )
-        return places[0] if places else "target"
-
-    def find(self, node: Column, schema: pa.Schema) -> tuple[tuple[str, ...], pa.DataType]:
-        fields = list(schema)
-        path: list[str] = []
-        found: pa.DataType = pa.null()
-        for part in node.path:
-            names = [field.name for field in fields]
-            matches = _matching(part, names, node.exact)
-            if len(matches) != 1:
-                _not_one(".".join(node.path), part, matches, names)
-            field = fields[names.index(matches[0])]
-            path.append(field.name)
-            found = field.type
-            fields = list(field.type) if pt.is_struct(field.type) else []
-        return tuple(path), working_type(found)
 
     # Types
 
@@ -385,21 +340,3 @@ def _pattern(pattern: Expr, expr: Like) -> tuple[Literal, bool, str | None]:
 
 def _today(now: datetime.datetime) -> Typed:
     return literal(now.astimezone(datetime.UTC).date(), DATE), DATE
-
-
-def _matching(name: str, names: Sequence[str], exact: bool) -> list[str]:
-    if name in names:
-        return [name]
-    return [] if exact else [other for other in names if other.lower() == name.lower()]
-
-
-def _not_one(path: str, part: str, matches: Sequence[str], names: Sequence[str]) -> NoReturn:
-    if matches:
-        raise InputError(
-            f"column {path!r} could be any of {', '.join(map(repr, matches))}", hint="quote the one you mean"
-        )
-    close = near_names(part, names)
-    hint = suggestion([part], names) if names else ""
-    if not close and path == part:  # a text that is not quoted, or not as SQL does
-        hint += f" A text is written in single quotes: '{part}'"
-    raise ColumnNotFound(f"there is no column {path!r}", hint=hint.strip() or None)

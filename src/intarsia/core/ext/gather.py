@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 
 from intarsia.common.formats import SUFFIXES, Format, agreed_types, partition_scalars
 from intarsia.common.log import redact
+from intarsia.common.names import check_columns
 from intarsia.common.paths import InputFile, find_input_files
 from intarsia.common.schema import conform_table, unify_schemas
 from intarsia.errors import ColumnNotFound, InputError
@@ -61,13 +62,7 @@ class Wanted:
 
     def check(self, schema: pa.Schema) -> None:
         """Refuse columns that are not there, and a file_path that is there already."""
-        absent = [name for name in self.columns or () if name not in schema.names]
-        if absent:
-            raise ColumnNotFound(
-                f"{self.operation}: there is no column {', '.join(map(repr, absent))} in {self.shown}.",
-                path=self.shown,
-                hint=f"the columns are {', '.join(schema.names)}",
-            )
+        check_columns(self.columns or (), schema.names, operation=self.operation, path=self.shown)
         if self.include_file_path and FILE_PATH in schema.names:
             raise InputError(
                 f"{self.operation}: {self.shown} has a column {FILE_PATH!r} of its own.",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from contextlib import ExitStack
 from typing import Any
 
 from intarsia.common.arrow import adopt
@@ -45,21 +46,23 @@ def merge_parquet_dataset_pyarrow(
         KeyColumnError: keys missing, NULL or duplicate; nothing was written.
         SchemaMismatch: columns or values that do not fit; nothing was written.
     """
-    with operation_log(log, "merge", shown(target_path)):
-        keys = normalize_keys(key_columns)
-        rule = strategy_rule(strategy)
-        io = PyarrowDatasetIO(filesystem, **options)
-        names = partition_names(partition_columns, partition_by)
-        table = io.table(target_path)
-        found = table.snapshot()
-        spool = {name: options[name] for name in ("spool_bytes", "spool_dir") if name in options}
-        with adopt(
-            source,
-            filesystem=filesystem,
-            partition_columns=found.partition_columns if names is None else names,
-            types=found.schema if found.files else None,
-            **spool,
-        ) as taken:
+    with ExitStack() as stack:
+        with operation_log(log, "merge", shown(target_path)):
+            keys = normalize_keys(key_columns)
+            rule = strategy_rule(strategy)
+            io = PyarrowDatasetIO(filesystem, **options)
+            names = partition_names(partition_columns, partition_by)
+            table = io.table(target_path)
+            found = table.snapshot()
+            spool = {name: options[name] for name in ("spool_bytes", "spool_dir") if name in options}
+            adopted = adopt(
+                source,
+                filesystem=filesystem,
+                partition_columns=found.partition_columns if names is None else names,
+                types=found.schema if found.files else None,
+                **spool,
+            )
+            taken = stack.enter_context(adopted)
             snapshot = with_types_of(taken.schema, found)
             validate_keys_and_schema(
                 taken.schema if options.get("null_keys") == "match" else taken.table,
@@ -71,9 +74,10 @@ def merge_parquet_dataset_pyarrow(
                 schema_evolution=options.get("schema_evolution"),
                 partition_columns=snapshot.partition_columns,
             )
-            result = io.merge(
-                taken.table, table, rule.name, keys, partition_by=names, dedup_order_by=dedup_order_by
-            )
+        # Outside of the block above: the merge logs what it does not expect itself.
+        result = io.merge(
+            taken.table, table, rule.name, keys, partition_by=names, dedup_order_by=dedup_order_by
+        )
     return compute_merge_stats(
         inserted=result.inserted,
         updated=result.updated,

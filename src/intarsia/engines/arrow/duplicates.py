@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.names import check_columns
 from intarsia.common.schema import check_key_types, is_nested
 from intarsia.core.files import DataFile
 from intarsia.core.keys import arange
@@ -28,7 +29,7 @@ from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.arrow.repeats import key_form, losing, repeated
 from intarsia.engines.arrow.separate import Cell
 from intarsia.engines.arrow.threads import in_order, shares
-from intarsia.errors import ColumnNotFound, InputError
+from intarsia.errors import InputError
 
 _ROW, _GROUP = "\0row", "\0group"
 """Columns of our own beside those of the dataset, under names that those cannot have."""
@@ -102,13 +103,7 @@ def _checked_keys(plan: Plan, keys: Sequence[str]) -> tuple[str, ...]:
 
 def _check_order(plan: Plan, order_by: Sequence[str]) -> None:
     path, schema = plan.snapshot.root, plan.schema
-    absent = [name for name in order_by if name not in schema.names]
-    if absent:
-        raise ColumnNotFound(
-            f"{plan.operation}: there is no column {', '.join(map(repr, absent))} to order duplicates by.",
-            path=path,
-            hint=f"the columns are {', '.join(schema.names)}.",
-        )
+    check_columns(order_by, schema.names, operation=plan.operation, path=path)
     nested = [name for name in order_by if is_nested(schema.field(name).type)]
     if nested:
         raise InputError(

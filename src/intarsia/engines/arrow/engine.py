@@ -7,7 +7,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from intarsia.common.arrow import Source, adopt
+from intarsia.common.arrow import adopt
+from intarsia.common.source import Source
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write

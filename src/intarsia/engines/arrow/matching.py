@@ -10,7 +10,6 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.evaluate import true_mask
-from intarsia.core.expr import columns as columns_of
 from intarsia.core.intent import Merge
 from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, flat
 from intarsia.core.matches import Hits, Matches
@@ -18,8 +17,8 @@ from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.problems import null_target_keys, partition_moves, several_matches
 from intarsia.core.prune import PartitionSet
 from intarsia.core.rule import Action, Clause, Drop, Insert, Replace, Rule
+from intarsia.engines.arrow.key_columns import KeyColumns, Piece
 from intarsia.engines.arrow.overlay import take_rows
-from intarsia.engines.arrow.reading import FileReader, constant_key
 
 BATCH_ROWS = 500_000
 MOST_BATCH_ROWS = 16_000_000
@@ -124,16 +123,17 @@ class MergeMatcher:
             found[path].hits = _joined(classified)
         return list(found.values())
 
-    def _portions(self, batch: Sequence[FilePlan]) -> Iterator[list[_Piece]]:
+    def _portions(self, batch: Sequence[FilePlan]) -> Iterator[list[Piece]]:
         """What is looked up at once: all of it, as that builds the hash table once, or ``batch_rows``."""
-        pieces = (piece for plan in batch for piece in self._pieces(plan))
+        columns = KeyColumns(self.plan.snapshot, self.intent)
+        pieces = (piece for plan in batch for piece in columns.pieces(plan))
         if self.intent.options.batch_rows is not None:
             yield from ([piece] for piece in pieces)
         elif whole := list(pieces):
             yield whole
 
     def _look_up(
-        self, pieces: list[_Piece], found: dict[str, FileMatch], parts: dict[str, list[_Classified]]
+        self, pieces: list[Piece], found: dict[str, FileMatch], parts: dict[str, list[_Classified]]
     ) -> None:
         answers = self._answers(pieces)
         for piece, (there, here) in zip(pieces, answers, strict=True):
@@ -144,7 +144,7 @@ class MergeMatcher:
             if len(there) or self.rule.touches_target_only:
                 parts.setdefault(piece.plan.file.path, []).append(self._classify(piece, there, here, result))
 
-    def _answers(self, pieces: Sequence[_Piece]) -> list[tuple[pa.Array, pa.Array]]:
+    def _answers(self, pieces: Sequence[Piece]) -> list[tuple[pa.Array, pa.Array]]:
         """Per piece the pairs (row of the piece, source row) with equal keys."""
         ordered = self.source.ordered
         pairs = [None if ordered is None else ordered.pairs(piece.keys[0]) for piece in pieces]
@@ -152,7 +152,7 @@ class MergeMatcher:
         looked_up = iter(self._looked_up(rest) if rest else ())
         return [next(looked_up) if known is None else known for known in pairs]
 
-    def _looked_up(self, pieces: Sequence[_Piece]) -> Iterator[tuple[pa.Array, pa.Array]]:
+    def _looked_up(self, pieces: Sequence[Piece]) -> Iterator[tuple[pa.Array, pa.Array]]:
         """The same for pieces in any order, all of them in one lookup."""
         columns = [
             pa.chunked_array([piece.keys[number] for piece in pieces])
@@ -168,60 +168,7 @@ class MergeMatcher:
             yield rows, here.slice(begin, end - begin)
             begin, offset = end, offset + piece.rows
 
-    def _pieces(self, plan: FilePlan) -> Iterator[_Piece]:
-        snapshot = self.plan.snapshot
-        needed = [name for name in self.intent.keys if name not in plan.file.partition]
-        extra = [name for name in self._condition_columns() if name not in needed]
-        if not (needed or extra) and self._conditional:
-            needed = list(self.intent.keys)  # so that the rows of the table can be counted
-        with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
-            wanted = set(plan.row_groups)
-            start = 0
-            for group in range(reader.footer.num_row_groups):
-                rows = reader.footer.row_group(group).num_rows
-                if group in wanted:
-                    offset = start
-                    for count, table in self._read(reader, [*needed, *extra], group):
-                        yield _Piece(plan, offset, count, self._keys(plan, table, count), table)
-                        offset += count
-                start += rows
-
-    def _read(self, reader: FileReader, columns: list[str], group: int) -> Iterator[tuple[int, pa.Table]]:
-        """A row group's columns with their length, which a table of no columns does not know."""
-        limit = self.intent.options.batch_rows
-        if limit is None or not columns:
-            yield reader.footer.row_group(group).num_rows, reader.read(columns, group)
-            return
-        for piece in reader.pieces(columns, group, batch_rows=limit):
-            yield piece.num_rows, piece
-
-    def _keys(self, plan: FilePlan, table: pa.Table, rows: int) -> list[pa.Array]:
-        keys = []
-        for name in self.intent.keys:
-            kind = self.plan.snapshot.schema.field(name).type
-            if name in plan.file.partition:
-                keys.append(constant_key(plan.file.partition[name], kind, rows))
-            elif name in self.plan.snapshot.partition_columns:
-                column = flat(table[name])  # unknown from the path: the same form as its siblings
-                keys.append(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
-            else:
-                keys.append(flat(table[name]))
-        return keys
-
-    @property
-    def _conditional(self) -> bool:
-        conditions = (self.intent.residual, *(clause.condition for clause in self.acting))
-        return any(condition is not None for condition in conditions)
-
-    def _condition_columns(self) -> list[str]:
-        """Target columns that conditions read, beside the keys."""
-        used: set[str] = set()
-        for expression in (self.intent.residual, *(clause.condition for clause in self.acting)):
-            if expression is not None:
-                used |= {path[0] for side, path in columns_of(expression) if side != "source"}
-        return [name for name in self.plan.snapshot.schema.names if name in used]
-
-    def _classify(self, piece: _Piece, there: pa.Array, here: pa.Array, result: FileMatch) -> _Classified:
+    def _classify(self, piece: Piece, there: pa.Array, here: pa.Array, result: FileMatch) -> _Classified:
         if self.intent.residual is not None and len(there):
             kept = true_mask(
                 self.intent.residual, take_rows(piece.table, there), take_rows(self.source.table, here)
@@ -248,7 +195,7 @@ class MergeMatcher:
         return there.take(first), here.take(first)
 
     def _decide(
-        self, piece: _Piece, rows: pa.Array, sources: pa.Array | None, side: str, out: _Classified
+        self, piece: Piece, rows: pa.Array, sources: pa.Array | None, side: str, out: _Classified
     ) -> None:
         """The first clause whose condition is TRUE takes the row."""
         for number, clause in enumerate(self.acting):
@@ -350,17 +297,6 @@ class MergeMatcher:
             chosen.append((clause.action, rows.filter(hit)))
             rows = rows.filter(pc.invert(hit))
         return tuple((action, taken) for action, taken in chosen if len(taken))
-
-
-@dataclass(frozen=True, slots=True)
-class _Piece:
-    """The key columns of one row group, and what conditions need beside them."""
-
-    plan: FilePlan
-    start: int
-    rows: int
-    keys: list[pa.Array]
-    table: pa.Table
 
 
 @dataclass(slots=True)

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import pyarrow as pa
 
+from intarsia.common.names import check_columns
 from intarsia.common.schema import is_nested
 from intarsia.core.change import Change, StagedFile
 from intarsia.core.curve import CURVES, bits_for
@@ -28,7 +29,7 @@ from intarsia.engines.arrow.row_groups import RowGroups
 from intarsia.engines.arrow.sampling import sample_rows
 from intarsia.engines.arrow.spill import Spill
 from intarsia.engines.arrow.threads import in_order, shares
-from intarsia.errors import ColumnNotFound, InputError
+from intarsia.errors import InputError
 
 ROW_GROUP_ROWS = 122_880
 """Small row groups, so that their bounds exclude much."""
@@ -100,13 +101,7 @@ def order_of(plan: Plan) -> Order:
         raise InputError(
             f"{plan.operation}: curve={intent.curve!r} is not known.", path=path, hint=f"use one of {known}."
         )
-    absent = [name for name in intent.by if name not in schema.names]
-    if absent:
-        raise ColumnNotFound(
-            f"{plan.operation}: there is no column {', '.join(map(repr, absent))} to order by.",
-            path=path,
-            hint=f"the columns are {', '.join(schema.names)}.",
-        )
+    check_columns(intent.by, schema.names, operation=plan.operation, path=path)
     bad = [
         name
         for name in intent.by

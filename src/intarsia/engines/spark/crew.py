@@ -18,6 +18,7 @@ import pyarrow as pa
 from pyspark import cloudpickle
 
 from intarsia.core.ports import Workplace
+from intarsia.engines.spark.apart import Apart, Room, set_apart
 from intarsia.errors import IntarsiaError
 
 J = TypeVar("J")
@@ -41,10 +42,10 @@ def opened(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def _work_of(data: bytes) -> Any:
+def _work_of(data: bytes | Apart) -> Any:
     """What a task is to do; runs in its Python worker."""
     _forget_archives()
-    return opened(data)
+    return data.opened() if isinstance(data, Apart) else opened(data)
 
 
 def _forget_archives() -> None:
@@ -74,18 +75,26 @@ class Crew:
         return balanced(weights, self.cores if little else self.tasks)
 
     def each(
-        self, work: Callable[[Any, J], R], jobs: Sequence[J], *, shared: Any, weights: Sequence[int]
+        self,
+        work: Callable[[Any, J], R],
+        jobs: Sequence[J],
+        *,
+        shared: Any,
+        weights: Sequence[int],
+        room: Room | None = None,
     ) -> list[R]:
         """``work(shared, job)`` for every job, results in the jobs' order.
 
-        ``weights`` (bytes, say) spread the jobs evenly. The first error of ours is raised as it was;
-        results of attempts that failed or were overtaken never reach the driver.
+        ``weights`` (bytes, say) spread the jobs evenly. Arrow data of ``shared`` goes through a file in
+        the ``room``, where there is one, instead of through the driver's JVM and into every task. The
+        first error of ours is raised as it was; results of attempts that failed or were overtaken never
+        reach the driver.
         """
         if not jobs:
             return []
         shares = self.shares(weights)
         parcel = Parcel(
-            packed((work, shared)),
+            packed((work, shared)) if room is None else set_apart((work, shared), room),
             tuple(packed([(number, jobs[number]) for number in share]) for share in shares),
         )
         rows = self.spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.unpack, RESULT)
@@ -106,7 +115,7 @@ class Crew:
 class Parcel:
     """All jobs of a stage; a task opens its own share only."""
 
-    common: bytes
+    common: bytes | Apart
     shares: tuple[bytes, ...]
 
     def unpack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

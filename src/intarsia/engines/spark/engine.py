@@ -24,6 +24,7 @@ from intarsia.core.run import settled
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
 from intarsia.engines.arrow.placing import Placing, all_rows
 from intarsia.engines.arrow.predicates import settle_predicate
+from intarsia.engines.spark.apart import INLINE_BYTES, Room
 from intarsia.engines.spark.crew import Crew, balanced
 from intarsia.engines.spark.duplicates import spark_duplicates
 from intarsia.engines.spark.jobs import (
@@ -53,7 +54,7 @@ from intarsia.engines.spark.source import (
 from intarsia.errors import NotSupported
 
 MEMORY_BYTES = 512 << 20
-BROADCAST_BYTES = 64 << 20
+BROADCAST_BYTES = 512 << 20
 DRIVER_INSERT_ROWS = 20_000
 """So few new rows are written by the driver rather than by a stage of their own."""
 
@@ -218,7 +219,9 @@ class SparkEngine:
         assert prepared.index is not None
         index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
         matcher = MergeMatcher(_light(plan), plan.intent, index)
-        found = self._files(merge_files, plan.chosen("scan"), MergeWork(matcher, workplace), progress)
+        with self._room(plan, prepared.table, workplace) as room:
+            work = MergeWork(matcher, workplace)
+            found = self._files(merge_files, plan.chosen("scan"), work, progress, room)
         whole = replace(matcher, plan=plan)
         matches = whole.settle([match for match, _ in found])
         return matches, {match.plan.file.path: file for match, file in found if file is not None}
@@ -236,7 +239,29 @@ class SparkEngine:
         }
         return settle_predicate(plan, scans, [hits for hits, _ in found]), staged
 
-    def _files(self, work: Any, files: Sequence[FilePlan], shared: Any, progress: Progress) -> list[Any]:
+    @contextmanager
+    def _room(self, plan: Plan, table: pa.Table | None, workplace: Workplace | None) -> Iterator[Room | None]:
+        """Where rows that every task needs wait while a stage runs; None where they are few."""
+        if table is None or table.nbytes <= INLINE_BYTES:
+            yield None
+            return
+        if workplace is not None:
+            yield workplace.staging  # what lies there goes with the transaction
+            return
+        place = workspace(self.spark, _beside(plan.snapshot), self.spool_dir)
+        try:
+            yield place
+        finally:
+            place.remove()
+
+    def _files(
+        self,
+        work: Any,
+        files: Sequence[FilePlan],
+        shared: Any,
+        progress: Progress,
+        room: Room | None = None,
+    ) -> list[Any]:
         """A function over shares of files; its results in the order of the files."""
         if not files:
             return []
@@ -246,7 +271,8 @@ class SparkEngine:
         jobs = [[files[number] for number in share] for share in shares]
         writing = shared.workplace is not None
         progress("probe and write files" if writing else "probe files", 0, len(files))
-        done = crew.each(work, jobs, shared=shared, weights=[sum(weights[n] for n in s) for s in shares])
+        sizes = [sum(weights[number] for number in share) for share in shares]
+        done = crew.each(work, jobs, shared=shared, weights=sizes, room=room)
         progress("write files" if writing else "probe files", len(files), len(files))
         result: dict[int, Any] = {}
         for share, answers in zip(shares, done, strict=True):
@@ -269,12 +295,14 @@ class SparkEngine:
         weights = [item.file.size for item in items]
         shares = self.crew.shares(weights) if items else []
         progress("write files", 0, len(items))
-        done = self.crew.each(
-            rewrite_files,
-            [[jobs[number] for number in share] for share in shares],
-            shared=work,
-            weights=[sum(weights[number] for number in share) for share in shares],
-        )
+        with self._room(plan, source, workplace) as room:
+            done = self.crew.each(
+                rewrite_files,
+                [[jobs[number] for number in share] for share in shares],
+                shared=work,
+                weights=[sum(weights[number] for number in share) for share in shares],
+                room=room,
+            )
         progress("write files", len(items), len(items))
         staged = {
             number: file
@@ -304,12 +332,14 @@ class SparkEngine:
         weights = [len(file.rows) for file in new]
         shares = balanced(weights, self.crew.tasks)
         progress("write new files", 0, len(new))
-        done = self.crew.each(
-            place_files,
-            [[new[number] for number in share] for share in shares],
-            shared=PlaceWork(placing, prepared.table, tx.workplace()),
-            weights=[sum(weights[number] for number in share) for share in shares],
-        )
+        with self._room(plan, prepared.table, tx.workplace()) as room:
+            done = self.crew.each(
+                place_files,
+                [[new[number] for number in share] for share in shares],
+                shared=PlaceWork(placing, prepared.table, tx.workplace()),
+                weights=[sum(weights[number] for number in share) for share in shares],
+                room=room,
+            )
         progress("write files", len(new), len(new))
         return [file for files in done for file in files]
 

@@ -49,7 +49,7 @@ from intarsia.engines.spark.remote import (
     key_names,
     with_keys,
 )
-from intarsia.engines.spark.source import SparkSource, Writing
+from intarsia.engines.spark.source import SparkSource, Writing, spool_writer
 
 
 def prepare_merge(crew: Crew, intent: Merge, snapshot: Snapshot, source: SparkSource) -> Prepared:
@@ -191,7 +191,7 @@ def write_keys(work: KeyWork, job: tuple[int, FilePlan]) -> str | None:
             ]
             sent = with_keys(pa.table({FILE: pa.repeat(pa.scalar(number, pa.int32()), rows)}), columns)
             if writer is None:
-                writer = pq.ParquetWriter(location, sent.schema, filesystem=work.filesystem)
+                writer = spool_writer(location, sent.schema, work.filesystem)
             writer.write_table(sent)
     if writer is None:
         return None

@@ -20,7 +20,7 @@ from intarsia.core.keys import arange, comparable, decoded
 from intarsia.core.prune import KeyRange
 from intarsia.engines.spark.carry import carried
 from intarsia.engines.spark.crew import Crew
-from intarsia.engines.spark.source import Part, Spool, column_names, unreachable
+from intarsia.engines.spark.source import Part, Spool, column_names, spool_writer, unreachable
 
 ROW = "__row"
 FILE = "__file"
@@ -150,7 +150,7 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
             sent = with_keys(sent, [table[name] for name in keys])
             sent = sent.append_column(ROW, arange(table.num_rows, (number << 40) + rows))
             if writer is None:
-                writer = pq.ParquetWriter(location, sent.schema, filesystem=work.filesystem)
+                writer = spool_writer(location, sent.schema, work.filesystem)
             writer.write_table(sent)
             rows += table.num_rows
             size += table.nbytes

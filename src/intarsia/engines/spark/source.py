@@ -170,6 +170,20 @@ def _refused(error: OSError, action: str, path: str) -> StorageError:
     )
 
 
+def spool_writer(location: str, schema: pa.Schema, filesystem: pafs.FileSystem) -> pq.ParquetWriter:
+    """For rows that are read once or twice, soon: quick rather than small."""
+    return pq.ParquetWriter(
+        location,
+        schema,
+        filesystem=filesystem,
+        compression="lz4",
+        use_dictionary=False,
+        write_statistics=False,
+    )
+
+
+GROUP_BYTES = 16 << 20
+"""In memory; so much becomes a row group."""
 PART_BYTES = 64 << 20
 """In memory; so much of a source of ours becomes one file of its spool."""
 
@@ -185,7 +199,8 @@ def spooled_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
     def written(number: int) -> Part:
         piece = table.slice(edges[number], edges[number + 1] - edges[number])
         location = f"{place.directory}/{number:06d}.parquet"
-        pq.write_table(piece, location, filesystem=place.filesystem, compression="lz4")
+        with spool_writer(location, piece.schema, place.filesystem) as writer:
+            writer.write_table(piece)
         return Part(location, piece.num_rows, piece.nbytes)
 
     try:
@@ -231,19 +246,26 @@ class Writing:
     """What the rows are brought to; None writes them as they come."""
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
-        """Runs on an executor; memory: one batch and the encoded row group."""
+        """Runs on an executor; memory: a row group."""
         location = f"{self.directory}/{uuid.uuid4().hex}.parquet"
-        rows = size = 0
+        rows = size = held = 0
+        waiting: list[pa.RecordBatch] = []
         writer: pq.ParquetWriter | None = None
         try:
             for batch in batches:
                 schema = self.schema or batch.schema
                 if writer is None:
-                    writer = pq.ParquetWriter(location, schema, filesystem=self.filesystem)
+                    writer = spool_writer(location, schema, self.filesystem)
                 for piece in tidy(batch, schema):
-                    writer.write_batch(piece)
+                    waiting.append(piece)
+                    held += piece.nbytes
                     rows += piece.num_rows
                     size += piece.nbytes
+                if held >= GROUP_BYTES:
+                    writer.write_table(pa.Table.from_batches(waiting, schema))
+                    waiting, held = [], 0
+            if writer is not None and waiting:
+                writer.write_table(pa.Table.from_batches(waiting))
         finally:
             if writer is not None:
                 writer.close()

@@ -62,7 +62,7 @@ def _links(control: Control, snapshot: Snapshot, directory: str) -> tuple[DataFi
                 return None
             raise error
         found = storage.stat(link)
-        if storage.atomic and (found is None or found.fingerprint != file.fingerprint):
+        if found is None or (storage.atomic and found.fingerprint != file.fingerprint):
             return None
-        files.append(replace(file, location=link))
+        files.append(replace(file, location=link, fingerprint=found.fingerprint))
     return tuple(files)

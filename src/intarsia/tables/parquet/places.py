@@ -22,12 +22,7 @@ class Places:
     partition_columns: tuple[str, ...]
 
     def place(
-        self,
-        partition: Mapping[str, Any],
-        prefix: str,
-        ordinal: int,
-        *,
-        beside: DataFile | None = None,
+        self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
         """In its partition's directory, or in that of the file ``beside``."""
         name = f"{prefix}-{self.txid}-{ordinal:05d}.parquet"
@@ -54,11 +49,6 @@ class ParquetWorkplace:
         return self.places.txid
 
     def place(
-        self,
-        partition: Mapping[str, Any],
-        prefix: str,
-        ordinal: int,
-        *,
-        beside: DataFile | None = None,
+        self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
         return self.places.place(partition, prefix, ordinal, beside=beside)

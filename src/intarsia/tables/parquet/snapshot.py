@@ -21,7 +21,7 @@ from intarsia.common.partitions import (
 from intarsia.common.schema import unify_schemas
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
-from intarsia.storage import Entry, Storage
+from intarsia.storage import Entry, Look, Storage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footers import Footer, file_schemas, read_footers
 from intarsia.tables.parquet.listing import Listing, list_data_files
@@ -165,6 +165,7 @@ def _assembled(
         exists=listing.exists,
         notes=listing.notes,
         uniform=all(schema.equals(unified) for schema in schemas),
+        look=Look(control.storage),
     )
 
 

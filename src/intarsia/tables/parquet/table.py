@@ -166,12 +166,7 @@ class ParquetTransaction:
         return Staging(filesystem=self._storage.filesystem, directory=new, txid=self.txid)
 
     def place(
-        self,
-        partition: Mapping[str, Any],
-        prefix: str,
-        ordinal: int,
-        *,
-        beside: DataFile | None = None,
+        self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
         """The table path of a new file: in its partition's directory, or in that of the file ``beside``."""
         return self._places.place(partition, prefix, ordinal, beside=beside)
