@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import re
 import subprocess
@@ -82,5 +83,5 @@ def test_the_documentation_names_every_key_of_every_table() -> None:
         *(pipeline.Delete, pipeline.Update, pipeline.Compact, pipeline.Optimize, pipeline.Deduplicate),
         pipeline.Expect,
     ]
-    names = {name for kind in kinds for name in kind.__dataclass_fields__}
+    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
     assert [name for name in sorted(names) if f"`{name}`" not in text] == []

@@ -3,15 +3,25 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 from pathlib import Path
 
 from intarsia.spark import local_session, merge_batches
 
 
-def main(place: Path, die_after: str, strategy: str) -> None:
+def die(spark, how: str) -> None:
+    """Both this process and its JVM are killed at once, or it exits and leaves the JVM to end by itself."""
+    if how == "kill":
+        jvm = spark.sparkContext._gateway.proc.pid
+        assert os.getpgid(jvm) == os.getpgrp() == os.getpid(), "the JVM is not in a group of our own"
+        os.killpg(os.getpgrp(), signal.SIGKILL)
+    os._exit(77)
+
+
+def main(place: Path, die_after: str, how: str) -> None:
     spark = local_session("stream", master="local[1]", config={"spark.driver.memory": "1g"})
-    merge = merge_batches(place / "t", "id", strategy=strategy)
+    merge = merge_batches(place / "t", "id")
     calls = place / "calls"
     merged = 0
 
@@ -22,7 +32,7 @@ def main(place: Path, die_after: str, strategy: str) -> None:
         merge(frame, batch_id)
         merged += 1
         if str(merged) == die_after:
-            os._exit(77)
+            die(spark, how)
 
     source = (
         spark.readStream.schema("id long, n long").option("maxFilesPerTrigger", 1).json(str(place / "in"))

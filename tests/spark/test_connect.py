@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import socket
@@ -9,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -17,10 +19,15 @@ from intarsia.spark import find_java
 
 TESTS = Path(__file__).parents[1]
 FULL = os.environ.get("INTARSIA_SPARK") == "full"
+STREAMS = [
+    "spark/test_streaming.py::test_where_the_id_of_a_query_cannot_be_told_an_app_id_is_asked_for_at_once",
+    "spark/test_streaming.py::test_a_query_has_every_batch_once_though_spark_gives_one_again",
+]
 BRIEF = [
     "contract/test_merge_strategies.py::test_a_strategy_leaves_the_rows_it_promises",
     "contract/test_delete_where.py",
     "spark/test_dataset_io.py",
+    *STREAMS,
 ]
 """What the default run has time for; ``make spark`` runs the core."""
 CORE = [
@@ -33,6 +40,7 @@ CORE = [
     "contract/test_optimize_order.py::test_one_column_is_a_sort_with_nulls_last",
     "spark/test_dataset_io.py",
     "spark/test_dataframes.py::test_a_strategy_leaves_the_rows_it_promises",
+    *STREAMS,
 ]
 
 
@@ -62,12 +70,69 @@ def server() -> Iterator[str]:
         process.wait(60)
 
 
+def _without_java() -> dict[str, str]:
+    """The environment of a client, in which a JVM of its own could not start."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
+    return environment | {"JAVA_HOME": "/nonexistent"}
+
+
+PIPELINE = """
+name = "shop"
+
+[sources.landing]
+path = "landing/*.csv"
+columns = { id = "bigint", amount = "double" }
+
+[targets.orders]
+path = "lake/orders"
+
+[[steps]]
+name = "upsert"
+operation = "merge"
+source = "landing"
+target = "orders"
+on = "id"
+
+[[steps]]
+name = "purge"
+operation = "delete"
+target = "orders"
+where = "amount < 0"
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_pipeline_runs_on_a_connect_server(server: str, tmp_path: Path, rows: Any) -> None:
+    pytest.importorskip("click", reason="click is not installed")
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.csv").write_text("id,amount\n1,5\n2,-5\n3,7\n")
+    (tmp_path / "shop.toml").write_text(PIPELINE)
+    command = [sys.executable, "-m", "intarsia", "run", "shop.toml", "--master", server, "--json"]
+    statuses = []
+    for _ in range(2):
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env=_without_java(),
+            capture_output=True,
+            text=True,
+            timeout=100,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+        report = json.loads(done.stdout)
+        assert report["session"].endswith(", Connect")
+        statuses.append([step["status"] for step in report["steps"]])
+    assert statuses == [["done", "done"], ["unchanged", "unchanged"]]
+    assert rows(tmp_path / "lake" / "orders") == [{"id": 1, "amount": 5.0}, {"id": 3, "amount": 7.0}]
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_connect_server_passes_the_core_of_the_contract(server: str) -> None:
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST")}
-    environment |= {"INTARSIA_SPARK_REMOTE": server, "JAVA_HOME": "/nonexistent"}
+    environment = _without_java() | {"INTARSIA_SPARK_REMOTE": server}
     command = [sys.executable, "-m", "pytest", "-q", "-m", "spark", "-p", "no:cacheprovider", "-n0"]
     command += [f"--rootdir={TESTS.parent}", "--timeout=120", *(CORE if FULL else BRIEF)]
     done = subprocess.run(

@@ -5,16 +5,21 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pytest
 
 import intarsia as it
 from intarsia.errors import InputError
 from intarsia.spark import merge_batches
+from intarsia.spark.session import is_connect
 from intarsia.tables.parquet import ParquetTable
 
 KEYS = "id long, n long"
@@ -79,8 +84,22 @@ def test_a_batch_outside_of_a_query_needs_an_app_id(spark, tmp_path):
         merge_batches(tmp_path / "t", "id")(_frame(spark, (1, 1)), 0)
 
 
-QUERY = Path(__file__).with_name("streaming_query.py")
-DIED = 77
+def test_a_path_is_taken_from_the_directory_that_it_was_named_in(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    merge = merge_batches("t", "id", app_id="x", control_path="c", spool_dir=Path("s"))
+    assert merge.path == str(tmp_path / "t")
+    assert merge.options == {"control_path": str(tmp_path / "c"), "spool_dir": str(tmp_path / "s")}
+    assert merge_batches("memory://lake/t", "id", app_id="x").path == "memory://lake/t"
+    elsewhere = pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())
+    assert merge_batches("t", "id", app_id="x", filesystem=elsewhere).path == "t"
+    with pytest.raises(InputError, match="path"):
+        merge_batches("", "id", app_id="x")
+
+
+def test_where_the_id_of_a_query_cannot_be_told_an_app_id_is_asked_for_at_once(spark, tmp_path):
+    refused = pytest.raises(InputError, match="app_id") if is_connect(spark) else nullcontext()
+    with refused:
+        merge_batches(tmp_path / "t", "id")
 
 
 def _land(place: Path, batch: int) -> None:
@@ -92,26 +111,64 @@ def _land(place: Path, batch: int) -> None:
     os.utime(file, (1_700_000_000 + batch, 1_700_000_000 + batch))  # Spark takes the oldest first
 
 
-def _run(tmp_path: Path, die_after: int | None, *, strategy: str = "upsert") -> int:
-    command = [sys.executable, str(QUERY), str(tmp_path), str(die_after), strategy]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
-    assert done.returncode in (0, DIED), done.stderr[-3000:]
-    return done.returncode
+def _stream(spark: Any, place: Path, merge: Any) -> None:
+    """One query over all that has landed, to its end."""
+    source = spark.readStream.schema(KEYS).option("maxFilesPerTrigger", 1).json(str(place / "in"))
+    writer = source.writeStream.foreachBatch(merge).option("checkpointLocation", str(place / "checkpoint"))
+    query = writer.trigger(availableNow=True).start()
+    assert query.awaitTermination(100)
+
+
+def test_a_query_has_every_batch_once_though_spark_gives_one_again(spark, tmp_path, monkeypatch, rows):
+    """On Spark Connect the function runs in another process, in another directory."""
+    for batch in (1, 2):
+        _land(tmp_path / "in", batch)
+    with monkeypatch.context() as here:
+        here.chdir(tmp_path)
+        merge = merge_batches("t", "id", app_id="orders")
+    _stream(spark, tmp_path, merge)
+    everything = [{"id": 0, "n": 2}, {"id": 1, "n": 1}, {"id": 2, "n": 2}]
+    assert rows(tmp_path / "t") == everything
+    version = it.snapshot(tmp_path / "t").version
+
+    commits = tmp_path / "checkpoint" / "commits"
+    (commits / "1").unlink()  # as though Spark had been killed before it noted its last batch
+    (commits / ".1.crc").unlink(missing_ok=True)
+    _stream(spark, tmp_path, merge)
+    assert (commits / "1").exists()  # it did give the batch again
+    assert rows(tmp_path / "t") == everything
+    assert it.snapshot(tmp_path / "t").version == version
+
+
+QUERY = Path(__file__).with_name("streaming_query.py")
+DIED = {"exit": 77, "kill": -signal.SIGKILL, "never": 0}
+
+
+def _run(tmp_path: Path, how: str, die_after: int | None = None) -> None:
+    command = [sys.executable, str(QUERY), str(tmp_path), str(die_after), how]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240, check=False, start_new_session=True
+    )
+    assert done.returncode == DIED[how], done.stderr[-3000:]
 
 
 @pytest.mark.slow
-def test_a_query_that_is_killed_after_a_commit_and_started_again_has_every_batch_once(
+def test_a_query_that_dies_and_is_killed_after_commits_and_started_again_has_every_batch_once(
     spark, tmp_path, rows, leftovers
 ):
-    target = tmp_path / "t"
+    target, noted = tmp_path / "t", tmp_path / "checkpoint" / "commits"
     for batch in (1, 2, 3, 4):
         _land(tmp_path / "in", batch)
-    assert _run(tmp_path, die_after=2) == DIED  # Spark does not know that batch 1 (of 0..3) is done
+    _run(tmp_path, "exit", die_after=1)
+    assert [row["id"] for row in rows(target)] == [0, 1]
+    _run(tmp_path, "kill", die_after=2)  # the driver and its JVM at once, by SIGKILL
     assert [row["id"] for row in rows(target)] == [0, 1, 2]
+    assert (noted / "0").exists()
+    assert not (noted / "1").exists()  # Spark does not know that batch 1 (of 0..3) is done
     versions = it.snapshot(target).version
-    assert _run(tmp_path, die_after=None) == 0
+    _run(tmp_path, "never")
     assert rows(target) == [{"id": 0, "n": 4}] + [{"id": n, "n": n} for n in (1, 2, 3, 4)]
     assert it.snapshot(target).version == versions + 2  # the two batches that were left, none twice
     assert leftovers(target) == []
     seen = [json.loads(line) for line in (tmp_path / "calls").read_text().splitlines()]
-    assert seen == [0, 1, 1, 2, 3]  # Spark did give batch 1 a second time
+    assert seen == [0, 0, 1, 1, 2, 3]  # Spark did give batches 0 and 1 a second time

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import errno
+import hashlib
 import importlib.util
 import json
 import logging
@@ -208,7 +209,48 @@ def test_scenario_optimize_with_clustering_and_compaction(tmp_path, make_dataset
     assert rows(path) == before
 
 
-@pytest.mark.parametrize("threshold", [{"target_mb_per_file": 0}, {"target_rows_per_file": -5}])
+@pytest.fixture(scope="module")
+def incompressible():
+    """About seven megabytes in rows that are all alike in size."""
+    text = [hashlib.sha256(str(n).encode()).hexdigest() for n in range(100_000)]
+    return pa.table({"id": list(range(100_000)), "v": text})
+
+
+def _megabytes(path: Path) -> list[float]:
+    return [file.stat().st_size / (1 << 20) for file in sorted(path.glob("*.parquet"))]
+
+
+def test_scenario_compaction_by_target_file_size_and_rows__in_several_files(
+    tmp_path, make_dataset, incompressible
+):
+    path = make_dataset(tmp_path / "ds", incompressible, files=20, compression="none")
+    stats = compact_parquet_dataset_pyarrow(path, target_mb_per_file=2)
+    sizes = _megabytes(path)
+    assert stats["after_file_count"] == len(sizes) == len(stats["planned_groups"]) == 4
+    assert all(1.5 < size <= 2 for size in sizes)
+    assert pq.read_table(path).num_rows == incompressible.num_rows
+
+
+def test_scenario_optimize_with_clustering_and_compaction__in_several_files(
+    tmp_path, make_dataset, incompressible
+):
+    path = make_dataset(tmp_path / "ds", incompressible, files=3, compression="none")
+    stats = optimize_parquet_dataset_pyarrow(path, zorder_columns=["v"], target_mb_per_file=1)
+    sizes = _megabytes(path)
+    assert stats["after_file_count"] == len(sizes) > 5
+    assert all(0.7 < size <= 1.1 for size in sizes)
+    assert pq.read_table(path)["v"].to_pylist() == sorted(incompressible["v"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    "threshold",
+    [
+        {"target_mb_per_file": 0},
+        {"target_mb_per_file": -1},
+        {"target_rows_per_file": 0},
+        {"target_rows_per_file": -5},
+    ],
+)
 @pytest.mark.parametrize("helper", [compact_parquet_dataset_pyarrow, optimize_parquet_dataset_pyarrow])
 def test_scenario_invalid_thresholds(tmp_path, helper, threshold):
     extra = {"zorder_columns": ["id"]} if helper is optimize_parquet_dataset_pyarrow else {}

@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.core import render
-from intarsia.core.sealed import Look, sealed
+from intarsia.core.opened import Look, opened_files
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -86,27 +86,32 @@ class Snapshot:
     def dataset(self) -> ds.FileSystemDataset:
         """Exactly these files as a pyarrow dataset: columns, filters and batches are pyarrow's own.
 
-        One consistent state, however late it is read: a file that was replaced or removed since the
-        snapshot was taken is not read, but CommitConflict raised; what is open already stays open as it
-        is. Memory and laziness are pyarrow's: files are opened when they are scanned.
+        One consistent state, however late and however long it is read: the files are opened here and
+        stay open until the dataset and its scanners are gone, so that a commit that replaces or removes
+        one changes nothing. On a store other than a local file system they are opened when they are
+        scanned, and a file that is replaced meanwhile may be met. Memory is pyarrow's.
+
+        Raises:
+            CommitConflict: a file was replaced or removed since the snapshot was taken.
+            NotSupported: there are more files than half of those the process may have open; the hint
+                says what to do.
         """
         import pyarrow.dataset as ds  # brings pandas along, which nothing else here needs
 
         parquet = ds.ParquetFileFormat()
-        filesystem = self._sealed()
-        fragments = [
-            parquet.make_fragment(
-                file.location, filesystem=filesystem, partition_expression=self._place_of(file)
-            )
-            for file in self.files
-        ]
-        return ds.FileSystemDataset(fragments, self.schema, parquet, filesystem)
-
-    def _sealed(self) -> pafs.FileSystem:
-        if self.look is None:
-            return self.filesystem
-        files = {file.location: (self.shown(file), file.fingerprint) for file in self.files}
-        return sealed(self.filesystem, files, self.look, self.root)
+        places = [self._place_of(file) for file in self.files]
+        opened = opened_files(self)
+        if opened is None:
+            fragments = [
+                parquet.make_fragment(file.location, filesystem=self.filesystem, partition_expression=place)
+                for file, place in zip(self.files, places, strict=True)
+            ]
+        else:
+            fragments = [
+                parquet.make_fragment(file, partition_expression=place)
+                for file, place in zip(opened, places, strict=True)
+            ]
+        return ds.FileSystemDataset(fragments, self.schema, parquet, self.filesystem)
 
     def _place_of(self, file: DataFile) -> ds.Expression:
         place = pc.scalar(True)

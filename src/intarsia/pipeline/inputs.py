@@ -30,6 +30,7 @@ from intarsia.pipeline.web import Web, is_web
 
 _REMOTE = re.compile(r"^(?!file:|local:)[A-Za-z][A-Za-z0-9+.-]+://")
 _PORTABLE = ("delimiter", "null_value")
+_OPEN_FILES = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,12 +203,18 @@ def _completed(batches: Iterable[pa.RecordBatch], extra: dict[str, pa.Scalar]) -
 
 
 def snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchReader:
-    """The rows of a table's state, in the source's shape."""
+    """The rows of a table's state, in the source's shape; CommitConflict where it changes meanwhile."""
     shape = shape_of(source, "parquet")
-    reader = snapshot.dataset().scanner().to_reader()
     return pa.RecordBatchReader.from_batches(
-        shape.schema(reader.schema), shape.batches(reader.schema, reader)
+        shape.schema(snapshot.schema), shape.batches(snapshot.schema, _rows_of(snapshot))
     )
+
+
+def _rows_of(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
+    """Some files after the other, since a snapshot's dataset keeps its files open."""
+    for start in range(0, len(snapshot.files), _OPEN_FILES):
+        some = replace(snapshot, files=snapshot.files[start : start + _OPEN_FILES])
+        yield from some.dataset().to_batches()
 
 
 # Spark

@@ -22,6 +22,7 @@ __all__ = [
     "Session",
     "active_session",
     "connect_session",
+    "is_connect",
     "local_session",
     "open_session",
     "session_on",
@@ -138,7 +139,7 @@ def stop_session(session: Session) -> bool:
         return False
     _started.discard(session)
     session.stop()
-    if _is_connect(session):
+    if is_connect(session):
         os.environ.pop(_CONNECT_MODE, None)  # pyspark sets it for good; a local session may come next
     return True
 
@@ -160,7 +161,7 @@ def active_session() -> Session | None:
 def _adopted(master: str | None) -> Session | None:
     """The active session; told in the log when it is not where it was asked for."""
     session = active_session()
-    if session is None or _is_connect(session):
+    if session is None or is_connect(session):
         return session
     there = session.sparkContext.master
     if master is not None and there != master:
@@ -269,12 +270,13 @@ def _texts(config: Mapping[str, Any] | None) -> dict[str, str]:
     }
 
 
-def _is_connect(session: Session) -> bool:
+def is_connect(session: Session) -> bool:
+    """Whether a session is one on a Spark Connect server."""
     return ".connect." in type(session).__module__
 
 
 def _is_alive(session: Session) -> bool:
-    if _is_connect(session):
+    if is_connect(session):
         return not session.is_stopped
     # Stopping the context alone leaves the session in place; this is how pyspark itself tells.
     return getattr(session.sparkContext, "_jsc", None) is not None

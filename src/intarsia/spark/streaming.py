@@ -12,12 +12,15 @@ from intarsia.common.log import logger
 from intarsia.core.merge import normalize_keys
 from intarsia.core.rule import strategy_rule
 from intarsia.errors import InputError
+from intarsia.spark.session import active_session, is_connect
 from intarsia.tables.parquet import ParquetTable
 
 log = logger(__name__)
 
 _QUERY_ID = "sql.streaming.queryId"
 _TABLE_OPTIONS = ("filesystem", "storage_options", "control_path", "single_writer", "lock_timeout", "lock")
+_PLACES = ("control_path", "spool_dir")
+_NAME_IT = "pass app_id=, a name of your own that stays the same when the query is started again."
 
 
 def merge_batches(
@@ -34,18 +37,23 @@ def merge_batches(
     moment and is started again from its checkpoint gives the last batch a second time; the dataset
     then has it already, and it is skipped. Batches without rows are recorded as well.
 
+    Under Spark Connect the function runs on the server's machine, which needs this package and reads and
+    commits the dataset; what it raises is in the text of the query's ``StreamingQueryException``.
+
     Args:
-        path: path or URL of the dataset.
+        path: path or URL of the dataset. A relative path is taken from the directory of this call,
+            wherever and whenever batches are merged.
         key_columns: what rows are matched by.
         strategy: as of :func:`intarsia.merge`.
         app_id: the name that batches are counted under; the query's id by default, which lives in its
-            checkpoint. Needed under Spark Connect. A query that starts without its old checkpoint
-            counts from 0 again, so it needs another ``app_id``: under the old one its batches would be
-            taken for done.
+            checkpoint. Needed under Spark Connect, which does not tell the id. A query that starts
+            without its old checkpoint counts from 0 again, so it needs another ``app_id``: under the old
+            one its batches would be taken for done.
         options: as of :func:`intarsia.merge`.
 
     Raises:
-        InputError: the strategy or the keys are none; nothing was started.
+        InputError: the strategy or the keys are none, or the session is one of Spark Connect and there is
+            no ``app_id``; nothing was started.
 
     Example:
         >>> query = changes.writeStream.foreachBatch(merge_batches("lake/orders", "order_id")).start()
@@ -55,8 +63,22 @@ def merge_batches(
         raise InputError(f"merge_batches does not take {', '.join(reserved)}.")
     if app_id is not None and not app_id:
         raise InputError("app_id must not be empty.")
+    session = active_session() if app_id is None else None
+    if session is not None and is_connect(session):
+        raise InputError("merge_batches needs an app_id under Spark Connect.", hint=_NAME_IT)
     strategy_rule(strategy)
+    if options.get("filesystem") is None:
+        path = _from_here(path)
+        options |= {name: _from_here(options[name]) for name in _PLACES if options.get(name)}
     return MergeBatches(os.fspath(path), tuple(normalize_keys(key_columns)), strategy, app_id, options)
+
+
+def _from_here(path: str | os.PathLike[str]) -> str:
+    """A path that means the same in another process; a URL does so already."""
+    text: Any = os.fspath(path)
+    if not isinstance(text, str) or not text:
+        raise InputError(f"A path must be text, not {text!r}.")
+    return text if "://" in text else os.path.abspath(os.path.expanduser(text))
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +119,6 @@ def _query_id(frame: Any) -> str:
     if not found:
         raise InputError(
             "merge_batches cannot tell which query this batch is of.",
-            hint="pass app_id=, a name of your own that stays the same when the query is started again.",
+            hint=_NAME_IT,
         )
     return str(found)

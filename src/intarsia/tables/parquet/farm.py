@@ -19,7 +19,10 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class Farm:
-    """``directory`` holds the snapshot's files under their own names; ``snapshot`` points into it."""
+    """``directory`` holds the snapshot's files under their own names; ``snapshot`` points into it.
+
+    Nobody puts another file under a link's name, so its files may be opened at any time.
+    """
 
     directory: str
     snapshot: Snapshot
@@ -38,7 +41,7 @@ def planted(control: Control, snapshot: Snapshot) -> Iterator[Farm | None]:
     alive = mark(storage.filesystem, directory)
     try:
         files = _links(control, snapshot, directory)
-        yield None if files is None else Farm(directory, replace(snapshot, files=files))
+        yield None if files is None else Farm(directory, replace(snapshot, files=files, look=None))
     finally:
         for refusal in storage.remove_tree(directory):
             log.warning("could not remove a snapshot's link: %s", refusal)
@@ -62,7 +65,7 @@ def _links(control: Control, snapshot: Snapshot, directory: str) -> tuple[DataFi
                 return None
             raise error
         found = storage.stat(link)
-        if found is None or (storage.atomic and found.fingerprint != file.fingerprint):
+        if storage.atomic and (found is None or found.fingerprint != file.fingerprint):
             return None
-        files.append(replace(file, location=link, fingerprint=found.fingerprint))
+        files.append(replace(file, location=link))
     return tuple(files)

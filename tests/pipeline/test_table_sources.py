@@ -1,0 +1,33 @@
+"""A target that is read as a source: its rows at one moment, however many files it has."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+import intarsia as it
+from intarsia.core import opened
+from intarsia.errors import CommitConflict
+from intarsia.pipeline import inputs
+from intarsia.pipeline.model import Source
+
+
+@pytest.fixture
+def path(tmp_path, make_dataset):
+    return make_dataset(tmp_path / "ds", pa.table({"id": list(range(20)), "v": ["old"] * 20}), files=10)
+
+
+def test_a_target_of_more_files_than_may_be_open_is_read(path, monkeypatch):
+    monkeypatch.setattr(inputs, "_OPEN_FILES", 3)
+    monkeypatch.setattr(opened, "open_limit", lambda: 6)
+    rows = inputs.snapshot_stream(Source(target="t"), it.snapshot(path)).read_all()
+    assert rows["id"].to_pylist() == list(range(20))
+
+
+def test_a_target_that_is_changed_while_it_is_read_is_a_conflict(path, monkeypatch):
+    monkeypatch.setattr(inputs, "_OPEN_FILES", 3)
+    stream = inputs.snapshot_stream(Source(target="t"), it.snapshot(path))
+    stream.read_next_batch()
+    it.merge(pa.table({"id": [0, 19], "v": ["new"] * 2}), path, on="id")
+    with pytest.raises(CommitConflict, match=r"part-00009\.parquet was replaced"):
+        stream.read_all()
