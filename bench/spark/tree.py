@@ -31,12 +31,12 @@ def cpu_seconds(root: int) -> float:
 
 
 def memory_mb(root: int) -> float:
-    """Resident, all together; what forked processes share counts for each of them."""
+    """Resident, all together; what several processes share, by fork or by mapping, counts once."""
     total = 0
     for process in processes(root):
         try:
-            total += process.memory_info().rss
-        except psutil.NoSuchProcess:
+            total += process.memory_full_info().pss
+        except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
             continue
     return total / 1e6
 

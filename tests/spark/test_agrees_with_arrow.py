@@ -32,7 +32,8 @@ few = settings(
 
 @st.composite
 def cases(draw: st.DrawFn, kinds: list[Any]) -> Case:
-    return Case(tuple(draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=2))), draw(st.booleans()))
+    keys = draw(st.lists(st.sampled_from(kinds), min_size=1, max_size=2))
+    return Case(tuple(keys), partitioned=draw(st.booleans()), spliced=draw(st.booleans()))
 
 
 @st.composite
