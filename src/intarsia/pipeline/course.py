@@ -19,7 +19,7 @@ from intarsia.pipeline import state as memory
 from intarsia.pipeline.expect import failed
 from intarsia.pipeline.foreign import spark_errors, told
 from intarsia.pipeline.inputs import Arrived, Stamp
-from intarsia.pipeline.model import Expect, Pipeline, Source, Step, Write, needed, step_name
+from intarsia.pipeline.model import Expect, Merge, Pipeline, Source, Step, Write, needed, step_name
 from intarsia.pipeline.report import Status, StepReport
 from intarsia.pipeline.steps import Workshop, carry_out
 
@@ -74,6 +74,8 @@ class Course:
             report = self._attempt(step, progress)
         except (IntarsiaError, OSError, pa.ArrowException, *spark_errors()) as error:
             ours = told(error)
+            if isinstance(ours, IntarsiaError) and step.target:  # one that Spark brought knows neither
+                ours.place(_called(step), self._path(step.target))
             log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, ours, exc_info=error)
             report = self._failed(step, ours)
         seconds = time.perf_counter() - begun
@@ -284,3 +286,10 @@ class Course:
             target=step.target,
             path=None if step.target is None else self._path(step.target),
         )
+
+
+def _called(step: Step) -> str:
+    """What errors of the library call the operation of a step."""
+    if isinstance(step, Merge) and not step.when:
+        return step.strategy or "upsert"
+    return step.operation
