@@ -1,0 +1,50 @@
+"""Spark's own reader, which uses page indexes and Bloom filters, on files whose chunks were taken over."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import intarsia as it
+from intarsia.engines.arrow import splice
+
+N = 20_000
+TABLE = pa.table(
+    {
+        "id": range(N),
+        "u": [f"{number * 7919 % N:08d}" for number in range(N)],
+        "x": [number / 7 for number in range(N)],
+        "l": [list(range(number % 4)) for number in range(N)],
+    }
+)
+
+
+@pytest.mark.parametrize("checksums", [True, False])
+@pytest.mark.parametrize("version", ["1.0", "2.0"])
+def test_spark_finds_each_row_by_filters_on_copied_and_on_new_columns(
+    spark, tmp_path, monkeypatch, checksums, version
+):
+    monkeypatch.setattr(splice, "CHUNK_BYTES", 0)
+    path = tmp_path / "t"
+    path.mkdir()
+    pq.write_table(
+        TABLE,
+        path / "f.parquet",
+        row_group_size=8000,
+        data_page_size=2000,
+        write_batch_size=200,
+        data_page_version=version,
+        write_page_index=True,
+        write_page_checksum=checksums,
+        bloom_filter_options={"u": {"ndv": N, "fpp": 0.01}},
+    )
+    it.update(path, {"x": "x + 100000"}, "id % 1000 = 5")
+    frame = spark.read.parquet(str(path))
+    assert frame.where("id between 7990 and 8010").count() == 21
+    for number in (0, 7999, 8000, N - 1):
+        (row,) = frame.where(f"u = '{number * 7919 % N:08d}'").collect()
+        assert (row.id, row.l) == (number, list(range(number % 4)))
+    changed = frame.where("x >= 100000").select("id").toArrow()["id"].to_pylist()
+    assert sorted(changed) == list(range(5, N, 1000))
+    assert frame.where("id = 1004 and x < 100000").count() == 1
