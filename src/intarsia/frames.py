@@ -14,7 +14,7 @@ from intarsia.core.files import DataFile, Snapshot
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.spark import SparkEngine
 from intarsia.engines.spark.carry import carrier
-from intarsia.engines.spark.crew import balanced, opened, packed
+from intarsia.engines.spark.crew import balanced, opened, packed, work_of
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import open_storage
 
@@ -124,7 +124,7 @@ class Shelf:
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in the Python worker of a task; memory: a piece of one file."""
-        reading, exact, sent, since = opened(self.common)
+        reading, exact, sent, since = work_of(self.common)
         for batch in batches:
             for share in batch.column(0).to_pylist():
                 for item in opened(self.shares[share]):

@@ -12,6 +12,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from intarsia.common.thrift import I64, get, read_struct, write_struct
 from intarsia.core.expr import resolve
@@ -21,7 +23,7 @@ from intarsia.core.rule import Assign, Drop, Replace
 from intarsia.engines.arrow import chunks, splice
 from intarsia.engines.arrow.chunks import Donor
 from intarsia.engines.arrow.rewrite import Rewrite, rewrite
-from intarsia.errors import DamagedTable
+from intarsia.errors import DamagedTable, IntarsiaError
 from intarsia.sql.parse import parse_expression
 
 LOCAL = pafs.LocalFileSystem()
@@ -349,3 +351,43 @@ def test_small_chunks_are_not_worth_it(kernel, taken, tmp_path, monkeypatch):
     pq.write_table(FLAT, tmp_path / "f.parquet", row_group_size=10)
     kernel(_hits(3), [_assign(x="x + 1000")])
     assert taken == []
+
+
+def test_chunks_that_are_written_are_not_held(kernel, tmp_path, monkeypatch):
+    pq.write_table(FLAT, tmp_path / "f.parquet", row_group_size=500)
+    held = []
+    close = splice.Splice.close
+
+    def watched(self, *args):
+        held.extend(len(part) for item in self._indexed for part in item.pages)
+        return close(self, *args)
+
+    monkeypatch.setattr(splice.Splice, "close", watched)
+    kernel(_hits(3), [_assign(x="x + 1000")])
+    assert held == []
+
+
+@given(data=st.data())
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_damaged_bytes_give_a_typed_error_or_the_rows_that_every_reader_finds(kernel, tmp_path, data):
+    path = tmp_path / "f.parquet"
+    table = FLAT.slice(0, 200)
+    pq.write_table(table, path, compression="none", use_dictionary=False, write_page_index=True)
+    group = pq.read_metadata(path).row_group(0)
+    raw = bytearray(path.read_bytes())
+    end = len(raw) - 8 - int.from_bytes(raw[-8:-4], "little")
+    headers = [group.column(number).data_page_offset for number in range(group.num_columns)]
+    begin = data.draw(st.sampled_from([*headers, end - 60]))  # a page's header, or an index
+    for _ in range(data.draw(st.integers(1, 3))):
+        raw[data.draw(st.integers(begin, begin + 40))] = data.draw(st.integers(0, 255))
+    path.write_bytes(raw)
+    try:
+        expected = pq.ParquetFile(path).read().drop_columns(["x"])
+    except (OSError, pa.ArrowException):
+        expected = None
+    try:
+        found, _ = kernel(_hits(3), [_assign(x="x + 1000")])
+    except (IntarsiaError, pa.ArrowException, OSError):
+        return  # the kernel's own errors, or the check's reading of a page that it copied as it was
+    if expected is not None:
+        assert found.drop_columns(["x"]).equals(expected)

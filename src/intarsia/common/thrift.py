@@ -10,6 +10,7 @@ from typing import Any
 
 TRUE, FALSE, I8, I16, I32, I64, DOUBLE, BINARY, LIST, SET, MAP, STRUCT = range(1, 13)
 
+_LONGEST_VARINT = 70
 Struct = dict[int, tuple[int, Any]]
 
 
@@ -25,6 +26,8 @@ def read_struct(data: bytes | memoryview, at: int = 0) -> tuple[Struct, int]:
         return _read_struct(data, at)
     except IndexError:
         raise ValueError("the data ends within a struct") from None
+    except RecursionError:
+        raise ValueError("structs within structs without end") from None
 
 
 def write_struct(struct: Struct) -> bytes:
@@ -92,6 +95,8 @@ def _read_varint(data: bytes | memoryview, at: int) -> tuple[int, int]:
         byte = data[at]
         value |= (byte & 127) << shift
         shift += 7
+        if shift > _LONGEST_VARINT:
+            raise ValueError("an integer without end")
     return value, at + 1
 
 

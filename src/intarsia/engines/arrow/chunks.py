@@ -19,6 +19,7 @@ MAGIC = b"PAR1"
 FILE_SCHEMA, FILE_ROWS, FILE_GROUPS, FILE_WRITER, FILE_ORDERS, FILE_ENCRYPTION = 2, 3, 4, 6, 7, 8
 ELEMENT_NAME, ELEMENT_CHILDREN = 4, 5
 GROUP_CHUNKS, GROUP_SIZE, GROUP_ROWS, GROUP_SORTING, GROUP_PLACE, GROUP_STORED = 1, 2, 3, 4, 5, 6
+GROUP_NUMBER = 7
 CHUNK_FILE, CHUNK_PLACE, CHUNK_META = 1, 2, 3
 CHUNK_OFFSETS, CHUNK_OFFSETS_SIZE, CHUNK_BOUNDS, CHUNK_BOUNDS_SIZE, CHUNK_ENCRYPTION = 4, 5, 6, 7, 8
 META_PATH, META_VALUES, META_SIZE, META_STORED = 3, 5, 6, 7
@@ -52,8 +53,11 @@ class Donor:
         footer.write_metadata_file(sink)
 
         def read(size: int, place: int) -> memoryview:
-            handle.seek(place)
-            return _view(handle.read_buffer(size))
+            try:
+                handle.seek(place)
+                return _view(handle.read_buffer(size))
+            except OSError as error:
+                raise Unspliceable(f"{size} bytes at {place}: {error}") from error
 
         return Donor(_footer(sink.getvalue()), read)
 
@@ -125,6 +129,13 @@ def moved(chunk: Struct, donor: Donor, place: int) -> Moved:
 
     A checksum that is there is compared. Raises Unspliceable.
     """
+    try:
+        return _moved(chunk, donor, place)
+    except (ValueError, TypeError, AttributeError) as error:  # bytes that are not the struct they should be
+        raise Unspliceable(f"{type(error).__name__}: {error}") from error
+
+
+def _moved(chunk: Struct, donor: Donor, place: int) -> Moved:
     meta: Struct = dict(get(chunk, CHUNK_META))
     start = _start(meta)
     raw = donor.read(get(meta, META_STORED), start)
@@ -158,14 +169,11 @@ def _checked(
     at = new = seen = 0
     grown = False
     while at < len(raw):
-        try:
-            header, body = read_struct(raw, at)
-        except ValueError as error:
-            raise Unspliceable(f"a page header: {error}") from error
+        header, body = read_struct(raw, at)
         end = body + get(header, PAGE_STORED, len(raw))
         checksum = zlib.crc32(raw[body:end])
         stated = get(header, PAGE_CHECKSUM)
-        if end > len(raw) or stated not in (None, _signed(checksum)):
+        if not body <= end <= len(raw) or stated not in (None, _signed(checksum)):
             raise Unspliceable("a page that ends beyond its chunk, or differs from its checksum")
         for kind in (PAGE_DATA, PAGE_DATA_V2):
             seen += get(get(header, kind, {}), 1, 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
@@ -160,7 +161,7 @@ class Splice:
         item = moved(chunk, donor, self._place)
         for part in item.pages:
             self._write(part)
-        self._indexed.append(item)
+        self._indexed.append(replace(item, pages=()))  # which are written, and not to be held
         return item.chunk
 
     def _group(self, group: int, rows: int, start: int, written: list[Struct]) -> Struct:
@@ -176,7 +177,7 @@ class Splice:
         if declared is not None and self._form.layout.sorting:
             made[chunks.GROUP_SORTING] = declared
         if len(self._groups) < 1 << 15:
-            made[7] = (I16, len(self._groups))
+            made[chunks.GROUP_NUMBER] = (I16, len(self._groups))
         return made
 
     def _index(self, item: Moved, data: bytes | None, place: int, size: int) -> None:

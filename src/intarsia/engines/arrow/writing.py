@@ -98,7 +98,7 @@ class FileWriter:
 
     def write(self, table: pa.Table) -> None:
         """One row group of exactly these rows; two where a dictionary cannot number all their values."""
-        if outgrown(table):
+        if _outgrown(table):
             half = table.num_rows // 2
             self.write(table.slice(0, half))
             self.write(table.slice(half))
@@ -165,7 +165,7 @@ def _batch_size(sample: pa.Table) -> int:
     return min(16_384, max(1_024, (1 << 20) // max(widest, 1)))
 
 
-def outgrown(table: pa.Table) -> bool:
+def _outgrown(table: pa.Table) -> bool:
     """Whether a reader could not number the values of a dictionary column with the indices it declares."""
     narrow = [f for f in table.schema if pa.types.is_dictionary(f.type) and f.type.index_type.bit_width < 32]
     return any(

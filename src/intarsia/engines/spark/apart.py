@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import pickle
 import uuid
 from dataclasses import dataclass
@@ -12,7 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 from pyspark import cloudpickle
 
-from intarsia.errors import StorageError
+from intarsia.engines.spark.reach import refused, unreachable
 
 INLINE_BYTES = 8 << 20
 """Up to so much Arrow data travels with the tasks themselves."""
@@ -44,12 +43,8 @@ class Apart:
         try:
             whole = self._mapped()
         except FileNotFoundError as error:
-            raise StorageError(
-                f"An executor does not see {self.location}, where rows of the source wait.",
-                errno=error.errno,
-                path=self.location,
-                hint="name spool_dir= on storage that driver and executors share.",
-            ) from error
+            told = f"An executor does not see {self.location}, where rows of the source wait."
+            raise unreachable(self.location, told) from error
         return pickle.loads(self.value, buffers=[whole.slice(*place) for place in self.places])
 
     def _mapped(self) -> pa.Buffer:
@@ -74,10 +69,5 @@ def set_apart(value: Any, room: Room) -> Apart:
                 sink.write(raw)
                 sink.write(b"\0" * (-raw.nbytes % _ALIGNMENT))
     except OSError as error:
-        raise StorageError(
-            f"Could not write {location}, where rows of the source wait: {os.strerror(error.errno or 0)}",
-            errno=error.errno,
-            path=location,
-            hint="name spool_dir= on storage that driver and executors share.",
-        ) from error
+        raise refused(error, "write", location) from error
     return Apart(data, room.filesystem, location, tuple(places))

@@ -42,7 +42,7 @@ def opened(data: bytes) -> Any:
     return pickle.loads(data)
 
 
-def _work_of(data: bytes | Apart) -> Any:
+def work_of(data: bytes | Apart) -> Any:
     """What a task is to do; runs in its Python worker."""
     _forget_archives()
     return data.opened() if isinstance(data, Apart) else opened(data)
@@ -122,7 +122,7 @@ class Parcel:
         """Runs in the Python worker of a task."""
         for batch in batches:
             for share in batch.column(0).to_pylist():
-                work, shared = _work_of(self.common)
+                work, shared = work_of(self.common)
                 for number, job in opened(self.shares[share]):
                     yield _row(number, lambda: work(shared, job))  # noqa: B023  called at once
 
@@ -135,7 +135,7 @@ class Stream:
 
     def unpack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in the Python worker of a task."""
-        work = _work_of(self.work)
+        work = work_of(self.work)
         try:
             for result in work(batches):
                 yield _result(0, True, result)
@@ -147,7 +147,7 @@ def _grouped(work: bytes) -> Callable[[pa.Table], pa.Table]:
     """A function over the rows of a group; of one argument, which Spark counts."""
 
     def unpack(rows: pa.Table) -> pa.Table:
-        call = _work_of(work)
+        call = work_of(work)
         return pa.Table.from_batches([_row(0, lambda: call(rows))])
 
     return unpack

@@ -20,7 +20,8 @@ from intarsia.core.keys import arange, comparable, decoded
 from intarsia.core.prune import KeyRange
 from intarsia.engines.spark.carry import carried
 from intarsia.engines.spark.crew import Crew
-from intarsia.engines.spark.source import Part, Spool, column_names, spool_writer, unreachable
+from intarsia.engines.spark.reach import unreachable
+from intarsia.engines.spark.source import Part, Spool, column_names, spool_writer
 
 ROW = "__row"
 FILE = "__file"

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import errno
 import os
-import posixpath
 import stat
 import uuid
 from collections.abc import Iterator
@@ -22,6 +20,7 @@ from intarsia.common.log import cleanup, logger, redact
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
 from intarsia.common.spool import tidy, tidy_schema
 from intarsia.engines.spark.crew import Crew
+from intarsia.engines.spark.reach import refused, unreachable
 from intarsia.errors import InputError, SchemaMismatch, StorageError
 
 log = logger(__name__)
@@ -130,7 +129,7 @@ def workspace(spark: Any, shared: Shared | None, asked: str | None) -> Spool:
             os.chmod(directory, stat.S_IMODE(os.stat(dataset).st_mode))  # as private as the data
     except OSError as error:
         place.remove()
-        raise _refused(error, "create", directory) from error
+        raise refused(error, "create", directory) from error
     return place
 
 
@@ -159,15 +158,6 @@ def _is_here(spark: Any) -> bool:
     """Whether executors are in this process's own JVM; behind Spark Connect they are anywhere."""
     local = str(spark.conf.get("spark.master", "")).startswith("local")
     return local and not type(spark).__module__.startswith("pyspark.sql.connect")
-
-
-def _refused(error: OSError, action: str, path: str) -> StorageError:
-    return StorageError(
-        f"Could not {action} {path}, where rows of the source wait: {error.strerror or error}",
-        errno=error.errno,
-        path=path,
-        hint="name spool_dir= on storage that driver and executors share.",
-    )
 
 
 def spool_writer(location: str, schema: pa.Schema, filesystem: pafs.FileSystem) -> pq.ParquetWriter:
@@ -207,7 +197,7 @@ def spooled_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
         with ThreadPoolExecutor(min(4, count), "intarsia-spool") as pool:
             parts = tuple(pool.map(written, range(count)))
     except OSError as error:
-        raise _refused(error, "write to", place.directory) from error
+        raise refused(error, "write to", place.directory) from error
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise SchemaMismatch(
             f"The source cannot be written as Parquet: {error}",
@@ -280,13 +270,3 @@ def check_exists(spool: Spool) -> None:
             raise unreachable(
                 part.location, f"Executors wrote {part.location}, but the driver does not see it."
             )
-
-
-def unreachable(location: str, message: str) -> StorageError:
-    """A spool that only one side can see."""
-    return StorageError(
-        message,
-        errno=errno.ENOENT,
-        path=posixpath.dirname(location),
-        hint="name spool_dir= on storage that driver and executors share.",
-    )
