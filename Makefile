@@ -82,7 +82,7 @@ crash: $(DEV) ## Kill every operation at every system call (long; needs a C comp
 	@INTARSIA_CRASH=full $(PYTEST) --timeout 7200 tests/crash $(ARGS)
 
 property: $(DEV) ## Run the property tests with many more examples
-	@INTARSIA_HYPOTHESIS=full $(PYTEST) --timeout 7200 tests/property $(ARGS)
+	@INTARSIA_HYPOTHESIS=full $(PYTEST) --timeout 7200 tests/property tests/spark/test_agrees_with_arrow.py $(ARGS)
 
 cluster: $(DEV) ## Kill workers, tasks and drivers of a real Spark cluster on this machine (minutes)
 	@INTARSIA_CLUSTER=1 $(BIN)/python -m pytest -q --timeout 600 tests/cluster $(ARGS)

@@ -18,7 +18,7 @@ import pytest
 import intarsia as it
 from intarsia.engines.spark import engine as spark_engine
 from intarsia.engines.spark import source as spark_source
-from intarsia.errors import SchemaMismatch, StorageError
+from intarsia.errors import KeyColumnError, SchemaMismatch, StorageError
 
 
 def full_only(*cases: str) -> list[Any]:
@@ -105,6 +105,16 @@ def test_the_last_row_of_a_table_wins_without_a_word(spark, target, rows, nothin
     many = pa.table({"id": [7] * 50 + [60] * 50, "p": ["p3"] * 50 + ["p0"] * 50, "v": range(100)})
     it.merge(many, target, on="id", strategy="deduplicate", engine=spark, broadcast_bytes=1, tasks=4)
     assert {row["id"]: row["v"] for row in rows(target)} == {n: n * 10 for n in range(40)} | {7: 49, 60: 99}
+
+
+@BOTH
+@pytest.mark.parametrize("strategy", ["upsert", "full_merge"])
+def test_nan_is_one_key_and_no_null(spark, tmp_path, unchanged, strategy, limit):
+    twice = pa.table({"id": [1, 1], "x": [float("nan")] * 2, "v": [0, 1]})
+    with unchanged(tmp_path), pytest.raises(KeyColumnError, match="1 duplicate key in id, x"):
+        it.merge(
+            twice, tmp_path / "t", on=["id", "x"], strategy=strategy, engine=spark, broadcast_bytes=limit
+        )
 
 
 NOON = dt.datetime(2025, 1, 1, 12, 30, 15, 123456)

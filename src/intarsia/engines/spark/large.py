@@ -136,7 +136,8 @@ def _refuse_duplicates(crew: Crew, remote: RemoteRows, intent: Merge, path: str)
         F.count("*").alias("n"), F.first(ROW).alias(ROW)
     )
     if intent.null_keys != "match":
-        counted = counted.dropna(subset=key_names(len(intent.keys)))
+        for name in key_names(len(intent.keys)):
+            counted = counted.where(F.col(name).isNotNull())  # dropna would take NaN for NULL
     many = counted.where("n > 1")
     found = many.agg(F.count("*").alias("keys"), F.sum("n").alias("rows")).toArrow().to_pylist()[0]
     if not found["keys"]:
