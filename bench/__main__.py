@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
-from bench.measure import CONTENDERS, Arena, Measured
+from bench.measure import CONTENDERS, LIMITED, Arena, Measured
 from bench.show import least, line, table
 from bench.workloads import WORKLOADS, Workload
 
@@ -23,14 +23,15 @@ RESULTS = Path(__file__).parent / "results"
 def main(argv: Sequence[str] | None = None) -> int:
     options = _options(argv)
     directory = Path(options.dir or tempfile.gettempdir()).resolve() / "intarsia-bench"
-    contenders = [name for name in CONTENDERS if name in options.peers]
+    known = LIMITED if options.memory_mb else CONTENDERS
+    contenders = [name for name in known if name in options.peers]
     made = [workload for name in options.workloads for workload in WORKLOADS[name](options.scale)]
     best: dict[tuple[str, str], Measured] = {}
     every: list[Measured] = []
     for workload in made:
         size = f"{workload.shape.rows:,} rows in {workload.shape.files:,} files"
         print(f"{workload.name}  {workload.title}: {size}", flush=True)
-        for one in _run(workload, contenders, directory, options.passes, every):
+        for one in _run(workload, contenders, directory, options, every):
             best[one.workload, one.contender] = one
             print(line(one), flush=True)
     print()
@@ -42,12 +43,16 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(
-    workload: Workload, contenders: Sequence[str], directory: Path, passes: int, every: list[Measured]
+    workload: Workload,
+    contenders: Sequence[str],
+    directory: Path,
+    options: argparse.Namespace,
+    every: list[Measured],
 ) -> list[Measured]:
     """Passes go round the contenders, so that a busy minute does not fall on one of them."""
-    arena = Arena(workload, directory)
+    arena = Arena(workload, directory, memory_bytes=int(options.memory_mb * 1e6))
     taking_part = [name for name in contenders if workload.only is None or name in workload.only]
-    rounds = [[arena.measure(name) for name in taking_part] for _ in range(passes)]
+    rounds = [[arena.measure(name) for name in taking_part] for _ in range(options.passes)]
     every += [one for found in rounds for one in found]
     return [least(found) for found in zip(*rounds, strict=True)]
 
@@ -63,6 +68,7 @@ def _keep(options: argparse.Namespace, every: Sequence[Measured]) -> None:
     record = {
         "scale": options.scale,
         "passes": options.passes,
+        "memory_mb": options.memory_mb,
         "python": platform.python_version(),
         "versions": versions,
         "measured": [one.as_dict() for one in every],
@@ -75,8 +81,9 @@ def _keep(options: argparse.Namespace, every: Sequence[Measured]) -> None:
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench",
-        description="Measure intarsia against the floor, Polars and DuckDB by hand, and delta-rs. CPU seconds"
-        " are the figure (user and system, of the operation alone); every result is checked.",
+        description="Measure intarsia, on PyArrow and on DuckDB, against the floor, Polars and DuckDB by"
+        " hand, and delta-rs. CPU seconds are the figure (user and system, of the operation alone); every"
+        " result is checked.",
         epilog="; ".join(f"{name}: {make(1.0)[0].title}" for name, make in WORKLOADS.items()),
     )
     parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS], help="default: all but MEM")
@@ -85,6 +92,12 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         "--peers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="who takes part"
     )
     parser.add_argument("--passes", type=int, default=3, help="the least counts (default 3)")
+    parser.add_argument(
+        "--memory-mb",
+        type=float,
+        default=0,
+        help="a limit for those that can keep to one; the source is then a file, and peak memory the figure",
+    )
     parser.add_argument(
         "--dir", help="where to make the data (default: a directory below the system's temporary one)"
     )

@@ -15,7 +15,10 @@ from bench.check import data_files, delta_files, digest, expected, range_reads
 from bench.data import FILE_ROWS, copy_tree, files_hit, make_delta, make_source, make_target
 from bench.workloads import Workload
 
-CONTENDERS = ("intarsia", "floor", "polars", "duckdb", "deltars")
+CONTENDERS = ("intarsia", "intarsia-duckdb", "floor", "polars", "duckdb", "deltars")
+"""A module of ``bench.contenders`` each; after a dash the engine."""
+LIMITED = ("intarsia", "intarsia-duckdb", "duckdb")
+"""Those that keep to a limit of memory."""
 LARGE_BYTES = 128 << 20
 SMALL_ROWS = 10_000
 """Nobody would write smaller files than this anew."""
@@ -46,8 +49,9 @@ class Measured:
 class Arena:
     """One workload with its data in place."""
 
-    def __init__(self, workload: Workload, directory: Path) -> None:
+    def __init__(self, workload: Workload, directory: Path, *, memory_bytes: int = 0) -> None:
         self.workload = workload
+        self.memory_bytes = memory_bytes
         self.directory = directory
         self.target = make_target(workload.shape, directory)
         self.source: Path | None = None
@@ -62,12 +66,13 @@ class Arena:
         shutil.rmtree(room, ignore_errors=True)
         room.mkdir(parents=True)
         try:
-            copy = room / "target"
+            copy, spool = room / "target", room / "spool"
+            spool.mkdir()
             copy_tree(self._origin(contender), copy)
             os.sync()  # so that nobody pays for writing back the copy
             finished = subprocess.run(
                 [sys.executable, "-m", "bench.child"],
-                input=json.dumps(self._job(contender, copy)),
+                input=json.dumps(self._job(contender, copy, spool)),
                 capture_output=True,
                 text=True,
                 timeout=SECONDS,
@@ -78,6 +83,8 @@ class Arena:
                 lines = finished.stderr.strip().splitlines() or [f"exit code {finished.returncode}"]
                 return Measured(workload.name, contender, error=lines[-1])
             figures = json.loads(finished.stdout)
+            if left := sorted(path.name for path in spool.iterdir()):
+                figures["notes"]["left"] = left
             return Measured(workload.name, contender, **self._checked(contender, copy, figures))
         finally:
             shutil.rmtree(room)
@@ -87,11 +94,15 @@ class Arena:
             return make_delta(self.target, daily=self.workload.shape.daily)
         return self.target
 
-    def _job(self, contender: str, copy: Path) -> dict[str, Any]:
+    def _job(self, contender: str, copy: Path, spool: Path) -> dict[str, Any]:
         workload = self.workload
+        module, _, engine = contender.partition("-")
         size = sum(path.stat().st_size for path in data_files(self.target))
         return {
-            "contender": contender,
+            "contender": module,
+            "engine": engine or "arrow",
+            "memory_bytes": self.memory_bytes,
+            "spool": str(spool),
             "kind": workload.kind,
             "target": str(copy),
             "source": None if self.source is None else str(self.source),

@@ -13,6 +13,7 @@ NAMES = {
     "duckdb": "DuckDB",
     "deltars": "delta-rs",
     "intarsia": "intarsia",
+    "intarsia-duckdb": "on DuckDB",
 }
 
 

@@ -207,7 +207,7 @@ def m3(scale: float) -> list[Workload]:
             shape,
             affected="all",
             by=("ts",),
-            only=("intarsia", "floor", "polars", "duckdb"),
+            only=("intarsia", "intarsia-duckdb", "floor", "polars", "duckdb"),
         )
     ]
 
@@ -236,7 +236,10 @@ def mem(scale: float) -> list[Workload]:
         shape = _plain(scale * times)
         rows = int(SOURCE_ROWS * scale)
         made += [_clustered(f"MEM-W1-x{times}", shape, rows), _scattered(f"MEM-W2-x{times}", shape, rows)]
-    return [replace(w, title=f"{w.title}; {w.shape.rows:,} rows", only=("intarsia",)) for w in made]
+    return [
+        replace(w, title=f"{w.title}; {w.shape.rows:,} rows", only=("intarsia", "intarsia-duckdb"))
+        for w in made
+    ]
 
 
 WORKLOADS: dict[str, Callable[[float], list[Workload]]] = {

@@ -10,6 +10,7 @@ import hashlib
 import itertools
 import math
 import os
+import socket
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -259,6 +260,16 @@ def make_dataset() -> Callable[..., Path]:
     columns that become hive directories; the rest goes to ``pq.write_table``.
     """
     return _make_dataset
+
+
+@pytest.fixture
+def deaf_port(monkeypatch: pytest.MonkeyPatch) -> Iterator[int]:
+    """A port of this machine that nobody listens on, and no proxy that stands before it."""
+    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        yield int(taken.getsockname()[1])
 
 
 @pytest.fixture(scope="session")

@@ -14,7 +14,7 @@ from bench.contenders.swap import beside, day_directory, swap
 def prepare(job: dict[str, Any]) -> Callable[[], Any]:
     target, rows = Path(job["target"]), job["file_rows"]
     on = ", ".join(job["keys"])
-    connection = duckdb.connect()
+    connection = duckdb.connect(config=_limits(job))
     connection.execute("set preserve_insertion_order = false")
     if job["source"]:
         connection.execute(f"create table source as select * from read_parquet('{job['source']}')")
@@ -46,6 +46,12 @@ def prepare(job: dict[str, Any]) -> Callable[[], Any]:
             return lambda: rewrite(f"select * from {old} t semi join ({newest}) n using ({on}, {order})")
         case other:
             raise ValueError(other)
+
+
+def _limits(job: dict[str, Any]) -> dict[str, Any]:
+    if not job["memory_bytes"]:
+        return {}
+    return {"memory_limit": f"{job['memory_bytes'] // 1024}KiB", "temp_directory": job["spool"]}
 
 
 def _upserted(old: str, source: str, on: str) -> str:

@@ -1,4 +1,4 @@
-"""This library, through its public calls with default options."""
+"""This library, through its public calls, on the engine that the job names."""
 
 from __future__ import annotations
 
@@ -16,21 +16,40 @@ STRATEGIES = {"upsert": "upsert", "upsert_day": "upsert", "insert": "insert", "s
 
 def prepare(job: dict[str, Any]) -> Callable[[], Any]:
     importlib.import_module("intarsia.api")
-    target, kind = job["target"], job["kind"]
-    source = pq.read_table(job["source"]) if job["source"] else None
+    target, kind, options = job["target"], job["kind"], _options(job)
+    if job["engine"] == "duckdb":
+        importlib.import_module("intarsia.engines.duckdb")
+    source = _source(job)
     match kind:
         case "plan":
             return lambda: _plan(job, source)
         case "compact":
-            return lambda: _notes(intarsia.compact(target, target_mb_per_file=128))
+            return lambda: _notes(intarsia.compact(target, target_mb_per_file=128, **options))
         case "zorder":
+            rows = job["file_rows"]
             return lambda: _notes(
-                intarsia.optimize(target, by=job["by"], target_rows_per_file=job["file_rows"])
+                intarsia.optimize(target, by=job["by"], target_rows_per_file=rows, **options)
             )
         case "dedup":
-            return lambda: _notes(intarsia.deduplicate(target, on=job["keys"], order_by=job["by"]))
+            return lambda: _notes(intarsia.deduplicate(target, on=job["keys"], order_by=job["by"], **options))
         case _:
-            return lambda: _notes(intarsia.merge(source, target, on=job["keys"], strategy=STRATEGIES[kind]))
+            return lambda: _notes(
+                intarsia.merge(source, target, on=job["keys"], strategy=STRATEGIES[kind], **options)
+            )
+
+
+def _options(job: dict[str, Any]) -> dict[str, Any]:
+    options = {"engine": job["engine"]}
+    if job["memory_bytes"]:
+        options |= {"memory_bytes": job["memory_bytes"], "spool_dir": job["spool"]}
+    return options
+
+
+def _source(job: dict[str, Any]) -> Any:
+    """A table that is there already; where memory counts, a file still to be read."""
+    if not job["source"] or job["memory_bytes"]:
+        return job["source"]
+    return pq.read_table(job["source"])
 
 
 def _notes(result: Any) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import duckdb
 from bench.check import data_files, scan
 from bench.data import make_source, make_target
 from bench.spark.contenders import CONTENDERS
-from bench.spark.tree import Peak, cpu_seconds
+from bench.spark.tree import Peak, Resident, cpu_seconds
 from bench.workloads import WORKLOADS, Workload, expected_sql
 
 NAMES = ("W1", "W2", "W3", "W7")
@@ -37,6 +37,8 @@ class Measured:
     wall: float = 0.0
     cpu: float = 0.0
     peak_mb: float = 0.0
+    processes: tuple[Resident, ...] = ()
+    """What each had when it was most."""
     right: bool = False
     error: str = ""
 
@@ -57,6 +59,8 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ours = one if contender == "intarsia" else ours
                 failed = failed or not one.right
                 print(_line(one, ours), flush=True)
+                if options.processes and one.processes:
+                    print(f"    {'':12}{', '.join(map(str, one.processes))} MB", flush=True)
     finally:
         if not options.keep:
             shutil.rmtree(directory, ignore_errors=True)
@@ -129,6 +133,7 @@ def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, err
     cpus: list[float] = []
     counts = right = False
     before = most = 0.0
+    processes: tuple[Resident, ...] = ()
     for line in child.stdout:
         said = json.loads(line)
         if "begin" in said:
@@ -136,7 +141,7 @@ def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, err
         elif "wall" in said and counts:
             walls.append(said["wall"])
             cpus.append(cpu_seconds(child.pid) - before)
-            most = peak.mb
+            most, processes = peak.mb, tuple(peak.processes)
         elif "right" in said:
             right = said["right"]
         _tell(child, "")
@@ -144,7 +149,7 @@ def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, err
         lines = [line for line in errors.read_text().splitlines() if line.strip()]
         reasons = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["no word"]
         return Measured(job["contender"], error=reasons[-1][:200])
-    return Measured(job["contender"], min(walls), min(cpus), most, right)
+    return Measured(job["contender"], min(walls), min(cpus), most, processes, right)
 
 
 def _tell(child: subprocess.Popen[str], words: str) -> None:
@@ -190,6 +195,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     )
     parser.add_argument(
         "--name-days", action="store_true", help="name W3's day in the peers' ON by hand, as an expert would"
+    )
+    parser.add_argument(
+        "--processes", action="store_true", help="tell the peak by process: anonymous + mapped memory"
     )
     parser.add_argument("--dir", help="where to make the data (default: the system's temporary directory)")
     parser.add_argument("--keep", action="store_true", help="leave the data there for the next run")

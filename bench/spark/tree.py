@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import psutil
 
@@ -30,15 +31,37 @@ def cpu_seconds(root: int) -> float:
     return total
 
 
-def memory_mb(root: int) -> float:
-    """Resident, all together; what several processes share, by fork or by mapping, counts once."""
-    total = 0
+@dataclass(frozen=True, slots=True)
+class Resident:
+    """What one process has in memory, in MB; what several share, by fork or by mapping, counts once."""
+
+    name: str
+    own: float
+    """Anonymous: heaps."""
+    mapped: float
+    """Pages of files."""
+
+    @property
+    def mb(self) -> float:
+        return self.own + self.mapped
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.own:.0f}+{self.mapped:.0f}"
+
+
+def resident(root: int) -> list[Resident]:
+    """Of every process of the tree."""
+    found = []
     for process in processes(root):
         try:
-            total += process.memory_full_info().pss
-        except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError):
+            name = "driver" if process.pid == root else process.name()
+            with open(f"/proc/{process.pid}/smaps_rollup") as rollup:
+                sizes = {line.split(":")[0]: line.split()[1] for line in rollup if line.startswith("Pss")}
+        except (psutil.NoSuchProcess, psutil.AccessDenied, FileNotFoundError, ProcessLookupError):
             continue
-    return total / 1e6
+        own = int(sizes.get("Pss_Anon", 0)) * 1024 / 1e6
+        found.append(Resident(name, own, int(sizes.get("Pss", 0)) * 1024 / 1e6 - own))
+    return found
 
 
 class Peak:
@@ -46,6 +69,8 @@ class Peak:
 
     def __init__(self, root: int) -> None:
         self.root, self.mb = root, 0.0
+        self.processes: list[Resident] = []
+        """Of the moment at which it was most."""
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._watch, daemon=True)
 
@@ -59,4 +84,6 @@ class Peak:
 
     def _watch(self) -> None:
         while not self._stop.wait(EVERY):
-            self.mb = max(self.mb, memory_mb(self.root))
+            now = resident(self.root)
+            if (most := sum(one.mb for one in now)) > self.mb:
+                self.mb, self.processes = most, now

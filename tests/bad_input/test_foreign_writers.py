@@ -14,7 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
+from intarsia.core.ext.parquet import read_parquet
 from intarsia.core.run import ATTEMPTS
+from intarsia.datasets.pyarrow import PyarrowDatasetIO
+from intarsia.datasets.spark import SparkDatasetIO
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import CommitConflict, NotSupported
 from tests.bad_input.conftest import check_error
@@ -277,6 +280,52 @@ def test_case_94_directory_of_a_table_format(root: Path, format: str, each_refus
         (root / name).parent.mkdir(exist_ok=True)
         (root / name).write_text("{}")
     each_refused(root, EVERYTHING, NotSupported, format, "corrupt", "its own table format")
+
+
+class NoSession:
+    """A Spark session on which nothing is run."""
+
+    createDataFrame = None
+
+
+READERS = {
+    "Delta": 'spark.read.format("delta")', "Iceberg": "pyiceberg", "Hudi": "hudi", "DuckLake": "DuckDB"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("format", TABLES)
+@pytest.mark.parametrize("how", ["read_parquet", "on spark", "ext", "source", "glob"])
+def test_case_94_reading_a_table_format_names_the_reader(root: Path, format: str, how: str) -> None:
+    for name in TABLES[format]:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("{}")
+    calls: dict[str, Any] = {
+        "read_parquet": lambda: PyarrowDatasetIO().read_parquet(root),
+        "on spark": lambda: SparkDatasetIO(NoSession()).read_parquet(root),
+        "ext": lambda: read_parquet(root),
+        "source": lambda: it.write(root, root.with_name("new")),
+        "glob": lambda: it.write(root.parent / "*/*.parquet", root.with_name("new")),
+    }
+    with pytest.raises(NotSupported) as caught:
+        calls[how]()
+    assert "rows that are gone" in str(caught.value)
+    assert READERS[format] in (caught.value.hint or "")
+    assert not root.with_name("new").exists()
+
+
+@pytest.mark.parametrize("format", ["Delta", "Iceberg", "Hudi"])
+def test_case_94_part_of_a_table_format_is_no_source(root: Path, format: str) -> None:
+    part = root / ("data" if format == "Iceberg" else "day=1")
+    part.mkdir()
+    pq.write_table(BASE, part / "f.parquet")
+    (root / "f.csv").write_text("id\n1\n")
+    for name in TABLES[format]:
+        (root / name).parent.mkdir(exist_ok=True)
+        (root / name).write_text("{}")
+    with pytest.raises(NotSupported, match=f"part of an? {format} table"):
+        it.write(part, root.with_name("new"))
+    assert it.write(part / "f.parquet", root.with_name("new")).total == BASE.num_rows  # named in full
+    assert it.write(root / "*.csv", root.with_name("text")).total == 1
 
 
 @pytest.mark.parametrize("format", ["Delta", "Iceberg", "Hudi"])

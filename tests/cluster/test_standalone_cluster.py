@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,10 +17,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from cluster_processes import HOST, Cluster, driver, end, wait_until
+from cluster_processes import Cluster, driver, end, wait_until
 
 import intarsia as it
-from intarsia.errors import NotSupported
 
 pytestmark = [
     pytest.mark.cluster,
@@ -83,27 +81,6 @@ def check(tmp_path: Path, rows: Any, leftovers: Any) -> Callable[..., None]:
         assert list(tmp_path.glob("tmp/intarsia-*")) == []
 
     return check
-
-
-@pytest.fixture(scope="module")
-def started(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    pytest.importorskip("pyspark", reason="pyspark is not installed")
-    with socket.create_server(("127.0.0.2", 0)):  # speculation wants another host
-        pass
-    cluster = Cluster(tmp_path_factory.mktemp("cluster"), (HOST, "127.0.0.2"))
-    try:
-        cluster.start()
-        yield cluster
-    except NotSupported as error:
-        pytest.skip(f"Spark cannot start: {error}")
-    finally:
-        cluster.stop()
-
-
-@pytest.fixture
-def cluster(started: Cluster) -> Cluster:
-    started.make_whole()
-    return started
 
 
 def test_a_cluster_merges_small_and_large_sources_exactly(

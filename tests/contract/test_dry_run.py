@@ -98,7 +98,7 @@ def test_moves_that_let_rows_be_seen_twice_are_noted(lake):
     lake.create(TABLE, files=3)
     for plan in (lake.plan("compact"), lake.plan("write", SOURCE, mode="overwrite")):
         assert any("twice for a moment" in note for note in plan.notes)
-    assert not lake.plan("merge", SOURCE, on="id").notes
+    assert not any("twice" in note for note in lake.plan("merge", SOURCE, on="id").notes)
 
 
 def test_two_plans_of_one_state_are_equal(lake):

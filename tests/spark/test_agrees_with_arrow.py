@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 import intarsia as it
 from intarsia.core.rule import STRATEGIES
+from intarsia.engines.spark import routed
 from tests.property import model
 from tests.property.test_operations_agree_with_model import KINDS, Case, read, rows_of, written
 
@@ -111,11 +112,11 @@ def test_merges_of_arrow_tables_agree(spark: Any, roots: tuple[Path, Path], data
     assert found[1] == found[0]
 
 
-@pytest.mark.parametrize("broadcast_bytes", [64 << 20, 1], ids=["small", "large"])
+@pytest.mark.parametrize("way", ["small", "routed", "large"])
 @given(st.data())
 @few
 def test_merges_of_dataframes_agree(
-    spark: Any, roots: tuple[Path, Path], broadcast_bytes: int, data: st.DataObject
+    spark: Any, roots: tuple[Path, Path], way: str, data: st.DataObject
 ) -> None:
     from pyspark.sql.pandas.types import from_arrow_schema
 
@@ -127,7 +128,11 @@ def test_merges_of_dataframes_agree(
     options = merge_of(data, case, not any(files))
     here, there = roots
     expected = outcome(lambda: it.merge(table, here, engine="arrow", **options), here, case)
-    found = outcome(lambda: it.merge(frame, there, broadcast_bytes=broadcast_bytes, **options), there, case)
+    options["broadcast_bytes"] = 1 if way == "large" else 64 << 20
+    with pytest.MonkeyPatch.context() as patch:
+        if way == "routed":
+            patch.setattr(routed, "ROUTED_BYTES", 0)
+        found = outcome(lambda: it.merge(frame, there, **options), there, case)
     assert found == expected
 
 

@@ -86,6 +86,11 @@ columns = { id = "bigint", amount = "double" }
 [targets.orders]
 path = "lake/orders"
 
+[spark.config]
+"spark.sql.shuffle.partitions" = 3
+"spark.executor.memory" = "7g"
+"spark.sql.extensions" = "none.Such"
+
 [[steps]]
 name = "upsert"
 operation = "merge"
@@ -123,6 +128,9 @@ def test_a_pipeline_runs_on_a_connect_server(server: str, tmp_path: Path, rows: 
         assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
         report = json.loads(done.stdout)
         assert report["session"].endswith(", Connect")
+        warned = [line for line in done.stderr.splitlines() if line.startswith("warning: ")]
+        assert len(warned) == 1, done.stderr
+        assert "spark.executor.memory, spark.sql.extensions cannot be set" in warned[0]
         statuses.append([step["status"] for step in report["steps"]])
     assert statuses == [["done", "done"], ["unchanged", "unchanged"]]
     assert rows(tmp_path / "lake" / "orders") == [{"id": 1, "amount": 5.0}, {"id": 3, "amount": 7.0}]

@@ -18,7 +18,7 @@ import pytest
 import intarsia as it
 from intarsia.engines.spark import engine as spark_engine
 from intarsia.engines.spark import source as spark_source
-from intarsia.errors import KeyColumnError, SchemaMismatch, StorageError
+from intarsia.errors import KeyColumnError, PartitionMoveError, SchemaMismatch, StorageError
 
 
 def full_only(*cases: str) -> list[Any]:
@@ -243,6 +243,27 @@ def test_a_condition_beyond_equal_keys_is_met_as_in_process(
         assert dict(planned) == results[-1]
     assert results[0] == results[1]
     assert rows(paths["spark"]) == rows(paths["arrow"])
+
+
+def test_what_is_impossible_is_counted_over_all_files(spark, tmp_path, make_dataset, nothing_collected):
+    """As in process, though each file is another task's."""
+    twice = pa.concat_tables([SOURCE, SOURCE.slice(0, 10), SOURCE.slice(3, 2)])
+    away = SOURCE.set_column(1, "p", pa.array([f"p{n % 3}" for n in range(20)]))
+    update = {"clauses": [it.when_matched().update_all()]}
+    nulls = TARGET.set_column(0, "id", pa.array([None if n % 7 == 0 else n for n in range(40)]))
+    cases: list[tuple[pa.Table, pa.Table, Any, dict[str, Any]]] = [
+        (twice, TARGET.take([n * 7 % 40 for n in range(40)]), (), update),
+        (away, TARGET, "p", {}),
+        (SOURCE, nulls, (), {"strategy": "full_merge"}),
+    ]
+    for number, (source, target, partition, options) in enumerate(cases):
+        path = make_dataset(tmp_path / str(number), target, files=3, partition=partition)
+        told = []
+        for engine in ("arrow", spark):
+            with pytest.raises((KeyColumnError, PartitionMoveError)) as error:
+                it.merge(source, path, on="id", engine=engine, broadcast_bytes=1, **options)
+            told.append(str(error.value))
+        assert told[0] == told[1]
 
 
 @BOTH

@@ -34,7 +34,7 @@ from intarsia.tables.parquet import ParquetTable
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
-from intarsia.engines.spark import ranges
+from intarsia.engines.spark import range_files, range_runs, range_terms, ranges
 from intarsia.engines.spark.crew import Attempt
 
 LITTLE = 20_000
@@ -268,7 +268,7 @@ def test_on_spark_only_large_directories_are_cut_into_ranges(
 
 
 @pytest.mark.parametrize("curve", ["zorder", "hilbert", "linear"])
-@pytest.mark.parametrize(("memory", "least"), [(1, ranges.LEAST_MEMORY), (1, 3000), (50_000, 1)])
+@pytest.mark.parametrize(("memory", "least"), [(1, range_terms.LEAST_MEMORY), (1, 3000), (50_000, 1)])
 def test_ranges_make_one_order_with_any_memory(
     tmp_path: Path,
     make_dataset: Any,
@@ -279,7 +279,8 @@ def test_ranges_make_one_order_with_any_memory(
     memory: int,
     least: int,
 ) -> None:
-    monkeypatch.setattr(ranges, "LEAST_MEMORY", least)  # a range that is larger is cut again on disk
+    for module in (ranges, range_runs, range_files):  # a range that is larger is cut again on disk
+        monkeypatch.setattr(module, "LEAST_MEMORY", least)
     monkeypatch.setattr(ranges, "MOST_RANGES", 16)
     table = shuffled(3000)
     root = make_dataset(tmp_path / "d", table, files=5, row_group_size=250)
@@ -354,7 +355,7 @@ def test_one_huge_file_is_dealt_out_by_several_tasks(
     each = HereTwice.each
 
     def noting(self: HereTwice, work: Any, mine: Sequence[Any], **options: Any) -> list[Any]:
-        if work is ranges.deal_rows:
+        if work is range_runs.deal_rows:
             jobs.append(mine)
         return each(self, work, mine, **options)
 
@@ -447,12 +448,12 @@ def test_two_attempts_sort_on_disk_without_meeting(tmp_path: Path, make_dataset:
 
 
 def test_files_are_cut_between_ranges_where_rows_are_about_equal() -> None:
-    assert list(ranges.file_cuts([10, 10, 10, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
-    assert list(ranges.file_cuts([10, 14, 6, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
-    assert list(ranges.file_cuts([100], 4)) == [(0, 1, 4)]
-    assert list(ranges.file_cuts([5, 90, 5], 4)) == [(0, 1, 1), (1, 2, 4), (2, 3, 1)]
-    assert list(ranges.file_cuts([], 3)) == []
-    assert [files for *_, files in ranges.file_cuts([1] * 100, 10)] == [1] * 10
+    assert list(range_files.file_cuts([10, 10, 10, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
+    assert list(range_files.file_cuts([10, 14, 6, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
+    assert list(range_files.file_cuts([100], 4)) == [(0, 1, 4)]
+    assert list(range_files.file_cuts([5, 90, 5], 4)) == [(0, 1, 1), (1, 2, 4), (2, 3, 1)]
+    assert list(range_files.file_cuts([], 3)) == []
+    assert [files for *_, files in range_files.file_cuts([1] * 100, 10)] == [1] * 10
 
 
 def test_compaction_of_one_directory_is_many_tasks(

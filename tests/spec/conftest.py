@@ -10,10 +10,12 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 import pytest
 
+from intarsia.datasets.duckdb import DuckDBDatasetIO
 from intarsia.datasets.pyarrow import PyarrowDatasetIO
 from intarsia.engines.arrow import reading
+from intarsia.engines.duckdb.scan import Scan
 
-IOS = {"pyarrow": PyarrowDatasetIO}
+IOS = {"duckdb": DuckDBDatasetIO, "pyarrow": PyarrowDatasetIO}
 
 
 @pytest.fixture(params=sorted(IOS))
@@ -58,8 +60,15 @@ class Reads:
 
 @pytest.fixture
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
-    """Spies on the data files that the in-process engine reads."""
+    """Spies on the data files that are read in this process; what DuckDB is asked for counts no rows."""
     found = Reads()
+    sql = Scan.sql
+
+    def asked(self: Any, columns: Any, files: Any = None, **kwargs: Any) -> str:
+        found.all += [Read(file.path, tuple(columns), 0) for file in (self.files if files is None else files)]
+        return sql(self, columns, files, **kwargs)
+
+    monkeypatch.setattr(Scan, "sql", asked)
     names: dict[int, str] = {}
     init = reading.FileReader.__init__
 

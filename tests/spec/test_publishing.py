@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from spec_tables import table_of
 
 import intarsia as it
 from intarsia.core import opened
@@ -25,11 +26,6 @@ from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import CommitConflict, DamagedTable, NotSupported
 from intarsia.storage import PosixStorage
 from intarsia.tables.parquet import ParquetTable
-
-
-def _table(ids, value="old") -> pa.Table:
-    ids = list(ids)
-    return pa.table({"id": pa.array(ids, pa.int64()), "v": pa.array([value] * len(ids), pa.string())})
 
 
 @pytest.fixture
@@ -63,7 +59,7 @@ def at_every_step(monkeypatch):
 def test_p1_a_reader_that_only_lists_sees_every_key_once_at_every_instant(
     tmp_path, make_dataset, rows, at_every_step, operation
 ):
-    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
     names = {file.name for file in path.iterdir()}
 
     def look() -> None:
@@ -77,7 +73,7 @@ def test_p1_a_reader_that_only_lists_sees_every_key_once_at_every_instant(
     elif operation == "update where":
         it.update(path, {"v": "'new'"}, where="id in (0, 4, 11)")
     else:
-        it.merge(_table([0, 4, 11, 77], "new"), path, on="id", strategy=operation)
+        it.merge(table_of([0, 4, 11, 77], "new"), path, on="id", strategy=operation)
     assert len(steps) > 5
     after = {file.name for file in path.iterdir()}
     assert names <= after  # replaced under the same names
@@ -85,7 +81,7 @@ def test_p1_a_reader_that_only_lists_sees_every_key_once_at_every_instant(
 
 
 def test_p1_holds_even_after_a_crash_that_nobody_has_recovered_from(tmp_path, make_dataset, rows):
-    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
     _crash(path, "it.merge(pa.table({'id': [0, 4, 11, 77], 'v': ['new'] * 4}), path, on='id')", publishes=2)
     found = [(row["id"], row["v"]) for row in rows(path)]
     assert Counter(key for key, _ in found if key != 77) == Counter(range(12))
@@ -99,11 +95,13 @@ def test_p1_holds_even_after_a_crash_that_nobody_has_recovered_from(tmp_path, ma
 def test_p2_rows_that_move_between_files_may_be_seen_twice_but_never_missed(
     tmp_path, make_dataset, rows, io, at_every_step, operation
 ):
-    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
     calls = {
         "compact": lambda **options: it.compact(path, **options),
         "optimize": lambda **options: it.optimize(path, by="id", **options),
-        "overwrite": lambda **options: it.write(_table(range(12), "new"), path, mode="overwrite", **options),
+        "overwrite": lambda **options: it.write(
+            table_of(range(12), "new"), path, mode="overwrite", **options
+        ),
     }
     assert any("twice for a moment" in note for note in calls[operation](dry_run=True).plan.notes)
     seen = []
@@ -137,7 +135,7 @@ def _by_id(table: pa.Table) -> list[dict]:
 @pytest.mark.parametrize("read", _LATE_READS)
 @pytest.mark.parametrize("partition", ["p", ()])
 def test_p2_a_snapshot_that_is_read_late_is_still_that_state(tmp_path, make_dataset, read, partition):
-    table = _table(range(12)).append_column("p", pa.array(["a", "b", None] * 4))
+    table = table_of(range(12)).append_column("p", pa.array(["a", "b", None] * 4))
     path = make_dataset(tmp_path / "ds", table, files=4, partition=partition)
     data = it.snapshot(path).dataset()
     it.merge(table.slice(4, 1).set_column(1, "v", pa.array(["new"])), path, on="id")
@@ -154,10 +152,10 @@ def test_p2_a_snapshot_that_is_read_late_is_still_that_state(tmp_path, make_data
 
 @pytest.mark.parametrize("operation", ["replaced", "removed"])
 def test_p2_a_dataset_of_a_snapshot_whose_files_are_gone_is_a_conflict(tmp_path, make_dataset, operation):
-    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
     snapshot = it.snapshot(path)
     if operation == "replaced":
-        it.merge(_table([4], "new"), path, on="id")
+        it.merge(table_of([4], "new"), path, on="id")
         gone = f"{path}/part-00001.parquet"
     else:
         it.compact(path)
@@ -169,7 +167,7 @@ def test_p2_a_dataset_of_a_snapshot_whose_files_are_gone_is_a_conflict(tmp_path,
 
 
 def test_p2_more_files_than_may_be_open_are_refused_with_a_way_out(tmp_path, make_dataset, monkeypatch):
-    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
     monkeypatch.setattr(opened, "open_limit", lambda: 6)
     with pytest.raises(NotSupported, match=r"4 files, of which 3 may be open.*materialise"):
         it.snapshot(path).dataset()
@@ -178,10 +176,10 @@ def test_p2_more_files_than_may_be_open_are_refused_with_a_way_out(tmp_path, mak
 
 
 def test_p2_a_dataset_of_links_outlives_commits(tmp_path, make_dataset):
-    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
     with ParquetTable(path).materialise() as farm:
         data = farm.snapshot.dataset()
-        it.merge(_table([4], "new"), path, on="id")
+        it.merge(table_of([4], "new"), path, on="id")
         it.compact(path)
         assert data.to_table()["v"].to_pylist() == ["old"] * 12
 
@@ -226,7 +224,7 @@ _UPSERT = "it.merge(pa.table({'id': [0, 4, 77], 'v': ['new'] * 3}), path, on='id
 def test_p3_what_a_crash_left_is_seen_right_at_once_and_finished_by_the_next_writer(
     tmp_path, make_dataset, rows, io, leftovers, finish, operation
 ):
-    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
+    path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
     _crash(path, operation, publishes=0)
     expected = dict.fromkeys(range(12), "old")
     if operation == _UPSERT:
@@ -237,7 +235,7 @@ def test_p3_what_a_crash_left_is_seen_right_at_once_and_finished_by_the_next_wri
         assert it.recover(path) != ()
         assert it.recover(path) == ()
     else:
-        io.write_dataset(_table([500]), path)
+        io.write_dataset(table_of([500]), path)
         expected[500] = "old"
     assert {row["id"]: row["v"] for row in rows(path)} == expected
     assert len(rows(path)) == len(expected)
@@ -247,13 +245,13 @@ def test_p3_what_a_crash_left_is_seen_right_at_once_and_finished_by_the_next_wri
 def test_p3_after_success_or_failure_the_control_directory_holds_small_records_only(
     tmp_path, make_dataset, io, leftovers
 ):
-    path = make_dataset(tmp_path / "ds", _table(range(12)), files=4)
-    io.merge(_table([0, 99], "new"), path, "upsert", "id")
+    path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
+    io.merge(table_of([0, 99], "new"), path, "upsert", "id")
     assert leftovers(path) == []
     with pytest.raises(ValueError, match="duplicate"):
-        io.merge(_table([5, 5]), path, "upsert", "id")
+        io.merge(table_of([5, 5]), path, "upsert", "id")
     assert leftovers(path) == []
-    io.merge(_table([1], "kept"), path, "upsert", "id", retain=1)
+    io.merge(table_of([1], "kept"), path, "upsert", "id", retain=1)
     assert leftovers(path) != []  # only where it was asked for
 
 
@@ -261,13 +259,13 @@ def test_p3_after_success_or_failure_the_control_directory_holds_small_records_o
 
 
 def test_p4_two_writers_take_turns(tmp_path, make_dataset, rows):
-    path = make_dataset(tmp_path / "ds", _table(range(20)), files=4)
+    path = make_dataset(tmp_path / "ds", table_of(range(20)), files=4)
     errors: list[BaseException] = []
 
     def work(name: str) -> None:
         try:
             for number in range(4):
-                it.merge(_table([1, 19, 100 + number], name), path, on="id")
+                it.merge(table_of([1, 19, 100 + number], name), path, on="id")
         except BaseException as error:  # noqa: BLE001  told to the main thread
             errors.append(error)
 
@@ -300,14 +298,14 @@ def meanwhile(monkeypatch):
 
 
 def test_p4_a_foreign_file_is_looked_at_again_and_never_deleted(tmp_path, make_dataset, rows, meanwhile):
-    path = make_dataset(tmp_path / "ds", _table(range(4)), files=2)
+    path = make_dataset(tmp_path / "ds", table_of(range(4)), files=2)
 
     def append() -> None:
         if not (path / "foreign.parquet").exists():
-            pq.write_table(_table([7, 8], "foreign"), path / "foreign.parquet")
+            pq.write_table(table_of([7, 8], "foreign"), path / "foreign.parquet")
 
     meanwhile(append)
-    result = it.merge(_table([3, 7], "new"), path, on="id")
+    result = it.merge(table_of([3, 7], "new"), path, on="id")
     assert (result.attempts, result.updated, result.inserted) == (2, 2, 0)
     found = [(row["id"], row["v"]) for row in rows(path)]
     assert found == [(0, "old"), (1, "old"), (2, "old"), (3, "new"), (7, "new"), (8, "foreign")]
@@ -316,28 +314,28 @@ def test_p4_a_foreign_file_is_looked_at_again_and_never_deleted(tmp_path, make_d
 def test_p4_overwrite_and_compaction_leave_a_file_that_came_meanwhile(
     tmp_path, make_dataset, rows, meanwhile
 ):
-    path = make_dataset(tmp_path / "ds", _table(range(4)), files=2)
+    path = make_dataset(tmp_path / "ds", table_of(range(4)), files=2)
     ids = iter((98, 99))
 
     def append() -> None:
         new = next(ids)
-        pq.write_table(_table([new]), path / f"foreign-{new}.parquet")
+        pq.write_table(table_of([new]), path / f"foreign-{new}.parquet")
 
     meanwhile(append)
     it.compact(path)
     assert [row["id"] for row in rows(path)] == [0, 1, 2, 3, 98]
-    it.write(_table([50]), path, mode="overwrite")
+    it.write(table_of([50]), path, mode="overwrite")
     assert [row["id"] for row in rows(path)] == [50, 99]
 
 
 def test_p4_a_writer_that_never_wins_gives_up_and_changes_nothing(
     tmp_path, make_dataset, meanwhile, leftovers
 ):
-    path = make_dataset(tmp_path / "ds", _table(range(4)), files=2)
+    path = make_dataset(tmp_path / "ds", table_of(range(4)), files=2)
     tick = iter(range(100))
-    meanwhile(lambda: pq.write_table(_table([next(tick)], "other"), path / "part-00000.parquet"))
+    meanwhile(lambda: pq.write_table(table_of([next(tick)], "other"), path / "part-00000.parquet"))
     with pytest.raises(CommitConflict) as caught:
-        it.merge(_table([0, 3], "new"), path, on="id", strategy="full_merge")
+        it.merge(table_of([0, 3], "new"), path, on="id", strategy="full_merge")
     assert caught.value.changed is False
     assert next(tick) > 1  # it planned again, a few times
     assert pq.ParquetFile(path / "part-00001.parquet").read()["v"].to_pylist() == ["old", "old"]
@@ -357,14 +355,14 @@ def test_p4_a_writer_that_never_wins_gives_up_and_changes_nothing(
     ],
 )
 def test_p5_the_directory_of_a_table_format_is_refused(tmp_path, make_dataset, unchanged, kind, marker):
-    path = make_dataset(tmp_path / "ds", _table([1]))
+    path = make_dataset(tmp_path / "ds", table_of([1]))
     (path / marker).parent.mkdir(exist_ok=True)
     (path / marker).write_text("{}")
     for call in (
-        lambda: it.merge(_table([1], "new"), path, on="id"),
+        lambda: it.merge(table_of([1], "new"), path, on="id"),
         lambda: it.delete(path, "id = 1"),
-        lambda: it.write(_table([2]), path),
-        lambda: it.write(_table([2]), path, mode="overwrite"),
+        lambda: it.write(table_of([2]), path),
+        lambda: it.write(table_of([2]), path, mode="overwrite"),
         lambda: it.update(path, {"v": "'x'"}),
         lambda: it.compact(path),
         lambda: it.optimize(path, by="id"),
@@ -381,7 +379,7 @@ def test_p6_a_staged_file_with_other_rows_than_it_should_have_is_not_committed(
     tmp_path, make_dataset, unchanged, monkeypatch, writer
 ):
     monkeypatch.setattr(splice, "CHUNK_BYTES", 0 if writer is Splice else 1 << 20)
-    path = make_dataset(tmp_path / "ds", _table(range(5)))
+    path = make_dataset(tmp_path / "ds", table_of(range(5)))
     close = writer.close
 
     def miscounts(self, *args, **kwargs) -> StagedFile:
@@ -390,16 +388,16 @@ def test_p6_a_staged_file_with_other_rows_than_it_should_have_is_not_committed(
 
     monkeypatch.setattr(writer, "close", miscounts)
     with unchanged(path), pytest.raises(DamagedTable, match="5 rows instead of 6") as caught:
-        it.merge(_table([1], "new"), path, on="id")
+        it.merge(table_of([1], "new"), path, on="id")
     assert caught.value.changed is False
 
 
 def test_p6_page_checksums_are_written_and_verified_when_a_file_is_rewritten(tmp_path, unchanged):
     path = tmp_path / "ds"
-    (file,) = it.write(_table(range(1000), "x" * 10), path, compression="none").inserted_files
+    (file,) = it.write(table_of(range(1000), "x" * 10), path, compression="none").inserted_files
     content = bytearray(Path(file).read_bytes())
     offset = pq.read_metadata(file).row_group(0).column(0).data_page_offset + 400
     content[offset] ^= 1  # a single bit, within a page
     Path(file).write_bytes(content)
     with unchanged(path), pytest.raises(pa.ArrowInvalid, match=Path(file).name):
-        it.merge(_table([1], "new"), path, on="id")
+        it.merge(table_of([1], "new"), path, on="id")

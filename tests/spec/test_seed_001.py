@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from spec_tables import bytes_of, pairs_of, table_of
 
 import intarsia.datasets.pyarrow as door
 from intarsia.common import partitions, schema
@@ -31,34 +32,22 @@ from intarsia.datasets.pyarrow import (
 )
 from intarsia.datasets.pyarrow import merge as merge_module
 from intarsia.engines.arrow import ArrowEngine
-
-
-def _table(ids, value="old") -> pa.Table:
-    ids = list(ids)
-    return pa.table({"id": pa.array(ids, pa.int64()), "v": pa.array([value] * len(ids), pa.string())})
-
-
-def _pairs(path, rows) -> list[tuple[int, str]]:
-    return [(row["id"], row["v"]) for row in rows(path)]
-
-
-def _files(path: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in sorted(path.rglob("*.parquet"))}
-
+from intarsia.engines.duckdb import DuckDBEngine
+from intarsia.engines.duckdb.session import Session
 
 # ---------------------------------------------------------------------------------------------------
 # Merge: strategies, statistics, validation.
 
 
 def test_scenario_upsert_with_single_key_column(tmp_path, make_dataset, rows, io):
-    path = make_dataset(tmp_path / "ds", _table([1, 2, 7, 8]), files=2)
-    io.merge(_table([1, 2, 3], "new"), path, key_columns=["id"], strategy="upsert")
-    assert _pairs(path, rows) == [(1, "new"), (2, "new"), (3, "new"), (7, "old"), (8, "old")]
+    path = make_dataset(tmp_path / "ds", table_of([1, 2, 7, 8]), files=2)
+    io.merge(table_of([1, 2, 3], "new"), path, key_columns=["id"], strategy="upsert")
+    assert pairs_of(path, rows) == [(1, "new"), (2, "new"), (3, "new"), (7, "old"), (8, "old")]
 
 
 def test_scenario_stats_reflect_merge_operations(tmp_path, make_dataset, rows):
-    path = make_dataset(tmp_path / "ds", _table(range(13)), files=3)
-    source = _table([*range(10), *range(100, 105)], "new")
+    path = make_dataset(tmp_path / "ds", table_of(range(13)), files=3)
+    source = table_of([*range(10), *range(100, 105)], "new")
     stats = merge_parquet_dataset_pyarrow(source, path, ["id"], "full_merge")
     assert stats == {"inserted": 5, "updated": 10, "deleted": 3, "total": 15}
     assert stats["total"] == 13 + stats["inserted"] - stats["deleted"] == len(rows(path))
@@ -107,9 +96,9 @@ def test_scenario_schema_incompatibility__names_columns_and_says_what_to_do(
 
 
 def test_scenario_key_filtered_scanning_on_large_target(tmp_path, make_dataset, reads, rows):
-    path = make_dataset(tmp_path / "ds", _table(range(4000)), files=4, row_group_size=100)
+    path = make_dataset(tmp_path / "ds", table_of(range(4000)), files=4, row_group_size=100)
     reads.clear()
-    source = _table([1210, 1211, 9000], "new")
+    source = table_of([1210, 1211, 9000], "new")
     stats = merge_parquet_dataset_pyarrow(source, path, ["id"], "upsert", batch_rows=50)
     assert stats == {"inserted": 1, "updated": 2, "deleted": 0, "total": 4001}
     # Keys are read of the one row group that may hold them, all columns of the one file that does.
@@ -123,7 +112,7 @@ def test_scenario_partition_limited_merge(tmp_path, make_dataset, reads, rows):
     data = pa.table({"id": [1, 2, 3, 4], "v": ["old"] * 4, "date": ["2025-11-14", "2025-11-15"] * 2})
     path = make_dataset(tmp_path / "ds", data, partition="date")
     updates = tmp_path / "staging" / "updates" / "date=2025-11-15"
-    make_dataset(updates, _table([2, 6], "new"))
+    make_dataset(updates, table_of([2, 6], "new"))
     reads.clear()
     stats = merge_parquet_dataset_pyarrow(str(updates), path, ["id", "date"], "upsert")
     assert stats == {"inserted": 1, "updated": 1, "deleted": 0, "total": 5}
@@ -144,7 +133,7 @@ def test_scenario_partition_limited_merge(tmp_path, make_dataset, reads, rows):
 
 @pytest.mark.parametrize("threshold", ["mb", "rows"])
 def test_scenario_compaction_by_target_file_size_and_rows(tmp_path, make_dataset, rows, threshold):
-    path = make_dataset(tmp_path / "ds", _table(range(1000)), files=10)
+    path = make_dataset(tmp_path / "ds", table_of(range(1000)), files=10)
     before, kept = rows(path), pq.read_schema(next(path.glob("*.parquet")))
     if threshold == "mb":
         stats = compact_parquet_dataset_pyarrow(path, target_mb_per_file=128)
@@ -160,7 +149,7 @@ def test_scenario_compaction_by_target_file_size_and_rows(tmp_path, make_dataset
 
 
 def test_scenario_dry_run_plan(tmp_path, make_dataset, unchanged):
-    path = make_dataset(tmp_path / "ds", _table(range(40)), files=4, compression="zstd")
+    path = make_dataset(tmp_path / "ds", table_of(range(40)), files=4, compression="zstd")
     sizes = sum(file.stat().st_size for file in path.glob("*.parquet"))
     with unchanged(path):
         stats = compact_parquet_dataset_pyarrow(path, target_rows_per_file=20, dry_run=True)
@@ -281,7 +270,7 @@ def test_scenario_non_existent_path_or_no_files_matching_filter(tmp_path, make_d
 
 
 def test_scenario_streaming_per_group_processing(tmp_path, make_dataset, reads):
-    path = make_dataset(tmp_path / "ds", _table(range(400)), files=8, row_group_size=10)
+    path = make_dataset(tmp_path / "ds", table_of(range(400)), files=8, row_group_size=10)
     stats = compact_parquet_dataset_pyarrow(path, target_rows_per_file=100, threads=1)
     assert len(stats["planned_groups"]) == 4
     groups = [{Path(name).name for name in group} for group in stats["planned_groups"]]
@@ -298,7 +287,7 @@ def test_scenario_streaming_per_group_processing(tmp_path, make_dataset, reads):
 def test_scenario_partition_limited_maintenance(tmp_path, make_dataset, rows):
     data = pa.table({"id": [3, 1, 2, 4] * 2, "date": ["2025-11-04"] * 4 + ["2025-11-05"] * 4})
     path = make_dataset(tmp_path / "ds", data, partition="date", files=2)
-    other = _files(path / "date=2025-11-05")
+    other = bytes_of(path / "date=2025-11-05")
     stats = compact_parquet_dataset_pyarrow(
         path, target_rows_per_file=100, partition_filter="date=2025-11-04"
     )
@@ -306,7 +295,7 @@ def test_scenario_partition_limited_maintenance(tmp_path, make_dataset, rows):
     optimize_parquet_dataset_pyarrow(path, ["id"], partition_filter="date=2025-11-04")
     (file,) = (path / "date=2025-11-04").glob("*.parquet")
     assert pq.ParquetFile(file).read(["id"])["id"].to_pylist() == [1, 2, 3, 4]
-    assert _files(path / "date=2025-11-05") == other
+    assert bytes_of(path / "date=2025-11-05") == other
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -329,28 +318,28 @@ def shared_calls(monkeypatch):
 
 
 def test_scenario_backend_neutral_validation_usage(tmp_path, make_dataset, shared_calls):
-    path = make_dataset(tmp_path / "ds", _table([1]))
-    stats = merge_parquet_dataset_pyarrow(_table([1, 2]), path, "id", "upsert")
+    path = make_dataset(tmp_path / "ds", table_of([1]))
+    stats = merge_parquet_dataset_pyarrow(table_of([1, 2]), path, "id", "upsert")
     assert set(shared_calls) == {"normalize_keys", "validate_keys_and_schema", "compute_merge_stats"}
     assert shared_calls["compute_merge_stats"][1] == stats
 
 
 def test_scenario_key_normalization(tmp_path, make_dataset, shared_calls, rows):
     assert normalize_keys("id") == normalize_keys(["id"]) == normalize_keys(("id",)) == ["id"]
-    path = make_dataset(tmp_path / "ds", _table([1]))
+    path = make_dataset(tmp_path / "ds", table_of([1]))
     for given in ("id", ["id"]):
-        merge_parquet_dataset_pyarrow(_table([1], "new"), path, given, "upsert")
+        merge_parquet_dataset_pyarrow(table_of([1], "new"), path, given, "upsert")
         assert shared_calls["normalize_keys"] == ((given,), ["id"])
-    assert _pairs(path, rows) == [(1, "new")]
+    assert pairs_of(path, rows) == [(1, "new")]
     with pytest.raises(ValueError, match="at least one key column"):
-        merge_parquet_dataset_pyarrow(_table([1]), path, [], "upsert")
+        merge_parquet_dataset_pyarrow(table_of([1]), path, [], "upsert")
 
 
 def test_scenario_key_existence_validation(tmp_path, make_dataset, unchanged):
-    path = make_dataset(tmp_path / "ds", _table([1]))
+    path = make_dataset(tmp_path / "ds", table_of([1]))
     with unchanged(path), pytest.raises(ValueError, match="key column 'k' is missing from the source"):
-        merge_parquet_dataset_pyarrow(_table([1]), path, ["id", "k"], "upsert")
-    source = _table([1]).append_column("k", pa.array([1]))
+        merge_parquet_dataset_pyarrow(table_of([1]), path, ["id", "k"], "upsert")
+    source = table_of([1]).append_column("k", pa.array([1]))
     with unchanged(path), pytest.raises(ValueError, match="key column 'k' is missing from the target"):
         merge_parquet_dataset_pyarrow(source, path, ["id", "k"], "upsert")
 
@@ -374,63 +363,63 @@ def merged(tmp_path, make_dataset, rows, io):
     """Merge ``source`` into the keys 1 and 2; the result and the rows that are there then."""
 
     def run(strategy, source, **options):
-        path = make_dataset(tmp_path / "ds", _table([1, 2]), files=2)
+        path = make_dataset(tmp_path / "ds", table_of([1, 2]), files=2)
         result = io.merge(source, path, strategy, ["id"], **options)
-        return dict(result), _pairs(path, rows)
+        return dict(result), pairs_of(path, rows)
 
     return run
 
 
 def test_scenario_upsert_strategy_behavior(merged):
-    stats, found = merged("upsert", _table([2], "new"))
+    stats, found = merged("upsert", table_of([2], "new"))
     assert found == [(1, "old"), (2, "new")]
     assert stats == {"inserted": 0, "updated": 1, "deleted": 0, "total": 2}
 
 
 def test_scenario_upsert_strategy_new_keys(merged):
-    stats, found = merged("upsert", _table([3], "new"))
+    stats, found = merged("upsert", table_of([3], "new"))
     assert found == [(1, "old"), (2, "old"), (3, "new")]
     assert stats == {"inserted": 1, "updated": 0, "deleted": 0, "total": 3}
 
 
 def test_scenario_insert_strategy_behavior(merged):
-    stats, found = merged("insert", _table([2], "new"))
+    stats, found = merged("insert", table_of([2], "new"))
     assert found == [(1, "old"), (2, "old")]
     assert stats == {"inserted": 0, "updated": 0, "deleted": 0, "total": 2}
 
 
 def test_scenario_insert_strategy_new_keys(merged):
-    stats, found = merged("insert", _table([2, 3], "new"))
+    stats, found = merged("insert", table_of([2, 3], "new"))
     assert found == [(1, "old"), (2, "old"), (3, "new")]
     assert stats == {"inserted": 1, "updated": 0, "deleted": 0, "total": 3}
 
 
 def test_scenario_update_strategy_behavior(merged):
-    stats, found = merged("update", _table([1], "new"))
+    stats, found = merged("update", table_of([1], "new"))
     assert found == [(1, "new"), (2, "old")]
     assert stats == {"inserted": 0, "updated": 1, "deleted": 0, "total": 2}
 
 
 def test_scenario_update_strategy_new_keys(merged):
-    stats, found = merged("update", _table([3], "new"))
+    stats, found = merged("update", table_of([3], "new"))
     assert found == [(1, "old"), (2, "old")]
     assert stats == {"inserted": 0, "updated": 0, "deleted": 0, "total": 2}
 
 
 def test_scenario_full_merge_strategy_behavior(merged):
-    stats, found = merged("full_merge", _table([2, 3], "new"))
+    stats, found = merged("full_merge", table_of([2, 3], "new"))
     assert found == [(2, "new"), (3, "new")]
     assert stats == {"inserted": 1, "updated": 1, "deleted": 1, "total": 2}
 
 
 def test_scenario_full_merge_empty_source(merged):
-    stats, found = merged("full_merge", _table([]))
+    stats, found = merged("full_merge", table_of([]))
     assert found == []
     assert stats == {"inserted": 0, "updated": 0, "deleted": 2, "total": 0}
 
 
 def test_scenario_deduplicate_strategy_behavior(merged):
-    source = pa.concat_tables([_table([2, 3], "b"), _table([2, 3], "c"), _table([2], "a")])
+    source = pa.concat_tables([table_of([2, 3], "b"), table_of([2, 3], "c"), table_of([2], "a")])
     stats, found = merged("deduplicate", source, dedup_order_by=["v"])
     assert found == [(1, "old"), (2, "c"), (3, "c")]
     assert stats == {"inserted": 1, "updated": 1, "deleted": 0, "total": 3}
@@ -441,44 +430,46 @@ def test_scenario_deduplicate_strategy_behavior(merged):
 
 
 def test_scenario_key_based_filtered_scanning(tmp_path, make_dataset, reads):
-    path = make_dataset(tmp_path / "ds", _table(range(1000)), row_group_size=100)
+    path = make_dataset(tmp_path / "ds", table_of(range(1000)), row_group_size=100)
     reads.clear()
-    merge_parquet_dataset_pyarrow(_table([250, 5000], "new"), path, ["id"], "insert")
+    merge_parquet_dataset_pyarrow(table_of([250, 5000], "new"), path, ["id"], "insert")
     assert [(read.columns, read.rows) for read in reads.all] == [(("id",), 100)]
 
 
 def test_scenario_batch_streaming_processing(tmp_path, make_dataset, reads, rows):
-    path = make_dataset(tmp_path / "ds", _table(range(1000)))
+    path = make_dataset(tmp_path / "ds", table_of(range(1000)))
     reads.clear()
-    merge_parquet_dataset_pyarrow(_table([0, 999], "new"), path, ["id"], "update", batch_rows=64)
+    merge_parquet_dataset_pyarrow(table_of([0, 999], "new"), path, ["id"], "update", batch_rows=64)
     assert reads.largest <= 64
     assert sum(read.rows for read in reads.all if "v" in read.columns) == 1000
     assert [row["id"] for row in rows(path) if row["v"] == "new"] == [0, 999]
 
 
 def test_scenario_avoid_full_dataset_materialization(tmp_path, make_dataset, reads):
-    path = make_dataset(tmp_path / "ds", _table(range(1000)), files=5, row_group_size=50)
+    path = make_dataset(tmp_path / "ds", table_of(range(1000)), files=5, row_group_size=50)
     for strategy in MergeStrategy:
         reads.clear()  # which also refuses every way to open the dataset as a whole
-        merge_parquet_dataset_pyarrow(_table(range(0, 1000, 3), "new"), path, ["id"], strategy, batch_rows=32)
+        merge_parquet_dataset_pyarrow(
+            table_of(range(0, 1000, 3), "new"), path, ["id"], strategy, batch_rows=32
+        )
         assert reads.largest <= 32
 
 
 def test_scenario_batch_row_processing(tmp_path, make_dataset, rows):
-    path = make_dataset(tmp_path / "ds", _table(range(100)), files=3)
-    source = _table([*range(0, 100, 2), *range(200, 210)], "new")
+    path = make_dataset(tmp_path / "ds", table_of(range(100)), files=3)
+    source = table_of([*range(0, 100, 2), *range(200, 210)], "new")
     stats = merge_parquet_dataset_pyarrow(source, path, ["id"], "full_merge", batch_rows=7)
     assert stats == {"inserted": 10, "updated": 50, "deleted": 50, "total": 60}
-    assert _pairs(path, rows) == [(n, "new") for n in [*range(0, 100, 2), *range(200, 210)]]
+    assert pairs_of(path, rows) == [(n, "new") for n in [*range(0, 100, 2), *range(200, 210)]]
 
 
 def test_scenario_batch_size_control(tmp_path, make_dataset, reads, rows):
     results = []
     for number, batch_rows in enumerate((None, 1, 13, 1000)):
-        path = make_dataset(tmp_path / f"ds{number}", _table(range(100)), row_group_size=40)
+        path = make_dataset(tmp_path / f"ds{number}", table_of(range(100)), row_group_size=40)
         reads.clear()
         stats = merge_parquet_dataset_pyarrow(
-            _table([3, 39, 40, 99, 500], "new"), path, ["id"], "upsert", batch_rows=batch_rows
+            table_of([3, 39, 40, 99, 500], "new"), path, ["id"], "upsert", batch_rows=batch_rows
         )
         assert reads.largest <= min(batch_rows or 40, 40)
         results.append((stats, rows(path)))
@@ -486,8 +477,8 @@ def test_scenario_batch_size_control(tmp_path, make_dataset, reads, rows):
 
 
 def test_scenario_source_row_handling(tmp_path, make_dataset, rows):
-    path = make_dataset(tmp_path / "ds", _table(range(10)), files=2)
-    source = _table([-5, 3, 12, 500], "new")
+    path = make_dataset(tmp_path / "ds", table_of(range(10)), files=2)
+    source = table_of([-5, 3, 12, 500], "new")
     stats = merge_parquet_dataset_pyarrow(source, path, ["id"], "upsert", batch_rows=2)
     assert stats == {"inserted": 3, "updated": 1, "deleted": 0, "total": 13}
     assert [row["id"] for row in rows(path) if row["v"] == "new"] == [-5, 3, 12, 500]
@@ -530,9 +521,9 @@ def test_scenario_type_promotion(tmp_path, make_dataset, unchanged, rows):
 
 
 def test_scenario_statistics_format(tmp_path, make_dataset, rows):
-    path = make_dataset(tmp_path / "ds", _table(range(5)))
+    path = make_dataset(tmp_path / "ds", table_of(range(5)))
     for strategy in MergeStrategy:
-        stats = merge_parquet_dataset_pyarrow(_table([1, 77]), path, ["id"], strategy)
+        stats = merge_parquet_dataset_pyarrow(table_of([1, 77]), path, ["id"], strategy)
         assert list(stats) == ["inserted", "updated", "deleted", "total"]
         assert type(stats) is dict
         assert all(type(value) is int and value >= 0 for value in stats.values())
@@ -540,11 +531,13 @@ def test_scenario_statistics_format(tmp_path, make_dataset, rows):
 
 
 def test_scenario_statistics_calculation(tmp_path, make_dataset, rows):
-    path = make_dataset(tmp_path / "ds", _table([*range(20), 3, 3]), files=4)  # 3 is there three times
+    path = make_dataset(tmp_path / "ds", table_of([*range(20), 3, 3]), files=4)  # 3 is there three times
     total = 22
     for strategy in MergeStrategy:
         before = rows(path)
-        stats = merge_parquet_dataset_pyarrow(_table([3, 90], strategy), path, ["id"], strategy, batch_rows=2)
+        stats = merge_parquet_dataset_pyarrow(
+            table_of([3, 90], strategy), path, ["id"], strategy, batch_rows=2
+        )
         after = rows(path)
         total += stats["inserted"] - stats["deleted"]
         assert stats["total"] == total == len(after)
@@ -554,11 +547,11 @@ def test_scenario_statistics_calculation(tmp_path, make_dataset, rows):
 
 
 def test_scenario_empty_source_statistics(tmp_path, make_dataset):
-    path = make_dataset(tmp_path / "ds", _table(range(9)), files=3)
+    path = make_dataset(tmp_path / "ds", table_of(range(9)), files=3)
     for strategy in ("insert", "update", "upsert", "deduplicate"):
-        stats = merge_parquet_dataset_pyarrow(_table([]), path, ["id"], strategy)
+        stats = merge_parquet_dataset_pyarrow(table_of([]), path, ["id"], strategy)
         assert stats == {"inserted": 0, "updated": 0, "deleted": 0, "total": 9}
-    stats = merge_parquet_dataset_pyarrow(_table([]), path, ["id"], "full_merge")
+    stats = merge_parquet_dataset_pyarrow(table_of([]), path, ["id"], "full_merge")
     assert stats == {"inserted": 0, "updated": 0, "deleted": 9, "total": 0}
     assert list(path.rglob("*.parquet")) == []
 
@@ -566,13 +559,13 @@ def test_scenario_empty_source_statistics(tmp_path, make_dataset):
 @pytest.mark.parametrize("strategy", ["upsert", "insert"])
 def test_scenario_empty_target_upsert_insert(tmp_path, rows, strategy):
     path = tmp_path / "new"
-    stats = merge_parquet_dataset_pyarrow(_table([1, 2, 3]), path, ["id"], strategy)
+    stats = merge_parquet_dataset_pyarrow(table_of([1, 2, 3]), path, ["id"], strategy)
     assert stats == {"inserted": 3, "updated": 0, "deleted": 0, "total": 3}
-    assert _pairs(path, rows) == [(1, "old"), (2, "old"), (3, "old")]
+    assert pairs_of(path, rows) == [(1, "old"), (2, "old"), (3, "old")]
 
 
 def test_scenario_empty_target_update(tmp_path):
-    stats = merge_parquet_dataset_pyarrow(_table([1, 2]), tmp_path / "new", ["id"], "update")
+    stats = merge_parquet_dataset_pyarrow(table_of([1, 2]), tmp_path / "new", ["id"], "update")
     assert stats == {"inserted": 0, "updated": 0, "deleted": 0, "total": 0}
     assert list(tmp_path.iterdir()) == []
 
@@ -663,7 +656,7 @@ def test_scenario_deduplicate_by_key_columns(tmp_path, make_dataset, rows, io):
 
 
 def test_scenario_dry_run_returns_plan_only(tmp_path, make_dataset, unchanged, io):
-    path = make_dataset(tmp_path / "ds", _table([1, 2, 1, 3]), files=2)
+    path = make_dataset(tmp_path / "ds", table_of([1, 2, 1, 3]), files=2)
     with unchanged(path):
         stats = io.deduplicate_parquet_dataset(path, key_columns=["id"], dry_run=True)
     assert (stats["before_file_count"], stats["after_file_count"], stats["dry_run"]) == (2, 2, True)
@@ -671,7 +664,7 @@ def test_scenario_dry_run_returns_plan_only(tmp_path, make_dataset, unchanged, i
 
 
 def test_scenario_optimize_performs_deduplication_when_requested(tmp_path, make_dataset, rows, io):
-    path = make_dataset(tmp_path / "ds", _table([3, 1, 2, 1, 3]), files=2)
+    path = make_dataset(tmp_path / "ds", table_of([3, 1, 2, 1, 3]), files=2)
     stats = io.optimize_parquet_dataset(path, deduplicate_key_columns=["id"])
     assert [row["id"] for row in rows(path)] == [1, 2, 3]
     assert stats["deduplicated"] is True
@@ -684,13 +677,13 @@ def test_scenario_optimize_performs_deduplication_when_requested(tmp_path, make_
 
 
 def test_scenario_incremental_upsert_preserves_unaffected_parquet_files(tmp_path, make_dataset, rows, io):
-    path = make_dataset(tmp_path / "ds", _table(range(50)), files=10)
-    before = _files(path)
-    source = _table([7, 100], "new")
+    path = make_dataset(tmp_path / "ds", table_of(range(50)), files=10)
+    before = bytes_of(path)
+    source = table_of([7, 100], "new")
     result = io.write_parquet_dataset(
         source, path, strategy="upsert", key_columns=["id"], rewrite_mode="incremental"
     )
-    after = _files(path)
+    after = bytes_of(path)
     changed = [name for name in before if after.get(name) != before[name]]
     assert changed == result.rewritten_files == [f"{path}/part-00001.parquet"]
     assert set(after) - set(before) == set(result.inserted_files)
@@ -699,67 +692,67 @@ def test_scenario_incremental_upsert_preserves_unaffected_parquet_files(tmp_path
 
 
 def test_scenario_unknown_file_membership_treated_as_affected(tmp_path, make_dataset, rows, io, reads):
-    path = make_dataset(tmp_path / "ds", _table(range(20)), files=2, write_statistics=False)
+    path = make_dataset(tmp_path / "ds", table_of(range(20)), files=2, write_statistics=False)
     reads.clear()
     io.write_parquet_dataset(
-        _table([15], "new"), path, strategy="update", key_columns=["id"], rewrite_mode="incremental"
+        table_of([15], "new"), path, strategy="update", key_columns=["id"], rewrite_mode="incremental"
     )
     assert reads.paths == {"part-00000.parquet", "part-00001.parquet"}
     assert [row["id"] for row in rows(path) if row["v"] == "new"] == [15]
 
 
 def test_scenario_reject_incremental_full_merge(tmp_path, make_dataset, unchanged, io):
-    path = make_dataset(tmp_path / "ds", _table([1]))
+    path = make_dataset(tmp_path / "ds", table_of([1]))
     with unchanged(path), pytest.raises(ValueError, match="not supported for full_merge"):
-        io.write_parquet_dataset(_table([2]), path, strategy="full_merge", rewrite_mode="incremental")
+        io.write_parquet_dataset(table_of([2]), path, strategy="full_merge", rewrite_mode="incremental")
 
 
 def test_scenario_mode_append_does_not_affect_upsert(tmp_path, make_dataset, rows, io):
-    path = make_dataset(tmp_path / "ds", _table([1, 2]))
+    path = make_dataset(tmp_path / "ds", table_of([1, 2]))
     with pytest.warns(UserWarning, match="takes precedence"):
         io.write_parquet_dataset(
-            _table([2, 3], "new"), path, strategy="upsert", key_columns=["id"], mode="append"
+            table_of([2, 3], "new"), path, strategy="upsert", key_columns=["id"], mode="append"
         )
-    assert _pairs(path, rows) == [(1, "old"), (2, "new"), (3, "new")]
+    assert pairs_of(path, rows) == [(1, "old"), (2, "new"), (3, "new")]
 
 
 def test_scenario_default_append_creates_additional_files(tmp_path, rows, io):
     path = tmp_path / "ds"
-    io.write_parquet_dataset(_table([1]), path)
-    before = _files(path)
-    io.write_parquet_dataset(_table([2]), path)
-    after = _files(path)
+    io.write_parquet_dataset(table_of([1]), path)
+    before = bytes_of(path)
+    io.write_parquet_dataset(table_of([2]), path)
+    after = bytes_of(path)
     assert before.items() < after.items()
     assert len(after) == 2
     assert sorted(io.read_parquet(path)["id"].to_pylist()) == [1, 2]
 
 
 def test_scenario_overwrite_deletes_parquet_files_only(tmp_path, make_dataset, rows, io):
-    path = make_dataset(tmp_path / "ds", _table([1, 2]), files=2)
+    path = make_dataset(tmp_path / "ds", table_of([1, 2]), files=2)
     (path / "README.txt").write_text("keep me")
-    before = set(_files(path))
-    io.write_parquet_dataset(_table([9]), path, mode="overwrite")
-    assert _pairs(path, rows) == [(9, "old")]
-    assert before.isdisjoint(_files(path))
+    before = set(bytes_of(path))
+    io.write_parquet_dataset(table_of([9]), path, mode="overwrite")
+    assert pairs_of(path, rows) == [(9, "old")]
+    assert before.isdisjoint(bytes_of(path))
     assert (path / "README.txt").read_text() == "keep me"
 
 
 @pytest.mark.parametrize("strategy", ["upsert", "update", "full_merge", "deduplicate"])
 def test_scenario_reject_append_with_rewrite_strategies(tmp_path, make_dataset, unchanged, io, strategy):
-    path = make_dataset(tmp_path / "ds", _table([1]))
+    path = make_dataset(tmp_path / "ds", table_of([1]))
     with unchanged(path), pytest.raises(ValueError, match='mode="append" is not supported') as caught:
-        io.write_parquet_dataset(_table([2]), path, mode="append", strategy=strategy)
+        io.write_parquet_dataset(table_of([2]), path, mode="append", strategy=strategy)
     assert strategy in str(caught.value)
 
 
 def test_scenario_insert_append_writes_only_new_keys(tmp_path, make_dataset, rows, io):
-    path = make_dataset(tmp_path / "ds", _table([1]))
-    before = _files(path)
+    path = make_dataset(tmp_path / "ds", table_of([1]))
+    before = bytes_of(path)
     with pytest.warns(UserWarning, match="takes precedence"):
         result = io.write_parquet_dataset(
-            _table([1, 2], "new"), path, strategy="insert", key_columns=["id"], mode="append"
+            table_of([1, 2], "new"), path, strategy="insert", key_columns=["id"], mode="append"
         )
-    assert before.items() < _files(path).items()
+    assert before.items() < bytes_of(path).items()
     (written,) = result.inserted_files
     assert pq.ParquetFile(written).read()["id"].to_pylist() == [2]
 
@@ -790,7 +783,7 @@ def test_scenario_core_modules_use_common_schema_utilities():
 
 @pytest.mark.parametrize("reader", ["io", "ext"])
 def test_scenario_parquet_include_file_path_uses_a_pyarrow_string_array(tmp_path, make_dataset, reader):
-    path = make_dataset(tmp_path / "ds", _table(range(10)), files=2)
+    path = make_dataset(tmp_path / "ds", table_of(range(10)), files=2)
     read = PyarrowDatasetIO().read_parquet if reader == "io" else ext.read_parquet
     table = read(path, include_file_path=True)
     assert isinstance(table, pa.Table)
@@ -820,7 +813,7 @@ def test_scenario_threading_parameter_does_not_change_semantics(tmp_path, make_d
 
 
 def test_scenario_invalid_schema_uses_arrowinvalid(tmp_path, make_dataset, io):
-    path = make_dataset(tmp_path / "ds", _table([1]))
+    path = make_dataset(tmp_path / "ds", table_of([1]))
     for source in (pa.table({"id": [1], "v": [2]}), pa.table({"id": [1]})):
         with pytest.raises(pa.ArrowInvalid, match="'v'") as caught:
             io.merge(source, path, "upsert", ["id"])
@@ -837,10 +830,10 @@ def test_scenario_invalid_schema_uses_arrowinvalid(tmp_path, make_dataset, io):
 
 
 def test_scenario_i_o_failures_use_arrowioerror(tmp_path, make_dataset, unchanged, io, monkeypatch):
-    path = make_dataset(tmp_path / "ds", _table([1]))
+    path = make_dataset(tmp_path / "ds", table_of([1]))
     (tmp_path / ".ds.intarsia").write_text("in the way")  # nothing can be staged
     with pytest.raises(pa.ArrowIOError, match="intarsia") as caught:
-        io.merge(_table([1]), path, "upsert", ["id"])
+        io.merge(table_of([1]), path, "upsert", ["id"])
     assert caught.value.errno in (errno.EEXIST, errno.ENOTDIR)
     (tmp_path / ".ds.intarsia").unlink()
 
@@ -848,12 +841,14 @@ def test_scenario_i_o_failures_use_arrowioerror(tmp_path, make_dataset, unchange
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", broken)
-    with unchanged(path), pytest.raises(pa.ArrowIOError, match=r"part-00000\.parquet.*Input/output error"):
-        io.merge(_table([1]), path, "upsert", ["id"])
+    monkeypatch.setattr(Session, "location", lambda *_: "'/none/part-00000.parquet'")
+    said = {"pyarrow": r"part-00000\.parquet.*Input/output error", "duckdb": r"part-00000\.parquet"}
+    with unchanged(path), pytest.raises(pa.ArrowIOError, match=said[io.backend]):
+        io.merge(table_of([1]), path, "upsert", ["id"])
 
 
 def test_scenario_type_and_indexing_errors_use_typed_exceptions(tmp_path, make_dataset, io):
-    path = make_dataset(tmp_path / "ds", _table([1]))
+    path = make_dataset(tmp_path / "ds", table_of([1]))
     with pytest.raises(pa.ArrowTypeError, match="'v'"):
         io.merge(pa.table({"id": [1], "v": [2]}), path, "upsert", ["id"])
     with pytest.raises(pa.ArrowKeyError, match="'nope'"):
@@ -861,20 +856,21 @@ def test_scenario_type_and_indexing_errors_use_typed_exceptions(tmp_path, make_d
     with pytest.raises(pa.ArrowKeyError, match="'nope'"):
         io.optimize_parquet_dataset(path, ["nope"])
     with pytest.raises(pa.ArrowKeyError, match="'nope'"):
-        io.merge(_table([1]), path, "deduplicate", ["id"], dedup_order_by=["nope"])
+        io.merge(table_of([1]), path, "deduplicate", ["id"], dedup_order_by=["nope"])
 
 
 def test_scenario_unexpected_errors_are_logged_and_re_raised(
     tmp_path, make_dataset, unchanged, io, caplog, monkeypatch
 ):
-    path = make_dataset(tmp_path / "ds", _table([1]))
+    path = make_dataset(tmp_path / "ds", table_of([1]))
 
     def surprise(*_args, **_kwargs):
         raise ZeroDivisionError("a mistake in the program")
 
     monkeypatch.setattr(ArrowEngine, "match", surprise)
+    monkeypatch.setattr(DuckDBEngine, "_match", surprise)
     calls = {
-        "upsert": lambda: io.merge(_table([1]), path, "upsert", ["id"]),
+        "upsert": lambda: io.merge(table_of([1]), path, "upsert", ["id"]),
         "compact": lambda: io.compact_parquet_dataset(path),
     }
     for operation, call in calls.items():
@@ -913,7 +909,7 @@ def test_scenario_cleanup_helpers_log_individual_failures(caplog):
 
 
 def test_row_groups_stay_in_order_when_batches_are_small(tmp_path, make_dataset):
-    path = make_dataset(tmp_path / "ds", _table(range(100)), row_group_size=25)
-    merge_parquet_dataset_pyarrow(_table([50], "new"), path, ["id"], "update", batch_rows=4)
+    path = make_dataset(tmp_path / "ds", table_of(range(100)), row_group_size=25)
+    merge_parquet_dataset_pyarrow(table_of([50], "new"), path, ["id"], "update", batch_rows=4)
     ids = pq.ParquetFile(path / "part-00000.parquet").read()["id"].to_pylist()
     assert all(left < right for left, right in pairwise(ids))

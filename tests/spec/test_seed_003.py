@@ -11,6 +11,7 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from spec_tables import bytes_of
 
 from intarsia.core import incremental
 from intarsia.core.incremental import (
@@ -32,10 +33,6 @@ from intarsia.errors import StorageError
 
 def _ids(path: Path, rows) -> list[int]:
     return [row["id"] for row in rows(path)]
-
-
-def _files(path: Path) -> dict[str, bytes]:
-    return {str(file): file.read_bytes() for file in sorted(path.rglob("*.parquet"))}
 
 
 def _numbers(start: int, stop: int) -> pa.Table:
@@ -123,9 +120,9 @@ def test_scenario_reject_partition_movement_on_update(tmp_path, make_dataset, un
 
 def test_scenario_append_writes_new_parquet_files_only(tmp_path, make_dataset, rows, io):
     path = make_dataset(tmp_path / "ds", _numbers(0, 4), files=2)
-    before = _files(path)
+    before = bytes_of(path)
     io.write_dataset(_numbers(4, 6), path, mode="append")
-    after = _files(path)
+    after = bytes_of(path)
     assert before.items() <= after.items()
     assert len(after) == 3
     assert _ids(path, rows) == list(range(6))
@@ -134,10 +131,10 @@ def test_scenario_append_writes_new_parquet_files_only(tmp_path, make_dataset, r
 def test_scenario_overwrite_replaces_parquet_data_files(tmp_path, make_dataset, rows, io):
     path = make_dataset(tmp_path / "ds", _numbers(0, 4), files=2)
     (path / "README.txt").write_text("keep me")
-    before = set(_files(path))
+    before = set(bytes_of(path))
     io.write_dataset(_numbers(7, 9), path, mode="overwrite")
     assert _ids(path, rows) == [7, 8]
-    assert before.isdisjoint(_files(path))
+    assert before.isdisjoint(bytes_of(path))
     assert (path / "README.txt").read_text() == "keep me"
 
 
@@ -158,10 +155,10 @@ def test_scenario_append_returns_written_file_metadata(tmp_path, io):
 
 def test_scenario_insert_appends_only_new_keys(tmp_path, make_dataset, rows, io):
     path = make_dataset(tmp_path / "ds", _numbers(1, 2))
-    before = _files(path)
+    before = bytes_of(path)
     source = pa.table({"id": [1, 2], "v": ["new", "new"]})
     result = io.merge(source, path, strategy="insert", key_columns=["id"])
-    assert before.items() <= _files(path).items()
+    assert before.items() <= bytes_of(path).items()
     (written,) = result.inserted_files
     assert pq.read_table(written).to_pylist() == [{"id": 2, "v": "new"}]
     assert rows(path) == [{"id": 1, "v": "old"}, {"id": 2, "v": "new"}]
@@ -187,13 +184,13 @@ def test_scenario_conservative_pruning_key_scan_confirmation(tmp_path, make_data
     # Even and odd ids: bounds cannot tell the first two apart, reading the keys can; the rest they can.
     table = pa.table({"id": [0, 2, 4, 1, 3, 5, 10, 12, 14, 20, 22, 24], "v": ["old"] * 12})
     path = make_dataset(tmp_path / "ds", table, files=4)
-    before = _files(path)
+    before = bytes_of(path)
     result = io.merge(pa.table({"id": [3], "v": ["new"]}), path, strategy="update", key_columns=["id"])
     assert reads.columns_of("part-00000.parquet") == {"id"}
     assert reads.columns_of("part-00001.parquet") == {"id", "v"}
     assert reads.paths == {"part-00000.parquet", "part-00001.parquet"}
     assert result.rewritten_files == [f"{path}/part-00001.parquet"]
-    changed = [name for name, content in _files(path).items() if before[name] != content]
+    changed = [name for name, content in bytes_of(path).items() if before[name] != content]
     assert changed == result.rewritten_files
     reads.clear()
     candidates = list_dataset_files(path)[:2]
@@ -238,10 +235,10 @@ def test_scenario_parquet_metadata_is_the_default_metadata_source(tmp_path, make
 
 def test_scenario_update_rewrites_only_affected_files(tmp_path, make_dataset, rows, io):
     path = make_dataset(tmp_path / "ds", _numbers(0, 50), files=10)
-    before = _files(path)
+    before = bytes_of(path)
     source = pa.table({"id": [7, 23, 1000], "v": ["new"] * 3})
     result = io.merge(source, path, strategy="update", key_columns=["id"])
-    after = _files(path)
+    after = bytes_of(path)
     changed = {name for name in after if before.get(name) != after[name]}
     assert (
         changed == set(result.rewritten_files) == {f"{path}/part-00001.parquet", f"{path}/part-00004.parquet"}
@@ -429,10 +426,10 @@ def test_replacing_files_is_all_or_nothing(tmp_path, make_dataset, rows, unchang
     sources = [staging / "a.part", staging / "b.part"]
     pq.write_table(_numbers(10, 12), sources[0])
     sources[1].write_bytes(b"no parquet at all")
-    before = _files(path)
+    before = bytes_of(path)
     with pytest.raises(pa.ArrowInvalid):
         manager.atomic_replace_files(sources, targets)
-    assert _files(path) == before
+    assert bytes_of(path) == before
     pq.write_table(_numbers(20, 22), sources[1])
     manager.atomic_replace_files(sources, targets)
     assert _ids(path, rows) == [10, 11, 20, 21]

@@ -8,6 +8,7 @@ import os
 import pty
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -169,6 +170,10 @@ def test_a_clause_that_cannot_be_read_is_refused_before_spark_starts(
         code=Exit.ERROR,
     )
     assert "did you mean 'MATCHED'?" in failed.stderr
+    failed = run("delete", "orders", "--where", "idd = 2", "--engine", "spark", code=Exit.ERROR)
+    assert "'idd'" in failed.stderr
+    failed = run("delete", "orders", "--where", "id = 2", "--master", "mesos://x", code=Exit.ERROR)
+    assert "Unknown Spark master" in failed.stderr
 
 
 def test_a_source_with_a_key_twice_is_deduplicated_by_the_highest(run: Run, lake: Path, rows: Any) -> None:
@@ -246,6 +251,11 @@ def test_a_wrong_command_line_exits_with_2_and_changes_nothing(
 ) -> None:
     with unchanged(lake / "orders"):
         assert "Usage:" in run(*arguments, code=Exit.USAGE).stderr
+
+
+def test_an_option_that_is_misspelt_is_told_with_the_right_one(run: Run) -> None:
+    failed = run("compact", "orders", "--option", "thread=4", code=Exit.USAGE)
+    assert "there is no 'thread'. did you mean 'threads'?" in failed.stderr
 
 
 def test_an_error_is_one_line_and_a_hint_on_standard_error(run: Run) -> None:
@@ -364,6 +374,7 @@ def test_inspect_names_typed_partitions(run: Run, lake: Path) -> None:
 
 
 def test_recover_says_what_it_did(run: Run, lake: Path) -> None:
+    assert "There is no dataset order." in run("recover", "order", code=Exit.NOTHING).stderr
     assert "nothing to recover" in run("recover", "orders").stdout
     (lake / ".orders.intarsia" / "tx" / f".staging_{'0a' * 16}").mkdir(parents=True)
     told = json.loads(run("recover", "orders", "--json").stdout)
@@ -402,11 +413,14 @@ def test_a_warning_of_the_library_is_a_line_on_standard_error(
     def warn(*_: object, **__: object) -> tuple[str, ...]:
         logging.getLogger("intarsia.tables").warning("could not tidy %s", "x")
         logging.getLogger("intarsia.tables").info("all well")
+        warnings.warn("which row is the last is not defined", UserWarning, stacklevel=1)
         return ()
 
     monkeypatch.setattr(api, "recover", warn)
-    assert run("recover", "orders").stderr == "warning: could not tidy x\n"
-    assert run("recover", "orders", "--verbose").stderr.endswith("info: all well\n")
+    warnings.simplefilter("always")
+    told = "warning: could not tidy x\nwarning: which row is the last is not defined\n"
+    assert run("recover", "orders").stderr == told
+    assert run("recover", "orders", "--verbose").stderr.count("info: all well\n") == 1
     assert run("recover", "orders", "--quiet").stderr == ""
 
 

@@ -17,6 +17,7 @@ import intarsia as it
 from intarsia import doctor
 from intarsia.doctor import Finding, examine
 from intarsia.errors import CommitUnknown, NotSupported, StorageError
+from intarsia.spark import session
 from intarsia.tables.parquet import ParquetTable
 from intarsia.tables.parquet.journal import Journal
 
@@ -92,6 +93,39 @@ def test_no_java_is_a_problem_only_where_pyspark_is_installed(monkeypatch: pytes
     assert _by_subject(examine())["Java"] == Finding("Java", "problem", "there is none", "get one")
     _without(monkeypatch, "pyspark")
     assert _by_subject(examine())["Java"].state == "missing"
+
+
+def test_it_tells_where_a_run_would_go(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("SPARK_REMOTE", raising=False)
+    assert _by_subject(examine())["Spark runs on"].detail == "this machine (local[*])"
+    monkeypatch.setenv("SPARK_REMOTE", "sc://head:15002/;token=hunter2")
+    assert _by_subject(examine())["Spark runs on"].detail == "sc://head:15002/;token=*** (SPARK_REMOTE)"
+    assert _by_subject(examine(master="yarn"))["Spark runs on"].detail == "yarn (--master)"
+    monkeypatch.setenv("SPARK_REMOTE", "head:15002")
+    found = _by_subject(examine())["Spark runs on"]
+    assert (found.state, found.detail) == ("problem", "Unknown Spark master 'head:15002'. (SPARK_REMOTE)")
+    _without(monkeypatch, "pyspark")
+    assert "Spark runs on" not in _by_subject(examine())
+
+
+def test_no_java_is_no_problem_where_a_run_goes_to_a_connect_server(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none() -> Any:
+        raise NotSupported("there is none", hint="get one")
+
+    monkeypatch.setattr(doctor, "find_java", none)
+    monkeypatch.setenv("SPARK_REMOTE", "sc://head")
+    assert _by_subject(examine())["Java"].state == "missing"
+    assert _by_subject(examine(master="local[*]"))["Java"].state == "problem"
+
+
+def test_the_session_is_started_where_a_run_would_start_it(
+    deaf_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(session, "active_session", lambda: None)
+    monkeypatch.setenv("SPARK_REMOTE", f"sc://127.0.0.1:{deaf_port}")
+    found = _by_subject(examine(start=True))["Spark session"]
+    assert found.state == "problem"
+    assert f"No Spark Connect server listens at 127.0.0.1:{deaf_port}" in found.detail
 
 
 def test_a_session_that_does_not_start_is_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

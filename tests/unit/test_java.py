@@ -6,7 +6,6 @@ import json
 import os
 import shlex
 import shutil
-import socket
 import stat
 import subprocess
 import sys
@@ -193,15 +192,12 @@ def test_an_unknown_master_is_refused_before_anything_starts() -> None:
         session_module.connect_session("http://host")
 
 
-def test_a_connect_server_that_is_not_there_is_told_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("grpc_proxy", "https_proxy", "http_proxy"):
-        monkeypatch.delenv(name, raising=False)
+def test_a_connect_server_that_is_not_there_is_told_at_once(
+    deaf_port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(session_module, "active_session", lambda: None)
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))  # ours, and nobody listens
-        port = taken.getsockname()[1]
-        with pytest.raises(StorageError, match=f"listens at 127.0.0.1:{port}"):
-            session_module.open_session(f"sc://127.0.0.1:{port}/;token=hunter2")
+    with pytest.raises(StorageError, match=f"listens at 127.0.0.1:{deaf_port}"):
+        session_module.open_session(f"sc://127.0.0.1:{deaf_port}/;token=hunter2")
 
 
 def test_without_pyspark_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -229,6 +225,7 @@ import json, os
 from intarsia.doctor import examine
 from intarsia.spark.session import active_session, local_session, open_session, session_on, stop_session
 
+os.environ["SPARK_REMOTE"] = "sc://127.0.0.1:1"  # what is asked for in full goes before it
 with session_on("local[1]", config={"spark.driver.memory": "512m", "spark.sql.ansi.enabled": True}) as first:
     told = {
         "count": first.range(10).count(),
@@ -246,6 +243,7 @@ with session_on("local[1]", config={"spark.driver.memory": "512m", "spark.sql.an
         told["inner"] = inner is first
     told["left_running"] = first.range(3).count() == 3
 told["stopped"] = active_session() is None
+told["remote_kept"] = os.environ.pop("SPARK_REMOTE") == "sc://127.0.0.1:1"
 
 from pyspark.sql import SparkSession
 foreign = SparkSession.builder.master("local[1]").config("spark.sql.shuffle.partitions", "11").getOrCreate()
@@ -284,5 +282,6 @@ def test_spark_runs_on_the_packaged_runtime_where_the_machine_has_no_java(tmp_pa
     assert (told["count"], told["memory"], told["ui"]) == (10, "512m", "false")
     assert (told["bound"], told["partitions"]) == ("127.0.0.1", "4")
     assert told["started"] == ["ok"]
-    yes = ("same", "inner", "left_running", "stopped", "foreign_used", "foreign_untouched", "foreign_kept")
+    yes = ("same", "inner", "left_running", "stopped", "remote_kept")
+    yes += ("foreign_used", "foreign_untouched", "foreign_kept")
     assert [name for name in yes if told[name] is not True] == []

@@ -16,6 +16,7 @@ from intarsia.cli.plain import plain_inspection
 from intarsia.cli.screen import Screen, screen
 from intarsia.doctor import Finding, State, examine
 from intarsia.errors import NothingMatched
+from intarsia.tables.parquet import ParquetTable
 
 __all__ = ["cli"]
 
@@ -58,7 +59,12 @@ def _inspect(target: str, storage_options: dict[str, str], control_path: str | N
 def _recover(target: str, storage_options: dict[str, str], control_path: str | None) -> None:
     shown = screen()
     with shown.log():
-        done = api.recover(target, **without_none(storage_options=storage_options, control_path=control_path))
+        table = ParquetTable(
+            target, **without_none(storage_options=storage_options, control_path=control_path)
+        )
+        if not table.control.exists() and table.storage.stat(table.control.root) is None:
+            raise NothingMatched(f"There is no dataset {target}.", path=target, hint="check the path.")
+        done = api.recover(table)
     if shown.json:
         shown.data({"path": target, "done": list(done)})
     for sentence in done or ("There was nothing to recover.",):
@@ -111,7 +117,7 @@ _added(
     "Run the pipeline that a TOML file declares, on Spark.",
     click.argument("pipeline", metavar="PIPELINE.TOML"),
     click.option("--dry-run", is_flag=True, help="Plan every step; write nothing."),
-    click.option("--engine", type=click.Choice(["spark", "arrow"]), help="Instead of the file's."),
+    click.option("--engine", type=click.Choice(["spark", "arrow", "duckdb"]), help="Instead of the file's."),
     _MASTER,
     click.option("--report-dir", metavar="PATH", help="Where the reports go, if not where the file says."),
     click.option(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
 
 from intarsia.cli.screen import screen
+from intarsia.common.names import near_names
+from intarsia.engine_choice import Opening
 from intarsia.request import ALL_OPTIONS
 
 __all__ = [
@@ -56,7 +58,9 @@ def _options(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -
     found = assigned(ctx, param, given)
     for name in found:
         if name not in _NAMED:
-            raise click.BadParameter(f"there is no {name!r}; there is {', '.join(_NAMED)}.", ctx, param)
+            near = near_names(name, _NAMED)
+            told = f"did you mean {near[0]!r}?" if near else f"There is {', '.join(_NAMED)}."
+            raise click.BadParameter(f"there is no {name!r}. {told}", ctx, param)
     return {name: _meant(value) for name, value in found.items()}
 
 
@@ -145,13 +149,16 @@ def without_none(**given: Any) -> dict[str, Any]:
 
 @contextmanager
 def engine_for(engine: str, master: str | None) -> Iterator[Any]:
-    """The engine to pass on; a Spark session is stopped afterwards, unless it was there before."""
+    """The engine to pass on. A Spark session is opened when it is needed, and stopped afterwards unless it
+    was there before.
+    """
     if master is not None and engine not in ("auto", "spark"):
         raise click.UsageError(f"--master goes with --engine spark, not with {engine}.")
     if engine != "spark" and master is None:
         yield engine
         return
-    from intarsia.spark.session import session_on
+    from intarsia.spark.session import place_of, session_on
 
-    with session_on(master) as session:
-        yield session
+    place_of(master)  # what is no master is refused at once
+    with ExitStack() as stack:
+        yield Opening(lambda: stack.enter_context(session_on(master)))

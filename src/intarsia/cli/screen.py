@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import sys
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -99,17 +100,24 @@ class Screen:
 
     @contextmanager
     def log(self) -> Iterator[None]:
-        """The library's log on standard error, for the length of a command."""
+        """The library's log, and what it warns of, on standard error for the length of a command."""
         handler = _Lines(self)
         loud = logging.getLogger("intarsia")
         before = loud.level
         loud.addHandler(handler)
         loud.setLevel(logging.DEBUG if self.debug else logging.INFO if self.verbose else logging.WARNING)
         try:
-            yield
+            with warnings.catch_warnings():
+                warnings.showwarning = self._warned
+                yield
         finally:
             loud.setLevel(before)
             loud.removeHandler(handler)
+
+    def _warned(self, message: Warning | str, *_: Any, **__: Any) -> None:
+        """A Python warning as a line like those of the log."""
+        if not self.quiet:
+            _line(self.err, "warning", redact(str(message)))
 
     @staticmethod
     def _plain(console: Console, rendered: str) -> None:
@@ -132,8 +140,11 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info or (self._screen.quiet and record.levelno < logging.ERROR):
             return
-        line = units.printable(record.getMessage())
-        self._screen.err.print(Text.assemble((f"{record.levelname.lower()}: ", "dim"), line), soft_wrap=True)
+        _line(self._screen.err, record.levelname.lower(), record.getMessage())
+
+
+def _line(console: Console, level: str, message: str) -> None:
+    console.print(Text.assemble((f"{level}: ", "dim"), units.printable(message)), soft_wrap=True)
 
 
 def _console(stream: TextIO, *, stderr: bool = False) -> Console:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -13,6 +13,7 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from intarsia.common.foreign import LOGS, refusal, sign_of, table_of
 from intarsia.common.log import redact
 from intarsia.errors import InputError, NothingMatched, NotSupported, StorageError
 
@@ -20,6 +21,7 @@ __all__ = ["InputFile", "find_input_files", "open_filesystem"]
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _MAGIC = re.compile(r"[*?\[]")
+_PARQUET = (".parquet", ".parq")
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +101,7 @@ def find_input_files(
 
     Raises:
         NothingMatched: there is no such file or directory, or no file of this kind in it.
+        NotSupported: Parquet files of a Delta, Iceberg, Hudi or DuckLake table are among them.
         StorageError: the store refused.
     """
     where, location = open_filesystem(path, filesystem=filesystem)
@@ -108,7 +111,10 @@ def find_input_files(
         if info.type == pafs.FileType.File:
             return [InputFile(location, given, posixpath.basename(location), info.size or 0, where)]
         if info.type == pafs.FileType.Directory:
-            found = _walk(where, location.rstrip("/"), given.rstrip("/"), suffixes)
+            found, signs = _walk(where, location.rstrip("/"), given.rstrip("/"), suffixes)
+            _refuse_tables(found, signs, given.rstrip("/"))
+            if any(file.below.lower().endswith(_PARQUET) for file in found):
+                _refuse_part(where, location.rstrip("/"), given)
         elif _MAGIC.search(location):
             found = _glob(where, location, given, suffixes)
         else:
@@ -121,20 +127,61 @@ def find_input_files(
         raise NothingMatched(
             f"No data file was found under {given}.",
             path=given,
-            hint=f"looked for {', '.join(suffixes)}" if suffixes else None,
+            hint=_nothing(where, location, suffixes),
         )
     return found
 
 
-def _walk(where: pafs.FileSystem, root: str, shown: str, suffixes: Collection[str]) -> list[InputFile]:
+def _nothing(where: pafs.FileSystem, location: str, suffixes: Collection[str]) -> str | None:
+    """Why no file was found: no such directory, else none of the names that were looked for."""
+    base = _split_magic(location)[0] if _MAGIC.search(location) else location
+    if where.get_file_info(base).type == pafs.FileType.NotFound:
+        return f"there is no directory {base}."
+    plain = [suffix for suffix in suffixes if suffix.count(".") == 1]
+    if not plain:
+        return None
+    return f"looked for {', '.join(plain)}{', also compressed' if len(plain) < len(suffixes) else ''}."
+
+
+def _walk(
+    where: pafs.FileSystem, root: str, shown: str, suffixes: Collection[str]
+) -> tuple[list[InputFile], dict[str, str]]:
+    """The data files below a directory, and the signs of table formats there with the name of each."""
     selector = pafs.FileSelector(root or "/", recursive=True, allow_not_found=True)
-    found = []
+    found: list[InputFile] = []
+    signs: dict[str, str] = {}
     for info in where.get_file_info(selector):
         # Some stores list with a leading slash what was named without one.
         below = info.path.strip("/").removeprefix(root.strip("/")).lstrip("/")
-        if info.type == pafs.FileType.File and _is_data(below, suffixes):
+        directory = info.type == pafs.FileType.Directory
+        kind = sign_of(below, directory=directory)
+        if kind is not None:
+            signs[below] = kind
+        if not directory and info.type == pafs.FileType.File and _is_data(below, suffixes):
             found.append(InputFile(info.path, f"{shown}/{below}", below, info.size or 0, where))
-    return sorted(found, key=lambda file: file.below)
+    return sorted(found, key=lambda file: file.below), signs
+
+
+def _refuse_tables(files: Collection[InputFile], signs: Mapping[str, str], shown: str) -> None:
+    """Refuse Parquet files that are in the directory of a table format."""
+    for sign, kind in signs.items():
+        table = table_of(sign)
+        inside = f"{table}/" if table else ""
+        if any(file.below.startswith(inside) and file.below.lower().endswith(_PARQUET) for file in files):
+            raise refusal(f"{shown}/{table}".rstrip("/"), posixpath.relpath(sign, table or "."), kind)
+
+
+def _refuse_part(where: pafs.FileSystem, root: str, shown: str) -> None:
+    """Refuse the data directory or a partition of a table whose log is further up."""
+    above, name = posixpath.split(root)
+    while above.strip("/") and ("=" in name or name == "data"):
+        beside = [f"{above}/{log}" for log in LOGS]
+        metadata = pafs.FileSelector(f"{above}/metadata", allow_not_found=True)
+        for info in (*where.get_file_info(beside), *where.get_file_info(metadata)):
+            kind = sign_of(info.path, directory=info.type == pafs.FileType.Directory)
+            if kind is not None and info.type != pafs.FileType.NotFound:
+                raise refusal(shown, f"../{posixpath.relpath(info.path, above)}", kind, part=True)
+        above, name = posixpath.split(above)
 
 
 def _is_data(below: str, suffixes: Collection[str]) -> bool:
@@ -152,12 +199,14 @@ def _glob(where: pafs.FileSystem, location: str, given: str, suffixes: Collectio
     fixed = base[len(root) :].lstrip("/")
     matches = re.compile(re.escape(f"{fixed}/" if fixed else "") + _translate(rest)).fullmatch
     found = []
-    for file in _walk(where, base, _split_magic(given)[0], ()):
-        file = replace(file, below=f"{fixed}/{file.below}" if fixed else file.below)
-        inside = _is_data(file.below, suffixes) and any(map(matches, _parents(file.below)))
-        if matches(file.below) or inside:
+    shown = _split_magic(given)[0]
+    walked, signs = _walk(where, base, shown, ())
+    for file in walked:
+        below = f"{fixed}/{file.below}" if fixed else file.below
+        if matches(below) or (_is_data(below, suffixes) and any(map(matches, _parents(below)))):
             found.append(file)
-    return found
+    _refuse_tables(found, signs, shown)
+    return [replace(file, below=f"{fixed}/{file.below}") for file in found] if fixed else found
 
 
 def _parents(below: str) -> list[str]:

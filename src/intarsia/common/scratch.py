@@ -153,8 +153,10 @@ class _Lock:
 
     def _taken(self) -> int:
         deadline = time.monotonic() + _WAIT_SECONDS
+        parent = os.path.dirname(self._path)
+        mode = 0o700 if parent == _base() else 0o777  # a sweep may just have removed it
         while True:  # only a sweep, which lets go at once, can hold a lock of ours
-            os.makedirs(os.path.dirname(self._path), exist_ok=True)
+            os.makedirs(parent, mode, exist_ok=True)
             descriptor = try_flock(self._path)
             if descriptor is not None:
                 return descriptor

@@ -173,16 +173,20 @@ def _top(bits: int) -> int:
     return (1 << bits) - 2
 
 
-def _ranks(values: pa.Array, boundaries: pa.Array, bits: int) -> pa.Array:
-    """Ranks as uint16, spread over all bits however few boundaries there are.
+def step_ranks(count: int, bits: int) -> pa.UInt16Array:
+    """The ranks of values that lie above 0, 1 ... ``count`` boundaries, spread over all bits.
 
-    Were a column of few values to use only low bits, the curve would hardly follow it.
+    Were a column of few values to use only low bits, the curve would hardly follow it. The highest rank of
+    so many bits is left to NaN.
     """
-    top, count = _top(bits), len(boundaries)
-    stretched = pc.divide(pc.multiply(arange(count + 1), top), max(count, 1)).cast(pa.uint16())
-    ranks = stretched.take(search(boundaries, values, side="right"))
+    return pc.divide(pc.multiply(arange(count + 1), _top(bits)), max(count, 1)).cast(pa.uint16())
+
+
+def _ranks(values: pa.Array, boundaries: pa.Array, bits: int) -> pa.Array:
+    """Ranks as uint16; NaN has one of its own, NULL the lowest."""
+    ranks = step_ranks(len(boundaries), bits).take(search(boundaries, values, side="right"))
     if pa.types.is_floating(values.type):
-        ranks = pc.if_else(pc.is_nan(values), pa.scalar(top + 1, pa.uint16()), ranks)
+        ranks = pc.if_else(pc.is_nan(values), pa.scalar(_top(bits) + 1, pa.uint16()), ranks)
     # Along an edge of the square either curve follows the other column.
     return pc.if_else(pc.is_null(values), pa.scalar(0, pa.uint16()), ranks)
 
@@ -214,12 +218,12 @@ def _hilbert(ranks: list[pa.Array], bits: int) -> list[pa.Array]:
             x[0] = pc.bit_wise_xor(x[0], pc.bit_wise_xor(swap, invert))
     for i in range(1, len(x)):
         x[i] = pc.bit_wise_xor(x[i], x[i - 1])
-    flips = _gray_flips(bits).take(x[-1])
+    flips = gray_flips(bits).take(x[-1])
     return [pc.bit_wise_xor(axis, flips) for axis in x]
 
 
 @lru_cache(maxsize=8)
-def _gray_flips(bits: int) -> pa.Array:
+def gray_flips(bits: int) -> pa.Array:
     """For each value of the last axis what the Gray code flips on all of them."""
     values = arange(1 << bits).cast(pa.uint16())
     flips = pc.bit_wise_xor(values, values)
@@ -231,7 +235,7 @@ def _gray_flips(bits: int) -> pa.Array:
 
 def _interleave(ranks: Sequence[pa.Array], bits: int) -> pa.Array:
     width = len(ranks)
-    table = _spread_bits(bits, width)
+    table = spread_bits(bits, width)
     codes: pa.Array | None = None
     for number, rank in enumerate(ranks):
         part = pc.shift_left(table.take(rank), pa.scalar(width - 1 - number, pa.uint64()))
@@ -240,7 +244,7 @@ def _interleave(ranks: Sequence[pa.Array], bits: int) -> pa.Array:
 
 
 @lru_cache(maxsize=8)
-def _spread_bits(bits: int, width: int) -> pa.Array:
+def spread_bits(bits: int, width: int) -> pa.Array:
     """For each value of so many bits the value with its bits ``width`` places apart."""
     values = arange(1 << bits).cast(pa.uint64())
     spread = pc.bit_wise_xor(values, values)

@@ -250,7 +250,7 @@ class OrderedKeys:
         if not _searchable(values.type) or values.null_count:
             return None
         order = pc.array_sort_indices(values)
-        return OrderedKeys(values.take(order), order.cast(pa.int64()))
+        return OrderedKeys(values.take(order), order.view(pa.int64()))  # no row number is that large
 
     def unique(self) -> bool:
         """True when no key stands twice."""

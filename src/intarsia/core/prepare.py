@@ -47,7 +47,9 @@ class Prepared:
     index: KeyIndex | None = field(default=None, repr=False)
     """The source's keys, indexed."""
     remote: Any = field(default=None, repr=False)
-    """Where an engine keeps rows that are not in this process; then ``table`` has none."""
+    """What an engine keeps of the source elsewhere; ``table`` may have no row then."""
+    notes: tuple[str, ...] = ()
+    """What the plan should say besides."""
 
     @property
     def source_bytes(self) -> int:
@@ -133,8 +135,13 @@ def settle_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> MergeT
 def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepared:
     path, rows = snapshot.root, source.rows
     terms = settle_merge(intent, snapshot, source.schema)
+    source = conformed(source, terms.wanted, operation=terms.intent.rule.name, path=path)
+    return prepared_merge(terms, source, path=path, rows=rows)
+
+
+def prepared_merge(terms: MergeTerms, source: Source, *, path: str, rows: int) -> Prepared:
+    """A settled merge and its rows, in the types it wants; columns that decide nothing may be left out."""
     intent, operation = terms.intent, terms.intent.rule.name
-    source = conformed(source, terms.wanted, operation=operation, path=path)
     table = _checked_rows(intent, source, path).table
     index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.null_keys == "match")
     if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error

@@ -22,7 +22,7 @@ from intarsia.core.planning import (
     plan_write,
 )
 from intarsia.core.ports import Engine, Progress, Table, Transaction
-from intarsia.core.prepare import Prepared
+from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.retype import with_types_of
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
@@ -53,13 +53,34 @@ def make_plan(prepared: Prepared, snapshot: Snapshot) -> Plan:
             return plan_deduplicate(intent, snapshot)
 
 
+def _planned(prepared: Prepared, snapshot: Snapshot, engine: Engine, reason: str) -> Plan:
+    plan = make_plan(prepared, snapshot)
+    notes = (*plan.notes, *prepared.notes)
+    return replace(plan, engine=engine.name, engine_reason=reason, notes=notes)
+
+
+def look(intent: Intent, table: Table) -> Plan:
+    """What an intent without a source will look at, before any row is read and whatever the engine.
+
+    Raises what names, types and the table's state alone make impossible.
+    """
+    snapshot = table.snapshot()
+    return make_plan(prepare(intent, snapshot, None), snapshot)
+
+
 def explain(
-    intent: Intent, table: Table, engine: Engine, source: Source | None = None, *, progress: Progress = silent
+    intent: Intent,
+    table: Table,
+    engine: Engine,
+    source: Source | None = None,
+    *,
+    progress: Progress = silent,
+    reason: str = "",
 ) -> Plan:
     """The settled plan of an operation: exact counts, nothing written, no lock taken."""
     snapshot = _typed(table.snapshot(), source)
     prepared = engine.prepare(intent, snapshot, source)
-    plan = replace(make_plan(prepared, snapshot), engine=engine.name)
+    plan = _planned(prepared, snapshot, engine, reason)
     return settled(plan, prepared, engine.match(plan, prepared, progress))
 
 
@@ -72,16 +93,17 @@ def run(
     dry_run: bool = False,
     attempts: int = ATTEMPTS,
     progress: Progress = silent,
+    reason: str = "",
 ) -> MergeResult:
     """Carry out an operation, planning again (a few times) when another writer came in between.
 
     All or nothing: an error leaves the table as it was, and says so in ``.changed``. An intent with
     ``app_id`` and ``batch_id`` takes effect once: a batch that is not above the application's last one
-    does nothing, which the result's notes say.
+    does nothing, which the result's notes say. ``reason`` is why it is this engine, for the plan.
     """
     begun = time.perf_counter()
     if dry_run:
-        plan = explain(intent, table, engine, source, progress=progress)
+        plan = explain(intent, table, engine, source, progress=progress, reason=reason)
         return _report(plan, engine, begun, source=source, dry_run=True)
     seen: Snapshot | None = None
     for attempt in range(1, attempts + 1):
@@ -93,7 +115,7 @@ def run(
                     return _skipped(intent, seen, engine, begun, source=source, note=note)
                 snapshot = _typed(tx.snapshot, source)
                 prepared = engine.prepare(intent, snapshot, source)
-                plan = replace(make_plan(prepared, snapshot), engine=engine.name)
+                plan = _planned(prepared, snapshot, engine, reason)
                 plan, change = engine.execute(plan, prepared, tx, progress)
                 committed = tx.commit(change)
         except (DamagedTable, StorageError) as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar
 
 import pyarrow as pa
@@ -12,9 +12,10 @@ import pyarrow as pa
 from intarsia import api
 from intarsia.common.log import logger, operation_log
 from intarsia.core.incremental import merge, partition_names
+from intarsia.core.plan import Plan
 from intarsia.core.report import MergeResult, WriteDatasetResult, metadata_of
 from intarsia.core.rule import strategy_rule
-from intarsia.datasets.reading import Reading, read_dataset
+from intarsia.datasets.reading import Reading, Rows, read_dataset
 from intarsia.datasets.statistics import (
     Statistics,
     deduplicate_statistics,
@@ -86,7 +87,15 @@ class DatasetIO:
         """
         with operation_log(log, "read_parquet", shown(path)):
             wanted = Reading(columns, filters, include_file_path, use_threads, batch_rows, dialect)
-            return read_dataset(self.table(path), wanted)
+            return read_dataset(self.table(path), wanted, self._reader())
+
+    def _reader(self) -> Callable[[], Rows] | None:
+        """What makes that which reads; None for Arrow in this process."""
+        return None
+
+    def plan(self, operation: str, *args: Any, **options: Any) -> Plan:
+        """The plan of any operation, by its name, on this engine; see :func:`intarsia.plan`."""
+        return api.plan(operation, *args, **self._with(options))
 
     def table(self, path: Path) -> ParquetTable:
         """The dataset as a table, with this IO's options; what every ``path`` may also be given as."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,19 +55,32 @@ class Reading:
         check_whole("batch_rows", self.batch_rows)
 
 
-def read_dataset(table: ParquetTable, wanted: Reading) -> pa.Table:
+class Rows(Protocol):
+    """What reads rows: this process with Arrow, or an engine. A context manager, used once."""
+
+    def __enter__(self) -> Rows: ...
+
+    def __exit__(self, *_: object) -> None: ...
+
+    def rows(self, task: Task) -> Iterator[pa.Table]:
+        """The rows asked for, in the order of files and of the rows in them."""
+
+
+def read_dataset(table: ParquetTable, wanted: Reading, reader: Callable[[], Rows] | None = None) -> pa.Table:
     """One consistent state of a dataset, or of a single file, as a table.
 
     Memory: the rows and columns that are asked for, and a piece of a file per thread. A dataset that
-    is changed meanwhile is read again, from a frozen view of it.
+    is changed meanwhile is read again, from a frozen view of it. ``reader`` makes what reads; Arrow is
+    the default.
 
     Raises:
         NothingMatched: there is no such path.
         ColumnNotFound, InputError: a column or the filter does not fit the dataset.
     """
+    make = reader or InProcess
     snapshot = state_of(table)
     try:
-        result = _read(snapshot, wanted)
+        result = _read(snapshot, wanted, make)
         changed = _changed(table, snapshot)
     except (DamagedTable, StorageError):
         if not (changed := _changed(table, snapshot)):
@@ -77,7 +90,7 @@ def read_dataset(table: ParquetTable, wanted: Reading) -> pa.Table:
         return result
     log.info("read %s: reading again, %s has changed", table.root, changed)
     with table.materialise() as farm:
-        return _read(farm.snapshot, wanted)
+        return _read(farm.snapshot, wanted, make)
 
 
 def state_of(table: ParquetTable) -> Snapshot:
@@ -108,13 +121,25 @@ def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
     return None
 
 
-def _read(snapshot: Snapshot, wanted: Reading) -> pa.Table:
+def _read(snapshot: Snapshot, wanted: Reading, make: Callable[[], Rows]) -> pa.Table:
     task = Task.of(snapshot, wanted)
-    pieces: list[pa.Table] = [task.schema.empty_table()]
-    threads = (os.cpu_count() or 1) if wanted.use_threads else 1
-    for tables in in_order(task.read, task.files(), threads=threads):
-        pieces += tables
-    return pa.concat_tables(pieces)
+    with make() as reader:
+        return pa.concat_tables([task.schema.empty_table(), *reader.rows(task)])
+
+
+class InProcess:
+    """Reads with Arrow, files in parallel threads."""
+
+    def __enter__(self) -> InProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        return
+
+    def rows(self, task: Task) -> Iterator[pa.Table]:
+        threads = (os.cpu_count() or 1) if task.wanted.use_threads else 1
+        for tables in in_order(task.read, task.files(), threads=threads):
+            yield from tables
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +191,7 @@ class Task:
         row = pa.table(
             {name: pa.array([file.partition[name]], _plain(schema.field(name).type)) for name in used}
         )
-        return bool(_filtered(row, self.where).num_rows)
+        return bool(filtered(row, self.where).num_rows)
 
     def read(self, item: tuple[DataFile, Verdict]) -> list[pa.Table]:
         """The rows and columns asked for of one file."""
@@ -178,14 +203,18 @@ class Task:
         with FileReader(file, self.snapshot.schema, self.snapshot.filesystem) as reader:
             for group in verdict.row_groups:
                 for piece in reader.pieces(self.needed, group, batch_rows=self.wanted.batch_rows):
-                    kept = piece if self.where is None else _filtered(piece, self.where)
+                    kept = piece if self.where is None else filtered(piece, self.where)
                     yield self._finished(kept, file)
+
+    def shown(self, file: DataFile) -> str:
+        """What ``file_path`` says of a file."""
+        return self.snapshot.shown(file) if self.snapshot.root else file.path
 
     def _finished(self, piece: pa.Table, file: DataFile) -> pa.Table:
         columns = [piece[name] for name in self.columns]
         if self.wanted.include_file_path:
-            shown = file.path if not self.snapshot.root else self.snapshot.shown(file)
-            columns.append(pa.chunked_array([pa.repeat(pa.scalar(shown, pa.string()), piece.num_rows)]))
+            shown = pa.scalar(self.shown(file), pa.string())
+            columns.append(pa.chunked_array([pa.repeat(shown, piece.num_rows)]))
         return pa.Table.from_arrays(columns, schema=self.schema)
 
 
@@ -301,7 +330,7 @@ def filter_columns(where: Any, schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if name in used]
 
 
-def _filtered(table: pa.Table, where: Any) -> pa.Table:
+def filtered(table: pa.Table, where: Any) -> pa.Table:
     if not isinstance(where, pc.Expression):
         return table.filter(true_mask(where, table))
     try:

@@ -9,8 +9,9 @@ Names are loaded when they are first used.
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from intarsia.common.lazy import lazily as _lazily
 
 if TYPE_CHECKING:
     from intarsia.pipeline.check import check
@@ -81,12 +82,4 @@ __all__ = [
     "run_file",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'intarsia.pipeline' has no attribute {name!r}")
-    return getattr(importlib.import_module(f"intarsia.pipeline.{_HOMES[name]}"), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazily(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()})

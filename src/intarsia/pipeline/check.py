@@ -10,6 +10,7 @@ from typing import Any, get_type_hints
 from intarsia.common.names import suggestion
 from intarsia.common.partition_filter import parse_partition_filter
 from intarsia.core.rule import Clause
+from intarsia.engine_choice import check_engine
 from intarsia.errors import InputError, NotSupported
 from intarsia.pipeline.expect import conditions
 from intarsia.pipeline.inputs import check_portable
@@ -71,8 +72,11 @@ class _Check:
             raise self.wrong(
                 "name", f"{pipeline.name!r} cannot be the name of files.", "use letters, digits, - _"
             )
-        if pipeline.engine not in ("spark", "arrow"):
-            raise self.wrong("engine", f"there is no {pipeline.engine!r}.", "it is spark or arrow.")
+        if pipeline.engine not in ("spark", "arrow", "duckdb"):
+            raise self.wrong("engine", f"there is no {pipeline.engine!r}.", "it is spark, arrow or duckdb.")
+        if pipeline.engine == "duckdb":
+            with self.at("engine"):
+                check_engine("duckdb")
         if not pipeline.steps:
             raise self.wrong("steps", "there is no step to run.")
         for name, target in pipeline.targets.items():
@@ -181,7 +185,7 @@ class _Check:
                 derivations({name: text})
         with self.at(f"{place} where"):
             predicate(source.where)
-        if self.pipeline.engine == "arrow":
+        if self.pipeline.engine != "spark":
             with self.at(f"{place} options"):
                 check_portable(source)
 

@@ -19,7 +19,7 @@ from intarsia.pipeline import state as memory
 from intarsia.pipeline.expect import failed
 from intarsia.pipeline.foreign import spark_errors, told
 from intarsia.pipeline.inputs import Arrived, Stamp
-from intarsia.pipeline.model import Expect, Merge, Pipeline, Source, Step, Write, needed, step_name
+from intarsia.pipeline.model import Expect, Merge, Pipeline, Source, Step, Write, names, needed, step_name
 from intarsia.pipeline.report import Status, StepReport
 from intarsia.pipeline.steps import Workshop, carry_out
 
@@ -74,8 +74,8 @@ class Course:
             report = self._attempt(step, progress)
         except (IntarsiaError, OSError, pa.ArrowException, *spark_errors()) as error:
             ours = told(error)
-            if isinstance(ours, IntarsiaError) and step.target:  # one that Spark brought knows neither
-                ours.place(_called(step), self._path(step.target))
+            if isinstance(ours, IntarsiaError):  # one that Spark brought knows neither
+                ours.place(_called(step), self._where(step))
             log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, ours, exc_info=error)
             report = self._failed(step, ours)
         seconds = time.perf_counter() - begun
@@ -271,6 +271,13 @@ class Course:
 
     def _digest(self, target: str) -> str:
         return memory.digest_of_snapshot(self._snapshot(target))
+
+    def _where(self, step: Step) -> str:
+        """The target of a step; where it has none, the paths of its source."""
+        if step.target is not None:
+            return self._path(step.target)
+        source = self._source(step)
+        return "" if source is None else ", ".join(map(redact, names(source.path)))
 
     def _place(self, step: Step) -> str:
         if step.target is not None:

@@ -20,6 +20,8 @@ _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _VARIABLE = re.compile(r"\$(\$)|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
 _TOP = ("name", "engine", "reports", "state", "params", "spark", "sources", "targets", "steps")
+_MEANT = {"key": "on", "keys": "on", "key_columns": "on", "order_by": "dedup_order_by", "columns": "by"}
+"""Words of other calls and formats that are another one here."""
 _WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
@@ -85,7 +87,7 @@ class _Reading:
             raise self.wrong("steps", "steps are tables: [[steps]].")
         pipeline = Pipeline(
             name=self._value("name", raw.get("name", Path(self.origin).stem), str),
-            engine=self._value("engine", raw.get("engine", "spark"), Literal["spark", "arrow"]),
+            engine=self._value("engine", raw.get("engine", "spark"), Literal["spark", "arrow", "duckdb"]),
             reports=self.place(self._value("reports", raw.get("reports", "reports"), str)),
             state=self.place(self._value("state", raw["state"], str)) if "state" in raw else None,
             spark=self._made("[spark]", raw.get("spark", {}), SparkSettings),
@@ -122,9 +124,9 @@ class _Reading:
     def _keys(self, place: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
         for key in table:
             if key not in known:
-                raise self.wrong(
-                    f"{place}, key {key!r}", "this key is not known.", suggestion([key], sorted(known))
-                )
+                meant = _MEANT.get(key)
+                hint = f"did you mean {meant!r}?" if meant in known else suggestion([key], sorted(known))
+                raise self.wrong(f"{place}, key {key!r}", "this key is not known.", hint)
 
     def _made(self, place: str, raw: Any, kind: type[Any]) -> Any:
         """The value of a dataclass from a table with its fields as keys."""

@@ -4,12 +4,33 @@ from __future__ import annotations
 
 import json
 import re
+import tempfile
 from dataclasses import replace
 from pathlib import Path
 
+from intarsia.errors import StorageError
 from intarsia.pipeline.page import page
 from intarsia.pipeline.report import PipelineReport, as_json
 from intarsia.pipeline.state import write_atomically
+
+
+def report_directory(directory: Path) -> None:
+    """Make the directory of the reports before anything is run for them.
+
+    Raises:
+        StorageError: it cannot be made or written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise StorageError(
+            f"No report can be left in {directory}: {error.strerror or error}",
+            errno=error.errno,
+            path=str(directory),
+            hint="name another directory with reports, or --report-dir.",
+        ) from error
 
 
 def write_report(report: PipelineReport, directory: Path) -> PipelineReport:

@@ -12,6 +12,8 @@ from intarsia.common.log import redact
 from intarsia.errors import InputError, IntarsiaError, StorageError
 
 _OURS = re.compile(r"^intarsia\.errors\.(\w+): (.*(?:\n(?!\s|$).*)*)", re.MULTILINE)
+_CALL = re.compile(r"^An error occurred while calling [\w.]+\n?: (?:[\w.$]+: )?")
+_CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*(?:\n(?!\s*at |\s*\.\.\. |Caused by: |$).*)*)", re.MULTILINE)
 _NOISE = re.compile(r"\n(?=JVM stacktrace|\s*at |Traceback|Driver stacktrace|== DataFrame ==)")
 _LONGEST = 600
 
@@ -37,7 +39,7 @@ def _ours(error: BaseException) -> BaseException:
     if isinstance(error, IntarsiaError):
         return error
     if isinstance(error, spark_errors()):
-        return _carried(error) or InputError(f"Spark could not do it: {_short(str(error))}", changed=None)
+        return _carried(error) or InputError(f"Spark could not do it: {_by_spark(str(error))}", changed=None)
     if isinstance(error, pa.ArrowException) and not isinstance(error, OSError):
         return InputError(f"The data could not be read: {_short(str(error))}")
     if isinstance(error, OSError):
@@ -54,6 +56,14 @@ def _carried(error: BaseException) -> IntarsiaError | None:
         return None
     message, _, hint = found[2].partition(" Hint: ")
     return kind(message.strip(), hint=hint.strip() or None)
+
+
+def _by_spark(text: str) -> str:
+    """What Spark says first, and the reason, which it may say last."""
+    said = _short(_CALL.sub("", text))
+    causes = _CAUSE.findall(text)
+    reason = _short(causes[-1]) if causes else ""
+    return said if not reason or reason in said else f"{said} ({' '.join(reason.split())})"
 
 
 def _short(text: str) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -175,8 +176,27 @@ def streams(source: Source, there: Arrived, known: pa.Schema | None = None) -> l
         extra = {name: scalar for name, scalar in scalars.items() if name not in schema.names}
         whole = pa.schema([*schema, *(pa.field(name, scalar.type) for name, scalar in extra.items())])
         batches = _completed(batches, extra)
-        found.append(pa.RecordBatchReader.from_batches(shape.schema(whole), shape.batches(whole, batches)))
+        with _told_of(file):
+            made = shape.schema(whole)
+        shaped = _naming(file, shape.batches(whole, batches))
+        found.append(pa.RecordBatchReader.from_batches(made, shaped))
     return found
+
+
+@contextmanager
+def _told_of(file: InputFile) -> Iterator[None]:
+    """What is wrong with rows of a file, told with its path."""
+    try:
+        yield
+    except InputError as error:
+        if error.path is not None:
+            raise
+        raise type(error)(f"{file.shown}: {error.message}", path=file.shown, hint=error.hint) from error
+
+
+def _naming(file: InputFile, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with _told_of(file):
+        yield from batches
 
 
 def _opened(

@@ -272,7 +272,7 @@ class Pipeline:
     steps: tuple[Step, ...]
     sources: Mapping[str, Source] = field(default_factory=dict)
     targets: Mapping[str, Target] = field(default_factory=dict)
-    engine: Literal["spark", "arrow"] = "spark"
+    engine: Literal["spark", "arrow", "duckdb"] = "spark"
     spark: SparkSettings = field(default_factory=SparkSettings)
     reports: str = "reports"
     """The directory that gets a JSON and an HTML file for each run."""

@@ -20,7 +20,7 @@ from intarsia.pipeline import state as memory
 from intarsia.pipeline.check import check
 from intarsia.pipeline.course import Course, OnStep
 from intarsia.pipeline.declare import load
-from intarsia.pipeline.files import write_report
+from intarsia.pipeline.files import report_directory, write_report
 from intarsia.pipeline.model import Pipeline
 from intarsia.pipeline.report import PipelineReport
 from intarsia.pipeline.steps import Workshop
@@ -31,7 +31,7 @@ def run(
     pipeline: Pipeline,
     *,
     dry_run: bool = False,
-    engine: Literal["spark", "arrow"] | None = None,
+    engine: Literal["spark", "arrow", "duckdb"] | None = None,
     master: str | None = None,
     session: Any = None,
     report_dir: str | os.PathLike[str] | None = None,
@@ -49,7 +49,7 @@ def run(
         pipeline: what to run.
         dry_run: plan every step against the targets as they are and write nothing, except the report
             where ``report_dir`` asks for it.
-        engine: ``"spark"`` or ``"arrow"``, instead of the pipeline's own.
+        engine: ``"spark"``, ``"arrow"`` or ``"duckdb"``, instead of the pipeline's own.
         master: the Spark master, instead of the pipeline's own.
         session: a Spark session to run on; it is left running. Else one is opened, and stopped in the end.
         report_dir: where the reports go, instead of the pipeline's own directory.
@@ -59,7 +59,7 @@ def run(
 
     Raises:
         InputError: the pipeline does not hang together.
-        NotSupported: Spark is not installed, or a target's kind is not part of this version.
+        NotSupported: Spark or DuckDB is not installed, or a target's kind is not part of this version.
         CommitConflict: another run of this pipeline is under way.
         StorageError: the state or the report cannot be written.
     """
@@ -69,6 +69,10 @@ def run(
     begun = time.perf_counter()
     started = datetime.now(UTC)
     path = memory.state_path(pipeline)
+    keep = not dry_run or report_dir is not None
+    directory = Path(report_dir if report_dir is not None else pipeline.reports)
+    if keep:
+        report_directory(directory)
     with ExitStack() as stack:
         state = memory.read(path) if dry_run else stack.enter_context(memory.held(path))
         watched = stack.enter_context(_watched(progress))
@@ -86,8 +90,6 @@ def run(
             dry_run=dry_run,
             origin=pipeline.origin,
         )
-        keep = not dry_run or report_dir is not None
-        directory = Path(report_dir if report_dir is not None else pipeline.reports)
 
         def reported() -> PipelineReport:
             whole = replace(report, steps=made.finished(), seconds=time.perf_counter() - begun)
@@ -121,10 +123,13 @@ def _watched(progress: Progress | bool | None) -> Iterator[Progress]:
 
 @contextmanager
 def _session(pipeline: Pipeline, master: str | None, session: Any, progress: Progress) -> Iterator[Any]:
-    """The Spark session of the run; None where the engine is Arrow."""
+    """The Spark session of the run; None where the engine is another."""
     if pipeline.engine != "spark":
         if session is not None or master is not None:
-            raise InputError(f"The engine of pipeline {pipeline.name!r} is {pipeline.engine}, not Spark.")
+            raise InputError(
+                f"The engine of pipeline {pipeline.name!r} is {pipeline.engine}, not Spark.",
+                hint='a master or a session goes with engine "spark".',
+            )
         yield None
     elif session is not None:
         yield session

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.names import suggestion
 from intarsia.core.evaluate import evaluate, true_mask
 from intarsia.core.expr import Cast, Column, Expr, resolve, type_of
 from intarsia.errors import ColumnNotFound, InputError
@@ -69,7 +70,8 @@ class Shape:
         missing = [name for name in self.types if name not in given.names]
         if missing and not self.absent_is_null:
             raise ColumnNotFound(
-                f"The source has no column {', '.join(map(repr, missing))}; it has {', '.join(given.names)}."
+                f"The source has no column {', '.join(map(repr, missing))}; it has {', '.join(given.names)}.",
+                hint=suggestion(missing, given.names, otherwise="correct the columns of the source."),
             )
         return pa.schema(list(self.types.items()))
 
@@ -88,7 +90,10 @@ class Shape:
         try:
             return evaluate(Cast(Column((field.name,), exact=True), field.type), batch)
         except InputError as error:
-            raise InputError(f"Column {field.name!r}: {error.message}", hint=error.hint) from error
+            raise InputError(
+                f"Column {field.name!r} of the source: {error.message}",
+                hint="correct the files; or declare it as varchar, and derive it with try_cast.",
+            ) from error
 
 
 def type_named(name: str) -> pa.DataType:

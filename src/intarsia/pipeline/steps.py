@@ -9,10 +9,12 @@ from typing import Any, assert_never
 import pyarrow as pa
 
 from intarsia import api
+from intarsia.common.names import listed_names
 from intarsia.core.files import Snapshot
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.core.run import silent
+from intarsia.errors import InputError
 from intarsia.pipeline import inputs
 from intarsia.pipeline.check import clauses_of
 from intarsia.pipeline.expect import Check, check_frame, check_streams, check_target
@@ -42,7 +44,7 @@ class Workshop:
 
     pipeline: Pipeline
     session: Any = None
-    """The Spark session; None where the engine is Arrow."""
+    """The Spark session; None where the engine is another."""
     tables: dict[str, ParquetTable] = field(default_factory=dict)
     frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     """DataFrames that Spark keeps, since more than one look is taken at them."""
@@ -56,7 +58,7 @@ class Workshop:
 
     @property
     def engine(self) -> Any:
-        return "arrow" if self.session is None else self.session
+        return self.pipeline.engine if self.session is None else self.session
 
     def table(self, target: str) -> ParquetTable:
         """The table of a target; one object for the run, which knows the footers it has read."""
@@ -167,8 +169,16 @@ def _rows_for(step: Merge | Write, shop: Workshop, there: Arrived | None) -> Any
 def _taken_in(step: Merge | Write, shop: Workshop) -> dict[str, Any]:
     """How rows are taken in; the layout of a table that exists is its own."""
     target = needed(step.target)
-    new = not shop.table(target).snapshot().files
+    there = shop.table(target).snapshot()
+    new = not there.files
     layout = names(shop.pipeline.targets[target].partition_by) or None
+    if not new and layout is not None and layout != there.partition_columns:
+        raise InputError(
+            f"target {target!r} is declared with partition_by {listed_names(layout)}, but the dataset that is"
+            f" there has {listed_names(there.partition_columns) or 'none'}.",
+            path=there.root,
+            hint="correct partition_by, or write a new dataset.",
+        )
     return {
         "missing": step.missing,
         "schema_evolution": step.schema_evolution,

@@ -63,7 +63,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="intarsia.pipeline", description="Run a pipeline file.")
     parser.add_argument("file", help="the TOML file")
     parser.add_argument("--dry-run", action="store_true", help="plan every step, write nothing")
-    parser.add_argument("--engine", choices=("spark", "arrow"), help="instead of the file's")
+    parser.add_argument("--engine", choices=("spark", "arrow", "duckdb"), help="instead of the file's")
     parser.add_argument("--master", help="the Spark master, instead of the file's")
     parser.add_argument("--param", action="append", default=[], type=_param, metavar="NAME=VALUE")
     parser.add_argument("--report-dir", help="where the reports go, instead of the file's directory")

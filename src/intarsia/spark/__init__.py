@@ -5,8 +5,9 @@ Names are loaded when they are first used: importing this package imports no pys
 
 from __future__ import annotations
 
-import importlib
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from intarsia.common.lazy import lazily as _lazily
 
 if TYPE_CHECKING:
     from intarsia.spark.java import Java, find_java, prepare_environment
@@ -46,12 +47,4 @@ __all__ = [
     "stop_session",
 ]
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOMES:
-        raise AttributeError(f"module 'intarsia.spark' has no attribute {name!r}")
-    return getattr(importlib.import_module(_HOMES[name]), name)
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+__getattr__, __dir__ = _lazily(__name__, _HOMES)

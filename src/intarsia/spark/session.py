@@ -6,6 +6,7 @@ import os
 import re
 import socket
 import sys
+import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -25,6 +26,7 @@ __all__ = [
     "is_connect",
     "local_session",
     "open_session",
+    "place_of",
     "session_on",
     "stop_session",
 ]
@@ -41,6 +43,7 @@ _CONNECT_PORT = 15002
 _ANSWER_SECONDS = 10.0
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 _CONNECT_MODE = "SPARK_CONNECT_MODE_ENABLED"
+_REMOTE = "SPARK_REMOTE"
 _started: weakref.WeakSet[Any] = weakref.WeakSet()
 
 
@@ -59,7 +62,7 @@ def local_session(
     """
     if under_spark_submit():
         return _cluster_session(None, app, config)
-    found = _adopted(None if master == _ANY_LOCAL else master)
+    found = _adopted(None if master == _ANY_LOCAL else master, config)
     if found is not None:
         return found
     given = _texts(config)
@@ -74,7 +77,8 @@ def local_session(
 def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any] | None = None) -> Session:
     """The active session; where there is none, one on the Spark Connect server at ``sc://host:port``.
 
-    Needs no Java on this machine.
+    Needs no Java on this machine. The server was started before, so settings that are fixed by then (memory,
+    cores, ``spark.sql.extensions`` and other static ones) have no effect; a warning names them.
 
     Raises:
         InputError: the URL is no ``sc://`` URL.
@@ -83,11 +87,20 @@ def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any
     """
     if not url.startswith("sc://"):
         raise InputError(f"A Spark Connect server has a URL like sc://host:port, not {redact(url)!r}.")
-    found = _adopted(url)
+    found = _adopted(url, config)
     if found is not None:
         return found
     _check_answers(url)
-    return _built(app, {**_texts(config), "spark.remote": url})
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Failed to set ")  # one by one, and not all of them
+        session = _built(app, {**_texts(config), "spark.remote": url})
+    if fixed := _other_settings(session, config):
+        warnings.warn(
+            f"On a Spark Connect server {fixed} cannot be set by a session: the server was started without.",
+            UserWarning,
+            stacklevel=2,
+        )
+    return session
 
 
 def open_session(
@@ -108,8 +121,7 @@ def open_session(
         NotSupported: pyspark or Java is missing, or the session did not start.
         StorageError: no Spark Connect server listens at ``master``.
     """
-    if master is None:
-        master = os.environ.get("SPARK_REMOTE") or _ANY_LOCAL
+    master = place_of(master)
     match _kind(master):
         case "connect":
             return connect_session(master, app=app, config=config)
@@ -117,6 +129,17 @@ def open_session(
             return _cluster_session(master, app, config)
         case "local":
             return local_session(app, master=master, config=config)
+
+
+def place_of(master: str | None = None) -> str:
+    """The master that a session is opened on: the one given, else the environment's, else this machine.
+
+    Raises:
+        InputError: it is no master.
+    """
+    chosen = master if master is not None else os.environ.get(_REMOTE) or _ANY_LOCAL
+    _kind(chosen)
+    return chosen
 
 
 @contextmanager
@@ -158,10 +181,14 @@ def active_session() -> Session | None:
     return session if _is_alive(session) else None
 
 
-def _adopted(master: str | None) -> Session | None:
-    """The active session; told in the log when it is not where it was asked for."""
+def _adopted(master: str | None, config: Mapping[str, Any] | None) -> Session | None:
+    """The active session; told in the log when it is not where, or as, it was asked for."""
     session = active_session()
-    if session is None or is_connect(session):
+    if session is None:
+        return None
+    if other := _other_settings(session, config):
+        log.warning("The active Spark session is used as it is: its settings %s are other ones.", other)
+    if is_connect(session):
         return session
     there = session.sparkContext.master
     if master is not None and there != master:
@@ -169,8 +196,17 @@ def _adopted(master: str | None) -> Session | None:
     return session
 
 
+def _other_settings(session: Session, config: Mapping[str, Any] | None) -> str:
+    """Names of settings that a session does not have as they were asked for; pyspark says nothing of them."""
+    return ", ".join(
+        name
+        for name, value in _texts(config).items()
+        if str(session.conf.get(name, None)).casefold() != value.casefold()
+    )
+
+
 def _cluster_session(master: str | None, app: str, config: Mapping[str, Any] | None) -> Session:
-    found = _adopted(master)
+    found = _adopted(master, config)
     if found is not None:
         return found
     settings = _texts(config)
@@ -208,11 +244,12 @@ def _built(app: str, settings: Mapping[str, str]) -> Session:
         raise NotSupported(
             f"Spark needs pyspark, which cannot be imported: {error}.", hint="pip install 'intarsia[spark]'"
         ) from error
-    builder = SparkSession.builder.appName(app)
-    for name, value in settings.items():
-        builder = builder.config(name, value)
     try:
-        session = builder.getOrCreate()
+        with _own_place(settings):
+            builder = SparkSession.builder.appName(app)
+            for name, value in settings.items():
+                builder = builder.config(name, value)
+            session = builder.getOrCreate()
     except ImportError as error:  # Connect has requirements of its own
         raise NotSupported(
             f"Spark Connect cannot be used here: {error}.", hint="pip install 'intarsia[spark]'"
@@ -224,6 +261,20 @@ def _built(app: str, settings: Mapping[str, str]) -> Session:
         ) from error
     _started.add(session)
     return session
+
+
+@contextmanager
+def _own_place(settings: Mapping[str, str]) -> Iterator[None]:
+    """What is asked for goes before ``SPARK_REMOTE``, beside which pyspark takes no other place."""
+    remote = os.environ.get(_REMOTE)
+    if remote is None or not settings.keys() & {"spark.master", "spark.remote"}:
+        yield
+        return
+    del os.environ[_REMOTE]
+    try:
+        yield
+    finally:
+        os.environ[_REMOTE] = remote
 
 
 def _kind(master: str) -> Literal["local", "cluster", "connect"]:

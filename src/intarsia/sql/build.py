@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 from sqlglot import exp
 
+from intarsia.common.names import suggestion
 from intarsia.core.expr import (
     FALSE,
     NULL,
@@ -229,7 +230,11 @@ class _Builder:
             precision, scale = [*digits, 0][:2] if digits else (10, 0) if self.spark else (18, 3)
             return decimal(precision, scale)
         if name not in TYPES or (node.expressions and name not in ("VARCHAR", "CHAR", "TEXT")):
-            raise NotSupported(f"no cast to {node.sql()}", hint=f"there are DECIMAL, {', '.join(TYPES)}")
+            wanted = node.sql()
+            raise NotSupported(
+                f"there is no type {wanted} to cast to",
+                hint=suggestion([wanted.upper()], ["DECIMAL", *TYPES]),
+            )
         return TYPES[name]
 
     def interval(self, node: Any) -> Expr:

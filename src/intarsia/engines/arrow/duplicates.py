@@ -68,8 +68,8 @@ def match_duplicates(
     """
     chosen = [item.file for item in plan.chosen("scan")] if files is None else files
     chosen = sorted((file for file in chosen if file.rows), key=lambda file: file.path)
-    names = _checked_keys(plan, keys)
-    _check_order(plan, order_by)
+    names = checked_keys(plan, keys)
+    check_order(plan, order_by)
     search = _Search(plan, tuple(order_by), threads, memory_bytes)
     units = Cutting(plan, names, threads, memory_bytes).units(chosen)
     outer, inner = shares(threads, len(units))
@@ -82,10 +82,11 @@ def match_duplicates(
         for file, positions in losers:
             found.setdefault(file.path, []).append(positions)
         progress("scan keys", number + 1, len(units))
-    return _matches(chosen, found, scanned_bytes=plan.bytes_to_scan)
+    return drops_of(chosen, found, scanned_bytes=plan.bytes_to_scan)
 
 
-def _checked_keys(plan: Plan, keys: Sequence[str]) -> tuple[str, ...]:
+def checked_keys(plan: Plan, keys: Sequence[str]) -> tuple[str, ...]:
+    """The columns that rows are compared in; raises for what cannot be."""
     path, schema = plan.snapshot.root, plan.schema
     if not keys:
         nested = [field.name for field in schema if is_nested(field.type)]
@@ -101,7 +102,8 @@ def _checked_keys(plan: Plan, keys: Sequence[str]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(keys))
 
 
-def _check_order(plan: Plan, order_by: Sequence[str]) -> None:
+def check_order(plan: Plan, order_by: Sequence[str]) -> None:
+    """Raise for what cannot decide which row stays."""
     path, schema = plan.snapshot.root, plan.schema
     check_columns(order_by, schema.names, operation=plan.operation, path=path)
     nested = [name for name in order_by if is_nested(schema.field(name).type)]
@@ -113,7 +115,8 @@ def _check_order(plan: Plan, order_by: Sequence[str]) -> None:
         )
 
 
-def _matches(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, scanned_bytes: int) -> Matches:
+def drops_of(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, scanned_bytes: int) -> Matches:
+    """What it means for files that some positions of theirs have to go."""
     hits: dict[str, Hits] = {}
     dropped: set[str] = set()
     deleted = 0

@@ -38,8 +38,8 @@ class KeyColumns:
         """The row groups that may be hit, read one after the other."""
         snapshot = self.snapshot
         needed = [name for name in self.intent.keys if name not in plan.file.partition]
-        extra = [name for name in self._condition_columns() if name not in needed]
-        if not (needed or extra) and self._conditions:
+        extra = [name for name in self.condition_columns() if name not in needed]
+        if not (needed or extra) and self.conditions:
             needed = list(self.intent.keys)  # so that the rows of the table can be counted
         with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
             wanted = set(plan.row_groups)
@@ -76,16 +76,16 @@ class KeyColumns:
         return keys
 
     @property
-    def _conditions(self) -> list[Expr]:
+    def conditions(self) -> list[Expr]:
         """What is asked of target rows beyond the equality of keys."""
         acting = (clause.condition for clause in self.intent.rule.clauses if clause.side != "source_only")
         return [condition for condition in (self.intent.residual, *acting) if condition is not None]
 
-    def _condition_columns(self) -> list[str]:
-        """Target columns that conditions read, beside the keys."""
+    def condition_columns(self) -> list[str]:
+        """Target columns that conditions read."""
         used = {
             path[0]
-            for condition in self._conditions
+            for condition in self.conditions
             for side, path in columns_of(condition)
             if side != "source"
         }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
@@ -29,7 +29,8 @@ class SourceIndex:
     """The source side of a merge, indexed once and shared by all lookups."""
 
     table: pa.Table
-    keys: KeyIndex
+    keys: KeyIndex | None
+    """None where another engine finds the pairs."""
     repeated: bool
     """Whether a key may stand in several source rows."""
     ordered: OrderedKeys | None
@@ -40,15 +41,21 @@ class SourceIndex:
 
     @staticmethod
     def of(source: pa.Table, keys: KeyIndex, partition_columns: Sequence[str]) -> SourceIndex:
+        repeated = not keys.unique()
+        ordered = keys.ordered() if keys.single and not repeated else None
+        bare = SourceIndex.without_keys(source, partition_columns, repeated=repeated)
+        return replace(bare, keys=keys, ordered=ordered)
+
+    @staticmethod
+    def without_keys(source: pa.Table, partition_columns: Sequence[str], *, repeated: bool) -> SourceIndex:
+        """What classifying pairs needs, but not finding them."""
         apart = [name for name in partition_columns if name in source.column_names]
         partitions = PartitionSet.of(source, apart)
         leaders = None
         if partitions.index is not None:
             codes = partitions.index.codes
             leaders = flat(find(codes, among=codes, null_match=True))
-        repeated = not keys.unique()
-        ordered = keys.ordered() if keys.single and not repeated else None
-        return SourceIndex(source, keys, repeated, ordered, partitions, leaders)
+        return SourceIndex(source, None, repeated, None, partitions, leaders)
 
 
 @dataclass(slots=True)
@@ -101,7 +108,7 @@ class MergeMatcher:
 
     def batches(self, scans: Sequence[FilePlan]) -> Iterator[list[FilePlan]]:
         """Files put together so that the source's hash table is built few times."""
-        limit = min(max(BATCH_ROWS, 2 * self.source.keys.rows), MOST_BATCH_ROWS)
+        limit = min(max(BATCH_ROWS, 2 * self.source.table.num_rows), MOST_BATCH_ROWS)
         batch: list[FilePlan] = []
         rows = 0
         for plan in scans:
@@ -120,7 +127,7 @@ class MergeMatcher:
         for pieces in self._portions(batch):
             self._look_up(pieces, found, parts)
         for path, classified in parts.items():
-            found[path].hits = _joined(classified)
+            found[path].hits = joined(classified)
         return list(found.values())
 
     def _portions(self, batch: Sequence[FilePlan]) -> Iterator[list[Piece]]:
@@ -142,7 +149,7 @@ class MergeMatcher:
                 if column.null_count and self.intent.null_keys != "match":
                     result.nulls[name] = result.nulls.get(name, 0) + column.null_count
             if len(there) or self.rule.touches_target_only:
-                parts.setdefault(piece.plan.file.path, []).append(self._classify(piece, there, here, result))
+                parts.setdefault(piece.plan.file.path, []).append(self.classify(piece, there, here, result))
 
     def _answers(self, pieces: Sequence[Piece]) -> list[tuple[pa.Array, pa.Array]]:
         """Per piece the pairs (row of the piece, source row) with equal keys."""
@@ -159,6 +166,7 @@ class MergeMatcher:
             for number in range(len(self.intent.keys))
         ]
         keys = self.source.keys
+        assert keys is not None
         there, here = keys.pairs(columns) if self.source.repeated else keys.matches(columns)
         lengths = pa.array([piece.rows for piece in pieces], pa.int64())
         ends = pc.search_sorted(there, pc.cumulative_sum(lengths)).to_pylist()
@@ -168,7 +176,8 @@ class MergeMatcher:
             yield rows, here.slice(begin, end - begin)
             begin, offset = end, offset + piece.rows
 
-    def _classify(self, piece: Piece, there: pa.Array, here: pa.Array, result: FileMatch) -> _Classified:
+    def classify(self, piece: Piece, there: pa.Array, here: pa.Array, result: FileMatch) -> _Classified:
+        """What becomes of the rows of a piece, given which of them have the key of which source row."""
         if self.intent.residual is not None and len(there):
             kept = true_mask(
                 self.intent.residual, take_rows(piece.table, there), take_rows(self.source.table, here)
@@ -275,7 +284,7 @@ class MergeMatcher:
     def _inserts(self, matched: list[pa.Array]) -> tuple[tuple[Any, pa.Array], ...]:
         if not self.rule.inserts:
             return ()
-        rows = arange(self.source.keys.rows)
+        rows = arange(self.source.table.num_rows)
         if matched:
             known = pa.concat_arrays(matched)
             hit = pc.scatter(pa.repeat(pa.scalar(True), len(known)), known, max_index=len(rows) - 1)
@@ -320,7 +329,7 @@ class _Classified:
                 yield sources
 
 
-def _joined(parts: Sequence[_Classified]) -> Hits:
+def joined(parts: Sequence[_Classified]) -> Hits:
     """The pieces of one file as its hits, by ascending position."""
     positions, sources, actions = [], [], []
     for part in parts:

@@ -37,7 +37,7 @@ def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_r
             if group in wanted:
                 offset = start
                 for piece in reader.pieces(columns, group, batch_rows=batch_rows):
-                    hit = _positions(where, piece)
+                    hit = hit_positions(where, piece)
                     found.append(pc.add(hit, pa.scalar(offset, pa.int64())))
                     offset += piece.num_rows
             start += rows
@@ -58,7 +58,8 @@ def settle_predicate(plan: Plan, scans: Sequence[FilePlan], found: Sequence[Hits
     return Matches((Drop(),), kept, dropped, deleted=count, scanned_bytes=scanned)
 
 
-def _positions(where: Any, table: pa.Table) -> pa.Array:
+def hit_positions(where: Any, table: pa.Table) -> pa.Array:
+    """The rows of a table, ascending, where the predicate is TRUE."""
     if not isinstance(where, pc.Expression):
         return pc.indices_nonzero(true_mask(where, table)).cast(pa.int64())
     tidy = tidy_schema(table.schema)

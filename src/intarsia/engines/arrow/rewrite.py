@@ -119,7 +119,7 @@ def _encoded_anew(
     reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str]
 ) -> StagedFile:
     """Every column of every row group decoded and encoded."""
-    stored = _stored(reader, task)
+    stored = stored_columns(reader.physical, task)
     wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
     layout = _layout(reader, task.options)
     written = pa.schema([task.schema.field(name) for name in stored])
@@ -161,7 +161,7 @@ def _spliced(
     """Only the column chunks that change decoded and encoded; None where it is not to be done so."""
     if task.options.compression is not None or task.options.row_group_size is not None:
         return None
-    stored = _stored(reader, task)
+    stored = stored_columns(reader.physical, task)
     layout = _layout(reader, task.options)
     written = pa.schema([task.schema.field(name) for name in stored])
     parts = _by_row_group(reader, task)
@@ -201,7 +201,7 @@ def _new_columns(
     acting = [action for number, action in enumerate(task.actions) if len(hits.only(number))]
     may_change = _may_change(acting, task, source)
     moving = any(isinstance(action, Drop) for action in acting) or any(key in may_change for key, *_ in order)
-    looked_at = may_change | _inputs(acting)
+    looked_at = may_change | inputs(acting)
     read = [name for name in stored if moving or name in looked_at or name not in splice.alike]
     if not read:
         return pa.table({})
@@ -240,7 +240,7 @@ def _may_change(actions: Sequence[Action], task: Rewrite, source: pa.Table | Non
     return names
 
 
-def _inputs(actions: Sequence[Action]) -> set[str]:
+def inputs(actions: Sequence[Action]) -> set[str]:
     """Columns of the target that assignments read."""
     return {
         path[0]
@@ -258,9 +258,9 @@ def _notes(
     return {**layout.notes_for(as_encoded(written, encoded), reader.physical), **task.metadata}
 
 
-def _stored(reader: FileReader, task: Rewrite) -> list[str]:
+def stored_columns(physical: pa.Schema, task: Rewrite) -> list[str]:
     """The file's own columns in its own order, then those that are new to it."""
-    own = [name for name in reader.physical.names if name in task.schema.names]
+    own = [name for name in physical.names if name in task.schema.names]
     apart = set(task.partition_columns)
     if any(isinstance(action, Replace) for action in task.actions):
         apart &= task.file.partition.keys()  # rows that come bring the values that the path does not tell
@@ -294,7 +294,7 @@ def _layout(reader: FileReader, options: WriteOptions) -> Layout:
 
 def _partition_inputs(task: Rewrite) -> list[str]:
     """Partition columns that an assignment reads."""
-    used = _inputs(task.actions)
+    used = inputs(task.actions)
     return [name for name in task.partition_columns if name in used]
 
 

@@ -44,7 +44,9 @@ class Form:
     ) -> Form:
         notes = {**(schema.metadata or {}), **metadata}
         if encoded:
-            notes[b"ARROW:schema"] = base64.b64encode(schema.remove_metadata().serialize().to_pybytes())
+            # Readers that find a schema of Arrow take the file's metadata from it, and from nowhere else.
+            whole = schema.with_metadata(notes or None)
+            notes[b"ARROW:schema"] = base64.b64encode(whole.serialize().to_pybytes())
         return Form(as_encoded(schema, encoded).with_metadata(notes or None), layout, bool(encoded))
 
     def writer(self, sink: Any, sample: pa.Table) -> pq.ParquetWriter:

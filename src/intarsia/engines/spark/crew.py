@@ -122,9 +122,13 @@ class Parcel:
         """Runs in the Python worker of a task."""
         for batch in batches:
             for share in batch.column(0).to_pylist():
-                work, shared = work_of(self.common)
-                for number, job in opened(self.shares[share]):
-                    yield _row(number, lambda: work(shared, job))  # noqa: B023  called at once
+                yield from self._done(share)
+        _give_back()
+
+    def _done(self, share: int) -> Iterator[pa.RecordBatch]:
+        work, shared = work_of(self.common)
+        for number, job in opened(self.shares[share]):
+            yield _row(number, lambda: work(shared, job))  # noqa: B023  called at once
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,6 +145,12 @@ class Stream:
                 yield _result(0, True, result)
         except IntarsiaError as error:
             yield _result(0, False, error)
+        _give_back()
+
+
+def _give_back() -> None:
+    """Let go of memory that Arrow keeps for later: this worker may be idle while others need some."""
+    pa.default_memory_pool().release_unused()
 
 
 def _grouped(work: bytes) -> Callable[[pa.Table], pa.Table]:

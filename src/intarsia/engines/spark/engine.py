@@ -42,16 +42,18 @@ from intarsia.engines.spark.jobs import (
 )
 from intarsia.engines.spark.large import merge_large, prepare_merge, prepare_write, write_large
 from intarsia.engines.spark.ranges import optimize_ranges, planned_ranges, range_note
+from intarsia.engines.spark.routed import ROUTED_BYTES, RoutedRows, merge_routed, prepare_routed, routable
 from intarsia.engines.spark.source import (
     Shared,
     SparkSource,
     Spool,
     check_exists,
+    give_back_heap,
     spooled,
     spooled_table,
     workspace,
 )
-from intarsia.errors import NotSupported
+from intarsia.errors import NotSupported, SchemaMismatch
 
 MEMORY_BYTES = 512 << 20
 BROADCAST_BYTES = 512 << 20
@@ -109,6 +111,8 @@ class SparkEngine:
             with _removed_on_error(place):
                 spool = spooled(self.crew, source, place)
                 check_exists(spool)
+            if spool.size > ROUTED_BYTES:
+                give_back_heap(self.spark)
             return SparkSource(spool, origin="DataFrame")
         if "://" in str(asked):
             del options["spool_dir"]  # shared storage, where no file can be mapped
@@ -126,6 +130,8 @@ class SparkEngine:
             rows = source.rows
             if not source.ordered:
                 _warn_of_ties(intent)
+            if isinstance(intent, Merge) and (routed := self._routed(intent, snapshot, source)) is not None:
+                return routed
             if source.spool.size > self.broadcast_bytes:
                 if isinstance(intent, Merge):
                     return prepare_merge(self.crew, intent, snapshot, source)
@@ -135,10 +141,22 @@ class SparkEngine:
             return replace(prepare(intent, snapshot, source), source_rows=rows)
         return prepare(intent, snapshot, source)
 
+    def _routed(self, intent: Merge, snapshot: Snapshot, source: SparkSource) -> Prepared | None:
+        """A merge decided by columns that come to the driver; None where there is a better way."""
+        terms = routable(intent, snapshot, source, limit=self.broadcast_bytes)
+        if terms is None:
+            return None
+        try:
+            return prepare_routed(self.crew, terms, snapshot, source)
+        except SchemaMismatch:
+            if source.spool.size > self.broadcast_bytes:
+                raise
+            return None  # to be told of the source as a whole
+
     def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
         """Which rows change; executors read key columns, or a predicate's, and write nothing."""
         if prepared.remote is not None:
-            return self._remote(plan)(self.crew, plan, prepared, None, progress)[0]
+            return self._remote(plan, prepared)(self.crew, plan, prepared, None, progress)[0]
         match plan.intent:
             case Merge():
                 return self._merge(plan, prepared, None, progress)[0]
@@ -200,7 +218,7 @@ class SparkEngine:
         self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
     ) -> tuple[Plan, Change]:
         """A merge or write whose source stays on executors."""
-        matches, staged, added = self._remote(plan)(self.crew, plan, prepared, tx, progress)
+        matches, staged, added = self._remote(plan, prepared)(self.crew, plan, prepared, tx, progress)
         plan = settled(plan, prepared, matches)
         rest = tuple(item for item in plan.chosen("rewrite") if item.file.path not in staged)
         assert not any(item.file.path in matches.counts for item in rest), "a file that was hit is not staged"
@@ -209,7 +227,9 @@ class SparkEngine:
             replaced += self._rewritten(replace(plan, files=rest), matches, tx.workplace(), progress)
         return plan, plan.change(replaced=replaced, added=added)
 
-    def _remote(self, plan: Plan) -> Any:
+    def _remote(self, plan: Plan, prepared: Prepared) -> Any:
+        if isinstance(prepared.remote, RoutedRows):
+            return merge_routed
         return merge_large if isinstance(plan.intent, Merge) else write_large
 
     def _merge(

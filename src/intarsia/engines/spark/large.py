@@ -38,6 +38,7 @@ from intarsia.engines.spark.carry import restored
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.jobs import MergeWork, merge_files
 from intarsia.engines.spark.new_rows import place_rows
+from intarsia.engines.spark.outcome import Outcome, Trouble, matches_of, refuse
 from intarsia.engines.spark.remote import (
     FILE,
     ROW,
@@ -224,7 +225,6 @@ class GroupMerge:
         index = SourceIndex.of(source, keys, self.plan.snapshot.partition_columns)
         matcher = MergeMatcher(self.plan, self.intent, index)
         ((match, staged),) = merge_files(MergeWork(matcher, self.workplace), [item])
-        matcher.refuse([match])
         return Outcome(
             item.file.path,
             len(match.hits),
@@ -232,6 +232,7 @@ class GroupMerge:
             matcher.empties(match),
             staged,
             self._noted(match, numbers),
+            Trouble.of(match, source),
         )
 
     def _noted(self, match: FileMatch, numbers: pa.Array) -> str | None:
@@ -240,19 +241,6 @@ class GroupMerge:
         found = numbers.take(pc.unique(pa.concat_arrays(match.matched)))
         batch = pa.record_batch([found], names=[ROW])
         return next((part.location for part in self.notes.parts(iter([batch]))), None)
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What became of one file."""
-
-    path: str
-    hits: int
-    drops: int
-    emptied: bool
-    staged: StagedFile | None
-    matched: str | None = None
-    """The file of numbers of source rows that found a match in it, where they are noted."""
 
 
 def merge_alone(work: GroupMerge, item: FilePlan) -> Outcome:
@@ -283,18 +271,19 @@ def merge_large(
     rest = [item for item in scans if item.file.path not in reached]
     if intent.rule.touches_target_only or any(item.forced for item in rest):
         outcomes += crew.each(merge_alone, rest, shared=group, weights=[item.file.size for item in rest])
+    assert prepared.index is not None
+    index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
+    matcher = MergeMatcher(light, intent, index)
+    refuse(replace(matcher, plan=plan), scans, outcomes)
     progress("probe files" if tx is None else "write files", len(scans), len(scans))
     inserted, added = 0, list[StagedFile]()
     if source is not None and intent.rule.inserts:
         fresh = _unmatched(crew, prepared, source, known, outcomes)
-        assert prepared.index is not None
-        index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
-        matcher = MergeMatcher(light, intent, index)
         placed = place_rows(crew, fresh, plan, prepared, matcher=matcher, prefix="insert", tx=tx)
         inserted, added = placed
         _tell(progress, added)
     staged = {outcome.path: outcome.staged for outcome in outcomes if outcome.staged is not None}
-    return _matches(plan, outcomes, inserted), staged, added
+    return matches_of(plan, outcomes, inserted), staged, added
 
 
 def _where(remote: RemoteRows) -> tuple[pafs.FileSystem, str]:
@@ -334,11 +323,11 @@ def write_large(
     """New files for all rows; without a transaction only count them."""
     remote = prepared.remote
     if tx is None or not remote.spool.parts:
-        return _matches(plan, [], remote.spool.rows), {}, []
+        return matches_of(plan, [], remote.spool.rows), {}, []
     rows = remote.frame(crew)
     count, added = place_rows(crew, rows, plan, prepared, matcher=None, prefix="part", tx=tx)
     _tell(progress, added)
-    return _matches(plan, [], count), {}, added
+    return matches_of(plan, [], count), {}, added
 
 
 def _tell(progress: Progress, added: Sequence[StagedFile]) -> None:
@@ -353,16 +342,3 @@ def _same_key(intent: Merge) -> list[Any]:
     if intent.null_keys == "match":
         return [there.eqNullSafe(here) for there, here in pairs]
     return [there == here for there, here in pairs]
-
-
-def _matches(plan: Plan, outcomes: Sequence[Outcome], inserted: int) -> Matches:
-    removed = plan.chosen("remove")
-    dropped = {item.file.path for item in removed} | {o.path for o in outcomes if o.emptied}
-    return Matches(
-        counts={o.path: o.hits for o in outcomes if o.hits and not o.emptied},
-        dropped=frozenset(dropped),
-        inserted=inserted,
-        updated=sum(o.hits - o.drops for o in outcomes),
-        deleted=sum(o.drops for o in outcomes) + sum(item.file.rows for item in removed),
-        scanned_bytes=plan.bytes_to_scan,
-    )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import stat
 import uuid
 from collections.abc import Iterator
@@ -39,6 +40,8 @@ class Part:
     rows: int
     size: int
     """In memory, as Arrow."""
+    columns: tuple[int, ...] = ()
+    """The same, column by column, where it was looked at."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +101,7 @@ class SparkSource(Source):
     def close(self) -> None:
         super().close()
         self.spool.remove()
+        pa.default_memory_pool().release_unused()
 
 
 Shared = tuple[pafs.FileSystem, str, str]
@@ -160,6 +164,27 @@ def _is_here(spark: Any) -> bool:
     return local and not type(spark).__module__.startswith("pyspark.sql.connect")
 
 
+MUCH_HEAP = 512 << 20
+"""Less is left alone; and what holds more for good takes long to look through."""
+
+
+def give_back_heap(spark: Any) -> None:
+    """Have the JVM of a local session let go of what reading a source took.
+
+    It keeps the room until the session ends, most of it for nothing, while the Python workers beside it
+    need some for what comes next. Does nothing elsewhere, and where others hold much in that JVM.
+    """
+    if not _is_here(spark):
+        return
+    java = spark._jvm.java.lang
+    beans = java.management.ManagementFactory
+    if beans.getMemoryMXBean().getHeapMemoryUsage().getCommitted() < MUCH_HEAP:
+        return
+    old = (pool for pool in beans.getMemoryPoolMXBeans() if re.search("Old|Tenured", pool.getName()))
+    if sum(pool.getUsage().getUsed() for pool in old) <= MUCH_HEAP:
+        java.System.gc()
+
+
 def spool_writer(location: str, schema: pa.Schema, filesystem: pafs.FileSystem) -> pq.ParquetWriter:
     """For rows that are read once or twice, soon: quick rather than small."""
     return pq.ParquetWriter(
@@ -191,7 +216,7 @@ def spooled_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
         location = f"{place.directory}/{number:06d}.parquet"
         with spool_writer(location, piece.schema, place.filesystem) as writer:
             writer.write_table(piece)
-        return Part(location, piece.num_rows, piece.nbytes)
+        return Part(location, piece.num_rows, piece.nbytes, tuple(c.nbytes for c in piece.columns))
 
     try:
         with ThreadPoolExecutor(min(4, count), "intarsia-spool") as pool:
@@ -238,7 +263,8 @@ class Writing:
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
         """Runs on an executor; memory: a row group."""
         location = f"{self.directory}/{uuid.uuid4().hex}.parquet"
-        rows = size = held = 0
+        rows = held = 0
+        sizes: list[int] = []
         waiting: list[pa.RecordBatch] = []
         writer: pq.ParquetWriter | None = None
         try:
@@ -246,11 +272,12 @@ class Writing:
                 schema = self.schema or batch.schema
                 if writer is None:
                     writer = spool_writer(location, schema, self.filesystem)
+                    sizes = [0] * len(schema)
                 for piece in tidy(batch, schema):
                     waiting.append(piece)
-                    held += piece.nbytes
                     rows += piece.num_rows
-                    size += piece.nbytes
+                    sizes = [size + one.nbytes for size, one in zip(sizes, piece.columns, strict=True)]
+                    held += piece.nbytes
                 if held >= GROUP_BYTES:
                     writer.write_table(pa.Table.from_batches(waiting, schema))
                     waiting, held = [], 0
@@ -260,7 +287,7 @@ class Writing:
             if writer is not None:
                 writer.close()
         if writer is not None:
-            yield Part(location, rows, size)
+            yield Part(location, rows, sum(sizes), tuple(sizes))
 
 
 def check_exists(spool: Spool) -> None:

@@ -6,12 +6,12 @@ import posixpath
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from intarsia.errors import DamagedTable, InputError, NotSupported, UnsafePath
+from intarsia.common.foreign import LOGS, METADATA, refusal, sign_of
+from intarsia.errors import DamagedTable, InputError, UnsafePath
 from intarsia.storage import Entry, Storage
 
 _SUFFIXES = (".parquet", ".parq")
 _ACTIVE = "Another writer seems to be active"
-_FOREIGN_TABLES = {"_delta_log": "a Delta table", ".hoodie": "a Hudi table"}
 _SUMMARIES = ("_metadata", "_common_metadata")
 
 
@@ -44,7 +44,7 @@ def list_data_files(storage: Storage, root: str) -> Listing:
 
     Raises:
         InputError: the root is a file.
-        NotSupported: the directory belongs to a table format, which a plain change would corrupt.
+        NotSupported: the directory belongs to a table format, whose log decides which files count.
         UnsafePath: a data file or a directory is a symbolic link.
         DamagedTable: a data file is empty.
     """
@@ -145,34 +145,24 @@ def _notes(odd: Sequence[Entry], staged: set[str]) -> tuple[str, ...]:
 
 def _refuse_table(root: str, odd: Sequence[Entry]) -> None:
     for entry in odd:
-        above, name = posixpath.split(entry.path)
-        if entry.kind == "directory" and name in _FOREIGN_TABLES:
-            raise _refusal(root, entry.path, _FOREIGN_TABLES[name])
-        if name.endswith(".metadata.json") and posixpath.basename(above) == "metadata":
-            raise _refusal(root, entry.path, "an Iceberg table")
+        kind = sign_of(entry.path, directory=entry.kind == "directory")
+        if kind is not None:
+            raise refusal(root, entry.path, kind)
 
 
 def _refuse_ducklake(root: str, paths: Iterable[str]) -> None:
     for path in paths:
-        if "ducklake-" in path and posixpath.basename(path).startswith("ducklake-"):
-            raise _refusal(root, path, "a DuckLake table")
+        if "ducklake-" in path and (kind := sign_of(path, directory=False)) is not None:
+            raise refusal(root, path, kind)
 
 
 def _refuse_part_of_table(storage: Storage, root: str) -> None:
     """Refuse the data directory or a partition of a table whose log is further up."""
     above, name = posixpath.split(root)
     while above.strip("/") and ("=" in name or name == "data"):
-        for log, kind in _FOREIGN_TABLES.items():
+        for log, kind in LOGS.items():
             if storage.stat(f"{above}/{log}") is not None:
-                raise _refusal(root, f"../{log}", f"part of {kind}")
-        if any(found.endswith(".metadata.json") for found in storage.names(f"{above}/metadata")):
-            raise _refusal(root, "../metadata", "part of an Iceberg table")
+                raise refusal(root, f"../{log}", kind, part=True)
+        if any(found.endswith(METADATA) for found in storage.names(f"{above}/metadata")):
+            raise refusal(root, "../metadata", "Iceberg", part=True)
         above, name = posixpath.split(above)
-
-
-def _refusal(root: str, path: str, kind: str) -> NotSupported:
-    return NotSupported(
-        f"{root} is {kind} (it has {path}); changing its files as a plain dataset would corrupt it.",
-        path=root,
-        hint="change it through its own table format",
-    )

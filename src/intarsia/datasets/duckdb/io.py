@@ -1,0 +1,58 @@
+"""The dataset IO of the DuckDB engine."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from intarsia.datasets.io import DatasetIO
+from intarsia.datasets.reading import Rows
+from intarsia.engine_choice import chosen_engine, is_duckdb
+from intarsia.errors import InputError
+from intarsia.request import engine_options
+
+
+class DuckDBDatasetIO(DatasetIO):
+    """Parquet datasets with DuckDB in this process, also where the work is larger than memory.
+
+    The methods, results and errors are those of the other engines. A connection stays the caller's: no
+    setting of it is changed, nothing is left in it, and a transaction that is open there stays open.
+    Without one, each call has an instance of its own.
+
+    >>> io = DuckDBDatasetIO(memory_bytes=1 << 30)
+    >>> result = io.merge(changes, "lake/orders", "upsert", ["order_id"])
+
+    Args:
+        connection: the connection to work beside; None for an instance of its own.
+        filesystem: the pyarrow or fsspec file system that all paths are on; None for local paths and
+            URLs.
+        options: for every call, such as ``memory_bytes``, ``threads`` and ``spool_dir`` (of an instance
+            of its own), or ``storage_options``; a call's own options win.
+
+    Raises:
+        NotSupported: DuckDB is not installed.
+        InputError: this is no connection, or options that a connection of the caller's does not take.
+    """
+
+    engine = "duckdb"
+    backend = "duckdb"
+
+    def __init__(self, connection: Any = None, filesystem: Any = None, **options: Any) -> None:
+        if connection is not None and not is_duckdb(connection):
+            raise InputError(
+                f"DuckDBDatasetIO needs a DuckDB connection, not {type(connection).__name__}.",
+                hint="pass what duckdb.connect() gives, or none; a file system goes to filesystem=.",
+            )
+        super().__init__(filesystem, **options)
+        self.connection = connection
+        if connection is not None:
+            self._options["engine"] = connection
+        self._engine()  # what cannot be used is refused at once
+
+    def _engine(self) -> Any:
+        return chosen_engine(self._options["engine"], engine_options(self._options), None).taker()
+
+    def _reader(self) -> Callable[[], Rows]:
+        from intarsia.datasets.duckdb.reading import DuckRows  # needs duckdb
+
+        return lambda: DuckRows(self._engine().session())

@@ -1,0 +1,119 @@
+"""Reading with DuckDB: it picks rows where it means the same as every engine; the rest is evaluated here."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import groupby
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.files import DataFile
+from intarsia.core.verdicts import Verdict
+from intarsia.datasets.reading import Task, filtered
+from intarsia.engines.duckdb.conditions import divided
+from intarsia.engines.duckdb.positions import row_numbers
+from intarsia.engines.duckdb.results import restored
+from intarsia.engines.duckdb.scan import Scan, unreadable
+from intarsia.engines.duckdb.session import BATCH_ROWS, Session
+from intarsia.engines.duckdb.text import FILE, POS, name, named
+
+__all__ = ["DuckRows"]
+
+FILES_AT_ONCE = 64
+"""So many are read by one statement, which names the row groups to look into."""
+
+Item = tuple[DataFile, Verdict]
+
+
+class DuckRows:
+    """Reads with one session, which is closed with it.
+
+    A file that DuckDB cannot read exactly is read with PyArrow.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+
+    def __enter__(self) -> DuckRows:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._session.close()
+
+    def rows(self, task: Task) -> Iterator[pa.Table]:
+        """The rows asked for, in the order of files and of the rows in them."""
+        schema = task.snapshot.schema
+        for here, items in groupby(task.files(), lambda it: unreadable(it[0], task.needed, schema) is None):
+            for some in _portions(list(items)):
+                if here:
+                    yield self._read(task, some)
+                else:
+                    for item in some:
+                        yield from task.pieces(item)
+
+    def _read(self, task: Task, items: Sequence[Item]) -> pa.Table:
+        files = [file for file, _ in items]
+        schema = task.snapshot.schema
+        scan = Scan.of(self._session, task.snapshot, files, schema)
+        picked, rest = (None, None) if task.where is None else divided(task.where, schema)
+        within = _within(scan, items)
+        conditions = [each for each in (within, picked) if each is not None]
+        where = f" WHERE {' AND '.join(f'({each})' for each in conditions)}" if conditions else ""
+        wanted = task.needed if rest is not None else task.columns
+        sql = (
+            f"SELECT {named([FILE, POS, *dict.fromkeys(wanted)])}"
+            f" FROM ({scan.sql(task.needed, keys=True)}) t{where}"
+        )
+        pieces = [task.schema.empty_table()]
+        order = [pa.array([], pa.int64())]
+        for batch in self._session.batches(sql, min(task.wanted.batch_rows or BATCH_ROWS, BATCH_ROWS)):
+            numbers = batch.column(0)
+            table = restored(pa.Table.from_batches([batch]).select(batch.schema.names[2:]), schema)
+            if rest is not None:
+                table = table.append_column(POS, row_numbers(files, numbers, batch.column(1)))
+                table = table.append_column(FILE, numbers)
+                table = filtered(table, rest)
+                numbers = table[FILE].combine_chunks()
+                order += table[POS].chunks
+            else:
+                order.append(row_numbers(files, numbers, batch.column(1)))
+            pieces.append(self._finished(task, table, files, numbers))
+        return _in_order(pa.concat_tables(pieces), pa.concat_arrays(order))
+
+    def _finished(
+        self, task: Task, table: pa.Table, files: Sequence[DataFile], numbers: pa.Array
+    ) -> pa.Table:
+        columns = [table[each] for each in task.columns]
+        if task.wanted.include_file_path:
+            paths = pa.array([task.shown(file) for file in files], pa.string())
+            columns.append(pa.chunked_array([paths.take(numbers)]))
+        return pa.Table.from_arrays(columns, schema=task.schema)
+
+
+def _portions(items: list[Item]) -> Iterator[list[Item]]:
+    for start in range(0, len(items), FILES_AT_ONCE):
+        yield items[start : start + FILES_AT_ONCE]
+
+
+def _within(scan: Scan, items: Sequence[Item]) -> str | None:
+    """A condition that leaves out the row groups that the filter rules out; None where it rules out none."""
+    parts, some = [], False
+    for file, verdict in items:
+        assert file.footer is not None
+        number, start, wanted = f"{name(FILE)} = {scan.numbers[file.path]}", 0, set(verdict.row_groups)
+        some = some or len(wanted) < file.footer.num_row_groups
+        for group in range(file.footer.num_row_groups):
+            stop = start + file.footer.row_group(group).num_rows
+            if group in wanted:
+                parts.append(f"({number} AND {name(POS)} >= {start} AND {name(POS)} < {stop})")
+            start = stop
+    return (" OR ".join(parts) or "FALSE") if some else None
+
+
+def _in_order(table: pa.Table, places: pa.Array) -> pa.Table:
+    """DuckDB keeps the order of what it only reads, unless it is told not to, or joins."""
+    ascending = pc.less(places.slice(0, max(len(places) - 1, 0)), places.slice(1))
+    if pc.all(ascending, min_count=0).as_py():
+        return table
+    return table.take(pc.array_sort_indices(places))

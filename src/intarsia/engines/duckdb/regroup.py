@@ -1,0 +1,94 @@
+"""Compacting: DuckDB writes the files of each group as one; which files is the plan's to say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from intarsia.core.change import Change, StagedFile
+from intarsia.core.files import DataFile
+from intarsia.core.plan import FileGroup, Plan
+from intarsia.core.ports import Progress, Workplace
+from intarsia.engines.arrow.compact import compact_group
+from intarsia.engines.arrow.regroup import Form, form_of
+from intarsia.engines.arrow.threads import in_order
+from intarsia.engines.duckdb.fitness import group_beyond
+from intarsia.engines.duckdb.scan import Scan
+from intarsia.engines.duckdb.session import Session
+from intarsia.engines.duckdb.text import FILE, POS, name, named
+from intarsia.engines.duckdb.writing import Target, declared_order, optional
+
+__all__ = ["regrouped", "stage_compact", "target_of"]
+
+
+def stage_compact(plan: Plan, tx: Workplace, session: Session, progress: Progress) -> Change:
+    """Write each group of the plan as one file, its rows in the order of the files.
+
+    Rows are brought into an order that every file of the group declares. A group that DuckDB cannot write
+    as it was is written by the Arrow kernel; the plan's notes tell. Nothing of the table changes.
+
+    Raises DamagedTable where a file has not the rows its footer says.
+    """
+    forms = [form_of(group, plan, tx.txid) for group in plan.groups]
+    mine = [group_beyond(group, plan, form) is None for group, form in zip(plan.groups, forms, strict=True)]
+    files = [file for group, fits in zip(plan.groups, mine, strict=True) if fits for file in group.files]
+    compacting = _Compacting(session, tx, Scan.of(session, plan.snapshot, files, plan.schema))
+
+    def work(number: int) -> StagedFile:
+        group = plan.groups[number]
+        if not mine[number]:
+            return compact_group(group, plan, tx, number=number)
+        return compacting.staged(group, forms[number], number)
+
+    staged: list[StagedFile] = []
+    threads = min(session.threads, len(plan.groups))
+    for file in in_order(work, range(len(plan.groups)), threads=threads):
+        staged.append(file)
+        progress("write files", len(staged), len(plan.groups))
+    return regrouped(plan, staged, exclusive=False)
+
+
+def regrouped(plan: Plan, staged: Sequence[StagedFile], *, exclusive: bool) -> Change:
+    """All files of the plan's groups go, and new ones come."""
+    files = tuple(file for group in plan.groups for file in group.files)
+    return Change(
+        plan.operation,
+        added=tuple(staged),
+        removed=files,
+        planned=files,
+        exclusive=exclusive,
+        properties=plan.intent.properties,
+    )
+
+
+def target_of(form: Form, tx: Workplace, label: str) -> Target:
+    """A new file of a group, in staging."""
+    staging = tx.staging
+    return Target(staging.location(label), staging.filesystem, form.schema, form.layout, form.metadata)
+
+
+@dataclass(frozen=True, slots=True)
+class _Compacting:
+    session: Session
+    tx: Workplace = field(repr=False)
+    scan: Scan
+
+    def staged(self, group: FileGroup, form: Form, number: int) -> StagedFile:
+        target = target_of(form, self.tx, f"compact-{number:05d}")
+        path = self.tx.place(group.partition, "compact", number, beside=group.files[0])
+        with self.session.fork() as session:
+            return target.write(
+                session, self._query(form, group.files), path, group.partition, rows=group.rows
+            )
+
+    def _query(self, form: Form, files: Sequence[DataFile]) -> str:
+        """The rows file by file, or in the order declared.
+
+        They are sorted by their place even where they come like that: it costs little, and row groups are
+        filled exactly, whereas the writer lets them end where files do.
+        """
+        stored = form.schema.names
+        place = f"({name(FILE)} << 40) | {name(POS)} AS {name(POS)}"
+        rows = f"SELECT {named(stored)}, {place} FROM ({self.scan.sql(stored, files)})"
+        order = ", ".join([*declared_order(form.layout, form.schema), f"{name(POS)} ASC"])
+        return f"SELECT {named(stored)} FROM ({optional(form.schema, rows)}) ORDER BY {order}"

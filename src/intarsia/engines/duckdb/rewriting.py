@@ -1,0 +1,213 @@
+"""Files rewritten and new files written: DuckDB joins the rows that stay with those that come."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.change import Change, Replacement, StagedFile
+from intarsia.core.intent import Merge
+from intarsia.core.keys import arange
+from intarsia.core.layout import Layout, layout_of
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import Plan
+from intarsia.core.ports import Progress, Transaction
+from intarsia.core.prepare import Prepared
+from intarsia.core.rule import Assign, Drop, Replace
+from intarsia.engines.arrow.overlay import take_rows
+from intarsia.engines.arrow.placing import NewFile, Placing
+from intarsia.engines.arrow.rewrite import Rewrite, inputs, rewrite, stored_columns
+from intarsia.engines.arrow.threads import in_order
+from intarsia.engines.duckdb.assigning import assigned_rows
+from intarsia.engines.duckdb.overlay import Layer, Overlay
+from intarsia.engines.duckdb.scan import Scan, unreadable
+from intarsia.engines.duckdb.session import Session
+from intarsia.engines.duckdb.text import POS, name, named
+from intarsia.engines.duckdb.types import sql_type
+from intarsia.engines.duckdb.writing import Target, beyond_writer, distinct_values, optional
+
+__all__ = ["stage_rows"]
+
+
+def stage_rows(
+    plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction, session: Session, progress: Progress
+) -> Change:
+    """Files rewritten under their names, and new files for new rows.
+
+    What DuckDB cannot write as it was is written by the Arrow kernel; the plan's notes tell.
+    """
+    rewrites = [
+        Rewrite.of(
+            item.file,
+            matches.hits.get(item.file.path, Hits.empty()),
+            plan,
+            tx,
+            actions=matches.actions,
+            label=f"rewrite-{number:05d}",
+        )
+        for number, item in enumerate(plan.chosen("rewrite"))
+    ]
+    placing = Placing(
+        plan.snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation
+    )
+    prefix = "insert" if isinstance(plan.intent, Merge) else "part"
+    new = placing.files(matches.inserts, prepared.table, tx, prefix=prefix)
+    staging = _Staging(session, plan, prepared.table, tx, placing)
+    return staging.change(rewrites, new, progress)
+
+
+def beyond(task: Rewrite) -> str | None:
+    """Why DuckDB does not write a file anew; None if it does."""
+    file = task.file
+    if file.footer is None:
+        return "its footer is not known"
+    physical = file.footer.schema.to_arrow_schema()
+    stored = stored_columns(physical, task)
+    written = pa.schema([task.schema.field(each) for each in stored])
+    asked = {*stored, *inputs(task.actions)}
+    reason = unreadable(file, asked, task.schema) or beyond_writer(file, written, layout_of(file.footer))
+    if reason is not None:
+        return reason
+    assigned = {path[0] for a in task.actions if isinstance(a, Assign) for path, _ in a.values}
+    fixed = [each.name for each in written if not each.nullable and each.name in assigned]
+    return f"{fixed[0]!r} is NOT NULL and is assigned" if fixed else None
+
+
+@dataclass(frozen=True, slots=True)
+class _Staging:
+    session: Session
+    plan: Plan
+    source: pa.Table = field(repr=False)
+    tx: Transaction = field(repr=False)
+    placing: Placing = field(repr=False)
+
+    def change(self, rewrites: Sequence[Rewrite], new: Sequence[NewFile], progress: Progress) -> Change:
+        mine = [task.file for task in rewrites if self._fits(task)]
+        scan = Scan.of(self.session, self.plan.snapshot, mine, self.plan.schema)
+        dictionary = distinct_values(scan, mine[:1])
+        jobs: list[Callable[[], StagedFile]] = [
+            *(
+                (lambda task=task: self._rewritten(task, scan, dictionary))
+                if task.file.path in scan.numbers
+                else (lambda task=task: rewrite(task, self.source))
+                for task in rewrites
+            ),
+            *(
+                (lambda file=file: self._placed(file, dictionary))
+                if self._places(file)
+                else (lambda file=file: self.placing.write(file, self.source, self.tx))
+                for file in new
+            ),
+        ]
+        threads = min(self.session.threads, len(jobs))
+        staged: list[StagedFile] = []
+        for file in in_order(lambda job: job(), jobs, threads=threads):
+            staged.append(file)
+            progress("write files", len(staged), len(jobs))
+        count = len(rewrites)
+        replaced = [Replacement(task.file, f) for task, f in zip(rewrites, staged[:count], strict=True)]
+        return self.plan.change(replaced=replaced, added=staged[count:])
+
+    def _fits(self, task: Rewrite) -> bool:
+        if beyond(task) is not None:
+            return False
+        replaces = any(isinstance(action, Replace) for action in task.actions)
+        assert task.file.footer is not None
+        stored = stored_columns(task.file.footer.schema.to_arrow_schema(), task)
+        return not replaces or set(stored) <= set(self.source.column_names)
+
+    def _places(self, file: NewFile) -> bool:
+        schema = self.placing.file_schema()
+        return file.action.values is None and beyond_writer(None, schema, self.placing.layout()) is None
+
+    def _rewritten(self, task: Rewrite, scan: Scan, dictionary: int | None) -> StagedFile:
+        file = task.file
+        assert file.footer is not None
+        physical = file.footer.schema.to_arrow_schema()
+        stored = stored_columns(physical, task)
+        schema = pa.schema([task.schema.field(each) for each in stored])
+        layout = _layout(task)
+        notes = {**layout.notes_for(schema, physical), **task.metadata}
+        target = Target(task.location, task.staging, schema, layout, notes, dictionary)
+        overlay = Overlay(file.rows, list(self._layers(task, scan, stored)), _dropped(task))
+        with self.session.fork() as session, ExitStack() as stack:
+            if len(task.hits):
+                view = stack.enter_context(session.view(overlay.reader()))
+                location = session.location(scan.snapshot.filesystem, file.location)
+                rows = overlay.sql(location, scan.values(file, stored), view, task.schema)
+            else:
+                rows = optional(schema, f"SELECT {named([*stored, POS])} FROM ({scan.sql(stored, [file])})")
+            query = f"SELECT {named(stored)} FROM ({rows}){_order(layout, schema, session.ordered)}"
+            expected = file.rows - len(overlay.gone)
+            return target.write(session, query, file.path, file.partition, rows=expected)
+
+    def _layers(self, task: Rewrite, scan: Scan, stored: Sequence[str]) -> Iterator[Layer]:
+        """What is laid over the file's rows."""
+        for action, what in enumerate(task.actions):
+            mine = task.hits.only(action)
+            if isinstance(what, Replace) and len(mine):
+                values = self.source.select([each for each in stored if each not in task.same])
+                yield Layer(mine.positions, values, mine.sources)
+            elif isinstance(what, Assign) and len(mine):
+                yield Layer(mine.positions, assigned_rows(task, what, mine, scan, self.source, self.session))
+
+    def _taken(
+        self, columns: Sequence[str], rows: pa.Array, places: pa.Array, session: Session, stack: ExitStack
+    ) -> str:
+        """Some rows of the source, each with its place in a file."""
+        table = take_rows(self.source.select(list(columns)), rows)
+        view = stack.enter_context(session.view(table.append_column(POS, places)))
+        chosen = [f"{_cast('s', each, self.plan.schema)} AS {name(each)}" for each in columns]
+        return f"SELECT {', '.join(chosen)}, s.{name(POS)} FROM {view} s"
+
+    def _placed(self, file: NewFile, dictionary: int | None) -> StagedFile:
+        staging = self.tx.staging
+        schema = self.placing.file_schema()
+        target = Target(
+            staging.location(file.label),
+            staging.filesystem,
+            schema,
+            self.placing.layout(),
+            self.placing.metadata(staging.txid),
+            dictionary,
+        )
+        with self.session.fork() as session, ExitStack() as stack:
+            rows = self._taken(schema.names, file.rows, arange(len(file.rows)), session, stack)
+            order = "" if session.ordered else f" ORDER BY {name(POS)}"
+            query = f"SELECT {named(schema.names)} FROM ({optional(schema, rows)}){order}"
+            return target.write(session, query, file.path, file.partition, rows=len(file.rows))
+
+
+def _cast(of: str, column: str, schema: pa.Schema) -> str:
+    return f"CAST({of}.{name(column)} AS {sql_type(schema.field(column).type)})"
+
+
+def _layout(task: Rewrite) -> Layout:
+    assert task.file.footer is not None
+    layout, options = layout_of(task.file.footer), task.options
+    if options.compression is not None:
+        layout = layout.with_compression(options.compression)
+    if options.row_group_size is not None:
+        layout = layout.with_row_group_rows(options.row_group_size)
+    return layout
+
+
+def _dropped(task: Rewrite) -> Hits:
+    """The rows that go."""
+    parts = [task.hits.only(n).positions for n, a in enumerate(task.actions) if isinstance(a, Drop)]
+    positions = pa.concat_arrays([Hits.empty().positions, *parts])
+    return Hits(positions.take(pc.array_sort_indices(positions)))
+
+
+def _order(layout: Layout, schema: pa.Schema, ordered: bool) -> str:
+    """As the rows come, which is the file's own order; but within an order that the file declares."""
+    declared = [
+        f"{name(column)} {'DESC' if way == 'descending' else 'ASC'}"
+        f" NULLS {'FIRST' if nulls == 'at_start' else 'LAST'}"
+        for column, way, nulls in layout.sort_keys(schema)
+    ]
+    return f" ORDER BY {', '.join([*declared, name(POS)])}" if declared or not ordered else ""

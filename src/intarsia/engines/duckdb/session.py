@@ -1,0 +1,269 @@
+"""DuckDB for the length of one operation: a cursor, a place for its tables, and its errors as ours."""
+
+from __future__ import annotations
+
+import os
+import threading
+import uuid
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager, suppress
+from typing import Any
+
+import duckdb
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from intarsia.common.log import redact
+from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
+from intarsia.engines.duckdb.text import name, path, text
+from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
+
+BATCH_ROWS = 1 << 18
+
+
+class Session:
+    """Runs SQL; what it makes is in a database of its own and gone when it is closed.
+
+    On the caller's connection it works beside it: through a cursor, in a database attached under a name
+    of its own; no setting is touched, and a transaction that is open there stays as it is. Without one it
+    makes an instance of its own, limited to ``memory_bytes``, whose temporary files lie below
+    ``temp_directory``.
+    """
+
+    def __init__(
+        self,
+        connection: Any = None,
+        *,
+        memory_bytes: int | None = None,
+        threads: int | None = None,
+        temp_directory: str | None = None,
+    ) -> None:
+        self._temporary: tuple[str, Mark] | None = None
+        self._own: Any = None
+        self._cursor: Any = None
+        self._filesystems: dict[int, tuple[str, Any]] = {}
+        self._guard = threading.Lock()
+        self._closed = False
+        self._database = f"intarsia_{uuid.uuid4().hex}"
+        self.ordered = False
+        """Whether rows that are only read, and not joined, stay in their order."""
+        try:
+            if connection is None:
+                connection = self._own = self._instance(memory_bytes, threads, temp_directory)
+            self._cursor = _cursor(connection)
+            self.run(f"ATTACH ':memory:' AS {name(self._database)}")
+            found = self.rows("SELECT current_setting('preserve_insertion_order')::VARCHAR")
+            self.ordered = found[0][0] == "true"
+        except BaseException:
+            self.close()
+            raise
+
+    def _instance(self, memory_bytes: int | None, threads: int | None, directory: str | None) -> Any:
+        self._temporary = _temporary(directory)
+        config: dict[str, Any] = {
+            "temp_directory": self._temporary[0],
+            "autoinstall_known_extensions": "false",
+            "preserve_insertion_order": "true",
+        }
+        if memory_bytes is not None:
+            config["memory_limit"] = f"{max(memory_bytes, 64 << 20) // 1024}KiB"
+        if threads:
+            config["threads"] = threads
+        with _translated():
+            return duckdb.connect(":memory:", config=config)
+
+    @property
+    def threads(self) -> int:
+        """How many threads DuckDB works with."""
+        return int(self.rows("SELECT current_setting('threads')::BIGINT")[0][0])
+
+    def table(self, table: str) -> str:
+        """The full name of a table of this session."""
+        return f"{name(self._database)}.main.{name(table)}"
+
+    def run(self, sql: str) -> None:
+        with _translated():
+            self._cursor.execute(sql)
+
+    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+        """A small result."""
+        with _translated():
+            found: list[tuple[Any, ...]] = self._cursor.execute(sql).fetchall()
+            return found
+
+    def arrow(self, sql: str) -> pa.Table:
+        """A result as an Arrow table."""
+        with self.reader(sql) as reader, _translated():
+            return reader.read_all()
+
+    def reader(self, sql: str, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
+        """A result as batches; the session runs nothing else until all are read."""
+        with _translated():
+            result = self._cursor.sql(sql) if hasattr(self._cursor, "sql") else self._cursor.execute(sql)
+            make = getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader
+            return make(batch_rows)
+
+    def batches(self, sql: str, batch_rows: int = BATCH_ROWS) -> Generator[pa.RecordBatch, None, None]:
+        """The same, with errors as ours also while reading."""
+        with self.reader(sql, batch_rows) as reader:
+            while True:
+                with _translated():
+                    try:
+                        batch = reader.read_next_batch()
+                    except StopIteration:
+                        return
+                yield batch
+
+    @contextmanager
+    def view(self, data: Any) -> Iterator[str]:
+        """Arrow data under a name that SQL can use, while the block lasts."""
+        known = f"intarsia_{uuid.uuid4().hex}"
+        with _translated():
+            self._cursor.register(known, data)
+        try:
+            yield name(known)
+        finally:
+            with suppress(duckdb.Error):  # an error in the block has said enough
+                self._cursor.unregister(known)
+
+    def location(self, filesystem: pafs.FileSystem, location: str) -> str:
+        """A file to read, as SQL."""
+        return path(self._address(filesystem, location))
+
+    def target(self, filesystem: pafs.FileSystem, location: str) -> str:
+        """A file to write, as SQL."""
+        return text(self._address(filesystem, location))
+
+    def _address(self, filesystem: pafs.FileSystem, location: str) -> str:
+        local = _local(filesystem, location)
+        if local is not None:
+            return local
+        with self._guard:
+            if id(filesystem) not in self._filesystems:
+                from intarsia.engines.duckdb.bridge import bridge
+
+                protocol = f"intarsia{uuid.uuid4().hex}"
+                with _translated():
+                    self._cursor.register_filesystem(bridge(filesystem, protocol))
+                self._filesystems[id(filesystem)] = (protocol, filesystem)
+            protocol, _ = self._filesystems[id(filesystem)]
+        return f"{protocol}://{location}"
+
+    @contextmanager
+    def fork(self) -> Iterator[Session]:
+        """The same session with a cursor of its own, for another thread."""
+        other = object.__new__(Session)
+        for each in ("_database", "_filesystems", "_guard", "ordered"):
+            setattr(other, each, getattr(self, each))
+        other._own, other._temporary, other._closed = None, None, True
+        other._cursor = _cursor(self._cursor)
+        try:
+            yield other
+        finally:
+            other._cursor.close()
+
+    def close(self) -> None:
+        """Let go of everything. Idempotent."""
+        if self._closed:
+            return
+        self._closed = True
+        if self._cursor is not None:
+            with suppress(duckdb.Error):  # the instance may be gone, and its tables with it
+                self._cursor.execute(f"DETACH {name(self._database)}")
+            for protocol, _ in self._filesystems.values():
+                with suppress(duckdb.Error):
+                    self._cursor.unregister_filesystem(protocol)
+            with suppress(duckdb.Error):
+                self._cursor.close()
+        if self._own is not None:
+            self._own.close()
+        if self._temporary is not None:
+            directory, held = self._temporary
+            remove_directory(pafs.LocalFileSystem(), directory)
+            held.release()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        if not getattr(self, "_closed", True):
+            self.close()
+
+
+def _temporary(parent: str | None) -> tuple[str, Mark]:
+    """A directory for temporary files, marked as in use; what dead owners left beside it is removed."""
+    local = pafs.LocalFileSystem()
+    try:
+        base = private_base() if parent is None else os.path.abspath(parent)
+        sweep(local, base)
+        directory = f"{base}/{uuid.uuid4().hex}"
+        if not os.path.isdir(base):
+            raise FileNotFoundError(2, os.strerror(2), base)
+        held = mark(local, directory)
+        os.mkdir(directory, 0o700)
+    except OSError as error:
+        raise StorageError(
+            f"Cannot make a directory for temporary files: {error.strerror or error}",
+            errno=error.errno,
+            path=parent,
+            hint="name another one with spool_dir=.",
+        ) from error
+    return directory, held
+
+
+def _cursor(connection: Any) -> Any:
+    """A cursor of its own, on which texts are equal only if they are the same."""
+    with _translated():
+        cursor = connection.cursor()
+        found = cursor.execute("SELECT current_setting('default_collation')").fetchall()[0][0]
+    if found.lower() not in ("", "binary"):
+        try:
+            cursor.execute("SET SESSION default_collation = 'binary'")  # of the cursor alone
+        except duckdb.Error as error:
+            raise NotSupported(
+                f"The DuckDB connection compares texts by the collation {found!r}, and that is locked.",
+                hint="RESET default_collation, or pass no connection.",
+            ) from error
+    return cursor
+
+
+def _local(filesystem: pafs.FileSystem, location: str) -> str | None:
+    """The path of a file on this machine's own file system; None for any other."""
+    if isinstance(filesystem, pafs.SubTreeFileSystem):
+        return _local(filesystem.base_fs, filesystem.base_path.rstrip("/") + "/" + location)
+    return location if isinstance(filesystem, pafs.LocalFileSystem) else None
+
+
+@contextmanager
+def _translated() -> Iterator[None]:
+    """DuckDB's errors as ours; what a file system of ours said stays as it is."""
+    try:
+        yield
+    except duckdb.Error as error:
+        raise _ours(error) from error
+    except pa.ArrowException as error:  # what reading a result raises
+        raise _ours(error) from error
+
+
+def _ours(error: Exception) -> IntarsiaError:
+    said = redact(str(error)).split("\n\nLINE ", 1)[0].strip()
+    if isinstance(error, duckdb.OutOfMemoryException):
+        return StorageError(
+            f"DuckDB has not enough memory: {said}",
+            hint="raise memory_bytes, or give it more disk (spool_dir).",
+        )
+    if isinstance(error, duckdb.PermissionException):
+        return NotSupported(
+            f"The DuckDB connection may not do this: {said}",
+            hint="allow it access to files outside of the database, or pass no connection.",
+        )
+    if isinstance(error, (duckdb.IOException, duckdb.HTTPException, OSError)):
+        return StorageError(f"DuckDB cannot read or write: {said}")
+    if isinstance(error, duckdb.ConnectionException):
+        return InputError(f"The DuckDB connection cannot be used: {said}", hint="open it, or pass none.")
+    if isinstance(error, (duckdb.InvalidInputException, duckdb.SerializationException)):
+        return DamagedTable(f"DuckDB cannot read a file: {said}")
+    return NotSupported(f"DuckDB cannot do this: {said}", hint='use engine="arrow".')

@@ -1,0 +1,176 @@
+"""The source of a merge or a write: rows in Arrow, keys in DuckDB, checked there and ready to be joined."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.common.source import Source, conformed, selected
+from intarsia.common.spool import take_rows
+from intarsia.core.files import Snapshot
+from intarsia.core.intent import Merge
+from intarsia.core.keys import arange, comparable, decoded, flat
+from intarsia.core.planning import SourceFacts
+from intarsia.core.prepare import MergeTerms, Prepared
+from intarsia.core.problems import duplicate_keys, null_source_keys
+from intarsia.core.prune import KeyRange, PartitionSet
+from intarsia.core.rule import STRATEGIES
+from intarsia.engines.duckdb.scan import float_kind
+from intarsia.engines.duckdb.session import Session
+from intarsia.engines.duckdb.text import SRC, name, named
+
+__all__ = ["DuckSource", "Loaded", "key", "prepare_merge"]
+
+DISTINCT_ROWS = 1_000_000
+"""Sources up to so many rows tell planning every key; of larger ones it knows the ends."""
+_SAMPLES = 64
+_KEYS = "keys"
+
+
+class DuckSource(Source):
+    """Rows that were taken in, with the session that works on them; both are let go of together."""
+
+    __slots__ = ("_make", "_session")
+
+    def __init__(self, source: Source, make: Callable[[], Session]) -> None:
+        super().__init__(source.table, origin=source.origin, spooled=source.spooled)
+        self._make = make
+        self._session: Session | None = None
+
+    @property
+    def session(self) -> Session:
+        if self._session is None:
+            self._session = self._make()
+        return self._session
+
+    def close(self) -> None:
+        super().close()
+        if self._session is not None:
+            self._session.close()
+            self._session = None
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """What DuckDB holds of a source: its keys by row number, in a table."""
+
+    session: Session
+    table: pa.Table
+    keys: tuple[str, ...]
+    repeated: bool = False
+    """Whether a key stands in several rows."""
+
+    @property
+    def size(self) -> int:
+        return int(self.table.nbytes)
+
+    @property
+    def sql(self) -> str:
+        """The table of row numbers and keys."""
+        return self.session.table(_KEYS)
+
+    @contextmanager
+    def rows(self) -> Iterator[str]:
+        """All columns that DuckDB can hold, and the row numbers, while the block lasts."""
+        with self.session.view(numbered(self.table)) as view:
+            yield view
+
+
+def numbered(table: pa.Table) -> pa.Table:
+    """The table with the numbers of its rows beside them."""
+    return table.append_column(SRC, arange(table.num_rows))
+
+
+def key(column: str, kind: pa.DataType) -> str:
+    """A key column as an expression that groups as equal what is equal: -0.0 is 0.0."""
+    return f"({column} + 0)" if float_kind(kind) else column
+
+
+def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> Prepared:
+    """The source in the target's types, its keys checked and in DuckDB; raises as any engine does."""
+    intent, path = terms.intent, snapshot.root
+    operation, keys, session = intent.rule.name, intent.source_keys, source.session
+    rows = conformed(source, terms.wanted, operation=operation, path=path)
+    if intent.null_keys != "match":
+        null_source_keys({n: rows.table[n].null_count for n in keys}, operation=operation, path=path)
+    if operation == "deduplicate":
+        rows = _one_each(session, rows, intent)
+    loaded = _load(session, rows.table, intent)
+    if loaded.repeated and operation in STRATEGIES:
+        _refuse_duplicates(loaded, intent, path)
+    ranges = {name_: _range(rows.table[other]) for name_, other in zip(intent.keys, keys, strict=True)}
+    facts = SourceFacts(rows.rows, ranges, PartitionSet.of(rows.table, terms.pruning))
+    return Prepared(
+        intent, terms.schema, terms.partition_columns, rows.table, facts, source.rows, remote=loaded
+    )
+
+
+def _load(session: Session, table: pa.Table, intent: Merge) -> Loaded:
+    keys = intent.source_keys
+    loaded = Loaded(session, table, keys)
+    with session.view(numbered(table.select(list(dict.fromkeys(keys))))) as view:
+        session.run(
+            f"CREATE OR REPLACE TABLE {loaded.sql} AS SELECT {named((*dict.fromkeys(keys), SRC))} FROM {view}"
+        )
+    found = session.rows(f"SELECT count(*) FROM ({_repeated(loaded, intent)})")
+    return Loaded(session, table, keys, repeated=found[0][0] > 0)
+
+
+def _grouped(table: pa.Table, keys: Sequence[str]) -> str:
+    return ", ".join(key(name(each), table.schema.field(each).type) for each in keys)
+
+
+def _repeated(loaded: Loaded, intent: Merge) -> str:
+    """The keys that stand in several rows, each with how many and the first of them."""
+    keys = dict.fromkeys(loaded.keys)
+    there = ""
+    if intent.null_keys != "match":
+        there = f" WHERE {' AND '.join(f'{name(each)} IS NOT NULL' for each in keys)}"
+    grouped = _grouped(loaded.table, tuple(keys))
+    return f"SELECT count(*) AS n, {grouped} FROM {loaded.sql}{there} GROUP BY {grouped} HAVING count(*) > 1"
+
+
+def _refuse_duplicates(loaded: Loaded, intent: Merge, path: str) -> None:
+    session, keys = loaded.session, tuple(dict.fromkeys(loaded.keys))
+    count, rows = session.rows(f"SELECT count(*), sum(n)::BIGINT FROM ({_repeated(loaded, intent)})")[0]
+    grouped = _grouped(loaded.table, keys)
+    some = session.arrow(
+        f"SELECT {name(SRC)} FROM (SELECT {name(SRC)}, count(*) OVER (PARTITION BY {grouped}) AS n"
+        f" FROM {loaded.sql}) WHERE n > 1 ORDER BY 1 LIMIT {_SAMPLES}"
+    )
+    samples = take_rows(loaded.table.select(list(intent.source_keys)), flat(some[SRC]))
+    duplicate_keys(samples, intent.source_keys, count, rows, operation=intent.rule.name, path=path)
+
+
+def _one_each(session: Session, source: Source, intent: Merge) -> Source:
+    """The row with the highest order per key; the last one where that does not tell."""
+    table = source.table
+    keys, orders = tuple(dict.fromkeys(intent.source_keys)), tuple(dict.fromkeys(intent.dedup_order_by))
+    order = [f"{name(each)} DESC NULLS LAST" for each in orders]
+    needed = numbered(table.select([*keys, *(each for each in orders if each not in keys)]))
+    with session.view(needed) as view:
+        kept = session.arrow(
+            f"SELECT {name(SRC)} FROM {view} QUALIFY row_number() OVER (PARTITION BY {_grouped(table, keys)}"
+            f" ORDER BY {', '.join([*order, f'{name(SRC)} DESC'])}) = 1 ORDER BY 1"
+        )
+    rows = flat(kept[SRC])
+    return source if len(rows) == table.num_rows else selected(source, rows)
+
+
+def _range(column: pa.ChunkedArray) -> KeyRange:
+    """What planning needs of one key column."""
+    if len(column) <= DISTINCT_ROWS:
+        return KeyRange.of(column)
+    values = decoded(comparable(column))
+    has_nan = False
+    if pa.types.is_floating(values.type):
+        nan = pc.is_nan(values)
+        has_nan = bool(pc.any(nan).as_py())
+        values = values.filter(pc.invert(nan))
+    ends = pc.min_max(values)
+    both = pa.concat_arrays([pa.repeat(ends[end], 1) for end in ("min", "max")]).drop_null()
+    return KeyRange(both, has_null=column.null_count > 0, has_nan=has_nan, span=True)
