@@ -5,6 +5,7 @@ VENV    := .venv
 BIN     := $(VENV)/bin
 DEV     := $(VENV)/.dev-installed
 BENCH   := $(VENV)/.bench-installed
+OLDEST  := $(VENV)/duckdb-oldest
 WORKERS ?= 2
 ARGS    ?=
 
@@ -17,10 +18,10 @@ HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast spark crash property cluster bench bench-spark demo tour lock clean distclean
+.PHONY: help setup lint format test test-fast spark crash property cluster duckdb-oldest bench bench-spark demo tour lock clean distclean
 
 help: ## Show this list
-	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 	@echo "  ARGS='-k name' goes to pytest or the benchmark; WORKERS=4 runs more tests at once;"
 	@echo "  PYTHON=/path/to/python names the interpreter that .venv is made with."
 
@@ -87,6 +88,16 @@ property: $(DEV) ## Run the property tests with many more examples
 cluster: $(DEV) ## Kill workers, tasks and drivers of a real Spark cluster on this machine (minutes)
 	@INTARSIA_CLUSTER=1 $(BIN)/python -m pytest -q --timeout 600 tests/cluster $(ARGS)
 
+# The package lies beside the others and comes before the one among them.
+$(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)
+	@rm -rf $(OLDEST)
+	@$(call install,--no-deps --require-hashes --requirement requirements/duckdb-oldest.txt --target $(OLDEST))
+	@touch $@
+
+duckdb-oldest: $(OLDEST)/.installed ## Run what DuckDB is tested with on the oldest version that is supported
+	@PYTHONPATH=$(OLDEST) $(PYTEST) -m "not spark" -k duckdb tests/duckdb tests/contract tests/spec tests/bad_input \
+	  tests/unit/test_auto_engine.py $(ARGS)
+
 bench: $(BENCH) ## Measure against the peers, as ratios in one run
 	@$(BIN)/python -m bench $(ARGS)
 
@@ -102,6 +113,7 @@ tour: $(DEV) ## Every operation in process, on a generated dataset, with plans a
 lock: ## Pin the requirements again (needs uv; make lock ARGS=--upgrade takes newer versions)
 	@$(COMPILE) $(ARGS) pyproject.toml requirements/dev.in --output-file requirements/dev.txt
 	@$(COMPILE) $(ARGS) requirements/bench.in --output-file requirements/bench.txt
+	@$(COMPILE) $(ARGS) requirements/duckdb-oldest.in --output-file requirements/duckdb-oldest.txt
 
 clean: ## Remove caches and build results
 	@rm -rf build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis demo-output

@@ -71,7 +71,7 @@ def merge(
         missing: ``"null"`` fills columns that the source lacks instead of refusing it.
         schema_evolution: ``"add"`` takes new columns over, ``"widen"`` promotes types.
         partition_by: for a dataset that does not exist yet.
-        engine: ``"auto"`` or ``"arrow"``.
+        engine: ``"auto"``, ``"arrow"``, ``"duckdb"``, ``"spark"``, a DuckDB connection or a SparkSession.
         dry_run: plan and count, write nothing.
         options: table (``filesystem``, ``storage_options``, ``control_path``, ``single_writer``,
             ``lock_timeout``, ``retain``), writing (``compression``, ``row_group_size``,

@@ -13,10 +13,40 @@ from typing import Any
 
 import pytest
 
+import intarsia.request
 from intarsia.errors import IntarsiaError
 from tests.bad_input.trial import BASE
 
 Refused = Callable[..., IntarsiaError]
+
+ON_DUCKDB = ("test_bad_arguments", "test_bad_keys", "test_bad_schemas", "test_damaged_files")
+"""What these refuse is refused by DuckDB in the same words; the others are about storage."""
+NOT_ON_DUCKDB = {
+    "test_case_51_our_own_files_have_checksums": "its writer makes none, and the plan says so",
+    "test_case_54_row_group_larger_than_the_memory_for_it": "another process, which watches PyArrow's memory",
+}
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if metafunc.module.__name__.rpartition(".")[2] in ON_DUCKDB:
+        name = metafunc.function.__name__
+        metafunc.parametrize("engine", ["arrow", *["duckdb"][: name not in NOT_ON_DUCKDB]], indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The engine that ``"auto"`` is."""
+    wanted: str = getattr(request, "param", "arrow")
+    if wanted == "duckdb":
+        chosen = intarsia.request.chosen_engine
+
+        def on_duckdb(engine: Any, options: Any, source: Any) -> Any:
+            return chosen(
+                "duckdb" if isinstance(engine, str) and engine == "auto" else engine, options, source
+            )
+
+        monkeypatch.setattr(intarsia.request, "chosen_engine", on_duckdb)
+    return wanted
 
 
 def check_error(

@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pytest
 
 import intarsia as it
+from intarsia import engine_choice
 from intarsia.datasets.pyarrow import PyarrowDatasetIO
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import ColumnNotFound, InputError, IntarsiaError, NotSupported, SchemaMismatch
@@ -136,9 +137,12 @@ def test_case_90_type_that_parquet_does_not_have(root: Path, kind: str, each_ref
     assert not new.exists()
 
 
-def test_case_90_engines_that_are_not_here_say_so(root: Path, refused: Any) -> None:
+def test_case_90_engines_that_are_not_here_say_so(
+    root: Path, refused: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(engine_choice, "find_spec", lambda name: None)
     call = lambda: it.merge(SOURCE, root, on="id", engine="duckdb")  # noqa: E731
-    refused(root, NotSupported, call, "duckdb", 'engine="arrow"', where=None)
+    refused(root, NotSupported, call, "duckdb", "pip install", 'engine="arrow"', where=None)
 
 
 IO_WRONG: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {

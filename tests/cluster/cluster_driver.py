@@ -57,16 +57,23 @@ def wait_for(marker: Path) -> None:
         time.sleep(0.05)
 
 
-def hinder_executors() -> None:
-    """Let both kinds of merge meet the fault."""
+def hindered(work: Any) -> Any:
+    """The work of a task, which then meets the fault."""
+
+    def done(shared: Any, job: Any) -> Any:
+        result = work(shared, job)
+        after_staging()
+        return result
+
+    return done
+
+
+def hinder_executors(step: str) -> None:
+    """Let every kind of merge meet the fault; one whose rows are routed, in one of its steps."""
     engine: Any = importlib.import_module("intarsia.engines.spark.engine")
     large: Any = importlib.import_module("intarsia.engines.spark.large")
-    merge_files, group_merge = engine.merge_files, large.GroupMerge
-
-    def hindered_files(work: Any, files: Any) -> Any:
-        done = merge_files(work, files)
-        after_staging()
-        return done
+    routed: Any = importlib.import_module("intarsia.engines.spark.routed")
+    group_merge = large.GroupMerge
 
     class HinderedGroup(group_merge):  # type: ignore[misc, valid-type]
         def __call__(self, rows: Any) -> Any:
@@ -74,7 +81,15 @@ def hinder_executors() -> None:
             after_staging()
             return done
 
-    engine.merge_files, large.GroupMerge = hindered_files, HinderedGroup
+    engine.merge_files, large.GroupMerge = hindered(engine.merge_files), HinderedGroup
+    setattr(routed, step, hindered(getattr(routed, step)))
+
+
+def options_of(way: str) -> dict[str, int]:
+    """What lets a source go to every task, be routed to files through storage, or be joined by Spark."""
+    routed: Any = importlib.import_module("intarsia.engines.spark.routed")
+    routed.ROUTED_BYTES = 0 if way == "routed" else 64 << 20
+    return {"broadcast_bytes": 1 if way == "large" else 64 << 20}
 
 
 def watch_commits(staged: list[tuple[int, int]]) -> None:
@@ -108,7 +123,7 @@ def main() -> None:
     FAULT, PLACE = job["fault"], job["place"]
     staged: list[tuple[int, int]] = []
     watch_commits(staged)
-    hinder_executors()
+    hinder_executors(job["step"])
     if FAULT.startswith("die at "):
         die_at(FAULT.removeprefix("die at "))
     spark = open_session(job["master"], app="cluster test", config=job["config"])
@@ -116,9 +131,7 @@ def main() -> None:
         done = []
         for merge in job["merges"]:
             source = spark.read.parquet(merge["source"])
-            result = it.merge(
-                source, merge["path"], on="id", engine=spark, broadcast_bytes=merge["broadcast_bytes"]
-            )
+            result = it.merge(source, merge["path"], on="id", engine=spark, **options_of(merge["way"]))
             done.append({**dict(result), "new": result.inserted_files, "rewritten": result.rewritten_files})
         for one, (there, named) in zip(done, staged, strict=True):
             one |= {"staged": there, "named": named}

@@ -187,9 +187,13 @@ def driver(
     *,
     master: str,
     fault: str = "",
+    step: str = "write_bundle",
     config: dict[str, Any] | None = None,
 ) -> Iterator[Driver]:
-    """A driver in a process group of its own, which is gone afterwards."""
+    """A driver in a process group of its own, which is gone afterwards.
+
+    ``step`` is the work of tasks that meets the fault, of a merge whose rows are routed.
+    """
     markers = place / "driver"
     markers.mkdir()
     settings = {
@@ -213,6 +217,7 @@ def driver(
         "master": master,
         "merges": list(merges),
         "fault": fault,
+        "step": step,
         "place": str(markers),
         "config": settings,
     }

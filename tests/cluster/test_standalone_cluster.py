@@ -28,9 +28,9 @@ pytestmark = [
 ]
 
 FILES, FILE_ROWS = 8, 500
-SMALL, LARGE = 64 << 20, 1
-"""Limits for the source to travel to every task, and to stay where it is."""
-both_paths = pytest.mark.parametrize("broadcast_bytes", [SMALL, LARGE], ids=["small", "large"])
+WAYS = ["small", "routed", "large"]
+"""The source goes to every task, or its rows to the files through storage, or Spark joins it."""
+every_way = pytest.mark.parametrize("way", WAYS)
 
 
 @dataclass(frozen=True)
@@ -42,8 +42,8 @@ class Case:
     old: pa.Table
     new: pa.Table
 
-    def merge(self, broadcast_bytes: int) -> dict[str, Any]:
-        return {"path": str(self.path), "source": str(self.source), "broadcast_bytes": broadcast_bytes}
+    def merge(self, way: str) -> dict[str, str]:
+        return {"path": str(self.path), "source": str(self.source), "way": way}
 
 
 @pytest.fixture
@@ -78,16 +78,16 @@ def check(tmp_path: Path, rows: Any, leftovers: Any) -> Callable[..., None]:
         assert {name.name for name in case.path.iterdir()} == named
         assert leftovers(case.path) == []
         assert {name.name for name in case.path.parent.iterdir()} <= {"data", "source", ".data.intarsia"}
-        assert list(tmp_path.glob("tmp/intarsia-*")) == []
+        assert list(tmp_path.glob("tmp/intarsia-*/*")) == []
 
     return check
 
 
-def test_a_cluster_merges_small_and_large_sources_exactly(
+def test_a_cluster_merges_sources_of_every_way_exactly(
     cluster: Cluster, case: Any, check: Any, tmp_path: Path
 ) -> None:
-    cases = [case("small"), case("large")]
-    merges = [cases[0].merge(SMALL), cases[1].merge(LARGE)]
+    cases = [case(way) for way in WAYS]
+    merges = [one.merge(way) for one, way in zip(cases, WAYS, strict=True)]
     with driver(tmp_path, merges, master=cluster.url) as work:
         results = work.results()
     for one, result in zip(cases, results, strict=True):
@@ -97,12 +97,12 @@ def test_a_cluster_merges_small_and_large_sources_exactly(
         check(one, one.new, result["new"])
 
 
-@both_paths
+@every_way
 def test_a_worker_killed_in_the_middle_of_a_merge_changes_nothing_about_the_result(
-    cluster: Cluster, case: Any, check: Any, tmp_path: Path, broadcast_bytes: int
+    cluster: Cluster, case: Any, check: Any, tmp_path: Path, way: str
 ) -> None:
     one = case()
-    with driver(tmp_path, [one.merge(broadcast_bytes)], master=cluster.url, fault="wait") as work:
+    with driver(tmp_path, [one.merge(way)], master=cluster.url, fault="wait") as work:
         # An executor has one core, so two tasks that have staged their files are on both workers.
         wait_until(lambda: len(work.markers("waiting-*")) >= 2, "two tasks at work")
         end(cluster.workers[0].process)
@@ -112,8 +112,24 @@ def test_a_worker_killed_in_the_middle_of_a_merge_changes_nothing_about_the_resu
     check(one, one.new, result["new"])
 
 
+@pytest.mark.parametrize("step", ["probe_files", "route_part"])
+def test_a_worker_killed_while_rows_are_on_their_way_changes_nothing_about_the_result(
+    cluster: Cluster, case: Any, check: Any, tmp_path: Path, step: str
+) -> None:
+    one = case()
+    with driver(tmp_path, [one.merge("routed")], master=cluster.url, fault="wait", step=step) as work:
+        wait_until(lambda: len(work.markers("waiting-*")) >= 2, "two tasks at work")
+        end(cluster.workers[0].process)
+        Path(work.place, "go").touch()
+        (result,) = work.results()
+        assert len(list(work.place.glob("waiting-*"))) > 2  # the dead worker's task was repeated
+    assert result["staged"] == result["named"]
+    check(one, one.new, result["new"])
+
+
+@pytest.mark.parametrize("way", ["small", "routed"])
 def test_a_task_overtaken_by_its_speculative_copy_counts_once(
-    cluster: Cluster, case: Any, check: Any, tmp_path: Path
+    cluster: Cluster, case: Any, check: Any, tmp_path: Path, way: str
 ) -> None:
     eager = {
         "spark.speculation": True,
@@ -122,19 +138,19 @@ def test_a_task_overtaken_by_its_speculative_copy_counts_once(
         "spark.speculation.quantile": 0.5,
     }
     one = case()
-    with driver(tmp_path, [one.merge(SMALL)], master=cluster.url, fault="straggle", config=eager) as work:
+    with driver(tmp_path, [one.merge(way)], master=cluster.url, fault="straggle", config=eager) as work:
         (result,) = work.results()  # the straggler waits for ever: only its copy can end the merge
         assert Path(work.place, "straggler").exists()
     assert result["staged"] > result["named"]
     check(one, one.new, result["new"])
 
 
-@both_paths
+@every_way
 def test_tasks_that_fail_after_writing_are_repeated_and_count_once(
-    case: Any, check: Any, tmp_path: Path, broadcast_bytes: int
+    case: Any, check: Any, tmp_path: Path, way: str
 ) -> None:
     one = case()
-    with driver(tmp_path, [one.merge(broadcast_bytes)], master="local[2,3]", fault="fail") as work:
+    with driver(tmp_path, [one.merge(way)], master="local[2,3]", fault="fail") as work:
         (result,) = work.results()
         assert Path(work.place, "raised").exists()
         assert Path(work.place, "exited").exists()
@@ -143,13 +159,15 @@ def test_tasks_that_fail_after_writing_are_repeated_and_count_once(
 
 
 @pytest.mark.parametrize(
-    ("point", "broadcast_bytes", "by"),
+    ("point", "way", "by"),
     [
-        pytest.param("commit", SMALL, "recover", id="commit, recover"),
-        pytest.param("commit", LARGE, "the next merge", id="commit, the next merge"),
-        pytest.param("publish", LARGE, "recover", id="publish, recover"),
-        pytest.param("publish", SMALL, "the next merge", id="publish, the next merge"),
-        pytest.param("clean", SMALL, "recover", id="clean, recover"),
+        ("commit", "small", "recover"),
+        ("commit", "large", "the next merge"),
+        ("commit", "routed", "recover"),
+        ("publish", "large", "recover"),
+        ("publish", "small", "the next merge"),
+        ("publish", "routed", "the next merge"),
+        ("clean", "small", "recover"),
     ],
 )
 def test_a_driver_killed_around_the_commit_leaves_the_old_or_the_new_state(
@@ -159,12 +177,12 @@ def test_a_driver_killed_around_the_commit_leaves_the_old_or_the_new_state(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     point: str,
-    broadcast_bytes: int,
+    way: str,
     by: str,
 ) -> None:
     one = case()
     die = f"die at {point}"
-    with driver(tmp_path, [one.merge(broadcast_bytes)], master="local[2]", fault=die) as work:
+    with driver(tmp_path, [one.merge(way)], master="local[2]", fault=die) as work:
         assert work.ended() == -signal.SIGKILL, work.errors()
     assert leftovers(one.path), "the driver was killed with everything staged"
     assert list(tmp_path.glob("tmp/intarsia-*/*/*.parquet")), "and with its copy of the source"
@@ -172,11 +190,12 @@ def test_a_driver_killed_around_the_commit_leaves_the_old_or_the_new_state(
     _recovered(one, check, new=point != "commit", by=by)
 
 
+@pytest.mark.parametrize("way", ["routed", "large"])
 def test_a_driver_of_a_cluster_killed_before_the_commit_leaves_the_old_state(
-    cluster: Cluster, case: Any, leftovers: Any, check: Any, tmp_path: Path
+    cluster: Cluster, case: Any, leftovers: Any, check: Any, tmp_path: Path, way: str
 ) -> None:
     one = case()
-    with driver(tmp_path, [one.merge(LARGE)], master=cluster.url, fault="die at commit") as work:
+    with driver(tmp_path, [one.merge(way)], master=cluster.url, fault="die at commit") as work:
         assert work.ended() == -signal.SIGKILL, work.errors()
     assert any("/spools/" in name for name in leftovers(one.path)), "its copy of the source is there"
     _recovered(one, check, new=False, by="recover")

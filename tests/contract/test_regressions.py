@@ -119,3 +119,22 @@ def test_a_text_in_double_quotes_is_told_how_to_be_written(tmp_path):
     with pytest.raises(ColumnNotFound) as caught:
         it.delete(tmp_path / "lake", 'region = "eu"')
     assert "single quotes: 'eu'" in str(caught.value)
+
+
+def test_partition_types_and_metadata_survive_a_rewrite_of_texts_that_repeat(lake):
+    rows = 20_000
+    table = pa.table(
+        {"id": range(rows), "s": [f"s{n % 5}" for n in range(rows)], "p": pa.array([7] * rows, pa.int32())}
+    )
+    lake.write(table.replace_schema_metadata({"owner": "me"}), partition_by="p")
+    lake.delete("id % 3 = 0")
+    schema = lake.snapshot().schema
+    assert schema.field("p").type == pa.int32()
+    assert schema.metadata[b"owner"] == b"me"
+
+
+def test_timestamps_inside_of_lists_keep_their_unit(parquet_lake):
+    values = pa.array([[0, 1], None, [2]], pa.list_(pa.timestamp("ms")))
+    parquet_lake.create(pa.table({"id": [1, 2, 3], "c": values}))
+    parquet_lake.delete("id = 2")
+    assert parquet_lake.file().schema.field("c").type == values.type

@@ -7,9 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
+from intarsia.datasets.duckdb import DuckDBDatasetIO
 from intarsia.engine_choice import chosen_engine
 from intarsia.engines.duckdb import DuckDBEngine
 from intarsia.engines.duckdb.session import Session
@@ -91,3 +93,18 @@ def test_rows_are_matched_and_written_by_duckdb(tmp_path, make_dataset, monkeypa
     assert it.deduplicate(root, on=["n"], order_by="id", engine="duckdb").total == 99
     assert it.compact(root, engine="duckdb").total == 99
     assert it.optimize(root, by=["s", "n"], engine="duckdb").total == 99
+
+
+def test_bounds_that_are_known_to_be_wrong_prune_nothing(tmp_path):
+    root = tmp_path / "lake"
+    root.mkdir()
+    file = root / "a.parquet"
+    pq.write_table(pa.table({"id": ["aaa", "bbb"], "n": [1, 2]}), file, use_dictionary=False)
+    ours = pq.read_metadata(file).created_by.encode()
+    theirs = b"parquet-mr version 1.4.3 (build abcdef)"[: len(ours)].ljust(len(ours))
+    data = file.read_bytes()
+    end = len(data) - int.from_bytes(data[-8:-4], "little") - 8
+    file.write_bytes(data[:end] + data[end:].replace(b"bbb", b"aab").replace(ours, theirs))
+    result = it.merge(pa.table({"id": ["bbb"], "n": [9]}), root, on="id", engine="duckdb")
+    assert (result.updated, result.inserted) == (1, 0)
+    assert DuckDBDatasetIO().read_parquet(root, filters="id = 'bbb'")["n"].to_pylist() == [9]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -62,7 +63,9 @@ def test_other_rows_of_row_groups_than_asked_for_are_told(tmp_path):
     it.write(TABLE, tmp_path / "new", row_group_size=4096, engine="duckdb")
     (file,) = (tmp_path / "new").glob("*.parquet")
     footer = pq.read_metadata(file)
-    assert [footer.row_group(n).num_rows for n in range(footer.num_row_groups)] == [4096, N - 4096]
+    found = [footer.row_group(n).num_rows for n in range(footer.num_row_groups)]
+    # Versions before 2 may bring the last ones together.
+    assert found == [4096, N - 4096] or (duckdb.__version__ < "2" and found == [N])
 
 
 def test_new_files_are_told_of_beside_files_that_have_more(tmp_path, make_dataset):
@@ -104,3 +107,27 @@ def test_metadata_and_field_ids_stay(tmp_path):
     found = pq.read_schema(file)
     assert found.metadata[b"owner"] == b"me"
     assert found.field("id").metadata == {b"unit": b"none", b"PARQUET:field_id": b"7"}
+
+
+def test_the_declaration_names_what_is_not_kept():
+    from intarsia.engines.duckdb.abilities import ABILITIES
+
+    assert set(ABILITIES.unkept) == set(LAYOUTS)
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.array([1, 2, 3], pa.duration("us")),
+        pa.array([1, 2, 3], pa.time32("ms")),
+        pa.array([b"0" * 16, b"1" * 16, b"2" * 16], pa.uuid()),
+    ],
+    ids=lambda column: str(column.type),
+)
+def test_the_plan_says_what_pyarrow_writes(tmp_path, column):
+    table = pa.table({"id": [1, 2, 3], "c": column})
+    written = it.write(table, tmp_path / "t", engine="duckdb")
+    assert written.notes[0].startswith("New files are written by PyArrow: ")
+    merged = it.merge(table.slice(1), tmp_path / "t", on="id", engine="duckdb")
+    assert merged.notes[0].startswith("1 of 1 files are rewritten by PyArrow: ")
+    assert not any("does not keep" in note for note in (*written.notes, *merged.notes))

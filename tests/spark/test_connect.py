@@ -40,6 +40,8 @@ CORE = [
     "contract/test_optimize_order.py::test_one_column_is_a_sort_with_nulls_last",
     "spark/test_dataset_io.py",
     "spark/test_dataframes.py::test_a_strategy_leaves_the_rows_it_promises",
+    "spark/test_routed_sources.py::test_a_strategy_gives_what_it_gives_in_process",
+    "spark/test_routed_sources.py::test_clauses_and_conditions_decide_as_in_process",
     *STREAMS,
 ]
 

@@ -11,7 +11,7 @@ import pyarrow.fs as pafs
 import pytest
 
 import intarsia as it
-from intarsia.engines.spark import engine as spark_engine
+from intarsia.engines.spark import staging
 from intarsia.engines.spark.apart import set_apart
 from intarsia.errors import StorageError
 
@@ -41,8 +41,8 @@ def mapped(monkeypatch):
         seen.append(room.directory)
         return set_apart(value, room)
 
-    monkeypatch.setattr(spark_engine, "INLINE_BYTES", 0)
-    monkeypatch.setattr(spark_engine, "DRIVER_INSERT_ROWS", 0)
+    monkeypatch.setattr(staging, "INLINE_BYTES", 0)
+    monkeypatch.setattr(staging, "DRIVER_INSERT_ROWS", 0)
     monkeypatch.setattr("intarsia.engines.spark.crew.set_apart", watched)
     return seen
 

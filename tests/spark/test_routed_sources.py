@@ -11,10 +11,22 @@ import pyarrow.fs as pafs
 import pytest
 
 import intarsia as it
+from intarsia.core.files import DataFile
+from intarsia.core.plan import FilePlan
 from intarsia.engines.spark import engine as spark_engine
 from intarsia.engines.spark import routed
 from intarsia.engines.spark import source as spark_source
-from intarsia.engines.spark.routing import Shelf
+from intarsia.engines.spark.routing import (
+    Bundle,
+    CastWork,
+    RouteWork,
+    Shelf,
+    cast_rows,
+    put_ways,
+    route_part,
+    way,
+)
+from intarsia.engines.spark.source import Part
 from intarsia.errors import KeyColumnError, PartitionMoveError, SchemaMismatch, StorageError
 
 N = 300
@@ -54,7 +66,7 @@ def every_dataframe_is_routed(tmp_path, monkeypatch):
     monkeypatch.setattr(spark_source.Spool, "read", refused)
     monkeypatch.setattr(spark_engine, "prepare_merge", refused)
     yield
-    assert list(place.iterdir()) == []
+    assert list(place.glob("*/*")) == []
 
 
 @pytest.fixture
@@ -124,6 +136,11 @@ CLAUSES = {
         it.when_not_matched_by_source("id < 20").update({"s": "'alone'"}),
     ],
     "drop": [it.when_matched().delete(), it.when_not_matched_by_source("p = 0").delete()],
+    "no value of the source": [
+        it.when_matched("source.v > 290").update({"s": "source.s"}),
+        it.when_matched("target.id = 280").delete(),
+        it.when_matched().update({"v": "target.v + 1"}),
+    ],
 }
 
 
@@ -131,6 +148,19 @@ CLAUSES = {
 def test_clauses_and_conditions_decide_as_in_process(both, clauses):
     on = "target.id = source.id and source.v > target.v + 150 and source.s is not null"
     both(SOURCE, TARGET, partition="p", on=on, clauses=CLAUSES[clauses])
+
+
+def test_a_merge_that_takes_no_value_of_the_source_brings_none_to_the_files(both, monkeypatch):
+    monkeypatch.setattr(routed, "route_part", None)
+    found = both(SOURCE, TARGET, on="id", clauses=[it.when_matched().update({"s": "'seen'"})])
+    assert sum(row["s"] == "seen" for row in found) == 50
+
+
+def test_columns_may_have_any_name(both):
+    names = ["__row__", "file", "row_id", "a.b"]
+    again = pa.concat_tables([SOURCE, SOURCE.slice(0, 70)]).rename_columns(names)
+    options = {"on": "__row__", "strategy": "deduplicate", "dedup_order_by": ["a.b"]}
+    both(again, TARGET.rename_columns(names), **options)
 
 
 def test_a_source_is_cast_where_it_is(both):
@@ -172,6 +202,16 @@ def test_a_new_dataset_is_made_of_rows_that_were_routed(spark, tmp_path, rows):
     assert [row["v"] for row in rows(tmp_path / "t")] == sorted(SOURCE["v"].to_pylist())
 
 
+def test_an_arrow_table_too_large_to_travel_is_routed_by_keys_of_any_type(spark, tmp_path, rows):
+    times = {"k": pa.array(range(400), pa.timestamp("s")), "d": pa.array([0] * 400, pa.date64())}
+    source = pa.table({**times, "v": ["x" * 200] * 400})
+    paths = [tmp_path / name for name in ("a", "s")]
+    it.merge(source, paths[0], on=["k", "d"])
+    done = it.merge(source, paths[1], on=["k", "d"], engine=spark, broadcast_bytes=source.nbytes // 2)
+    assert done.inserted == 400
+    assert rows(paths[1]) == rows(paths[0])
+
+
 def test_heap_is_given_back_where_that_is_little_work(spark, monkeypatch):
     beans = spark._jvm.java.lang.management.ManagementFactory
 
@@ -203,3 +243,36 @@ def test_batches_of_a_shelf_come_back_one_by_one(tmp_path, mapped):
         shelf.get(location, [0])
     with pytest.raises(StorageError, match="Could not write"):
         Shelf(local, str(tmp_path / "nowhere")).put(batches[0].schema, batches)
+
+
+def test_a_part_that_an_executor_does_not_see_is_told_as_that(tmp_path):
+    shelf = Shelf(pafs.LocalFileSystem(), str(tmp_path))
+    ways = put_ways(shelf, [way(0, pa.array([0, 1]))], pa.array([0]))
+    schema = pa.schema([("a", pa.int64())])
+    gone = Part(str(tmp_path / "gone.parquet"), 2, 16)
+    route = RouteWork(shelf, schema, (ways,), (0,), "upsert", "/t")
+    with pytest.raises(StorageError, match=r"does not see .*gone\.parquet"):
+        route_part(route, (0, gone))
+    with pytest.raises(StorageError, match=r"does not see .*gone\.parquet"):
+        cast_rows(CastWork(shelf, schema, "upsert", "/t"), gone)
+    nowhere = CastWork(Shelf(shelf.filesystem, str(tmp_path / "nowhere")), schema, "upsert", "/t")
+    with pytest.raises(StorageError, match="Could not write"):
+        cast_rows(nowhere, gone)
+
+
+def _alone(number: int, *, size: int, needed: int) -> Bundle:
+    item = FilePlan(DataFile(f"{number}.parquet", f"/{number}.parquet", size, 10), "scan", "")
+    return Bundle(((number, item, ("noted", number)),), (), needed)
+
+
+def test_files_for_which_few_rows_wait_are_many_tasks_work_all_the_same():
+    alone = [_alone(number, size=1 << 20, needed=0) for number in range(40)]
+    bundles = list(routed._bundles(alone, row_bytes=8.0, tasks=4))
+    assert [bundle.first for bundle in bundles] == sorted(bundle.first for bundle in bundles)
+    assert [len(bundle.files) for bundle in bundles] == [3] * 13 + [1]
+
+
+def test_rows_that_wait_for_a_bundle_are_no_more_than_it_may_hold():
+    alone = [_alone(number, size=1 << 20, needed=50) for number in range(40)]
+    bundles = list(routed._bundles(alone, row_bytes=8.0, tasks=1))
+    assert [bundle.needed for bundle in bundles] == [150] * 13 + [50]  # 1 KiB is asked for above

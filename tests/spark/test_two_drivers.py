@@ -83,7 +83,7 @@ def test_drivers_in_two_processes_take_turns_and_never_mix(tmp_path, make_datase
     assert _version(path) == done[-1][1]
     assert rows(path) == [{"id": key, "version": done[-1][1]} for key in KEYS]
     assert leftovers(path) == []
-    assert list(place.glob("intarsia-*")) == []
+    assert list(place.glob("intarsia-*/*")) == []
 
 
 def _errors(place: Path) -> str:

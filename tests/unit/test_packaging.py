@@ -16,7 +16,7 @@ import intarsia
 
 ROOT = Path(__file__).resolve().parents[2]
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())
-PINNED = ["dev", "bench"]
+PINNED = ["dev", "bench", "duckdb-oldest"]
 
 # Put together from halves, so that this file does not name them itself.
 REGISTRIES = [

@@ -151,7 +151,7 @@ def test_the_private_directory_is_this_users_alone_or_not_used(temporary):
     assert sweep_private() == []
     base.chmod(0o700)
     assert sweep_private() == [f"{base}/{NAME}"]
-    assert os.listdir(temporary) == []
+    assert os.listdir(base) == []
 
 
 def _stage(path: str) -> Any:

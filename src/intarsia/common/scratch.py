@@ -95,15 +95,9 @@ def private_base() -> str:
 
 
 def sweep_private() -> list[str]:
-    """Sweep the directory of :func:`private_base`, if it is there."""
+    """Sweep the directory of :func:`private_base`; it stays, as others may be about to use it."""
     base = _base()
-    if not _is_private(base):
-        return []
-    swept = sweep(pafs.LocalFileSystem(), base)
-    if swept:
-        with suppress(OSError):
-            os.rmdir(base)
-    return swept
+    return sweep(pafs.LocalFileSystem(), base) if _is_private(base) else []
 
 
 def remove_directory(filesystem: pafs.FileSystem, directory: str) -> bool:
@@ -154,9 +148,8 @@ class _Lock:
     def _taken(self) -> int:
         deadline = time.monotonic() + _WAIT_SECONDS
         parent = os.path.dirname(self._path)
-        mode = 0o700 if parent == _base() else 0o777  # a sweep may just have removed it
         while True:  # only a sweep, which lets go at once, can hold a lock of ours
-            os.makedirs(parent, mode, exist_ok=True)
+            os.makedirs(parent, exist_ok=True)
             descriptor = try_flock(self._path)
             if descriptor is not None:
                 return descriptor

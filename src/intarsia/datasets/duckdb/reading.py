@@ -16,7 +16,7 @@ from intarsia.engines.duckdb.positions import row_numbers
 from intarsia.engines.duckdb.results import restored
 from intarsia.engines.duckdb.scan import Scan, unreadable
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
-from intarsia.engines.duckdb.text import FILE, POS, name, named
+from intarsia.engines.duckdb.text import FILE, POS, named
 
 __all__ = ["DuckRows"]
 
@@ -57,7 +57,7 @@ class DuckRows:
         schema = task.snapshot.schema
         scan = Scan.of(self._session, task.snapshot, files, schema)
         picked, rest = (None, None) if task.where is None else divided(task.where, schema)
-        within = _within(scan, items)
+        within = scan.within([(file, verdict.row_groups) for file, verdict in items])
         conditions = [each for each in (within, picked) if each is not None]
         where = f" WHERE {' AND '.join(f'({each})' for each in conditions)}" if conditions else ""
         wanted = task.needed if rest is not None else task.columns
@@ -94,21 +94,6 @@ class DuckRows:
 def _portions(items: list[Item]) -> Iterator[list[Item]]:
     for start in range(0, len(items), FILES_AT_ONCE):
         yield items[start : start + FILES_AT_ONCE]
-
-
-def _within(scan: Scan, items: Sequence[Item]) -> str | None:
-    """A condition that leaves out the row groups that the filter rules out; None where it rules out none."""
-    parts, some = [], False
-    for file, verdict in items:
-        assert file.footer is not None
-        number, start, wanted = f"{name(FILE)} = {scan.numbers[file.path]}", 0, set(verdict.row_groups)
-        some = some or len(wanted) < file.footer.num_row_groups
-        for group in range(file.footer.num_row_groups):
-            stop = start + file.footer.row_group(group).num_rows
-            if group in wanted:
-                parts.append(f"({number} AND {name(POS)} >= {start} AND {name(POS)} < {stop})")
-            start = stop
-    return (" OR ".join(parts) or "FALSE") if some else None
 
 
 def _in_order(table: pa.Table, places: pa.Array) -> pa.Table:

@@ -173,13 +173,13 @@ def _checked(
         end = body + get(header, PAGE_STORED, len(raw))
         checksum = zlib.crc32(raw[body:end])
         stated = get(header, PAGE_CHECKSUM)
-        if not body <= end <= len(raw) or stated not in (None, _signed(checksum)):
+        if not body <= end <= len(raw) or stated not in (None, signed(checksum)):
             raise Unspliceable("a page that ends beyond its chunk, or differs from its checksum")
         for kind in (PAGE_DATA, PAGE_DATA_V2):
             seen += get(get(header, kind, {}), 1, 0)
         head: bytes | memoryview = raw[at:body]
         if stated is None:
-            head = write_struct({**header, PAGE_CHECKSUM: (I32, _signed(checksum))})
+            head = write_struct({**header, PAGE_CHECKSUM: (I32, signed(checksum))})
             grown = True
         places[at] = (new, len(head) - (body - at))
         parts += (head, raw[body:end])
@@ -190,7 +190,8 @@ def _checked(
     return (parts, places) if grown else ([raw], {})
 
 
-def _signed(checksum: int) -> int:
+def signed(checksum: int) -> int:
+    """A checksum as headers of pages have it."""
     return checksum - (1 << 32) if checksum >= 1 << 31 else checksum
 
 

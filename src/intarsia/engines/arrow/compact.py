@@ -12,7 +12,7 @@ from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
 from intarsia.engines.arrow.indices import NarrowingSink, widen, widened
 from intarsia.engines.arrow.reading import PIECE_BYTES
-from intarsia.engines.arrow.regroup import Form, check_rows, form_of, pieces_of
+from intarsia.engines.arrow.regroup import Form, check_rows, form_of, pieces_of, regrouped
 from intarsia.engines.arrow.row_groups import RowGroups
 from intarsia.engines.arrow.threads import in_order, shares
 
@@ -38,15 +38,7 @@ def stage_compact(plan: Plan, tx: Workplace, *, threads: int, progress: Progress
     for file in in_order(work, groups, threads=outer):
         staged.append(file)
         progress("write files", len(staged), len(groups))
-    files = tuple(file for group in plan.groups for file in group.files)
-    return Change(
-        plan.operation,
-        added=tuple(staged),
-        removed=files,
-        planned=files,
-        exclusive=False,
-        properties=plan.intent.properties,
-    )
+    return regrouped(plan, staged, exclusive=False)
 
 
 def compact_group(

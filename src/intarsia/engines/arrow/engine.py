@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from intarsia.common.arrow import adopt
 from intarsia.common.source import Source
-from intarsia.core.change import Change, Replacement, StagedFile
+from intarsia.core.change import Change, StagedFile
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Hits, Matches
@@ -21,9 +21,10 @@ from intarsia.engines.arrow.compact import stage_compact
 from intarsia.engines.arrow.duplicates import match_duplicates
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
 from intarsia.engines.arrow.optimize import stage_optimize
-from intarsia.engines.arrow.placing import Placing, all_rows
+from intarsia.engines.arrow.placing import all_rows
 from intarsia.engines.arrow.predicates import predicate_hits, settle_predicate
-from intarsia.engines.arrow.rewrite import Rewrite, rewrite
+from intarsia.engines.arrow.rewrite import rewrite
+from intarsia.engines.arrow.row_files import RowFiles
 from intarsia.engines.arrow.threads import in_order
 
 T = TypeVar("T")
@@ -126,31 +127,12 @@ class ArrowEngine:
         self, plan: Plan, matches: Matches, prepared: Prepared, tx: Transaction, progress: Progress
     ) -> Change:
         """Files rewritten under their names, and new files for new rows."""
-        placing = Placing(
-            plan.snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation
-        )
-        prefix = "insert" if isinstance(plan.intent, Merge) else "part"
-        new = placing.files(matches.inserts, prepared.table, tx, prefix=prefix)
-        rewrites = [
-            Rewrite.of(
-                item.file,
-                matches.hits.get(item.file.path, Hits.empty()),
-                plan,
-                tx,
-                actions=matches.actions,
-                label=f"rewrite-{number:05d}",
-            )
-            for number, item in enumerate(plan.chosen("rewrite"))
-        ]
+        files = RowFiles.of(plan, matches, prepared, tx)
         jobs: list[Callable[[], StagedFile]] = [
-            *(lambda task=task: rewrite(task, prepared.table) for task in rewrites),
-            *(lambda file=file: placing.write(file, prepared.table, tx) for file in new),
+            *(lambda task=task: rewrite(task, prepared.table) for task in files.rewrites),
+            *(lambda file=file: files.placing.write(file, prepared.table, tx) for file in files.new),
         ]
-        staged = self._each(lambda job: job(), jobs, progress, "write files")
-        replaced = [
-            Replacement(task.file, file) for task, file in zip(rewrites, staged[: len(rewrites)], strict=True)
-        ]
-        return plan.change(replaced=replaced, added=staged[len(rewrites) :])
+        return files.change(self._each(lambda job: job(), jobs, progress, "write files"))
 
     def _each(self, work: Callable[[T], R], items: Sequence[T], progress: Progress, step: str) -> list[R]:
         """Results in the order of the items; the first error ends the rest."""

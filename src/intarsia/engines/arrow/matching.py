@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -255,8 +254,11 @@ class MergeMatcher:
         if moved:
             partition_moves(moved, self.source.table, intent, snapshot)
 
-    def settle(self, found: Sequence[FileMatch]) -> Matches:
-        """All scans together; raises what makes the merge impossible, before anything is written."""
+    def settle(self, found: Sequence[FileMatch], rest: pa.Array | None = None) -> Matches:
+        """All scans together; raises what makes the merge impossible, before anything is written.
+
+        ``rest`` are the source rows without a match, if somebody knows them already.
+        """
         self.refuse(found)
         hits = {m.plan.file.path: m.hits for m in found if len(m.hits)}
         dropped = {p.file.path for p in self.plan.files if p.action == "remove"}
@@ -269,7 +271,9 @@ class MergeMatcher:
                 dropped.add(match.plan.file.path)
                 hits.pop(match.plan.file.path)
         deleted += sum(p.file.rows for p in self.plan.files if p.action == "remove")
-        inserts = self._inserts([rows for m in found for rows in m.matched])
+        inserts: tuple[tuple[Insert, pa.Array], ...] = ()
+        if self.rule.inserts:
+            inserts = self.inserts_of(self.source.table, self.unmatched(found) if rest is None else rest)
         return Matches(
             actions=self.actions,
             hits=hits,
@@ -281,15 +285,15 @@ class MergeMatcher:
             scanned_bytes=self.plan.bytes_to_scan,
         )
 
-    def _inserts(self, matched: list[pa.Array]) -> tuple[tuple[Any, pa.Array], ...]:
-        if not self.rule.inserts:
-            return ()
-        rows = arange(self.source.table.num_rows)
-        if matched:
-            known = pa.concat_arrays(matched)
-            hit = pc.scatter(pa.repeat(pa.scalar(True), len(known)), known, max_index=len(rows) - 1)
-            rows = rows.filter(pc.is_null(hit))
-        return self.inserts_of(self.source.table, rows)
+    def unmatched(self, found: Sequence[FileMatch]) -> pa.Array:
+        """The source rows whose key is in none of the files."""
+        rows = self.source.table.num_rows
+        matched = [part for match in found for part in match.matched]
+        if not matched:
+            return arange(rows)
+        known = pa.concat_arrays(matched)
+        hit = pc.scatter(pa.repeat(pa.scalar(True), len(known)), known, max_index=rows - 1)
+        return pc.indices_nonzero(pc.is_null(hit)).cast(pa.int64())
 
     def inserts_of(self, source: pa.Table, rows: pa.Array) -> tuple[tuple[Insert, pa.Array], ...]:
         """Which of some rows without a match become new rows, and how."""

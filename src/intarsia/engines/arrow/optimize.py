@@ -24,7 +24,7 @@ from intarsia.engines.arrow.indices import NarrowingSink, widen, widened
 from intarsia.engines.arrow.ordering import Cuts, Order
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.portions import Portion, Sorter, Span, spans, with_order
-from intarsia.engines.arrow.regroup import Form, check_rows, form_of, pieces_of
+from intarsia.engines.arrow.regroup import Form, check_rows, form_of, pieces_of, regrouped
 from intarsia.engines.arrow.row_groups import RowGroups
 from intarsia.engines.arrow.sampling import sample_rows
 from intarsia.engines.arrow.spill import Spill
@@ -81,14 +81,7 @@ def stage_optimize(
     for number, written in enumerate(in_order(work, tasks, threads=outer)):
         staged += written
         progress("write files", number + 1, len(tasks))
-    return Change(
-        plan.operation,
-        added=tuple(staged),
-        removed=files,
-        planned=files,
-        exclusive=deduplicate,
-        properties=intent.properties,
-    )
+    return regrouped(plan, staged, exclusive=deduplicate)
 
 
 def order_of(plan: Plan) -> Order:

@@ -60,7 +60,7 @@ class FileReader:
         except pa.ArrowInvalid as error:
             raise DamagedTable(f"Cannot read {file.path}: {error}", path=file.path) from error
         except OSError as error:
-            raise _unreadable(file, error) from error
+            raise unreadable_file(file, error) from error
         self.footer: pq.FileMetaData = self._parquet.metadata
 
     def close(self) -> None:
@@ -106,7 +106,7 @@ class FileReader:
             try:
                 batch = next(batches, None)
             except (pa.ArrowInvalid, OSError) as error:
-                raise _unreadable(self.file, error) from error
+                raise unreadable_file(self.file, error) from error
             if batch is None:
                 return
             yield self._complete(pa.Table.from_batches([batch]).select(physical), columns)
@@ -128,7 +128,7 @@ class FileReader:
         try:
             table = self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
         except (pa.ArrowInvalid, OSError) as error:
-            raise _unreadable(self.file, error) from error
+            raise unreadable_file(self.file, error) from error
         return table.select(physical)  # the name "a.b" also brings the field b of a struct a
 
     def _bare(self, rows: int) -> pa.Table:
@@ -229,7 +229,8 @@ def encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
     ]
 
 
-def _unreadable(file: DataFile, error: Exception) -> DamagedTable | StorageError:
+def unreadable_file(file: DataFile, error: Exception) -> DamagedTable | StorageError:
+    """What is raised where bytes of a file are not there, or not what they should be."""
     if isinstance(error, OSError) and error.errno is not None:
         return StorageError(f"Cannot read {file.path}: {error}", errno=error.errno, path=file.path)
     return DamagedTable(

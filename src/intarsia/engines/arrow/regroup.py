@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.schema import conform_table
-from intarsia.core.change import StagedFile
+from intarsia.core.change import Change, StagedFile
 from intarsia.core.files import DataFile
 from intarsia.core.intent import WriteOptions
 from intarsia.core.layout import Layout, layout_of
@@ -146,3 +146,16 @@ def check_rows(staged: Sequence[StagedFile], expected: int, group: FileGroup) ->
             path=group.files[0].path,
             hint="nothing was changed; check the files with inspect() and run again.",
         )
+
+
+def regrouped(plan: Plan, staged: Sequence[StagedFile], *, exclusive: bool) -> Change:
+    """All files of the plan's groups go, and new ones come."""
+    files = tuple(file for group in plan.groups for file in group.files)
+    return Change(
+        plan.operation,
+        added=tuple(staged),
+        removed=files,
+        planned=files,
+        exclusive=exclusive,
+        properties=plan.intent.properties,
+    )

@@ -69,7 +69,6 @@ ABILITIES = Abilities(
     unkept=(
         "codecs of single columns",
         "the rows of each row group",
-        "NOT NULL",
         "the declaration of an order",
         "Bloom filters",
         "the page index",

@@ -1,4 +1,4 @@
-"""The out-of-core engine: DuckDB in this process matches, joins, sorts and writes, on disk where it has to."""
+"""The out-of-core engine: DuckDB in this process matches, joins, sorts and writes, on disk if it has to."""
 
 from __future__ import annotations
 
@@ -19,8 +19,15 @@ from intarsia.core.ports import Progress, Transaction
 from intarsia.core.prepare import Prepared, prepare, settle_merge
 from intarsia.core.run import settled
 from intarsia.engines.arrow import ArrowEngine
+from intarsia.engines.duckdb.checksums import verify_each
 from intarsia.engines.duckdb.duplicates import match_duplicates
-from intarsia.engines.duckdb.fitness import beyond_matching, merge_beyond, optimize_beyond, writing_notes
+from intarsia.engines.duckdb.fitness import (
+    beyond_matching,
+    looked_at,
+    merge_beyond,
+    optimize_beyond,
+    writing_notes,
+)
 from intarsia.engines.duckdb.matching import match_merge
 from intarsia.engines.duckdb.optimizing import stage_optimize
 from intarsia.engines.duckdb.predicates import match_predicate
@@ -92,7 +99,7 @@ class DuckDBEngine:
             return prepare(intent, snapshot, source)
         assert isinstance(source, DuckSource)
         terms = settle_merge(intent, snapshot, source.schema)
-        reason = merge_beyond(terms, snapshot)
+        reason = merge_beyond(terms, source.table)
         if reason is not None:
             return replace(prepare(intent, snapshot, source), notes=(_elsewhere("matched", reason),))
         return prepare_merge(terms, snapshot, source)
@@ -122,6 +129,8 @@ class DuckDBEngine:
 
     def _match(self, plan: Plan, prepared: Prepared, session: Session, progress: Progress) -> Matches:
         reason = beyond_matching(plan)
+        if reason is None:
+            _verify_scans(plan, session.threads)
         match plan.intent:
             case Merge() as intent if isinstance(prepared.remote, Loaded) and reason is None:
                 matches = match_merge(plan, intent, prepared.remote, progress)
@@ -151,10 +160,20 @@ class DuckDBEngine:
             case Optimize() as intent:
                 if optimize_beyond(plan) is not None:
                     return self._arrow.stage(plan, matches, prepared, tx, progress)
+                every = [(file, None) for group in plan.groups for file in group.files]
+                verify_each(every, plan.snapshot.filesystem, threads=session.threads)
                 drops = _drops(plan, intent, session, progress)
                 return stage_optimize(plan, tx, session, progress, drops)
             case Merge() | Delete() | Update() | Write() | Deduplicate():
                 return stage_rows(plan, matches, prepared, tx, session, progress)
+
+
+def _verify_scans(plan: Plan, threads: int) -> None:
+    """Damaged pages are found before they decide about rows."""
+    columns = frozenset(looked_at(plan))
+    if columns:
+        parts = ((item.file, item.row_groups) for item in plan.chosen("scan"))
+        verify_each(parts, plan.snapshot.filesystem, columns=columns, threads=threads)
 
 
 def _drops(plan: Plan, intent: Optimize, session: Session, progress: Progress) -> Matches:

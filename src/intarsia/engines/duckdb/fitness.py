@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from intarsia.core.files import DataFile, Snapshot
-from intarsia.core.intent import Deduplicate, Delete, Merge, Optimize, Update
+from intarsia.core.files import DataFile
+from intarsia.core.intent import Deduplicate, Delete, Merge, Optimize, Update, Write
+from intarsia.core.layout import layout_of
 from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.planning import predicate_columns
 from intarsia.core.prepare import MergeTerms
+from intarsia.core.rule import Action, Insert
+from intarsia.engines.arrow.placing import Placing
 from intarsia.engines.arrow.regroup import Form, form_of
+from intarsia.engines.arrow.rewrite import inputs
 from intarsia.engines.duckdb.duplicates import looked_through
 from intarsia.engines.duckdb.matching import asked_for
-from intarsia.engines.duckdb.scan import unreadable
+from intarsia.engines.duckdb.scan import MOST_MILLISECONDS, unreadable
 from intarsia.engines.duckdb.types import collide, comparable
 from intarsia.engines.duckdb.writing import beyond_writer, unkept_notes
 
@@ -23,19 +28,34 @@ __all__ = [
     "beyond_matching",
     "duplicates_beyond",
     "group_beyond",
+    "looked_at",
     "merge_beyond",
     "optimize_beyond",
+    "rewrite_beyond",
     "writing_notes",
 ]
 
+_MOST = {"s": MOST_MILLISECONDS // 1000, "ms": MOST_MILLISECONDS}
 
-def merge_beyond(terms: MergeTerms, snapshot: Snapshot) -> str | None:
+
+def merge_beyond(terms: MergeTerms, source: pa.Table) -> str | None:
     """Why DuckDB cannot join the keys of a merge; None if it can."""
     intent = terms.intent
     if collide(terms.wanted.names):
         return "names of the source's columns differ only by case"
     columns = [*intent.source_keys, *intent.dedup_order_by]
-    return incomparable(terms.wanted, columns)
+    return incomparable(terms.wanted, columns) or _first_late(source, intent.source_keys)
+
+
+def _first_late(source: pa.Table, keys: Iterable[str]) -> str | None:
+    """The first key with a time that DuckDB cannot compare with those of files."""
+    for column in (each for each in keys if each in source.column_names):
+        kind = source.schema.field(column).type
+        if pa.types.is_timestamp(kind) and kind.unit in _MOST:
+            ends = (end.value for end in pc.min_max(source[column]).values() if end.is_valid)
+            if any(abs(end) > _MOST[kind.unit] for end in ends):
+                return f"{column!r} holds times beyond those of DuckDB"
+    return None
 
 
 def incomparable(schema: pa.Schema, columns: Iterable[str]) -> str | None:
@@ -49,17 +69,22 @@ def incomparable(schema: pa.Schema, columns: Iterable[str]) -> str | None:
 
 def beyond_matching(plan: Plan) -> str | None:
     """Why DuckDB cannot read or compare what decides about rows; None if it can."""
-    files, schema = [item.file for item in plan.chosen("scan")], plan.snapshot.schema
+    if isinstance(plan.intent, Deduplicate):
+        return duplicates_beyond(plan, plan.intent.keys, plan.intent.order_by)
+    files = [item.file for item in plan.chosen("scan")]
+    return first_unreadable(files, looked_at(plan), plan.snapshot.schema)
+
+
+def looked_at(plan: Plan) -> list[str]:
+    """The columns that decide about rows."""
     match plan.intent:
         case Merge() as intent:
-            columns = {*intent.keys, *asked_for(plan.snapshot, intent)}
-            return first_unreadable(files, columns, schema)
+            return [*intent.keys, *asked_for(plan.snapshot, intent)]
         case Delete() | Update() as intent if intent.where is not None:
-            needed = predicate_columns(intent.where, schema)
-            return first_unreadable(files, needed, schema)
+            return list(predicate_columns(intent.where, plan.snapshot.schema))
         case Deduplicate() as intent:
-            return duplicates_beyond(plan, intent.keys, intent.order_by)
-    return None
+            return [*(intent.keys or plan.schema.names), *intent.order_by]
+    return []
 
 
 def duplicates_beyond(
@@ -84,13 +109,14 @@ def first_unreadable(files: Sequence[DataFile], columns: Iterable[str], schema: 
     return None
 
 
-def group_beyond(group: FileGroup, plan: Plan, form: Form) -> str | None:
-    """Why DuckDB cannot write the files of a group anew in this form; None if it can."""
+def group_beyond(group: FileGroup, plan: Plan, form: Form, *, tabled: bool = False) -> str | None:
+    """Why DuckDB cannot write the files of a group anew in this form, from a table or not; None if it can."""
     files, names = group.files, form.schema.names
     reason = first_unreadable(files, names, plan.schema)
     if reason is not None:
         return reason
-    reasons = (beyond_writer(file, form.schema, form.layout) for file in files)
+    rows = group.rows
+    reasons = (beyond_writer(form.schema, form.layout, rows=rows, file=file, tabled=tabled) for file in files)
     return next((each for each in reasons if each is not None), None) or _first_loose(files, form.schema)
 
 
@@ -110,7 +136,7 @@ def optimize_beyond(plan: Plan) -> str | None:
     """Why DuckDB cannot write every group of a plan anew, or not without duplicates; None if it can."""
     intent = plan.intent
     assert isinstance(intent, Optimize)
-    reasons = (group_beyond(group, plan, form_of(group, plan, "")) for group in plan.groups)
+    reasons = (group_beyond(group, plan, form_of(group, plan, ""), tabled=True) for group in plan.groups)
     reason = next((each for each in reasons if each is not None), None)
     if reason is None and (intent.deduplicate or intent.deduplicate_keys):
         files = [file for group in plan.groups for file in group.files]
@@ -123,10 +149,50 @@ def writing_notes(plan: Plan, matches: Matches) -> tuple[str, ...]:
     if plan.groups:
         return _optimize_notes(plan, plan.intent) if isinstance(plan.intent, Optimize) else _group_notes(plan)
     files = [item.file for item in plan.files if matches.hit_rows(item.file.path) or item.forced]
+    reasons = [rewrite_beyond(file, plan.schema, _stored(file, plan), matches.actions) for file in files]
+    mine = [file for file, reason in zip(files, reasons, strict=True) if reason is None]
+    new = _new_beyond(plan, matches) if matches.inserted else None
     size = plan.intent.options.row_group_size
-    if matches.inserted:  # new files are written as those that are there
-        files += [file for file in plan.snapshot.files[:1] if file not in files]
-    return unkept_notes(files, size) if files or (matches.inserted and size is not None) else ()
+    placed = bool(matches.inserted) and new is None
+    if placed:  # new files are written as those that are there
+        mine += [file for file in plan.snapshot.files[:1] if file not in mine]
+    notes = unkept_notes(mine, size) if mine or (placed and size is not None) else ()
+    beyond = [reason for reason in reasons if reason is not None]
+    if beyond:
+        notes += (f"{len(beyond):,} of {len(files):,} files are rewritten by PyArrow: {beyond[0]}.",)
+    if new is not None:
+        notes += (f"New files are written by PyArrow: {new}.",)
+    return notes
+
+
+def rewrite_beyond(
+    file: DataFile, schema: pa.Schema, stored: Sequence[str], actions: Sequence[Action]
+) -> str | None:
+    """Why DuckDB cannot write some columns of a file anew as they are; None if it can."""
+    if file.footer is None:
+        return "its footer is not known"
+    written = pa.schema([schema.field(each) for each in stored])
+    asked = {*stored, *inputs(actions)}
+    reason = unreadable(file, asked, schema)
+    return reason or beyond_writer(written, layout_of(file.footer), rows=file.rows, file=file)
+
+
+def _stored(file: DataFile, plan: Plan) -> list[str]:
+    """The columns that a file has once it is written anew, or nearly so."""
+    own = [] if file.footer is None else file.footer.schema.to_arrow_schema().names
+    new = (each for each in plan.schema.names if each not in plan.snapshot.partition_columns)
+    return [each for each in dict.fromkeys((*own, *new)) if each in plan.schema.names]
+
+
+def _new_beyond(plan: Plan, matches: Matches) -> str | None:
+    """Why DuckDB cannot write new files; None if it can."""
+    if any(isinstance(action, Insert) and action.values is not None for action, _ in matches.inserts):
+        return "their rows are made by expressions"
+    intent = plan.intent
+    asked = intent.partition_columns if isinstance(intent, (Merge, Write)) else None
+    columns = plan.snapshot.partition_columns or tuple(asked or ())
+    placing = Placing(plan.snapshot, plan.schema, columns, intent.options, plan.operation)
+    return beyond_writer(placing.file_schema(), placing.layout(), rows=matches.inserted)
 
 
 def _group_notes(plan: Plan) -> tuple[str, ...]:

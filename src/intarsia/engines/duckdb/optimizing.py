@@ -16,16 +16,17 @@ from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
 from intarsia.engines.arrow.optimize import NewFiles, order_of
 from intarsia.engines.arrow.ordering import Order
+from intarsia.engines.arrow.regroup import regrouped
 from intarsia.engines.arrow.sampling import MOST_GROUPS, SAMPLE_ROWS
 from intarsia.engines.arrow.threads import in_order
 from intarsia.engines.duckdb.codes import Codes
-from intarsia.engines.duckdb.regroup import regrouped, target_of
+from intarsia.engines.duckdb.regroup import target_of
 from intarsia.engines.duckdb.results import restored
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.source import key
 from intarsia.engines.duckdb.text import FILE, POS, name, named
-from intarsia.engines.duckdb.writing import optional
+from intarsia.engines.duckdb.writing import distinct_values, optional
 from intarsia.errors import DamagedTable
 
 __all__ = ["stage_optimize"]
@@ -52,7 +53,8 @@ def stage_optimize(plan: Plan, tx: Workplace, session: Session, progress: Progre
     every = [file for group in plan.groups for file in group.files]
     scan = Scan.of(session, plan.snapshot, every, plan.schema)
     _write_gone(scan, drops)
-    tasks = list(_tasks(plan, tx, scan, order, drops))
+    dictionary = distinct_values(scan, every[:1])
+    tasks = [replace(task, dictionary=dictionary) for task in _tasks(plan, tx, scan, order, drops)]
     small = all(task.rows <= _ALONE_ROWS for task in tasks)
     outer = min(session.threads, len(tasks)) if small else 1
     inner = 1 if outer > 1 else session.threads
@@ -100,6 +102,7 @@ class _Task:
     """Whether rows of these files are left out."""
     order: Order
     new: NewFiles
+    dictionary: int | None = None
 
     def staged(self, threads: int) -> list[StagedFile]:
         """The new files. A group without rows becomes one empty file, unless duplicates emptied it."""
@@ -108,7 +111,8 @@ class _Task:
         with self.session.fork() as session:
             task = replace(self, session=session)
             count = max(1, min(self.group.outputs, self.rows))
-            return [task._whole()] if count == 1 else task._in_parts(count, threads)
+            tabled = count > 1 or not all(each.nullable for each in self._schema)  # NOT NULL stays in tables
+            return task._in_parts(count, threads) if tabled else [task._whole()]
 
     @property
     def _schema(self) -> pa.Schema:
@@ -191,7 +195,9 @@ class _Task:
     def _write(self, session: Session, number: int, rows: int, query: str) -> StagedFile:
         new, ordinal = self.new, self.new.first + number
         layout = replace(new.form.layout, row_group_rows=new.row_group_rows(rows))
-        target = target_of(replace(new.form, layout=layout), self.tx, f"optimized-{ordinal:05d}")
+        target = target_of(
+            replace(new.form, layout=layout), self.tx, f"optimized-{ordinal:05d}", self.dictionary
+        )
         partition = self.group.partition
         path = self.tx.place(partition, "optimized", ordinal, beside=self.group.files[0])
         return target.write(session, query, path, partition, rows=rows)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.spool import take
 from intarsia.core.keys import arange, flat
 from intarsia.core.matches import Hits
 from intarsia.engines.arrow.overlay import take_rows
@@ -17,7 +18,7 @@ from intarsia.engines.duckdb.writing import PROVES_NOT_NULL
 
 __all__ = ["Layer", "Overlay"]
 
-BATCH_ROWS = 122_880
+BATCH_ROWS = 1 << 20
 _GONE = "~gone"
 
 
@@ -138,5 +139,5 @@ def _carry(column: pa.ChunkedArray, slots: pa.Array) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.cast(values.type.value_type)
     if _is_wide(values.type):
-        return values.take(slots)
+        return take(values, slots)
     return pa.DictionaryArray.from_arrays(slots, values)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -24,7 +23,7 @@ from intarsia.engines.duckdb.positions import by_file, row_numbers
 from intarsia.engines.duckdb.results import restored
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
-from intarsia.engines.duckdb.text import FILE, POS, name, named
+from intarsia.engines.duckdb.text import FILE, POS, named
 
 __all__ = ["match_predicate"]
 
@@ -82,7 +81,8 @@ class _Search:
         schema = self.scan.schema
         wanted = [] if self.rest is None else predicate_columns(self.rest, schema)
         first = self.scan.numbers[files[0].path]
-        conditions = [each for each in (self._looked_at(scans), self.picked) if each is not None]
+        looked_at = self.scan.within([(item.file, item.row_groups) for item in scans])
+        conditions = [each for each in (looked_at, self.picked) if each is not None]
         where = f" WHERE {' AND '.join(f'({each})' for each in conditions)}" if conditions else ""
         sql = (
             f"SELECT {named([FILE, POS, *wanted])}"
@@ -97,35 +97,6 @@ class _Search:
                     table = restored(pa.Table.from_batches([batch]).select(wanted), schema)
                     mine = mine.take(hit_positions(self.rest, table))
                 yield mine
-
-    def _looked_at(self, scans: Sequence[FilePlan]) -> str | None:
-        """A condition that leaves out row groups in which no row can be hit; None where there are none."""
-        parts, some = [], False
-        for item in scans:
-            ranges = _ranges(item)
-            number = f"{name(FILE)} = {self.scan.numbers[item.file.path]}"
-            some = some or ranges != [(0, item.file.rows)]
-            for start, stop in ranges:
-                parts.append(f"({number} AND {name(POS)} >= {start} AND {name(POS)} < {stop})")
-        return (" OR ".join(parts) or "FALSE") if some else None
-
-
-def _ranges(item: FilePlan) -> list[tuple[int, int]]:
-    """The positions of a file's row groups that have to be looked at, adjacent ones together."""
-    footer = item.file.footer
-    assert footer is not None
-    starts = [0]
-    for group in range(footer.num_row_groups):
-        starts.append(starts[-1] + footer.row_group(group).num_rows)
-    wanted = set(item.row_groups)
-    ranges: list[tuple[int, int]] = []
-    for group, (start, stop) in enumerate(pairwise(starts)):
-        if group not in wanted:
-            continue
-        if ranges and ranges[-1][1] == start:
-            start = ranges.pop()[0]
-        ranges.append((start, stop))
-    return ranges
 
 
 def _batch_rows(files: Sequence[DataFile], asked: int | None) -> int:

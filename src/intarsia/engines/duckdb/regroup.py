@@ -10,15 +10,16 @@ from intarsia.core.files import DataFile
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
 from intarsia.engines.arrow.compact import compact_group
-from intarsia.engines.arrow.regroup import Form, form_of
+from intarsia.engines.arrow.regroup import Form, form_of, regrouped
 from intarsia.engines.arrow.threads import in_order
+from intarsia.engines.duckdb.checksums import verify
 from intarsia.engines.duckdb.fitness import group_beyond
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import FILE, POS, name, named
-from intarsia.engines.duckdb.writing import Target, declared_order, optional
+from intarsia.engines.duckdb.writing import Target, declared_order, distinct_values, optional
 
-__all__ = ["regrouped", "stage_compact", "target_of"]
+__all__ = ["stage_compact", "target_of"]
 
 
 def stage_compact(plan: Plan, tx: Workplace, session: Session, progress: Progress) -> Change:
@@ -32,7 +33,8 @@ def stage_compact(plan: Plan, tx: Workplace, session: Session, progress: Progres
     forms = [form_of(group, plan, tx.txid) for group in plan.groups]
     mine = [group_beyond(group, plan, form) is None for group, form in zip(plan.groups, forms, strict=True)]
     files = [file for group, fits in zip(plan.groups, mine, strict=True) if fits for file in group.files]
-    compacting = _Compacting(session, tx, Scan.of(session, plan.snapshot, files, plan.schema))
+    scan = Scan.of(session, plan.snapshot, files, plan.schema)
+    compacting = _Compacting(session, tx, scan, distinct_values(scan, files[:1]))
 
     def work(number: int) -> StagedFile:
         group = plan.groups[number]
@@ -48,23 +50,11 @@ def stage_compact(plan: Plan, tx: Workplace, session: Session, progress: Progres
     return regrouped(plan, staged, exclusive=False)
 
 
-def regrouped(plan: Plan, staged: Sequence[StagedFile], *, exclusive: bool) -> Change:
-    """All files of the plan's groups go, and new ones come."""
-    files = tuple(file for group in plan.groups for file in group.files)
-    return Change(
-        plan.operation,
-        added=tuple(staged),
-        removed=files,
-        planned=files,
-        exclusive=exclusive,
-        properties=plan.intent.properties,
-    )
-
-
-def target_of(form: Form, tx: Workplace, label: str) -> Target:
+def target_of(form: Form, tx: Workplace, label: str, dictionary: int | None) -> Target:
     """A new file of a group, in staging."""
     staging = tx.staging
-    return Target(staging.location(label), staging.filesystem, form.schema, form.layout, form.metadata)
+    location = staging.location(label)
+    return Target(location, staging.filesystem, form.schema, form.layout, form.metadata, dictionary)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,10 +62,13 @@ class _Compacting:
     session: Session
     tx: Workplace = field(repr=False)
     scan: Scan
+    dictionary: int | None
 
     def staged(self, group: FileGroup, form: Form, number: int) -> StagedFile:
-        target = target_of(form, self.tx, f"compact-{number:05d}")
+        target = target_of(form, self.tx, f"compact-{number:05d}", self.dictionary)
         path = self.tx.place(group.partition, "compact", number, beside=group.files[0])
+        for file in group.files:
+            verify(file, self.scan.snapshot.filesystem)
         with self.session.fork() as session:
             return target.write(
                 session, self._query(form, group.files), path, group.partition, rows=group.rows

@@ -9,8 +9,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.change import Change, Replacement, StagedFile
-from intarsia.core.intent import Merge
+from intarsia.core.change import Change, StagedFile
 from intarsia.core.keys import arange
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits, Matches
@@ -19,16 +18,19 @@ from intarsia.core.ports import Progress, Transaction
 from intarsia.core.prepare import Prepared
 from intarsia.core.rule import Assign, Drop, Replace
 from intarsia.engines.arrow.overlay import take_rows
-from intarsia.engines.arrow.placing import NewFile, Placing
-from intarsia.engines.arrow.rewrite import Rewrite, inputs, rewrite, stored_columns
+from intarsia.engines.arrow.placing import NewFile
+from intarsia.engines.arrow.rewrite import Rewrite, rewrite, stored_columns
+from intarsia.engines.arrow.row_files import RowFiles
 from intarsia.engines.arrow.threads import in_order
 from intarsia.engines.duckdb.assigning import assigned_rows
+from intarsia.engines.duckdb.checksums import verify
+from intarsia.engines.duckdb.fitness import rewrite_beyond
 from intarsia.engines.duckdb.overlay import Layer, Overlay
-from intarsia.engines.duckdb.scan import Scan, unreadable
+from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import POS, name, named
 from intarsia.engines.duckdb.types import sql_type
-from intarsia.engines.duckdb.writing import Target, beyond_writer, distinct_values, optional
+from intarsia.engines.duckdb.writing import Target, beyond_writer, declared_order, distinct_values, optional
 
 __all__ = ["stage_rows"]
 
@@ -40,67 +42,34 @@ def stage_rows(
 
     What DuckDB cannot write as it was is written by the Arrow kernel; the plan's notes tell.
     """
-    rewrites = [
-        Rewrite.of(
-            item.file,
-            matches.hits.get(item.file.path, Hits.empty()),
-            plan,
-            tx,
-            actions=matches.actions,
-            label=f"rewrite-{number:05d}",
-        )
-        for number, item in enumerate(plan.chosen("rewrite"))
-    ]
-    placing = Placing(
-        plan.snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation
-    )
-    prefix = "insert" if isinstance(plan.intent, Merge) else "part"
-    new = placing.files(matches.inserts, prepared.table, tx, prefix=prefix)
-    staging = _Staging(session, plan, prepared.table, tx, placing)
-    return staging.change(rewrites, new, progress)
-
-
-def beyond(task: Rewrite) -> str | None:
-    """Why DuckDB does not write a file anew; None if it does."""
-    file = task.file
-    if file.footer is None:
-        return "its footer is not known"
-    physical = file.footer.schema.to_arrow_schema()
-    stored = stored_columns(physical, task)
-    written = pa.schema([task.schema.field(each) for each in stored])
-    asked = {*stored, *inputs(task.actions)}
-    reason = unreadable(file, asked, task.schema) or beyond_writer(file, written, layout_of(file.footer))
-    if reason is not None:
-        return reason
-    assigned = {path[0] for a in task.actions if isinstance(a, Assign) for path, _ in a.values}
-    fixed = [each.name for each in written if not each.nullable and each.name in assigned]
-    return f"{fixed[0]!r} is NOT NULL and is assigned" if fixed else None
+    return _Staging(session, prepared.table, tx, RowFiles.of(plan, matches, prepared, tx)).change(progress)
 
 
 @dataclass(frozen=True, slots=True)
 class _Staging:
     session: Session
-    plan: Plan
     source: pa.Table = field(repr=False)
     tx: Transaction = field(repr=False)
-    placing: Placing = field(repr=False)
+    files: RowFiles = field(repr=False)
 
-    def change(self, rewrites: Sequence[Rewrite], new: Sequence[NewFile], progress: Progress) -> Change:
-        mine = [task.file for task in rewrites if self._fits(task)]
-        scan = Scan.of(self.session, self.plan.snapshot, mine, self.plan.schema)
+    def change(self, progress: Progress) -> Change:
+        plan, placing = self.files.plan, self.files.placing
+        mine = [task.file for task in self.files.rewrites if self._fits(task)]
+        scan = Scan.of(self.session, plan.snapshot, mine, plan.schema)
         dictionary = distinct_values(scan, mine[:1])
+        places = self._places()
         jobs: list[Callable[[], StagedFile]] = [
             *(
                 (lambda task=task: self._rewritten(task, scan, dictionary))
                 if task.file.path in scan.numbers
                 else (lambda task=task: rewrite(task, self.source))
-                for task in rewrites
+                for task in self.files.rewrites
             ),
             *(
                 (lambda file=file: self._placed(file, dictionary))
-                if self._places(file)
-                else (lambda file=file: self.placing.write(file, self.source, self.tx))
-                for file in new
+                if places and file.action.values is None
+                else (lambda file=file: placing.write(file, self.source, self.tx))
+                for file in self.files.new
             ),
         ]
         threads = min(self.session.threads, len(jobs))
@@ -108,25 +77,26 @@ class _Staging:
         for file in in_order(lambda job: job(), jobs, threads=threads):
             staged.append(file)
             progress("write files", len(staged), len(jobs))
-        count = len(rewrites)
-        replaced = [Replacement(task.file, f) for task, f in zip(rewrites, staged[:count], strict=True)]
-        return self.plan.change(replaced=replaced, added=staged[count:])
+        return self.files.change(staged)
 
     def _fits(self, task: Rewrite) -> bool:
-        if beyond(task) is not None:
+        if task.file.footer is None:
+            return False
+        stored = stored_columns(task.file.footer.schema.to_arrow_schema(), task)
+        if rewrite_beyond(task.file, task.schema, stored, task.actions):
             return False
         replaces = any(isinstance(action, Replace) for action in task.actions)
-        assert task.file.footer is not None
-        stored = stored_columns(task.file.footer.schema.to_arrow_schema(), task)
         return not replaces or set(stored) <= set(self.source.column_names)
 
-    def _places(self, file: NewFile) -> bool:
-        schema = self.placing.file_schema()
-        return file.action.values is None and beyond_writer(None, schema, self.placing.layout()) is None
+    def _places(self) -> bool:
+        """Whether DuckDB writes new files."""
+        placing, rows = self.files.placing, sum(len(file.rows) for file in self.files.new)
+        return beyond_writer(placing.file_schema(), placing.layout(), rows=rows) is None
 
     def _rewritten(self, task: Rewrite, scan: Scan, dictionary: int | None) -> StagedFile:
         file = task.file
         assert file.footer is not None
+        verify(file, task.filesystem)
         physical = file.footer.schema.to_arrow_schema()
         stored = stored_columns(physical, task)
         schema = pa.schema([task.schema.field(each) for each in stored])
@@ -161,18 +131,19 @@ class _Staging:
         """Some rows of the source, each with its place in a file."""
         table = take_rows(self.source.select(list(columns)), rows)
         view = stack.enter_context(session.view(table.append_column(POS, places)))
-        chosen = [f"{_cast('s', each, self.plan.schema)} AS {name(each)}" for each in columns]
+        chosen = [f"{_cast('s', each, self.files.plan.schema)} AS {name(each)}" for each in columns]
         return f"SELECT {', '.join(chosen)}, s.{name(POS)} FROM {view} s"
 
     def _placed(self, file: NewFile, dictionary: int | None) -> StagedFile:
         staging = self.tx.staging
-        schema = self.placing.file_schema()
+        placing = self.files.placing
+        schema = placing.file_schema()
         target = Target(
             staging.location(file.label),
             staging.filesystem,
             schema,
-            self.placing.layout(),
-            self.placing.metadata(staging.txid),
+            placing.layout(),
+            placing.metadata(staging.txid),
             dictionary,
         )
         with self.session.fork() as session, ExitStack() as stack:
@@ -205,9 +176,5 @@ def _dropped(task: Rewrite) -> Hits:
 
 def _order(layout: Layout, schema: pa.Schema, ordered: bool) -> str:
     """As the rows come, which is the file's own order; but within an order that the file declares."""
-    declared = [
-        f"{name(column)} {'DESC' if way == 'descending' else 'ASC'}"
-        f" NULLS {'FIRST' if nulls == 'at_start' else 'LAST'}"
-        for column, way, nulls in layout.sort_keys(schema)
-    ]
+    declared = declared_order(layout, schema)
     return f" ORDER BY {', '.join([*declared, name(POS)])}" if declared or not ordered else ""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from intarsia.core.bounds import bounds_of
 from intarsia.core.files import DataFile, Snapshot
@@ -14,7 +16,10 @@ from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import FILE, POS, SRC, listed, name
 from intarsia.engines.duckdb.types import collide, sql_type
 
-__all__ = ["Scan", "float_kind", "unreadable"]
+__all__ = ["MOST_MILLISECONDS", "Scan", "float_kind", "unreadable"]
+
+MOST_MILLISECONDS = (2**63 - 1) // 1000
+"""So far from 1970 a timestamp may be to be one in microseconds, too."""
 
 _OWN = frozenset(
     {FILE, POS, SRC, "filename", "file_row_number", "file_index", "file_row_group_number", "rowid"}
@@ -51,7 +56,27 @@ def unreadable(file: DataFile, columns: Collection[str], schema: pa.Schema) -> s
             stored = physical.field(column).type
             if not _widens(stored, wanted):
                 return f"{column!r} is stored as {stored}, not as {wanted}"
+            if not _in_microseconds(file.footer, column):
+                return f"{column!r} may hold times beyond those of DuckDB"
     return None
+
+
+def _in_microseconds(footer: pq.FileMetaData, column: str) -> bool:
+    """Whether DuckDB, which reads timestamps in milliseconds as microseconds, can do so with a column."""
+    for number in range(len(footer.schema)):
+        leaf = footer.schema.column(number)
+        if leaf.path.split(".", 1)[0] != column or "timeUnit=milliseconds" not in str(leaf.logical_type):
+            continue
+        for group in range(footer.num_row_groups if leaf.physical_type == "INT64" else 0):
+            chunk = footer.row_group(group).column(number)
+            known = chunk.statistics
+            if known is not None and known.has_null_count and known.null_count == chunk.num_values:
+                continue
+            if known is None or not known.has_min_max:
+                return False
+            if not -MOST_MILLISECONDS <= known.min_raw <= known.max_raw <= MOST_MILLISECONDS:
+                return False
+    return True
 
 
 def _widens(stored: pa.DataType, wanted: pa.DataType) -> bool:
@@ -129,6 +154,17 @@ class Scan:
         parts = [self._part(form, members, columns, keys) for form, members in groups.items()]
         return " UNION ALL ".join(parts) if parts else self._nothing(columns)
 
+    def within(self, looked_at: Sequence[tuple[DataFile, Sequence[int]]]) -> str | None:
+        """A condition that leaves out all row groups of files but those named; None where all are named."""
+        parts, some = [], False
+        for file, row_groups in looked_at:
+            ranges = _ranges(file, row_groups)
+            number = f"{name(FILE)} = {self.numbers[file.path]}"
+            some = some or ranges != [(0, file.rows)]
+            for start, stop in ranges:
+                parts.append(f"({number} AND {name(POS)} >= {start} AND {name(POS)} < {stop})")
+        return (" OR ".join(parts) or "FALSE") if some else None
+
     def _form(self, file: DataFile, columns: Sequence[str]) -> tuple[tuple[str, str], ...]:
         """Per column where it comes from: the file, with its type, its directory, or nowhere."""
         assert file.footer is not None
@@ -175,8 +211,10 @@ class Scan:
             return f"p.{name(column)}"
         value = f"t.{name(column)}"
         if keys and not self._proven(column, files):
-            # Not a bare column, so that DuckDB prunes nothing by it.
-            value = f"CASE WHEN t.file_row_number >= 0 THEN {value} END"
+            # Not a bare column, so that DuckDB prunes nothing by it; and of what else it might be, DuckDB
+            # knows nothing, so that it does not take the bounds for those of the expression, either.
+            other = f"CAST(error('no place') AS {origin})"
+            value = f"CASE WHEN t.file_row_number >= 0 THEN {value} ELSE {other} END"
         same = origin == wanted or (keys and origin == _read_as(kind))
         return value if same else f"CAST({value} AS {wanted})"
 
@@ -196,3 +234,19 @@ class Scan:
         ]
         own = [f"0::BIGINT AS {name(FILE)}", f"0::BIGINT AS {name(POS)}"]
         return f"SELECT {', '.join([*own, *kinds])} WHERE false"
+
+
+def _ranges(file: DataFile, row_groups: Sequence[int]) -> list[tuple[int, int]]:
+    """The positions that some row groups of a file take, adjacent ones together."""
+    assert file.footer is not None
+    sizes = (file.footer.row_group(group).num_rows for group in range(file.footer.num_row_groups))
+    starts = list(accumulate(sizes, initial=0))
+    wanted = set(row_groups)
+    ranges: list[tuple[int, int]] = []
+    for group, (start, stop) in enumerate(pairwise(starts)):
+        if group not in wanted:
+            continue
+        if ranges and ranges[-1][1] == start:
+            start = ranges.pop()[0]
+        ranges.append((start, stop))
+    return ranges

@@ -41,6 +41,7 @@ class Session:
         self._temporary: tuple[str, Mark] | None = None
         self._own: Any = None
         self._cursor: Any = None
+        self._collated = False
         self._filesystems: dict[int, tuple[str, Any]] = {}
         self._guard = threading.Lock()
         self._closed = False
@@ -50,7 +51,8 @@ class Session:
         try:
             if connection is None:
                 connection = self._own = self._instance(memory_bytes, threads, temp_directory)
-            self._cursor = _cursor(connection)
+            self._collated = _is_collated(connection)
+            self._cursor = _cursor(connection, self._collated)
             self.run(f"ATTACH ':memory:' AS {name(self._database)}")
             found = self.rows("SELECT current_setting('preserve_insertion_order')::VARCHAR")
             self.ordered = found[0][0] == "true"
@@ -153,10 +155,10 @@ class Session:
     def fork(self) -> Iterator[Session]:
         """The same session with a cursor of its own, for another thread."""
         other = object.__new__(Session)
-        for each in ("_database", "_filesystems", "_guard", "ordered"):
+        for each in ("_database", "_filesystems", "_guard", "_collated", "ordered"):
             setattr(other, each, getattr(self, each))
         other._own, other._temporary, other._closed = None, None, True
-        other._cursor = _cursor(self._cursor)
+        other._cursor = _cursor(self._cursor, self._collated)
         try:
             yield other
         finally:
@@ -214,17 +216,25 @@ def _temporary(parent: str | None) -> tuple[str, Mark]:
     return directory, held
 
 
-def _cursor(connection: Any) -> Any:
-    """A cursor of its own, on which texts are equal only if they are the same."""
+def _is_collated(connection: Any) -> bool:
+    """Whether texts that are not the same may be equal there."""
     with _translated():
         cursor = connection.cursor()
         found = cursor.execute("SELECT current_setting('default_collation')").fetchall()[0][0]
-    if found.lower() not in ("", "binary"):
+        cursor.close()
+    return str(found).lower() not in ("", "binary")
+
+
+def _cursor(connection: Any, collated: bool) -> Any:
+    """A cursor of its own, on which texts are equal only if they are the same."""
+    with _translated():
+        cursor = connection.cursor()
+    if collated:
         try:
             cursor.execute("SET SESSION default_collation = 'binary'")  # of the cursor alone
         except duckdb.Error as error:
             raise NotSupported(
-                f"The DuckDB connection compares texts by the collation {found!r}, and that is locked.",
+                "The DuckDB connection compares texts by a collation, and that is locked.",
                 hint="RESET default_collation, or pass no connection.",
             ) from error
     return cursor
@@ -265,5 +275,8 @@ def _ours(error: Exception) -> IntarsiaError:
     if isinstance(error, duckdb.ConnectionException):
         return InputError(f"The DuckDB connection cannot be used: {said}", hint="open it, or pass none.")
     if isinstance(error, (duckdb.InvalidInputException, duckdb.SerializationException)):
-        return DamagedTable(f"DuckDB cannot read a file: {said}")
+        return DamagedTable(
+            f"DuckDB cannot read a file: {said}",
+            hint="the file is damaged, or was replaced while it was read; restore it or run again.",
+        )
     return NotSupported(f"DuckDB cannot do this: {said}", hint='use engine="arrow".')

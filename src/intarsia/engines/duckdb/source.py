@@ -18,12 +18,11 @@ from intarsia.core.planning import SourceFacts
 from intarsia.core.prepare import MergeTerms, Prepared
 from intarsia.core.problems import duplicate_keys, null_source_keys
 from intarsia.core.prune import KeyRange, PartitionSet
-from intarsia.core.rule import STRATEGIES
 from intarsia.engines.duckdb.scan import float_kind
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import SRC, name, named
 
-__all__ = ["DuckSource", "Loaded", "key", "prepare_merge"]
+__all__ = ["DuckSource", "Loaded", "key", "prepare_merge", "refuse_duplicates"]
 
 DISTINCT_ROWS = 1_000_000
 """Sources up to so many rows tell planning every key; of larger ones it knows the ends."""
@@ -61,8 +60,6 @@ class Loaded:
     session: Session
     table: pa.Table
     keys: tuple[str, ...]
-    repeated: bool = False
-    """Whether a key stands in several rows."""
 
     @property
     def size(self) -> int:
@@ -91,7 +88,10 @@ def key(column: str, kind: pa.DataType) -> str:
 
 
 def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> Prepared:
-    """The source in the target's types, its keys checked and in DuckDB; raises as any engine does."""
+    """The source in the target's types, its keys in DuckDB; raises as any engine does.
+
+    But for keys that stand twice, which matching finds, see :func:`refuse_duplicates`.
+    """
     intent, path = terms.intent, snapshot.root
     operation, keys, session = intent.rule.name, intent.source_keys, source.session
     rows = conformed(source, terms.wanted, operation=operation, path=path)
@@ -100,8 +100,6 @@ def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> 
     if operation == "deduplicate":
         rows = _one_each(session, rows, intent)
     loaded = _load(session, rows.table, intent)
-    if loaded.repeated and operation in STRATEGIES:
-        _refuse_duplicates(loaded, intent, path)
     ranges = {name_: _range(rows.table[other]) for name_, other in zip(intent.keys, keys, strict=True)}
     facts = SourceFacts(rows.rows, ranges, PartitionSet.of(rows.table, terms.pruning))
     return Prepared(
@@ -110,33 +108,26 @@ def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> 
 
 
 def _load(session: Session, table: pa.Table, intent: Merge) -> Loaded:
-    keys = intent.source_keys
-    loaded = Loaded(session, table, keys)
-    with session.view(numbered(table.select(list(dict.fromkeys(keys))))) as view:
-        session.run(
-            f"CREATE OR REPLACE TABLE {loaded.sql} AS SELECT {named((*dict.fromkeys(keys), SRC))} FROM {view}"
-        )
-    found = session.rows(f"SELECT count(*) FROM ({_repeated(loaded, intent)})")
-    return Loaded(session, table, keys, repeated=found[0][0] > 0)
+    loaded = Loaded(session, table, intent.source_keys)
+    columns = tuple(dict.fromkeys(intent.source_keys))
+    with session.view(numbered(table.select(columns))) as view:
+        session.run(f"CREATE OR REPLACE TABLE {loaded.sql} AS SELECT {named((*columns, SRC))} FROM {view}")
+    return loaded
 
 
-def _grouped(table: pa.Table, keys: Sequence[str]) -> str:
-    return ", ".join(key(name(each), table.schema.field(each).type) for each in keys)
+def refuse_duplicates(
+    loaded: Loaded, intent: Merge, path: str, *, met_twice: bool, unmatched: pa.Array
+) -> None:
+    """Refuse a source in which a key stands more than once.
 
-
-def _repeated(loaded: Loaded, intent: Merge) -> str:
-    """The keys that stand in several rows, each with how many and the first of them."""
-    keys = dict.fromkeys(loaded.keys)
-    there = ""
-    if intent.null_keys != "match":
-        there = f" WHERE {' AND '.join(f'{name(each)} IS NOT NULL' for each in keys)}"
-    grouped = _grouped(loaded.table, tuple(keys))
-    return f"SELECT count(*) AS n, {grouped} FROM {loaded.sql}{there} GROUP BY {grouped} HAVING count(*) > 1"
-
-
-def _refuse_duplicates(loaded: Loaded, intent: Merge, path: str) -> None:
+    That is so where a target row met it twice, or where rows that met none share it; only to tell which
+    keys these are is the whole source looked at.
+    """
+    if not met_twice and not _share_a_key(loaded, intent, unmatched):
+        return
     session, keys = loaded.session, tuple(dict.fromkeys(loaded.keys))
-    count, rows = session.rows(f"SELECT count(*), sum(n)::BIGINT FROM ({_repeated(loaded, intent)})")[0]
+    repeated = _repeated(loaded, intent, loaded.sql)
+    count, rows = session.rows(f"SELECT count(*), sum(n)::BIGINT FROM ({repeated})")[0]
     grouped = _grouped(loaded.table, keys)
     some = session.arrow(
         f"SELECT {name(SRC)} FROM (SELECT {name(SRC)}, count(*) OVER (PARTITION BY {grouped}) AS n"
@@ -144,6 +135,29 @@ def _refuse_duplicates(loaded: Loaded, intent: Merge, path: str) -> None:
     )
     samples = take_rows(loaded.table.select(list(intent.source_keys)), flat(some[SRC]))
     duplicate_keys(samples, intent.source_keys, count, rows, operation=intent.rule.name, path=path)
+
+
+def _share_a_key(loaded: Loaded, intent: Merge, rows: pa.Array) -> bool:
+    columns = list(dict.fromkeys(loaded.keys))
+    table = loaded.table.select(columns)
+    some = table if len(rows) == len(table) else take_rows(table, rows)
+    with loaded.session.view(some) as view:
+        found = loaded.session.rows(f"SELECT count(*) FROM ({_repeated(loaded, intent, view)})")
+    return bool(found[0][0])
+
+
+def _grouped(table: pa.Table, keys: Sequence[str]) -> str:
+    return ", ".join(key(name(each), table.schema.field(each).type) for each in keys)
+
+
+def _repeated(loaded: Loaded, intent: Merge, rows: str) -> str:
+    """The keys that stand in several of some rows, each with how many."""
+    keys = dict.fromkeys(loaded.keys)
+    there = ""
+    if intent.null_keys != "match":
+        there = f" WHERE {' AND '.join(f'{name(each)} IS NOT NULL' for each in keys)}"
+    grouped = _grouped(loaded.table, tuple(keys))
+    return f"SELECT count(*) AS n, {grouped} FROM {rows}{there} GROUP BY {grouped} HAVING count(*) > 1"
 
 
 def _one_each(session: Session, source: Source, intent: Merge) -> Source:

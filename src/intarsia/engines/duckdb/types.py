@@ -7,9 +7,12 @@ from functools import lru_cache
 
 import pyarrow as pa
 
+from intarsia.engines.arrow.overlay import most_values
 from intarsia.engines.duckdb.text import name
 
-__all__ = ["collide", "comparable", "sql_type", "unwritable", "writable"]
+__all__ = ["collide", "comparable", "numbers_fewer", "sql_type", "unwritable", "writable"]
+
+_MANY = 1 << 31
 
 _SIMPLE: dict[pa.DataType, str] = {
     pa.bool_(): "BOOLEAN",
@@ -99,12 +102,29 @@ def writable(kind: pa.DataType) -> bool:
     if pa.types.is_timestamp(kind) and kind.tz is not None and kind.unit in ("s", "ms"):
         return False
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return writable(kind.value_type)
+        return _kept_within(kind.value_field)
     if pa.types.is_map(kind):
-        return writable(kind.key_type) and writable(kind.item_type)
+        return writable(kind.key_type) and _kept_within(kind.item_field)
     if pa.types.is_struct(kind):
-        return sql_type(kind) is not None and all(writable(field.type) for field in kind)
+        return sql_type(kind) is not None and all(map(_kept_within, kind))
     return sql_type(kind) is not None
+
+
+def _kept_within(field: pa.Field) -> bool:
+    """The same of a part of a nested column, which the writer never makes NOT NULL."""
+    return bool(field.nullable) and writable(field.type)
+
+
+def numbers_fewer(kind: pa.DataType, values: int) -> bool:
+    """Whether a column of dictionaries cannot number so many values as there may be.
+
+    Readers take the width of the numbers from the schema of Arrow that a file holds, whatever its pages
+    hold. How many values a list has is not known.
+    """
+    if not pa.types.is_dictionary(kind):
+        parts = [kind.field(number).type for number in range(kind.num_fields)]
+        return any(numbers_fewer(part, _MANY) for part in parts)
+    return most_values(kind) < values
 
 
 def unwritable(schema: pa.Schema) -> list[str]:

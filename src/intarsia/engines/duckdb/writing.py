@@ -17,7 +17,7 @@ from intarsia.core.layout import Layout, layout_of
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import POS, name, text
-from intarsia.engines.duckdb.types import sql_type, unwritable
+from intarsia.engines.duckdb.types import numbers_fewer, sql_type, unwritable
 from intarsia.errors import DamagedTable, StorageError
 
 __all__ = ["PROVES_NOT_NULL", "Target", "beyond_writer", "declared_order", "optional", "unkept_notes"]
@@ -147,11 +147,22 @@ def distinct_values(scan: Scan, files: Sequence[DataFile]) -> int | None:
     return max([_LEAST_DICTIONARY, *(2 * count for count in distinct if count <= rows * _PAYS)])
 
 
-def beyond_writer(file: DataFile | None, schema: pa.Schema, layout: Layout) -> str | None:
-    """Why DuckDB's writer cannot write such a file; None if it can, but for what the notes tell."""
+def beyond_writer(
+    schema: pa.Schema, layout: Layout, *, rows: int, file: DataFile | None = None, tabled: bool = False
+) -> str | None:
+    """Why DuckDB's writer cannot write so many rows as such a file; None if it can, but for what notes tell.
+
+    ``tabled`` says that the rows come from a table of DuckDB: of its columns the writer knows, from version
+    2 on, which hold no NULL.
+    """
     changed = unwritable(schema)
     if changed:
         return f"DuckDB's writer would change the type of {', '.join(changed)}"
+    for each in schema:
+        if not each.nullable and not (tabled and PROVES_NOT_NULL and not pa.types.is_nested(each.type)):
+            return f"DuckDB's writer would not leave {each.name!r} NOT NULL"
+        if numbers_fewer(each.type, rows):
+            return f"{each.name!r} ({each.type}) may have more values than a dictionary of its type"
     if layout.int96_timestamps:
         return "timestamps are stored as INT96"
     if layout.utc_times:
@@ -189,9 +200,6 @@ def unkept_notes(files: Sequence[DataFile], row_group_size: int | None = None) -
     schemas = [file.footer.schema.to_arrow_schema() for file in files if file.footer is not None]
     if _CONFUSES_ZEROS and any(_holds_floats(each.type) for schema in schemas for each in schema):
         lost.append("dictionaries (in which this version takes -0.0 for 0.0)")
-    required = sorted({each.name for schema in schemas for each in schema if not each.nullable})
-    if required:
-        lost.append(f"NOT NULL of {', '.join(map(name, required))} where it cannot prove it")
     return (f"DuckDB's writer does not keep {_and(lost)}.",)
 
 

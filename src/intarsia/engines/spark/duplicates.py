@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import uuid
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
@@ -22,6 +22,7 @@ from intarsia.core.rule import Drop
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.spark.carry import carried
 from intarsia.engines.spark.crew import Crew
+from intarsia.engines.spark.jobs import light
 from intarsia.engines.spark.remote import FILE, POSITION, frame_of, key_names, with_keys
 from intarsia.engines.spark.source import Spool
 
@@ -39,8 +40,9 @@ def spark_duplicates(
 
     The driver gets the positions of the losers, eight bytes each.
     """
-    light = replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))
-    work = RankWork(light, keys or tuple(plan.schema.names), order_by, place.filesystem, place.directory)
+    work = RankWork(
+        light(plan), keys or tuple(plan.schema.names), order_by, place.filesystem, place.directory
+    )
     jobs = list(enumerate(files))
     written = crew.each(write_ranks, jobs, shared=work, weights=[file.size for file in files])
     locations = [location for location in written if location is not None]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
 from intarsia.core.change import Change, StagedFile
+from intarsia.core.files import Snapshot
 from intarsia.core.intent import Delete, Update
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FileGroup, FilePlan, Plan
@@ -21,6 +22,16 @@ from intarsia.engines.arrow.placing import NewFile, Placing
 from intarsia.engines.arrow.predicates import predicate_hits
 from intarsia.engines.arrow.rewrite import Rewrite, rewrite
 from intarsia.engines.spark.crew import Attempt
+
+
+def light(plan: Plan) -> Plan:
+    """The plan without its files, which travel with the jobs."""
+    return replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))
+
+
+def with_one_file(snapshot: Snapshot) -> Snapshot:
+    """Enough of a snapshot to lay new files out as its own are."""
+    return replace(snapshot, files=snapshot.files[:1])
 
 
 @dataclass(frozen=True, slots=True)

@@ -36,7 +36,7 @@ from intarsia.engines.arrow.matching import FileMatch, MergeMatcher, SourceIndex
 from intarsia.engines.arrow.reading import FileReader, constant_column
 from intarsia.engines.spark.carry import restored
 from intarsia.engines.spark.crew import Crew
-from intarsia.engines.spark.jobs import MergeWork, merge_files
+from intarsia.engines.spark.jobs import MergeWork, light, merge_files
 from intarsia.engines.spark.new_rows import place_rows
 from intarsia.engines.spark.outcome import Outcome, Trouble, matches_of, refuse
 from intarsia.engines.spark.remote import (
@@ -256,12 +256,12 @@ def merge_large(
     assert isinstance(intent, Merge)
     assert isinstance(remote, RemoteRows)
     scans = plan.chosen("scan")
-    light = replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))
+    bare = light(plan)
     source = remote.frame(crew) if remote.spool.parts else None
     progress("probe files" if tx is None else "probe and write files", 0, len(scans))
-    known = _known_keys(crew, KeyWork(light, intent.keys, *_where(remote)), scans)
+    known = _known_keys(crew, KeyWork(bare, intent.keys, *_where(remote)), scans)
     notes = Writing(*_where(remote)) if intent.residual is not None and intent.rule.inserts else None
-    group = GroupMerge(light, intent, scans, remote.wanted, None if tx is None else tx.workplace(), notes)
+    group = GroupMerge(bare, intent, scans, remote.wanted, None if tx is None else tx.workplace(), notes)
     outcomes: list[Outcome] = []
     if source is not None and known is not None:
         columns = [*(f"s.{name}" for name in remote.columns.values()), f"s.{ROW}", f"t.{FILE}"]
@@ -273,7 +273,7 @@ def merge_large(
         outcomes += crew.each(merge_alone, rest, shared=group, weights=[item.file.size for item in rest])
     assert prepared.index is not None
     index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
-    matcher = MergeMatcher(light, intent, index)
+    matcher = MergeMatcher(bare, intent, index)
     refuse(replace(matcher, plan=plan), scans, outcomes)
     progress("probe files" if tx is None else "write files", len(scans), len(scans))
     inserted, added = 0, list[StagedFile]()

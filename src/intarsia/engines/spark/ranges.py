@@ -19,6 +19,7 @@ from intarsia.core.ports import Progress, Workplace
 from intarsia.engines.arrow.optimize import order_of, stored_bytes
 from intarsia.engines.arrow.regroup import check_rows
 from intarsia.engines.spark.crew import Crew
+from intarsia.engines.spark.jobs import light
 from intarsia.engines.spark.range_files import range_jobs, write_range
 from intarsia.engines.spark.range_runs import dealt
 from intarsia.engines.spark.range_terms import LEAST_MEMORY, RANGES_PER_FILE, Ranged, RangeWork, cut
@@ -73,7 +74,7 @@ def optimize_ranges(
     Memory: a task needs a few times ``memory_bytes``; the driver a sample of the clustering columns and
     some bytes per run and range. Storage: the rows once more until the transaction ends.
     """
-    work = RangeWork(_without_files(plan), workplace, memory_bytes)
+    work = RangeWork(light(plan), workplace, memory_bytes)
     groups = [Ranged(plan.groups[number], count) for number, count in ranges.items()]
     if not groups:
         return []
@@ -101,10 +102,6 @@ def optimize_ranges(
         ]
         check_rows(mine, _rows_left(group.group, drops), group.group)
     return [file for files in written for file in files]
-
-
-def _without_files(plan: Plan) -> Plan:
-    return replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))
 
 
 def _rows_left(group: FileGroup, drops: Matches) -> int:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import errno
 import posixpath
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from intarsia.errors import StorageError
 
@@ -18,6 +20,17 @@ def refused(error: OSError, action: str, path: str) -> StorageError:
         path=path,
         hint=_HINT,
     )
+
+
+@contextmanager
+def telling(action: str, path: str) -> Iterator[None]:
+    """What the storage refuses meanwhile is told as :func:`refused`; what was told already stays as it is."""
+    try:
+        yield
+    except StorageError:
+        raise
+    except OSError as error:
+        raise refused(error, action, path) from error
 
 
 def unreachable(location: str, message: str) -> StorageError:

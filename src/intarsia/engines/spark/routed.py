@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 
 from intarsia.common.arrow import Source
 from intarsia.common.schema import conform_table, is_nested
+from intarsia.common.spool import combined
 from intarsia.core.change import StagedFile
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import Snapshot
@@ -29,6 +30,7 @@ from intarsia.core.rule import Insert
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher, SourceIndex
 from intarsia.engines.arrow.placing import NewFile, Placing
 from intarsia.engines.spark.crew import Crew
+from intarsia.engines.spark.jobs import light, with_one_file
 from intarsia.engines.spark.outcome import Outcome, matches_of
 from intarsia.engines.spark.routing import (
     Bundle,
@@ -53,7 +55,6 @@ ROUTED_BYTES = 64 << 20
 """Up to so much a source is quicker in every task's hands."""
 BUNDLE_BYTES = 16 << 20
 """Of source rows, in memory, that wait for a task's files together."""
-_ROW = "__row__"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,8 +67,13 @@ class RoutedRows:
     """Which of its rows the index is over; None: all of them."""
 
     @property
+    def row_bytes(self) -> float:
+        return self.spool.size / max(self.spool.rows, 1)
+
+    @property
     def size(self) -> int:
-        return self.spool.size
+        """Of the rows that the index is over, in memory."""
+        return self.spool.size if self.numbers is None else int(self.row_bytes * len(self.numbers))
 
     @property
     def shelf(self) -> Shelf:
@@ -108,22 +114,30 @@ def prepare_routed(crew: Crew, terms: MergeTerms, snapshot: Snapshot, source: Sp
     table = _read(spool, [name for name in names if name in spool.schema.names])
     wanted = pa.schema([terms.wanted.field(name) for name in names], terms.wanted.metadata)
     table = conform_table(table, wanted, operation=operation, path=path)
+    counted = table
     if operation == "deduplicate":
-        table = table.append_column(_ROW, arange(table.num_rows))
-    prepared = prepared_merge(terms, Source(table, origin=source.origin), path=path, rows=source.rows)
+        counted = table.append_column(_new_name(table), arange(table.num_rows))
+    prepared = prepared_merge(terms, Source(counted, origin=source.origin), path=path, rows=source.rows)
     numbers = None
-    if operation == "deduplicate" and prepared.table.num_rows < table.num_rows:
-        numbers = flat(prepared.table[_ROW])
+    if operation == "deduplicate":
+        *_, last = prepared.table.columns
+        numbers = flat(last) if len(last) < table.num_rows else None
+        prepared = replace(prepared, table=prepared.table.select(names))
     return replace(prepared, remote=RoutedRows(spool, terms.wanted, numbers))
 
 
+def _new_name(table: pa.Table) -> str:
+    """A name that no column has."""
+    return "_".join(["row", *table.column_names])
+
+
 def _read(spool: Spool, names: list[str]) -> pa.Table:
-    """Some columns, into the driver."""
-    tables = [spool.schema.empty_table().select(names)]
+    """Some columns, into the driver; in the types that their files give them back in."""
+    tables = []
     for part in spool.parts:
         with pq.ParquetFile(part.location, filesystem=spool.filesystem) as file:
             tables.append(file.read(columns=names).select(names))
-    return pa.concat_tables(tables).combine_chunks()
+    return combined(pa.concat_tables(tables))
 
 
 def _fits(source: pa.Schema, wanted: pa.Schema) -> bool:
@@ -183,7 +197,7 @@ def merge_routed(
     index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
     matcher = MergeMatcher(plan, intent, index)
     progress("probe files" if tx is None else "probe and write files", 0, len(scans))
-    probed = _probe(crew, replace(matcher, plan=_light(plan)), remote, scans, note=tx is not None)
+    probed = _probe(crew, replace(matcher, plan=light(plan)), remote, scans, note=tx is not None)
     found = sorted((one for task in probed for one in task.files), key=lambda one: one.number)
     matcher.refuse([_as_match(one, scans[one.number]) for one in found])
     inserts = matcher.inserts_of(prepared.table, _unmatched(matcher, probed))
@@ -232,8 +246,13 @@ def _unmatched(matcher: MergeMatcher, probed: Sequence[Probed]) -> pa.Array:
 
 
 def _placing(plan: Plan, prepared: Prepared) -> Placing:
-    snapshot = replace(plan.snapshot, files=plan.snapshot.files[:1])
-    return Placing(snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation)
+    return Placing(
+        with_one_file(plan.snapshot),
+        plan.schema,
+        prepared.partition_columns,
+        plan.intent.options,
+        plan.operation,
+    )
 
 
 def _write(
@@ -248,18 +267,31 @@ def _write(
     scans, probed, found = known
     plan, remote = matcher.plan, prepared.remote
     notes = {task.ways for task in probed} | {one.noted[0] for one in found if one.noted is not None}
-    row_bytes = remote.size / max(remote.spool.rows, 1)
-    files = [(one, scans[one.number]) for one in found if one.noted is not None]
-    most = min(BUNDLE_BYTES, remote.size / (4 * crew.tasks))
-    bundles = list(_bundles(files, _numbered(new, len(scans)), row_bytes=row_bytes, most=most))
-    routed = _route(crew, plan, remote, probed, _numbered(new, len(scans)), bundles)
+    row_bytes, numbered = remote.row_bytes, _numbered(new, len(scans))
+    alone = [
+        Bundle(((one.number, scans[one.number], one.noted),), (), one.needed)
+        for one in found
+        if one.noted is not None
+    ]
+    alone += [
+        Bundle((), ((number, replace(file, rows=arange(0)), len(file.rows)),), len(file.rows))
+        for number, file in numbered
+    ]
+    bundles = list(_bundles(alone, row_bytes=row_bytes, tasks=crew.tasks))
+    routed = _route(crew, matcher, remote, probed, numbered, bundles)
     weights = [_weight(bundle, row_bytes) for bundle in bundles]
     bundles = [
         replace(bundle, rows=tuple((one.location, one.batches[n]) for one in routed if n in one.batches))
         for n, bundle in enumerate(bundles)
     ]
     work = WriteWork(
-        _light(plan), tx.workplace(), matcher.actions, _placing(plan, prepared), remote.wanted, remote.shelf
+        light(plan),
+        tx.workplace(),
+        matcher.actions,
+        _placing(plan, prepared),
+        remote.wanted,
+        remote.shelf,
+        matcher.rule.name,
     )
     try:
         done = crew.each(write_bundle, bundles, shared=work, weights=weights)
@@ -278,47 +310,37 @@ def _numbered(new: Sequence[NewFile], first: int) -> list[tuple[int, NewFile]]:
     return list(enumerate(new, first))
 
 
-def _bundles(
-    files: Sequence[tuple[Found, FilePlan]],
-    new: Sequence[tuple[int, NewFile]],
-    *,
-    row_bytes: float,
-    most: float,
-) -> Iterator[Bundle]:
-    """Files that follow each other, as many as have about so many bytes of source rows together."""
-    held, size = Bundle((), ()), 0.0
-    for one, item in files:
-        assert one.noted is not None
-        held = replace(held, files=(*held.files, (one.number, item, one.noted)))
-        size += one.needed * row_bytes
-        if size >= most:
-            yield held
-            held, size = Bundle((), ()), 0.0
-    for number, file in new:
-        count = len(file.rows)
-        held = replace(held, new=(*held.new, (number, replace(file, rows=arange(0)), count)))
-        size += count * row_bytes
-        if size >= most:
-            yield held
-            held, size = Bundle((), ()), 0.0
-    if held.numbers:
-        yield held
+def _bundles(alone: Sequence[Bundle], *, row_bytes: float, tasks: int) -> Iterator[Bundle]:
+    """Files that follow each other together: few source rows wait for them, and every task gets some."""
+    weights = [_weight(bundle, row_bytes) for bundle in alone]
+    most = sum(weights) / (4 * tasks)
+    held: list[Bundle] = []
+    size = weight = 0.0
+    for bundle, mine in zip(alone, weights, strict=True):
+        held.append(bundle)
+        size += bundle.needed * row_bytes
+        weight += mine
+        if size >= BUNDLE_BYTES or weight >= most:
+            yield Bundle.joined(held)
+            held, size, weight = [], 0.0, 0.0
+    if held:
+        yield Bundle.joined(held)
 
 
 def _weight(bundle: Bundle, row_bytes: float) -> int:
-    rows = sum(count for *_, count in bundle.new)
-    return int(sum(item.file.size for _, item, _ in bundle.files) + rows * row_bytes)
+    """Bytes that have to do with writing it."""
+    return int(sum(item.file.size for _, item, _ in bundle.files) + bundle.needed * row_bytes)
 
 
 def _route(
     crew: Crew,
-    plan: Plan,
+    matcher: MergeMatcher,
     remote: RoutedRows,
     probed: Sequence[Probed],
     new: Sequence[tuple[int, NewFile]],
     bundles: Sequence[Bundle],
 ) -> list[Routed]:
-    if not bundles:
+    if not any(bundle.needed for bundle in bundles):
         return []
     numbers = remote.numbers
     ways = [task.ways for task in probed if task.ways is not None]
@@ -330,9 +352,9 @@ def _route(
         remote.shelf,
         _plain(remote.wanted),
         tuple(ways),
-        tuple(bundle.numbers[0] for bundle in bundles),
-        plan.operation,
-        plan.snapshot.root,
+        tuple(bundle.first for bundle in bundles),
+        matcher.rule.name,
+        matcher.plan.snapshot.root,
     )
     parts = remote.spool.parts
     weights = [part.size for part in parts]
@@ -346,8 +368,3 @@ def _remove(remote: RoutedRows, locations: set[str | None]) -> None:
         if location is not None:
             with suppress(OSError):
                 remote.spool.filesystem.delete_file(location)
-
-
-def _light(plan: Plan) -> Plan:
-    """The plan without its files, which travel with the jobs."""
-    return replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))

@@ -25,7 +25,7 @@ from intarsia.engines.arrow.matching import FileMatch, MergeMatcher
 from intarsia.engines.arrow.placing import NewFile, Placing
 from intarsia.engines.arrow.rewrite import Rewrite, rewrite
 from intarsia.engines.spark.crew import Attempt
-from intarsia.engines.spark.reach import refused, unreachable
+from intarsia.engines.spark.reach import telling, unreachable
 from intarsia.engines.spark.source import Part, spool_writer
 
 SORTED_BYTES = 16 << 20
@@ -45,15 +45,13 @@ class Shelf:
     def put(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
         """A new file, under a name that no other attempt has."""
         location = f"{self.directory}/{uuid.uuid4().hex}.arrow"
-        try:
-            with (
-                self.filesystem.open_output_stream(location) as sink,
-                pa.ipc.new_file(sink, schema) as writer,
-            ):
-                for batch in batches:
-                    writer.write_batch(batch)
-        except OSError as error:
-            raise refused(error, "write", location) from error
+        with (
+            telling("write", location),
+            self.filesystem.open_output_stream(location) as sink,
+            pa.ipc.new_file(sink, schema) as writer,
+        ):
+            for batch in batches:
+                writer.write_batch(batch)
         return location
 
     def get(self, location: str, numbers: Sequence[int]) -> list[pa.RecordBatch]:
@@ -291,6 +289,7 @@ class WriteWork:
     placing: Placing
     wanted: pa.Schema
     shelf: Shelf
+    operation: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -301,11 +300,21 @@ class Bundle:
     """Their numbers, what is planned, and where their hits are noted."""
     new: tuple[tuple[int, NewFile, int], ...]
     """The same of new files, each with the count of its rows."""
+    needed: int = 0
+    """How many source rows go to them."""
     rows: tuple[tuple[str, list[int]], ...] = ()
 
     @property
-    def numbers(self) -> list[int]:
-        return [number for number, *_ in (*self.files, *self.new)]
+    def first(self) -> int:
+        """The lowest number of a file."""
+        return min(number for number, *_ in (*self.files, *self.new))
+
+    @staticmethod
+    def joined(bundles: Sequence[Bundle]) -> Bundle:
+        """All of their files; no rows yet."""
+        files = tuple(file for bundle in bundles for file in bundle.files)
+        new = tuple(file for bundle in bundles for file in bundle.new)
+        return Bundle(files, new, sum(bundle.needed for bundle in bundles))
 
 
 def write_bundle(work: WriteWork, job: Bundle) -> list[StagedFile]:
@@ -319,7 +328,8 @@ def write_bundle(work: WriteWork, job: Bundle) -> list[StagedFile]:
         source = _rows_for(number, batches, work)
         known = rows_needed(hits, work.actions)
         assert len(known) == source.num_rows, "rows for a file are missing"
-        local = replace(hits, sources=pc.search_sorted(known, hits.sources).cast(pa.int64()))
+        # A hit whose source row gives no value is left without one: the row has not come.
+        local = replace(hits, sources=pc.index_in(hits.sources, value_set=known).cast(pa.int64()))
         label = f"rewrite-{number:05d}"
         task = Rewrite.of(item.file, local, work.plan, tx, actions=work.actions, label=label)
         staged.append(rewrite(task, source))
@@ -347,7 +357,7 @@ def _rows_for(number: int, batches: Sequence[pa.RecordBatch], work: WriteWork) -
     if not parts:
         return work.wanted.empty_table()
     table = combined(pa.Table.from_batches(parts))
-    return conform_table(table, work.wanted, operation=work.plan.operation, path=work.plan.snapshot.root)
+    return conform_table(table, work.wanted, operation=work.operation, path=work.plan.snapshot.root)
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -368,7 +378,10 @@ def cast_rows(work: CastWork, part: Part) -> Part:
     """The same rows in new types, in a new file; raises SchemaMismatch."""
     location = f"{work.shelf.directory}/{uuid.uuid4().hex}.parquet"
     size = 0
-    with spool_writer(location, work.schema, work.shelf.filesystem) as writer:
+    with (
+        telling("write", location),
+        spool_writer(location, work.schema, work.shelf.filesystem) as writer,
+    ):
         for piece in _pieces(part, work.shelf.filesystem):
             table = conform_table(piece, work.schema, operation=work.operation, path=work.path)
             size += table.nbytes

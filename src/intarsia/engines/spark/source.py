@@ -20,6 +20,7 @@ from intarsia.common.arrow import Source
 from intarsia.common.log import cleanup, logger, redact
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
 from intarsia.common.spool import tidy, tidy_schema
+from intarsia.core.files import Snapshot
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.reach import refused, unreachable
 from intarsia.errors import InputError, SchemaMismatch, StorageError
@@ -108,6 +109,16 @@ Shared = tuple[pafs.FileSystem, str, str]
 """Room beside a dataset: on which file system, in which directory, of which dataset."""
 
 
+def beside(snapshot: Snapshot) -> Shared | None:
+    """A place next to the files, which all of Spark can reach."""
+    if not snapshot.files:
+        return None
+    file = snapshot.files[0]
+    root = file.location.removesuffix(f"/{file.path}")
+    parent, _, name = root.rpartition("/")
+    return snapshot.filesystem, f"{parent}/.{name}.intarsia/spools", root
+
+
 def workspace(spark: Any, shared: Shared | None, asked: str | None) -> Spool:
     """An empty spool: where it was asked for, on this machine where all of Spark is, else beside the table.
 
@@ -119,7 +130,6 @@ def workspace(spark: Any, shared: Shared | None, asked: str | None) -> Spool:
         filesystem, parent = _asked(os.fspath(asked))
     elif shared is None or _is_here(spark):
         filesystem, parent = pafs.LocalFileSystem(), private_base()
-        parents = (parent,)
     else:
         filesystem, parent, dataset = shared
         parents = _missing(filesystem, parent)

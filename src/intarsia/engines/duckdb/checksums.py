@@ -1,0 +1,165 @@
+"""Page checksums of files that DuckDB is about to read: it does not verify them, so it is done here."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from intarsia.common.thrift import Struct, get, read_struct
+from intarsia.core.files import DataFile
+from intarsia.engines.arrow.chunks import PAGE_CHECKSUM, PAGE_STORED, signed
+from intarsia.engines.arrow.reading import FileReader, unreadable_file
+from intarsia.engines.arrow.threads import in_order
+
+__all__ = ["verify", "verify_each"]
+
+_WINDOW = 8 << 20
+_HEADERS = (1 << 10, 1 << 16, _WINDOW)
+"""Bytes in which the header of a page is looked for: most are small, but bounds of texts may stand there."""
+
+
+def verify(
+    file: DataFile,
+    filesystem: pafs.FileSystem,
+    *,
+    columns: Collection[str] | None = None,
+    row_groups: Sequence[int] | None = None,
+) -> None:
+    """Compare every page of a file, or of some columns and row groups, with its checksum.
+
+    Pages are not decoded. A row group whose first page has no checksum is passed over. Memory: some
+    megabytes.
+
+    Raises:
+        DamagedTable: a page is not as it was written.
+        StorageError: the file cannot be read.
+    """
+    footer = file.footer
+    if footer is None:
+        return
+    wanted = range(footer.num_row_groups) if row_groups is None else row_groups
+    try:
+        with filesystem.open_input_file(file.location) as handle:
+            for group in wanted:
+                for column in _suspected(handle, footer, group, columns):
+                    _decode(file, filesystem, group, column)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise unreadable_file(file, error) from error
+
+
+def verify_each(
+    parts: Iterable[tuple[DataFile, Sequence[int] | None]],
+    filesystem: pafs.FileSystem,
+    *,
+    columns: Collection[str] | None = None,
+    threads: int = 1,
+) -> None:
+    """The same of several files, each with the row groups to look at; None for all of them."""
+
+    def work(part: tuple[DataFile, Sequence[int] | None]) -> None:
+        verify(part[0], filesystem, columns=columns, row_groups=part[1])
+
+    for _ in in_order(work, parts, threads=threads):
+        pass
+
+
+def _suspected(
+    handle: pa.NativeFile, footer: pq.FileMetaData, group: int, columns: Collection[str] | None
+) -> Iterator[str]:
+    """The columns of a row group with a page that is not as its checksum says, or is none at all."""
+    meta = footer.row_group(group)
+    for number in range(meta.num_columns):
+        chunk = meta.column(number)
+        pages = _Pages(handle, chunk)
+        if number == 0 and not pages.have_checksums():
+            return
+        column = chunk.path_in_schema
+        named = columns is None or column in columns or column.split(".", 1)[0] in columns
+        if named and not pages.intact():
+            yield column
+
+
+def _decode(file: DataFile, filesystem: pafs.FileSystem, group: int, column: str) -> None:
+    """Have PyArrow say what is wrong with a column; it also reads what only looks wrong."""
+    assert file.footer is not None
+    schema = file.footer.schema.to_arrow_schema()
+    name = column if column in schema.names else column.split(".", 1)[0]
+    with FileReader(replace(file, partition={}), schema, filesystem) as reader:
+        for _ in reader.pieces([name], group):
+            pass
+
+
+@dataclass(slots=True)
+class _Pages:
+    """The pages of one column chunk, looked at through a window."""
+
+    handle: pa.NativeFile
+    chunk: pq.ColumnChunkMetaData
+    _ahead: int = 0
+    _start: int = 0
+    _held: memoryview = field(default_factory=lambda: memoryview(b""), repr=False)
+
+    @property
+    def _place(self) -> int:
+        dictionary = self.chunk.dictionary_page_offset
+        data = self.chunk.data_page_offset
+        return int(min(data, dictionary) if dictionary else data)
+
+    @property
+    def _end(self) -> int:
+        return self._place + int(self.chunk.total_compressed_size)
+
+    def have_checksums(self) -> bool:
+        """Whether the first page has one; also where it cannot be told."""
+        header = self._header(self._place)
+        return header is None or PAGE_CHECKSUM in header[0]
+
+    def intact(self) -> bool:
+        """Whether every page is as its checksum says, and they fill the chunk."""
+        self._ahead, at, end = _WINDOW, self._place, self._end
+        while at < end:
+            header = self._header(at)
+            if header is None:
+                return False
+            page, body = header
+            at = body + get(page, PAGE_STORED, -1)
+            if not body <= at <= end:
+                return False
+            stated = get(page, PAGE_CHECKSUM)
+            if stated is not None and signed(self._checksum(body, at)) != stated:
+                return False
+        return True
+
+    def _header(self, at: int) -> tuple[Struct, int] | None:
+        """The header of the page at a place, and where its body begins; None where there is none."""
+        for size in _HEADERS:
+            try:
+                header, length = read_struct(self._part(at, size))
+            except ValueError:
+                continue
+            return header, at + length
+        return None
+
+    def _checksum(self, at: int, end: int) -> int:
+        checksum = 0
+        while at < end:
+            part = self._part(at, min(end - at, _WINDOW))
+            if not part:
+                return -1
+            checksum = zlib.crc32(part, checksum)
+            at += len(part)
+        return checksum
+
+    def _part(self, at: int, size: int) -> memoryview:
+        """So many bytes, or fewer where the chunk ends."""
+        size = min(size, self._end - at)
+        if not self._start <= at <= at + size <= self._start + len(self._held):
+            self.handle.seek(at)
+            read = self.handle.read_buffer(max(size, min(self._ahead, self._end - at)))
+            self._start, self._held = at, memoryview(read).cast("B")
+        return self._held[at - self._start : at - self._start + size]

@@ -1,0 +1,174 @@
+"""Values, NOT NULL and dictionaries at the edge of what DuckDB holds come through as on PyArrow."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import intarsia as it
+from intarsia.errors import SchemaMismatch
+
+LATE = 10**16
+"""Milliseconds since 1970; microseconds would not fit."""
+
+TIMES = pa.table(
+    {
+        "id": [1, 2, 3, 4],
+        "t": pa.array([0, LATE, -LATE, None], pa.timestamp("ms")),
+        "n": [10, 20, 30, 40],
+        "l": pa.array([[LATE], [0], [], None], pa.list_(pa.timestamp("ms"))),
+    }
+)
+ROWS = pa.table({"id": [2, 9], "t": pa.array([5, -LATE], pa.timestamp("ms")), "n": [21, 90],
+                 "l": pa.array([[1], [LATE]], pa.list_(pa.timestamp("ms")))})  # fmt: skip
+
+OPERATIONS = {
+    "upsert": lambda root, **k: it.merge(ROWS, root, on="id", **k),
+    "upsert by time": lambda root, **k: it.merge(ROWS, root, on="t", null_keys="match", **k),
+    "full_merge": lambda root, **k: it.merge(ROWS, root, on="id", strategy="full_merge", **k),
+    "delete": lambda root, **k: it.delete(root, "n = 20", **k),
+    "delete by time": lambda root, **k: it.delete(root, "t is null", **k),
+    "update": lambda root, **k: it.update(root, {"n": "n + 1"}, "id > 1", **k),
+    "compact": lambda root, **k: it.compact(root, **k),
+    "optimize": lambda root, **k: it.optimize(root, by="n", **k),
+    "optimize by time": lambda root, **k: it.optimize(root, by="t", **k),
+    "deduplicate": lambda root, **k: it.deduplicate(root, on="t", order_by="id", **k),
+    "write": lambda root, **k: it.write(ROWS, root, **k),
+}
+
+
+def _numbers(root):
+    """The rows, times as numbers: Python has no dates that late."""
+    tables = [pq.ParquetFile(file).read() for file in sorted(root.rglob("*.parquet"))]
+    plain = pa.schema([("id", pa.int64()), ("t", pa.int64()), ("n", pa.int64()), ("l", pa.list_(pa.int64()))])
+    found = [row for table in tables for row in table.cast(plain).to_pylist()]
+    return sorted(found, key=lambda row: row["id"])
+
+
+@pytest.mark.parametrize("operation", OPERATIONS)
+@pytest.mark.parametrize("statistics", [True, False])
+def test_times_beyond_microseconds_stay_what_they_are(tmp_path, make_dataset, operation, statistics):
+    roots = [
+        make_dataset(tmp_path / engine, TIMES, files=2, write_statistics=statistics)
+        for engine in ("duckdb", "arrow")
+    ]
+    for root in roots:
+        OPERATIONS[operation](root, engine=root.name)
+    assert _numbers(roots[0]) == _numbers(roots[1])
+
+
+def test_a_source_of_times_beyond_microseconds_meets_files_without_any(tmp_path, make_dataset):
+    root = make_dataset(tmp_path / "t", TIMES.slice(0, 1).drop_columns("l"))
+    for unit in ("ms", "s"):
+        late = pa.array([0, LATE], pa.timestamp("ms")).cast(pa.timestamp(unit))
+        source = pa.table({"id": [1, 2], "t": late, "n": [11, 22]})
+        plan = it.plan("merge", source, root, on="t", engine="duckdb")
+        assert (plan.updated, plan.inserted) == (1, 1)
+
+
+def test_rows_with_times_beyond_microseconds_are_read(tmp_path, make_dataset):
+    from intarsia.datasets.duckdb import DuckDBDatasetIO
+
+    root = make_dataset(tmp_path / "t", TIMES)
+    assert DuckDBDatasetIO().read_parquet(str(root)).equals(TIMES)
+
+
+STRICT = pa.schema(
+    [
+        pa.field("id", pa.int64(), nullable=False),
+        pa.field("s", pa.string(), nullable=False),
+        pa.field("l", pa.list_(pa.int64())),
+        pa.field("x", pa.float64()),
+    ]
+)
+STRICTER = pa.schema(
+    [
+        *STRICT,
+        pa.field("m", pa.list_(pa.field("element", pa.int64(), nullable=False)), nullable=False),
+        pa.field("r", pa.struct([pa.field("a", pa.int64(), nullable=False)])),
+    ]
+)
+
+
+def _strict(schema, ids):
+    columns = {"id": ids, "s": [f"s{n}" for n in ids], "l": [[n] for n in ids], "x": [None for n in ids],
+               "m": [[n] for n in ids], "r": [{"a": n} for n in ids]}  # fmt: skip
+    return pa.table({name: pa.array(columns[name], schema.field(name).type) for name in schema.names},
+                    schema=schema)  # fmt: skip
+
+
+def _required(fields):
+    """Per field whether it is NOT NULL, and the same of what is in it."""
+    return [(not field.nullable, _required([field.type.field(n) for n in range(field.type.num_fields)]))
+            for field in fields]  # fmt: skip
+
+
+CHANGES = {
+    "upsert": lambda root, rows, **k: it.merge(rows, root, on="id", **k),
+    "full_merge": lambda root, rows, **k: it.merge(rows, root, on="id", strategy="full_merge", **k),
+    "delete": lambda root, rows, **k: it.delete(root, "id = 1", **k),
+    "update": lambda root, rows, **k: it.update(root, {"s": "'new'"}, "id = 1", **k),
+    "compact": lambda root, rows, **k: it.compact(root, **k),
+    "optimize": lambda root, rows, **k: it.optimize(root, by="s", **k),
+    "optimize into parts": lambda root, rows, **k: it.optimize(root, by="s", target_rows_per_file=30, **k),
+    "optimize along a curve": lambda root, rows, **k: it.optimize(root, by=["id", "s"], **k),
+    "deduplicate": lambda root, rows, **k: it.deduplicate(root, on="x", order_by="id", **k),
+    "append": lambda root, rows, **k: it.write(rows, root, **k),
+}
+
+
+@pytest.mark.parametrize("operation", CHANGES)
+@pytest.mark.parametrize("schema", [STRICT, STRICTER], ids=["flat", "nested"])
+@pytest.mark.parametrize("statistics", [True, False])
+def test_not_null_stays_in_every_file(tmp_path, make_dataset, operation, schema, statistics):
+    root = make_dataset(tmp_path / "t", _strict(schema, range(100)), files=3, write_statistics=statistics)
+    CHANGES[operation](root, _strict(schema, [1, 200]), engine="duckdb")
+    for file in root.rglob("*.parquet"):
+        assert _required(pq.ParquetFile(file).schema.to_arrow_schema()) == _required(schema), file.name
+
+
+def test_the_plan_says_who_writes_files_with_columns_that_are_not_null(tmp_path, make_dataset):
+    root = make_dataset(tmp_path / "t", _strict(STRICT, range(10)))
+    notes = it.plan("merge", _strict(STRICT, [1, 20]), root, on="id", engine="duckdb").notes
+    assert any("rewritten by PyArrow" in note and "'id' NOT NULL" in note for note in notes), notes
+    assert any(note.startswith("New files are written by PyArrow") for note in notes), notes
+
+
+@pytest.mark.parametrize("strategy", ["upsert", "insert"])
+def test_null_for_a_column_that_is_not_null_is_refused(tmp_path, make_dataset, unchanged, strategy):
+    root = make_dataset(tmp_path / "t", _strict(STRICT, range(10)))
+    source = _strict(STRICT, [1, 50]).set_column(1, "s", pa.nulls(2, pa.string()))
+    with unchanged(root), pytest.raises(SchemaMismatch, match="'s'"):
+        it.merge(source, root, on="id", strategy=strategy, engine="duckdb")
+
+
+NARROW = pa.dictionary(pa.int8(), pa.string())
+
+
+@pytest.mark.parametrize("operation", ["upsert", "append", "compact", "optimize", "delete"])
+def test_dictionaries_with_narrow_numbers_stay_readable(tmp_path, make_dataset, operation):
+    texts = [f"text {number:03d}" for number in range(300)]
+
+    def rows(low, high):
+        return pa.table({"id": range(low, high), "s": range(low, high),
+                         "d": pa.array(texts[low:high]).cast(NARROW)})  # fmt: skip
+
+    root = make_dataset(tmp_path / "t", rows(0, 100))
+    it.write(rows(100, 200), root, engine="arrow")
+    source = rows(150, 270) if operation != "append" else rows(200, 300)
+    done = {
+        "upsert": lambda: it.merge(source, root, on="id", engine="duckdb"),
+        "append": lambda: it.write(source, root, engine="duckdb"),
+        "compact": lambda: it.compact(root, engine="duckdb"),
+        "optimize": lambda: it.optimize(root, by="id", engine="duckdb"),
+        "delete": lambda: it.delete(root, "id = 199", engine="duckdb"),
+    }[operation]()
+    expected = {"upsert": 270, "append": 300, "delete": 199}.get(operation, 200)
+    assert done.total == expected
+    found = []
+    for file in root.rglob("*.parquet"):
+        table = pq.ParquetFile(file).read()
+        assert table.schema.field("d").type == NARROW
+        found += table["d"].cast(pa.string()).to_pylist()
+    assert sorted(found) == texts[:expected]

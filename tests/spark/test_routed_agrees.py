@@ -1,0 +1,127 @@
+"""Random merges whose rows are routed, on a crew in this process: as the in-process engine, row for row.
+
+No JVM is needed, so there is time for many. Everything that tasks are given and give back is pickled, and
+each of them runs twice, as if Spark had repeated it: what the first attempt left behind never counts.
+"""
+
+from __future__ import annotations
+
+import os
+import pickle
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import hypothesis.strategies as st
+import pytest
+from hypothesis import HealthCheck, given, settings
+
+import intarsia as it
+from intarsia.common.arrow import Source, adopt
+from intarsia.engines.spark import SparkEngine, crew, routed, routing
+from intarsia.engines.spark.apart import set_apart
+from intarsia.engines.spark.source import SparkSource, spooled_table, workspace
+from tests.property.test_operations_agree_with_model import KINDS, rows_of
+from tests.spark.test_agrees_with_arrow import cases, made, merge_of, outcome, sources
+
+many = settings(
+    max_examples=1000 if os.environ.get("INTARSIA_HYPOTHESIS") == "full" else 40,
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+)
+
+
+class Conf:
+    def get(self, name: str, default: Any = None) -> Any:
+        return "local[2]" if name == "spark.master" else default
+
+
+class Session:
+    conf = Conf()
+
+
+@dataclass(frozen=True, slots=True)
+class HereCrew(crew.Crew):
+    """Does the work itself, all of it twice."""
+
+    def each(self, work: Any, jobs: Any, *, shared: Any, weights: Any, room: Any = None) -> list[Any]:
+        data = crew.packed((work, shared)) if room is None else set_apart((work, shared), room)
+        return [[self._done(data, job) for _ in range(2)][1] for job in jobs]
+
+    def _done(self, data: Any, job: Any) -> Any:
+        work, shared = crew.work_of(data)
+        return pickle.loads(pickle.dumps(work(shared, crew.opened(crew.packed(job)))))
+
+
+@dataclass(frozen=True, slots=True)
+class HereEngine(SparkEngine):
+    parts: int = 3
+
+    @property
+    def crew(self) -> crew.Crew:
+        return HereCrew(self.spark, 3)
+
+    def adopt(self, source: Any, *, shared: Any = None, **options: Any) -> Source:
+        place = workspace(self.spark, shared, None)
+        spool = spooled_table(adopt(source, **options).table, place, tasks=self.parts)
+        return SparkSource(spool, origin="a table", ordered=True)
+
+
+@pytest.fixture(scope="module")
+def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    base = tmp_path_factory.mktemp("routed")
+    return base / "arrow" / "t", base / "spark" / "t"
+
+
+@pytest.fixture(autouse=True, scope="module")
+def everything_is_routed() -> Iterator[None]:
+    """In many small pieces."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(routed, "ROUTED_BYTES", 0)
+        patch.setattr(routed, "BUNDLE_BYTES", 64)
+        patch.setattr(routing, "SORTED_BYTES", 64)
+        yield
+
+
+CLAUSES = [
+    [
+        it.when_matched("source.v > target.v").update({"s": "source.s || 'x'"}),
+        it.when_matched("source.v = 1").delete(),
+        it.when_matched().update({"v": "target.v + 1"}),
+        it.when_not_matched("v > 1").insert_all(),
+        it.when_not_matched_by_source("v = 2").delete(),
+    ],
+    [
+        it.when_matched("target.v is null").update_all(),
+        it.when_matched().update({"v": "source.v"}),
+        it.when_not_matched().insert_all(),
+    ],
+    [it.when_matched().delete(), it.when_not_matched_by_source("s = 'p'").update({"s": "'alone'"})],
+    [it.when_matched("source.s = 'p'").update({"v": "7"}), it.when_not_matched_by_source().delete()],
+]
+
+
+@given(st.data())
+@many
+def test_routed_merges_agree(roots: tuple[Path, Path], data: st.DataObject) -> None:
+    case = data.draw(cases(KINDS))
+    files = data.draw(st.lists(rows_of(case, unique=False), max_size=3))
+    made(roots, case, files)
+    source = case.table(data.draw(sources(case)))
+    options = merge_of(data, case, not any(files))
+    if any(files) and data.draw(st.booleans()):
+        del options["strategy"]
+        options.pop("dedup_order_by", None)
+        options["clauses"] = data.draw(st.sampled_from(CLAUSES))
+        if data.draw(st.booleans()):
+            same = [f"target.{name} = source.{name}" for name in case.keys]
+            options["on"] = " and ".join([*same, "source.v > 0"])
+    if data.draw(st.booleans()):
+        options["max_rows_per_file"] = 2
+    engines = "arrow", HereEngine(Session(), parts=data.draw(st.integers(1, 4)))
+    found = [
+        outcome(lambda: it.merge(source, root, engine=engine, **options), root, case)  # noqa: B023
+        for engine, root in zip(engines, roots, strict=True)
+    ]
+    assert found[1] == found[0]
