@@ -214,6 +214,21 @@ def api_overwrite(root: str) -> None:
     intarsia.write(source(rows), root, mode="overwrite", partition_by=["p"])
 
 
+def duckdb_upsert(root: str) -> None:
+    intarsia.merge(
+        source((p, k, 1) for p, k in [*CHANGED, (1, 9), (2, 9)]),
+        root,
+        on=["p", "k"],
+        engine="duckdb",
+        threads=1,
+        spool_dir=os.path.dirname(root),
+    )
+
+
+def duckdb_compact(root: str) -> None:
+    intarsia.compact(root, engine="duckdb", threads=1, spool_dir=os.path.dirname(root))
+
+
 def api_recover(root: str) -> None:
     intarsia.recover(root)
 
@@ -238,6 +253,8 @@ OPERATIONS = [
     Operation(
         "intarsia.write overwrite", api_overwrite, OVERWRITTEN, OLD, in_place=False, recover=api_recover
     ),
+    Operation("upsert on DuckDB", duckdb_upsert, UPSERTED, OLD, in_place=True, recover=api_recover),
+    Operation("compact on DuckDB", duckdb_compact, OLD, OLD, in_place=False, recover=api_recover, files=2),
 ]
 
 

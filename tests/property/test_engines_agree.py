@@ -6,7 +6,7 @@ import datetime as dt
 import os
 import shutil
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from decimal import Decimal
 from pathlib import Path
@@ -278,11 +278,28 @@ def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("engines") / "base"
 
 
+@pytest.fixture(scope="session")
+def headstrong() -> Iterator[Any]:
+    """A connection whose every setting that could matter is not the usual one."""
+    duckdb = pytest.importorskip("duckdb")
+    with duckdb.connect() as connection:
+        for setting, value in {
+            "preserve_insertion_order": "false",
+            "default_order": "'desc'",
+            "default_null_order": "'nulls_first'",
+            "default_collation": "'nocase'",
+            "threads": "3",
+            "TimeZone": "'Asia/Tokyo'",
+        }.items():
+            connection.execute(f"SET {setting} = {value}")
+        yield connection
+
+
 @given(st.data())
 @settings(max_examples=500 if FULL else 40, deadline=None, suppress_health_check=list(HealthCheck))
-def test_in_process_engines_agree_with_the_model(base: Path, data: st.DataObject) -> None:
+def test_in_process_engines_agree_with_the_model(base: Path, headstrong: Any, data: st.DataObject) -> None:
     base.mkdir(exist_ok=True)
-    drive(data, base, {"arrow": "arrow", "duckdb": "duckdb"}, steps=4)
+    drive(data, base, {"arrow": "arrow", "duckdb": "duckdb", "beside": headstrong}, steps=4)
 
 
 @pytest.mark.spark

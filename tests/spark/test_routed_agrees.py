@@ -102,15 +102,13 @@ CLAUSES = [
 ]
 
 
-@given(st.data())
-@many
-def test_routed_merges_agree(roots: tuple[Path, Path], data: st.DataObject) -> None:
+def agree(data: st.DataObject, roots: tuple[Path, Path], *, clauses: bool) -> None:
     case = data.draw(cases(KINDS))
-    files = data.draw(st.lists(rows_of(case, unique=False), max_size=3))
+    files = data.draw(st.lists(rows_of(case, unique=False), min_size=int(clauses), max_size=3))
     made(roots, case, files)
     source = case.table(data.draw(sources(case)))
     options = merge_of(data, case, not any(files))
-    if any(files) and data.draw(st.booleans()):
+    if clauses:
         del options["strategy"]
         options.pop("dedup_order_by", None)
         options["clauses"] = data.draw(st.sampled_from(CLAUSES))
@@ -125,3 +123,15 @@ def test_routed_merges_agree(roots: tuple[Path, Path], data: st.DataObject) -> N
         for engine, root in zip(engines, roots, strict=True)
     ]
     assert found[1] == found[0]
+
+
+@given(st.data())
+@many
+def test_routed_strategies_agree(roots: tuple[Path, Path], data: st.DataObject) -> None:
+    agree(data, roots, clauses=False)
+
+
+@given(st.data())
+@many
+def test_routed_clauses_agree(roots: tuple[Path, Path], data: st.DataObject) -> None:
+    agree(data, roots, clauses=True)

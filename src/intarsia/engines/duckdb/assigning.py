@@ -41,6 +41,6 @@ def _rows(task: Rewrite, hits: Hits, scan: Scan, session: Session, columns: list
     with session.fork() as apart, apart.view(pa.table({POS: hits.positions})) as wanted:
         sql = (
             f"SELECT {named(columns, 't')} FROM ({scan.sql(columns, [task.file])}) t"
-            f" SEMI JOIN {wanted} w ON t.{name(POS)} = w.{name(POS)} ORDER BY t.{name(POS)}"
+            f" SEMI JOIN {wanted} w ON t.{name(POS)} = w.{name(POS)} ORDER BY t.{name(POS)} ASC"
         )
         return restored(apart.arrow(sql), task.schema)

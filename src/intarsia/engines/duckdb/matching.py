@@ -69,7 +69,7 @@ def _pairs(
     sql = (
         f"SELECT (t.{name(FILE)} << {_PLACE_BITS}) | t.{name(POS)}, s.{name(SRC)}"  # one number sorts faster
         f" FROM ({scan.sql(tuple(dict.fromkeys(intent.keys)), keys=True)}) t JOIN {loaded.sql} s ON {on}"
-        f" ORDER BY 1{'' if intent.rule.name in STRATEGIES else ', 2'}"
+        f" ORDER BY 1 ASC{'' if intent.rule.name in STRATEGIES else ', 2 ASC'}"
     )
     yield from _by_file(session.batches(sql), len(scan.files))
 
@@ -151,5 +151,5 @@ def _table(scan: Scan, file: DataFile, columns: Sequence[str]) -> pa.Table:
     """Some columns of a whole file, in the order of its rows."""
     if not columns:
         return pa.table({})
-    sql = f"SELECT {named(columns)} FROM ({scan.sql(columns, [file])}) ORDER BY {name(POS)}"
+    sql = f"SELECT {named(columns)} FROM ({scan.sql(columns, [file])}) ORDER BY {name(POS)} ASC"
     return restored(scan.session.arrow(sql), scan.schema)

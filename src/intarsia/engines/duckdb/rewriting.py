@@ -148,7 +148,7 @@ class _Staging:
         )
         with self.session.fork() as session, ExitStack() as stack:
             rows = self._taken(schema.names, file.rows, arange(len(file.rows)), session, stack)
-            order = "" if session.ordered else f" ORDER BY {name(POS)}"
+            order = "" if session.ordered else f" ORDER BY {name(POS)} ASC"
             query = f"SELECT {named(schema.names)} FROM ({optional(schema, rows)}){order}"
             return target.write(session, query, file.path, file.partition, rows=len(file.rows))
 
@@ -177,4 +177,4 @@ def _dropped(task: Rewrite) -> Hits:
 def _order(layout: Layout, schema: pa.Schema, ordered: bool) -> str:
     """As the rows come, which is the file's own order; but within an order that the file declares."""
     declared = declared_order(layout, schema)
-    return f" ORDER BY {', '.join([*declared, name(POS)])}" if declared or not ordered else ""
+    return f" ORDER BY {', '.join([*declared, f'{name(POS)} ASC'])}" if declared or not ordered else ""

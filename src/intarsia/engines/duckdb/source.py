@@ -131,7 +131,7 @@ def refuse_duplicates(
     grouped = _grouped(loaded.table, keys)
     some = session.arrow(
         f"SELECT {name(SRC)} FROM (SELECT {name(SRC)}, count(*) OVER (PARTITION BY {grouped}) AS n"
-        f" FROM {loaded.sql}) WHERE n > 1 ORDER BY 1 LIMIT {_SAMPLES}"
+        f" FROM {loaded.sql}) WHERE n > 1 ORDER BY 1 ASC LIMIT {_SAMPLES}"
     )
     samples = take_rows(loaded.table.select(list(intent.source_keys)), flat(some[SRC]))
     duplicate_keys(samples, intent.source_keys, count, rows, operation=intent.rule.name, path=path)
@@ -169,7 +169,7 @@ def _one_each(session: Session, source: Source, intent: Merge) -> Source:
     with session.view(needed) as view:
         kept = session.arrow(
             f"SELECT {name(SRC)} FROM {view} QUALIFY row_number() OVER (PARTITION BY {_grouped(table, keys)}"
-            f" ORDER BY {', '.join([*order, f'{name(SRC)} DESC'])}) = 1 ORDER BY 1"
+            f" ORDER BY {', '.join([*order, f'{name(SRC)} DESC'])}) = 1 ORDER BY 1 ASC"
         )
     rows = flat(kept[SRC])
     return source if len(rows) == table.num_rows else selected(source, rows)
