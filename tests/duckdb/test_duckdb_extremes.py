@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -133,6 +134,22 @@ def test_the_plan_says_who_writes_files_with_columns_that_are_not_null(tmp_path,
     notes = it.plan("merge", _strict(STRICT, [1, 20]), root, on="id", engine="duckdb").notes
     assert any("rewritten by PyArrow" in note and "'id' NOT NULL" in note for note in notes), notes
     assert any(note.startswith("New files are written by PyArrow") for note in notes), notes
+
+
+@pytest.mark.parametrize("operation", sorted(set(CHANGES) - {"deduplicate"}))
+def test_files_of_duckdb_are_written_by_it_again(tmp_path, rows, operation):
+    """From version 2 on it makes columns NOT NULL that happen to hold no NULL, which binds nobody."""
+    for name in ("here", "there"):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            some = f"SELECT range AS id, 's' || range AS s FROM range({number * 50}, {number * 50 + 50})"
+            duckdb.execute(f"COPY ({some}) TO '{tmp_path}/{name}/{number}.parquet'")
+    source = pa.table({"id": [1, 200], "s": ["new", "more"]})
+    CHANGES[operation](tmp_path / "here", source, engine="arrow")
+    CHANGES[operation](tmp_path / "there", source, engine="duckdb")
+    assert rows(tmp_path / "there") == rows(tmp_path / "here")
+    by = {pq.read_metadata(file).created_by.split()[0] for file in (tmp_path / "there").rglob("*.parquet")}
+    assert by == {"DuckDB"}
 
 
 @pytest.mark.parametrize("strategy", ["upsert", "insert"])

@@ -26,7 +26,7 @@ from tests.property.test_operations_agree_with_model import KINDS, rows_of
 from tests.spark.test_agrees_with_arrow import cases, made, merge_of, outcome, sources
 
 many = settings(
-    max_examples=1000 if os.environ.get("INTARSIA_HYPOTHESIS") == "full" else 40,
+    max_examples=1000 if os.environ.get("INTARSIA_HYPOTHESIS") == "full" else 25,
     deadline=None,
     suppress_health_check=list(HealthCheck),
 )

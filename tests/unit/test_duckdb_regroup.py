@@ -27,6 +27,7 @@ from intarsia.engines.arrow.ordering import Order  # noqa: E402
 from intarsia.engines.duckdb import DuckDBEngine  # noqa: E402
 from intarsia.engines.duckdb.codes import Codes  # noqa: E402
 from intarsia.engines.duckdb.session import Session  # noqa: E402
+from intarsia.engines.duckdb.writing import PROVES_NOT_NULL  # noqa: E402
 from intarsia.errors import ColumnNotFound, InputError, IntarsiaError  # noqa: E402
 
 ENGINES = pytest.mark.parametrize("engine", ["own instance", "connection without order"])

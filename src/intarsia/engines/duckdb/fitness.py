@@ -14,7 +14,7 @@ from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.planning import predicate_columns
 from intarsia.core.prepare import MergeTerms
-from intarsia.core.rule import Action, Insert
+from intarsia.core.rule import Action, Assign, Insert
 from intarsia.engines.arrow.placing import Placing
 from intarsia.engines.arrow.regroup import Form, form_of
 from intarsia.engines.arrow.rewrite import inputs
@@ -31,6 +31,7 @@ __all__ = [
     "looked_at",
     "merge_beyond",
     "optimize_beyond",
+    "placing_beyond",
     "rewrite_beyond",
     "writing_notes",
 ]
@@ -174,7 +175,15 @@ def rewrite_beyond(
     written = pa.schema([schema.field(each) for each in stored])
     asked = {*stored, *inputs(actions)}
     reason = unreadable(file, asked, schema)
-    return reason or beyond_writer(written, layout_of(file.footer), rows=file.rows, file=file)
+    reason = reason or beyond_writer(written, layout_of(file.footer), rows=file.rows, file=file)
+    return reason or _assigned_beyond(written, actions)
+
+
+def _assigned_beyond(written: pa.Schema, actions: Sequence[Action]) -> str | None:
+    """PyArrow refuses NULL for a column that has none."""
+    assigned = {path[0] for action in actions if isinstance(action, Assign) for path, _ in action.values}
+    fixed = [field.name for field in written if not field.nullable and field.name in assigned]
+    return f"{fixed[0]!r} is NOT NULL and is assigned" if fixed else None
 
 
 def _stored(file: DataFile, plan: Plan) -> list[str]:
@@ -192,7 +201,13 @@ def _new_beyond(plan: Plan, matches: Matches) -> str | None:
     asked = intent.partition_columns if isinstance(intent, (Merge, Write)) else None
     columns = plan.snapshot.partition_columns or tuple(asked or ())
     placing = Placing(plan.snapshot, plan.schema, columns, intent.options, plan.operation)
-    return beyond_writer(placing.file_schema(), placing.layout(), rows=matches.inserted)
+    return placing_beyond(placing, matches.inserted)
+
+
+def placing_beyond(placing: Placing, rows: int) -> str | None:
+    """Why DuckDB cannot write new files, which are like the first that is there; None if it can."""
+    first = next((file for file in placing.snapshot.files if file.footer is not None), None)
+    return beyond_writer(placing.file_schema(), placing.layout(), rows=rows, file=first)
 
 
 def _group_notes(plan: Plan) -> tuple[str, ...]:

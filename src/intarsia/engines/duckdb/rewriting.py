@@ -24,13 +24,13 @@ from intarsia.engines.arrow.row_files import RowFiles
 from intarsia.engines.arrow.threads import in_order
 from intarsia.engines.duckdb.assigning import assigned_rows
 from intarsia.engines.duckdb.checksums import verify
-from intarsia.engines.duckdb.fitness import rewrite_beyond
+from intarsia.engines.duckdb.fitness import placing_beyond, rewrite_beyond
 from intarsia.engines.duckdb.overlay import Layer, Overlay
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import POS, name, named
 from intarsia.engines.duckdb.types import sql_type
-from intarsia.engines.duckdb.writing import Target, beyond_writer, declared_order, distinct_values, optional
+from intarsia.engines.duckdb.writing import Target, declared_order, distinct_values, optional
 
 __all__ = ["stage_rows"]
 
@@ -91,7 +91,7 @@ class _Staging:
     def _places(self) -> bool:
         """Whether DuckDB writes new files."""
         placing, rows = self.files.placing, sum(len(file.rows) for file in self.files.new)
-        return beyond_writer(placing.file_schema(), placing.layout(), rows=rows) is None
+        return placing_beyond(placing, rows) is None
 
     def _rewritten(self, task: Rewrite, scan: Scan, dictionary: int | None) -> StagedFile:
         file = task.file

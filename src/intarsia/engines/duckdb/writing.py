@@ -153,13 +153,15 @@ def beyond_writer(
     """Why DuckDB's writer cannot write so many rows as such a file; None if it can, but for what notes tell.
 
     ``tabled`` says that the rows come from a table of DuckDB: of its columns the writer knows, from version
-    2 on, which hold no NULL.
+    2 on, which hold no NULL. ``file`` is the one it replaces, or is like.
     """
     changed = unwritable(schema)
     if changed:
         return f"DuckDB's writer would change the type of {', '.join(changed)}"
+    own = file is not None and _is_own(file)
     for each in schema:
-        if not each.nullable and not (tabled and PROVES_NOT_NULL and not pa.types.is_nested(each.type)):
+        proven = own or (tabled and PROVES_NOT_NULL)
+        if not each.nullable and (pa.types.is_nested(each.type) or not proven):
             return f"DuckDB's writer would not leave {each.name!r} NOT NULL"
         if numbers_fewer(each.type, rows):
             return f"{each.name!r} ({each.type}) may have more values than a dictionary of its type"
@@ -182,6 +184,11 @@ def beyond_writer(
     return None
 
 
+def _is_own(file: DataFile) -> bool:
+    """Whether DuckDB wrote a file: NOT NULL is what it happened to know then, and nobody asked for it."""
+    return file.footer is not None and str(file.footer.created_by).startswith("DuckDB")
+
+
 def unkept_notes(files: Sequence[DataFile], row_group_size: int | None = None) -> tuple[str, ...]:
     """What the plan says of files that DuckDB writes anew, or as the ones beside them."""
     layouts = [layout_of(file.footer) for file in files if file.footer is not None]
@@ -200,6 +207,9 @@ def unkept_notes(files: Sequence[DataFile], row_group_size: int | None = None) -
     schemas = [file.footer.schema.to_arrow_schema() for file in files if file.footer is not None]
     if _CONFUSES_ZEROS and any(_holds_floats(each.type) for schema in schemas for each in schema):
         lost.append("dictionaries (in which this version takes -0.0 for 0.0)")
+    own = [file.footer.schema.to_arrow_schema() for file in files if file.footer and _is_own(file)]
+    if any(not each.nullable for schema in own for each in schema):
+        lost.append("NOT NULL where it had put that there itself and cannot prove it now")
     return (f"DuckDB's writer does not keep {_and(lost)}.",)
 
 
