@@ -69,6 +69,11 @@ class Session:
         }
         if memory_bytes is not None:
             config["memory_limit"] = f"{max(memory_bytes, 64 << 20) // 1024}KiB"
+        else:  # to give memory back after every file, and ask for it again, costs time
+            config |= {
+                "allocator_flush_threshold": "4GB",
+                "allocator_bulk_deallocation_flush_threshold": "4GB",
+            }
         if threads:
             config["threads"] = threads
         with _translated():
