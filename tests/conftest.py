@@ -295,7 +295,8 @@ def spark() -> Iterator[Any]:
     remote = os.environ.get("INTARSIA_SPARK_REMOTE")
     config = {} if remote else {"spark.driver.memory": "1g"}
     try:
-        session = open_session(remote or "local[2]", app="intarsia tests", config=config)
+        # Two attempts per task: now and then Spark finds that an idle Python worker has hung up.
+        session = open_session(remote or "local[2,2]", app="intarsia tests", config=config)
     except NotSupported as error:
         pytest.skip(f"Spark cannot start: {error}")
     yield session
