@@ -14,7 +14,8 @@ ABILITIES = Abilities(
     door="intarsia.datasets.spark.SparkDatasetIO",
     runs="on the executors of a session, classic or Connect",
     unit="a file per task; of optimize, a range",
-    source="sent to every task up to `broadcast_bytes`; beyond, on the executors",
+    source="sent to every task where it is small; of a larger one the columns that decide, and its rows"
+    " through storage; beyond `broadcast_bytes` of those, joined by Spark",
     memory="as the Arrow engine, per task",
     beyond_memory="more tasks and more executors",
     options=("tasks", "broadcast_bytes", "memory_bytes", "spool_dir"),
