@@ -41,7 +41,7 @@ class Session:
         self._temporary: tuple[str, Mark] | None = None
         self._own: Any = None
         self._cursor: Any = None
-        self._collated = False
+        self._collation: str | None = None
         self._filesystems: dict[int, tuple[str, Any]] = {}
         self._guard = threading.Lock()
         self._closed = False
@@ -51,8 +51,8 @@ class Session:
         try:
             if connection is None:
                 connection = self._own = self._instance(memory_bytes, threads, temp_directory)
-            self._collated = _is_collated(connection)
-            self._cursor = _cursor(connection, self._collated)
+            self._collation = _collation(connection)
+            self._cursor = _cursor(connection, self._collation)
             self.run(f"ATTACH ':memory:' AS {name(self._database)}")
             found = self.rows("SELECT current_setting('preserve_insertion_order')::VARCHAR")
             self.ordered = found[0][0] == "true"
@@ -160,10 +160,10 @@ class Session:
     def fork(self) -> Iterator[Session]:
         """The same session with a cursor of its own, for another thread."""
         other = object.__new__(Session)
-        for each in ("_database", "_filesystems", "_guard", "_collated", "ordered"):
+        for each in ("_database", "_filesystems", "_guard", "_collation", "ordered"):
             setattr(other, each, getattr(self, each))
         other._own, other._temporary, other._closed = None, None, True
-        other._cursor = _cursor(self._cursor, self._collated)
+        other._cursor = _cursor(self._cursor, self._collation)
         try:
             yield other
         finally:
@@ -221,25 +221,25 @@ def _temporary(parent: str | None) -> tuple[str, Mark]:
     return directory, held
 
 
-def _is_collated(connection: Any) -> bool:
-    """Whether texts that are not the same may be equal there."""
+def _collation(connection: Any) -> str | None:
+    """By which texts that are not the same may be equal there; None where they never are."""
     with _translated():
         cursor = connection.cursor()
         found = cursor.execute("SELECT current_setting('default_collation')").fetchall()[0][0]
         cursor.close()
-    return str(found).lower() not in ("", "binary")
+    return None if str(found).lower() in ("", "binary") else str(found)
 
 
-def _cursor(connection: Any, collated: bool) -> Any:
+def _cursor(connection: Any, collation: str | None) -> Any:
     """A cursor of its own, on which texts are equal only if they are the same."""
     with _translated():
         cursor = connection.cursor()
-    if collated:
+    if collation is not None:
         try:
             cursor.execute("SET SESSION default_collation = 'binary'")  # of the cursor alone
         except duckdb.Error as error:
             raise NotSupported(
-                "The DuckDB connection compares texts by a collation, and that is locked.",
+                f"The DuckDB connection compares texts by the collation {collation!r}, and that is locked.",
                 hint="RESET default_collation, or pass no connection.",
             ) from error
     return cursor
