@@ -14,14 +14,13 @@ from typing import Any
 
 import hypothesis.strategies as st
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, given, settings
 
 import intarsia as it
 from intarsia.errors import IntarsiaError, KeyColumnError
 from tests.property import model
-from tests.property.test_operations_agree_with_model import KINDS, Case, Kind, partition_of, read
+from tests.property.test_operations_agree_with_model import KINDS, Case, Kind, partition_of, read, written
 
 FULL = os.environ.get("INTARSIA_HYPOTHESIS") == "full"
 STRUCTS = [{"a": 1, "b": None}, {"a": None, "b": ""}]
@@ -229,7 +228,7 @@ def drive(data: st.DataObject, base: Path, engines: dict[str, Any], steps: int) 
     state = [row for rows in files for row in rows]
     roots = {name: base / name / "t" for name in engines}
     for root in roots.values():
-        write_files(root, case, files, groups)
+        written(root, case, files, row_group_size=groups)
     for turn in range(data.draw(st.integers(1, steps))):
         kinds = (
             [merge_step, write_step]
@@ -257,19 +256,6 @@ def drive(data: st.DataObject, base: Path, engines: dict[str, Any], steps: int) 
                 step.name,
             )
         state = step.rows
-
-
-def write_files(root: Path, case: WideCase, files: list[list[model.Row]], groups: int) -> None:
-    for number, rows in enumerate(files):
-        by_part: dict[str, list[model.Row]] = {}
-        for row in rows:
-            by_part.setdefault(f"part={row['part']}" if case.partitioned else "", []).append(row)
-        for directory, mine in by_part.items():
-            path = root / directory / f"f{number}.parquet"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            table = case.table(mine)
-            stored = table.drop_columns(["part"]) if case.partitioned else table
-            pq.write_table(stored, path, row_group_size=groups, coerce_timestamps=None)
 
 
 @pytest.fixture(scope="session")

@@ -122,7 +122,7 @@ def partition_of(row: model.Row, case: Case) -> str:
     return "ab"[sum(map(ord, repr(model.key_of(row, case.keys)))) % 2]
 
 
-def written(root: Path, case: Case, files: list[list[model.Row]]) -> None:
+def written(root: Path, case: Case, files: list[list[model.Row]], *, row_group_size: int = 2) -> None:
     splice.CHUNK_BYTES = 0 if case.spliced else 1 << 20
     for number, rows in enumerate(files):
         by_part: dict[str, list[model.Row]] = {}
@@ -132,9 +132,8 @@ def written(root: Path, case: Case, files: list[list[model.Row]]) -> None:
             path = root / directory / f"f{number}.parquet"
             path.parent.mkdir(parents=True, exist_ok=True)
             table = case.table(mine)
-            pq.write_table(
-                table.drop_columns(["part"]) if case.partitioned else table, path, row_group_size=2
-            )
+            stored = table.drop_columns(["part"]) if case.partitioned else table
+            pq.write_table(stored, path, row_group_size=row_group_size)
 
 
 def read(root: Path, case: Case) -> list[model.Row]:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
 
-from intarsia.core.change import Change, StagedFile
-from intarsia.core.files import DataFile
+from intarsia.core.change import Change
 from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
+from intarsia.engines.arrow.regroup import regrouped
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.jobs import GroupWork, compact_files, light, optimize_files
 from intarsia.engines.spark.ranges import optimize_ranges, range_note
@@ -24,7 +23,7 @@ def stage_compact(
     progress("write files", 0, len(jobs))
     added = crew.each(compact_files, jobs, shared=work, weights=[g.size for g in plan.groups])
     progress("write files", len(jobs), len(jobs))
-    return _regrouped(plan, added, exclusive=False)
+    return regrouped(plan, added, exclusive=False)
 
 
 def stage_optimize(
@@ -53,7 +52,7 @@ def stage_optimize(
         crew, plan, workplace, ranges, drops=gone, memory_bytes=memory_bytes, progress=progress
     )
     plan = replace(plan, notes=(*plan.notes, *range_note(ranges)))
-    return plan, _regrouped(plan, added, exclusive=drops is not None)
+    return plan, regrouped(plan, added, exclusive=drops is not None)
 
 
 def _of_group(drops: Matches, group: FileGroup) -> Matches:
@@ -61,15 +60,3 @@ def _of_group(drops: Matches, group: FileGroup) -> Matches:
     paths = {file.path for file in group.files}
     hits = {path: mine for path, mine in drops.hits.items() if path in paths}
     return Matches(drops.actions, hits, drops.dropped & paths)
-
-
-def _regrouped(plan: Plan, added: Sequence[StagedFile], *, exclusive: bool) -> Change:
-    files: tuple[DataFile, ...] = tuple(file for group in plan.groups for file in group.files)
-    return Change(
-        plan.operation,
-        added=tuple(added),
-        removed=files,
-        planned=files,
-        exclusive=exclusive,
-        properties=plan.intent.properties,
-    )
