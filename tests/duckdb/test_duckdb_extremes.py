@@ -8,7 +8,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.errors import SchemaMismatch
+from intarsia.errors import KeyColumnError, SchemaMismatch
 
 LATE = 10**16
 """Milliseconds since 1970; microseconds would not fit."""
@@ -189,3 +189,28 @@ def test_dictionaries_with_narrow_numbers_stay_readable(tmp_path, make_dataset, 
         assert table.schema.field("d").type == NARROW
         found += table["d"].cast(pa.string()).to_pylist()
     assert sorted(found) == texts[:expected]
+
+
+@pytest.mark.parametrize("strategy", ["upsert", "insert", "full_merge", "deduplicate"])
+def test_keys_that_duckdb_knows_but_cannot_read_in_a_file_are_matched_by_pyarrow(tmp_path, rows, strategy):
+    kind = pa.timestamp("ns")
+    source = pa.table({"k": pa.array([2, 9], kind), "v": [20, 90]})
+    found = {}
+    for engine in ("arrow", "duckdb"):
+        root = tmp_path / engine
+        root.mkdir()
+        table = pa.table({"k": pa.array([1, 2, 3], kind), "v": [1, 2, 3]})
+        pq.write_table(table, root / "a.parquet", use_deprecated_int96_timestamps=True)
+        result = it.merge(source, root, on="k", strategy=strategy, engine=engine)
+        found[engine] = dict(result), rows(root)
+    assert found["duckdb"] == found["arrow"]
+    assert any("matched by PyArrow" in note and "INT96" in note for note in result.notes)
+
+
+def test_a_key_that_stands_twice_is_refused_whoever_matches(tmp_path, unchanged):
+    kind = pa.timestamp("ns")
+    table = pa.table({"k": pa.array([1], kind), "v": [1]})
+    pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
+    source = pa.table({"k": pa.array([9, 9], kind), "v": [0, 1]})
+    with unchanged(tmp_path), pytest.raises(KeyColumnError, match="1 duplicate key in k"):
+        it.merge(source, tmp_path, on="k", engine="duckdb")

@@ -20,7 +20,7 @@ from hypothesis import HealthCheck, given, settings
 import intarsia as it
 from intarsia.errors import IntarsiaError, KeyColumnError
 from tests.property import model
-from tests.property.test_operations_agree_with_model import KINDS, Case, Kind, partition_of, read, written
+from tests.property.test_operations_agree_with_model import KINDS, Case, Kind, read, rows_of, written
 
 FULL = os.environ.get("INTARSIA_HYPOTHESIS") == "full"
 STRUCTS = [{"a": 1, "b": None}, {"a": None, "b": ""}]
@@ -91,22 +91,10 @@ class Numbers:
 def wide_rows(
     draw: st.DrawFn, case: WideCase, number: Numbers, *, unique: bool = False, most: int = 8
 ) -> list[model.Row]:
-    keys = draw(st.lists(st.tuples(*(st.sampled_from(k.values) for k in case.kinds)), max_size=most))
-    rows, seen = [], set()
-    for key in keys:
-        row = dict(zip(case.keys, key, strict=True))
-        mark = model.key_of(row, case.keys)
-        if unique and mark in seen:
-            continue
-        seen.add(mark)
-        row["v"] = draw(st.none() | st.integers(0, 3))
-        row["s"] = draw(st.none() | st.sampled_from(["p", "q"]))
-        row["l"] = draw(st.none() | st.lists(st.integers(0, 2), max_size=2))
+    rows = draw(rows_of(case, unique=unique, most=most))
+    for row in rows:
         row["x"] = draw(st.none() | st.sampled_from(case.beside.values))
         row["n"] = number()
-        if case.partitioned:
-            row["part"] = partition_of(row, case)
-        rows.append(row)
     return rows
 
 

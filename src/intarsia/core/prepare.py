@@ -141,17 +141,24 @@ def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepare
 
 def prepared_merge(terms: MergeTerms, source: Source, *, path: str, rows: int) -> Prepared:
     """A settled merge and its rows, in the types it wants; columns that decide nothing may be left out."""
-    intent, operation = terms.intent, terms.intent.rule.name
+    intent = terms.intent
     table = _checked_rows(intent, source, path).table
-    index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.null_keys == "match")
-    if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error
-        duplicate_source_keys(table, index, intent.source_keys, operation=operation, path=path)
+    index = indexed_keys(intent, table, path)
     ranges = {
         name: KeyRange.of_index(index, number, table[other])
         for number, (name, other) in enumerate(zip(intent.keys, intent.source_keys, strict=True))
     }
     facts = SourceFacts(table.num_rows, ranges, PartitionSet.of(table, terms.pruning))
     return Prepared(intent, terms.schema, terms.partition_columns, table, facts, rows, index)
+
+
+def indexed_keys(intent: Merge, table: pa.Table, path: str) -> KeyIndex:
+    """The index over a source's keys; raises KeyColumnError where one stands twice and must not."""
+    index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.null_keys == "match")
+    operation = intent.rule.name
+    if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error
+        duplicate_source_keys(table, index, intent.source_keys, operation=operation, path=path)
+    return index
 
 
 def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:

@@ -16,7 +16,7 @@ from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Op
 from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress, Transaction
-from intarsia.core.prepare import Prepared, prepare, settle_merge
+from intarsia.core.prepare import Prepared, indexed_keys, prepare, settle_merge
 from intarsia.core.run import settled
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.engines.duckdb.checksums import verify_each
@@ -140,6 +140,9 @@ class DuckDBEngine:
                 matches = match_duplicates(
                     plan, keys=keys, order_by=order_by, session=session, progress=progress
                 )
+            case Merge() as intent if isinstance(prepared.remote, Loaded):  # what DuckDB has is of no use
+                index = indexed_keys(intent, prepared.table, plan.snapshot.root)
+                matches = self._arrow.match(plan, replace(prepared, index=index), progress)
             case _:
                 matches = self._arrow.match(plan, prepared, progress)
         notes = [] if reason is None else [_elsewhere("matched", reason)]

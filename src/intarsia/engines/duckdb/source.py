@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
@@ -69,12 +68,6 @@ class Loaded:
     def sql(self) -> str:
         """The table of row numbers and keys."""
         return self.session.table(_KEYS)
-
-    @contextmanager
-    def rows(self) -> Iterator[str]:
-        """All columns that DuckDB can hold, and the row numbers, while the block lasts."""
-        with self.session.view(numbered(self.table)) as view:
-            yield view
 
 
 def numbered(table: pa.Table) -> pa.Table:
@@ -164,7 +157,7 @@ def _one_each(session: Session, source: Source, intent: Merge) -> Source:
     """The row with the highest order per key; the last one where that does not tell."""
     table = source.table
     keys, orders = tuple(dict.fromkeys(intent.source_keys)), tuple(dict.fromkeys(intent.dedup_order_by))
-    order = [f"{name(each)} DESC NULLS LAST" for each in orders]
+    order = [f"{key(name(each), table.schema.field(each).type)} DESC NULLS LAST" for each in orders]
     needed = numbered(table.select([*keys, *(each for each in orders if each not in keys)]))
     with session.view(needed) as view:
         kept = session.arrow(
