@@ -18,7 +18,7 @@ HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast spark crash property cluster duckdb-oldest bench bench-spark demo tour lock clean distclean
+.PHONY: help setup lint format test test-fast spark crash property cluster cross duckdb-oldest bench bench-spark demo tour lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -87,6 +87,9 @@ property: $(DEV) ## Run the property tests with many more examples
 
 cluster: $(DEV) ## Kill workers, tasks and drivers of a real Spark cluster on this machine (minutes)
 	@INTARSIA_CLUSTER=1 $(BIN)/python -m pytest -q --timeout 600 tests/cluster $(ARGS)
+
+cross: $(DEV) ## Change Iceberg tables in turns with Spark and its own runtime (minutes; fetches two jars once)
+	@INTARSIA_CROSS=$${INTARSIA_CROSS:-short} $(BIN)/python -m pytest -q --timeout 600 tests/cross $(ARGS)
 
 # The package lies beside the others and comes before the one among them.
 $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)

@@ -6,25 +6,34 @@ from :mod:`intarsia.errors`; with ``dry_run=True`` it stops after the plan and w
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Literal
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 import intarsia.show  # noqa: F401  values learn to show themselves
 from intarsia.common.log import logger, operation_log
+from intarsia.common.names import check_columns
+from intarsia.core.expr import resolve
 from intarsia.core.files import Snapshot
 from intarsia.core.inspection import Inspection, inspect_snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
 from intarsia.core.plan import Plan
+from intarsia.core.ports import Table
 from intarsia.core.problems import check_exists
 from intarsia.core.report import MergeResult
-from intarsia.errors import InputError
+from intarsia.engines.arrow.scan import Scan
+from intarsia.errors import InputError, NotSupported
 from intarsia.request import (
     Clauses,
     Columns,
     Target,
     bytes_per_file,
     column_names,
+    iceberg_table,
     key_pairs,
     merge_rule,
     one_of,
@@ -61,7 +70,8 @@ def merge(
     Args:
         source: a table, record batches, a dataset, anything with an Arrow stream (polars, pandas, a
             DuckDB relation), or paths of Parquet, CSV or JSON files.
-        target: path or URL of a Parquet dataset; insert and upsert make it when it does not exist.
+        target: path or URL of a Parquet dataset (insert and upsert make it when it does not exist), a
+            table of PyIceberg, or :func:`iceberg`.
         on: key columns, or a condition such as ``"target.id = source.id and target.open"``.
         strategy: ``insert``, ``update``, ``upsert``, ``full_merge`` or ``deduplicate``.
         clauses: instead of a strategy, :func:`when_matched` and its kin, or SQL text such as ``"when
@@ -76,7 +86,8 @@ def merge(
         options: table (``filesystem``, ``storage_options``, ``control_path``, ``single_writer``,
             ``lock_timeout``, ``retain``), writing (``compression``, ``row_group_size``,
             ``max_rows_per_file``, ``batch_rows``), engine (``threads``, ``memory_bytes``), source
-            (``spool_bytes``, ``spool_dir``), and ``dialect``, ``progress``, ``properties``.
+            (``spool_bytes``, ``spool_dir``), Iceberg (``branch``, ``mode``), and ``dialect``,
+            ``progress``, ``properties``.
 
     Raises:
         KeyColumnError: keys missing, NULL, duplicate or of a nested type.
@@ -286,6 +297,31 @@ def plan(operation: str, *args: Any, **kwargs: Any) -> Plan:
     return made
 
 
+def iceberg(
+    identifier: str | tuple[str, ...],
+    *,
+    catalog: Any,
+    branch: str | None = None,
+    mode: Literal["copy-on-write", "merge-on-read"] | None = None,
+) -> Table:
+    """An Iceberg table as a target: ``it.merge(rows, it.iceberg("db.orders", catalog="lake"), on="id")``.
+
+    Args:
+        identifier: the table's name in the catalog.
+        catalog: a catalog of PyIceberg, the name of a configured one, or a warehouse directory, whose
+            catalog is the SQLite file ``catalog.db`` in it.
+        branch: the branch to read and change; ``main`` if None.
+        mode: how rows go: by rewriting files, or by delete files beside them. None follows the table's
+            properties ``write.delete.mode``, ``write.update.mode`` and ``write.merge.mode``.
+
+    Raises:
+        InputError: there is no such table, catalog or branch.
+        NotSupported: PyIceberg is not installed, or the table is of a kind that cannot be changed.
+    """
+    with operation_log(log, "iceberg", ".".join(identifier) if isinstance(identifier, tuple) else identifier):
+        return iceberg_table(identifier, catalog, branch=branch, mode=mode)
+
+
 def snapshot(target: Target, **options: Any) -> Snapshot:
     """One consistent state of a table, also while a commit is under way or after a crash."""
     with operation_log(log, "snapshot", shown(target)):
@@ -302,6 +338,42 @@ def inspect(target: Target, **options: Any) -> Inspection:
         found = requested("auto", target, options).table.snapshot()
         check_exists(found, "inspect")
         return inspect_snapshot(found)
+
+
+def read(
+    target: Target, *, columns: Columns | None = None, where: Any = None, **options: Any
+) -> pa.RecordBatchReader:
+    """The rows of an Iceberg table as a stream of record batches, of one consistent state.
+
+    Position deletes, deletion vectors and equality deletes are applied, columns found by their ids,
+    files and row groups pruned by ``where``. Memory: a row group per thread.
+
+    Args:
+        target: a table of PyIceberg, or :func:`iceberg`.
+        columns: all of them if None.
+        where: SQL text or a ``pyarrow.compute`` expression; rows for which it is TRUE.
+        options: ``branch``, ``threads``, ``dialect``.
+
+    Raises:
+        ColumnNotFound, InputError: a column or ``where`` does not fit the table.
+        NotSupported: the target is a Parquet dataset, which has ``read_parquet`` and
+            ``snapshot(path).dataset()``.
+    """
+    with operation_log(log, "read", shown(target)):
+        request = requested("arrow", target, options)
+        found = request.table.snapshot()
+        if found.spread is None:
+            raise NotSupported(
+                "a Parquet dataset is read otherwise.", hint="use read_parquet, or snapshot(path).dataset()."
+            )
+        names = column_names(columns, "columns") or tuple(found.schema.names)
+        check_columns(names, found.schema.names, operation="read", path=found.root)
+        predicate = None if where is None else predicate_of(where, request.dialect)
+        if predicate is not None and not isinstance(predicate, pc.Expression):
+            predicate = resolve(predicate, found.schema, expect=pa.bool_())
+        scan = Scan(found, names, predicate)
+        threads = int(options.get("threads") or os.cpu_count() or 1)
+        return pa.RecordBatchReader.from_batches(scan.schema, scan.batches(threads=threads))
 
 
 def recover(target: Target, **options: Any) -> tuple[str, ...]:

@@ -43,7 +43,7 @@ class Whole:
         """The rows of one file; runs in a task."""
         with FileReader(item[0], self.snapshot.schema, self.snapshot.filesystem) as reader:
             for group in range(reader.footer.num_row_groups):
-                yield from reader.pieces(self.snapshot.schema.names, group)
+                yield from reader.live_pieces(self.snapshot.schema.names, group)
 
 
 def frame_of(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:

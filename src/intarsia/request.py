@@ -6,6 +6,8 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, fields
+from importlib import import_module
+from importlib.util import find_spec
 from typing import Any
 
 import pyarrow.compute as pc
@@ -38,6 +40,7 @@ __all__ = [
     "check_whole",
     "column_names",
     "engine_options",
+    "iceberg_table",
     "key_pairs",
     "merge_rule",
     "one_of",
@@ -64,11 +67,19 @@ TABLE_OPTIONS = (
     "lock",
     "retain",
 )
+ICEBERG_OPTIONS = ("branch", "mode")
 _ENGINE_OPTIONS = ("threads", "memory_bytes", "tasks", "broadcast_bytes")
 _WRITE_OPTIONS = tuple(field.name for field in fields(WriteOptions))
 _SPOOL_OPTIONS = ("spool_bytes", "spool_dir")
 _OTHER_OPTIONS = ("dialect", "progress", "properties", "app_id", "batch_id")
-ALL_OPTIONS = (*TABLE_OPTIONS, *_ENGINE_OPTIONS, *_WRITE_OPTIONS, *_SPOOL_OPTIONS, *_OTHER_OPTIONS)
+ALL_OPTIONS = (
+    *TABLE_OPTIONS,
+    *ICEBERG_OPTIONS,
+    *_ENGINE_OPTIONS,
+    *_WRITE_OPTIONS,
+    *_SPOOL_OPTIONS,
+    *_OTHER_OPTIONS,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,7 +153,7 @@ def requested(
         )
     _check_numbers(options)
     _check_kinds({**options, "dry_run": dry_run})
-    table_options = {name: options[name] for name in TABLE_OPTIONS if name in options}
+    table_options = {n: options[n] for n in (*TABLE_OPTIONS, *ICEBERG_OPTIONS) if n in options}
     properties = dict(options.get("properties") or {})
     properties |= {n: str(options[n]) for n in ("app_id", "batch_id") if options.get(n) is not None}
     return Request(
@@ -211,10 +222,18 @@ def _check_paths(source: Any, filesystem: Any) -> None:
 
 
 def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
+    chosen = {name: options[name] for name in ICEBERG_OPTIONS if options.get(name) is not None}
     if isinstance(target, (str, os.PathLike)):
-        return ParquetTable(target, **options)
+        if chosen:
+            raise InputError(
+                f"{', '.join(f'{name}=' for name in chosen)} goes with an Iceberg table, not with a path.",
+                hint='name the table: intarsia.iceberg("db.orders", catalog=...).',
+            )
+        return ParquetTable(target, **{n: value for n, value in options.items() if n in TABLE_OPTIONS})
+    if is_iceberg(target):
+        return iceberg_table(target, **chosen)
     if _is_table(target):
-        table: Table = target
+        table: Table = target.choosing(**chosen) if chosen else target
         return table
     swapped = isinstance(source, (str, os.PathLike)) or _is_table(source)
     raise InputError(
@@ -222,6 +241,26 @@ def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
         path=shown(source) if swapped else None,
         hint="the source comes first, then the target." if swapped else None,
     )
+
+
+def is_iceberg(value: Any) -> bool:
+    """Whether something is a table of PyIceberg, told without importing it."""
+    return any(
+        kind.__name__ == "Table" and kind.__module__ == "pyiceberg.table" for kind in type(value).__mro__
+    )
+
+
+def iceberg_table(target: Any, catalog: Any = None, **options: Any) -> Table:
+    """An Iceberg table, by the object of PyIceberg or by its name in a catalog.
+
+    Raises:
+        NotSupported: PyIceberg is not installed.
+    """
+    if find_spec("pyiceberg") is None or find_spec("fastavro") is None:
+        raise NotSupported("Iceberg tables need PyIceberg.", hint="pip install 'intarsia[iceberg]'.")
+    kind = import_module("intarsia.tables.iceberg.table").IcebergTable
+    table: Table = kind.of(target, catalog, **options)
+    return table
 
 
 def _is_table(value: Any) -> bool:
@@ -330,4 +369,6 @@ def shown(target: Target) -> str:
     """The target as logs and errors name it; nothing for what is no table."""
     if isinstance(target, (str, os.PathLike)):
         return os.fspath(target)
+    if is_iceberg(target):
+        return ".".join(target.name())
     return str(getattr(target, "root", ""))

@@ -50,9 +50,9 @@ def bounds_of(files: Sequence[DataFile], column: str, kind: pa.DataType) -> Boun
     for number, file in enumerate(files):
         footer = file.footer
         if footer is None:
-            found.add(number, 0, file.rows)
+            found.add(number, 0, file.records, *_told(file, column, kind))
             continue
-        position = _leaf(footer, column, max(position, 0))
+        position = _leaf_of(file, footer, column, max(position, 0))
         if position >= 0:
             # The types of a column are the same in most files, and telling them costs far more than that.
             before, leaf = leaf, footer.schema.column(position)
@@ -69,6 +69,21 @@ def bounds_of(files: Sequence[DataFile], column: str, kind: pa.DataType) -> Boun
                 # A file that lacks the column reads as NULL throughout; of a nested one nothing is known.
                 found.add(number, group, rows, nulls=rows if position == _ABSENT else None)
     return found.bounds(kind)
+
+
+def _told(file: DataFile, column: str, kind: pa.DataType) -> tuple[Any, Any, int | None, _Reading | None]:
+    """What the table itself knows of a whole file."""
+    if file.lens is None:
+        return None, None, None, None
+    low, high, nulls = file.lens.bounds(column)
+    return low, high, nulls, _Reading(_plain(kind), raw=True)
+
+
+def _leaf_of(file: DataFile, footer: pq.FileMetaData, column: str, guess: int) -> int:
+    if file.lens is None:
+        return _leaf(footer, column, guess)
+    position = file.lens.leaf(footer, column)
+    return _NESTED if position is None else position  # what it lacks may read as its default
 
 
 class _Found:
@@ -232,6 +247,10 @@ def _converted(values: list[Any], stored: pa.DataType, kind: pa.DataType) -> pa.
         return comparable(column.cast(kind)).combine_chunks()
     except pa.ArrowInvalid:  # a bound outside of the dataset's type proves nothing
         return pa.nulls(len(values), _comparable_type(kind))
+
+
+def _plain(kind: pa.DataType) -> pa.DataType:
+    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _comparable_type(kind: pa.DataType) -> pa.DataType:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.core.files import DataFile
@@ -22,6 +23,19 @@ class StagedFile:
     rows: int
     size: int
     partition: Mapping[str, Any] = field(default_factory=dict)
+    tag: Any = None
+    """The note of the :class:`~intarsia.core.spread.Part` that its rows belong to."""
+    nans: Mapping[str, int] | None = None
+    """How many NaN each column of floats has, by the path of its leaf, where they were counted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Veil:
+    """Rows of a file that go while the file stays."""
+
+    file: DataFile
+    positions: pa.Int64Array = field(repr=False)
+    """Ascending; none of them dead before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,10 +63,14 @@ class Change:
     exclusive: bool = True
     properties: Mapping[str, str] = field(default_factory=dict)
     """Recorded with the commit, such as a streaming query's id and batch."""
+    veiled: tuple[Veil, ...] = ()
+    reads: Any = None
+    """The condition (an Expr over the table's columns) outside of which the operation has read nothing;
+    None is everything."""
 
     @property
     def empty(self) -> bool:
-        return not (self.replaced or self.added or self.removed)
+        return not (self.replaced or self.added or self.removed or self.veiled)
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -16,6 +16,10 @@ from intarsia.core.opened import Look, opened_files
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
+
+    from intarsia.core.layout import Layout
+    from intarsia.core.lens import Lens
+    from intarsia.core.spread import Spread
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,14 @@ class DataFile:
     footer: pq.FileMetaData | None = field(default=None, compare=False, repr=False)
     tag: Any = field(default=None, compare=False, repr=False)
     """The table's own note on the file (an Iceberg table keeps its manifest entry here)."""
+    lens: Lens | None = field(default=None, compare=False, repr=False)
+    """How the file is seen, where its columns are found by id and its rows may be dead; ``rows`` then
+    leaves out the dead ones as far as they are known without reading."""
+
+    @property
+    def records(self) -> int:
+        """The rows that have a position in the file, dead ones included."""
+        return self.rows if self.lens is None else self.lens.records
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,10 +75,36 @@ class Snapshot:
     """True when every file has exactly the dataset's file schema."""
     look: Look | None = field(default=None, compare=False, repr=False)
     """Tells what is at a file's location now; None where files, once written, never change."""
+    spread: Spread | None = field(default=None, compare=False, repr=False)
+    """Which partition a new row goes to, where that is not told by columns in paths; files of such a table
+    are never replaced under their names."""
+    veils: Mapping[str, bool] = field(default_factory=dict, compare=False)
+    """By operation: whether rows that go are veiled by a delete file instead of being left out of a copy."""
+    lineage: bool = False
+    """Whether rows have an identity that they keep when they move."""
+    layout: Layout | None = field(default=None, compare=False, repr=False)
+    """How new files are laid out, where the table says so."""
+    target_bytes: int | None = None
+    """About how large new files are to be, where the table says so."""
+    closer: Callable[[Sequence[DataFile]], Sequence[DataFile]] | None = field(
+        default=None, compare=False, repr=False
+    )
+    """Gives back files with their footers, where a snapshot is taken without them."""
+
+    @property
+    def settled(self) -> bool:
+        """Whether the schema is the table's own, and not yet to be taken from the rows that come first."""
+        return bool(self.files) or self.spread is not None
 
     @property
     def rows(self) -> int:
         return sum(file.rows for file in self.files)
+
+    def looked_into(self, files: Sequence[DataFile]) -> Snapshot:
+        """The same state, with the footers and exact row counts of some files."""
+        assert self.closer is not None
+        known = {file.path: file for file in self.closer(files)}
+        return replace(self, files=tuple(known.get(file.path, file) for file in self.files))
 
     @property
     def size(self) -> int:
@@ -81,6 +119,8 @@ class Snapshot:
     def shown(self, file: DataFile | str) -> str:
         """A file's path in the form the caller gave the root."""
         path = file if isinstance(file, str) else file.path
+        if self.spread is not None:  # whose files are named in full
+            return path
         return f"{self.root.rstrip('/')}/{path}"
 
     def dataset(self) -> ds.FileSystemDataset:

@@ -30,6 +30,12 @@ class Layout:
     """The codec of most columns, and of columns that are new."""
     compression_of: Mapping[str, str] = field(default_factory=dict)
     """The codec of the columns that have another."""
+    compression_level: int | None = None
+    """For all columns; None is the codec's own."""
+    page_bytes: int | None = None
+    page_rows: int | None = None
+    dictionary_bytes: int | None = None
+    """The most a page, and a dictionary, may grow to; None leaves it to the writer."""
     row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
     sorting: tuple[tuple[str, bool, bool], ...] = ()
     """Column, descending, NULLs first: the order every row group declares."""
@@ -52,7 +58,7 @@ class Layout:
 
     def with_compression(self, codec: str) -> Layout:
         """The same layout with one codec for all columns."""
-        return replace(self, compression=codec, compression_of={})
+        return replace(self, compression=codec, compression_of={}, compression_level=None)
 
     def with_row_group_rows(self, rows: int) -> Layout:
         return replace(self, row_group_rows=rows)
@@ -104,7 +110,17 @@ class Layout:
             "store_decimal_as_integer": self.integer_decimals,
             "write_time_adjusted_to_utc": self.utc_times,
             "use_compliant_nested_type": not self.item_lists,
+            **self._limits(),
         }
+
+    def _limits(self) -> dict[str, int]:
+        limits = {
+            "compression_level": self.compression_level,
+            "data_page_size": self.page_bytes,
+            "max_rows_per_page": self.page_rows,
+            "dictionary_pagesize_limit": self.dictionary_bytes,
+        }
+        return {name: limit for name, limit in limits.items() if limit is not None}
 
     def _codecs(self, leaves: Sequence[str]) -> str | dict[str, str]:
         if not any(name in leaves for name in self.compression_of):

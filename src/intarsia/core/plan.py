@@ -14,7 +14,7 @@ from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Intent, Write
 from intarsia.core.matches import Matches
 
-Action = Literal["keep", "scan", "rewrite", "remove", "regroup"]
+Action = Literal["keep", "scan", "rewrite", "veil", "remove", "regroup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,7 +104,7 @@ class Plan:
 
     def refined(self, matches: Matches, *, insert_bytes: int = 0) -> Plan:
         """The plan after matching: scans are settled by what they found."""
-        files = tuple(_settled(plan, matches) for plan in self.files)
+        files = tuple(_settled(plan, matches, self._changed) for plan in self.files)
         return replace(
             self,
             files=files,
@@ -115,6 +115,11 @@ class Plan:
             insert_bytes=insert_bytes,
             notes=(*self.notes, *matches.notes),
         )
+
+    @property
+    def _changed(self) -> Action:
+        """What becomes of a file with rows that are hit."""
+        return "veil" if self.snapshot.veils.get(self.operation) else "rewrite"
 
     def change(self, *, replaced: Sequence[Replacement] = (), added: Sequence[StagedFile] = ()) -> Change:
         """What the plan, once carried out, does to the table's files."""
@@ -136,7 +141,7 @@ class Plan:
         return render.html(self)
 
 
-def _settled(plan: FilePlan, matches: Matches) -> FilePlan:
+def _settled(plan: FilePlan, matches: Matches, changed: Action) -> FilePlan:
     path = plan.file.path
     scanned = plan.action == "scan"
     if path in matches.dropped:
@@ -145,7 +150,7 @@ def _settled(plan: FilePlan, matches: Matches) -> FilePlan:
     hits = matches.hit_rows(path)
     if hits:
         what = "rows hit" if not scanned else "key scan: rows hit"
-        return replace(plan, action="rewrite", reason=what, hits=hits, scanned=scanned)
+        return replace(plan, action=changed, reason=what, hits=hits, scanned=scanned)
     if plan.forced:
         return replace(plan, action="rewrite", reason=plan.forced, scanned=scanned)
     if scanned:

@@ -16,7 +16,7 @@ from intarsia.common.partitions import parse_hive_partition_path
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
-from intarsia.core.pack import pack
+from intarsia.core.pack import FULL, pack
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
 from intarsia.core.prune import (
     KeyRange,
@@ -40,6 +40,8 @@ class SourceFacts:
     ranges: Mapping[str, KeyRange] = field(default_factory=dict)
     """By the target's name of each key column."""
     partitions: PartitionSet = field(default_factory=lambda: PartitionSet(()))
+    parts: frozenset[Any] | None = None
+    """The tags of the partitions that rows go to, where the table deals them out by itself."""
 
 
 def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
@@ -157,15 +159,15 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
     elif intent.mode == "overwrite":
         plans = [FilePlan(file, "remove", "overwritten") for file in snapshot.files]
     else:
-        homes = facts.partitions.rows_of(snapshot.files)
+        homes = _written_to(snapshot, facts)
         plans = [
-            FilePlan(file, "keep", "partition: not in the source")
-            if home is None
-            else FilePlan(file, "remove", "partition overwritten")
+            FilePlan(file, "remove", "partition overwritten")
+            if home
+            else FilePlan(file, "keep", "partition: not in the source")
             for file, home in zip(snapshot.files, homes, strict=True)
         ]
     if any(plan.action == "remove" for plan in plans):
-        notes.append(DUPLICATES_FOR_A_MOMENT)
+        notes += for_a_moment(snapshot)
     return Plan(
         intent,
         snapshot,
@@ -174,6 +176,18 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
         source_rows=facts.rows,
         notes=tuple(notes),
     )
+
+
+def _written_to(snapshot: Snapshot, facts: SourceFacts) -> list[bool]:
+    """Per file whether it is of a partition that rows go to."""
+    if facts.parts is None or snapshot.spread is None:
+        return [home is not None for home in facts.partitions.rows_of(snapshot.files)]
+    return [snapshot.spread.home(file).tag in facts.parts for file in snapshot.files]
+
+
+def for_a_moment(snapshot: Snapshot) -> list[str]:
+    """What readers may see while files are swapped; a table with snapshots swaps all of them at once."""
+    return [DUPLICATES_FOR_A_MOMENT] if snapshot.spread is None else []
 
 
 DUPLICATES_FOR_A_MOMENT = (
@@ -188,7 +202,7 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
     wanted = "" if partition_filter is None else f" matching partition_filter {partition_filter!r}"
     if partition_filter is not None:
         parsed = parse_partition_filter(partition_filter)
-        partitions = [parse_hive_partition_path(file.path) for file in files]
+        partitions = [_place_of(file, snapshot) for file in files]
         _check_filter(parsed, {name for values in partitions for name in values}, snapshot, wanted)
         pairs = zip(files, partitions, strict=True)
         files = tuple(file for file, values in pairs if partition_matches(values, parsed))
@@ -199,6 +213,13 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
             hint="check the path and the partition_filter.",
         )
     return files
+
+
+def _place_of(file: DataFile, snapshot: Snapshot) -> Mapping[str, Any]:
+    """The partition values that a filter is held against."""
+    if snapshot.spread is not None:
+        return snapshot.spread.home(file).values
+    return parse_hive_partition_path(file.path)
 
 
 def _check_filter(parsed: PartitionFilter, found: Collection[str], snapshot: Snapshot, wanted: str) -> None:
@@ -233,14 +254,20 @@ def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
     target_bytes = intent.target_bytes
     if target_bytes is None and intent.target_rows is None:
         target_bytes = DEFAULT_TARGET_BYTES
-    groups = []
-    for members in by_directory(files):
+    stale, current = _by_age(files, snapshot)
+    if stale and target_bytes is not None:  # they may come to lie beside any small file
+        stale += [file for file in current if file.size < target_bytes * FULL]
+        current = [file for file in current if file.size >= target_bytes * FULL]
+    groups = [FileGroup(tuple(stale))] if stale else []
+    for members in by_partition(current, snapshot):
         packed = pack(
             [(file.size, file.rows) for file in members],
             target_bytes=target_bytes,
             target_rows=intent.target_rows,
         )
         groups += [FileGroup(tuple(members[i] for i in group), members[0].partition) for group in packed]
+        lone = set(range(len(members))).difference(*packed)
+        groups += [FileGroup((members[i],)) for i in sorted(lone) if _has_dead(members[i])]
     return _regroup(intent, snapshot, groups, files, kept="already of the target size, or alone")
 
 
@@ -248,7 +275,8 @@ def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
     """Every selected file of a directory is one group, written anew in the order of the curve."""
     files = selected_files(snapshot, intent.partition_filter)
     groups = []
-    for members in by_directory(files):
+    stale, current = _by_age(files, snapshot)
+    for members in [*([stale] if stale else []), *by_partition(current, snapshot)]:
         group = FileGroup(tuple(members), members[0].partition)
         groups.append(replace(group, outputs=_outputs(group, intent)))
     return _regroup(intent, snapshot, groups, files, kept="in order already")
@@ -261,6 +289,31 @@ def _outputs(group: FileGroup, intent: Optimize) -> int:
     by_size = -(-group.size // target_bytes) if target_bytes else 1
     by_rows = -(-group.rows // intent.target_rows) if intent.target_rows else 1
     return max(1, by_size, by_rows)
+
+
+def _by_age(files: Sequence[DataFile], snapshot: Snapshot) -> tuple[list[DataFile], list[DataFile]]:
+    """Files of an earlier partitioning, which are dealt out anew together, and the others."""
+    spread = snapshot.spread
+    if spread is None:
+        return [], list(files)
+    old = {file.path for file in files if spread.stale(file)}
+    return [f for f in files if f.path in old], [f for f in files if f.path not in old]
+
+
+def _has_dead(file: DataFile) -> bool:
+    """Whether writing a file anew leaves rows out that no longer count."""
+    return file.lens is not None and file.lens.has_dead
+
+
+def by_partition(files: Sequence[DataFile], snapshot: Snapshot) -> list[list[DataFile]]:
+    """Files that belong together: by partition where the table tells it, else by directory."""
+    spread = snapshot.spread
+    if spread is None:
+        return by_directory(files)
+    groups: dict[Any, list[DataFile]] = {}
+    for file in sorted(files, key=lambda f: f.path):
+        groups.setdefault(spread.home(file).tag, []).append(file)
+    return list(groups.values())
 
 
 def by_directory(files: Sequence[DataFile]) -> list[list[DataFile]]:
@@ -287,7 +340,7 @@ def _regroup(
         else FilePlan(file, "keep", kept if file.path in chosen else "outside of the partition filter")
         for file in snapshot.files
     ]
-    notes = snapshot.notes + ((DUPLICATES_FOR_A_MOMENT,) if groups else ())
+    notes = (*snapshot.notes, *(for_a_moment(snapshot) if groups else ()))
     return Plan(intent, snapshot, tuple(plans), snapshot.schema, groups=tuple(groups), notes=notes)
 
 

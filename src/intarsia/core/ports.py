@@ -42,6 +42,10 @@ class Workplace(Protocol):
         them.
         """
 
+    def locate(self, path: str) -> str:
+        """Where on the staging file system a file of this table path is, for files that are written where
+        they stay; its directory exists."""
+
 
 class Transaction(Workplace, Protocol):
     """One attempt to change a table, begun by :meth:`Table.transaction`."""

@@ -27,7 +27,7 @@ from intarsia.core.problems import (
 )
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES
-from intarsia.errors import InputError, SchemaMismatch
+from intarsia.errors import InputError, NotSupported, SchemaMismatch
 
 _NOTHING = pa.table({})
 
@@ -77,7 +77,7 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
             return _plain(_resolved_update(intent, snapshot), snapshot)
         case Deduplicate():
             _check_columns([*intent.keys, *intent.order_by], snapshot, "deduplicate")
-            if snapshot.files:  # without any, planning says that there is nothing
+            if snapshot.settled:  # without any file, planning says that there is nothing
                 keys = intent.keys or snapshot.schema.names
                 check_key_types(
                     snapshot.schema, keys, side="target", operation="deduplicate", path=snapshot.root
@@ -169,7 +169,7 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
     check_key_types(source, intent.source_keys, side="source", operation=operation, path=path)
     what = "dedup_order_by column of the source"
     check_columns(intent.dedup_order_by, source.names, operation=operation, path=path, what=what)
-    if not snapshot.files:
+    if not snapshot.settled:
         return
     absent = [name for name in intent.keys if name not in snapshot.schema.names]
     if absent:
@@ -181,11 +181,17 @@ def _merged_schema(
     intent: Merge | Write, snapshot: Snapshot, source: pa.Schema, partition_columns: Sequence[str]
 ) -> pa.Schema:
     operation = intent.rule.name if isinstance(intent, Merge) else intent.mode
-    if not snapshot.files:
+    if not snapshot.settled:
         _check_new_names(source, operation, snapshot.root)
         return _fresh(source, partition_columns)
     if isinstance(intent, Merge) and not intent.rule.replaces_rows:
         return snapshot.schema
+    if intent.schema_evolution is not None and snapshot.spread is not None:
+        raise NotSupported(
+            f"{operation}: schema_evolution= is for Parquet datasets; a table's schema has ids of its own.",
+            path=snapshot.root,
+            hint="evolve the schema with the table's own update_schema() first.",
+        )
     return conform_schema(
         source,
         snapshot.schema,
@@ -243,12 +249,12 @@ def settle_write(intent: Write, snapshot: Snapshot, source: pa.Schema) -> tuple[
     """The dataset's schema after a write, and its partition columns."""
     operation = intent.mode
     replaces_all = operation == "overwrite"
-    base = replace(snapshot, files=()) if replaces_all else snapshot
+    base = replace(snapshot, files=()) if replaces_all and snapshot.spread is None else snapshot
     wanted = intent.partition_columns
     if replaces_all and wanted is None and set(snapshot.partition_columns) <= set(source.names):
         wanted = snapshot.partition_columns
     partition_columns = settle_partition_columns(wanted, base, source, operation)
-    if operation == "overwrite_partitions" and not partition_columns:
+    if operation == "overwrite_partitions" and not partition_columns and snapshot.spread is None:
         raise InputError(
             "overwrite_partitions needs a partitioned dataset.",
             path=snapshot.root,
@@ -262,8 +268,16 @@ def _prepare_write(intent: Write, snapshot: Snapshot, source: Source) -> Prepare
     schema, partition_columns = settle_write(intent, snapshot, source.schema)
     table = conformed(source, schema, operation=operation, path=snapshot.root).table
     apart = PartitionSet.of(table, partition_columns if operation == "overwrite_partitions" else ())
-    facts = SourceFacts(table.num_rows, {}, apart)
+    facts = SourceFacts(table.num_rows, {}, apart, _parts(operation, table, snapshot))
     return Prepared(intent, schema, partition_columns, table, facts, source.rows)
+
+
+def _parts(operation: str, table: pa.Table, snapshot: Snapshot) -> frozenset[Any] | None:
+    """The partitions that a dynamic overwrite replaces, where the table deals rows out by itself."""
+    if operation != "overwrite_partitions" or snapshot.spread is None:
+        return None
+    chosen = table.select(list(snapshot.spread.columns))
+    return frozenset(part.tag for part, _ in snapshot.spread.split(chosen)) if table.num_rows else frozenset()
 
 
 def settle_partition_columns(
@@ -271,6 +285,15 @@ def settle_partition_columns(
 ) -> tuple[str, ...]:
     """The columns the dataset is partitioned by: its layout decides, a new one follows the caller."""
     found = snapshot.partition_columns
+    if snapshot.spread is not None:
+        if asked:
+            raise InputError(
+                f"{operation}: partition columns {listed_names(asked)} were asked for, but the table's own"
+                " partition spec decides.",
+                path=snapshot.root,
+                hint="leave partition_by out, or evolve the table's spec.",
+            )
+        return ()
     if snapshot.files:
         if asked is not None and set(asked) != set(found):
             raise InputError(
@@ -286,13 +309,13 @@ def settle_partition_columns(
 
 
 def _resolved_predicate(where: Any, snapshot: Snapshot) -> Any:
-    if where is None or isinstance(where, pc.Expression) or not snapshot.files:
+    if where is None or isinstance(where, pc.Expression) or not snapshot.settled:
         return where
     return resolve(where, snapshot.schema, expect=pa.bool_())
 
 
 def _resolved_update(intent: Update, snapshot: Snapshot) -> Update:
-    if not snapshot.files:
+    if not snapshot.settled:
         return intent
     values = resolve_assignments(
         intent.assignments,
@@ -306,5 +329,5 @@ def _resolved_update(intent: Update, snapshot: Snapshot) -> Update:
 
 
 def _check_columns(names: Sequence[str], snapshot: Snapshot, operation: str) -> None:
-    if snapshot.files:
+    if snapshot.settled:
         check_columns(names, snapshot.schema.names, operation=operation, path=snapshot.root)

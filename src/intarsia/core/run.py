@@ -12,7 +12,7 @@ from intarsia.core.change import Change, Committed
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Matches
-from intarsia.core.plan import Plan
+from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import (
     plan_compact,
     plan_deduplicate,
@@ -54,9 +54,24 @@ def make_plan(prepared: Prepared, snapshot: Snapshot) -> Plan:
 
 
 def _planned(prepared: Prepared, snapshot: Snapshot, engine: Engine, reason: str) -> Plan:
-    plan = make_plan(prepared, snapshot)
+    plan = _closer(make_plan(prepared, snapshot), prepared)
     notes = (*plan.notes, *prepared.notes)
     return replace(plan, engine=engine.name, engine_reason=reason, notes=notes)
+
+
+def _closer(plan: Plan, prepared: Prepared) -> Plan:
+    """The plan again, with what the footers of the files it has to look into say."""
+    unknown = [item.file for item in plan.files if _needs_footer(item)]
+    if plan.snapshot.closer is None or not unknown:
+        return plan
+    return make_plan(prepared, plan.snapshot.looked_into(unknown))
+
+
+def _needs_footer(item: FilePlan) -> bool:
+    file = item.file
+    if item.action == "remove":  # only its rows are to be counted
+        return file.footer is None and file.lens is not None and not file.lens.counted
+    return item.action != "keep" and file.footer is None
 
 
 def look(intent: Intent, table: Table) -> Plan:

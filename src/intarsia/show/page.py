@@ -137,6 +137,7 @@ def _plan_files(plan: Plan) -> list[Item]:
     found = [
         Item(units.count(kept), "kept", "kept"),
         _some(plan.count("scan"), "to look into", "open"),
+        _some(plan.count("veil"), "with rows veiled", "rewritten"),
         Item(units.count(plan.count("rewrite")), "rewritten", "rewritten"),
         _some(plan.count("regroup"), "rewritten together", "regrouped"),
         Item(units.count(plan.count("remove")), "removed", "removed"),
@@ -186,7 +187,13 @@ def _plan_bytes(plan: Plan) -> list[Item]:
     ]
 
 
-_ACTIONS = {"keep": "kept", "scan": "look into", "rewrite": "rewritten", "remove": "removed"}
+_ACTIONS = {
+    "keep": "kept",
+    "scan": "look into",
+    "rewrite": "rewritten",
+    "veil": "rows veiled",
+    "remove": "removed",
+}
 _NUMBERS = frozenset({"files", "rows", "size", "hits"})
 
 

@@ -82,7 +82,7 @@ def kind_of(plan: FilePlan) -> Kind:
             return "scanned" if plan.scanned else "kept"
         case "scan":
             return "open"
-        case "rewrite":
+        case "rewrite" | "veil":
             return "rewritten"
         case "regroup":
             return "regrouped"

@@ -8,11 +8,13 @@ import pyarrow as pa
 
 from intarsia.core.change import Change, StagedFile
 from intarsia.core.files import DataFile
+from intarsia.core.intent import Compact
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
+from intarsia.engines.arrow.fan_out import FanOut, FreshForm
 from intarsia.engines.arrow.indices import NarrowingSink, widen, widened
 from intarsia.engines.arrow.reading import PIECE_BYTES
-from intarsia.engines.arrow.regroup import Form, check_rows, form_of, pieces_of, regrouped
+from intarsia.engines.arrow.regroup import check_rows, form_of, pieces_of, regrouped
 from intarsia.engines.arrow.row_groups import RowGroups
 from intarsia.engines.arrow.threads import in_order, shares
 
@@ -30,14 +32,16 @@ def stage_compact(plan: Plan, tx: Workplace, *, threads: int, progress: Progress
     groups = list(enumerate(plan.groups))
     outer, readers = shares(threads, len(groups))
 
-    def work(item: tuple[int, FileGroup]) -> StagedFile:
+    def work(item: tuple[int, FileGroup]) -> list[StagedFile]:
         number, group = item
-        return compact_group(group, plan, tx, number=number, readers=readers)
+        if plan.snapshot.spread is not None:
+            return compact_dealt(group, plan, tx, number=number, readers=readers)
+        return [compact_group(group, plan, tx, number=number, readers=readers)]
 
     staged: list[StagedFile] = []
-    for file in in_order(work, groups, threads=outer):
-        staged.append(file)
-        progress("write files", len(staged), len(groups))
+    for done, files in enumerate(in_order(work, groups, threads=outer)):
+        staged += files
+        progress("write files", done + 1, len(groups))
     return regrouped(plan, staged, exclusive=False)
 
 
@@ -50,7 +54,7 @@ def compact_group(
     try:
         row_groups = RowGroups(NarrowingSink(writer, form.schema), form.layout)
         wide = widened(form.schema)
-        for piece in _rows(group, plan, form, readers=readers):
+        for piece in _rows(group, plan, form.schema, readers=readers):
             row_groups.add(widen(piece, wide))
         row_groups.finish()
         staged = writer.close(
@@ -62,11 +66,29 @@ def compact_group(
     return staged
 
 
-def _rows(group: FileGroup, plan: Plan, form: Form, *, readers: int) -> Iterator[pa.Table]:
+def compact_dealt(
+    group: FileGroup, plan: Plan, tx: Workplace, *, number: int, readers: int = 1
+) -> list[StagedFile]:
+    """One group written anew under the table's own partitioning, without the rows that are dead."""
+    intent = plan.intent
+    assert isinstance(intent, Compact)
+    form = FreshForm.of(plan, tx, lineage=True, target_bytes=intent.target_bytes, rows=intent.target_rows)
+    out = FanOut(form, tx, f"compact-{number:05d}")
+    try:
+        for piece in _rows(group, plan, form.schema, readers=readers):
+            out.add(piece)
+        staged = out.close()
+    finally:
+        out.abandon()
+    check_rows(staged, group.rows, group)
+    return staged
+
+
+def _rows(group: FileGroup, plan: Plan, schema: pa.Schema, *, readers: int) -> Iterator[pa.Table]:
     """All rows in file order; small files are read ahead, large ones piece by piece."""
 
     def whole(file: DataFile) -> list[pa.Table]:
-        return list(pieces_of(file, plan, form.schema, batch_rows=plan.intent.options.batch_rows))
+        return list(pieces_of(file, plan, schema, batch_rows=plan.intent.options.batch_rows))
 
     for small, run in _runs(group.files):
         if small:
@@ -74,7 +96,7 @@ def _rows(group: FileGroup, plan: Plan, form: Form, *, readers: int) -> Iterator
                 yield from pieces
         else:
             for file in run:
-                yield from pieces_of(file, plan, form.schema, batch_rows=plan.intent.options.batch_rows)
+                yield from pieces_of(file, plan, schema, batch_rows=plan.intent.options.batch_rows)
 
 
 def _runs(files: tuple[DataFile, ...]) -> Iterator[tuple[bool, list[DataFile]]]:

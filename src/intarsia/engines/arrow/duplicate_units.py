@@ -39,7 +39,12 @@ class Unit:
     @property
     def bases(self) -> list[int]:
         """Where each file's rows begin in a count over all of them, and the end."""
-        return list(accumulate((file.rows for file in self.files), initial=0))
+        return list(accumulate((file.records for file in self.files), initial=0))
+
+    @property
+    def partial(self) -> bool:
+        """Whether only some rows of the files are looked at, so that their positions have to be kept."""
+        return self.cell != () or any(file.lens is not None and file.lens.has_dead for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)

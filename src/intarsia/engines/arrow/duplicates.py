@@ -24,7 +24,7 @@ from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress
 from intarsia.core.rule import Drop
 from intarsia.engines.arrow.duplicate_units import Cutting, Unit
-from intarsia.engines.arrow.overlay import take_rows, without
+from intarsia.engines.arrow.overlay import between, take_rows, without
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.arrow.repeats import key_form, losing, repeated
 from intarsia.engines.arrow.separate import Cell
@@ -129,7 +129,7 @@ def drops_of(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, sca
             positions = pa.concat_arrays(parts)
             positions = positions.take(pc.array_sort_indices(positions))
         deleted += len(positions)
-        if len(positions) == file.rows:
+        if len(positions) == file.rows:  # exact: a file that is scanned has been looked into
             dropped.add(file.path)
         else:
             hits[file.path] = Hits(positions)
@@ -157,7 +157,7 @@ class _Search:
     def losers(self, unit: Unit) -> list[tuple[DataFile, pa.Array]]:
         """The positions that have to go, by file."""
         if not unit.keys:
-            whole = pa.repeat(pa.scalar(0, pa.int64()), unit.bases[-1])
+            whole = self._all_alike(unit)
             rows = self._settle(unit, self._suspects(unit, (), whole, None), count=1)
         elif unit.fits:
             rows = self._by_first_key(unit)
@@ -179,7 +179,7 @@ class _Search:
         if not found.count:
             return pa.array([], pa.int64())
         groups = pc.scatter(found.groups, found.rows, max_index=total - 1)
-        parts = None if unit.cell == () else (positions, counts)
+        parts = (positions, counts) if unit.partial else None
         suspects = self._suspects(unit, unit.keys[1:], groups, parts)
         return self._settle(unit, suspects, count=found.count)
 
@@ -188,20 +188,34 @@ class _Search:
         names = tuple(dict.fromkeys((first, *(span.column for span in unit.cell))))
         values: list[pa.Array] = []
         positions: list[pa.Array] = []
-        for start, table in self._tables(unit, number, names):
-            mask = _inside(table, unit.cell)
+        for start, table, live in self._tables(unit, number, names):
+            mask = _both(_inside(table, unit.cell), live)
             column = table[first].chunk(0)
             values.append(column if mask is None else column.filter(mask))
-            if mask is not None:
-                inside = pc.indices_nonzero(mask).cast(pa.int64())
+            inside = arange(len(column)) if mask is None else pc.indices_nonzero(mask).cast(pa.int64())
+            if unit.partial:
                 positions.append(pc.add(inside, pa.scalar(start, pa.int64())))
         if not values:
             kind = key_form(pa.nulls(0, self.plan.schema.field(first).type)).type
             return _Read(pa.nulls(0, kind), pa.array([], pa.int64()))
         return _Read(pa.concat_arrays(values), pa.concat_arrays(positions) if positions else None)
 
-    def _tables(self, unit: Unit, number: int, names: Sequence[str]) -> Iterator[tuple[int, pa.Table]]:
-        """Columns of a file in key form, with the position of the first row of each table."""
+    def _all_alike(self, unit: Unit) -> pa.Array:
+        """One group of all rows that are not dead, which have no column to differ in."""
+        parts = []
+        for file in unit.files:
+            live = None
+            if file.lens is not None:
+                with FileReader(file, self.plan.schema, self.plan.snapshot.filesystem) as reader:
+                    live = reader.alive(0, file.records)
+            group = pa.repeat(pa.scalar(0, pa.int64()), file.records if live is None else len(live))
+            parts.append(group if live is None else pc.scatter(group, live, max_index=file.records - 1))
+        return pa.concat_arrays(parts)
+
+    def _tables(
+        self, unit: Unit, number: int, names: Sequence[str]
+    ) -> Iterator[tuple[int, pa.Table, pa.Array | None]]:
+        """Columns of a file in key form, the position of each table's first row, and which are not dead."""
         file = unit.files[number]
         wanted = unit.row_groups[number] if unit.row_groups else None
         with FileReader(file, self.plan.schema, self.plan.snapshot.filesystem) as reader:
@@ -211,7 +225,8 @@ class _Search:
                     start += reader.footer.row_group(group).num_rows
                     continue
                 for piece in reader.pieces(names, group):
-                    yield start, pa.table({name: key_form(piece[name]) for name in names})
+                    columns = pa.table({name: key_form(piece[name]) for name in names})
+                    yield start, columns, _mask(reader.alive(start, piece.num_rows), piece.num_rows)
                     start += piece.num_rows
 
     def _suspects(
@@ -226,7 +241,7 @@ class _Search:
         ``groups`` has an entry for each row read: all rows of all files, or those named in ``parts``.
         """
         bases = unit.bases
-        counts = [file.rows for file in unit.files] if parts is None else parts[1]
+        counts = [file.records for file in unit.files] if parts is None else parts[1]
         begins = list(accumulate(counts, initial=0))
         names = tuple(dict.fromkeys((*keys, *self.order_by)))
 
@@ -254,9 +269,9 @@ class _Search:
                 start = 0
                 for group in range(reader.footer.num_row_groups):
                     stop = start + reader.footer.row_group(group).num_rows
-                    if len(_between(positions, start, stop)):
+                    if len(between(positions, start, stop)):
                         for piece in reader.pieces(names, group):
-                            mine = _between(positions, start, start + piece.num_rows)
+                            mine = between(positions, start, start + piece.num_rows)
                             parts.append(
                                 take_rows(
                                     pa.table({name: key_form(piece[name]) for name in names}),
@@ -273,10 +288,10 @@ class _Search:
         bases = unit.bases
         names = tuple(dict.fromkeys((*unit.keys, *self.order_by)))
         for number in range(len(unit.files)):
-            for start, table in self._tables(unit, number, names):
+            for start, table, live in self._tables(unit, number, names):
                 first = bases[number] + start
                 table = table.append_column(_ROW, arange(table.num_rows, first))
-                mask = _inside(table, unit.cell)
+                mask = _both(_inside(table, unit.cell), live)
                 yield table if mask is None else table.filter(mask)
 
     def _settle(self, unit: Unit, tables: Iterable[pa.Table], *, count: int) -> pa.Array:
@@ -318,9 +333,14 @@ def _inside(table: pa.Table, cell: Cell) -> pa.Array | None:
     return mask
 
 
-def _between(positions: pa.Array, start: int, stop: int) -> pa.Array:
-    low, high = pc.search_sorted(positions, pa.array([start, stop], pa.int64())).to_pylist()
-    return positions.slice(low, high - low)
+def _both(one: pa.Array | None, other: pa.Array | None) -> pa.Array | None:
+    if one is None or other is None:
+        return other if one is None else one
+    return pc.and_(one, other)
+
+
+def _mask(rows: pa.Array | None, count: int) -> pa.Array | None:
+    return None if rows is None else pc.is_in(arange(count), value_set=rows)
 
 
 def _one(table: pa.Table, name: str) -> pa.Array:
@@ -334,6 +354,6 @@ def _by_file(unit: Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Array]]:
         return
     rows = rows.take(pc.array_sort_indices(rows))
     for file, base in zip(unit.files, unit.bases, strict=False):
-        mine = _between(rows, base, base + file.rows)
+        mine = between(rows, base, base + file.records)
         if len(mine):
             yield file, pc.subtract(mine, pa.scalar(base, pa.int64()))

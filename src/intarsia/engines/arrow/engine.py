@@ -17,6 +17,7 @@ from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress, Transaction
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.run import settled
+from intarsia.engines.arrow.afresh import stage_afresh
 from intarsia.engines.arrow.compact import stage_compact
 from intarsia.engines.arrow.duplicates import match_duplicates
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
@@ -104,6 +105,8 @@ class ArrowEngine:
                 return stage_optimize(
                     plan, tx, threads=self._threads, memory_bytes=self.memory_bytes, progress=progress
                 )
+            case _ if plan.snapshot.spread is not None:
+                return stage_afresh(plan, matches, prepared, tx, threads=self._threads, progress=progress)
             case _:
                 return self._stage_rows(plan, matches, prepared, tx, progress)
 

@@ -13,6 +13,7 @@ from intarsia.core.files import Snapshot
 from intarsia.core.intent import Merge
 from intarsia.core.keys import flat
 from intarsia.core.plan import FilePlan
+from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import FileReader, constant_key
 
 
@@ -25,6 +26,8 @@ class Piece:
     rows: int
     keys: list[pa.Array]
     table: pa.Table
+    at: pa.Int64Array | None = None
+    """Which rows these are, counted from ``start``, where dead ones are left out; None is all of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +52,10 @@ class KeyColumns:
                 if group in wanted:
                     offset = start
                     for count, table in self._read(reader, [*needed, *extra], group):
-                        yield Piece(plan, offset, count, self._keys(plan, table, count), table)
+                        live = reader.alive(offset, count)
+                        left = count if live is None else len(live)
+                        table = table if live is None else take_rows(table, live)
+                        yield Piece(plan, offset, left, self._keys(plan, table, left), table, live)
                         offset += count
                 start += rows
 

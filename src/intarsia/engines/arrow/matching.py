@@ -184,7 +184,7 @@ class MergeMatcher:
             there, here = there.filter(kept), here.filter(kept)
         if len(here):
             result.matched.append(here)
-        out = _Classified(piece.start)
+        out = _Classified(piece.start, piece.at)
         if self.rule.touches_matched:
             rows, sources = there, here
             if self.source.repeated:
@@ -317,6 +317,8 @@ class _Classified:
     """Rows of one piece with the action that takes each."""
 
     start: int
+    at: pa.Array | None = None
+    """Which rows of the file the piece's are, counted from ``start``; None is all of them."""
     rows: list[pa.Array] = field(default_factory=list)
     sources: list[pa.Array] = field(default_factory=list)
     actions: list[int] = field(default_factory=list)
@@ -338,7 +340,8 @@ def joined(parts: Sequence[_Classified]) -> Hits:
     positions, sources, actions = [], [], []
     for part in parts:
         for rows, source, action in zip(part.rows, part.sources, part.actions, strict=True):
-            positions.append(pc.add(rows, pa.scalar(part.start, pa.int64())))
+            theirs = rows if part.at is None else part.at.take(rows)
+            positions.append(pc.add(theirs, pa.scalar(part.start, pa.int64())))
             sources.append(source)
             actions.append(action)
     if not positions:

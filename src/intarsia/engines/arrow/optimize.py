@@ -20,6 +20,7 @@ from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
 from intarsia.engines.arrow.duplicates import match_duplicates
+from intarsia.engines.arrow.fan_out import FanOut, FreshForm
 from intarsia.engines.arrow.indices import NarrowingSink, widen, widened
 from intarsia.engines.arrow.ordering import Cuts, Order
 from intarsia.engines.arrow.overlay import take_rows
@@ -135,6 +136,8 @@ class NewFiles:
     form: Form
     first: int
     """The number of the first new file."""
+    fresh: FreshForm | None = None
+    """Set where the table deals rows out over partitions by itself."""
 
     @staticmethod
     def of(group: FileGroup, plan: Plan, tx: Workplace, order: Order, *, first: int = 0) -> NewFiles:
@@ -143,16 +146,26 @@ class NewFiles:
         layout = replace(form.layout, sorting=sorting, plain=frozenset())
         if plan.intent.options.row_group_size is None:
             layout = layout.with_row_group_rows(min(layout.row_group_rows, ROW_GROUP_ROWS))
-        return NewFiles(tx, group, replace(form, layout=layout), first)
+        if plan.snapshot.spread is None:
+            return NewFiles(tx, group, replace(form, layout=layout), first)
+        fresh = FreshForm.of(plan, tx, lineage=True)
+        layout = replace(fresh.layout, sorting=sorting, row_group_rows=layout.row_group_rows)
+        fresh = replace(fresh, layout=layout)
+        return NewFiles(tx, group, replace(form, schema=fresh.schema, layout=layout), first, fresh)
 
     def row_group_rows(self, rows: int) -> int:
         """The size of the row groups of a file of so many rows: all about equal."""
         most = self.form.layout.row_group_rows
         return max(1, -(-rows // max(1, -(-rows // most))))
 
-    def write(self, number: int, rows: int, pieces: Iterable[pa.Table]) -> StagedFile:
-        """One new file of so many rows, which come in order; indices of dictionaries may be wide."""
+    def write(self, number: int, rows: int, pieces: Iterable[pa.Table]) -> list[StagedFile]:
+        """One new file of so many rows, which come in order; indices of dictionaries may be wide.
+
+        Where the table deals rows out, one for each of their partitions.
+        """
         form, ordinal = self.form, self.first + number
+        if self.fresh is not None:
+            return self._dealt(self.fresh, ordinal, pieces)
         writer = form.writer(self.tx, f"optimized-{ordinal:05d}")
         try:
             layout = replace(form.layout, row_group_rows=self.row_group_rows(rows), sorting=())
@@ -162,22 +175,32 @@ class NewFiles:
             row_groups.finish()
             partition = self.group.partition
             place = self.tx.place(partition, "optimized", ordinal, beside=self.group.files[0])
-            return writer.close(place, partition)
+            return [writer.close(place, partition)]
         finally:
             writer.abandon()
+
+    def _dealt(self, form: FreshForm, ordinal: int, pieces: Iterable[pa.Table]) -> list[StagedFile]:
+        out = FanOut(form, self.tx, f"optimized-{ordinal:05d}")
+        try:
+            for piece in pieces:
+                out.add(piece)
+            return out.close()
+        finally:
+            out.abandon()
 
     def write_portions(
         self, portions: Iterable[Portion], outputs: int, sorter: Sorter, *, threads: int = 1
     ) -> list[StagedFile]:
         """So many new files of about equal rows, sorted portion by portion; each must fit the sorter."""
 
-        def write(item: tuple[int, list[Span]]) -> StagedFile:
+        def write(item: tuple[int, list[Span]]) -> list[StagedFile]:
             number, mine = item
             rows = sum(span.stop - span.start for span in mine)
             size = self.form.layout.row_group_rows
             return self.write(number, rows, (piece for span in mine for piece in sorter.pieces(span, size)))
 
-        return list(in_order(write, enumerate(spans(list(portions), outputs)), threads=threads))
+        written = in_order(write, enumerate(spans(list(portions), outputs)), threads=threads)
+        return [staged for files in written for staged in files]
 
     def spill(self, schema: pa.Schema) -> Spill:
         """A directory for rows that wait, which no other task and no other attempt has."""
@@ -251,13 +274,14 @@ class _Task:
         table, indices = with_order(tables, self.order)
         edges = self._edges()
 
-        def write(number: int) -> StagedFile:
+        def write(number: int) -> list[StagedFile]:
             mine = indices.slice(edges[number], edges[number + 1] - edges[number])
             size = self.new.row_group_rows(len(mine))
             pieces = (take_rows(table, mine.slice(start, size)) for start in range(0, len(mine), size))
             return self.new.write(number, len(mine), pieces)
 
-        return list(in_order(write, range(len(edges) - 1), threads=self.threads))
+        written = in_order(write, range(len(edges) - 1), threads=self.threads)
+        return [staged for files in written for staged in files]
 
     def _as_they_are(self) -> list[StagedFile]:
         """With no column to order by, the rows file by file."""
@@ -273,7 +297,8 @@ class _Task:
                 count -= min(count, piece.num_rows)
 
         edges = enumerate(pairwise(self._edges()))
-        return [self.new.write(number, high - low, next_rows(high - low)) for number, (low, high) in edges]
+        written = [self.new.write(number, high - low, next_rows(high - low)) for number, (low, high) in edges]
+        return [staged for files in written for staged in files]
 
     def _on_disk(self) -> list[StagedFile]:
         """Deal rows out into portions along the order, then sort and write portion by portion."""

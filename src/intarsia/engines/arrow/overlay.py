@@ -12,7 +12,13 @@ from intarsia.common.spool import take, take_rows, tidy_schema
 from intarsia.core.keys import arange, decoded, flat
 from intarsia.errors import SchemaMismatch
 
-__all__ = ["Overlay", "most_values", "take_rows", "without"]
+__all__ = ["Overlay", "between", "most_values", "take_rows", "without"]
+
+
+def between(positions: pa.Int64Array, start: int, stop: int) -> pa.Int64Array:
+    """Those of some ascending positions that lie in a range."""
+    low, high = pc.search_sorted(positions, pa.array([start, stop], pa.int64())).to_pylist()
+    return positions.slice(low, high - low)
 
 
 class Overlay:

@@ -80,7 +80,7 @@ class Placing:
         row_groups = RowGroups(writer, layout)
         try:
             for rows in _slices(file.rows, len(file.rows) if whole else SLICE_ROWS):
-                table = self._built(rows, file.action, source).select(writer.schema.names)
+                table = self.built(rows, file.action, source).select(writer.schema.names)
                 table = conform_table(table, writer.schema, operation=self.operation, path=self.snapshot.root)
                 row_groups.add(table)
             row_groups.finish()
@@ -118,7 +118,7 @@ class Placing:
                 path=self.snapshot.root,
             )
 
-    def _built(self, rows: pa.Array, action: Insert, source: pa.Table) -> pa.Table:
+    def built(self, rows: pa.Array, action: Insert, source: pa.Table) -> pa.Table:
         """Rows of the dataset, made of some source rows."""
         theirs = take_rows(source, rows) if len(rows) != source.num_rows else source
         return theirs if action.values is None else self._made(theirs, action)
@@ -141,7 +141,7 @@ class Placing:
             yield {}, rows
             return
         apart = list(self.partition_columns)
-        keys = [self._built(part, action, source).select(apart) for part in _slices(rows, SLICE_ROWS * 4)]
+        keys = [self.built(part, action, source).select(apart) for part in _slices(rows, SLICE_ROWS * 4)]
         table = pa.concat_tables(keys).append_column("__row__", arange(len(rows)))
         for partition, part in split_by_partition(table, apart):
             yield partition, rows.take(flat(part["__row__"]))

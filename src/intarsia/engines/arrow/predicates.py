@@ -17,6 +17,7 @@ from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import predicate_columns
 from intarsia.core.rule import Assign, Drop
+from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.errors import ColumnNotFound, InputError, SchemaMismatch
 
@@ -25,7 +26,7 @@ _ROW = "__row__"
 
 def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_rows: int | None) -> Hits:
     """The positions in one file where the predicate is TRUE; reads only the columns it names."""
-    if where is None:
+    if where is None and plan.file.lens is None:
         return Hits(arange(plan.file.rows))
     columns = predicate_columns(where, snapshot.schema)
     wanted = set(plan.row_groups)
@@ -37,11 +38,19 @@ def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_r
             if group in wanted:
                 offset = start
                 for piece in reader.pieces(columns, group, batch_rows=batch_rows):
-                    hit = hit_positions(where, piece)
+                    live = reader.alive(offset, piece.num_rows)
+                    hit = _hits_among(where, piece, live)
                     found.append(pc.add(hit, pa.scalar(offset, pa.int64())))
                     offset += piece.num_rows
             start += rows
     return Hits(pa.concat_arrays(found)) if found else Hits.empty()
+
+
+def _hits_among(where: Predicate, piece: pa.Table, live: pa.Array | None) -> pa.Array:
+    """The rows of a piece that are hit; rows that are dead are not looked at."""
+    rows = piece if live is None else take_rows(piece, live)
+    hit = arange(rows.num_rows) if where is None else hit_positions(where, rows)
+    return hit if live is None else live.take(hit)
 
 
 def settle_predicate(plan: Plan, scans: Sequence[FilePlan], found: Sequence[Hits]) -> Matches:

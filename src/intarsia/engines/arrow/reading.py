@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from itertools import accumulate
 from typing import Any
 
 import pyarrow as pa
@@ -12,7 +13,10 @@ import pyarrow.parquet as pq
 
 from intarsia.common.schema import conform_table
 from intarsia.core.files import DataFile
+from intarsia.core.keys import arange
+from intarsia.core.lens import View
 from intarsia.engines.arrow.chunks import Donor
+from intarsia.engines.arrow.overlay import between, take_rows
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 
 PIECE_ROWS = 1 << 20
@@ -31,8 +35,9 @@ def as_encoded(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
 class FileReader:
     """One data file, its columns given back in the types and order of ``schema``.
 
-    Columns the file lacks are NULL; partition columns come from its path. Memory: what one call
-    returns. Every page checksum that is there is verified.
+    Columns the file lacks are NULL; partition columns come from its path. A file with a lens is seen
+    through it; rows that are dead are given back all the same, and told by :meth:`alive`. Memory: what
+    one call returns. Every page checksum that is there is verified.
     """
 
     def __init__(
@@ -45,6 +50,7 @@ class FileReader:
     ) -> None:
         """``encoded`` columns are given back as dictionaries, the way the file stores them."""
         self.file = file
+        encoded = () if file.lens is not None else encoded
         self.schema = as_encoded(schema, encoded)
         self._bare_name = _unused_name(schema)
         try:
@@ -62,6 +68,13 @@ class FileReader:
         except OSError as error:
             raise unreadable_file(file, error) from error
         self.footer: pq.FileMetaData = self._parquet.metadata
+        self._starts = [0, *accumulate(self._group_rows(n) for n in range(self.footer.num_row_groups))]
+        self._view: View | None = None
+        self.dead: pa.Int64Array | None = None
+        if file.lens is not None:
+            self._view = file.lens.view(self.physical, self.schema)
+            if file.lens.has_dead:
+                self.dead = file.lens.dead(self._parquet, filesystem)
 
     def close(self) -> None:
         self._parquet.close(force=True)
@@ -79,11 +92,34 @@ class FileReader:
     @property
     def stored(self) -> frozenset[str]:
         """The columns the file itself holds."""
-        return frozenset(self.physical.names)
+        return frozenset(self.physical.names) if self._view is None else self._view.stored
+
+    @property
+    def live_rows(self) -> int:
+        """How many rows are not dead."""
+        return self.footer.num_rows - (0 if self.dead is None else len(self.dead))
+
+    def alive(self, start: int, count: int) -> pa.Int64Array | None:
+        """Which of ``count`` rows from a position on are not dead, counted from it; None is all of them."""
+        if self.dead is None:
+            return None
+        gone = between(self.dead, start, start + count)
+        if not len(gone):
+            return None
+        gone = pc.subtract(gone, pa.scalar(start, pa.int64()))
+        rows = arange(count)
+        return rows.filter(pc.invert(pc.is_in(rows, value_set=gone)))
+
+    def start_of(self, row_group: int) -> int:
+        """The position of a row group's first row."""
+        return self._starts[row_group]
+
+    def _group_rows(self, row_group: int) -> int:
+        return int(self.footer.row_group(row_group).num_rows)
 
     def read(self, columns: Sequence[str], row_group: int) -> pa.Table:
         """Some columns of one row group."""
-        return self._complete(self._read(columns, row_group), columns)
+        return self._complete(self._read(columns, row_group), columns, self._starts[row_group])
 
     def pieces(
         self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None
@@ -93,11 +129,12 @@ class FileReader:
         if limit is None:
             yield self.read(columns, row_group)
             return
-        physical = [name for name in columns if name in self.stored]
+        physical = self._physical(columns)
+        first = self._starts[row_group]
         if not physical:
-            rows = self.footer.row_group(row_group).num_rows
+            rows = self._group_rows(row_group)
             for start in range(0, rows, limit):
-                yield self._complete(self._bare(min(limit, rows - start)), columns)
+                yield self._complete(self._bare(min(limit, rows - start)), columns, first + start)
             return
         batches = self._parquet.iter_batches(
             limit, row_groups=[row_group], columns=physical, use_threads=False
@@ -109,7 +146,18 @@ class FileReader:
                 raise unreadable_file(self.file, error) from error
             if batch is None:
                 return
-            yield self._complete(pa.Table.from_batches([batch]).select(physical), columns)
+            yield self._complete(pa.Table.from_batches([batch]).select(physical), columns, first)
+            first += batch.num_rows
+
+    def live_pieces(
+        self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None
+    ) -> Iterator[pa.Table]:
+        """The same without rows that are dead."""
+        start = self._starts[row_group]
+        for piece in self.pieces(columns, row_group, batch_rows=batch_rows):
+            live = self.alive(start, piece.num_rows)
+            start += piece.num_rows
+            yield piece if live is None else take_rows(piece, live)
 
     def piece_rows(self, row_group: int, batch_rows: int | None) -> int | None:
         """How many rows to take at once; None takes the row group whole."""
@@ -122,20 +170,27 @@ class FileReader:
         return None if limit >= rows else limit
 
     def _read(self, columns: Sequence[str], row_group: int) -> pa.Table:
-        physical = [name for name in columns if name in self.stored]
+        physical = self._physical(columns)
         if not physical:
-            return self._bare(self.footer.row_group(row_group).num_rows)
+            return self._bare(self._group_rows(row_group))
         try:
             table = self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
         except (pa.ArrowInvalid, OSError) as error:
             raise unreadable_file(self.file, error) from error
         return table.select(physical)  # the name "a.b" also brings the field b of a struct a
 
+    def _physical(self, columns: Sequence[str]) -> list[str]:
+        if self._view is not None:
+            return self._view.physical(list(columns))
+        return [name for name in columns if name in self.stored]
+
     def _bare(self, rows: int) -> pa.Table:
         """A table of so many rows and no column that counts."""
         return pa.table({self._bare_name: pa.nulls(rows)})
 
-    def _complete(self, table: pa.Table, columns: Sequence[str]) -> pa.Table:
+    def _complete(self, table: pa.Table, columns: Sequence[str], start: int) -> pa.Table:
+        if self._view is not None:
+            return self._view.seen(table, list(columns), start=start)
         rows = table.num_rows
         wanted = pa.schema([self.schema.field(name) for name in columns])
         for name in columns:

@@ -16,7 +16,7 @@ from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Workplace
-from intarsia.engines.arrow.overlay import without
+from intarsia.engines.arrow.overlay import between, without
 from intarsia.engines.arrow.placing import ROW_GROUP_ROWS
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.arrow.writing import FileWriter, stamp
@@ -112,21 +112,24 @@ def pieces_of(
     ``row_groups`` are the only ones to read, if given. Memory: one row group, or a piece of it where it
     is large.
     """
-    with FileReader(file, plan.schema, plan.snapshot.filesystem) as reader:
+    seen = plan.schema if file.lens is None else schema  # which may have more than the table's columns
+    with FileReader(file, seen, plan.snapshot.filesystem) as reader:
         wanted = range(reader.footer.num_row_groups) if row_groups is None else row_groups
-        start = sum(reader.footer.row_group(group).num_rows for group in range(wanted.start))
+        start = reader.start_of(wanted.start)
         for group in wanted:
             for piece in reader.pieces(schema.names, group, batch_rows=batch_rows):
                 count = piece.num_rows
-                if skip is not None:
-                    positions = skip.within(start, start + count).positions
-                    piece = without(piece, pc.subtract(positions, pa.scalar(start, pa.int64())))
+                gone = [] if skip is None else [skip.within(start, start + count).positions]
+                gone += [] if reader.dead is None else [between(reader.dead, start, start + count)]
+                if gone:
+                    positions = pc.subtract(pa.concat_arrays(gone), pa.scalar(start, pa.int64()))
+                    piece = without(piece, positions)
                 start += count
                 if piece.num_rows:
                     yield as_written(piece, schema, operation=plan.operation, path=file.path)
-        if start != file.rows and row_groups is None:
+        if start != file.records and row_groups is None:
             raise DamagedTable(
-                f"{file.path} has {start:,} rows, but its footer says {file.rows:,}.", path=file.path
+                f"{file.path} has {start:,} rows, but its footer says {file.records:,}.", path=file.path
             )
 
 

@@ -140,7 +140,7 @@ def _encoded_anew(
             whole = not recut and reader.piece_rows(group, task.options.batch_rows) is None
             for piece in reader.pieces(wanted, group, batch_rows=task.options.batch_rows):
                 hits = task.hits.within(start, start + piece.num_rows)
-                changed, _ = _apply(piece, _local(hits, start), task, source)
+                changed, _ = apply_hits(piece, _local(hits, start), task, source)
                 start += piece.num_rows
                 changed = _written_form(changed.select(stored), writer.schema, task)
                 if whole:
@@ -207,7 +207,7 @@ def _new_columns(
         return pa.table({})
     wanted = [*read, *(name for name in _partition_inputs(task) if name not in read)]
     before = reader.read(wanted, group)
-    after, changed = _apply(before, hits, task, source)
+    after, changed = apply_hits(before, hits, task, source)
     if after.num_rows == before.num_rows:
         sorted_ = in_declared_order(after, order) if moving else after
         if sorted_ is after:
@@ -302,7 +302,7 @@ def _local(hits: Hits, start: int) -> Hits:
     return Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
 
 
-def _apply(
+def apply_hits(
     table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None
 ) -> tuple[pa.Table, frozenset[str]]:
     """The table as it is afterwards, and the columns in which rows that stay have changed."""

@@ -37,6 +37,11 @@ class RowGroups:
         self._count = 0
         self._bytes = 0
 
+    @property
+    def waiting_bytes(self) -> int:
+        """The rows that wait for their row group to fill."""
+        return self._bytes
+
     def add(self, table: pa.Table) -> None:
         self._waiting.append(table)
         self._count += table.num_rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -88,6 +88,7 @@ class FileWriter:
         layout: Layout,
         metadata: Mapping[bytes, bytes],
         encoded: Collection[str] = (),
+        count_nans: bool = False,
     ) -> None:
         """``encoded`` columns come as dictionaries and are written as such; readers see plain values."""
         self.location = location
@@ -97,6 +98,12 @@ class FileWriter:
         self._filesystem = filesystem
         self._writer: pq.ParquetWriter | None = None
         self._sink: Any = None
+        self._nans: dict[str, int] | None = {} if count_nans else None
+
+    @property
+    def size(self) -> int:
+        """The bytes written so far, without the open row group."""
+        return 0 if self._sink is None else int(self._sink.tell())
 
     def write(self, table: pa.Table) -> None:
         """One row group of exactly these rows; two where a dictionary cannot number all their values."""
@@ -106,6 +113,8 @@ class FileWriter:
             self.write(table.slice(half))
         elif table.num_rows:
             self._guard(lambda writer: writer.write_table(table, row_group_size=table.num_rows), table)
+            if self._nans is not None:
+                _count_nans(table, self._nans)
 
     def close(self, path: str, partition: Mapping[str, Any]) -> StagedFile:
         """Finish the file and say what it is."""
@@ -117,7 +126,7 @@ class FileWriter:
             size = self._filesystem.get_file_info(self.location).size
         except OSError as error:
             raise self._failure(error) from error
-        return StagedFile(self.location, path, self.rows, size or 0, dict(partition))
+        return StagedFile(self.location, path, self.rows, size or 0, dict(partition), nans=self._nans)
 
     def abandon(self) -> None:
         """Let go of the handles after an error; the staged bytes are swept with the transaction."""
@@ -144,6 +153,22 @@ class FileWriter:
 
     def _failure(self, error: OSError) -> StorageError:
         return not_written(error, self.location)
+
+
+def _count_nans(table: pa.Table, counts: dict[str, int]) -> None:
+    """Add the NaN of every column of floats, also inside structs, to the counts."""
+    for field, column in zip(table.schema, table.columns, strict=True):
+        for path, values in _floats(field.name, column):
+            found = pc.sum(pc.is_nan(values), min_count=0).as_py()
+            counts[path] = counts.get(path, 0) + (found or 0)
+
+
+def _floats(path: str, column: Any) -> Iterator[tuple[str, Any]]:
+    if pa.types.is_floating(column.type):
+        yield path, column
+    elif pa.types.is_struct(column.type):
+        for field in column.type:
+            yield from _floats(f"{path}.{field.name}", pc.struct_field(column, field.name))
 
 
 def not_written(error: OSError, location: str) -> StorageError:

@@ -226,3 +226,6 @@ class Attempt:
 
     def place(self, partition: Any, prefix: str, ordinal: int, *, beside: Any = None) -> str:
         return self.place_of.place(partition, prefix, ordinal, beside=beside)
+
+    def locate(self, path: str) -> str:
+        return self.place_of.locate(path)

@@ -83,6 +83,9 @@ class Named:
     def place(self, partition: Any, prefix: str, ordinal: int, *, beside: Any = None) -> str:
         return self.place_of.place(partition, f"{prefix}-{self.mark}", ordinal, beside=beside)
 
+    def locate(self, path: str) -> str:
+        return self.place_of.locate(path)
+
 
 def place_rows(
     crew: Crew,

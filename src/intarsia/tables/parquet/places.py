@@ -31,6 +31,10 @@ class Places:
         check_data_path(path)
         return path
 
+    def locate(self, path: str) -> str:
+        """Where a file of the dataset lies; new ones get there by their commit only."""
+        return f"{self.root}/{path}"
+
     def _directory(self, partition: Mapping[str, Any]) -> str:
         order = [column for column in self.partition_columns if column in partition]
         values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
@@ -52,3 +56,6 @@ class ParquetWorkplace:
         self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
         return self.places.place(partition, prefix, ordinal, beside=beside)
+
+    def locate(self, path: str) -> str:
+        return self.places.locate(path)

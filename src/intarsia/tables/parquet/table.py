@@ -171,6 +171,10 @@ class ParquetTransaction:
         """The table path of a new file: in its partition's directory, or in that of the file ``beside``."""
         return self._places.place(partition, prefix, ordinal, beside=beside)
 
+    def locate(self, path: str) -> str:
+        """Where a file of the dataset lies."""
+        return self._places.locate(path)
+
     def workplace(self) -> ParquetWorkplace:
         """Where to write and what to call files, as a value for another process."""
         return ParquetWorkplace(self._places, self.staging)

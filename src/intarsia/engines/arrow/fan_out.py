@@ -1,0 +1,203 @@
+"""Rows dealt out over the partitions of a table: one open file for each, cut to size; knows no operation."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia.common.schema import conform_table
+from intarsia.core.change import StagedFile
+from intarsia.core.files import Snapshot
+from intarsia.core.intent import WriteOptions
+from intarsia.core.layout import Layout
+from intarsia.core.lens import with_lineage
+from intarsia.core.plan import Plan
+from intarsia.core.ports import Workplace
+from intarsia.core.spread import Part, Spread
+from intarsia.engines.arrow.overlay import take_rows
+from intarsia.engines.arrow.placing import ROW_GROUP_ROWS
+from intarsia.engines.arrow.row_groups import RowGroups
+from intarsia.engines.arrow.writing import FileWriter, stamp
+
+BUFFERED_BYTES = 128 << 20
+"""Rows that wait for their row group to fill, over all partitions of one dealer."""
+TARGET_BYTES = 512 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class FreshForm:
+    """How new files of a table that deals rows out by itself are written; a value that travels."""
+
+    schema: pa.Schema
+    layout: Layout
+    spread: Spread
+    metadata: Mapping[bytes, bytes]
+    operation: str
+    root: str
+    target_bytes: int = TARGET_BYTES
+    max_rows: int | None = None
+    lineage: bool = field(default=False)
+    """Whether the files say which rows theirs were before."""
+
+    @staticmethod
+    def of(
+        plan: Plan,
+        tx: Workplace,
+        *,
+        lineage: bool,
+        target_bytes: int | None = None,
+        rows: int | None = None,
+    ) -> FreshForm:
+        """``lineage`` is asked for where rows come that were there before."""
+        snapshot, options = plan.snapshot, plan.intent.options
+        assert snapshot.spread is not None
+        keeps = lineage and snapshot.lineage
+        return FreshForm(
+            schema=with_lineage(plan.schema) if keeps else plan.schema,
+            layout=_layout(snapshot, options),
+            spread=snapshot.spread,
+            metadata=stamp(tx.txid, plan.schema, ()),
+            operation=plan.operation,
+            root=snapshot.root,
+            target_bytes=target_bytes or snapshot.target_bytes or TARGET_BYTES,
+            max_rows=rows or options.max_rows_per_file,
+            lineage=keeps,
+        )
+
+
+def _layout(snapshot: Snapshot, options: WriteOptions) -> Layout:
+    layout = snapshot.layout or Layout(row_group_rows=ROW_GROUP_ROWS)
+    assert snapshot.spread is not None
+    layout = replace(layout, sorting=snapshot.spread.sorting)
+    if options.compression is not None:
+        layout = layout.with_compression(options.compression)
+    if options.row_group_size is not None:
+        layout = layout.with_row_group_rows(options.row_group_size)
+    return layout
+
+
+class FanOut:
+    """Takes rows in any order and writes each to a file of its partition.
+
+    Memory: a row group of each partition, and no more than ``BUFFERED_BYTES`` over all of them. Nothing
+    of it counts until a commit names the files.
+    """
+
+    def __init__(self, form: FreshForm, tx: Workplace, label: str) -> None:
+        """``label`` must be unique within the transaction."""
+        self._form = form
+        self._tx = tx
+        self._label = label
+        self._open: dict[Any, _Open] = {}
+        """By the tag of their partition."""
+        self._ordinal = 0
+        self._buffered = 0
+        self._done: list[StagedFile] = []
+
+    def add(self, table: pa.Table) -> None:
+        """Rows with at least the table's columns, in any order."""
+        if not table.num_rows:
+            return
+        form = self._form
+        table = conform_table(
+            _completed(table, form.schema), form.schema, operation=form.operation, path=form.root
+        )
+        for part, rows in form.spread.split(table):
+            self._add(part, table if rows is None else take_rows(table, rows))
+        if self._buffered > BUFFERED_BYTES:
+            self._flush()
+
+    def close(self) -> list[StagedFile]:
+        """Finish every file and say what they are."""
+        for state in list(self._open.values()):
+            self._finish(state.part)
+        return self._done
+
+    def abandon(self) -> None:
+        """Let go of the handles after an error."""
+        for state in self._open.values():
+            with suppress(OSError):
+                state.writer.abandon()
+
+    def _add(self, part: Part, table: pa.Table) -> None:
+        state = self._opened(part)
+        limit = self._form.max_rows
+        while limit is not None and state.rows + table.num_rows > limit:
+            first = table.slice(0, limit - state.rows)
+            state.add(first)
+            self._finish(part)
+            table = table.slice(first.num_rows)
+            state = self._opened(part)
+        before = state.buffered
+        state.add(table)
+        self._buffered += state.buffered - before
+        if state.writer.size >= self._form.target_bytes:
+            self._finish(part)
+
+    def _opened(self, part: Part) -> _Open:
+        state = self._open.get(part.tag)
+        if state is None:
+            form, tx = self._form, self._tx
+            path = tx.place(part.values, f"{self._label}{tx.staging.attempt}", self._ordinal)
+            self._ordinal += 1
+            writer = FileWriter(
+                tx.locate(path),
+                form.schema,
+                filesystem=tx.staging.filesystem,
+                layout=form.layout,
+                metadata=form.metadata,
+                count_nans=True,
+            )
+            state = _Open(part, path, writer, RowGroups(writer, form.layout))
+            self._open[part.tag] = state
+        return state
+
+    def _finish(self, part: Part) -> None:
+        state = self._open.pop(part.tag)
+        self._buffered -= state.buffered
+        try:
+            state.row_groups.finish()
+            staged = state.writer.close(state.path, part.values)
+        finally:
+            state.writer.abandon()
+        self._done.append(replace(staged, tag=part.tag))
+
+    def _flush(self) -> None:
+        """Write what waits most, until half of the room is free."""
+        for state in sorted(self._open.values(), key=lambda one: -one.buffered):
+            if self._buffered <= BUFFERED_BYTES // 2:
+                return
+            self._buffered -= state.buffered
+            state.row_groups.finish()
+
+
+@dataclass(slots=True)
+class _Open:
+    """A file that is being written."""
+
+    part: Part
+    path: str
+    writer: FileWriter
+    row_groups: RowGroups
+    rows: int = 0
+
+    @property
+    def buffered(self) -> int:
+        return self.row_groups.waiting_bytes
+
+    def add(self, table: pa.Table) -> None:
+        if table.num_rows:
+            self.row_groups.add(table)
+            self.rows += table.num_rows
+
+
+def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """Columns that rows of this kind do not have, as NULL: a row that is new has no identity yet."""
+    absent: Sequence[pa.Field] = [f for f in schema if f.name not in table.column_names and f.nullable]
+    for missing in absent:
+        table = table.append_column(missing.name, pa.nulls(table.num_rows, missing.type))
+    return table.select(schema.names)

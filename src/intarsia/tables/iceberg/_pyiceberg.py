@@ -1,0 +1,71 @@
+"""Everything that leans on private names of PyIceberg; no other module does."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
+
+from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.io import FileIO
+from pyiceberg.serializers import ToOutputFile
+from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, TableMetadataV3
+from pyiceberg.typedef import IcebergBaseModel
+
+_written: ContextVar[list[str] | None] = ContextVar("written", default=None)
+
+
+class _WritableV3(TableMetadataV3):
+    """Metadata of format version 3 that can be written: PyIceberg refuses to, though its model is whole."""
+
+    def model_dump_json(self, **options: Any) -> str:
+        return IcebergBaseModel.model_dump_json(self, **options)
+
+
+def prepare_catalog(catalog: Catalog) -> Catalog:
+    """Let a catalog whose client writes the metadata file write version 3, and say what it has written.
+
+    Only this one object is changed. Catalogs behind a server need nothing.
+    """
+    if isinstance(catalog, MetastoreCatalog) and "_write_metadata" not in vars(catalog):
+        vars(catalog)["_write_metadata"] = _write_metadata
+    return catalog
+
+
+@contextmanager
+def metadata_files() -> Iterator[list[str]]:
+    """The metadata files that prepared catalogs write inside the block, by this thread.
+
+    A catalog that loses the race for its own pointer leaves behind the file it had written.
+    """
+    paths: list[str] = []
+    token = _written.set(paths)
+    try:
+        yield paths
+    finally:
+        _written.reset(token)
+
+
+def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
+    paths = _written.get()
+    if paths is not None:
+        paths.append(metadata_path)
+    if isinstance(metadata, TableMetadataV3):
+        metadata = _WritableV3.model_construct(**{**dict(metadata), "next_row_id": next_row_id(metadata)})
+    ToOutputFile.table_metadata(metadata, io.new_output(metadata_path))
+
+
+def next_row_id(metadata: TableMetadata) -> int:
+    """The first row id that is free; a table that was just made or upgraded may not say so."""
+    known = getattr(metadata, "next_row_id", None)
+    if known is not None:
+        return int(known)
+    return max(
+        (s.first_row_id + (s.added_rows or 0) for s in metadata.snapshots if s.first_row_id), default=0
+    )
+
+
+def parse_metadata(text: str) -> TableMetadata:
+    """Table metadata of any version."""
+    return TableMetadataUtil.parse_raw(text)

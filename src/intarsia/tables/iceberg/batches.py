@@ -1,0 +1,28 @@
+"""Which batch of an application was committed last, from what snapshots say of themselves."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from pyiceberg.table.snapshots import ancestors_of
+
+from intarsia.errors import InputError
+from intarsia.tables.iceberg.state import State
+
+
+def last_batch(state: State, app_id: str) -> int | None:
+    """The highest ``batch_id`` with this ``app_id`` in the branch's history; None, also if it expired."""
+    found: int | None = None
+    for snapshot in ancestors_of(state.head, state.metadata):
+        said = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        batch = said.get("batch_id", "")
+        if said.get("app_id") == app_id and batch.isdecimal():
+            found = max(int(batch), -1 if found is None else found)
+    return found
+
+
+def check_batch(properties: Mapping[str, str]) -> None:
+    """Refuse half an idempotency key."""
+    batch = properties.get("batch_id")
+    if ("app_id" in properties) != (batch is not None) or not (batch is None or batch.isdecimal()):
+        raise InputError(f"app_id and a whole number batch_id go together, not {dict(properties)}.")

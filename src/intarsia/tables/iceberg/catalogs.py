@@ -1,0 +1,107 @@
+"""Finds catalogs and tables by name; the embedded catalog is one SQLite file in its warehouse."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from intarsia.errors import InputError, NotSupported
+from intarsia.tables.iceberg._pyiceberg import prepare_catalog
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+CATALOG_FILE = "catalog.db"
+CATALOG_NAME = "local"
+
+
+def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_NAME) -> Catalog:
+    """The catalog of a warehouse directory: ``catalog.db`` in it, made when it is not there yet.
+
+    Spark shares it as a catalog of ``type=jdbc`` with the same name, ``jdbc.schema-version=V1``,
+    ``uri=jdbc:sqlite:<directory>/catalog.db`` and ``warehouse=file://<directory>``.
+    """
+    try:
+        from pyiceberg.catalog.sql import SqlCatalog
+    except ImportError as error:
+        raise NotSupported(
+            "The embedded catalog needs SQLAlchemy.", hint="pip install 'intarsia[iceberg]'"
+        ) from error
+    warehouse = Path(directory).expanduser().resolve()
+    warehouse.mkdir(parents=True, exist_ok=True)
+    return prepare_catalog(
+        SqlCatalog(
+            name,
+            uri=f"sqlite:///{warehouse / CATALOG_FILE}",
+            warehouse=f"file://{warehouse}",
+            schema_version="v1",
+        )
+    )
+
+
+def open_catalog(catalog: Any) -> Catalog:
+    """A catalog object as it is, a warehouse directory, or the name of a configured catalog.
+
+    A string names a configured catalog unless it looks like a path.
+
+    Raises:
+        InputError: no catalog of that name is configured, or the argument is none of these.
+    """
+    from pyiceberg.catalog import Catalog, load_catalog
+
+    if isinstance(catalog, Catalog):
+        return prepare_catalog(catalog)
+    if isinstance(catalog, os.PathLike) or (isinstance(catalog, str) and os.sep in catalog):
+        return embedded_catalog(catalog)
+    if not isinstance(catalog, str):
+        raise InputError(
+            f"catalog= must be a catalog of PyIceberg, the name of one or a warehouse directory, "
+            f"not {type(catalog).__name__}."
+        )
+    try:
+        return prepare_catalog(load_catalog(catalog))
+    except ValueError as error:
+        raise InputError(
+            f"There is no usable catalog {catalog!r}: {error}",
+            hint="configure it in .pyiceberg.yaml or by PYICEBERG_CATALOG__... variables, pass the catalog "
+            "object, or a warehouse directory for an embedded one",
+        ) from error
+
+
+def open_table(target: Any, catalog: Any = None) -> Table:
+    """A table of PyIceberg, or the one that an identifier names in a catalog.
+
+    Raises:
+        InputError: there is no such table or catalog, or the target is neither.
+        NotSupported: the table is of a kind that cannot be committed to.
+    """
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+    from pyiceberg.table import StaticTable, Table
+
+    if isinstance(target, StaticTable):
+        raise NotSupported(
+            "A StaticTable has no catalog to commit to.", path=target.metadata_location, hint="load it by one"
+        )
+    if isinstance(target, Table):
+        if catalog is not None:
+            raise InputError("catalog= goes with the name of a table, not with a table.")
+        prepare_catalog(target.catalog)
+        return target
+    if not isinstance(target, (str, tuple)):
+        raise InputError(f"A table or its name is needed, not {type(target).__name__}.")
+    if catalog is None:
+        raise InputError(
+            f"The table {shown(target)} is named without a catalog.", hint="pass catalog= as well"
+        )
+    found = open_catalog(catalog)
+    try:
+        return found.load_table(target)
+    except (NoSuchTableError, NoSuchNamespaceError, ValueError) as error:
+        raise InputError(f"There is no table {shown(target)} in catalog {found.name!r}.") from error
+
+
+def shown(identifier: str | tuple[str, ...]) -> str:
+    """The name of a table as people write it."""
+    return identifier if isinstance(identifier, str) else ".".join(identifier)

@@ -1,0 +1,282 @@
+"""What a table knows of each of its data files; nothing is decoded before it is asked for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.transforms import IdentityTransform
+from pyiceberg.types import NestedField, UUIDType
+
+from intarsia.tables.iceberg.dead import dead_positions
+from intarsia.tables.iceberg.delete_cache import DeleteCache
+from intarsia.tables.iceberg.deletes import NO_DELETES, Deletes
+from intarsia.tables.iceberg.entries import Entry
+from intarsia.tables.iceberg.equality import EqualityColumns, names_of
+from intarsia.tables.iceberg.file_system import Store
+from intarsia.tables.iceberg.reshape import Held, held_fields, inner_fields
+from intarsia.tables.iceberg.schemas import initial_defaults
+from intarsia.tables.iceberg.singles import decoder
+from intarsia.tables.iceberg.specs import implied_bounds, spec_by_id
+from intarsia.tables.iceberg.transforms import Range
+from intarsia.tables.iceberg.view import FileView, Names, Origin, ids_of
+
+_UNKNOWN: tuple[Any, Any, int | None] = (None, None, None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Column:
+    """A primitive top-level column, and how its bounds are read."""
+
+    number: int
+    decode: Callable[[bytes], Any]
+    is_uuid: bool
+
+
+class TableLens:
+    """What the lenses of all files of a table share; pickled once for many of them.
+
+    Only schemas, specs and properties of the metadata are kept. What is worked out on the way is
+    remembered, and stays behind when it is pickled.
+    """
+
+    __slots__ = (
+        "_columns",
+        "_constants",
+        "_footer",
+        "_implied",
+        "cache",
+        "defaults",
+        "fields",
+        "metadata",
+        "names",
+        "schema",
+        "store",
+    )
+
+    def __init__(self, metadata: TableMetadata, schema: Schema, store: Store) -> None:
+        """``metadata`` may be complete; ``schema`` is the one the table is seen in."""
+        self.metadata = _slim(metadata)
+        self.schema = schema
+        self.store = store
+        self._derive()
+
+    def _derive(self) -> None:
+        mapping = self.metadata.name_mapping()
+        self.names: Names | None = None if mapping is None else _names(mapping)
+        self.fields: dict[str, NestedField] = {field.name: field for field in self.schema.fields}
+        self.defaults = initial_defaults(self.schema)
+        self.cache = DeleteCache()
+        self._columns: dict[str, _Column | None] = {}
+        self._implied: dict[tuple[int, tuple[Any, ...]], dict[int, Range]] = {}
+        self._constants: dict[tuple[int, tuple[Any, ...]], dict[int, Any]] = {}
+        self._footer: tuple[pq.ParquetSchema, dict[int, int]] | None = None
+
+    def __getstate__(self) -> tuple[TableMetadata, Schema, Store]:
+        return self.metadata, self.schema, self.store
+
+    def __setstate__(self, state: tuple[TableMetadata, Schema, Store]) -> None:
+        self.metadata, self.schema, self.store = state
+        self._derive()
+
+    def lens(self, entry: Entry, deletes: Deletes = NO_DELETES) -> FileLens:
+        """The lens of one data file."""
+        return FileLens(self, entry, deletes)
+
+    def column(self, name: str) -> _Column | None:
+        """How bounds of a column are read; None where it has none."""
+        if name not in self._columns:
+            known = self.fields.get(name)
+            if known is None or not known.field_type.is_primitive:
+                self._columns[name] = None
+            else:
+                kind = known.field_type
+                self._columns[name] = _Column(known.field_id, decoder(kind), isinstance(kind, UUIDType))
+        return self._columns[name]
+
+    def implied(self, entry: Entry, number: int) -> Range | None:
+        """What the partition of a file proves of a column."""
+        key = (entry.file.spec_id, entry.file.partition)
+        if not key[1]:
+            return None
+        proved = self._implied.get(key)
+        if proved is None:
+            spec = spec_by_id(self.metadata, key[0])
+            proved = self._implied[key] = implied_bounds(self.metadata, spec, key[1])
+        return proved.get(number)
+
+    def constants(self, entry: Entry) -> Mapping[int, Any]:
+        """What fields read as that a file lacks: the identity values of its partition, then defaults."""
+        key = (entry.file.spec_id, entry.file.partition)
+        if not key[1]:
+            return self.defaults
+        found = self._constants.get(key)
+        if found is None:
+            found = self._constants[key] = {**self.defaults, **self._identities(*key)}
+        return found
+
+    def equality_columns(self, entry: Entry) -> EqualityColumns:
+        """How columns named by equality deletes are found in a file; they may have been dropped since."""
+        mapping = self.metadata.name_mapping()
+        defaults: dict[int, Any] = {}
+        for schema in (*self.metadata.schemas, self.schema):
+            defaults.update(initial_defaults(schema))
+        return EqualityColumns(
+            names={} if mapping is None else names_of(mapping),
+            defaults=defaults,
+            constants=self._identities(entry.file.spec_id, entry.file.partition),
+        )
+
+    def _identities(self, spec_id: int, values: tuple[Any, ...]) -> dict[int, Any]:
+        """By source field the values of a tuple that are the columns' own."""
+        spec = spec_by_id(self.metadata, spec_id)
+        return {
+            field.source_id: value
+            for field, value in zip(spec.fields, values, strict=True)
+            if isinstance(field.transform, IdentityTransform)
+        }
+
+    def leaves(self, footer: pq.FileMetaData) -> dict[int, int]:
+        """By field id the chunk of each flat top-level column; files mostly agree."""
+        schema = footer.schema
+        if self._footer is not None and self._footer[0].equals(schema):
+            return self._footer[1]
+        fields = ids_of(held_fields(schema.to_arrow_schema()), self.names)
+        found: dict[int, int] = {}
+        at = 0
+        for held in fields:
+            if held.number is not None and not held.inner:
+                found.setdefault(held.number, at)
+            at += _leaf_count(held)
+        self._footer = (schema, found)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class FileLens:
+    """Implements ``core.lens.Lens`` for one data file of a table."""
+
+    table: TableLens
+    entry: Entry
+    deletes: Deletes = NO_DELETES
+
+    def view(self, physical: pa.Schema, wanted: pa.Schema) -> FileView:
+        """How columns of the file become the table's."""
+        file = self.entry.file
+        origin = Origin(
+            file.file_path, file.first_row_id, self.entry.sequence_number, self.table.constants(self.entry)
+        )
+        return FileView(physical, wanted, columns=self.table.fields, names=self.table.names, origin=origin)
+
+    def leaf(self, footer: pq.FileMetaData, column: str) -> int | None:
+        """Where a flat top-level column's chunk is in a footer; None where it has no chunk of its own."""
+        known = self.table.fields.get(column)
+        return None if known is None else self.table.leaves(footer).get(known.field_id)
+
+    def bounds(self, column: str) -> tuple[Any, Any, int | None]:
+        """Lower bound, upper bound and NULLs of a top-level column over the whole file; None is unknown.
+
+        Of all rows that are stored: dead ones count. The number of NULLs is given only where it holds
+        whatever deletes apply: all, none, or any number where no delete applies.
+        """
+        known = self.table.column(column)
+        if known is None:
+            return _UNKNOWN
+        file = self.entry.file
+        nulls = (file.null_value_counts or {}).get(known.number)
+        low, high = self._metric(file.lower_bounds, known), self._metric(file.upper_bounds, known)
+        if nulls is not None and (nulls < 0 or nulls > file.record_count):
+            nulls = None  # of a writer that counts otherwise
+        implied = self.table.implied(self.entry, known.number)
+        if implied is not None:
+            if implied.nulls:
+                return None, None, file.record_count
+            nulls = 0
+            low, high = _higher(low, implied.low), _lower(high, implied.high)
+        if nulls == file.record_count:
+            return None, None, nulls
+        return low, high, nulls if nulls == 0 or not self.deletes else None
+
+    def lacking(self, column: str) -> tuple[Any, Any, int | None]:
+        """The bounds of a column that the file is known to lack: its constant, or NULL throughout."""
+        known = self.table.fields.get(column)
+        value = None if known is None else self.table.constants(self.entry).get(known.field_id)
+        if value is None:
+            return None, None, self.entry.file.record_count
+        return (None, None, 0) if _is_nan(value) else (value, value, 0)
+
+    def _metric(self, bounds: Mapping[int, bytes] | None, column: _Column) -> Any:
+        data = None if bounds is None else bounds.get(column.number)
+        if data is None:
+            return None
+        if column.is_uuid and len(self.entry.file.split_offsets or ()) != 1:
+            # Java united the bounds of row groups in the order of signed numbers, and may have lost some.
+            return None
+        value = column.decode(data)
+        return None if _is_nan(value) else value
+
+    def dead(self, parquet: pq.ParquetFile, filesystem: pafs.FileSystem) -> pa.Int64Array | None:
+        """The positions of rows that were deleted, ascending; None for none."""
+        if not self.deletes:
+            return None
+        table = self.table
+        return dead_positions(
+            self.deletes,
+            self.entry.file.file_path,
+            parquet,
+            filesystem,
+            table.store.locate,
+            table.equality_columns(self.entry),
+            cache=table.cache,
+        )
+
+    @property
+    def has_dead(self) -> bool:
+        """Whether any delete may apply to the file."""
+        return bool(self.deletes)
+
+    @property
+    def records(self) -> int:
+        """The rows the file holds, dead ones included."""
+        return self.entry.file.record_count
+
+    @property
+    def counted(self) -> bool:
+        """Whether the file's rows are known to be exact without reading its deletes."""
+        return self.deletes.known_count is not None
+
+
+def _higher(one: Any, other: Any) -> Any:
+    """The tighter of two lower bounds."""
+    return other if one is None else one if other is None else max(one, other)
+
+
+def _lower(one: Any, other: Any) -> Any:
+    return other if one is None else one if other is None else min(one, other)
+
+
+def _is_nan(value: Any) -> bool:
+    return isinstance(value, float) and math.isnan(value)
+
+
+def _leaf_count(held: Held) -> int:
+    return sum(map(_leaf_count, held.inner)) if held.inner else 0 if inner_fields(held.type) else 1
+
+
+def _names(fields: Any) -> Names:
+    """PyIceberg's name mapping as plain values."""
+    return {name: (one.field_id, _names(one.fields)) for one in fields for name in one.names}
+
+
+def _slim(metadata: TableMetadata) -> TableMetadata:
+    """The metadata without its history, which may be long and is not looked at here."""
+    history = ("snapshots", "snapshot_log", "metadata_log", "statistics", "partition_statistics")
+    emptied: dict[str, Any] = {name: [] for name in history if hasattr(metadata, name)}
+    return metadata.model_copy(update={**emptied, "refs": {}, "current_snapshot_id": None})

@@ -1,0 +1,281 @@
+"""Old snapshots expire, and files that nothing refers to go; a dry run unless told otherwise."""
+
+from __future__ import annotations
+
+import datetime
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import pyarrow.fs as pafs
+from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRef, SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot, ancestors_of
+from pyiceberg.table.update import (
+    AssertRefSnapshotId,
+    AssertTableUUID,
+    RemovePartitionStatisticsUpdate,
+    RemoveSnapshotRefUpdate,
+    RemoveSnapshotsUpdate,
+    TableRequirement,
+    TableUpdate,
+)
+
+from intarsia.common.log import logger
+from intarsia.errors import CommitConflict, InputError, NotSupported, StorageError
+from intarsia.tables.iceberg.file_system import Store, store_of
+from intarsia.tables.iceberg.snapshots import remove_files
+from intarsia.tables.iceberg.state import Shelf, has_live_files
+from intarsia.tables.iceberg.table import IcebergTable
+
+log = logger(__name__)
+
+_MAX_AGE_MS = 5 * 24 * 3600 * 1000
+_ORPHAN_AGE = datetime.timedelta(days=3)
+_FOREVER = 1 << 62
+
+
+@dataclass(frozen=True, slots=True)
+class Expired:
+    """Snapshots that expire, and the files that only they needed."""
+
+    snapshots: tuple[int, ...]
+    refs: tuple[str, ...]
+    """Branches and tags that have outlived their own ``max-ref-age-ms``."""
+    files: tuple[str, ...] = field(repr=False)
+    dry_run: bool
+
+
+@dataclass(frozen=True, slots=True)
+class Orphans:
+    """Files below a table's locations that no snapshot and no metadata file refers to."""
+
+    files: tuple[str, ...] = field(repr=False)
+    size: int
+    dry_run: bool
+
+
+def expire_snapshots(
+    target: IcebergTable,
+    *,
+    older_than: datetime.datetime | None = None,
+    retain_last: int | None = None,
+    dry_run: bool = True,
+) -> Expired:
+    """Remove snapshots that are too old, then the files that no other snapshot needs.
+
+    Heads of branches and tags stay, and of every branch the last ``retain_last`` snapshots and those
+    younger than ``older_than``; what a branch or tag says of itself goes first, then the arguments, then
+    ``history.expire.*``. Files go only after the catalog has forgotten the snapshots.
+
+    Raises:
+        NotSupported: ``gc.enabled`` is false.
+        CommitConflict: a branch moved meanwhile; nothing was changed.
+    """
+    if retain_last is not None and retain_last < 1:
+        raise InputError(f"retain_last= must be at least 1, it is {retain_last}.")
+    table = target.load()
+    metadata = table.metadata
+    _check_gc(metadata, "expire snapshots")
+    refs = _outlived(metadata)
+    gone = _expiring(metadata, refs, older_than, retain_last)
+    kept = [s for s in metadata.snapshots if s.snapshot_id not in gone]
+    lost = [s for s in metadata.snapshots if s.snapshot_id in gone]
+    shelf = Shelf(table.io)
+    files = sorted(_reached(shelf, metadata, lost) - _reached(shelf, metadata, kept)) if lost else []
+    result = Expired(tuple(sorted(gone)), tuple(sorted(refs)), tuple(files), dry_run)
+    if dry_run or not (gone or refs):
+        return result
+    _commit_expiry(table, gone, refs)
+    remove_files(table.io, files)
+    log.info("%s: %d snapshots expired, %d files removed", target.root, len(gone), len(files))
+    return result
+
+
+def remove_orphans(
+    target: IcebergTable, *, older_than: datetime.datetime | None = None, dry_run: bool = True
+) -> Orphans:
+    """Remove files below the table's locations that nothing refers to, such as a crashed writer leaves.
+
+    Only files last changed before ``older_than`` (three days ago unless given) are looked at: younger ones
+    may belong to a writer at work. Files and directories whose names begin with ``.`` or ``_`` are left.
+
+    Raises:
+        NotSupported: ``gc.enabled`` is false, another table lies inside this one's location, or the table
+            refers to files on other stores.
+    """
+    before = older_than or datetime.datetime.now(datetime.UTC) - _ORPHAN_AGE
+    if before.tzinfo is None:
+        raise InputError("older_than= needs a time zone.", hint="datetime.now(timezone.utc) has one")
+    table = target.load()
+    _check_gc(table.metadata, "remove orphan files")
+    store = store_of(table.io, table.metadata.location)
+    # Listed first: what is committed in between is then known to be in use.
+    found = {info.path: info for info in _listed(table.metadata, store) if _is_old(info, before)}
+    table = target.load()
+    metadata = table.metadata
+    shelf = Shelf(table.io)
+    used = {store.locate(path) for path in _reached(shelf, metadata, metadata.snapshots)}
+    used |= {store.locate(path) for path in _metadata_files(table)}
+    _check_alone(metadata, found, used)
+    orphans = sorted(path for path in found if path not in used)
+    size = sum(found[path].size or 0 for path in orphans)
+    if not dry_run:
+        for path in orphans:
+            try:
+                store.filesystem.delete_file(path)
+            except FileNotFoundError:
+                continue
+            except OSError as error:
+                raise StorageError(f"Cannot remove {path}: {error}", errno=error.errno, path=path) from error
+        log.info("%s: %d orphan files removed", target.root, len(orphans))
+    return Orphans(tuple(orphans), size, dry_run)
+
+
+def _check_gc(metadata: TableMetadata, what: str) -> None:
+    if metadata.properties.get("gc.enabled", "true").lower() != "true":
+        raise NotSupported(
+            f"gc.enabled is false: files may be shared with another table, so this one must not {what}.",
+            path=metadata.location,
+        )
+
+
+def _outlived(metadata: TableMetadata) -> set[str]:
+    """Branches and tags older than they may become; main never is."""
+    now = int(time.time() * 1000)
+    general = int(metadata.properties.get("history.expire.max-ref-age-ms", _FOREVER))
+    found = set()
+    for name, ref in metadata.refs.items():
+        snapshot = metadata.snapshot_by_id(ref.snapshot_id)
+        age = ref.max_ref_age_ms or general
+        if name != MAIN_BRANCH and (snapshot is None or now - snapshot.timestamp_ms > age):
+            found.add(name)
+    return found
+
+
+def _expiring(
+    metadata: TableMetadata, refs: set[str], older_than: datetime.datetime | None, retain_last: int | None
+) -> set[int]:
+    now = int(time.time() * 1000)
+    properties = metadata.properties
+    general = now - int(properties.get("history.expire.max-snapshot-age-ms", _MAX_AGE_MS))
+    cutoff = general if older_than is None else int(older_than.timestamp() * 1000)
+    count = retain_last or int(properties.get("history.expire.min-snapshots-to-keep", 1))
+    kept: set[int] = set()
+    on_branches: set[int] = set()
+    for name, ref in metadata.refs.items():
+        if name in refs:
+            continue
+        kept.add(ref.snapshot_id)
+        if ref.snapshot_ref_type == SnapshotRefType.BRANCH:
+            line = list(ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata))
+            on_branches |= {snapshot.snapshot_id for snapshot in line}
+            kept |= _kept_of(line, ref, count, cutoff, now)
+    # Snapshots on no branch, such as those rolled back, go by their age alone.
+    kept |= {
+        s.snapshot_id
+        for s in metadata.snapshots
+        if s.snapshot_id not in on_branches and s.timestamp_ms >= cutoff
+    }
+    return {snapshot.snapshot_id for snapshot in metadata.snapshots} - kept
+
+
+def _kept_of(line: Sequence[Snapshot], ref: SnapshotRef, count: int, cutoff: int, now: int) -> set[int]:
+    least = ref.min_snapshots_to_keep or count
+    since = cutoff if ref.max_snapshot_age_ms is None else now - ref.max_snapshot_age_ms
+    return {s.snapshot_id for number, s in enumerate(line) if number < least or s.timestamp_ms >= since}
+
+
+def _commit_expiry(table: Table, gone: set[int], refs: set[str]) -> None:
+    metadata = table.metadata
+    requirements: tuple[TableRequirement, ...] = (
+        AssertTableUUID(uuid=metadata.table_uuid),
+        *(
+            AssertRefSnapshotId.model_validate({"ref": name, "snapshot-id": ref.snapshot_id})
+            for name, ref in metadata.refs.items()
+        ),
+    )
+    updates: list[TableUpdate] = [
+        RemoveSnapshotRefUpdate.model_validate({"ref-name": name}) for name in sorted(refs)
+    ]
+    updates += [
+        RemovePartitionStatisticsUpdate.model_validate({"snapshot-id": found.snapshot_id})
+        for found in metadata.partition_statistics
+        if found.snapshot_id in gone
+    ]
+    if gone:
+        updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(gone)}))
+    try:
+        table.catalog.commit_table(table, requirements, tuple(updates))
+    except CommitFailedException as error:
+        raise CommitConflict(
+            f"A branch moved while snapshots were expired: {error}",
+            path=metadata.location,
+            hint="nothing was changed; run it again",
+        ) from error
+
+
+def _reached(shelf: Shelf, metadata: TableMetadata, snapshots: Iterable[Snapshot]) -> set[str]:
+    """Every file that some snapshots need: lists, manifests, data, deletes, statistics."""
+    paths: set[str] = set()
+    ids = set()
+    seen: set[str] = set()
+    for snapshot in snapshots:
+        ids.add(snapshot.snapshot_id)
+        paths.add(snapshot.manifest_list)
+        for manifest in shelf.manifests(snapshot.manifest_list):
+            if manifest.manifest_path in seen:
+                continue
+            seen.add(manifest.manifest_path)
+            if has_live_files(manifest):
+                paths.update(entry.file.file_path for entry in shelf.entries(manifest))
+    statistics = (*metadata.statistics, *metadata.partition_statistics)
+    return paths | seen | {found.statistics_path for found in statistics if found.snapshot_id in ids}
+
+
+def _metadata_files(table: Table) -> set[str]:
+    log = (entry.metadata_file for entry in table.metadata.metadata_log)
+    hint = f"{table.metadata.location.rstrip('/')}/metadata/version-hint.text"
+    return {table.metadata_location, hint, *log}
+
+
+def _listed(metadata: TableMetadata, store: Store) -> list[pafs.FileInfo]:
+    """All files below the table's locations, but hidden ones."""
+    named = (
+        "write.data.path",
+        "write.metadata.path",
+        "write.object-storage.path",
+        "write.folder-storage.path",
+    )
+    roots = [metadata.location, *(metadata.properties[name] for name in named if name in metadata.properties)]
+    found: dict[str, pafs.FileInfo] = {}
+    for root in roots:
+        location = store.locate(root).rstrip("/")
+        selector = pafs.FileSelector(location, allow_not_found=True, recursive=True)
+        try:
+            infos = store.filesystem.get_file_info(selector)
+        except OSError as error:
+            raise StorageError(f"Cannot list {root}: {error}", errno=error.errno, path=root) from error
+        found |= {i.path: i for i in infos if i.is_file and not _is_hidden(i.path[len(location) + 1 :])}
+    return list(found.values())
+
+
+def _is_hidden(path: str) -> bool:
+    return any(part[:1] in (".", "_") and "=" not in part for part in path.split("/"))
+
+
+def _is_old(info: pafs.FileInfo, before: datetime.datetime) -> bool:
+    return info.mtime is not None and info.mtime < before
+
+
+def _check_alone(metadata: TableMetadata, found: Iterable[str], used: set[str]) -> None:
+    """Refuse where another table's metadata lies below: its files would all seem orphans."""
+    own = {path.rpartition("/")[0] for path in used if path.endswith(".metadata.json")}
+    for path in found:
+        if path.endswith(".metadata.json") and path.rpartition("/")[0] not in own:
+            raise NotSupported(
+                f"{path} is of another table inside this one's location: its files would seem to be orphans.",
+                path=metadata.location,
+            )

@@ -1,0 +1,257 @@
+"""A table's properties as far as writing goes: read in full, and refused by name where they cannot hold."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pyiceberg.schema import Schema
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.types import IcebergType, ListType, MapType, StructType
+
+from intarsia.core.layout import DEFAULT_ROW_GROUP_ROWS, Layout
+from intarsia.errors import NotSupported
+from intarsia.tables.iceberg.flags import flag, number, word
+from intarsia.tables.iceberg.locations import refuse_providers
+from intarsia.tables.iceberg.metrics_config import MetricsConfig
+
+COPY_ON_WRITE, MERGE_ON_READ = "copy-on-write", "merge-on-read"
+SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
+OPERATIONS = ("delete", "update", "merge")
+
+_CODECS = {
+    "uncompressed": "none",
+    "none": "none",
+    "snappy": "snappy",
+    "gzip": "gzip",
+    "zstd": "zstd",
+    "brotli": "brotli",
+    "lz4": "lz4",
+    "lz4_raw": "lz4",
+}
+_LEVELLED = ("gzip", "zstd", "brotli")
+_BLOOM = "parquet.bloom-filter-enabled.column."
+_BLOOM_FPP = 0.05
+_LEAST_GROUP_ROWS = 100
+_MANIFEST_CODECS = ("gzip", "zstd", "snappy", "deflate", "uncompressed", "none")
+
+
+@dataclass(frozen=True, slots=True)
+class Retry:
+    """How often something is tried again, and how long is waited."""
+
+    retries: int
+    min_wait_ms: int
+    max_wait_ms: int
+    total_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class WriteProperties:
+    """What ``write.*``, ``commit.*`` and ``history.*`` ask for; the defaults are Iceberg's own.
+
+    Only the codec's differs: zstd, as all tables made since Iceberg 1.4 say anyway.
+    """
+
+    layout: Layout
+    """Of new data files."""
+    delete_layout: Layout
+    """Of new position delete files."""
+    target_bytes: int
+    delete_target_bytes: int
+    row_group_bytes: int
+    delete_granularity: str
+    """``file`` or ``partition``; Spark's default, not the table's, where nothing is said."""
+    modes: Mapping[str, str]
+    """By operation (delete, update, merge): copy-on-write or merge-on-read."""
+    isolation: Mapping[str, str]
+    """By operation: serializable or snapshot."""
+    distribution: str
+    metrics: MetricsConfig
+    manifest_codec: str
+    manifest_target_bytes: int
+    manifest_min_merge: int
+    manifest_merge: bool
+    partition_limit: int
+    """Partitions up to which the summary of a snapshot lists them."""
+    metadata_codec: str
+    metadata_versions: int
+    metadata_delete: bool
+    """Whether metadata files beyond that number go after a commit."""
+    stage_only: bool
+    """``write.wap.enabled``: snapshots with an id of their own are staged, not published."""
+    gc: bool
+    """Whether files may be removed from the table's storage at all."""
+    max_snapshot_age_ms: int
+    min_snapshots: int
+    max_ref_age_ms: int | None
+    commit_retry: Retry
+    status_retry: Retry
+
+    @staticmethod
+    def of(metadata: TableMetadata) -> WriteProperties:
+        """The properties of a table.
+
+        Raises:
+            NotSupported: one asks for what cannot be done: Avro or ORC files, encryption, a location
+                provider; it is named.
+            InputError: the value of one is none.
+        """
+        said = metadata.properties
+        refuse_unsupported(said)
+        row_bytes = _row_bytes(metadata)
+        return WriteProperties(
+            layout=_layout(said, "write.", metadata.schema(), row_bytes),
+            delete_layout=_layout(said, "write.delete.", None, None),
+            target_bytes=number(said, "write.target-file-size-bytes", 512 << 20, least=1),
+            delete_target_bytes=number(said, "write.delete.target-file-size-bytes", 64 << 20, least=1),
+            row_group_bytes=number(said, "write.parquet.row-group-size-bytes", 128 << 20, least=1),
+            delete_granularity=word(said, "write.delete.granularity", "file", ("file", "partition")),
+            modes={
+                name: word(said, f"write.{name}.mode", COPY_ON_WRITE, (COPY_ON_WRITE, MERGE_ON_READ))
+                for name in OPERATIONS
+            },
+            isolation={
+                name: word(said, f"write.{name}.isolation-level", SERIALIZABLE, (SERIALIZABLE, SNAPSHOT))
+                for name in OPERATIONS
+            },
+            distribution=word(said, "write.distribution-mode", "none", ("none", "hash", "range")),
+            metrics=MetricsConfig.of(
+                said, metadata.schema(), metadata.sort_order_by_id(metadata.default_sort_order_id)
+            ),
+            manifest_codec=word(said, "write.manifest.compression-codec", "gzip", _MANIFEST_CODECS),
+            manifest_target_bytes=number(said, "commit.manifest.target-size-bytes", 8 << 20, least=1),
+            manifest_min_merge=number(said, "commit.manifest.min-count-to-merge", 100),
+            manifest_merge=flag(said, "commit.manifest-merge.enabled", True),
+            partition_limit=number(said, "write.summary.partition-limit", 0),
+            metadata_codec=word(said, "write.metadata.compression-codec", "none", ("none", "gzip")),
+            metadata_versions=number(said, "write.metadata.previous-versions-max", 100),
+            metadata_delete=flag(said, "write.metadata.delete-after-commit.enabled", False),
+            stage_only=flag(said, "write.wap.enabled", False),
+            gc=flag(said, "gc.enabled", True),
+            max_snapshot_age_ms=number(said, "history.expire.max-snapshot-age-ms", 5 * 24 * 3600 * 1000),
+            min_snapshots=number(said, "history.expire.min-snapshots-to-keep", 1, least=1),
+            max_ref_age_ms=number(said, "history.expire.max-ref-age-ms", 0) or None,
+            commit_retry=_retry(said, "commit.retry", 4, 100),
+            status_retry=_retry(said, "commit.status-check", 3, 1000),
+        )
+
+
+def refuse_unsupported(properties: Mapping[str, str]) -> None:
+    """Name the first property that asks for what cannot be done.
+
+    Raises:
+        NotSupported: there is one.
+    """
+    for name in ("write.format.default", "write.delete.format.default"):
+        chosen = properties.get(name, "parquet").strip().lower()
+        if chosen != "parquet":
+            raise NotSupported(
+                f"The table property {name}={chosen} asks for {chosen} files; only Parquet is written.",
+                hint=f"set {name}=parquet; the table may go on holding files of other formats.",
+            )
+    for name in properties:
+        if name.startswith("encryption."):
+            raise NotSupported(
+                f"The table property {name} asks for encryption, which is not supported.",
+                hint="write the table with an engine that has its keys.",
+            )
+    refuse_providers(properties)
+
+
+def _layout(said: Mapping[str, str], prefix: str, schema: Schema | None, row_bytes: float | None) -> Layout:
+    """For delete files, what is not said of them is as for data files."""
+    own = {
+        name: said.get(f"{prefix}{name}", said.get(f"write.{name}"))
+        for name in (
+            "parquet.compression-codec",
+            "parquet.compression-level",
+            "parquet.page-size-bytes",
+            "parquet.page-row-limit",
+            "parquet.dict-size-bytes",
+            "parquet.row-group-size-bytes",
+            "parquet.row-group-limit",
+        )
+    }
+    known = {f"{prefix}{name}": text for name, text in own.items() if text is not None}
+    codec = _codec(known, f"{prefix}parquet.compression-codec")
+    level = number(known, f"{prefix}parquet.compression-level", 0, least=-(2**31))
+    levelled = f"{prefix}parquet.compression-level" in known and codec in _LEVELLED
+    limit = number(known, f"{prefix}parquet.row-group-limit", DEFAULT_ROW_GROUP_ROWS, least=1)
+    group_bytes = number(known, f"{prefix}parquet.row-group-size-bytes", 128 << 20, least=1)
+    rows = limit if row_bytes is None else min(limit, max(_LEAST_GROUP_ROWS, int(group_bytes / row_bytes)))
+    return Layout(
+        compression=codec,
+        compression_level=level if levelled else None,
+        row_group_rows=rows,
+        page_bytes=number(known, f"{prefix}parquet.page-size-bytes", 1 << 20, least=1),
+        page_rows=number(known, f"{prefix}parquet.page-row-limit", 20_000, least=1),
+        dictionary_bytes=number(known, f"{prefix}parquet.dict-size-bytes", 2 << 20, least=1),
+        page_index=True,
+        bloom_filters={} if schema is None else _bloom_filters(said, schema),
+        integer_decimals=True,  # as the specification has it, up to 18 digits
+    )
+
+
+def _codec(known: Mapping[str, str], name: str) -> str:
+    chosen = known.get(name, "zstd").strip().lower()
+    if chosen not in _CODECS:
+        raise NotSupported(
+            f"The table property {name}={chosen} names a codec that cannot be written.",
+            hint=f"set it to one of {', '.join(_CODECS)}.",
+        )
+    return _CODECS[chosen]
+
+
+def _bloom_filters(said: Mapping[str, str], schema: Schema) -> dict[str, int]:
+    """By leaf the distinct values that a filter of the largest size has room for; one too large is folded."""
+    wanted = [name.removeprefix(f"write.{_BLOOM}") for name in said if name.startswith(f"write.{_BLOOM}")]
+    chosen = {name for name in wanted if flag(said, f"write.{_BLOOM}{name}", False)}
+    if not chosen:
+        return {}
+    size = number(said, "write.parquet.bloom-filter-max-bytes", 1 << 20, least=32)
+    room = int(-size * math.log(1 - _BLOOM_FPP ** (1 / 8)))
+    return {path: max(1, room) for name, path in _leaf_paths(schema.as_struct(), "", "") if name in chosen}
+
+
+def _leaf_paths(kind: IcebergType, name: str, path: str) -> list[tuple[str, str]]:
+    """Dotted names of leaves, with the paths they have in Parquet."""
+    match kind:
+        case StructType():
+            dot = "." if name else ""
+            inner = [(one.field_type, f"{dot}{one.name}", f"{dot}{one.name}") for one in kind.fields]
+        case ListType():
+            inner = [(kind.element_type, ".element", ".list.element")]
+        case MapType():
+            inner = [
+                (kind.key_type, ".key", ".key_value.key"),
+                (kind.value_type, ".value", ".key_value.value"),
+            ]
+        case _:
+            return [(name, path)]
+    return [leaf for one, more, deeper in inner for leaf in _leaf_paths(one, name + more, path + deeper)]
+
+
+def _row_bytes(metadata: TableMetadata) -> float | None:
+    """What a row takes in the table's files on average; None where nothing tells."""
+    snapshot = metadata.current_snapshot()
+    summary: Any = snapshot.summary if snapshot is not None else None
+    if summary is None:
+        return None
+    totals = summary.additional_properties
+    rows, size = totals.get("total-records", ""), totals.get("total-files-size", "")
+    if not (rows.isdigit() and size.isdigit() and int(rows) and int(size)):
+        return None
+    return int(size) / int(rows)
+
+
+def _retry(said: Mapping[str, str], prefix: str, retries: int, wait: int) -> Retry:
+    total = f"{prefix}.total-timeout-ms"
+    return Retry(
+        number(said, f"{prefix}.num-retries", retries),
+        number(said, f"{prefix}.min-wait-ms", wait),
+        number(said, f"{prefix}.max-wait-ms", 60_000),
+        number(said, total, number(said, f"{prefix}.total-time-ms", 1_800_000)),
+    )

@@ -1,0 +1,208 @@
+"""Iceberg's types as Arrow's, with field ids at every level; values and defaults in their internal form.
+
+The internal form of a value is the one of manifests: ``int`` for dates (days), times and timestamps
+(micros or nanos), ``decimal.Decimal``, ``bytes`` for fixed, binary and UUID.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pyarrow as pa
+from pyiceberg.schema import Schema
+from pyiceberg.types import (
+    BinaryType,
+    BooleanType,
+    DateType,
+    DecimalType,
+    DoubleType,
+    FixedType,
+    FloatType,
+    IcebergType,
+    IntegerType,
+    ListType,
+    LongType,
+    MapType,
+    NestedField,
+    PrimitiveType,
+    StringType,
+    StructType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+    TimeType,
+    UnknownType,
+    UUIDType,
+)
+
+from intarsia.errors import NotSupported
+
+FIELD_ID = b"PARQUET:field_id"
+"""The key under which an Arrow field carries its id, in memory and in Parquet."""
+UTC = "UTC"
+
+_PLAIN: dict[type[IcebergType], pa.DataType] = {
+    BooleanType: pa.bool_(),
+    IntegerType: pa.int32(),
+    LongType: pa.int64(),
+    FloatType: pa.float32(),
+    DoubleType: pa.float64(),
+    DateType: pa.date32(),
+    TimeType: pa.time64("us"),
+    TimestampType: pa.timestamp("us"),
+    TimestamptzType: pa.timestamp("us", UTC),
+    TimestampNanoType: pa.timestamp("ns"),
+    TimestamptzNanoType: pa.timestamp("ns", UTC),
+    StringType: pa.string(),
+    BinaryType: pa.binary(),
+    UUIDType: pa.binary(16),
+    UnknownType: pa.null(),
+}
+
+
+def arrow_schema(schema: Schema) -> pa.Schema:
+    """The columns of a table as Arrow's, ids in their metadata.
+
+    Raises:
+        NotSupported: a column has a type that is not handled; it is named.
+    """
+    return pa.schema([arrow_field(field) for field in schema.fields])
+
+
+def arrow_field(field: NestedField, *, path: str = "") -> pa.Field:
+    """One column or field of a struct, with its id."""
+    path = f"{path}.{field.name}" if path else field.name
+    return _field(field.name, field.field_id, field.field_type, not field.required, path)
+
+
+def arrow_type(kind: IcebergType, *, path: str = "") -> pa.DataType:
+    """The Arrow type of a column at ``path``, which errors name."""
+    match kind:
+        case StructType():
+            return pa.struct([arrow_field(field, path=path) for field in kind.fields])
+        case ListType():
+            element = kind.element_type
+            return pa.list_(
+                _field("element", kind.element_id, element, not kind.element_required, f"{path}.element")
+            )
+        case MapType():
+            return pa.map_(
+                _field("key", kind.key_id, kind.key_type, False, f"{path}.key"),
+                _field("value", kind.value_id, kind.value_type, not kind.value_required, f"{path}.value"),
+            )
+        case DecimalType():
+            return pa.decimal128(kind.precision, kind.scale)
+        case FixedType():
+            return pa.binary(len(kind))
+    plain = _PLAIN.get(type(kind))
+    if plain is None:
+        raise NotSupported(
+            f"Column {path!r} has the type {kind}, which is not supported.",
+            hint="leave the column out of the table, or use an engine that knows the type.",
+        )
+    return plain
+
+
+def _field(name: str, number: int, kind: IcebergType, nullable: bool, path: str) -> pa.Field:
+    return pa.field(name, arrow_type(kind, path=path), nullable, {FIELD_ID: str(number).encode()})
+
+
+def field_id(field: pa.Field) -> int | None:
+    """The id an Arrow field carries; None for none."""
+    number = (field.metadata or {}).get(FIELD_ID)
+    if number is None:
+        return None
+    return int(number) if int(number) >= 0 else None
+
+
+def fields_of(schema: Schema) -> Iterator[NestedField]:
+    """All fields of a schema, outer before inner; elements, keys and values of containers too."""
+    yield from _fields(schema.as_struct())
+
+
+def _fields(kind: IcebergType) -> Iterator[NestedField]:
+    match kind:
+        case StructType():
+            inner: tuple[NestedField, ...] = tuple(kind.fields)
+        case ListType():
+            inner = (kind.element_field,)
+        case MapType():
+            inner = (kind.key_field, kind.value_field)
+        case _:
+            inner = ()
+    for field in inner:
+        yield field
+        yield from _fields(field.field_type)
+
+
+def initial_defaults(schema: Schema) -> dict[int, Any]:
+    """By field id what a row reads as where its file was written before the field was added."""
+    return {
+        field.field_id: internal_value(field.initial_default, field.field_type)
+        for field in fields_of(schema)
+        if field.initial_default is not None
+    }
+
+
+def write_defaults(schema: Schema) -> dict[int, Any]:
+    """By field id what a writer puts where it was given no value."""
+    return {
+        field.field_id: internal_value(field.write_default, field.field_type)
+        for field in fields_of(schema)
+        if field.write_default is not None
+    }
+
+
+_EPOCH = dt.datetime(1970, 1, 1)
+_MICRO = dt.timedelta(microseconds=1)
+
+
+def internal_value(value: Any, kind: IcebergType) -> Any:
+    """A value of Python's own types in its internal form; one that is internal already stays."""
+    match value:
+        case dt.datetime():
+            instant = value.astimezone(dt.UTC).replace(tzinfo=None) if value.tzinfo else value
+            micros = (instant - _EPOCH) // _MICRO
+            nanos = isinstance(kind, (TimestampNanoType, TimestamptzNanoType))
+            return micros * 1000 if nanos else micros
+        case dt.date():
+            return (value - _EPOCH.date()).days
+        case dt.time():
+            return ((value.hour * 60 + value.minute) * 60 + value.second) * 1_000_000 + value.microsecond
+        case uuid.UUID():
+            return value.bytes
+    return value
+
+
+def arrow_scalar(value: Any, kind: pa.DataType) -> pa.Scalar[Any]:
+    """An internal value as a scalar of the Arrow type of its column."""
+    return pa.scalar(value, kind)
+
+
+def refuse_unwritable(schema: Schema) -> None:
+    """Say which columns of a table no data file can be written for.
+
+    Raises:
+        NotSupported: naming the first one and its type.
+    """
+    arrow_schema(schema)
+    for field in fields_of(schema):
+        if isinstance(field.field_type, UnknownType):
+            raise NotSupported(
+                f"Column {schema.find_column_name(field.field_id)!r} is of the type unknown, which has no"
+                " place in a data file.",
+                hint="give the column a type first, or drop it.",
+            )
+
+
+def column_path(schema: Schema, number: int) -> str:
+    """The dotted name of a field, for people; its number where the schema has no such field."""
+    return schema.find_column_name(number) or f"field {number}"
+
+
+def is_primitive(kind: IcebergType) -> bool:
+    return isinstance(kind, PrimitiveType)

@@ -1,0 +1,136 @@
+"""One state of a branch: its metadata, manifests and live entries, each manifest read once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from pyiceberg.io import FileIO
+from pyiceberg.table import Table
+from pyiceberg.table.metadata import TableMetadata
+from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
+from pyiceberg.table.snapshots import Snapshot
+
+from intarsia.errors import InputError, NotSupported
+from intarsia.tables.iceberg.entries import Content, Entry, Manifest
+from intarsia.tables.iceberg.manifest_lists import read_manifest_list
+from intarsia.tables.iceberg.manifests import read_manifest
+
+NEWEST_VERSION = 3
+
+
+class Shelf:
+    """Manifests that were read, by path: a manifest never changes once it is written."""
+
+    def __init__(self, io: FileIO) -> None:
+        self.io = io
+        self._lists: dict[str, tuple[Manifest, ...]] = {}
+        self._entries: dict[str, tuple[Entry, ...]] = {}
+
+    def manifests(self, path: str) -> tuple[Manifest, ...]:
+        if path not in self._lists:
+            self._lists[path] = tuple(read_manifest_list(self.io, path))
+        return self._lists[path]
+
+    def entries(self, manifest: Manifest) -> tuple[Entry, ...]:
+        """The live entries of a manifest."""
+        path = manifest.manifest_path
+        if path not in self._entries:
+            self._entries[path] = tuple(read_manifest(self.io, manifest))
+        return self._entries[path]
+
+    def keep_only(self, state: State) -> None:
+        """Forget what a state has nothing to do with."""
+        lists = {state.head.manifest_list} if state.head is not None else set()
+        paths = {manifest.manifest_path for manifest in state.manifests}
+        self._lists = {path: found for path, found in self._lists.items() if path in lists}
+        self._entries = {path: found for path, found in self._entries.items() if path in paths}
+
+
+@dataclass(frozen=True, slots=True)
+class State:
+    """What a branch of a table was at one moment."""
+
+    metadata: TableMetadata = field(repr=False)
+    branch: str
+    head: Snapshot | None
+    manifests: tuple[Manifest, ...] = field(repr=False)
+    shelf: Shelf = field(repr=False, compare=False)
+
+    @staticmethod
+    def of(table: Table, branch: str | None, shelf: Shelf) -> State:
+        """The state that a loaded table has on a branch.
+
+        Raises:
+            InputError: there is no such branch, or it is a tag.
+            NotSupported: the table has a format version that is not known.
+        """
+        metadata = table.metadata
+        check_version(metadata)
+        name = branch or MAIN_BRANCH
+        head = _head(metadata, name)
+        manifests = () if head is None else shelf.manifests(head.manifest_list)
+        return State(metadata, name, head, manifests, shelf)
+
+    @property
+    def head_id(self) -> int | None:
+        return None if self.head is None else self.head.snapshot_id
+
+    @property
+    def version(self) -> int:
+        """The number of the last commit: its sequence number; V1 has none, so its snapshots are counted."""
+        if self.metadata.format_version == 1:
+            return len(self.metadata.snapshots)
+        return 0 if self.head is None else self.head.sequence_number or 0
+
+    def entries(self, *, deletes: bool) -> Iterable[Entry]:
+        """All live entries of data files, or of delete files."""
+        for manifest in self.manifests:
+            if (manifest.content is not Content.DATA) == deletes and has_live_files(manifest):
+                yield from self.shelf.entries(manifest)
+
+
+def has_live_files(manifest: Manifest) -> bool:
+    """Whether a manifest may list a live file; a count that is not told may be anything."""
+    return manifest.added_files_count != 0 or manifest.existing_files_count != 0
+
+
+def check_version(metadata: TableMetadata) -> None:
+    """Refuse format versions that are not known, and tables whose files are encrypted."""
+    if metadata.format_version > NEWEST_VERSION:
+        raise NotSupported(
+            f"The table has format version {metadata.format_version}; {NEWEST_VERSION} is the newest known.",
+            path=metadata.location,
+        )
+    key = metadata.properties.get("encryption.key-id")
+    if key is not None:
+        raise NotSupported(
+            f"The table is encrypted (encryption.key-id = {key!r}).",
+            path=metadata.location,
+            hint="change it with an engine that has its keys",
+        )
+
+
+def _head(metadata: TableMetadata, branch: str) -> Snapshot | None:
+    ref = metadata.refs.get(branch)
+    if ref is None:
+        if branch == MAIN_BRANCH:
+            return metadata.current_snapshot()
+        raise InputError(
+            f"There is no branch {branch!r}; {_branches(metadata)}.",
+            path=metadata.location,
+            hint="create it first: table.manage_snapshots().create_branch(snapshot_id, name).commit()",
+        )
+    if ref.snapshot_ref_type == SnapshotRefType.TAG:
+        raise InputError(
+            f"{branch!r} is a tag, which never moves; {_branches(metadata)}.", path=metadata.location
+        )
+    return metadata.snapshot_by_id(ref.snapshot_id)
+
+
+def _branches(metadata: TableMetadata) -> str:
+    names = sorted(
+        {name for name, ref in metadata.refs.items() if ref.snapshot_ref_type == SnapshotRefType.BRANCH}
+        | {MAIN_BRANCH}
+    )
+    return "the branches are " + ", ".join(names) if len(names) > 1 else f"the only branch is {names[0]}"

@@ -1,0 +1,1 @@
+"""Iceberg tables between this library, Spark with Iceberg's runtime, PyIceberg and Polars: ``make cross``."""
