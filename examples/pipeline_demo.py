@@ -1,7 +1,8 @@
 """Some days of orders through the pipeline ``orders.toml`` on local Spark: run by ``make demo``.
 
 Files land as CSV and JSON, are merged into a partitioned dataset, changed late, appended twice, deleted,
-deduplicated, compacted and z-ordered. Every count is checked against a model that knows nothing of intarsia.
+deduplicated, compacted and z-ordered. Then an Iceberg table whose partition spec has changed is set right by
+``visits.toml``. Every count is checked against a model that knows nothing of intarsia.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.dataset as ds
 
+import iceberg_demo
 import intarsia as it
 from intarsia import pipeline
 from intarsia.pipeline.report import StepReport
@@ -207,6 +209,8 @@ def main(arguments: list[str] | None = None) -> None:
             report = one_day(day, shop, asked.output, options)
         print("== the last day again ==", flush=True)
         again(asked.days - 1, shop, asked.output, options)
+        print("== an Iceberg table, across its partition specs ==", flush=True)
+        iceberg_demo.run(asked.output, options)
     assert report is not None
     assert report.html_path is not None
     width = min(shutil.get_terminal_size().columns, 96)

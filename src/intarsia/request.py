@@ -31,6 +31,7 @@ from intarsia.tables.parquet import ParquetTable
 
 __all__ = [
     "ALL_OPTIONS",
+    "ICEBERG_OPTIONS",
     "TABLE_OPTIONS",
     "Clauses",
     "Columns",

@@ -6,7 +6,7 @@ To add an engine or a table, add its line to ``LAKES``; a table also needs its c
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -17,11 +17,15 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
+from tests.contract.iceberg_lakes import COW, MOR, EvolvedTable, Warehouse
 
 LAKES = [
     ("arrow", "parquet"),
     ("duckdb", "parquet"),
     ("spark", "parquet"),
+    ("arrow", "iceberg-cow"),
+    ("arrow", "iceberg-mor"),
+    ("arrow", "iceberg-v3"),
 ]
 
 NOTHING = pa.schema([])
@@ -52,6 +56,8 @@ NOT_ON_DUCKDB = {
 if duckdb.__version__ < "2":
     NOT_ON_DUCKDB["test_a_dictionary_is_given_only_where_it_pays"] = _UNKEPT
 
+NOT_ON_ICEBERG: dict[str, str] = {}
+
 TASKS_HERE = (
     "test_no_call_reads_more_rows_than_asked_for",
     "test_without_a_limit_a_row_group_is_the_most",
@@ -71,6 +77,8 @@ def _is_run(item: pytest.Item, *, everything: bool) -> bool:
     parts = getattr(item, "callspec", None)
     lakes = [] if parts is None else [parts.params.get(name) for name in ("lake", "parquet_lake")]
     assert isinstance(item, pytest.Function)
+    if any(lake is not None and lake[1] != "parquet" for lake in lakes) and item.originalname in NOT_ON_ICEBERG:
+        return False
     if ("duckdb", "parquet") in lakes:
         return item.originalname not in NOT_ON_DUCKDB
     if ("spark", "parquet") not in lakes:
@@ -99,8 +107,29 @@ class ParquetDirectory:
     def rows(self, schema: pa.Schema | None) -> list[dict[str, Any]]:
         return self.read(self.root, schema=schema) if self.root.exists() else []
 
+    def check(self) -> None:
+        """Nothing: what readers find is all there is."""
 
-TABLES = {"parquet": ParquetDirectory}
+
+def _parquet(request: pytest.FixtureRequest) -> ParquetDirectory:
+    make_dataset, rows = (request.getfixturevalue(name) for name in ("make_dataset", "rows"))
+    return ParquetDirectory(request.getfixturevalue("tmp_path") / "lake", make_dataset, rows)
+
+
+def _iceberg(version: int, mode: str) -> Callable[[pytest.FixtureRequest], EvolvedTable]:
+    def made(request: pytest.FixtureRequest) -> EvolvedTable:
+        warehouse, rows = (request.getfixturevalue(name) for name in ("warehouse", "rows"))
+        return EvolvedTable(warehouse, rows, version, mode)
+
+    return made
+
+
+TABLES: dict[str, Callable[[pytest.FixtureRequest], Any]] = {
+    "parquet": _parquet,
+    "iceberg-cow": _iceberg(2, COW),
+    "iceberg-mor": _iceberg(2, MOR),
+    "iceberg-v3": _iceberg(3, MOR),
+}
 
 
 @dataclass
@@ -235,15 +264,25 @@ def tasks_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
         monkeypatch.setattr(SparkEngine, "crew", property(lambda self: Crew(StageHere(), 4)))
 
 
+@pytest.fixture(scope="session")
+def warehouse(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Warehouse]:
+    """The catalog of all Iceberg tables."""
+    opened = Warehouse(tmp_path_factory.mktemp("warehouse"))
+    yield opened
+    opened.catalog.close()
+
+
 @pytest.fixture(params=LAKES, ids=_name)
-def lake(request: pytest.FixtureRequest, tmp_path: Path, make_dataset: Any, rows: Any) -> Lake:
+def lake(request: pytest.FixtureRequest) -> Iterator[Lake]:
     """Every engine on every table."""
     engine, table = _opened(request)
-    return Lake(engine, TABLES[table](tmp_path / "lake", make_dataset, rows))
+    made = Lake(engine, TABLES[table](request))
+    yield made
+    made.table.check()
 
 
 @pytest.fixture(params=[pair for pair in LAKES if pair[1] == "parquet"], ids=_name)
-def parquet_lake(request: pytest.FixtureRequest, tmp_path: Path, make_dataset: Any, rows: Any) -> ParquetLake:
+def parquet_lake(request: pytest.FixtureRequest) -> ParquetLake:
     """Every engine on plain Parquet files, for what only they have: names, footers, directories."""
     engine, table = _opened(request)
-    return ParquetLake(engine, TABLES[table](tmp_path / "lake", make_dataset, rows))
+    return ParquetLake(engine, TABLES[table](request))

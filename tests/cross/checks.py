@@ -88,7 +88,7 @@ def _check_partition_bounds(state: State, manifest: Manifest) -> Problems:
         return
     types = field_types(state.metadata["schemas"])
     for place, (summary, field) in enumerate(zip(summaries, fields, strict=True)):
-        values = [file.tuple[place] for file in manifest.files if file.is_live]
+        values = [f.tuple[place] for f in manifest.files if f.is_live and place < len(f.tuple)]
         if None in values and not summary["contains_null"]:
             yield f"{manifest.path.name}: {field['name']} has NULLs that its summary denies"
         if any(isinstance(value, float) and math.isnan(value) for value in values) and (
@@ -418,4 +418,6 @@ def recount(state: State) -> dict[str, int]:
 def _partition(state: State, file: File) -> tuple[Any, ...]:
     """As Java tells partitions apart in a summary: by path, whatever the spec; void fields are part of it."""
     values = ("null" if value is None else _same(value) for value in file.tuple)
-    return tuple((f["name"], value) for f, value in zip(state.specs[file.spec_id], values, strict=True))
+    return tuple(
+        (f["name"], value) for f, value in zip(state.specs.get(file.spec_id, ()), values, strict=False)
+    )

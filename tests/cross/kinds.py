@@ -231,7 +231,7 @@ def prior_file_deletes(b: Build) -> None:
     b.delete("id % 5 = 1")
     b.alter("ADD PARTITION FIELD region")
     b.insert(3)
-    b.delete("id % 6 = 2")
+    b.delete("id % 7 = 2")
 
 
 def prior_partition_deletes(b: Build) -> None:
@@ -242,7 +242,7 @@ def prior_partition_deletes(b: Build) -> None:
     b.alter("ADD PARTITION FIELD region")
     b.insert(3)
     b.insert(4)
-    b.delete("id % 6 = 2")
+    b.delete("id % 7 = 2")
 
 
 def branches(b: Build) -> None:
@@ -333,7 +333,7 @@ ODD = ("", "a/b c=d", "ünï 雪", None, "%2F", "null", ".", "a+b&c#d?")
 NESTED = {
     "p": lambda n: None if n % 10 == 9 else {"d": dt.date(2024, 1, 1 + n % 3), "amt": n % 2, "tag": f"t{n}"}
 }
-NO_REGION: dict[str, Any] = {"filters": ("ts",), "moves": {"ts": "timestamp '2024-02-02 02:02:02+00:00'"}}
+NO_REGION: dict[str, Any] = {"filters": ("ts",), "moves": {"ts": "timestamp '2024-02-02 02:02:02'"}}
 
 KINDS = (
     Kind("add_identity", add_identity),

@@ -140,7 +140,7 @@ def moved(row: Row, kind: Kind) -> Row:
     if added := re.fullmatch(r"(\w+) \+ (\d+)", text):
         return {name: row[added[1]] + int(added[2])}
     if text.startswith("timestamp"):
-        return {name: dt.datetime.fromisoformat(text.split("'")[1])}
+        return {name: dt.datetime.fromisoformat(text.split("'")[1]).replace(tzinfo=dt.UTC)}
     return {name: int(text) if text.isdigit() else text.strip("'")}
 
 

@@ -74,7 +74,9 @@ def pruned_disagreements(lake: Lake, kind: Kind, table: str, wanted: list[Row]) 
             found.append(f"Spark where {_condition(path, value)}: {ids}, not {right}")
         target = it.iceberg(table, catalog=lake.catalog, branch=kind.branch)
         ids = sorted(
-            it.read(target, columns=["id"], where=_condition(path, value)).read_all()["id"].to_pylist()
+            it.read(target, columns=["id"], where=_condition(path, value), dialect="spark")
+            .read_all()["id"]
+            .to_pylist()
         )
         if ids != right:
             found.append(f"we where {_condition(path, value)}: {ids}, not {right}")
@@ -106,7 +108,7 @@ def _literal(value: Any) -> str:
             return str(value)
         case dt.datetime():
             kind = "TIMESTAMP" if value.tzinfo else "TIMESTAMP_NTZ"
-            return f"{kind} '{value.isoformat(sep=' ')}'"
+            return f"{kind} '{value.replace(tzinfo=None).isoformat(sep=' ')}'"  # the session is in UTC
         case dt.date():
             return f"DATE '{value}'"
         case bytes():

@@ -33,7 +33,7 @@ def cells() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("kind", "operation", "mode"), cells())
+@pytest.mark.parametrize(("kind", "operation", "mode"), list(cells()))
 def test_what_we_make_of_a_table_is_what_spark_makes_of_its_twin(
     lake: Lake,
     made: Callable[[Kind], Made],
@@ -43,11 +43,11 @@ def test_what_we_make_of_a_table_is_what_spark_makes_of_its_twin(
     engine: str,
 ) -> None:
     case, rows = made(kind).prepared(operation)
+    wanted = made(kind).expected(operation, rows)
     before = Before.of(lake, kind, case.table)
 
     operation.ours(case, options(operation, mode, lake.spark if engine == "spark" else engine))
 
-    wanted = made(kind).expected(operation, rows)
     after = prove(before, wanted)
     check_way(operation, mode, before, after)
 

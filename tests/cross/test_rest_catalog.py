@@ -29,21 +29,23 @@ def test_operations_are_right_on_a_rest_catalog(
 ) -> None:
     made, chosen = table_of(rest, name), OPERATION[operation]
     case, rows = made.prepared(chosen)
+    wanted = made.expected(chosen, rows)
     before = Before.of(rest, made.kind, case.table)
 
     how: dict[str, Any] = {"engine": "arrow"} | ({"mode": mode} if mode else {})
     chosen.ours(case, how)
 
-    prove(before, made.expected(chosen, rows))
+    prove(before, wanted)
 
 
 @pytest.mark.parametrize("name", ["prior_partition_deletes", "v2_to_v3"])
 def test_a_commit_whose_answer_is_lost_is_found_or_told_and_loses_nothing(rest: Lake, name: str) -> None:
     made, chosen = table_of(rest, name), OPERATION["merge_clauses"]
     case = made.clone()
+    wanted = made.expected(chosen, made.rows)
     before = Before.of(rest, made.kind, case.table)
     rest.server.lose_the_next_answer()
 
     chosen.ours(case, {"engine": "arrow", "mode": MOR})
 
-    prove(before, made.expected(chosen, made.rows))
+    prove(before, wanted)

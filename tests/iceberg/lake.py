@@ -23,7 +23,7 @@ from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.tables.iceberg.catalogs import embedded_catalog, load
 from intarsia.tables.iceberg.commit import Commit, Receipt, Target
 from intarsia.tables.iceberg.delete_files import write_position_deletes, write_vectors
 from intarsia.tables.iceberg.entries import Content, ContentFile, Entry
@@ -79,7 +79,7 @@ class Lake:
         return Lake(directory, made)
 
     def table(self) -> Table:
-        return self.catalog.load_table(NAME)
+        return load(self.catalog, NAME)
 
     def state(self, branch: str | None = None) -> State:
         return State.of(self.table(), branch, self.shelf)

@@ -57,7 +57,9 @@ def metadata(
     return TableMetadataUtil.parse_obj(raw)
 
 
-def file(path: str = "data/a.parquet", spec_id: int | None = 0, partition: tuple[Any, ...] = (), **more: Any) -> ContentFile:
+def file(
+    path: str = "data/a.parquet", spec_id: int | None = 0, partition: tuple[Any, ...] = (), **more: Any
+) -> ContentFile:
     given: dict[str, Any] = {"content": Content.DATA, "file_format": "PARQUET", "record_count": 10}
     given |= {"file_size_in_bytes": 1000} | more
     return ContentFile(file_path=path, spec_id=spec_id, partition=partition, **given)  # type: ignore[arg-type]

@@ -120,7 +120,9 @@ def test_a_value_lies_in_the_range_its_partition_proves(
     @settings(max_examples=25, deadline=None)
     @given(_VALUES[kind][0])
     def check(value: Any) -> None:
-        proved = source_range(transform, kind, transformed(transform, kind, _column(kind, [value])).to_pylist()[0])
+        proved = source_range(
+            transform, kind, transformed(transform, kind, _column(kind, [value])).to_pylist()[0]
+        )
         if proved is None:
             return
         low, high, nulls = proved
@@ -162,7 +164,9 @@ def test_a_null_value_proves_that_all_are_null(transform: Transform[Any, Any]) -
     assert source_range(transform, TimestampType(), None) == Range(None, None, True)
 
 
-@pytest.mark.parametrize("transform", [BucketTransform(3), VoidTransform(), parse_transform("zorder[2]")], ids=str)
+@pytest.mark.parametrize(
+    "transform", [BucketTransform(3), VoidTransform(), parse_transform("zorder[2]")], ids=str
+)
 def test_buckets_and_what_is_unknown_prove_nothing(transform: Transform[Any, Any]) -> None:
     assert source_range(transform, LongType(), 1) is None
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 from pyiceberg.transforms import BucketTransform, IdentityTransform
@@ -43,7 +44,9 @@ from tests.iceberg.lens_tools import (
     written,
 )
 
+from intarsia.core.files import DataFile
 from intarsia.core.lens import LAST_UPDATED, ROW_ID
+from intarsia.engines.arrow.reading import FileReader
 from intarsia.errors import DamagedTable, NotSupported
 from intarsia.tables.iceberg.schemas import arrow_schema
 from intarsia.tables.iceberg.view import LAST_UPDATED_FIELD, ROW_ID_FIELD
@@ -363,3 +366,16 @@ def test_a_wanted_column_that_the_table_does_not_have_yet_is_null(tmp_path: Path
     wanted = pa.schema([*arrow_schema(lens.table.schema), pa.field("later", pa.string())])
     result = lens.view(parquet.schema_arrow, wanted).seen(parquet.read(), ["c", "later"], start=0)
     assert result.to_pydict() == {"c": [1], "later": [None]}
+
+
+def test_int96_timestamps_of_any_year_are_read_right(tmp_path: Path) -> None:
+    moments = [dt.datetime(9999, 12, 31), dt.datetime(1, 1, 1), None]
+    stored = pa.array(moments, pa.timestamp("us"))
+    parquet = file_with(tmp_path, stored, use_deprecated_int96_timestamps=True)
+    assert parquet.schema.column(0).physical_type == "INT96"
+    location = str(tmp_path / "f.parquet")
+    lens = one_column(TimestamptzType())
+    file = DataFile("f.parquet", location, 1, 3, lens=lens)
+    with FileReader(file, arrow_schema(lens.table.schema), pafs.LocalFileSystem()) as reader:
+        column = reader.read(["c"], 0)["c"]
+    assert column.cast(pa.timestamp("us")).to_pylist() == moments

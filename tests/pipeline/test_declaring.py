@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from intarsia import pipeline
-from intarsia.errors import InputError, NothingMatched, NotSupported
+from intarsia.errors import InputError, NothingMatched
 
 MINIMAL = """
 [sources.landing]
@@ -108,9 +108,31 @@ def test_an_expectation_of_nothing_is_refused() -> None:
     assert "expects nothing" in _refused('[targets.orders]\npath = "x"\n' + step)
 
 
-def test_an_iceberg_target_is_not_supported_yet() -> None:
-    with pytest.raises(NotSupported, match=r"\[targets.orders\] kind.*iceberg"):
-        pipeline.loads(MINIMAL.replace('"lake/orders"', '"lake/orders"\nkind = "iceberg"'))
+def test_an_iceberg_target_needs_a_catalog_and_has_its_own_partitions() -> None:
+    iceberg = '"shop.orders"\nkind = "iceberg"'
+    with pytest.raises(InputError, match=r"\[targets.orders\] catalog: an Iceberg table needs one"):
+        pipeline.loads(MINIMAL.replace('"lake/orders"', iceberg))
+    with pytest.raises(InputError, match="own partition spec decides"):
+        pipeline.loads(MINIMAL.replace('"lake/orders"', f'{iceberg}\ncatalog = "lake"\npartition_by = "day"'))
+    with pytest.raises(InputError, match="retain does not go with kind 'iceberg'"):
+        pipeline.loads(
+            MINIMAL.replace('"lake/orders"', f'{iceberg}\ncatalog = "lake"\noptions = {{ retain = 1 }}')
+        )
+
+
+def test_a_parquet_target_has_no_catalog_and_no_branch() -> None:
+    with pytest.raises(InputError, match=r"\[targets.orders\] catalog: a Parquet dataset has none"):
+        pipeline.loads(MINIMAL.replace('"lake/orders"', '"lake/orders"\ncatalog = "lake"'))
+    with pytest.raises(InputError, match="branch does not go with kind 'parquet'"):
+        pipeline.loads(MINIMAL.replace('"lake/orders"', '"lake/orders"\noptions = { branch = "x" }'))
+
+
+def test_the_catalog_of_an_iceberg_target_may_be_a_directory_beside_the_file(tmp_path: Path) -> None:
+    target = '"shop.orders"\nkind = "iceberg"\ncatalog = "./warehouse"\noptions = { mode = "merge-on-read" }'
+    (tmp_path / "p.toml").write_text(MINIMAL.replace('"lake/orders"', target))
+    declared = pipeline.load(tmp_path / "p.toml").targets["orders"]
+    assert Path(declared.catalog).resolve() == tmp_path / "warehouse"
+    assert (declared.path, declared.options["mode"]) == ("shop.orders", "merge-on-read")
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

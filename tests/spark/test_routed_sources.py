@@ -16,8 +16,8 @@ from intarsia.core.plan import FilePlan
 from intarsia.engines.spark import engine as spark_engine
 from intarsia.engines.spark import routed
 from intarsia.engines.spark import source as spark_source
+from intarsia.engines.spark.bundles import Bundle
 from intarsia.engines.spark.routing import (
-    Bundle,
     CastWork,
     RouteWork,
     Shelf,

@@ -91,7 +91,9 @@ def test_group_entries_by_spec_single_spec() -> None:
 
 
 def test_group_entries_by_spec_multiple_specs() -> None:
-    groups = group_entries_by_spec([entry_with_spec(9, "a"), entry_with_spec(1, "b"), entry_with_spec(9, "c")])
+    groups = group_entries_by_spec(
+        [entry_with_spec(9, "a"), entry_with_spec(1, "b"), entry_with_spec(9, "c")]
+    )
     assert list(groups) == [1, 9]
     assert [entry.file.file_path for entry in groups[9]] == ["a", "c"]
 

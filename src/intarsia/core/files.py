@@ -82,6 +82,8 @@ class Snapshot:
     """By operation: whether rows that go are veiled by a delete file instead of being left out of a copy."""
     lineage: bool = False
     """Whether rows have an identity that they keep when they move."""
+    details: tuple[tuple[str, tuple[str, ...]], ...] = ()
+    """What the table's kind has beside files, for people: a word, and what there is to say."""
     layout: Layout | None = field(default=None, compare=False, repr=False)
     """How new files are laid out, where the table says so."""
     target_bytes: int | None = None

@@ -132,7 +132,7 @@ def inspect_snapshot(
         row_groups=sum(footer.num_row_groups for footer in footers),
         columns=tuple(_column(snapshot, entry, chunks, name_depth=depth_of) for entry in snapshot.schema),
         codecs=_codecs(footers, chunks),
-        partitions=len(parts) if snapshot.partition_columns else 0,
+        partitions=len(parts),
         biggest=max(parts, key=lambda part: part.size) if parts else None,
         smallest=min(parts, key=lambda part: part.size) if parts else None,
         sorting=tuple(sorted(orders.items(), key=lambda item: (-item[1], item[0]))),
@@ -268,18 +268,22 @@ def _codecs(footers: Sequence[pq.FileMetaData], chunks: Mapping[str, _Chunks] | 
 
 def _partitions(snapshot: Snapshot) -> list[PartitionFacts]:
     groups: dict[tuple[Any, ...], list[DataFile]] = defaultdict(list)
-    if snapshot.partition_columns:
-        for file in snapshot.files:
-            groups[tuple(file.partition.get(name) for name in snapshot.partition_columns)].append(file)
+    for file in snapshot.files:
+        values = _place_of(file, snapshot)
+        if values:
+            groups[tuple(values.items())].append(file)
     return [
         PartitionFacts(
-            dict(zip(snapshot.partition_columns, values, strict=True)),
-            len(files),
-            sum(file.rows for file in files),
-            sum(file.size for file in files),
+            dict(values), len(files), sum(file.rows for file in files), sum(file.size for file in files)
         )
         for values, files in groups.items()
     ]
+
+
+def _place_of(file: DataFile, snapshot: Snapshot) -> Mapping[str, Any]:
+    if snapshot.spread is not None:
+        return snapshot.spread.home(file).values
+    return {name: file.partition.get(name) for name in snapshot.partition_columns}
 
 
 def _declared_order(footer: pq.FileMetaData) -> str:

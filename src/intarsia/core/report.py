@@ -18,7 +18,8 @@ class MergeFileMetadata:
 
     path: str
     row_count: int
-    operation: Literal["rewritten", "inserted", "preserved", "removed"]
+    operation: Literal["rewritten", "veiled", "inserted", "preserved", "removed"]
+    """A veiled file stays, with a delete file beside it."""
     size_bytes: int | None = None
 
 
@@ -42,6 +43,7 @@ class MergeResult:
     inserted_files: list[str] = field(default_factory=list)
     preserved_files: list[str] = field(default_factory=list)
     removed_files: list[str] = field(default_factory=list)
+    veiled_files: list[str] = field(default_factory=list)
     operation: str = "merge"
     path: str = ""
     engine: str = "arrow"
@@ -63,7 +65,8 @@ class MergeResult:
     def changed(self) -> bool:
         """Whether any file was (or, in a dry run, would be) written or removed."""
         planned = self.dry_run and self.inserted > 0  # files that have no name yet
-        return bool(self.rewritten_files or self.inserted_files or self.removed_files or planned)
+        touched = (*self.rewritten_files, *self.veiled_files, *self.inserted_files, *self.removed_files)
+        return bool(touched or planned)
 
     def keys(self) -> Iterator[str]:
         return iter(("inserted", "updated", "deleted", "total"))

@@ -234,7 +234,7 @@ def _report(
     files = _file_entries(plan, change)
     paths: Mapping[str, list[str]] = {
         kind: [entry.path for entry in files if entry.operation == kind]
-        for kind in ("rewritten", "inserted", "preserved", "removed")
+        for kind in ("rewritten", "veiled", "inserted", "preserved", "removed")
     }
     before = snapshot.rows
     inserted, updated, deleted = plan.inserted, plan.updated, plan.deleted
@@ -260,6 +260,7 @@ def _report(
         inserted_files=paths["inserted"],
         preserved_files=paths["preserved"],
         removed_files=paths["removed"],
+        veiled_files=paths["veiled"],
         operation=intent.operation,
         path=snapshot.root,
         engine=engine.name,
@@ -285,6 +286,8 @@ def _file_entries(plan: Plan, change: Change | None) -> list[MergeFileMetadata]:
             case "rewrite":
                 rows, size = (new.rows, new.size) if new is not None else (file.rows, file.size)
                 entries.append(MergeFileMetadata(shown(file), rows, "rewritten", size))
+            case "veil":
+                entries.append(MergeFileMetadata(shown(file), file.rows - item.hits, "veiled", file.size))
             case "remove" | "regroup":
                 entries.append(MergeFileMetadata(shown(file), file.rows, "removed", file.size))
             case _:

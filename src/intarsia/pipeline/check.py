@@ -26,6 +26,7 @@ from intarsia.pipeline.model import (
     Source,
     Step,
     StepOptions,
+    Target,
     TargetOptions,
     Update,
     Write,
@@ -34,7 +35,15 @@ from intarsia.pipeline.model import (
     step_name,
 )
 from intarsia.pipeline.shape import derivations, predicate, type_named
-from intarsia.request import bytes_per_file, key_pairs, merge_rule, predicate_of, requested
+from intarsia.request import (
+    ICEBERG_OPTIONS,
+    TABLE_OPTIONS,
+    bytes_per_file,
+    key_pairs,
+    merge_rule,
+    predicate_of,
+    requested,
+)
 from intarsia.sql.parse import parse_assignments
 
 _NAME = re.compile(r"^[\w][\w .\-]*$")
@@ -80,18 +89,34 @@ class _Check:
         if not pipeline.steps:
             raise self.wrong("steps", "there is no step to run.")
         for name, target in pipeline.targets.items():
-            if target.kind != "parquet":
-                raise NotSupported(
-                    f"{self.where}, [targets.{name}] kind: this version has no {target.kind} tables.",
-                    path=pipeline.origin,
-                    hint='use kind = "parquet".',
-                )
             if not target.path:
                 raise self.wrong(f"[targets.{name}] path", "it is empty.")
+            self._kind(name, target)
             self._options(f"[targets.{name}] options", target.options, TargetOptions)
         self._sources()
         self._steps()
         self._circles()
+
+    def _kind(self, name: str, target: Target) -> None:
+        """What goes with one kind of table only."""
+        place = f"[targets.{name}]"
+        if target.kind == "iceberg":
+            if not target.catalog:
+                raise self.wrong(
+                    f"{place} catalog",
+                    "an Iceberg table needs one.",
+                    "name a configured catalog, or a warehouse directory.",
+                )
+            if names(target.partition_by):
+                raise self.wrong(f"{place} partition_by", "the table's own partition spec decides.")
+        elif target.kind != "parquet":
+            raise self.wrong(f"{place} kind", f"there is no {target.kind!r}.", "it is parquet or iceberg.")
+        elif target.catalog:
+            raise self.wrong(f"{place} catalog", "a Parquet dataset has none.", 'set kind = "iceberg".')
+        others = ICEBERG_OPTIONS if target.kind == "parquet" else TABLE_OPTIONS
+        foreign = [option for option in target.options if option in others]
+        if foreign:
+            raise self.wrong(f"{place} options", f"{foreign[0]} does not go with kind {target.kind!r}.")
 
     def _sources(self) -> None:
         for name, source in self.pipeline.sources.items():

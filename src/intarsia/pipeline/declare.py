@@ -163,8 +163,13 @@ class _Reading:
         options = made.options.copy()
         if "control_path" in options:
             options["control_path"] = self.place(options["control_path"])
+        is_iceberg = made.kind == "iceberg"
         return replace(
-            made, path=self.place(made.path), partition_by=names(made.partition_by), options=options
+            made,
+            path=made.path if is_iceberg else self.place(made.path),
+            partition_by=names(made.partition_by),
+            catalog=self.place(made.catalog) if "/" in made.catalog else made.catalog,
+            options=options,
         )
 
     def _step(self, number: int, raw: dict[str, Any]) -> Step:

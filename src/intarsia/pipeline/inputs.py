@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from intarsia.common.formats import (
 from intarsia.common.log import redact
 from intarsia.common.paths import InputFile, find_input_files
 from intarsia.core.files import Snapshot
+from intarsia.engines.arrow.scan import Scan
 from intarsia.errors import InputError, NothingMatched, NotSupported
 from intarsia.pipeline.model import Source, names
 from intarsia.pipeline.shape import Shape, derivations, predicate, type_named
@@ -232,6 +234,9 @@ def snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchReader:
 
 def _rows_of(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
     """Some files after the other, since a snapshot's dataset keeps its files open."""
+    if snapshot.spread is not None:
+        yield from Scan(snapshot, tuple(snapshot.schema.names)).batches(threads=os.cpu_count() or 1)
+        return
     for start in range(0, len(snapshot.files), _OPEN_FILES):
         some = replace(snapshot, files=snapshot.files[start : start + _OPEN_FILES])
         yield from some.dataset().to_batches()

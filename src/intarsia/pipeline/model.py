@@ -24,6 +24,8 @@ class TargetOptions(TypedDict, total=False):
     single_writer: bool
     lock_timeout: float
     retain: int
+    branch: str
+    mode: Literal["copy-on-write", "merge-on-read"]
 
 
 class StepOptions(TypedDict, total=False):
@@ -83,9 +85,12 @@ class Target:
     """A table that steps write."""
 
     path: str
+    """Of a Parquet dataset; of an Iceberg table its name in the catalog, as in ``shop.orders``."""
     kind: Literal["parquet", "iceberg"] = "parquet"
     partition_by: Columns = ()
     """For a dataset that does not exist yet."""
+    catalog: str = ""
+    """Of an Iceberg table: the name of a configured catalog, or a warehouse directory with its own."""
     options: TargetOptions = field(default_factory=TargetOptions)
 
 

@@ -164,13 +164,14 @@ def _result(result: MergeResult) -> dict[str, Any]:
     plain = result_as_json(result)
     counts = Counter(entry.operation for entry in result.files)
     if len(result.files) > MOST_FILES:
-        for name in ("files", "rewritten_files", "inserted_files", "preserved_files", "removed_files"):
+        paths = ("rewritten_files", "veiled_files", "inserted_files", "preserved_files", "removed_files")
+        for name in ("files", *paths):
             plain[name] = plain[name][:MOST_FILES]
     return plain | {
         "path": redact(result.path),
         "total": result.total,
         "file_counts": {
-            kind: counts.get(kind, 0) for kind in ("rewritten", "inserted", "preserved", "removed")
+            kind: counts.get(kind, 0) for kind in ("rewritten", "veiled", "inserted", "preserved", "removed")
         },
     }
 

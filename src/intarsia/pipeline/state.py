@@ -170,7 +170,8 @@ def _table(pipeline: Pipeline, target: str | None) -> Any:
     if target is None:
         return None
     declared = pipeline.targets[target]
-    return [declared.kind, declared.path, list(names(declared.partition_by))]
+    known = [declared.kind, declared.path, list(names(declared.partition_by))]
+    return [*known, declared.catalog] if declared.catalog else known
 
 
 def digest_of_files(stamps: Iterable[Stamp]) -> str:
@@ -180,6 +181,8 @@ def digest_of_files(stamps: Iterable[Stamp]) -> str:
 def digest_of_snapshot(snapshot: Snapshot) -> str:
     """Differs where any file of the table does."""
     files: Sequence[Any] = sorted([file.path, list(file.fingerprint), file.size] for file in snapshot.files)
+    if snapshot.spread is not None:  # rows may be veiled while every file stays
+        return _digest([snapshot.exists, files, snapshot.version])
     return _digest([snapshot.exists, files])
 
 

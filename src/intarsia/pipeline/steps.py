@@ -35,6 +35,7 @@ from intarsia.pipeline.model import (
     needed,
 )
 from intarsia.pipeline.web import Web
+from intarsia.request import iceberg_table
 from intarsia.tables.parquet import ParquetTable
 
 
@@ -45,7 +46,7 @@ class Workshop:
     pipeline: Pipeline
     session: Any = None
     """The Spark session; None where the engine is another."""
-    tables: dict[str, ParquetTable] = field(default_factory=dict)
+    tables: dict[str, Any] = field(default_factory=dict)
     frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     """DataFrames that Spark keeps, since more than one look is taken at them."""
     web: Web = field(default_factory=Web)
@@ -60,11 +61,14 @@ class Workshop:
     def engine(self) -> Any:
         return self.pipeline.engine if self.session is None else self.session
 
-    def table(self, target: str) -> ParquetTable:
-        """The table of a target; one object for the run, which knows the footers it has read."""
+    def table(self, target: str) -> Any:
+        """The table of a target; one object for the run, which knows the files it has looked into."""
         if target not in self.tables:
             declared = self.pipeline.targets[target]
-            self.tables[target] = ParquetTable(declared.path, **declared.options)
+            if declared.kind == "iceberg":
+                self.tables[target] = iceberg_table(declared.path, declared.catalog, **declared.options)
+            else:
+                self.tables[target] = ParquetTable(declared.path, **dict(declared.options))  # type: ignore[arg-type]
         return self.tables[target]
 
     def arrived(self, source: Source) -> Arrived | None:

@@ -148,6 +148,11 @@ def _plan_files(plan: Plan) -> list[Item]:
     return [item for item in found if item is not None]
 
 
+def _some_veiled(result: MergeResult) -> list[Item]:
+    found = _some(len(result.veiled_files), "with rows veiled", "rewritten")
+    return [] if found is None else [found]
+
+
 def _some(number: int, word: str, kind: Kind) -> Item | None:
     return Item(units.count(number), word, kind) if number else None
 
@@ -266,6 +271,7 @@ def _totals(result: MergeResult) -> list[Item]:
 
 def _result_files(result: MergeResult) -> list[Item]:
     return [
+        *_some_veiled(result),
         Item(units.count(len(result.rewritten_files)), "rewritten", "rewritten"),
         Item(units.count(len(result.inserted_files)), "new", "new"),
         Item(units.count(len(result.removed_files)), "removed", "removed"),
@@ -330,10 +336,15 @@ def _snapshot_page(snapshot: Snapshot) -> Page:
             ("rows", [Item(units.count(snapshot.rows))]),
             ("files", [Item(units.count(len(snapshot.files))), Item(units.size(snapshot.size))]),
             ("partitions", _words(", ".join(snapshot.partition_columns))),
+            *_details(snapshot),
         ),
         (Table("columns", ("column", "type"), tuple(columns)),) if columns else (),
         _notes(snapshot.notes),
     )
+
+
+def _details(snapshot: Snapshot) -> list[tuple[str, list[Item]]]:
+    return [(word, [Item(units.printable(text)) for text in said]) for word, said in snapshot.details]
 
 
 def _state(snapshot: Snapshot) -> str:
@@ -351,8 +362,9 @@ def _inspection_page(seen: Inspection) -> Page:
             ("rows", [Item(units.count(seen.rows))]),
             ("files", [Item(units.count(seen.files)), Item(units.size(seen.size)), *_average(seen)]),
             ("small files", [Item(units.count(seen.small_files), f"under {units.size(seen.small_bytes)}")]),
-            ("row groups", _row_groups(seen)),
+            ("row groups", _row_groups(seen) if seen.snapshot.spread is None else []),
             ("partitions", _partitions(seen)),
+            *_details(seen.snapshot),
             ("compression", _words(", ".join(codec.lower() for codec in seen.codecs))),
             (
                 "sorted by",
@@ -378,7 +390,7 @@ def _partitions(seen: Inspection) -> list[Item]:
     if not seen.partitions or seen.biggest is None or seen.smallest is None:
         return []
     by = units.printable(", ".join(seen.snapshot.partition_columns))
-    found = [Item(units.count(seen.partitions), f"by {by}")]
+    found = [Item(units.count(seen.partitions), f"by {by}" if by else "")]
     if seen.partitions > 1:
         found += [_partition("biggest", seen.biggest), _partition("smallest", seen.smallest)]
     return found

@@ -35,6 +35,7 @@ QUIET = 24
 _ORDER = {kind: number for number, kind in enumerate(LEGEND)}
 _OF_REPORT: Mapping[str, Kind] = {
     "rewritten": "rewritten",
+    "veiled": "rewritten",
     "inserted": "new",
     "preserved": "kept",
     "removed": "removed",
@@ -146,6 +147,8 @@ def partition_label(partition: Mapping[str, Any], path: str = "") -> str:
         parts = [f"{name}={'NULL' if value is None else value}" for name, value in partition.items()]
         return units.printable(", ".join(parts))
     directory = path.rpartition("/")[0]
+    if "://" in directory:  # of files named in full only the partition tells something
+        directory = "/".join(part for part in directory.split("/") if "=" in part)
     if "=" in directory:
         directory = ", ".join(unquote(part) for part in directory.split("/"))
     return units.printable(directory) or _WHOLE
@@ -166,9 +169,9 @@ def _labelled(value: Drawable) -> list[tuple[str, Tile]]:
 def _of_plan(plan: Plan) -> list[tuple[str, Tile]]:
     found = []
     for entry in plan.files:
-        found.append((_label(entry.file), _tile(entry.file, kind_of(entry), entry.reason)))
+        found.append((_label(entry.file, plan.snapshot), _tile(entry.file, kind_of(entry), entry.reason)))
     for group in plan.groups:
-        label = partition_label(group.partition, group.files[0].path if group.files else "")
+        label = _label(group.files[0], plan.snapshot) if group.files else partition_label(group.partition)
         outputs = max(group.outputs, 1)
         for number in range(outputs):
             rows, size = _share(group.rows, number, outputs), _share(group.size, number, outputs)
@@ -181,7 +184,7 @@ def _of_plan(plan: Plan) -> list[tuple[str, Tile]]:
 
 
 def _of_snapshot(snapshot: Snapshot) -> list[tuple[str, Tile]]:
-    return [(_label(file), _tile(file, "kept", "")) for file in snapshot.files]
+    return [(_label(file, snapshot), _tile(file, "kept", "")) for file in snapshot.files]
 
 
 def _of_result(result: MergeResult) -> list[tuple[str, Tile]]:
@@ -200,11 +203,14 @@ def _reported(result: MergeResult, entry: MergeFileMetadata, plan: FilePlan | No
     path = entry.path.removeprefix(result.path.rstrip("/") + "/") if result.path else entry.path
     reason = plan.reason if plan is not None else ""
     tile = Tile(kind, units.printable(path), entry.row_count, entry.size_bytes or 0, units.printable(reason))
-    label = _label(plan.file) if plan is not None else partition_label({}, path)
-    return label, tile
+    if plan is None or result.plan is None:
+        return partition_label({}, path), tile
+    return _label(plan.file, result.plan.snapshot), tile
 
 
-def _label(file: DataFile) -> str:
+def _label(file: DataFile, snapshot: Snapshot) -> str:
+    if snapshot.spread is not None:
+        return partition_label(snapshot.spread.home(file).values, "")
     return partition_label(file.partition, file.path)
 
 

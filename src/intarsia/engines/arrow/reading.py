@@ -61,6 +61,8 @@ class FileReader:
                 read_dictionary=list(encoded) or None,
                 pre_buffer=False,
                 page_checksum_verification=True,
+                # Read as nanoseconds, times after 2262 would silently become others.
+                coerce_int96_timestamp_unit=None if file.lens is None else "us",
             )
             self.physical: pa.Schema = self._parquet.schema_arrow
         except pa.ArrowInvalid as error:

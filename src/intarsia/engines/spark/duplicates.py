@@ -19,6 +19,7 @@ from intarsia.core.keys import arange, comparable, decoded, flat
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.rule import Drop
+from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.spark.carry import carried
 from intarsia.engines.spark.crew import Crew
@@ -40,6 +41,7 @@ def spark_duplicates(
 
     The driver gets the positions of the losers, eight bytes each.
     """
+    files = sorted(files, key=lambda file: file.path)
     work = RankWork(
         light(plan), keys or tuple(plan.schema.names), order_by, place.filesystem, place.directory
     )
@@ -86,7 +88,7 @@ class RankWork:
 
 
 def write_ranks(work: RankWork, job: tuple[int, DataFile]) -> str | None:
-    """Key and order of every row of one file, with its place; runs on an executor."""
+    """Key and order of every row of one file that is not dead, with its place; runs on an executor."""
     number, file = job
     snapshot = work.plan.snapshot
     columns = list(dict.fromkeys([*work.keys, *work.order_by]))
@@ -97,7 +99,9 @@ def write_ranks(work: RankWork, job: tuple[int, DataFile]) -> str | None:
         for group in range(reader.footer.num_row_groups):
             for table in reader.pieces(columns, group):
                 sent = _ranks(table, work, number, start)
+                live = reader.alive(start, table.num_rows)
                 start += table.num_rows
+                sent = sent if live is None else take_rows(sent, live)
                 if writer is None:
                     writer = pq.ParquetWriter(location, sent.schema, filesystem=work.filesystem)
                 writer.write_table(sent)

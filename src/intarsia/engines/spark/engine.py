@@ -24,6 +24,7 @@ from intarsia.core.run import settled
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
 from intarsia.engines.arrow.placing import all_rows
 from intarsia.engines.arrow.predicates import settle_predicate
+from intarsia.engines.spark.afresh import Written, merge_afresh, predicate_afresh, stage_afresh
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.duplicates import spark_duplicates
 from intarsia.engines.spark.jobs import MergeWork, PredicateWork, light, merge_files, predicate_files
@@ -146,6 +147,8 @@ class SparkEngine:
         if prepared.remote is not None:
             return self._remote(plan, prepared)(self.crew, plan, prepared, None, progress)[0]
         match plan.intent:
+            case Merge() | Delete() | Update() if plan.snapshot.spread is not None:
+                return self._afresh(plan, prepared, None, progress).matches
             case Merge():
                 return self._merge(plan, prepared, None, progress)[0]
             case Delete() | Update():
@@ -166,6 +169,10 @@ class SparkEngine:
         if prepared.remote is not None:
             return self._large(plan, prepared, tx, progress)
         match plan.intent:
+            case Merge() | Delete() | Update() | Deduplicate() | Write() if plan.snapshot.spread is not None:
+                so_far = self._afresh(plan, prepared, tx, progress)
+                plan = settled(plan, prepared, so_far.matches)
+                return plan, stage_afresh(self.crew, plan, prepared, so_far, tx, progress)
             case Merge():
                 found = self._merge(plan, prepared, tx.workplace(), progress)
             case Delete() | Update():
@@ -210,6 +217,10 @@ class SparkEngine:
     ) -> tuple[Plan, Change]:
         """A merge or write whose source stays on executors."""
         matches, staged, added = self._remote(plan, prepared)(self.crew, plan, prepared, tx, progress)
+        if plan.snapshot.spread is not None:
+            so_far = Written(matches, frozenset(matches.hits) | frozenset(matches.counts), tuple(added))
+            plan = settled(plan, prepared, matches)
+            return plan, stage_afresh(self.crew, plan, prepared, so_far, tx, progress)
         plan = settled(plan, prepared, matches)
         rest = tuple(item for item in plan.chosen("rewrite") if item.file.path not in staged)
         assert not any(item.file.path in matches.counts for item in rest), "a file that was hit is not staged"
@@ -218,6 +229,19 @@ class SparkEngine:
             again = replace(plan, files=rest)
             replaced += rewritten(self.crew, again, matches, tx.workplace(), progress)
         return plan, plan.change(replaced=replaced, added=added)
+
+    def _afresh(self, plan: Plan, prepared: Prepared, tx: Transaction | None, progress: Progress) -> Written:
+        """What is hit in a table whose files are never replaced, and what was written on the way."""
+        match plan.intent:
+            case Merge():
+                where = self.spool_dir
+                return merge_afresh(self.crew, plan, prepared, tx, progress, spool_dir=where)
+            case Deduplicate() as intent:
+                return Written(self._duplicates(plan, intent))
+            case Write():
+                return Written(_written(plan, prepared))
+            case _:
+                return predicate_afresh(self.crew, plan, tx, progress)
 
     def _remote(self, plan: Plan, prepared: Prepared) -> Any:
         if isinstance(prepared.remote, RoutedRows):

@@ -15,12 +15,13 @@ from intarsia.core.plan import FileGroup, FilePlan, Plan
 from intarsia.core.ports import Workplace
 from intarsia.core.rule import Action
 from intarsia.core.run import silent
-from intarsia.engines.arrow.compact import compact_group
+from intarsia.engines.arrow.compact import compact_dealt, compact_group
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher
 from intarsia.engines.arrow.optimize import stage_optimize
 from intarsia.engines.arrow.placing import NewFile, Placing
 from intarsia.engines.arrow.predicates import predicate_hits
 from intarsia.engines.arrow.rewrite import Rewrite, rewrite
+from intarsia.engines.spark.attempts import attempt_at
 from intarsia.engines.spark.crew import Attempt
 
 
@@ -146,20 +147,20 @@ class GroupWork:
     memory_bytes: int
 
 
-def compact_files(work: GroupWork, job: tuple[int, FileGroup]) -> StagedFile:
-    """Write one group as one file."""
+def compact_files(work: GroupWork, job: tuple[int, FileGroup]) -> list[StagedFile]:
+    """Write one group as one file, or as one per partition where the table deals rows out by itself."""
     number, group = job
-    return compact_group(group, work.plan, Attempt.at(work.workplace), number=number)
+    plan = work.plan
+    with attempt_at(work.workplace, plan.snapshot) as tx:
+        if plan.snapshot.spread is not None:
+            return compact_dealt(group, plan, tx, number=number)
+        return [compact_group(group, plan, tx, number=number)]
 
 
 def optimize_files(work: GroupWork, job: tuple[Plan, Matches]) -> Change:
     """Write one group, the only one of the plan given, in the order of its curve, less what is dropped."""
     plan, drops = job
-    return stage_optimize(
-        plan,
-        Attempt.at(work.workplace),
-        threads=1,
-        memory_bytes=work.memory_bytes,
-        progress=silent,
-        drops=drops,
-    )
+    with attempt_at(work.workplace, plan.snapshot) as tx:
+        return stage_optimize(
+            plan, tx, threads=1, memory_bytes=work.memory_bytes, progress=silent, drops=drops
+        )

@@ -32,9 +32,12 @@ from intarsia.core.prepare import Prepared, settle_merge, settle_write
 from intarsia.core.problems import duplicate_keys, null_source_keys
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES
+from intarsia.core.spread import Spread
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher, SourceIndex
+from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import FileReader, constant_column
 from intarsia.engines.spark.carry import restored
+from intarsia.engines.spark.carrying import CarryWork, MergeProbe, carry_files, copies
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.jobs import MergeWork, light, merge_files
 from intarsia.engines.spark.new_rows import place_rows
@@ -48,6 +51,7 @@ from intarsia.engines.spark.remote import (
     cast_parts,
     frame_of,
     key_names,
+    part_code,
     with_keys,
 )
 from intarsia.engines.spark.source import SparkSource, Writing, spool_writer
@@ -60,12 +64,13 @@ def prepare_merge(crew: Crew, intent: Merge, snapshot: Snapshot, source: SparkSo
     operation, path, keys = intent.rule.name, snapshot.root, intent.source_keys
     spool = source.spool
     casting = Casting(terms.wanted, keys, terms.pruning, operation, path, spool.filesystem, spool.directory)
-    facts = cast_parts(crew, spool, casting)
+    whole_rows = intent.rule.inserts and intent.rule.replaces_rows
+    facts = cast_parts(crew, spool, replace(casting, spread=_noted(snapshot) if whole_rows else None))
     if intent.null_keys != "match":
         nulls = {name: sum(fact.nulls[name] for fact in facts) for name in keys}
         null_source_keys(nulls, operation=operation, path=path)
     parts = tuple(fact.part for fact in facts)
-    remote = RemoteRows(replace(spool, schema=terms.wanted, parts=parts), terms.wanted)
+    remote = RemoteRows(replace(spool, schema=terms.wanted, parts=parts), terms.wanted, _homes(facts))
     if operation == "deduplicate":
         remote = _winners(crew, remote, intent)
     elif operation in STRATEGIES:
@@ -94,19 +99,37 @@ def prepare_write(crew: Crew, intent: Write, snapshot: Snapshot, source: SparkSo
     apart = partition_columns if intent.mode == "overwrite_partitions" else ()
     spool = source.spool
     casting = Casting(schema, (), apart, intent.mode, snapshot.root, spool.filesystem, spool.directory)
-    facts = cast_parts(crew, spool, casting)
+    replaces_parts = intent.mode == "overwrite_partitions" and snapshot.spread is not None
+    spread = snapshot.spread if replaces_parts else _noted(snapshot)
+    facts = cast_parts(crew, spool, replace(casting, spread=spread))
     parts = tuple(fact.part for fact in facts)
-    remote = RemoteRows(replace(spool, schema=schema, parts=parts), schema)
+    remote = RemoteRows(replace(spool, schema=schema, parts=parts), schema, _homes(facts))
     places = PartitionSet.of(_places(facts, schema, apart), apart)
+    tags = frozenset(tag for fact in facts for tag in fact.homes) if replaces_parts else None
     return Prepared(
         intent,
         schema,
         partition_columns,
         schema.empty_table(),
-        SourceFacts(remote.spool.rows, {}, places),
+        SourceFacts(remote.spool.rows, {}, places, tags),
         source.rows,
         remote=remote,
     )
+
+
+def _noted(snapshot: Snapshot) -> Spread | None:
+    """The partitions to note beside rows, where there may be several."""
+    spread = snapshot.spread
+    return spread if spread is not None and spread.columns else None
+
+
+def _homes(facts: Sequence[PartFacts]) -> dict[int, int]:
+    """How many rows go to each partition, by its code."""
+    homes: dict[int, int] = {}
+    for fact in facts:
+        for tag, rows in fact.homes.items():
+            homes[part_code(tag)] = homes.get(part_code(tag), 0) + rows
+    return homes
 
 
 def _places(facts: Sequence[PartFacts], wanted: pa.Schema, columns: Sequence[str]) -> pa.Table:
@@ -184,6 +207,7 @@ def write_keys(work: KeyWork, job: tuple[int, FilePlan]) -> str | None:
     with FileReader(item.file, snapshot.schema, snapshot.filesystem) as reader:
         for group in item.row_groups:
             rows = reader.footer.row_group(group).num_rows
+            live = reader.alive(reader.start_of(group), rows)
             table = reader.read(stored, group) if stored else None
             columns = [
                 flat(table[name])
@@ -192,6 +216,7 @@ def write_keys(work: KeyWork, job: tuple[int, FilePlan]) -> str | None:
                 for name in work.keys
             ]
             sent = with_keys(pa.table({FILE: pa.repeat(pa.scalar(number, pa.int32()), rows)}), columns)
+            sent = sent if live is None else take_rows(sent, live)
             if writer is None:
                 writer = spool_writer(location, sent.schema, work.filesystem)
             writer.write_table(sent)
@@ -224,6 +249,8 @@ class GroupMerge:
         )
         index = SourceIndex.of(source, keys, self.plan.snapshot.partition_columns)
         matcher = MergeMatcher(self.plan, self.intent, index)
+        if self.plan.snapshot.spread is not None:
+            return self._carried(matcher, item, numbers)
         ((match, staged),) = merge_files(MergeWork(matcher, self.workplace), [item])
         return Outcome(
             item.file.path,
@@ -233,6 +260,22 @@ class GroupMerge:
             staged,
             self._noted(match, numbers),
             Trouble.of(match, source),
+        )
+
+    def _carried(self, matcher: MergeMatcher, item: FilePlan, numbers: pa.Array) -> Outcome:
+        """The same where files are never replaced: rows are carried into new ones."""
+        share = carry_files(CarryWork(MergeProbe(matcher), self.workplace), [item])
+        match = share.seen[0].match(item)
+        return Outcome(
+            item.file.path,
+            len(match.hits),
+            matcher.drops(match),
+            matcher.empties(match),
+            None,
+            self._noted(match, numbers),
+            Trouble.of(match, matcher.source.table),
+            tuple(share.added),
+            None if copies(self.plan) else match.hits.positions,
         )
 
     def _noted(self, match: FileMatch, numbers: pa.Array) -> str | None:
@@ -283,6 +326,7 @@ def merge_large(
         inserted, added = placed
         _tell(progress, added)
     staged = {outcome.path: outcome.staged for outcome in outcomes if outcome.staged is not None}
+    added += [file for outcome in outcomes for file in outcome.added]
     return matches_of(plan, outcomes, inserted), staged, added
 
 

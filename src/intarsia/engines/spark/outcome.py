@@ -48,6 +48,10 @@ class Outcome:
     matched: str | None = None
     """The file of numbers of source rows that found a match in it, where they are noted."""
     trouble: Trouble | None = None
+    added: tuple[StagedFile, ...] = ()
+    """New files that its rows were carried into, where files are never replaced."""
+    positions: pa.Int64Array | None = None
+    """Of the hits, where they are to be veiled."""
 
 
 def refuse(matcher: MergeMatcher, scans: Sequence[FilePlan], outcomes: Sequence[Outcome]) -> None:
@@ -77,7 +81,9 @@ def matches_of(plan: Plan, outcomes: Sequence[Outcome], inserted: int) -> Matche
     """All of them together."""
     removed = plan.chosen("remove")
     dropped = {item.file.path for item in removed} | {o.path for o in outcomes if o.emptied}
+    veiled = {o.path: Hits(o.positions) for o in outcomes if o.positions is not None and len(o.positions)}
     return Matches(
+        hits={path: hits for path, hits in veiled.items() if path not in dropped},
         counts={o.path: o.hits for o in outcomes if o.hits and not o.emptied},
         dropped=frozenset(dropped),
         inserted=inserted,

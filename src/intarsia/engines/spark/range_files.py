@@ -10,11 +10,12 @@ from itertools import groupby, pairwise
 import pyarrow as pa
 
 from intarsia.core.change import StagedFile
+from intarsia.core.ports import Workplace
 from intarsia.engines.arrow.indices import widened
 from intarsia.engines.arrow.portions import Portion, Sorter
 from intarsia.engines.arrow.regroup import check_rows
 from intarsia.engines.arrow.runs import Run, read_batches
-from intarsia.engines.spark.crew import Attempt
+from intarsia.engines.spark.attempts import attempt_at
 from intarsia.engines.spark.range_terms import LEAST_MEMORY, Ranged, RangeWork, Terms
 
 _RUN = "run"
@@ -114,25 +115,25 @@ def file_cuts(rows: Sequence[int], outputs: int) -> Iterator[tuple[int, int, int
 
 def write_range(work: RangeWork, job: RangeJob) -> list[StagedFile]:
     """Sort some ranges and write their files; runs on an executor."""
-    tx = Attempt.at(work.workplace)
-    new = replace(job.terms.new, tx=tx, first=job.first)
-    sorter = Sorter(job.terms.cuts.order, max(work.memory_bytes, LEAST_MEMORY))
-    portions = [_portion(tx, stretch, job.locations) for stretch in job.stretches]
-    if all(map(sorter.fits, portions)):
-        staged = new.write_portions(portions, job.outputs, sorter)
-    else:
-        with new.spill(widened(new.form.schema)) as spill:
-            small = [leaf for portion in portions for leaf in sorter.split(spill, portion)]
-            staged = new.write_portions(small, job.outputs, sorter)
-    check_rows(staged, sum(portion.rows for portion in portions), new.group)
-    return staged
+    with attempt_at(work.workplace, work.plan.snapshot) as tx:
+        new = replace(job.terms.new, tx=tx, first=job.first)
+        sorter = Sorter(job.terms.cuts.order, max(work.memory_bytes, LEAST_MEMORY))
+        portions = [_portion(tx, stretch, job.locations) for stretch in job.stretches]
+        if all(map(sorter.fits, portions)):
+            staged = new.write_portions(portions, job.outputs, sorter)
+        else:
+            with new.spill(widened(new.form.schema)) as spill:
+                small = [leaf for portion in portions for leaf in sorter.split(spill, portion)]
+                staged = new.write_portions(small, job.outputs, sorter)
+        check_rows(staged, sum(portion.rows for portion in portions), new.group)
+        return staged
 
 
-def _portion(tx: Attempt, stretch: Stretch, locations: Sequence[str]) -> Portion:
+def _portion(tx: Workplace, stretch: Stretch, locations: Sequence[str]) -> Portion:
     return Portion(stretch.rows, stretch.bytes, stretch.even, _reading(tx, stretch, locations))
 
 
-def _reading(tx: Attempt, stretch: Stretch, locations: Sequence[str]) -> Callable[[], Iterator[pa.Table]]:
+def _reading(tx: Workplace, stretch: Stretch, locations: Sequence[str]) -> Callable[[], Iterator[pa.Table]]:
     runs, batches = stretch.contents[_RUN].to_pylist(), stretch.contents["batch"].to_pylist()
 
     def read() -> Iterator[pa.Table]:

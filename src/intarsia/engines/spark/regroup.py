@@ -17,13 +17,13 @@ from intarsia.engines.spark.ranges import optimize_ranges, range_note
 def stage_compact(
     crew: Crew, plan: Plan, workplace: Workplace, *, memory_bytes: int, progress: Progress
 ) -> Change:
-    """Write each group as one file."""
+    """Write each group as one file, or as one per partition where the table deals rows out by itself."""
     work = GroupWork(light(plan), workplace, memory_bytes)
     jobs = list(enumerate(plan.groups))
     progress("write files", 0, len(jobs))
-    added = crew.each(compact_files, jobs, shared=work, weights=[g.size for g in plan.groups])
+    done = crew.each(compact_files, jobs, shared=work, weights=[g.size for g in plan.groups])
     progress("write files", len(jobs), len(jobs))
-    return regrouped(plan, added, exclusive=False)
+    return regrouped(plan, [file for files in done for file in files], exclusive=False)
 
 
 def stage_optimize(

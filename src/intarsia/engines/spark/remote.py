@@ -5,11 +5,13 @@ from __future__ import annotations
 import re
 import socket
 import uuid
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import from_arrow_schema
@@ -18,6 +20,7 @@ from intarsia.common.partitions import split_by_partition
 from intarsia.common.schema import conform_table
 from intarsia.core.keys import arange, comparable, decoded
 from intarsia.core.prune import KeyRange
+from intarsia.core.spread import Spread
 from intarsia.engines.spark.carry import carried
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.reach import unreachable
@@ -26,6 +29,7 @@ from intarsia.engines.spark.source import Part, Spool, column_names, spool_write
 ROW = "__row"
 FILE = "__file"
 POSITION = "__position"
+PART = "__part"
 
 
 def key_name(number: int) -> str:
@@ -79,6 +83,8 @@ class RemoteRows:
 
     spool: Spool
     wanted: pa.Schema
+    homes: Mapping[int, int] = field(default_factory=dict)
+    """How many rows go to each partition, by its code in the column ``PART``; empty without that column."""
 
     @property
     def size(self) -> int:
@@ -103,6 +109,8 @@ class PartFacts:
     ends: dict[str, pa.Array]
     nan: dict[str, bool]
     partitions: pa.Table
+    homes: Mapping[Any, int] = field(default_factory=dict)
+    """How many rows go to each partition, by its tag, where the table deals rows out by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +124,8 @@ class Casting:
     path: str
     filesystem: pafs.FileSystem
     directory: str
+    spread: Spread | None = None
+    """Whose partitions are noted beside the rows, where that is of use."""
 
 
 def cast_parts(crew: Crew, spool: Spool, casting: Casting) -> list[PartFacts]:
@@ -134,6 +144,7 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
     ends: dict[str, list[pa.Array]] = {name: [] for name in keys}
     nan = dict.fromkeys(keys, False)
     partitions: list[pa.Table] = []
+    homes: dict[Any, int] = {}
     writer: pq.ParquetWriter | None = None
     reader = _opened(part.location, work.filesystem)
     try:
@@ -150,6 +161,8 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
             sent = carried(table).rename_columns(column_names(table.num_columns))
             sent = with_keys(sent, [table[name] for name in keys])
             sent = sent.append_column(ROW, arange(table.num_rows, (number << 40) + rows))
+            if work.spread is not None:
+                sent = sent.append_column(PART, _part_codes(table, work.spread, homes))
             if writer is None:
                 writer = spool_writer(location, sent.schema, work.filesystem)
             writer.write_table(sent)
@@ -169,7 +182,24 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
         {name: pa.concat_arrays(arrays) for name, arrays in ends.items() if arrays},
         nan,
         distinct_rows(whole, work.partitions),
+        homes,
     )
+
+
+def _part_codes(table: pa.Table, spread: Spread, homes: dict[Any, int]) -> pa.Array:
+    """Per row a number for the partition it goes to; how many go to each is added to ``homes``."""
+    codes, rows = [], []
+    for part, mine in spread.split(table.select(list(spread.columns))):
+        numbers = arange(table.num_rows) if mine is None else mine
+        homes[part.tag] = homes.get(part.tag, 0) + len(numbers)
+        codes.append(pa.repeat(pa.scalar(part_code(part.tag), pa.int64()), len(numbers)))
+        rows.append(numbers)
+    return pa.concat_arrays(codes).take(pc.array_sort_indices(pa.concat_arrays(rows)))
+
+
+def part_code(tag: Any) -> int:
+    """The same number for a partition in every process; two may share one."""
+    return zlib.crc32(repr(tag).encode())
 
 
 def _opened(location: str, filesystem: pafs.FileSystem) -> pq.ParquetFile:

@@ -29,11 +29,12 @@ from intarsia.core.prepare import MergeTerms, Prepared, prepared_merge, settle_m
 from intarsia.core.rule import Insert
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher, SourceIndex
 from intarsia.engines.arrow.placing import NewFile, Placing
+from intarsia.engines.spark.afresh import TASK_ROWS, by_home, by_part, cut, in_line
+from intarsia.engines.spark.bundles import Bundle, WriteWork, carry_bundles, write_bundle
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.jobs import light, with_one_file
 from intarsia.engines.spark.outcome import Outcome, matches_of
 from intarsia.engines.spark.routing import (
-    Bundle,
     CastWork,
     Found,
     Probed,
@@ -41,13 +42,11 @@ from intarsia.engines.spark.routing import (
     Routed,
     RouteWork,
     Shelf,
-    WriteWork,
     cast_rows,
     probe_files,
     put_ways,
     route_part,
     way,
-    write_bundle,
 )
 from intarsia.engines.spark.source import SparkSource, Spool
 
@@ -180,9 +179,19 @@ def _deciding(terms: MergeTerms, snapshot: Snapshot) -> list[str]:
         alone = clause.side == "source_only"
         if clause.condition is not None:
             used |= {path[0] for side, path in columns_of(clause.condition) if alone or side == "source"}
-        if isinstance(clause.action, Insert) and clause.action.values and terms.partition_columns:
-            used |= {path[0] for _, value in clause.action.values for _, path in columns_of(value)}
+        if isinstance(clause.action, Insert):
+            used |= _placing_columns(clause.action, terms, snapshot)
     return [name for name in terms.wanted.names if name in used]
+
+
+def _placing_columns(action: Insert, terms: MergeTerms, snapshot: Snapshot) -> set[str]:
+    """The source's columns by which it is decided where a new row goes, beside the partition columns."""
+    spread = () if snapshot.spread is None else snapshot.spread.columns
+    if action.values is None:
+        return set(spread)
+    if not (terms.partition_columns or spread):
+        return set()
+    return {path[0] for _, value in action.values for _, path in columns_of(value)}
 
 
 def merge_routed(
@@ -193,23 +202,25 @@ def merge_routed(
     assert isinstance(intent, Merge)
     assert isinstance(remote, RoutedRows)
     assert prepared.index is not None
-    scans = plan.chosen("scan")
+    scans = plan.chosen("scan") if plan.snapshot.spread is None else tuple(by_home(plan))
     index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
     matcher = MergeMatcher(plan, intent, index)
     progress("probe files" if tx is None else "probe and write files", 0, len(scans))
     probed = _probe(crew, replace(matcher, plan=light(plan)), remote, scans, note=tx is not None)
     found = sorted((one for task in probed for one in task.files), key=lambda one: one.number)
-    matcher.refuse([_as_match(one, scans[one.number]) for one in found])
+    order = {item.file.path: number for number, item in enumerate(plan.chosen("scan"))}
+    told = sorted((_as_match(one, scans[one.number]) for one in found), key=lambda m: order[m.plan.file.path])
+    matcher.refuse(told)
     inserts = matcher.inserts_of(prepared.table, _unmatched(matcher, probed))
     inserted = sum(len(rows) for _, rows in inserts)
     staged, added = dict[str, StagedFile](), list[StagedFile]()
     if tx is not None:
-        new = _placing(plan, prepared).files(inserts, prepared.table, tx, prefix="insert")
+        new = _new_files(plan, prepared, inserts, tx)
         staged, added = _write(crew, matcher, prepared, tx, (scans, probed, found), new)
     progress("probe files" if tx is None else "write files", len(scans), len(scans))
     if added:
         progress("write files", len(added), len(added))
-    outcomes = [Outcome(scans[one.number].file.path, one.hits, one.drops, one.emptied, None) for one in found]
+    outcomes = [_outcome(one, scans[one.number]) for one in found]
     return matches_of(plan, outcomes, inserted), staged, added
 
 
@@ -226,6 +237,10 @@ def _probe(
         weights=[sum(weights[number] for number in share) for share in shares],
         room=remote.shelf,
     )
+
+
+def _outcome(one: Found, item: FilePlan) -> Outcome:
+    return Outcome(item.file.path, one.hits, one.drops, one.emptied, None, positions=one.positions)
 
 
 def _as_match(one: Found, item: FilePlan) -> FileMatch:
@@ -253,6 +268,19 @@ def _placing(plan: Plan, prepared: Prepared) -> Placing:
         plan.intent.options,
         plan.operation,
     )
+
+
+def _new_files(
+    plan: Plan, prepared: Prepared, inserts: Sequence[tuple[Insert, pa.Array]], tx: Transaction
+) -> list[NewFile]:
+    """The files that new rows become; or shares of rows, where the table deals them out by itself."""
+    if plan.snapshot.spread is None:
+        return _placing(plan, prepared).files(inserts, prepared.table, tx, prefix="insert")
+    return [
+        NewFile(rows, action, {}, "", "")
+        for share in cut(by_part(plan, inserts, prepared.table), TASK_ROWS)
+        for action, rows in share
+    ]
 
 
 def _write(
@@ -294,6 +322,8 @@ def _write(
         matcher.rule.name,
     )
     try:
+        if plan.snapshot.spread is not None:
+            return {}, _carried(crew, work, bundles, weights)
         done = crew.each(write_bundle, bundles, shared=work, weights=weights)
     finally:
         _remove(remote, {*notes, *(one.location for one in routed)})
@@ -304,6 +334,17 @@ def _write(
         staged |= {item.file.path: file for (_, item, _), file in zip(bundle.files, written, strict=False)}
         added += written[count:]
     return staged, added
+
+
+def _carried(
+    crew: Crew, work: WriteWork, bundles: Sequence[Bundle], weights: Sequence[int]
+) -> list[StagedFile]:
+    """New files for all rows of all bundles; neighbours go to one task, so that partitions get few."""
+    numbers = in_line(range(len(bundles)), weights, len(crew.shares(weights))) if bundles else []
+    shares = [[bundles[number] for number in share] for share in numbers]
+    shared = [sum(weights[number] for number in share) for share in numbers]
+    done = crew.each(carry_bundles, shares, shared=work, weights=shared)
+    return [file for files in done for file in files]
 
 
 def _numbered(new: Sequence[NewFile], first: int) -> list[tuple[int, NewFile]]:

@@ -1,4 +1,4 @@
-"""What tasks do with source rows on storage: look for their keys in files, sort them by file, write."""
+"""What tasks do with source rows on storage: look for their keys in files, sort them by file."""
 
 from __future__ import annotations
 
@@ -14,17 +14,13 @@ import pyarrow.parquet as pq
 
 from intarsia.common.schema import conform_table
 from intarsia.common.spool import combined, take_rows
-from intarsia.core.change import StagedFile
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.keys import arange, flat
 from intarsia.core.matches import Hits
-from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.ports import Workplace
+from intarsia.core.plan import FilePlan
 from intarsia.core.rule import Action, Assign, Replace
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher
-from intarsia.engines.arrow.placing import NewFile, Placing
-from intarsia.engines.arrow.rewrite import Rewrite, rewrite
-from intarsia.engines.spark.crew import Attempt
+from intarsia.engines.spark.carrying import copies
 from intarsia.engines.spark.reach import telling, unreachable
 from intarsia.engines.spark.source import Part, spool_writer
 
@@ -97,6 +93,8 @@ class Found:
     nulls: Mapping[str, int] = field(default_factory=dict)
     moved: pa.Array | None = None
     several: int = 0
+    positions: pa.Int64Array | None = None
+    """Of the hits, where they are to be veiled."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +136,8 @@ def probe_files(work: ProbeWork, files: Sequence[tuple[int, FilePlan]]) -> Probe
 def _found(number: int, match: FileMatch, matcher: MergeMatcher) -> Found:
     emptied = matcher.empties(match)
     count, drops = len(match.hits), matcher.drops(match)
-    return Found(number, count, drops, emptied, 0, None, match.nulls, match.moved, match.several)
+    positions = None if copies(matcher.plan) else match.hits.positions
+    return Found(number, count, drops, emptied, 0, None, match.nulls, match.moved, match.several, positions)
 
 
 def _flags(matches: Sequence[FileMatch], rows: int) -> pa.Array | None:
@@ -273,91 +272,6 @@ def _opened(location: str, filesystem: pafs.FileSystem) -> pq.ParquetFile:
         return pq.ParquetFile(location, filesystem=filesystem)
     except FileNotFoundError as error:
         raise unreachable(location, f"An executor does not see {location}.") from error
-
-
-# ---------------------------------------------------------------------------------------------------
-# Last: the files, each with the rows that were brought to it.
-
-
-@dataclass(frozen=True, slots=True)
-class WriteWork:
-    """Files to write, whose rows wait on the shelf."""
-
-    plan: Plan
-    workplace: Workplace
-    actions: tuple[Action, ...]
-    placing: Placing
-    wanted: pa.Schema
-    shelf: Shelf
-    operation: str
-
-
-@dataclass(frozen=True, slots=True)
-class Bundle:
-    """Files that a task writes one after the other, and where the rows for them are."""
-
-    files: tuple[tuple[int, FilePlan, tuple[str, int]], ...]
-    """Their numbers, what is planned, and where their hits are noted."""
-    new: tuple[tuple[int, NewFile, int], ...]
-    """The same of new files, each with the count of its rows."""
-    needed: int = 0
-    """How many source rows go to them."""
-    rows: tuple[tuple[str, list[int]], ...] = ()
-
-    @property
-    def first(self) -> int:
-        """The lowest number of a file."""
-        return min(number for number, *_ in (*self.files, *self.new))
-
-    @staticmethod
-    def joined(bundles: Sequence[Bundle]) -> Bundle:
-        """All of their files; no rows yet."""
-        files = tuple(file for bundle in bundles for file in bundle.files)
-        new = tuple(file for bundle in bundles for file in bundle.new)
-        return Bundle(files, new, sum(bundle.needed for bundle in bundles))
-
-
-def write_bundle(work: WriteWork, job: Bundle) -> list[StagedFile]:
-    """Write the files of a bundle, in its order."""
-    tx = Attempt.at(work.workplace)
-    batches = [batch for location, numbers in job.rows for batch in work.shelf.get(location, numbers)]
-    staged = []
-    for number, item, (location, place) in job.files:
-        (noted,) = work.shelf.get(location, [place])
-        hits = _as_hits(noted)
-        source = _rows_for(number, batches, work)
-        known = rows_needed(hits, work.actions)
-        assert len(known) == source.num_rows, "rows for a file are missing"
-        # A hit whose source row gives no value is left without one: the row has not come.
-        local = replace(hits, sources=pc.index_in(hits.sources, value_set=known).cast(pa.int64()))
-        label = f"rewrite-{number:05d}"
-        task = Rewrite.of(item.file, local, work.plan, tx, actions=work.actions, label=label)
-        staged.append(rewrite(task, source))
-    for number, file, count in job.new:
-        source = _rows_for(number, batches, work)
-        assert count == source.num_rows, "rows for a new file are missing"
-        staged.append(work.placing.write(replace(file, rows=arange(count)), source, tx))
-    return staged
-
-
-def _as_hits(batch: pa.RecordBatch) -> Hits:
-    positions, sources, action = batch.columns
-    one = pc.min_max(action).as_py()
-    return Hits(positions, action if one["min"] != one["max"] else one["min"], sources)
-
-
-def _rows_for(number: int, batches: Sequence[pa.RecordBatch], work: WriteWork) -> pa.Table:
-    """In the order in which the source has them."""
-    parts = []
-    for batch in batches:
-        ends = pa.array([number, number + 1], pa.int32())
-        low, high = pc.search_sorted(batch.column(0), ends).to_pylist()
-        if high > low:
-            parts.append(batch.slice(low, high - low).remove_column(0))
-    if not parts:
-        return work.wanted.empty_table()
-    table = combined(pa.Table.from_batches(parts))
-    return conform_table(table, work.wanted, operation=work.operation, path=work.plan.snapshot.root)
 
 
 # ---------------------------------------------------------------------------------------------------

@@ -114,6 +114,9 @@ def beside(snapshot: Snapshot) -> Shared | None:
     if not snapshot.files:
         return None
     file = snapshot.files[0]
+    if snapshot.spread is not None:  # whose files may lie anywhere; what is hidden is nobody's data
+        directory = file.location.rpartition("/")[0]
+        return snapshot.filesystem, f"{directory}/.intarsia/spools", directory
     root = file.location.removesuffix(f"/{file.path}")
     parent, _, name = root.rpartition("/")
     return snapshot.filesystem, f"{parent}/.{name}.intarsia/spools", root

@@ -5,22 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
 from pyiceberg.io import FileIO
-from pyiceberg.serializers import ToOutputFile
-from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil, TableMetadataV3
+from pyiceberg.serializers import Compressor, ToOutputFile
+from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.typedef import IcebergBaseModel
 
 _written: ContextVar[list[str] | None] = ContextVar("written", default=None)
-
-
-class _WritableV3(TableMetadataV3):
-    """Metadata of format version 3 that can be written: PyIceberg refuses to, though its model is whole."""
-
-    def model_dump_json(self, **options: Any) -> str:
-        return IcebergBaseModel.model_dump_json(self, **options)
 
 
 def prepare_catalog(catalog: Catalog) -> Catalog:
@@ -51,9 +43,15 @@ def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> 
     paths = _written.get()
     if paths is not None:
         paths.append(metadata_path)
-    if isinstance(metadata, TableMetadataV3):
-        metadata = _WritableV3.model_construct(**{**dict(metadata), "next_row_id": next_row_id(metadata)})
-    ToOutputFile.table_metadata(metadata, io.new_output(metadata_path))
+    if not isinstance(metadata, TableMetadataV3):
+        ToOutputFile.table_metadata(metadata, io.new_output(metadata_path))
+        return
+    # PyIceberg refuses to dump version 3, though its model is whole.
+    whole = metadata.model_copy(update={"next_row_id": next_row_id(metadata)})
+    text = IcebergBaseModel.model_dump_json(whole)
+    data = Compressor.get_compressor(metadata_path).bytes_compressor()(text.encode())
+    with io.new_output(metadata_path).create() as stream:
+        stream.write(data)
 
 
 def next_row_id(metadata: TableMetadata) -> int:
@@ -64,8 +62,3 @@ def next_row_id(metadata: TableMetadata) -> int:
     return max(
         (s.first_row_id + (s.added_rows or 0) for s in metadata.snapshots if s.first_row_id), default=0
     )
-
-
-def parse_metadata(text: str) -> TableMetadata:
-    """Table metadata of any version."""
-    return TableMetadataUtil.parse_raw(text)

@@ -12,12 +12,11 @@ import pyarrow.parquet as pq
 import intarsia
 from intarsia.common.log import logger
 from intarsia.core.change import Change, Committed, StagedFile, Staging
-from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.files import DataFile
 from intarsia.errors import DamagedTable, InputError, NotSupported, StorageError
 from intarsia.tables.iceberg.batches import check_batch, last_batch
 from intarsia.tables.iceberg.changes import Setting, added_file, file_change, validation_of
 from intarsia.tables.iceberg.commit import Commit, Target
-from intarsia.tables.iceberg.file_system import Store
 from intarsia.tables.iceberg.locations import DataLocations
 from intarsia.tables.iceberg.merging import Merging
 from intarsia.tables.iceberg.properties import WriteProperties
@@ -37,25 +36,17 @@ log = logger(__name__)
 class IcebergTransaction:
     """One attempt, begun by :meth:`IcebergTable.transaction`; nothing is locked meanwhile."""
 
-    def __init__(
-        self,
-        table: IcebergTable,
-        state: State,
-        snapshot: Snapshot,
-        store: Store,
-        properties: WriteProperties,
-        operation: str,
-    ) -> None:
+    def __init__(self, table: IcebergTable, setting: Setting, operation: str) -> None:
         self.txid = uuid.uuid4().hex
-        self.snapshot = snapshot
+        self.snapshot = setting.snapshot
         self.operation = operation
         self._table = table
-        self._state = state
-        self._setting = Setting(state, snapshot, store, properties)
-        self._properties = properties
-        self._store = store
-        self._locations = DataLocations.of(state.metadata)
-        self._directory = store.locate(f"{state.metadata.location.rstrip('/')}/staging-{self.txid}")
+        self._setting = setting
+        self._state = setting.state
+        self._store = setting.store
+        self._locations = DataLocations.of(setting.state.metadata)
+        root = setting.state.metadata.location.rstrip("/")
+        self._directory = setting.store.locate(f"{root}/staging-{self.txid}")
         self._staged = False
         self._travelled = False
         self._placed: dict[str, str] = {}
@@ -125,16 +116,16 @@ class IcebergTransaction:
             target,
             files,
             validation,
-            options_of(self._properties),
-            retry=self._properties.commit_retry,
-            status=self._properties.status_retry,
+            options_of(self._setting.properties),
+            retry=self._setting.properties.commit_retry,
+            status=self._setting.properties.status_retry,
         )
         receipt = self._commit.run()
         self._finished = True
         used = {file.file_path for file in (*files.added_data, *files.added_deletes)}
         self._remove([location for path, location in self._placed.items() if path not in used])
         self._table.committed(receipt.metadata, receipt.metadata_location)
-        return Committed(self.txid, receipt.sequence_number or self._table.state().version)
+        return Committed(self.txid, receipt.sequence_number or len(receipt.metadata.snapshots))
 
     def close(self) -> None:
         """Remove what was written, unless it was committed or may have been."""
@@ -206,7 +197,8 @@ class IcebergTransaction:
         """Files that were written to staging go to their places; the rest is there already."""
         for file in added:
             location = self._store.locate(file.path)
-            self._placed[file.path] = location
+            if self.txid in file.path:  # named by a workplace of this transaction, so its to remove
+                self._placed[file.path] = location
             if file.location == location:
                 continue
             self._store.ready(location)

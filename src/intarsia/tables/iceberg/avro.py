@@ -8,6 +8,7 @@ import lzma
 import os
 import zlib
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,7 +26,18 @@ _METADATA = {"type": "map", "values": "bytes"}
 _read_metadata = reader_of(_METADATA)
 _write_metadata = writer_of(_METADATA)
 # What reading damaged data raises.
-_DAMAGES = (ValueError, KeyError, IndexError, TypeError, zlib.error, lzma.LZMAError, OSError, EOFError)
+_DAMAGES = (
+    ValueError,
+    LookupError,
+    TypeError,
+    AttributeError,
+    OverflowError,
+    RecursionError,
+    zlib.error,
+    lzma.LZMAError,
+    OSError,
+    EOFError,
+)
 
 # What Iceberg's properties call a codec, and what Avro does.
 _CODECS = {
@@ -57,8 +69,8 @@ class Container:
         Args:
             schema: the writer's, with other names.
         """
-        read = reader_of(schema or self.schema)
-        try:
+        with reading(self.path):
+            read = reader_of(schema or self.schema)
             for count, data in self.blocks:
                 at = 0
                 for _ in range(count):
@@ -66,8 +78,6 @@ class Container:
                     yield record
                 if at != len(data):
                     raise Damaged(f"{len(data) - at} bytes too many in a block")
-        except _DAMAGES as error:
-            raise damaged(self.path, error) from error
 
     def text(self, key: str) -> str | None:
         """An entry of the header."""
@@ -88,26 +98,32 @@ def decode(data: bytes, path: str) -> Container:
             path=path,
             hint="restore the file, or roll the table back to a snapshot without it",
         )
-    try:
+    with reading(path):
         metadata, at = _read_metadata(data, len(_MAGIC))
         schema = json.loads(metadata["avro.schema"])
         sync = data[at : at + _SYNC_BYTES]
         codec = metadata.get("avro.codec", b"null").decode()
         blocks = tuple(_blocks(data, at + _SYNC_BYTES, sync, _codec(_DECODERS, codec, path)))
-    except _DAMAGES as error:
-        if isinstance(error, IntarsiaError):
-            raise
-        raise damaged(path, error) from error
     return Container(path, schema, metadata, blocks)
 
 
-def damaged(path: str, error: Exception) -> DamagedTable:
-    """An Avro file that cannot be read to its end."""
-    return DamagedTable(
-        f"damaged Avro file: {type(error).__name__}: {error}",
-        path=path,
-        hint="restore the file, or roll the table back to a snapshot without it",
-    )
+@contextmanager
+def reading(path: str) -> Iterator[None]:
+    """What damaged data raises, as damage of the file.
+
+    Raises:
+        DamagedTable: the file is not what it says it is.
+    """
+    try:
+        yield
+    except IntarsiaError:
+        raise
+    except _DAMAGES as error:
+        raise DamagedTable(
+            f"damaged Avro file: {type(error).__name__}: {error}",
+            path=path,
+            hint="restore the file, or roll the table back to a snapshot without it",
+        ) from error
 
 
 class Encoder:

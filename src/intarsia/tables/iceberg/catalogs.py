@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.errors import InputError, NotSupported
+from intarsia.errors import InputError, NotSupported, StorageError
 from intarsia.tables.iceberg._pyiceberg import prepare_catalog
 
 if TYPE_CHECKING:
@@ -77,7 +77,6 @@ def open_table(target: Any, catalog: Any = None) -> Table:
         InputError: there is no such table or catalog, or the target is neither.
         NotSupported: the table is of a kind that cannot be committed to.
     """
-    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
     from pyiceberg.table import StaticTable, Table
 
     if isinstance(target, StaticTable):
@@ -95,11 +94,36 @@ def open_table(target: Any, catalog: Any = None) -> Table:
         raise InputError(
             f"The table {shown(target)} is named without a catalog.", hint="pass catalog= as well"
         )
-    found = open_catalog(catalog)
+    return load(open_catalog(catalog), target)
+
+
+def load(catalog: Catalog, identifier: str | tuple[str, ...]) -> Table:
+    """A table as its catalog has it now.
+
+    Raises:
+        InputError: there is no such table.
+        NotSupported: its metadata is of a kind that PyIceberg does not know, such as a newer version.
+        StorageError: the catalog, or the metadata file it names, cannot be reached.
+    """
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError, ValidationError
+
+    name = shown(identifier)
     try:
-        return found.load_table(target)
-    except (NoSuchTableError, NoSuchNamespaceError, ValueError) as error:
-        raise InputError(f"There is no table {shown(target)} in catalog {found.name!r}.") from error
+        return catalog.load_table(identifier)
+    except (NoSuchTableError, NoSuchNamespaceError) as error:
+        raise InputError(f"There is no table {name} in catalog {catalog.name!r}.", path=name) from error
+    except ValidationError as error:
+        raise NotSupported(
+            f"The metadata of {name} is not understood: {error}",
+            path=name,
+            hint="it may be of a newer format version, or have columns of types that are not known here",
+        ) from error
+    except Exception as error:  # whatever the client of a catalog raises
+        raise StorageError(
+            f"Cannot load {name} from catalog {catalog.name!r}: {type(error).__name__}: {error}",
+            errno=getattr(error, "errno", None),
+            path=name,
+        ) from error
 
 
 def shown(identifier: str | tuple[str, ...]) -> str:

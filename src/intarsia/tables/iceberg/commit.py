@@ -38,7 +38,7 @@ from pyiceberg.table.update import (
 )
 
 from intarsia.common.log import logger
-from intarsia.errors import CommitConflict, CommitError, CommitUnknown
+from intarsia.errors import CommitConflict, CommitError, CommitUnknown, StorageError
 from intarsia.tables.iceberg._pyiceberg import metadata_files
 from intarsia.tables.iceberg.locations import DataLocations
 from intarsia.tables.iceberg.properties import Retry
@@ -78,7 +78,7 @@ class Target:
     """Where a change is committed to."""
 
     load: Callable[[], Table]
-    """Loads the table afresh."""
+    """Loads the table afresh; raises StorageError where the catalog cannot be reached."""
     base: State
     """The state that the change was planned on."""
     locations: DataLocations
@@ -111,6 +111,7 @@ class Commit:
         self._retry = retry
         self._status = status
         self._where = target.base.metadata.location
+        self._strays: list[str] = []
 
     def run(self) -> Receipt:
         """Commit, trying again when another writer came first and is not in the way.
@@ -135,6 +136,9 @@ class Commit:
         except BaseException:
             if not self.in_flight:
                 producer.clean()
+                if self._strays:
+                    with suppress(StorageError):
+                        self._sweep(self._target.load())
             raise
         producer.clean(keep=used)
         return receipt
@@ -150,6 +154,12 @@ class Commit:
             if isinstance(refusal, Receipt):
                 return refusal, used
             wait = next(waits, None)
+            time.sleep(wait or 0)
+            table = self._looked_at(snapshot, refusal)
+            if (done := self._found(table, snapshot)) is not None:  # a try that was said to have failed
+                return done, used
+            self.in_flight = False
+            self._sweep(table)
             if wait is None:
                 raise CommitConflict(
                     f"Other writers came first each time in {self._retry.retries + 1} tries: {refusal}",
@@ -157,11 +167,7 @@ class Commit:
                     txid=self._target.txid,
                     hint="nothing was changed; run the operation again, or raise commit.retry.num-retries",
                 ) from refusal
-            log.info("%s: trying again to commit in %.1f s: %s", self._where, wait, refusal)
-            time.sleep(wait)
-            table = self._target.load()
-            if (done := self._found(table, snapshot)) is not None:  # a try that was said to have failed
-                return done, used
+            log.info("%s: trying again to commit: %s", self._where, refusal)
 
     def _try(self, table: Table, head: State, snapshot: Snapshot) -> Receipt | Exception:
         """One try: the receipt, or why the catalog wants another one."""
@@ -172,8 +178,7 @@ class Commit:
                 response = table.catalog.commit_table(table, requirements, updates)
             except Exception as error:  # a catalog may raise anything, and may have committed all the same
                 outcome = self._judged(error, table, snapshot)
-                if not self.in_flight and not isinstance(outcome, Receipt):
-                    remove_files(table.io, written)  # metadata that is nobody's
+                self._strays += written
                 if isinstance(outcome, CommitError):
                     raise outcome from error
                 return outcome
@@ -184,7 +189,6 @@ class Commit:
     def _judged(self, error: Exception, table: Table, snapshot: Snapshot) -> Receipt | Exception:
         """What an error of the catalog means: to be tried again (the error), to be raised, or a success."""
         if isinstance(error, (CommitFailedException, WaitingForLockException)) or is_busy(error):
-            self.in_flight = False
             return error
         if type(error) is ValueError:
             # PyIceberg's own checks, before anything is sent; such as that of a sequence number which a
@@ -196,6 +200,12 @@ class Commit:
             self.in_flight = False
             return self._refused(error)
         return self._after_silence(error, snapshot)
+
+    def _sweep(self, table: Table) -> None:
+        """Remove metadata files of tries that failed; not on an error's word: one might be the table's."""
+        used = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
+        remove_files(table.io, [path for path in self._strays if path not in used])
+        self._strays.clear()
 
     def _request(
         self, head: State, snapshot: Snapshot
@@ -221,10 +231,20 @@ class Commit:
         """The catalog gave no answer that settles it: look whether the snapshot is there."""
         for wait in chain([0.0], waits_of(self._status)):
             time.sleep(wait)
-            with suppress(Exception):  # the catalog may still be away
+            with suppress(StorageError):  # the catalog may still be away
                 if (done := self._found(self._target.load(), snapshot)) is not None:
                     self.in_flight = False
                     return done
+        return self._unknown(error, snapshot)
+
+    def _looked_at(self, snapshot: Snapshot, refusal: Exception) -> Table:
+        """The table after a try that failed; without a look at it, not even a refusal is certain."""
+        try:
+            return self._target.load()
+        except StorageError as error:
+            raise self._unknown(refusal, snapshot) from error
+
+    def _unknown(self, error: Exception, snapshot: Snapshot) -> CommitUnknown:
         number = snapshot.snapshot_id
         return CommitUnknown(
             f"The catalog's answer was lost ({type(error).__name__}: {error}), and snapshot {number} was not "

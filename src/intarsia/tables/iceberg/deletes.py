@@ -5,7 +5,7 @@ from __future__ import annotations
 import struct
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,6 +14,7 @@ from pyiceberg.transforms import VoidTransform
 
 from intarsia.errors import DamagedTable
 from intarsia.tables.iceberg.entries import Content, ContentFile, Entry
+from intarsia.tables.iceberg.overlap import Order, may_match
 
 PATH_ID = 2147483546
 """Field id of ``file_path`` in position delete files."""
@@ -100,22 +101,31 @@ class DeleteIndex:
         by_partition: dict[tuple[Any, ...], _BySequence],
         equal_by_partition: dict[tuple[Any, ...], _BySequence],
         everywhere: _BySequence,
+        orders: Mapping[int, Order],
     ) -> None:
         self._vectors = vectors
         self._by_path = by_path
         self._by_partition = by_partition
         self._equal_by_partition = equal_by_partition
         self._everywhere = everywhere
+        self._orders = orders
         self._empty = not (vectors or by_path or by_partition or equal_by_partition or everywhere)
 
     @staticmethod
-    def of(entries: Iterable[Entry], *, unpartitioned: Collection[int] = ()) -> DeleteIndex:
+    def of(
+        entries: Iterable[Entry],
+        *,
+        unpartitioned: Collection[int] = (),
+        orders: Mapping[int, Order] | None = None,
+    ) -> DeleteIndex:
         """An index of live delete entries, with their sequence numbers filled in.
 
         Args:
             entries: entries of delete manifests; those of data files are passed over.
             unpartitioned: ids of specs that have ``void`` fields only (``unpartitioned_specs``). A spec
                 without any field is known by its empty tuples.
+            orders: how bounds of columns are compared (``orders_of``); with it, equality deletes that
+                cannot match by what manifests say of both files are left out.
 
         Raises:
             DamagedTable: two vectors for one data file.
@@ -146,6 +156,7 @@ class DeleteIndex:
             {key: _BySequence(found) for key, found in by_partition.items()},
             {key: _BySequence(found) for key, found in equal.items()},
             _BySequence(everywhere),
+            orders or {},
         )
 
     def __bool__(self) -> bool:
@@ -166,6 +177,8 @@ class DeleteIndex:
         partition = self._equal_by_partition.get(key)
         if partition is not None:
             equalities += partition.since(sequence + 1)
+        if equalities and self._orders:
+            equalities = tuple(e for e in equalities if may_match(file, e.file, self._orders))
         vector = self._vectors.get(file.file_path)
         if vector is not None:
             _check_vector(vector, data)

@@ -97,6 +97,7 @@ class KeySet:
     def may_match(self, column: int, statistics: Any, kind: pa.DataType) -> bool:
         """Whether rows with these statistics of a Parquet column, seen as ``kind``, may be in the set."""
         bounds = self.bounds[column]
+        kind = kind.value_type if _is.is_dictionary(kind) else kind
         if bounds is None or statistics is None or form(kind) != self.kinds[column]:
             return True
         nulls = not statistics.has_null_count or statistics.null_count > 0
@@ -105,7 +106,7 @@ class KeySet:
         only_nulls = statistics.has_null_count and statistics.num_values == 0
         if bounds.low is None or only_nulls:
             return False
-        if not statistics.has_min_max or _is.is_dictionary(kind) or _is.is_unsigned_integer(kind):
+        if not statistics.has_min_max or _is.is_unsigned_integer(kind):
             return True
         if _is.is_timestamp(kind) and kind.unit != "us":  # the unit stored may be another
             return True

@@ -51,14 +51,11 @@ def read_manifest_list(io: FileIO, path: str) -> list[Manifest]:
         DamagedTable: the list is missing or cannot be read.
     """
     container = avro.decode(read_bytes(io, path, "manifest list"), path)
-    schema = renamed(container.schema, _NAMES)
-    known = set(_NAMES.values())
-    extra = {
-        field["name"]: {**field, "field-id": field.get("field-id")}
-        for field in schema["fields"]
-        if field["name"] not in known
-    }
-    return [_manifest(record, extra) for record in container.records(schema)]
+    with avro.reading(path):
+        schema = renamed(container.schema, _NAMES)
+        known = set(_NAMES.values())
+        extra = {field["name"]: field for field in schema["fields"] if field["name"] not in known}
+        return [_manifest(record, extra) for record in container.records(schema)]
 
 
 def read_embedded_manifests(io: FileIO, paths: Iterable[str], snapshot_id: int) -> list[Manifest]:
@@ -164,10 +161,11 @@ def _summaries(records: Sequence[Mapping[str, Any]] | None) -> tuple[FieldSummar
 
 
 def _embedded(io: FileIO, path: str, snapshot_id: int) -> Manifest:
-    container = avro.decode(read_bytes(io, path, "manifest"), path)
+    data = read_bytes(io, path, "manifest")
+    container = avro.decode(data, path)
     bare = Manifest(
         manifest_path=path,
-        manifest_length=len(io.new_input(path)),
+        manifest_length=len(data),
         partition_spec_id=int(container.text("partition-spec-id") or 0),
         content=Content.DATA,
         sequence_number=0,

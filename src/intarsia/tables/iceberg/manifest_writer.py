@@ -139,7 +139,9 @@ class ManifestWriter:
         self._files = dict.fromkeys(Status, 0)
         self._rows = dict.fromkeys(Status, 0)
         self._least_sequence: int | None = None
-        self._tuples: set[tuple[Any, ...]] = set()
+        self._tuples: dict[Any, tuple[Any, ...]] = {}
+        # 0.0 and -0.0 are different values but equal keys.
+        self._floating = any(isinstance(kind, (FloatType, DoubleType)) for kind in self._types)
         self._length: int | None = None
 
     def __enter__(self) -> ManifestWriter:
@@ -222,7 +224,7 @@ class ManifestWriter:
             existing_rows_count=self._rows[Status.EXISTING],
             deleted_rows_count=self._rows[Status.DELETED],
             partitions=tuple(
-                _summary(kind, [values[place] for values in self._tuples])
+                _summary(kind, [values[place] for values in self._tuples.values()])
                 for place, kind in enumerate(self._types)
             ),
         )
@@ -233,7 +235,7 @@ class ManifestWriter:
         file, sequence = entry.file, entry.sequence_number
         self._files[entry.status] += 1
         self._rows[entry.status] += file.record_count
-        self._tuples.add(file.partition)
+        self._tuples[repr(file.partition) if self._floating else file.partition] = file.partition
         if entry.status is not Status.DELETED and sequence is not None:
             least = self._least_sequence
             self._least_sequence = sequence if least is None else min(least, sequence)

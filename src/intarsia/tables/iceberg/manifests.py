@@ -66,7 +66,8 @@ def read_manifest(io: FileIO, manifest: Manifest, *, live_only: bool = True) -> 
     """
     data = read_bytes(io, manifest.manifest_path, "manifest")
     container = avro.decode(data, manifest.manifest_path)
-    return list(_entries(container, manifest, live_only=live_only))
+    with avro.reading(manifest.manifest_path):
+        return list(_entries(container, manifest, live_only=live_only))
 
 
 def _entries(container: avro.Container, manifest: Manifest, *, live_only: bool) -> Iterator[Entry]:
@@ -178,19 +179,23 @@ def _tuple_of(fields: Sequence[Mapping[str, Any]], ids: Sequence[int] | None) ->
     if ids is not None and None not in own and own != list(ids):
         by_id = dict(zip(own, readers, strict=True))
         ordered = [by_id.get(field_id) for field_id in ids]
-    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
     def as_tuple(record: Mapping[str, Any]) -> tuple[Any, ...]:
-        # Many files are of few partitions: they share one tuple.
+        return tuple(None if reader is None else _read(reader[1], record[reader[0]]) for reader in ordered)
+
+    known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
+
+    def shared(record: Mapping[str, Any]) -> tuple[Any, ...]:
+        # Many files are of few partitions.
         raw = tuple(record.values())
         found = known.get(raw)
         if found is None:
-            found = known[raw] = tuple(
-                None if reader is None else _read(reader[1], record[reader[0]]) for reader in ordered
-            )
+            found = known[raw] = as_tuple(record)
         return found
 
-    return as_tuple
+    # 0.0 and -0.0 are different values but equal keys.
+    floating = any("float" in str(field["type"]) or "double" in str(field["type"]) for field in fields)
+    return as_tuple if floating else shared
 
 
 def _read(read: Callable[[Any], Any] | None, value: Any) -> Any:

@@ -27,7 +27,6 @@ from pyiceberg.types import (
     LongType,
     MapType,
     NestedField,
-    PrimitiveType,
     StringType,
     StructType,
     TimestampNanoType,
@@ -197,12 +196,3 @@ def refuse_unwritable(schema: Schema) -> None:
                 " place in a data file.",
                 hint="give the column a type first, or drop it.",
             )
-
-
-def column_path(schema: Schema, number: int) -> str:
-    """The dotted name of a field, for people; its number where the schema has no such field."""
-    return schema.find_column_name(number) or f"field {number}"
-
-
-def is_primitive(kind: IcebergType) -> bool:
-    return isinstance(kind, PrimitiveType)

@@ -127,13 +127,13 @@ def implied_bounds(metadata: TableMetadata, spec: PartitionSpec, values: Sequenc
     """
     _check_arity(metadata, spec, values)
     proved: dict[int, Range] = {}
-    for field, value in zip(spec.fields, values, strict=True):
-        if isinstance(field.transform, (VoidTransform, UnknownTransform)):
+    for part, value in zip(spec.fields, values, strict=True):
+        if isinstance(part.transform, (VoidTransform, UnknownTransform)):
             continue
-        found = source_range(field.transform, source_type(metadata, field), value)
+        found = source_range(part.transform, source_type(metadata, part), value)
         if found is not None:
-            before = proved.get(field.source_id)
-            proved[field.source_id] = found if before is None else before.narrowed(found)
+            before = proved.get(part.source_id)
+            proved[part.source_id] = found if before is None else before.narrowed(found)
     return proved
 
 
@@ -341,14 +341,14 @@ def _merged(metadata: TableMetadata, spec: PartitionSpec) -> Schema:
     current = metadata.schema()
     names = set(current.column_names)
     added = []
-    for source_id, field in {field.source_id: field for field in spec.fields}.items():
-        if _source(current, field) is not None:
+    for source_id, part in {part.source_id: part for part in spec.fields}.items():
+        if _source(current, part) is not None:
             continue
-        found = _newest_source(metadata, field)
+        found = _newest_source(metadata, part)
         if found is None:
-            if isinstance(field.transform, VoidTransform):
+            if isinstance(part.transform, VoidTransform):
                 continue
-            source_type(metadata, field)  # says which one is missing
+            source_type(metadata, part)  # says which one is missing
             continue
         # A column of the same name may have been added since: the id tells them apart.
         name = found.name if found.name not in names else f"{found.name}_{source_id}"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from pyiceberg.table import Table
@@ -13,9 +14,10 @@ from intarsia.core.files import DataFile, Snapshot
 from intarsia.errors import InputError, NotSupported
 from intarsia.tables.iceberg.attempt import IcebergTransaction
 from intarsia.tables.iceberg.batches import last_batch
-from intarsia.tables.iceberg.catalogs import open_table
-from intarsia.tables.iceberg.changes import WRITES_AS
+from intarsia.tables.iceberg.catalogs import load, open_table
+from intarsia.tables.iceberg.changes import WRITES_AS, Setting
 from intarsia.tables.iceberg.deletes import DeleteIndex, unpartitioned_specs
+from intarsia.tables.iceberg.details import details_of
 from intarsia.tables.iceberg.file_system import Store, store_of
 from intarsia.tables.iceberg.flags import word
 from intarsia.tables.iceberg.footers import Closer
@@ -24,6 +26,16 @@ from intarsia.tables.iceberg.properties import COPY_ON_WRITE, MERGE_ON_READ, Wri
 from intarsia.tables.iceberg.schemas import arrow_schema
 from intarsia.tables.iceberg.specs import SpecSpread
 from intarsia.tables.iceberg.state import Shelf, State
+
+
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """What was read last, as long as the catalog names the same metadata file."""
+
+    location: str
+    state: State
+    store: Store
+    snapshot: Snapshot
 
 
 class IcebergTable:
@@ -53,12 +65,11 @@ class IcebergTable:
         if mode not in (None, COPY_ON_WRITE, MERGE_ON_READ):
             raise InputError(f"mode= must be {COPY_ON_WRITE!r} or {MERGE_ON_READ!r}, it is {mode!r}.")
         self._table: Table = open_table(target, catalog)
-        self._given = isinstance(target, Table)
         self.branch = branch
         self.mode = mode
         self.root = ".".join((self._table.catalog.name, *self._table.name()))
         self._shelf = Shelf(self._table.io)
-        self._known: tuple[str, State, Snapshot] | None = None
+        self._seen: _Seen | None = None
         check_mode(self._table.metadata, mode)
         State.of(self._table, branch, self._shelf)
 
@@ -74,16 +85,16 @@ class IcebergTable:
         return IcebergTable(self._table, branch=branch or self.branch, mode=mode or self.mode)
 
     def load(self) -> Table:
-        """The table as the catalog has it now."""
-        return self._table.catalog.load_table(self._table.name())
+        """The table as the catalog has it now; raises StorageError where that cannot be reached."""
+        return load(self._table.catalog, self._table.name())
 
     def state(self) -> State:
         """What the branch is now."""
-        return self._read()[0]
+        return self._read().state
 
     def snapshot(self) -> Snapshot:
         """The current state. Reads manifests, no data file, and writes nothing."""
-        return self._read()[1]
+        return self._read().snapshot
 
     @contextmanager
     def transaction(self, operation: str) -> Iterator[IcebergTransaction]:
@@ -95,10 +106,9 @@ class IcebergTable:
         Raises:
             NotSupported: a property of the table asks for what cannot be done.
         """
-        state, snapshot = self._read()
-        properties = WriteProperties.of(state.metadata)
-        store = store_of(self._table.io, state.metadata.location)
-        transaction = IcebergTransaction(self, state, snapshot, store, properties, operation)
+        seen = self._read()
+        setting = Setting(seen.state, seen.snapshot, seen.store, WriteProperties.of(seen.state.metadata))
+        transaction = IcebergTransaction(self, setting, operation)
         try:
             yield transaction
         finally:
@@ -117,17 +127,18 @@ class IcebergTable:
         self._table.metadata = metadata
         self._table.metadata_location = location
 
-    def _read(self) -> tuple[State, Snapshot]:
+    def _read(self) -> _Seen:
         table = self.load()
-        if self._known is None or self._known[0] != table.metadata_location:
+        if self._seen is None or self._seen.location != table.metadata_location:
             check_mode(table.metadata, self.mode)
+            self._shelf.io = table.io  # a catalog may hand out credentials that expire
             state = State.of(table, self.branch, self._shelf)
             store = store_of(table.io, table.metadata.location)
-            self._known = (table.metadata_location, state, self._seen(state, store))
+            self._seen = _Seen(table.metadata_location, state, store, self._snapshot(state, store))
             self._shelf.keep_only(state)
-        return self._known[1], self._known[2]
+        return self._seen
 
-    def _seen(self, state: State, store: Store) -> Snapshot:
+    def _snapshot(self, state: State, store: Store) -> Snapshot:
         metadata = state.metadata
         schema = arrow_schema(metadata.schema())
         index = DeleteIndex.of(state.entries(deletes=True), unpartitioned=unpartitioned_specs(metadata))
@@ -160,6 +171,7 @@ class IcebergTable:
             layout=None if properties is None else properties.layout,
             target_bytes=None if properties is None else properties.target_bytes,
             closer=Closer(store.filesystem),
+            details=details_of(state, state.entries(deletes=False), state.entries(deletes=True)),
         )
 
 

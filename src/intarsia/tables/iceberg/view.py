@@ -75,7 +75,10 @@ class FileView:
 
     @property
     def alike(self) -> bool:
-        """Whether the file's columns are the table's own: the same ids, names, types and nothing else."""
+        """Whether the file's columns are the table's own: the same ids, names, types and nothing else.
+
+        Types are Arrow's: how they are stored (INT96, decimals as integers) is for the footer to say.
+        """
         return len(self._physical) == len(self._wanted) and all(
             _same_field(mine, wanted) for mine, wanted in zip(self._physical, self._wanted, strict=True)
         )
@@ -145,11 +148,6 @@ class FileView:
 _LINEAGE = {
     name: pa.field(name, pa.int64(), True, {FIELD_ID: str(LINEAGE_FIELDS[name]).encode()}) for name in LINEAGE
 }
-
-
-def lineage_field(name: str) -> pa.Field:
-    """The field under which a file stores a lineage column."""
-    return _LINEAGE[name]
 
 
 def _as_read(held: Held, kind: pa.DataType) -> Held:
