@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import argparse
-import contextlib
-import json
 import os
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,26 +16,11 @@ import duckdb
 
 from bench.check import data_files, scan
 from bench.data import make_source, make_target
+from bench.follow import Measured, line, measure
 from bench.spark.contenders import CONTENDERS
-from bench.spark.tree import Peak, Resident, cpu_seconds
 from bench.workloads import WORKLOADS, Workload, expected_sql
 
 NAMES = ("W1", "W2", "W3", "W7")
-LIMIT = 900
-
-
-@dataclass(frozen=True, slots=True)
-class Measured:
-    """The best of the passes of one contender on one workload."""
-
-    contender: str
-    wall: float = 0.0
-    cpu: float = 0.0
-    peak_mb: float = 0.0
-    processes: tuple[Resident, ...] = ()
-    """What each had when it was most."""
-    right: bool = False
-    error: str = ""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -55,10 +35,10 @@ def main(argv: Sequence[str] | None = None) -> int:
             job = _job(workload, directory, options)
             ours: Measured | None = None
             for contender in options.contenders:
-                one = _measure({**job, "contender": contender})
+                one = measure({**job, "contender": contender}, "bench.spark.child")
                 ours = one if contender == "intarsia" else ours
                 failed = failed or not one.right
-                print(_line(one, ours), flush=True)
+                print(line(one, ours), flush=True)
                 if options.processes and one.processes:
                     print(f"    {'':12}{', '.join(map(str, one.processes))} MB", flush=True)
     finally:
@@ -94,86 +74,6 @@ def _job(workload: Workload, directory: Path, options: argparse.Namespace) -> di
         "warm": options.warm,
         "passes": options.passes,
     }
-
-
-def _measure(job: dict[str, Any]) -> Measured:
-    """One contender in a process group of its own, on a room that is emptied before and after."""
-    room = Path(job["room"])
-    shutil.rmtree(room, ignore_errors=True)
-    room.mkdir(parents=True)
-    errors = room.with_name("stderr")
-    with open(errors, "w") as stderr:
-        child = subprocess.Popen(
-            [sys.executable, "-m", "bench.spark.child"],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=stderr,
-            text=True,
-            env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
-            start_new_session=True,
-        )
-    limit = threading.Timer(LIMIT, _kill, [child])
-    limit.start()
-    try:
-        with Peak(child.pid) as peak:
-            return _followed(job, child, peak, errors)
-    finally:
-        limit.cancel()
-        _kill(child)
-        child.communicate()
-        shutil.rmtree(room, ignore_errors=True)
-
-
-def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, errors: Path) -> Measured:
-    """Look at the child whenever a pass begins and ends; the least of the passes counts."""
-    assert child.stdin is not None
-    assert child.stdout is not None
-    _tell(child, json.dumps(job))
-    walls: list[float] = []
-    cpus: list[float] = []
-    counts = right = False
-    before = most = 0.0
-    processes: tuple[Resident, ...] = ()
-    for line in child.stdout:
-        said = json.loads(line)
-        if "begin" in said:
-            counts, before = said["begin"], cpu_seconds(child.pid)
-        elif "wall" in said and counts:
-            walls.append(said["wall"])
-            cpus.append(cpu_seconds(child.pid) - before)
-            most, processes = peak.mb, tuple(peak.processes)
-        elif "right" in said:
-            right = said["right"]
-        _tell(child, "")
-    if len(walls) < job["passes"]:
-        lines = [line for line in errors.read_text().splitlines() if line.strip()]
-        reasons = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["no word"]
-        return Measured(job["contender"], error=reasons[-1][:200])
-    return Measured(job["contender"], min(walls), min(cpus), most, processes, right)
-
-
-def _tell(child: subprocess.Popen[str], words: str) -> None:
-    assert child.stdin is not None
-    with contextlib.suppress(BrokenPipeError):
-        child.stdin.write(words + "\n")
-        child.stdin.flush()
-
-
-def _kill(child: subprocess.Popen[str]) -> None:
-    with contextlib.suppress(ProcessLookupError):
-        os.killpg(child.pid, signal.SIGKILL)
-
-
-def _line(one: Measured, ours: Measured | None) -> str:
-    name = f"  {one.contender:12}"
-    if one.error:
-        return f"{name} failed: {one.error}"
-    figures = f"{name}{one.wall:8.2f} s {one.cpu:8.2f} CPU s {one.peak_mb:7.0f} MB  "
-    figures += "right" if one.right else "WRONG"
-    if ours is None or one is ours or ours.error:
-        return figures
-    ratios = (one.wall / ours.wall, one.cpu / ours.cpu, one.peak_mb / ours.peak_mb)
-    return figures + "  x intarsia: {:.1f} wall, {:.1f} CPU, {:.1f} memory".format(*ratios)
 
 
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:

@@ -232,8 +232,11 @@ def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
             )
         return ParquetTable(target, **{n: value for n, value in options.items() if n in TABLE_OPTIONS})
     if is_iceberg(target):
+        _refuse_of_paths(options)
         return iceberg_table(target, **chosen)
     if _is_table(target):
+        if hasattr(target, "choosing"):
+            _refuse_of_paths(options)
         table: Table = target.choosing(**chosen) if chosen else target
         return table
     swapped = isinstance(source, (str, os.PathLike)) or _is_table(source)
@@ -242,6 +245,17 @@ def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
         path=shown(source) if swapped else None,
         hint="the source comes first, then the target." if swapped else None,
     )
+
+
+def _refuse_of_paths(options: Mapping[str, Any]) -> None:
+    """An Iceberg table is reached through its catalog; a file system may still be the source's."""
+    foreign = [name for name in TABLE_OPTIONS if options.get(name) is not None and name != "filesystem"]
+    if foreign:
+        raise InputError(
+            f"{', '.join(f'{name}=' for name in foreign)} goes with the path of a Parquet dataset, not with"
+            " an Iceberg table.",
+            hint="leave it out; the catalog says how its tables are reached, and commits need no lock.",
+        )
 
 
 def is_iceberg(value: Any) -> bool:
@@ -257,7 +271,7 @@ def iceberg_table(target: Any, catalog: Any = None, **options: Any) -> Table:
     Raises:
         NotSupported: PyIceberg is not installed.
     """
-    if find_spec("pyiceberg") is None or find_spec("fastavro") is None:
+    if find_spec("pyiceberg") is None:
         raise NotSupported("Iceberg tables need PyIceberg.", hint="pip install 'intarsia[iceberg]'.")
     kind = import_module("intarsia.tables.iceberg.table").IcebergTable
     table: Table = kind.of(target, catalog, **options)

@@ -15,14 +15,15 @@ import pyarrow as pa
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadataV3
+from pyiceberg.table.snapshots import MetadataLogEntry
 from pyiceberg.transforms import BucketTransform, IdentityTransform
-from pyiceberg.types import BooleanType, DoubleType, FloatType
+from pyiceberg.types import BooleanType, DoubleType, FloatType, TimeType
 from sqlalchemy import event
+from tests.cross.checks import problems
+from tests.cross.decoded import decode
 
 import intarsia as it
 from intarsia.tables.iceberg.catalogs import open_catalog
-from tests.cross.checks import problems
-from tests.cross.decoded import decode
 
 COW, MOR = "copy-on-write", "merge-on-read"
 NAMESPACE = "db"
@@ -56,7 +57,11 @@ class Warehouse:
     def upgrade(self, name: str) -> None:
         """To format version 3, as another writer would; PyIceberg's own door stops at version 2."""
         table = self.catalog.load_table(name)
+        past = MetadataLogEntry(
+            metadata_file=table.metadata_location, timestamp_ms=table.metadata.last_updated_ms
+        )
         fields = {**dict(table.metadata), "format_version": 3, "next_row_id": 0}
+        fields["metadata_log"] = [*table.metadata.metadata_log, past]
         location = table.metadata_location.replace(".metadata.json", "-up.metadata.json")
         self.catalog._write_metadata(TableMetadataV3.model_construct(**fields), table.io, location)
         with closing(sqlite3.connect(self.directory / "catalog.db")) as connection, connection:
@@ -97,7 +102,9 @@ class EvolvedTable:
         with pa.ipc.new_stream(_Sink(content), table.schema) as sink:
             sink.write_table(table)
         key = (content.digest(), str(files), tuple(partition_by), str(writer), self.version, self.mode)
-        self.warehouse.begun(self.name, key, lambda name: self._make(name, table, files, partition_by, writer))
+        self.warehouse.begun(
+            self.name, key, lambda name: self._make(name, table, files, partition_by, writer)
+        )
 
     def _make(
         self, name: str, table: pa.Table, files: Any, partition_by: Sequence[str], writer: dict[str, Any]
@@ -106,10 +113,11 @@ class EvolvedTable:
         properties |= {"format-version": "2", "commit.retry.min-wait-ms": "1"}
         if "row_group_size" in writer:
             properties["write.parquet.row-group-limit"] = str(writer["row_group_size"])
+        table = table.cast(pa.schema([_storable(column) for column in table.schema]))
         made = self.warehouse.catalog.create_table(name, table.schema, properties=properties)
         pieces = list(_pieces(table, files, partition_by))
         half = (len(pieces) + 1) // 2
-        bucketed = None if partition_by else _bucketed(made)
+        bucketed = None if partition_by else _bucketed(made, table, whole=len(pieces) == 1)
         if bucketed is not None:
             with made.update_spec() as evolution:
                 evolution.add_field(bucketed, BucketTransform(1 if len(pieces) == 1 else 2), "bucket")
@@ -122,6 +130,17 @@ class EvolvedTable:
         _append(made, pieces[half:])
         if self.version == 3:
             self.warehouse.upgrade(name)
+
+    def intrude(self, table: pa.Table, _: int) -> None:
+        """Add rows as a writer does that does not know intarsia; PyIceberg cannot, in version 3."""
+        if self.version == 3:
+            it.write(table, self.target, engine="arrow")
+        else:
+            self.table.append(table)
+
+    def own(self) -> pa.Table:
+        """The rows as we read them ourselves."""
+        return it.read(self.target).read_all()
 
     def rows(self, _: pa.Schema | None) -> list[dict[str, Any]]:
         return self.read(self.table.scan().to_arrow())
@@ -192,12 +211,31 @@ def _append(table: Table, pieces: Sequence[pa.Table]) -> None:
                 transaction.append(piece)
 
 
-def _bucketed(table: Table) -> str | None:
-    """A column that a bucket can be made of."""
-    for column in table.schema().fields:
-        if column.field_type.is_primitive and not isinstance(
-            column.field_type, (BooleanType, FloatType, DoubleType)
-        ):
+def _storable(column: pa.Field) -> pa.Field:
+    """A column in the type that Iceberg has for it; that of PyIceberg's own writer is not always so."""
+    kind = column.type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    if pa.types.is_string_view(kind) or pa.types.is_large_string(kind):
+        kind = pa.string()
+    elif pa.types.is_integer(kind) and kind.bit_width < 32:
+        kind = pa.int32()
+    elif pa.types.is_time(kind):
+        kind = pa.time64("us")
+    elif pa.types.is_date(kind):
+        kind = pa.date32()
+    elif pa.types.is_timestamp(kind):
+        kind = pa.timestamp("us", None if kind.tz is None else "UTC")
+    return column.with_type(kind)
+
+
+def _bucketed(made: Table, table: pa.Table, *, whole: bool) -> str | None:
+    """A column that a bucket can be made of; one without NULL where a file must not fall apart."""
+    for column in made.schema().fields:
+        kind = column.field_type
+        if whole and table[column.name].null_count:
+            continue
+        if kind.is_primitive and not isinstance(kind, (BooleanType, FloatType, DoubleType, TimeType)):
             return str(column.name)
     return None
 

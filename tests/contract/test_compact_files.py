@@ -20,10 +20,10 @@ def test_small_files_become_one_with_rows_in_order(parquet_lake):
     assert (len(result.removed_files), len(result.inserted_files)) == (10, 1)
 
 
-def test_a_second_run_changes_nothing(parquet_lake, unchanged):
-    parquet_lake.create(TABLE, files=10).compact(target_rows_per_file=30)
-    with unchanged(parquet_lake.root):
-        assert not parquet_lake.compact(target_rows_per_file=30).changed
+def test_a_second_run_changes_nothing(lake):
+    lake.create(TABLE, files=10).compact(target_rows_per_file=30)
+    with lake.unchanged():
+        assert not lake.compact(target_rows_per_file=30).changed
 
 
 @pytest.mark.parametrize("most", [1, 20, 35, 1000])

@@ -78,11 +78,11 @@ def test_new_keys_are_deduplicated_too_and_counted_once(lake):
 
 
 @pytest.mark.parametrize("strategy", ["insert", "update", "upsert", "full_merge"])
-def test_other_strategies_refuse_duplicate_keys_with_samples_and_a_hint(parquet_lake, unchanged, strategy):
-    parquet_lake.create(TARGET)
+def test_other_strategies_refuse_duplicate_keys_with_samples_and_a_hint(lake, strategy):
+    lake.create(TARGET)
     source = _source([1, 1, 5, 5, 5, 6], [0] * 6, list("uvwxyz"))
-    with unchanged(parquet_lake.root), pytest.raises(KeyColumnError) as caught:
-        parquet_lake.merge(source, on="id", strategy=strategy)
+    with lake.unchanged(), pytest.raises(KeyColumnError) as caught:
+        lake.merge(source, on="id", strategy=strategy)
     text = str(caught.value)
     assert "2 duplicate keys in id (5 rows), such as (id=1), (id=5)" in text
     assert 'strategy="deduplicate"' in text

@@ -92,10 +92,10 @@ def test_a_file_that_loses_every_row_is_removed_and_others_stay_untouched(parque
     assert parquet_lake.identity("part-00000.parquet") == before
 
 
-def test_nothing_is_written_when_no_row_goes(parquet_lake, unchanged):
-    parquet_lake.create(TARGET, files=2)
-    with unchanged(parquet_lake.root):
-        assert not parquet_lake.delete("n > 100").changed
+def test_nothing_is_written_when_no_row_goes(lake):
+    lake.create(TARGET, files=2)
+    with lake.unchanged():
+        assert not lake.delete("n > 100").changed
 
 
 PARTITIONED = {
@@ -140,10 +140,10 @@ def test_what_is_wrong_with_a_predicate_is_said(lake):
     assert len(lake.rows()) == 6
 
 
-def test_division_by_zero_fails_and_changes_nothing(parquet_lake, unchanged):
-    parquet_lake.create(TARGET)
-    with unchanged(parquet_lake.root), pytest.raises(InputError):
-        parquet_lake.delete("10 / (n - 2) > 1")
+def test_division_by_zero_fails_and_changes_nothing(lake):
+    lake.create(TARGET)
+    with lake.unchanged(), pytest.raises(InputError):
+        lake.delete("10 / (n - 2) > 1")
 
 
 def test_a_table_that_does_not_exist_has_no_rows_to_delete(parquet_lake):

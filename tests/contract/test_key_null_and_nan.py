@@ -18,10 +18,10 @@ def _table(keys, values, kind=None):
 
 
 @pytest.mark.parametrize("strategy", ["insert", "update", "upsert", "full_merge", "deduplicate"])
-def test_null_in_a_source_key_is_refused(parquet_lake, unchanged, strategy):
-    parquet_lake.create(_table([1, 2], ["a", "b"]))
-    with unchanged(parquet_lake.root), pytest.raises(KeyColumnError, match=r"Key column 'id' has 2 NULL"):
-        parquet_lake.merge(_table([1, None, None], ["x", "y", "z"]), on="id", strategy=strategy)
+def test_null_in_a_source_key_is_refused(lake, strategy):
+    lake.create(_table([1, 2], ["a", "b"]))
+    with lake.unchanged(), pytest.raises(KeyColumnError, match=r"Key column 'id' has 2 NULL"):
+        lake.merge(_table([1, None, None], ["x", "y", "z"]), on="id", strategy=strategy)
 
 
 def test_null_in_a_target_key_is_refused_and_the_file_is_named(parquet_lake, unchanged):

@@ -56,27 +56,27 @@ OPERATIONS = {
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_no_call_reads_more_rows_than_asked_for(parquet_lake, largest_read, operation):
-    parquet_lake.create(TABLE, files=2)
-    OPERATIONS[operation](parquet_lake, batch_rows=64)
+def test_no_call_reads_more_rows_than_asked_for(lake, largest_read, operation):
+    lake.create(TABLE, files=2)
+    OPERATIONS[operation](lake, batch_rows=64)
     assert 0 < largest_read[0] <= 64
 
 
 @pytest.mark.parametrize("operation", ["upsert", "full_merge", "delete", "update", "composite"])
-def test_small_batches_give_the_same_rows(parquet_lake, operation):
-    parquet_lake.create(TABLE, files=2)
-    whole = OPERATIONS[operation](parquet_lake)
-    expected = parquet_lake.rows()
-    parquet_lake.write(TABLE, mode="overwrite", max_rows_per_file=N // 2)
-    pieces = OPERATIONS[operation](parquet_lake, batch_rows=7)
-    assert parquet_lake.rows() == expected
+def test_small_batches_give_the_same_rows(lake, operation):
+    lake.create(TABLE, files=2)
+    whole = OPERATIONS[operation](lake)
+    expected = lake.rows()
+    lake.write(TABLE, mode="overwrite", max_rows_per_file=N // 2)
+    pieces = OPERATIONS[operation](lake, batch_rows=7)
+    assert lake.rows() == expected
     assert dict(pieces) == dict(whole)
 
 
 @pytest.mark.parametrize("operation", OPERATIONS)
-def test_without_a_limit_a_row_group_is_the_most(parquet_lake, largest_read, operation):
-    parquet_lake.create(TABLE, files=2, row_group_size=300)
-    OPERATIONS[operation](parquet_lake)
+def test_without_a_limit_a_row_group_is_the_most(lake, largest_read, operation):
+    lake.create(TABLE, files=2, row_group_size=300)
+    OPERATIONS[operation](lake)
     assert 0 < largest_read[0] <= 300
 
 

@@ -48,10 +48,10 @@ def test_update_of_a_table_that_does_not_exist_makes_nothing(parquet_lake):
 
 
 @pytest.mark.parametrize("strategy", ["insert", "update", "upsert", "deduplicate"])
-def test_an_empty_source_changes_nothing(parquet_lake, unchanged, strategy):
-    parquet_lake.create(TARGET, files=2)
-    with unchanged(parquet_lake.root):
-        result = parquet_lake.merge(SOURCE.slice(0, 0), on="id", strategy=strategy)
+def test_an_empty_source_changes_nothing(lake, strategy):
+    lake.create(TARGET, files=2)
+    with lake.unchanged():
+        result = lake.merge(SOURCE.slice(0, 0), on="id", strategy=strategy)
     assert dict(result) == {"inserted": 0, "updated": 0, "deleted": 0, "total": 4}
     assert not result.changed
 

@@ -8,7 +8,6 @@ import pyarrow as pa
 import pytest
 
 import intarsia as it
-from intarsia.datasets.pyarrow import PyarrowDatasetIO
 
 N = 90
 
@@ -76,12 +75,11 @@ def test_a_snapshot_is_one_state_while_commits_go_on(parquet_lake, change):
 
 
 @pytest.mark.parametrize("change", CHANGES)
-def test_rows_read_while_commits_go_on_are_of_one_state(parquet_lake, change):
-    parquet_lake.create(_table(0), files=3)
-    io = PyarrowDatasetIO()
-    with Writer(parquet_lake, CHANGES[change]):
+def test_rows_read_while_commits_go_on_are_of_one_state(lake, change):
+    lake.create(_table(0), files=3)
+    with Writer(lake, CHANGES[change]):
         for _ in range(10):
-            table = io.read_parquet(str(parquet_lake.root))
+            table = lake.own()
             assert sorted(table["id"].to_pylist()) == list(range(N))
             assert len(set(table["version"].to_pylist())) == 1
 

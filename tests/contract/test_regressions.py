@@ -83,7 +83,7 @@ def test_no_column_name_is_taken(lake, name):
     lake.optimize(by=[name, "id"])
     lake.deduplicate(on="id")
     assert lake.values("id", name) == [(2, 20), (3, 3), (9, 90)]
-    assert sorted(PyarrowDatasetIO().read_parquet(lake.target)[name].to_pylist()) == [3, 20, 90]
+    assert sorted(lake.own()[name].to_pylist()) == [3, 20, 90]
 
 
 def test_a_row_replaced_outside_of_the_partitions_keeps_its_partition_value(parquet_lake):

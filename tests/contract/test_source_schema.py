@@ -16,10 +16,10 @@ from intarsia.errors import SchemaMismatch
 TARGET = pa.table({"id": pa.array([1, 2], pa.int64()), "n": pa.array([10, 20], pa.int32()), "s": ["a", "b"]})
 
 
-def test_a_column_missing_from_the_source_is_refused_and_named(parquet_lake, unchanged):
-    parquet_lake.create(TARGET)
-    with unchanged(parquet_lake.root), pytest.raises(SchemaMismatch, match="'s'") as caught:
-        parquet_lake.merge(TARGET.drop_columns(["s"]), on="id")
+def test_a_column_missing_from_the_source_is_refused_and_named(lake):
+    lake.create(TARGET)
+    with lake.unchanged(), pytest.raises(SchemaMismatch, match="'s'") as caught:
+        lake.merge(TARGET.drop_columns(["s"]), on="id")
     assert 'missing="null"' in str(caught.value)
     assert isinstance(caught.value, (ValueError, TypeError))
 
@@ -30,11 +30,11 @@ def test_a_missing_column_is_null_when_asked(lake):
     assert lake.values("id", "n", "s") == [(1, 10, "a"), (2, 2, None), (3, 3, None)]
 
 
-def test_a_new_column_is_refused_and_named(parquet_lake, unchanged):
-    parquet_lake.create(TARGET)
+def test_a_new_column_is_refused_and_named(lake):
+    lake.create(TARGET)
     source = TARGET.append_column("extra", pa.array([1, 2]))
-    with unchanged(parquet_lake.root), pytest.raises(SchemaMismatch, match="'extra'") as caught:
-        parquet_lake.merge(source, on="id")
+    with lake.unchanged(), pytest.raises(SchemaMismatch, match="'extra'") as caught:
+        lake.merge(source, on="id")
     assert 'schema_evolution="add"' in str(caught.value)
 
 
@@ -72,12 +72,12 @@ NOT_EXACT = {
 
 
 @pytest.mark.parametrize("name", NOT_EXACT)
-def test_a_value_that_does_not_fit_is_refused_before_anything_is_written(parquet_lake, unchanged, name):
+def test_a_value_that_does_not_fit_is_refused_before_anything_is_written(lake, name):
     kind, values, source_type = NOT_EXACT[name]
-    parquet_lake.create(pa.table({"id": [1], "n": pa.nulls(1, kind)}))
+    lake.create(pa.table({"id": [1], "n": pa.nulls(1, kind)}))
     source = pa.table({"id": [1], "n": pa.array(values).cast(source_type)})
-    with unchanged(parquet_lake.root), pytest.raises(SchemaMismatch, match="'n'"):
-        parquet_lake.merge(source, on="id")
+    with lake.unchanged(), pytest.raises(SchemaMismatch, match="'n'"):
+        lake.merge(source, on="id")
 
 
 def test_widen_promotes_the_column_in_every_file_and_the_plan_says_so(parquet_lake):

@@ -123,18 +123,18 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_wrong_update_is_refused_and_changes_nothing(parquet_lake, unchanged, name):
+def test_a_wrong_update_is_refused_and_changes_nothing(lake, name):
     assignments, where, error = WRONG[name]
-    parquet_lake.create(TARGET)
-    with unchanged(parquet_lake.root), pytest.raises(error):
-        parquet_lake.update(assignments, where)
+    lake.create(TARGET)
+    with lake.unchanged(), pytest.raises(error):
+        lake.update(assignments, where)
 
 
-def test_null_for_a_column_that_cannot_be_null_is_refused(parquet_lake, unchanged):
+def test_null_for_a_column_that_cannot_be_null_is_refused(lake):
     schema = pa.schema([pa.field("id", pa.int64()), pa.field("n", pa.int64(), nullable=False)])
-    parquet_lake.create(pa.table({"id": [1], "n": [1]}, schema=schema))
-    with unchanged(parquet_lake.root), pytest.raises(SchemaMismatch, match="'n'"):
-        parquet_lake.update({"n": "null"})
+    lake.create(pa.table({"id": [1], "n": [1]}, schema=schema))
+    with lake.unchanged(), pytest.raises(SchemaMismatch, match="'n'"):
+        lake.update({"n": "null"})
 
 
 def test_a_table_that_does_not_exist_has_no_rows_to_update(parquet_lake):

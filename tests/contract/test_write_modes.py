@@ -78,10 +78,10 @@ def test_overwrite_partitions_knows_the_null_partition(lake):
     assert lake.values("id", "region") == [(1, "eu"), (3, None)]
 
 
-def test_overwrite_partitions_with_no_rows_changes_nothing(parquet_lake, unchanged):
-    parquet_lake.create(TARGET, partition_by="region")
-    with unchanged(parquet_lake.root):
-        parquet_lake.write(TARGET.slice(0, 0), mode="overwrite_partitions")
+def test_overwrite_partitions_with_no_rows_changes_nothing(lake):
+    lake.create(TARGET, partition_by="region")
+    with lake.unchanged():
+        lake.write(TARGET.slice(0, 0), mode="overwrite_partitions")
 
 
 def test_overwrite_partitions_needs_partitions(lake):

@@ -14,6 +14,7 @@ from tests.cross.content import field_types, single_value
 from tests.cross.decoded import ADDED, DATA, DELETED, EXISTING, POSITIONS, File, Manifest, State
 from tests.cross.lake import local
 from tests.cross.plain_transforms import internal, transform
+from tests.cross.summaries import check_summary
 
 Problems = Iterator[str]
 
@@ -33,7 +34,7 @@ def problems(state: State, *, ours: bool = False) -> list[str]:
     found += check_deletes(state)
     found += check_lineage(state)
     found += check_summary(state, ours=ours)
-    return found
+    return found + (list(check_tidy(state)) if ours else [])
 
 
 def check_metadata(state: State) -> Problems:
@@ -367,57 +368,14 @@ def check_lineage(state: State) -> Problems:
         yield f"{len(twice)} row ids belong to more than one row, such as {min(twice)}"
 
 
-def check_summary(state: State, *, ours: bool) -> Problems:
-    recounted = recount(state)
-    said = state.summary
-    for key, value in recounted.items():
-        if key in said and int(said[key]) != value:
-            yield f"summary: {key} is {said[key]}, recounted {value}"
-        elif (
-            key not in said and value and (ours or key.startswith("total-")) and "total-records" in said
-        ) or (key not in said and ours and key.startswith("total-")):
-            yield f"summary: no {key}, recounted {value}"
-
-
-def recount(state: State) -> dict[str, int]:
-    """The numbers of Java's summary, counted in the manifests."""
+def check_tidy(state: State) -> Problems:
+    """What Java leaves out of a new snapshot: manifests of nothing, and deletes older than all data."""
     assert state.snapshot is not None
-    own = state.snapshot["snapshot-id"]
-    every = [file for manifest in state.manifests for file in manifest.files]
-    added = [file for file in every if file.status == ADDED and file.snapshot_id == own]
-    removed = [file for file in every if file.status == DELETED and file.snapshot_id == own]
-    found = {
-        "total-data-files": len(state.data),
-        "total-delete-files": len(state.deletes),
-        "total-records": sum(file.rows for file in state.data),
-        "total-files-size": sum(file.counted_bytes for file in state.live),
-        "total-position-deletes": sum(f.rows for f in state.deletes if f.content == POSITIONS),
-        "total-equality-deletes": sum(f.rows for f in state.deletes if f.content > POSITIONS),
-        "manifests-created": sum(m.record["added_snapshot_id"] == own for m in state.manifests),
-        "manifests-kept": sum(m.record["added_snapshot_id"] != own for m in state.manifests),
-        "changed-partition-count": len({_partition(state, file) for file in added + removed}),
-    }
-    for files, data_word, word in ((added, "added", "added"), (removed, "deleted", "removed")):
-        data, deletes = [f for f in files if f.content == DATA], [f for f in files if f.content != DATA]
-        parquet = [f for f in deletes if f.content == POSITIONS and not f.is_vector]
-        equal = [f for f in deletes if f.content > POSITIONS]
-        found |= {
-            f"{data_word}-data-files": len(data),
-            f"{data_word}-records": sum(file.rows for file in data),
-            f"{word}-delete-files": len(deletes),
-            f"{word}-position-delete-files": len(parquet),
-            f"{word}-equality-delete-files": len(equal),
-            f"{word}-dvs": sum(file.is_vector for file in deletes),
-            f"{word}-files-size": sum(file.counted_bytes for file in files),
-            f"{word}-position-deletes": sum(f.rows for f in deletes if f.content == POSITIONS),
-            f"{word}-equality-deletes": sum(file.rows for file in equal),
-        }
-    return found
-
-
-def _partition(state: State, file: File) -> tuple[Any, ...]:
-    """As Java tells partitions apart in a summary: by path, whatever the spec; void fields are part of it."""
-    values = ("null" if value is None else _same(value) for value in file.tuple)
-    return tuple(
-        (f["name"], value) for f, value in zip(state.specs.get(file.spec_id, ()), values, strict=False)
-    )
+    for manifest in state.manifests:
+        own = manifest.record["added_snapshot_id"] == state.snapshot["snapshot-id"]
+        if not own and not any(file.is_live for file in manifest.files):
+            yield f"{manifest.path.name}: an old manifest without live files is still listed"
+    oldest = min((file.sequence for file in state.data), default=0)
+    for delete in state.deletes:
+        if delete.sequence < oldest:
+            yield f"{delete.path}: its sequence number is {delete.sequence}, that of the oldest data {oldest}"

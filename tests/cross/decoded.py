@@ -142,7 +142,8 @@ def decode(metadata_file: Path, branch: str | None = None) -> State:
         return State(metadata_file, metadata, None)
     with local(snapshot["manifest-list"]).open("rb") as stream:
         reader = fastavro.reader(stream)
-        header, records = dict(reader.metadata), list(reader)
+        header: dict[str, str] = dict(reader.metadata)
+        records: list[Any] = list(reader)
     manifests = tuple(read_manifest(record) for record in records)
     return State(metadata_file, metadata, snapshot, header, manifests)
 
@@ -150,7 +151,8 @@ def decode(metadata_file: Path, branch: str | None = None) -> State:
 def read_manifest(record: Mapping[str, Any]) -> Manifest:
     with local(record["manifest_path"]).open("rb") as stream:
         reader = fastavro.reader(stream)
-        header, raw, schema = dict(reader.metadata), list(reader), reader.writer_schema
+        header, schema = dict(reader.metadata), reader.writer_schema
+        raw: list[Any] = list(reader)
     next_row = record.get("first_row_id")
     files = []
     for entry in raw:

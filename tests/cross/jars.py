@@ -106,8 +106,8 @@ def _fetch(jars: list[Jar]) -> None:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise NoJars(f"Ivy did not run: {error}") from error
     if done.returncode:
-        told = [line.strip() for line in done.stdout.splitlines() if "::" not in line and line.strip()]
-        raise NoJars(f"Ivy could not fetch the jars: {' / '.join(told[-6:])}")
+        told = [line.strip() for line in (done.stdout + done.stderr).splitlines() if "error" in line.lower()]
+        raise NoJars(f"Ivy could not fetch them: {(told or ['it does not say why'])[-1][:300]}")
 
 
 def _ivy_file(jars: list[Jar]) -> str:

@@ -33,10 +33,12 @@ class Kind:
     """What the columns of new rows hold, where it is not the usual."""
     branch: str | None = None
     spark_changes: bool = True
-    """False where Spark's own DML fails, or loses values."""
+    """False where Spark's own UPDATE, DELETE and MERGE fail."""
     pyiceberg_reads: bool = True
     polars_reads: bool = True
     merge_on_read: bool = True
+    partitioned: bool = True
+    """Under its default spec."""
 
     def __str__(self) -> str:
         return self.name
@@ -369,7 +371,7 @@ KINDS = (
         values={"grade": lambda n: n % 3},
     ),
     Kind("to_partitioned", to_partitioned),
-    Kind("to_unpartitioned", to_unpartitioned),
+    Kind("to_unpartitioned", to_unpartitioned, partitioned=False),
     Kind(
         "two_fields_on_one_column",
         two_fields_on_one_column,
@@ -390,7 +392,13 @@ KINDS = (
         pyiceberg_reads=False,
         polars_reads=False,
     ),
-    Kind("nested_evolution", nested_evolution, filters=("ts", "p.c"), moves=NO_REGION["moves"]),
+    Kind(
+        "nested_evolution",
+        nested_evolution,
+        filters=("ts", "p.c"),
+        moves=NO_REGION["moves"],
+        pyiceberg_reads=False,  # it takes a NULL list of structs for an empty one
+    ),
     Kind("promoted_truncate", promoted_truncate, filters=("k", "region"), moves={"k": "k + 5000"}),
     Kind("back_to_the_first_spec", back_to_the_first_spec),
     Kind("later_column", later_column, filters=("ts", "grade"), moves={"grade": "99"}),

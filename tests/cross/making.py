@@ -37,13 +37,13 @@ class Made:
         return case, spark_rows(self.lake, case.table, self.kind.branch)
 
     def expected(self, operation: Operation, rows: list[Row]) -> list[Row]:
-        """What Spark's own statement makes of a twin; the model's rows where Spark has none, or fails."""
+        """What Spark's own statement makes of a twin; the model's rows where it has none, or fails."""
         if operation.name not in self._expected:
             self._expected[operation.name] = self._of_twin(operation, rows)
         return self._expected[operation.name]
 
     def _of_twin(self, operation: Operation, rows: list[Row]) -> list[Row]:
-        if operation.spark is None or not self.kind.spark_changes:
+        if operation.spark is None or (operation.is_row_level and not self.kind.spark_changes):
             return expected(operation, self.kind, rows, self.source)
         twin = self.clone()
         operation.spark(twin)

@@ -54,23 +54,29 @@ class Operation:
     modes: tuple[Mode, ...] = (COW, MOR)
     """Both where it deletes rows; one where it only writes files."""
     prepare: Callable[[Case], None] | None = None
-    changes_rows: bool = True
+
+    @property
+    def is_row_level(self) -> bool:
+        return len(self.modes) > 1
 
     def __str__(self) -> str:
         return self.name
 
 
 def source_for(kind: Kind, schema: pa.Schema, rows: list[Row]) -> pa.Table:
-    """A third of the rows there are, each with the other values of its neighbour, and some new ones."""
-    ids = [row["id"] for row in rows if row["id"] % 3 == 0] + [9001, 9002, 9003, 9004, 9005, 9006]
+    """A quarter of the rows there are, each with the other values of its neighbour, and some new ones.
+
+    No remainder here or below is one that partitions follow: files are hit in part.
+    """
+    ids = [row["id"] for row in rows if row["id"] % 11 in (1, 2, 3)] + [9001, 9002, 9003, 9004, 9005, 9006]
     made = kind.rows(schema, [number + 1 for number in ids])
     place = made.schema.get_field_index("id")
     return made.set_column(place, made.schema.field(place), pa.array(ids, made.schema.field(place).type))
 
 
 DELETE_WHERE = "id % 5 = 2 and amount > 0"
-UPDATE_WHERE = "id % 4 = 1"
-MOVE_WHERE = "id % 6 = 3"
+UPDATE_WHERE = "id % 5 = 1"
+MOVE_WHERE = "id % 7 = 3"
 SET = {"amount": "amount + 1000", "note": "'changed'"}
 CLAUSES = """
 when matched and source.id % 2 = 0 then delete
@@ -114,7 +120,7 @@ def _update_in_spark(case: Case) -> None:
 
 def _update_model(rows: list[Row], source: list[Row], kind: Kind) -> list[Row]:
     changed = (
-        {"amount": row["amount"] + 1000, "note": "changed"} if row["id"] % 4 == 1 else {} for row in rows
+        {"amount": row["amount"] + 1000, "note": "changed"} if row["id"] % 5 == 1 else {} for row in rows
     )
     return [{**row, **new} for row, new in zip(rows, changed, strict=True)]
 
@@ -129,7 +135,7 @@ def _move_in_spark(case: Case) -> None:
 
 
 def _move_model(rows: list[Row], source: list[Row], kind: Kind) -> list[Row]:
-    return [{**row, **moved(row, kind)} if row["id"] % 6 == 3 else row for row in rows]
+    return [{**row, **moved(row, kind)} if row["id"] % 7 == 3 else row for row in rows]
 
 
 def moved(row: Row, kind: Kind) -> Row:
@@ -265,8 +271,8 @@ OPERATIONS = (
     Operation("overwrite", _overwrite, _overwrite_in_spark, _overwrite_model, modes=(COW,)),
     Operation("overwrite_partitions", _dynamic, _dynamic_in_spark, _no_model, modes=(COW,)),
     Operation("delete_all", _delete_all, _delete_all_in_spark, lambda rows, source, kind: [], modes=(COW,)),
-    Operation("compact", _compact, None, _same, modes=(COW,), changes_rows=False),
-    Operation("zorder", _zorder, None, _same, modes=(COW,), changes_rows=False),
+    Operation("compact", _compact, None, _same, modes=(COW,)),
+    Operation("zorder", _zorder, None, _same, modes=(COW,)),
     Operation("deduplicate", _deduplicate, None, _deduplicate_model, prepare=_append_in_spark),
 )
 OPERATION = {operation.name: operation for operation in OPERATIONS}

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
 import intarsia as it
+from intarsia.errors import InputError
+from tests.cross import FULL
 from tests.cross.checks import problems
 from tests.cross.decoded import decode
 from tests.cross.kinds import BY_NAME, KINDS, Kind
@@ -19,25 +20,16 @@ from tests.cross.proof import Before, prove
 from tests.cross.readers import spark_rows
 from tests.cross.sample_rows import Row, difference, ordered
 
-FULL = os.environ.get("INTARSIA_CROSS") == "full"
-CORE = (
-    "add_identity",
-    "v3_vectors",
-    "v2_to_v3",
-    "v1_upgraded",
-    "nested_source",
-    "prior_partition_deletes",
-    "odd_values",
-)
+CORE = ("add_identity", "v2_to_v3", "nested_source", "prior_partition_deletes")
 CHOSEN = [kind for kind in KINDS if kind.spark_changes and (FULL or kind.name in CORE)]
 
 
 def spark_goes_on(case: Case, rows: list[Row]) -> list[Row]:
     """An UPDATE and a DELETE by Spark; the rows that follow by the model."""
-    case.lake.sql(f"UPDATE {case.in_spark} SET note = 'by Spark', amount = amount - 1 WHERE id % 3 = 1")
+    case.lake.sql(f"UPDATE {case.in_spark} SET note = 'by Spark', amount = amount - 1 WHERE id % 5 = 3")
     case.lake.sql(f"DELETE FROM {case.in_spark} WHERE id % 11 = 4")
     changed = [
-        {**row, "note": "by Spark", "amount": row["amount"] - 1} if row["id"] % 3 == 1 else row
+        {**row, "note": "by Spark", "amount": row["amount"] - 1} if row["id"] % 5 == 3 else row
         for row in rows
     ]
     return ordered(row for row in changed if row["id"] % 11 != 4)
@@ -96,6 +88,19 @@ def test_what_changes_nothing_commits_nothing(lake: Lake, made: Callable[[Kind],
     prove(before, made(kind).rows, changed=False)
 
 
+def test_partitions_are_not_overwritten_where_there_are_none(
+    lake: Lake, made: Callable[[Kind], Made]
+) -> None:
+    kind = BY_NAME["to_unpartitioned"]
+    case = made(kind).clone()
+    before = Before.of(lake, kind, case.table)
+
+    with pytest.raises(InputError, match="overwrite_partitions needs a partitioned"):
+        it.write(case.source, case.target(), mode="overwrite_partitions", engine="arrow")
+
+    prove(before, made(kind).rows, changed=False)
+
+
 @pytest.mark.parametrize("name", ["v3_vectors", "v2_to_v3"])
 @pytest.mark.parametrize("mode", [COW, MOR])
 def test_rows_keep_their_ids_when_they_are_updated_or_moved(
@@ -105,14 +110,14 @@ def test_rows_keep_their_ids_when_they_are_updated_or_moved(
     case = made(kind).clone()
     before = lineage(case)
 
-    it.update(case.target(), {"note": "'changed'"}, "id % 4 = 1", mode=mode, engine="arrow")
+    it.update(case.target(), {"note": "'changed'"}, "id % 5 = 1", mode=mode, engine="arrow")
     updated = lineage(case)
     it.compact(case.target(), engine="arrow")
     moved = lineage(case)
 
     sequence = decode(lake.metadata_file(case.table)).metadata["last-sequence-number"] - 1
     assert updated == {
-        number: (row, sequence if number % 4 == 1 else last) for number, (row, last) in before.items()
+        number: (row, sequence if number % 5 == 1 else last) for number, (row, last) in before.items()
     }
     assert moved == updated
 

@@ -10,6 +10,7 @@ from pyiceberg.transforms import BucketTransform, DayTransform
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, TimestamptzType
 
 import intarsia as it
+from tests.cross import FULL
 from tests.cross.kinds import Build, Kind
 from tests.cross.lake import Lake
 from tests.cross.making import Made
@@ -73,12 +74,12 @@ def make_without_spark(lake: Lake, kind: Kind) -> Made:
     return Made(lake, kind, table, rows, source_for(kind, ARROW, rows))
 
 
-@pytest.mark.parametrize("mode", [COW, MOR])
+@pytest.mark.parametrize("mode", [COW, MOR] if FULL else [MOR])
 def test_spark_reads_and_changes_a_table_made_without_it(lake: Lake, mode: Mode) -> None:
     take_turns(make_without_spark(lake, V2), mode)
 
 
-@pytest.mark.parametrize("mode", [COW, MOR])
+@pytest.mark.parametrize("mode", [COW, MOR] if FULL else [MOR])
 def test_spark_reads_and_changes_a_table_of_version_3_made_without_it(rest: Lake, mode: Mode) -> None:
     take_turns(make_without_spark(rest, V3), mode)
 

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 
+from tests.cross import FULL
 from tests.cross.kinds import BY_NAME
 from tests.cross.lake import Lake
 from tests.cross.making import Made, make
@@ -13,7 +14,9 @@ from tests.cross.operations import COW, MOR, OPERATION, Mode
 from tests.cross.proof import Before, prove
 
 TABLES: dict[str, Made] = {}
-CELLS = [("delete", MOR), ("merge_clauses", MOR), ("upsert", COW), ("append", None), ("compact", None)]
+CELLS: list[tuple[str, Mode | None]] = [("merge_clauses", MOR), ("compact", None)]
+if FULL:
+    CELLS += [("delete", MOR), ("delete", COW), ("upsert", COW), ("append", None), ("overwrite", None)]
 
 
 def table_of(rest: Lake, name: str) -> Made:

@@ -178,3 +178,16 @@ def test_a_damaged_deflate_block_is_damage() -> None:
     place = len(data) - 20
     with pytest.raises(DamagedTable):
         list(avro.decode(data[:place] + b"\xff\xff" + data[place + 2 :], "f.avro").records())
+
+
+def test_numbers_are_unpacked_as_a_mapping() -> None:
+    out = bytearray()
+    schema = {"type": "array", "items": {**_PAIR, "name": "p"}}
+    writer_of(schema)(out, {1: 2, -5: 2**40})
+    found, _ = reader_of(schema)(bytes(out), 0)
+    assert (found[-5], found.get(7), len(found), list(found)) == (2**40, None, 2, [1, -5])
+    assert found == {1: 2, -5: 2**40} == found
+    assert repr(found) == "{1: 2, -5: 1099511627776}"
+    again = bytearray()
+    writer_of(schema)(again, found)
+    assert again == out

@@ -15,6 +15,7 @@ from lake import Lake
 from pyiceberg.catalog import Catalog
 from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.exceptions import CommitFailedException, CommitStateUnknownException, ForbiddenError
+from pyiceberg.table import CommitTableRequest
 
 from intarsia.errors import CommitConflict, CommitError, CommitUnknown
 from intarsia.tables.iceberg._pyiceberg import prepare_catalog
@@ -257,3 +258,41 @@ def test_writers_at_once_all_come_through(tmp_path: Path, version: int) -> None:
     assert lake.ids() == [0, 1, 2, 3]
     assert sorted(s.sequence_number for s in lake.table().metadata.snapshots) == [1, 2, 3, 4]
     assert len(lists(lake)) == 4
+
+
+@pytest.mark.parametrize("version", [1, 2, 3])
+def test_the_request_to_a_catalog_behind_a_server_is_as_its_protocol_has_it(
+    tmp_path: Path, version: int
+) -> None:
+    lake = Lake.at(tmp_path, version, catalog=moody)
+    sent = []
+
+    class Recording(Moody):
+        def commit_table(self, table: Any, requirements: Any, updates: Any) -> Any:
+            request = CommitTableRequest(
+                identifier={"namespace": ["db"], "name": "t"}, requirements=requirements, updates=updates
+            )
+            sent.append(json.loads(request.model_dump_json()))
+            return super().commit_table(table, requirements, updates)
+
+    lake.catalog.__class__ = Recording
+    receipt = lake.append([1, 2])
+    (request,) = sent
+    metadata = lake.table().metadata
+    assert request["requirements"] == [
+        {"type": "assert-table-uuid", "uuid": str(metadata.table_uuid)},
+        {"type": "assert-ref-snapshot-id", "ref": "main", "snapshot-id": None},
+    ]
+    add, move = request["updates"]
+    assert move == {
+        "action": "set-snapshot-ref",
+        "ref-name": "main",
+        "type": "branch",
+        "snapshot-id": receipt.snapshot_id,
+    }
+    snapshot = add["snapshot"]
+    assert (add["action"], snapshot["snapshot-id"]) == ("add-snapshot", receipt.snapshot_id)
+    assert "parent-snapshot-id" not in snapshot
+    assert snapshot["summary"]["operation"] == "append"
+    lineage = (snapshot.get("first-row-id"), snapshot.get("added-rows"))
+    assert lineage == ((0, 2) if version == 3 else (None, None))

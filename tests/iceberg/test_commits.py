@@ -332,3 +332,53 @@ def test_only_manifests_that_hold_a_removed_file_are_written_anew(tmp_path: Path
     # What was removed before is not repeated in the next snapshot.
     lake.append([9])
     assert len(lake.manifests()) == 3
+
+
+@pytest.mark.parametrize("version", VERSIONS)
+def test_an_old_spec_whose_source_was_dropped_keeps_its_values(tmp_path: Path, version: int) -> None:
+    lake = Lake.at(tmp_path, version)
+    lake.commit(FileChange(added_data=[lake.data_file([1, 2]), lake.data_file([3], "us")]))
+    with lake.table().update_spec() as update:
+        update.remove_field("region")
+    with lake.table().update_schema() as schema:
+        schema.delete_column("region")
+    eu, us = lake.entries()
+    assert (eu.file.spec_id, eu.file.partition) == (0, ("eu",))
+    if version > 1:
+        deletes = lake.veil((eu, [0]))
+        assert [(file.spec_id, file.partition) for file in deletes] == [(0, ("eu",))]
+        lake.commit(FileChange(added_deletes=deletes))
+        assert lake.ids() == [2, 3]
+    lake.commit(FileChange(removed_data=[us]))
+    files = {r["data_file"]["file_path"]: r for r in lake.records()}
+    kept, gone = files[eu.file.file_path], files[us.file.file_path]
+    assert (kept["status"], kept["data_file"]["partition"]) == (Status.EXISTING, {"region": "eu"})
+    assert (gone["status"], gone["data_file"]["partition"]) == (Status.DELETED, {"region": "us"})
+    summary = lake.table().metadata.current_snapshot().summary
+    assert summary["changed-partition-count"] == "1"
+
+
+def test_a_renamed_source_changes_nothing_for_old_files(tmp_path: Path) -> None:
+    lake = Lake.at(tmp_path)
+    lake.append([1, 2])
+    with lake.table().update_schema() as schema:
+        schema.rename_column("region", "area")
+    (entry,) = lake.entries()
+    lake.commit(FileChange(added_deletes=lake.veil((entry, [0]))))
+    lake.commit(FileChange(added_data=[lake.data_file([5])]))
+    assert lake.ids() == [2, 5]
+
+
+def test_version_1_with_a_field_that_became_void(tmp_path: Path) -> None:
+    lake = Lake.at(tmp_path, 1)
+    lake.append([1])
+    with lake.table().update_spec() as update:
+        update.remove_field("region")
+    spec = lake.table().spec()
+    assert len(spec.fields) == 1
+    (old,) = lake.entries()
+    new = lake.data_file([7, 8], spec_id=spec.spec_id, partition=(None,))
+    lake.commit(FileChange(added_data=[new], removed_data=[old]))
+    assert lake.ids() == [7, 8]
+    headers = [lake.avro(m["manifest_path"])[0]["partition-spec-id"] for m in lake.manifests()]
+    assert sorted(headers) == ["0", str(spec.spec_id)]

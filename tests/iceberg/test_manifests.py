@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import pickle
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
@@ -167,6 +168,32 @@ class TestRoundTrip:
         assert [one.file for one in read_manifest(IO, committed(written, 2))] == files
         assert _decoded(tmp_path / "m.avro")[1]["content"] == "deletes"
 
+    def test_zeros_of_both_signs_stay_apart(self, tmp_path: Path) -> None:
+        column = NestedField(1, "x", DoubleType(), required=False)
+        by_x = spec(0, PartitionField(1, 1000, IdentityTransform(), "x"))
+        meta = metadata(tmp_path, [Schema(column)], [by_x])
+        entries = [entry(file(partition=(value,))) for value in (0.0, -0.0)]
+        found = read_manifest(IO, committed(_written(meta, tmp_path, entries), 5))
+        assert [str(one.file.partition[0]) for one in found] == ["0.0", "-0.0"]
+
+    def test_entries_pickle(self, tmp_path: Path) -> None:
+        meta = _by_region(tmp_path)
+        manifest = committed(_written(meta, tmp_path, [entry(full_file("f", 0, ("eu",)))]), 5)
+        found = read_manifest(IO, manifest)
+        assert pickle.loads(pickle.dumps(found)) == found
+        assert found[0].file == pickle.loads(pickle.dumps(found[0].file))
+
+    def test_kept_entries_are_written_again_to_the_byte(self, tmp_path: Path) -> None:
+        meta = _by_region(tmp_path, 3)
+        old = {"snapshot_id": 2, "sequence_number": 2, "file_sequence_number": 3}
+        entries = [
+            entry(full_file(f"f{n}", 0, ("eu",), format_version=3), Status.EXISTING, **old) for n in range(3)
+        ]
+        manifest = committed(_written(meta, tmp_path, entries), 5)
+        before = avro.decode((tmp_path / "m.avro").read_bytes(), "m")
+        _written(meta, tmp_path, read_manifest(IO, manifest))
+        assert avro.decode((tmp_path / "m.avro").read_bytes(), "m").blocks == before.blocks
+
 
 class TestInheritance:
     def test_added_files_take_numbers_and_snapshot_from_the_manifest(self, tmp_path: Path) -> None:
@@ -263,6 +290,19 @@ class TestToManifest:
             deleted_rows_count=8,
             partitions=(FieldSummary(True, False, b"a", b"c"),),
         )
+
+    def test_removed_files_do_not_count_for_the_least_sequence_number(self, tmp_path: Path) -> None:
+        entries = [
+            entry(
+                file(partition=("a",)),
+                status,
+                snapshot_id=2,
+                sequence_number=number,
+                file_sequence_number=number,
+            )
+            for status, number in ((Status.DELETED, 1), (Status.EXISTING, 4))
+        ]
+        assert _written(_by_region(tmp_path), tmp_path, entries).min_sequence_number == 4
 
     def test_bounds_leave_out_null_and_nan(self, tmp_path: Path) -> None:
         column = NestedField(1, "x", DoubleType(), required=False)

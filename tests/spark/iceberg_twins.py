@@ -141,7 +141,7 @@ class Twins:
     def __call__(self, making: Making, version: int, mode: str | None) -> tuple[Twin, Twin]:
         key = (making.__name__, version)
         if key not in self._made:
-            catalog = embedded_catalog(self._directory / f"{key[0]}-{version}", name="lake")
+            catalog = embedded_catalog(self._directory / str(next(self._numbers)), name="lake")
             catalog.create_namespace("db")
             making(catalog, version)
             self._made[key] = catalog

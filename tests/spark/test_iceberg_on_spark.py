@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from tests.spark.iceberg_twins import Twin, Twins, evolved, rows
+from intarsia.core.intent import Write
+from intarsia.core.plan import Plan
+from intarsia.engines.spark import afresh, bundles, carrying, new_rows, routed, staging
+from intarsia.engines.spark.source import beside
+from intarsia.errors import StorageError
+from tests.spark.iceberg_twins import Twin, Twins, evolved, rows, unpartitioned
 
 FULL = os.environ.get("INTARSIA_SPARK") == "full"
 COPY, VEIL = "copy-on-write", "merge-on-read"
@@ -29,15 +38,17 @@ when not matched by source and target.id < 20 then delete
 when not matched by source and target.id = 25 then update set name = upper(name)
 """
 
-Operation = Callable[[Any, Any, Any], it.MergeResult]
+Operation = Callable[..., it.MergeResult]
 
 
 def merging(source: pa.Table, **options: Any) -> tuple[pa.Table, Operation]:
-    return source, lambda given, target, engine: it.merge(given, target, engine=engine, on="id", **options)
+    return source, lambda given, target, engine, **o: it.merge(
+        given, target, engine=engine, on="id", **options, **o
+    )
 
 
 def writing(source: pa.Table, mode: str) -> tuple[pa.Table, Operation]:
-    return source, lambda given, target, engine: it.write(given, target, mode=mode, engine=engine)
+    return source, lambda given, target, engine, **o: it.write(given, target, mode=mode, engine=engine, **o)
 
 
 MERGES = {
@@ -50,10 +61,10 @@ MERGES = {
     "clauses": merging(SOURCE, clauses=CLAUSES),
     "condition": (
         SOURCE,
-        lambda given, target, engine: it.merge(
+        lambda given, target, engine, **o: it.merge(
             given, target, on="target.id = source.id and target.v < 115", engine=engine, clauses="""
             when matched then update set v = source.v
-            when not matched and source.id > 250 then insert *""",
+            when not matched and source.id > 250 then insert *""", **o,
         ),
     ),
 }  # fmt: skip
@@ -64,7 +75,7 @@ WRITES = {
 }
 OTHERS: dict[str, tuple[None, Operation]] = {
     "delete": (None, lambda _, t, e: it.delete(t, "v > 90 and name != 'old 150'", engine=e)),
-    "delete all": (None, lambda _, t, e: it.delete(t, engine=e)),
+    "delete all": (None, lambda _, t, e: it.delete(t, "true", engine=e)),
     "update rows": (
         None,
         lambda _, t, e: it.update(t, {"v": "v * 2", "region": "'us'"}, "id between 55 and 125", engine=e),
@@ -95,6 +106,12 @@ def compared(result: it.MergeResult, again: it.MergeResult, pair: tuple[Twin, Tw
     assert pair[1].rows() == pair[0].rows()
 
 
+def frame_of(spark: Any, table: pa.Table) -> Any:
+    from pyspark.sql.pandas.types import from_arrow_schema
+
+    return spark.createDataFrame(table, from_arrow_schema(table.schema, prefer_timestamp_ntz=True))
+
+
 def run_both(pair: tuple[Twin, Twin], spark: Any, name: str, given: Any = None) -> None:
     source, operation = OPERATIONS[name]
     arrow, other = pair
@@ -104,7 +121,233 @@ def run_both(pair: tuple[Twin, Twin], spark: Any, name: str, given: Any = None) 
     assert other.strangers(before) == set()
 
 
-@pytest.mark.parametrize("mode", [COPY, VEIL])
-@pytest.mark.parametrize("name", sorted(OPERATIONS))
-def test_an_evolved_table_of_version_2(spark: Any, twins: Twins, name: str, mode: str) -> None:
+QUICK = {
+    COPY: ("upsert", "full merge", "delete", "compact", "optimize"),
+    VEIL: ("clauses", "condition", "rows move", "update rows", "partitions", "drop duplicates", "sort out"),
+}
+"""What every run looks at; ``make spark`` looks at everything."""
+
+
+def cases(quick: dict[str, tuple[str, ...]], *modes: str, without: tuple[str, ...] = ()) -> list[Any]:
+    return [
+        pytest.param(name, mode, id=f"{name}, {mode}")
+        for mode in modes
+        for name in OPERATIONS
+        if (FULL and name not in without) or name in quick[mode]
+    ]
+
+
+@pytest.mark.parametrize(("name", "mode"), cases(QUICK, COPY, VEIL))
+def test_an_evolved_table_with_deleted_rows_agrees(spark: Any, twins: Twins, name: str, mode: str) -> None:
     run_both(twins(evolved, 2, mode), spark, name)
+
+
+@pytest.mark.parametrize(("name", "mode"), cases({COPY: ("rows move",)}, COPY))
+def test_an_evolved_table_of_version_1_agrees(spark: Any, twins: Twins, name: str, mode: str) -> None:
+    run_both(twins(evolved, 1, mode), spark, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), cases({COPY: ("delete",), VEIL: ("upsert", "drop duplicates")}, COPY, VEIL)
+)
+def test_an_evolved_table_of_version_3_agrees(spark: Any, twins: Twins, name: str, mode: str) -> None:
+    run_both(twins(evolved, 3, mode), spark, name)
+
+
+@pytest.mark.parametrize(
+    ("name", "mode"), cases({COPY: (), VEIL: ("overwrite",)}, COPY, VEIL, without=("partitions",))
+)
+def test_a_table_without_partitions_agrees(spark: Any, twins: Twins, name: str, mode: str) -> None:
+    run_both(twins(unpartitioned, 2, mode), spark, name)
+
+
+FRAMES = [
+    ("small", "upsert", VEIL),
+    ("routed", "rows move", VEIL),
+    ("routed", "clauses", COPY),
+    ("large", "upsert", VEIL),
+    ("large", "condition", COPY),
+    ("large", "partitions", COPY),
+]
+if FULL:
+    FRAMES = [
+        (way, name, mode)
+        for way in ("small", "routed", "large")
+        for name in (*MERGES, *WRITES)
+        for mode in (COPY, VEIL)
+        if way != "routed" or name in MERGES
+    ]
+
+
+@pytest.mark.parametrize(("way", "name", "mode"), FRAMES)
+def test_dataframes_of_every_size_agree(
+    spark: Any, twins: Twins, monkeypatch: pytest.MonkeyPatch, way: str, name: str, mode: str
+) -> None:
+    source, operation = OPERATIONS[name]
+    assert source is not None
+    frame = frame_of(spark, source).coalesce(2)
+    arrow, other = twins(evolved, 2, mode)
+    expected = operation(source, arrow.target, "arrow")
+    if way == "routed":
+        monkeypatch.setattr(routed, "ROUTED_BYTES", 0)
+        monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1 << 10)
+    limit = 1 if way == "large" else 64 << 20
+    before = other.data_files()
+    compared(expected, operation(frame, other.target, spark, broadcast_bytes=limit), (arrow, other))
+    assert other.strangers(before) == set()
+
+
+@pytest.mark.parametrize("mode", [COPY, VEIL])
+@pytest.mark.parametrize("way", ["small", "routed"] if not FULL else ["small", "routed", "large"])
+def test_rows_keep_their_identity_when_they_move(
+    spark: Any, twins: Twins, monkeypatch: pytest.MonkeyPatch, mode: str, way: str
+) -> None:
+    _, twin = twins(evolved, 3, mode)
+    before = twin.lineage()
+    changed = set(MOVED["id"].to_pylist()) & before.keys()
+    monkeypatch.setattr(routed, "ROUTED_BYTES", 0 if way == "routed" else 64 << 20)
+    limit = 1 if way == "large" else 64 << 20
+    frame = frame_of(spark, MOVED)
+    result = it.merge(frame, twin.target, on="id", engine=spark, broadcast_bytes=limit)
+    after = twin.lineage()
+    assert {key: after[key][0] for key in before} == {key: row for key, (row, _) in before.items()}
+    assert {key for key in before if after[key][1] != before[key][1]} == changed
+    assert {after[key][1] for key in changed} == {result.version}
+    assert len({row for row, _ in after.values()}) == len(after)
+
+
+def test_a_large_partition_is_ordered_range_by_range(spark: Any, twins: Twins) -> None:
+    arrow, other = twins(unpartitioned, 3, VEIL)
+    before = other.lineage()
+    options: dict[str, Any] = {"by": ["name"], "target_rows_per_file": 40}
+    expected = it.optimize(arrow.target, engine="arrow", **options)
+    result = it.optimize(other.target, engine=spark, memory_bytes=1, **options)
+    compared(expected, result, (arrow, other))
+    assert "ranges" in " ".join(result.notes)
+    assert len(result.inserted_files) > 3
+    assert other.lineage() == before
+    tables = [pq.read_table(path.removeprefix("file://"))["name"] for path in result.inserted_files]
+    spans = sorted((pc.min(names).as_py(), pc.max(names).as_py()) for names in tables)
+    assert all(first[1] <= second[0] for first, second in pairwise(spans))
+
+
+@pytest.mark.parametrize("limit", [1, 64 << 20])
+def test_rows_that_wait_on_storage_and_many_new_rows_agree(
+    spark: Any, twins: Twins, monkeypatch: pytest.MonkeyPatch, limit: int
+) -> None:
+    """New rows by a stage of their own, from a file that tasks map; a partition shared among tasks."""
+    monkeypatch.setattr(staging, "INLINE_BYTES", 0)
+    monkeypatch.setattr(afresh, "DRIVER_INSERT_ROWS", 0)
+    monkeypatch.setattr(afresh, "TASK_ROWS", 7)
+    monkeypatch.setattr(new_rows, "PLACE_BYTES", 1 << 10)
+    arrow, other = twins(evolved, 2, VEIL)
+    wide = rows(range(150, 500), v=7.0)
+    expected = it.merge(wide, arrow.target, on="id", engine="arrow")
+    before = other.data_files()
+    result = it.merge(frame_of(spark, wide), other.target, on="id", engine=spark, broadcast_bytes=limit)
+    compared(expected, result, (arrow, other))
+    assert other.strangers(before) == set()
+
+
+def test_scratch_beside_a_table_is_hidden_from_sweeps(twins: Twins) -> None:
+    _, twin = twins(evolved, 2, VEIL)
+    snapshot = twin.target.snapshot()
+    room = beside(snapshot)
+    assert room is not None
+    _, directory, dataset = room
+    assert directory == f"{dataset}/.intarsia/spools"
+    assert dataset == os.path.dirname(snapshot.files[0].location)
+
+
+def test_a_dry_run_counts_and_writes_nothing(spark: Any, twins: Twins) -> None:
+    _, twin = twins(evolved, 2, VEIL)
+    before, rows_before = twin.data_files(), twin.rows()
+    dry = it.merge(SOURCE, twin.target, on="id", engine=spark, dry_run=True)
+    gone = it.delete(twin.target, "id < 20", engine=spark, dry_run=True)
+    assert (twin.data_files(), twin.rows()) == (before, rows_before)
+    assert gone.deleted == sum(row["id"] < 20 for row in rows_before)
+    assert dict(it.merge(SOURCE, twin.target, on="id", engine=spark)) == dict(dry)
+
+
+def test_a_task_that_is_repeated_leaves_no_file(
+    spark: Any, twins: Twins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A worker that dies after its files were written is heard of by its note alone."""
+    told = str(tmp_path / "died")
+    whole = carrying.carry_files
+
+    def dying(work: Any, files: Any) -> Any:
+        share = whole(work, files)
+        try:
+            os.close(os.open(told, os.O_CREAT | os.O_EXCL))
+        except FileExistsError:
+            return share
+        raise RuntimeError("the first attempt is lost")
+
+    monkeypatch.setattr(afresh, "carry_files", dying)
+    arrow, other = twins(evolved, 2, COPY)
+    expected = it.merge(SOURCE, arrow.target, on="id", engine="arrow")
+    before = other.data_files()
+    compared(expected, it.merge(SOURCE, other.target, on="id", engine=spark), (arrow, other))
+    assert os.path.exists(told)
+    assert other.strangers(before) == set()
+
+
+def test_a_stage_that_fails_leaves_no_file(spark: Any, twins: Twins, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(work: Any, job: Any) -> Any:
+        raise StorageError("no room is left")
+
+    monkeypatch.setattr(afresh, "insert_rows", refused)
+    _, twin = twins(evolved, 2, COPY)
+    before, rows_before = twin.data_files(), twin.rows()
+    with pytest.raises(StorageError, match="no room is left"):
+        it.merge(SOURCE, twin.target, on="id", engine=spark)
+    assert (twin.data_files(), twin.rows()) == (before, rows_before)
+
+
+def test_an_attempt_that_fails_takes_its_files_back(twins: Twins) -> None:
+    _, twin = twins(evolved, 2, VEIL)
+    table = twin.target
+    before = twin.data_files()
+    with table.transaction("append") as tx:
+        plan = Plan(Write("append"), tx.snapshot, (), tx.snapshot.schema)
+
+        def pieces() -> Any:
+            yield SOURCE
+            assert twin.data_files() != before
+            raise StorageError("the source cannot be read on")
+
+        with pytest.raises(StorageError, match="read on"):
+            carrying.written(plan, tx.workplace(), pieces(), lineage=False)
+        assert {path for path in twin.data_files() - before if path.endswith(".parquet")} == set()
+
+
+def test_duplicate_source_keys_are_refused_as_in_process(spark: Any, twins: Twins) -> None:
+    _, twin = twins(evolved, 2, VEIL)
+    clauses = "when matched then update set v = source.v"
+    before = twin.data_files()
+    for chosen in ("arrow", spark):
+        with pytest.raises(it.IntarsiaError, match=r"more than one|several"):
+            it.merge(TWICE, twin.target, on="id", clauses=clauses, engine=chosen)
+    assert twin.data_files() == before
+
+
+def test_rows_of_one_partition_come_to_few_files(spark: Any, twins: Twins) -> None:
+    """Files of a partition go to one task, and so do new rows."""
+    _, twin = twins(evolved, 2, VEIL)
+    wide = rows(range(1000, 3000))
+    frame = frame_of(spark, wide).repartition(8)
+    result = it.write(frame, twin.target, engine=spark, tasks=8, broadcast_bytes=1)
+    days = len(set(wide["ts"].cast(pa.date32()).to_pylist()))
+    assert len(result.inserted_files) == 3 * days
+
+
+def test_shares_in_line_are_even_and_none_is_empty() -> None:
+    for weights in ([5] * 20, [100, 1, 1, 1, 100], [0, 0, 0], [1], [7, 0, 0, 0, 0, 900]):
+        for count in (1, 2, 3, 7):
+            shares = afresh.in_line(list(range(len(weights))), weights, count)
+            assert [n for share in shares for n in share] == list(range(len(weights)))
+            assert len(shares) <= count
+            assert all(shares)
+    even = afresh.in_line(list(range(20)), [5] * 20, 4)
+    assert [len(share) for share in even] == [5, 5, 5, 5]

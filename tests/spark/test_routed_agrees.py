@@ -79,7 +79,7 @@ def everything_is_routed() -> Iterator[None]:
     """In many small pieces."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(routed, "ROUTED_BYTES", 0)
-        patch.setattr(routed, "BUNDLE_BYTES", 64)
+        patch.setattr(bundles, "BUNDLE_BYTES", 64)
         patch.setattr(routing, "SORTED_BYTES", 64)
         yield
 

@@ -13,8 +13,8 @@ import pytest
 import intarsia as it
 from intarsia.core.files import DataFile
 from intarsia.core.plan import FilePlan
+from intarsia.engines.spark import bundles, routed
 from intarsia.engines.spark import engine as spark_engine
-from intarsia.engines.spark import routed
 from intarsia.engines.spark import source as spark_source
 from intarsia.engines.spark.bundles import Bundle
 from intarsia.engines.spark.routing import (
@@ -62,7 +62,7 @@ def every_dataframe_is_routed(tmp_path, monkeypatch):
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
     monkeypatch.setattr(routed, "ROUTED_BYTES", 0)
-    monkeypatch.setattr(routed, "BUNDLE_BYTES", 1 << 10)
+    monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1 << 10)
     monkeypatch.setattr(spark_source.Spool, "read", refused)
     monkeypatch.setattr(spark_engine, "prepare_merge", refused)
     yield
@@ -267,12 +267,12 @@ def _alone(number: int, *, size: int, needed: int) -> Bundle:
 
 def test_files_for_which_few_rows_wait_are_many_tasks_work_all_the_same():
     alone = [_alone(number, size=1 << 20, needed=0) for number in range(40)]
-    bundles = list(routed._bundles(alone, row_bytes=8.0, tasks=4))
-    assert [bundle.first for bundle in bundles] == sorted(bundle.first for bundle in bundles)
-    assert [len(bundle.files) for bundle in bundles] == [3] * 13 + [1]
+    made = list(bundles.bundled(alone, row_bytes=8.0, tasks=4))
+    assert [bundle.first for bundle in made] == sorted(bundle.first for bundle in made)
+    assert [len(bundle.files) for bundle in made] == [3] * 13 + [1]
 
 
 def test_rows_that_wait_for_a_bundle_are_no_more_than_it_may_hold():
     alone = [_alone(number, size=1 << 20, needed=50) for number in range(40)]
-    bundles = list(routed._bundles(alone, row_bytes=8.0, tasks=1))
-    assert [bundle.needed for bundle in bundles] == [150] * 13 + [50]  # 1 KiB is asked for above
+    made = list(bundles.bundled(alone, row_bytes=8.0, tasks=1))
+    assert [bundle.needed for bundle in made] == [150] * 13 + [50]  # 1 KiB is asked for above

@@ -10,6 +10,7 @@ import intarsia
 from intarsia import api
 from intarsia.cli.exits import Exit
 from intarsia.cli.frame import Frame
+from intarsia.cli.iceberg import branch_options, expire, sweep, target_of, upkeep_options
 from intarsia.cli.operations import OPERATIONS, planning_command, running_command
 from intarsia.cli.options import assigned, decorated, place_options, talk_options, without_none
 from intarsia.cli.plain import plain_inspection
@@ -32,7 +33,7 @@ _MARKS: dict[State, tuple[str, str]] = {
 @click.group(cls=Frame, context_settings=_HELP)
 @click.version_option(intarsia.__version__, prog_name="intarsia", message="%(prog)s %(version)s")
 def cli() -> None:
-    """Set new rows into Parquet datasets without rewriting the lake."""
+    """Set new rows into Parquet datasets and Iceberg tables without rewriting the lake."""
 
 
 @cli.group(context_settings=_HELP)
@@ -45,11 +46,19 @@ for _operation in OPERATIONS:
     plan.add_command(planning_command(_operation))
 
 
-def _inspect(target: str, storage_options: dict[str, str], control_path: str | None) -> None:
+def _inspect(
+    target: str,
+    catalog: str | None,
+    branch: str | None,
+    storage_options: dict[str, str],
+    control_path: str | None,
+) -> None:
     shown = screen()
+    of_paths = {"--storage-option": storage_options, "--control-path": control_path}
     with shown.log():
         inspection = api.inspect(
-            target, **without_none(storage_options=storage_options, control_path=control_path)
+            target_of(target, catalog=catalog, branch=branch, of_paths=of_paths),
+            **without_none(storage_options=storage_options, control_path=control_path),
         )
     if not inspection.snapshot.exists:
         raise NothingMatched(f"There is no dataset {target}.", path=target, hint="check the path.")
@@ -108,9 +117,34 @@ _MASTER = click.option(
 )
 
 _added(
-    _inspect, "inspect", "What TARGET looks like: files, rows, partitions, columns.", _TARGET, *place_options
+    _inspect,
+    "inspect",
+    "What TARGET looks like: files, rows, partitions, columns.",
+    _TARGET,
+    *branch_options,
+    *place_options,
 )
-_added(_recover, "recover", "Finish or undo what a crashed writer left at TARGET.", _TARGET, *place_options)
+_added(
+    _recover,
+    "recover",
+    "Finish or undo what a crashed writer left in the dataset TARGET.",
+    _TARGET,
+    *place_options,
+)
+_added(
+    expire,
+    "expire",
+    "Which snapshots of the Iceberg table TARGET are too old; --apply removes them and their files.",
+    _TARGET,
+    *upkeep_options["expire"],
+)
+_added(
+    sweep,
+    "sweep",
+    "Which files at the Iceberg table TARGET nothing refers to; --apply removes them.",
+    _TARGET,
+    *upkeep_options["sweep"],
+)
 _added(
     _run,
     "run",

@@ -22,7 +22,8 @@ class Exit(IntEnum):
     NOTHING = 4
     """There is no file to work on."""
     UNKNOWN = 5
-    """Committed, but not known to be published: do not repeat it, run ``intarsia recover``."""
+    """Committed, but not known to be published: do not repeat it, run ``intarsia recover``. Of an Iceberg
+    table: not known to be committed; the message names the snapshot to look for."""
     UNEXPECTED = 70
     """A mistake in intarsia; ``--debug`` shows where."""
     INTERRUPTED = 130

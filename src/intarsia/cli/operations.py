@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from intarsia import api
+from intarsia.cli.iceberg import branch_options, mode_option, target_of
 from intarsia.cli.options import (
     Decorator,
     assigned,
@@ -93,6 +94,7 @@ def _command(
     decorators = [
         *operation.options,
         *more,
+        *branch_options,
         *engine_options,
         *place_options,
         *library_options,
@@ -107,14 +109,17 @@ def _command(
 def _called(operation: Operation, given: dict[str, Any], *, dry_run: bool) -> MergeResult:
     shown = screen()
     given = operation.settle(given)
+    of_paths = {"--storage-option": given.pop("storage_options"), "--control-path": given.pop("control_path")}
+    named = {"catalog": given.pop("catalog"), "branch": given.pop("branch"), "mode": given.pop("veil", None)}
     shared = without_none(
-        storage_options=given.pop("storage_options"),
-        control_path=given.pop("control_path"),
+        storage_options=of_paths["--storage-option"],
+        control_path=of_paths["--control-path"],
         dialect=given.pop("dialect"),
         progress=shown.progress,
     )
     shared |= given.pop("options")
     with shown.log(), engine_for(given.pop("engine"), given.pop("master")) as engine:
+        given["target"] = target_of(given["target"], **named, of_paths=of_paths)
         return operation.run(given, {**shared, "engine": engine, "dry_run": dry_run})
 
 
@@ -191,8 +196,9 @@ OPERATIONS: tuple[Operation, ...] = (
             _MISSING,
             _EVOLUTION,
             _PARTITION_BY,
+            mode_option,
         ),
-        "Set the rows of SOURCE files (Parquet, CSV, JSON) into the dataset TARGET by key.",
+        "Set the rows of SOURCE files (Parquet, CSV, JSON) into the table TARGET by key.",
         ("source", "target"),
         _with_clauses,
     ),
@@ -202,6 +208,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             _TARGET,
             click.option("--where", required=True, metavar="SQL", help="Which rows go; true for all."),
+            mode_option,
         ),
         "Delete the rows of TARGET for which a predicate is true.",
         ("target", "where"),
@@ -221,6 +228,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 help="A column and its new value, as in \"note='late'\"; may be repeated.",
             ),
             click.option("--where", metavar="SQL", help="Which rows; all without it."),
+            mode_option,
         ),
         "Assign columns of the rows of TARGET for which a predicate is true.",
         ("target", "assignments", "where"),
@@ -242,7 +250,7 @@ OPERATIONS: tuple[Operation, ...] = (
             _EVOLUTION,
             _PARTITION_BY,
         ),
-        "Write the rows of SOURCE files (Parquet, CSV, JSON) to the dataset TARGET.",
+        "Write the rows of SOURCE files (Parquet, CSV, JSON) to the table TARGET.",
         ("source", "target"),
         _with_sources,
     ),
@@ -278,6 +286,7 @@ OPERATIONS: tuple[Operation, ...] = (
             _columns("--key", "on", "A key column; without any, whole rows are compared"),
             _columns("--order-by", "order_by", "The row with the highest value stays, else the last"),
             _PARTITION,
+            mode_option,
         ),
         "Leave one row per key in TARGET.",
     ),

@@ -12,7 +12,7 @@ import click
 from intarsia.cli.screen import screen
 from intarsia.common.names import near_names
 from intarsia.engine_choice import Opening
-from intarsia.request import ALL_OPTIONS
+from intarsia.request import ALL_OPTIONS, ICEBERG_OPTIONS
 
 __all__ = [
     "Decorator",
@@ -28,9 +28,9 @@ __all__ = [
 
 Decorator = Callable[[Any], Any]
 
-# What a text on the command line cannot be.
-_OBJECTS = ("filesystem", "lock", "progress", "storage_options", "dialect", "properties")
-_NAMED = sorted(name for name in ALL_OPTIONS if name not in _OBJECTS)
+# What a text on the command line cannot be, or what has a flag of its own.
+_ELSEWHERE = ("filesystem", "lock", "progress", "storage_options", "dialect", "properties", *ICEBERG_OPTIONS)
+_NAMED = sorted(name for name in ALL_OPTIONS if name not in _ELSEWHERE)
 
 
 def decorated(function: Any, decorators: Sequence[Decorator]) -> Any:

@@ -80,6 +80,7 @@ def plain_inspection(inspection: Inspection) -> dict[str, Any]:
             }
             for column in inspection.columns
         ],
+        "details": {word: list(said) for word, said in inspection.snapshot.details},
         "notes": list(inspection.notes),
     }
 

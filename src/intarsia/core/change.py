@@ -73,6 +73,10 @@ class Change:
         return not (self.replaced or self.added or self.removed or self.veiled)
 
 
+BEGUN = "begun-"
+"""Of the name of a staged note, before the mark of an attempt that writes files where they stay."""
+
+
 @dataclass(frozen=True, slots=True)
 class Staging:
     """Where an engine writes, as a value that can travel to another process."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 
 from intarsia.core import render
 from intarsia.core.opened import Look, opened_files
+from intarsia.errors import NotSupported
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
@@ -112,6 +113,16 @@ class Snapshot:
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
+    def in_order(self, files: Iterable[DataFile]) -> list[DataFile]:
+        """Files from the first to the last, which decides between rows that are equal.
+
+        By their paths; in a table that knows when each came, in that order, the snapshot's own.
+        """
+        if self.spread is None:
+            return sorted(files, key=lambda file: file.path)
+        places = {file.path: place for place, file in enumerate(self.files)}
+        return sorted(files, key=lambda file: places.get(file.path, len(places)))
+
     @property
     def file_schema(self) -> pa.Schema:
         """The columns a new file stores: all but the partition columns that live in its path."""
@@ -135,9 +146,15 @@ class Snapshot:
 
         Raises:
             CommitConflict: a file was replaced or removed since the snapshot was taken.
-            NotSupported: there are more files than half of those the process may have open; the hint
-                says what to do.
+            NotSupported: there are more files than half of those the process may have open, or the table
+                is not what its files hold; the hint says what to do.
         """
+        if self.spread is not None:  # rows that are dead, and columns found by id, are beyond a dataset
+            raise NotSupported(
+                "The files of an Iceberg table are not its rows: deletes and columns by id are apart.",
+                path=self.root,
+                hint="stream it with intarsia.read(table).",
+            )
         import pyarrow.dataset as ds  # brings pandas along, which nothing else here needs
 
         parquet = ds.ParquetFileFormat()

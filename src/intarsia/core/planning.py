@@ -311,7 +311,7 @@ def by_partition(files: Sequence[DataFile], snapshot: Snapshot) -> list[list[Dat
     if spread is None:
         return by_directory(files)
     groups: dict[Any, list[DataFile]] = {}
-    for file in sorted(files, key=lambda f: f.path):
+    for file in snapshot.in_order(files):
         groups.setdefault(spread.home(file).tag, []).append(file)
     return list(groups.values())
 

@@ -254,7 +254,8 @@ def settle_write(intent: Write, snapshot: Snapshot, source: pa.Schema) -> tuple[
     if replaces_all and wanted is None and set(snapshot.partition_columns) <= set(source.names):
         wanted = snapshot.partition_columns
     partition_columns = settle_partition_columns(wanted, base, source, operation)
-    if operation == "overwrite_partitions" and not partition_columns and snapshot.spread is None:
+    decide = partition_columns if snapshot.spread is None else snapshot.spread.columns
+    if operation == "overwrite_partitions" and not decide:
         raise InputError(
             "overwrite_partitions needs a partitioned dataset.",
             path=snapshot.root,

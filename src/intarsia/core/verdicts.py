@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.bounds import Bounds, bounds_of
+from intarsia.core.expr import And, Column, Compare, Literal
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Predicate
+from intarsia.core.keys import comparable, flat
 from intarsia.core.prove import Facts, always_true, never_true
 
 Path = tuple[str, ...]
@@ -37,27 +40,99 @@ def verdicts(where: Predicate, snapshot: Snapshot) -> list[Verdict]:
     names = [path[0] for _, path in columns_of(where) if len(path) == 1]
     stored = [name for name in names if name not in snapshot.partition_columns]
     bounds = {name: bounds_of(files, name, snapshot.schema.field(name).type) for name in stored}
+    judge = _Judge(where, snapshot, bounds, out_of_bounds(where, bounds, snapshot.schema))
     starts = _starts(files)
-    return [_verdict(where, snapshot, file, bounds, start) for file, start in zip(files, starts, strict=True)]
+    return [judge.verdict(file, start) for file, start in zip(files, starts, strict=True)]
 
 
-def _verdict(
-    where: Any, snapshot: Snapshot, file: DataFile, bounds: dict[str, Bounds], start: int
-) -> Verdict:
-    known: dict[Path, Facts] = {
-        (name,): _constant(value, snapshot.schema.field(name).type) for name, value in file.partition.items()
-    }
-    every = _every(file)
-    if never_true(where, known):
-        return Verdict((), never=True, by="partition values")
-    if always_true(where, known):
-        return Verdict(every, always=True, by="partition values")
-    maybe = tuple(
-        group
-        for number, group in enumerate(every)
-        if not never_true(where, known | _facts(bounds, start + number, snapshot.schema))
-    )
-    return Verdict(maybe, never=not maybe, by="bounds")
+@dataclass(slots=True)
+class _Judge:
+    """Judges one predicate, file by file."""
+
+    where: Any
+    snapshot: Snapshot
+    bounds: dict[str, Bounds]
+    outside: list[bool] | None
+    """Per row group of all files whether a bound alone excludes it; most of them in most cases."""
+    anywhere: Verdict | None = None
+    """What holds of a file of which no partition value is known."""
+
+    def verdict(self, file: DataFile, start: int) -> Verdict:
+        known: dict[Path, Facts] = {
+            (name,): _constant(value, self.snapshot.schema.field(name).type)
+            for name, value in file.partition.items()
+        }
+        every = _every(file)
+        by_place = self._by_place(known)
+        if by_place.never or by_place.always:
+            return replace(by_place, row_groups=() if by_place.never else every)
+        maybe = tuple(group for number, group in enumerate(every) if self._maybe(known, start + number))
+        return Verdict(maybe, never=not maybe, by="bounds")
+
+    def _by_place(self, known: dict[Path, Facts]) -> Verdict:
+        if not known and self.anywhere is not None:
+            return self.anywhere
+        never, always = never_true(self.where, known), always_true(self.where, known)
+        found = Verdict((), never=never, always=always and not never, by="partition values")
+        if not known:
+            self.anywhere = found
+        return found
+
+    def _maybe(self, known: dict[Path, Facts], entry: int) -> bool:
+        if self.outside is not None and self.outside[entry]:
+            return False
+        return not never_true(self.where, known | _facts(self.bounds, entry, self.snapshot.schema))
+
+
+def out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema) -> list[bool] | None:
+    """Per row group whether some comparison that must be TRUE cannot be, judged for all of them at once.
+
+    Only a shortcut: what it excludes, looking at each row group would exclude as well. None is unknown.
+    """
+    excluded: pa.Array | None = None
+    for part in _conjuncts(where):
+        match part:
+            case Compare(op, Column((name,), side), Literal() as value) if name in bounds and side != "source":
+                mine = _misses(op, value, bounds[name], _plain(schema.field(name).type))
+            case _:
+                mine = None
+        if mine is not None:
+            excluded = mine if excluded is None else pc.or_(excluded, mine)
+    return None if excluded is None else pc.fill_null(excluded, False).to_pylist()
+
+
+def _conjuncts(where: Any) -> Iterator[Any]:
+    if isinstance(where, And):
+        yield from _conjuncts(where.left)
+        yield from _conjuncts(where.right)
+    else:
+        yield where
+
+
+def _misses(op: str, value: Literal, bounds: Bounds, kind: pa.DataType) -> pa.BooleanArray | None:
+    if value.value is None or pa.types.is_floating(kind):  # NaN is outside of every bound
+        return None
+    try:
+        exact = value.scalar.cast(kind)
+        if not exact.cast(value.scalar.type).equals(value.scalar):
+            return None
+        wanted = flat(comparable(pa.repeat(exact, 1)))[0]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return None  # of another type: the prover knows more
+    if wanted.type != bounds.lower.type:
+        return None
+    match op:
+        case "=":
+            return pc.or_(pc.greater(bounds.lower, wanted), pc.less(bounds.upper, wanted))
+        case ">":
+            return pc.less_equal(bounds.upper, wanted)
+        case ">=":
+            return pc.less(bounds.upper, wanted)
+        case "<":
+            return pc.greater_equal(bounds.lower, wanted)
+        case "<=":
+            return pc.greater(bounds.lower, wanted)
+    return None
 
 
 def _facts(bounds: dict[str, Bounds], entry: int, schema: pa.Schema) -> dict[Path, Facts]:

@@ -48,7 +48,7 @@ def match_duplicates(
     """The rows to drop so that each key is there once, over all of the files.
 
     The row with the highest ``order_by`` stays (NULL loses, NaN is the highest number); on ties, and
-    without an order, the last one in the order of file paths and positions. NULL equals NULL, NaN
+    without an order, the last one in the snapshot's order of files, and of positions. NULL equals NULL, NaN
     equals NaN, and -0.0 equals 0.0. Exact whatever the memory: with less, key columns are read in
     more passes.
 
@@ -67,7 +67,7 @@ def match_duplicates(
         InputError: without keys, a column is nested; or an order column is.
     """
     chosen = [item.file for item in plan.chosen("scan")] if files is None else files
-    chosen = sorted((file for file in chosen if file.rows), key=lambda file: file.path)
+    chosen = plan.snapshot.in_order(file for file in chosen if file.rows)
     names = checked_keys(plan, keys)
     check_order(plan, order_by)
     search = _Search(plan, tuple(order_by), threads, memory_bytes)

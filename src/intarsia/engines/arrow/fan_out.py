@@ -124,19 +124,19 @@ class FanOut:
                 state.writer.abandon()
 
     def _add(self, part: Part, table: pa.Table) -> None:
-        state = self._opened(part)
-        limit = self._form.max_rows
-        while limit is not None and state.rows + table.num_rows > limit:
-            first = table.slice(0, limit - state.rows)
-            state.add(first)
-            self._finish(part)
-            table = table.slice(first.num_rows)
+        """A row group's rows at a time, so that a file is cut as soon as it is large enough."""
+        step, most = self._form.layout.row_group_rows, self._form.max_rows
+        while table.num_rows:
             state = self._opened(part)
-        before = state.buffered
-        state.add(table)
-        self._buffered += state.buffered - before
-        if state.writer.size >= self._form.target_bytes:
-            self._finish(part)
+            taken = step - state.rows % step
+            if most is not None:
+                taken = min(taken, most - state.rows)
+            before = state.buffered
+            state.add(table.slice(0, taken))
+            self._buffered += state.buffered - before
+            table = table.slice(taken)
+            if state.writer.size >= self._form.target_bytes or state.rows == most:
+                self._finish(part)
 
     def _opened(self, part: Part) -> _Open:
         state = self._open.get(part.tag)

@@ -15,6 +15,7 @@ from intarsia.core.files import DataFile
 from intarsia.engines.arrow.chunks import PAGE_CHECKSUM, PAGE_STORED, signed
 from intarsia.engines.arrow.reading import FileReader, unreadable_file
 from intarsia.engines.arrow.threads import in_order
+from intarsia.engines.duckdb.seen import own_names
 
 __all__ = ["verify", "verify_each"]
 
@@ -32,8 +33,8 @@ def verify(
 ) -> None:
     """Compare every page of a file, or of some columns and row groups, with its checksum.
 
-    Pages are not decoded. A row group whose first page has no checksum is passed over. Memory: some
-    megabytes.
+    Columns are named as the table does. Pages are not decoded. A row group whose first page has no
+    checksum is passed over. Memory: some megabytes.
 
     Raises:
         DamagedTable: a page is not as it was written.
@@ -43,6 +44,7 @@ def verify(
     if footer is None:
         return
     wanted = range(footer.num_row_groups) if row_groups is None else row_groups
+    columns = None if columns is None else own_names(file, columns)
     try:
         with filesystem.open_input_file(file.location) as handle:
             for group in wanted:
@@ -89,7 +91,7 @@ def _decode(file: DataFile, filesystem: pafs.FileSystem, group: int, column: str
     assert file.footer is not None
     schema = file.footer.schema.to_arrow_schema()
     name = column if column in schema.names else column.split(".", 1)[0]
-    with FileReader(replace(file, partition={}), schema, filesystem) as reader:
+    with FileReader(replace(file, partition={}, lens=None), schema, filesystem) as reader:
         for _ in reader.pieces([name], group):
             pass
 

@@ -43,7 +43,8 @@ def match_duplicates(
     chosen = looked_through(plan, files)
     names = checked_keys(plan, keys)
     check_order(plan, order_by)
-    search = _Search(Scan.of(session, plan.snapshot, chosen, plan.schema), names, tuple(order_by))
+    scan = Scan.of(session, plan.snapshot, chosen, plan.schema, columns=(*names, *order_by))
+    search = _Search(scan, names, tuple(order_by))
     some = search.write_repeated()
     progress("scan keys", 1, 2)
     found = by_file(chosen, search.losers()) if some else [pa.array([], pa.int64())] * len(chosen)
@@ -55,7 +56,7 @@ def match_duplicates(
 def looked_through(plan: Plan, files: Sequence[DataFile] | None = None) -> list[DataFile]:
     """The files with rows, in the order that decides which of two equal rows is the last."""
     chosen = [item.file for item in plan.chosen("scan")] if files is None else files
-    return sorted((file for file in chosen if file.rows), key=lambda file: file.path)
+    return plan.snapshot.in_order(file for file in chosen if file.rows)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,6 +19,8 @@ from intarsia.core.ports import Progress, Transaction
 from intarsia.core.prepare import Prepared, indexed_keys, prepare, settle_merge
 from intarsia.core.run import settled
 from intarsia.engines.arrow import ArrowEngine
+from intarsia.engines.arrow.afresh import stage_afresh
+from intarsia.engines.arrow.fan_out import BUFFERED_BYTES
 from intarsia.engines.duckdb.checksums import verify_each
 from intarsia.engines.duckdb.duplicates import match_duplicates
 from intarsia.engines.duckdb.fitness import (
@@ -157,18 +159,29 @@ class DuckDBEngine:
         session: Session,
         progress: Progress,
     ) -> Change:
+        dealt = plan.snapshot.spread is not None
         match plan.intent:
-            case Compact():
+            case Compact() if not dealt:
                 return stage_compact(plan, tx, session, progress)
-            case Optimize() as intent:
-                if optimize_beyond(plan) is not None:
-                    return self._arrow.stage(plan, matches, prepared, tx, progress)
+            case Optimize() as intent if optimize_beyond(plan) is None:
                 every = [(file, None) for group in plan.groups for file in group.files]
                 verify_each(every, plan.snapshot.filesystem, threads=session.threads)
                 drops = _drops(plan, intent, session, progress)
-                return stage_optimize(plan, tx, session, progress, drops)
+                writers = self._writers(session) if dealt else None
+                return stage_optimize(plan, tx, session, progress, drops, writers=writers)
+            case Compact() | Optimize():
+                return self._arrow.stage(plan, matches, prepared, tx, progress)
+            case Merge() | Delete() | Update() | Write() | Deduplicate() if dealt:
+                threads = self._writers(session)
+                return stage_afresh(plan, matches, prepared, tx, threads=threads, progress=progress)
             case Merge() | Delete() | Update() | Write() | Deduplicate():
                 return stage_rows(plan, matches, prepared, tx, session, progress)
+
+    def _writers(self, session: Session) -> int:
+        """How many threads PyArrow writes new files with; each holds rows that wait for their row group."""
+        if self.memory_bytes is None:
+            return session.threads
+        return max(1, min(session.threads, self.memory_bytes // (4 * BUFFERED_BYTES)))
 
 
 def _verify_scans(plan: Plan, threads: int) -> None:

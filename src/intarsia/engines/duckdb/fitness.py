@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.files import DataFile
-from intarsia.core.intent import Deduplicate, Delete, Merge, Optimize, Update, Write
+from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
 from intarsia.core.layout import layout_of
 from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup, Plan
@@ -21,6 +21,7 @@ from intarsia.engines.arrow.rewrite import inputs
 from intarsia.engines.duckdb.duplicates import looked_through
 from intarsia.engines.duckdb.matching import asked_for
 from intarsia.engines.duckdb.scan import MOST_MILLISECONDS, unreadable
+from intarsia.engines.duckdb.seen import moved_schema
 from intarsia.engines.duckdb.types import collide, comparable
 from intarsia.engines.duckdb.writing import beyond_writer, unkept_notes
 
@@ -36,6 +37,7 @@ __all__ = [
     "writing_notes",
 ]
 
+_FIELD_IDS = "New files are written by PyArrow, which gives columns their field ids."
 _MOST = {"s": MOST_MILLISECONDS // 1000, "ms": MOST_MILLISECONDS}
 
 
@@ -137,16 +139,22 @@ def optimize_beyond(plan: Plan) -> str | None:
     """Why DuckDB cannot write every group of a plan anew, or not without duplicates; None if it can."""
     intent = plan.intent
     assert isinstance(intent, Optimize)
-    reasons = (group_beyond(group, plan, form_of(group, plan, ""), tabled=True) for group in plan.groups)
-    reason = next((each for each in reasons if each is not None), None)
+    files = [file for group in plan.groups for file in group.files]
+    if plan.snapshot.spread is not None:  # DuckDB reads and sorts, and PyArrow writes
+        schema = moved_schema(plan)
+        reason = first_unreadable(files, schema.names, schema)
+    else:
+        reasons = (group_beyond(group, plan, form_of(group, plan, ""), tabled=True) for group in plan.groups)
+        reason = next((each for each in reasons if each is not None), None)
     if reason is None and (intent.deduplicate or intent.deduplicate_keys):
-        files = [file for group in plan.groups for file in group.files]
         reason = duplicates_beyond(plan, intent.deduplicate_keys, intent.dedup_order_by, files)
     return reason
 
 
 def writing_notes(plan: Plan, matches: Matches) -> tuple[str, ...]:
     """What the plan says of the files that will be written anew."""
+    if plan.snapshot.spread is not None:
+        return _afresh_notes(plan, matches)
     if plan.groups:
         return _optimize_notes(plan, plan.intent) if isinstance(plan.intent, Optimize) else _group_notes(plan)
     files = [item.file for item in plan.files if matches.hit_rows(item.file.path) or item.forced]
@@ -164,6 +172,23 @@ def writing_notes(plan: Plan, matches: Matches) -> tuple[str, ...]:
     if new is not None:
         notes += (f"New files are written by PyArrow: {new}.",)
     return notes
+
+
+def _afresh_notes(plan: Plan, matches: Matches) -> tuple[str, ...]:
+    """What is said where the table deals rows out by itself: new files are never DuckDB's."""
+    if isinstance(plan.intent, Optimize) and plan.groups:
+        reason = optimize_beyond(plan)
+        if reason is not None:
+            return (f"Rows are ordered and written by PyArrow: {reason}.",)
+        return (f"Rows are ordered by DuckDB. {_FIELD_IDS}",)
+    if isinstance(plan.intent, Compact) and plan.groups:
+        return (f"Rows are read by PyArrow, as they are not to be ordered. {_FIELD_IDS}",)
+    return (_FIELD_IDS,) if matches.inserted or matches.updated or _copies(plan, matches) else ()
+
+
+def _copies(plan: Plan, matches: Matches) -> bool:
+    """Whether rows that stay are written anew since others of their file go."""
+    return bool(matches.hits) and not plan.snapshot.veils.get(plan.operation)
 
 
 def rewrite_beyond(

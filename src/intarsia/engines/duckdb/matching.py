@@ -34,7 +34,9 @@ def match_merge(plan: Plan, intent: Merge, loaded: Loaded, progress: Progress) -
     source = SourceIndex.without_keys(loaded.table, plan.snapshot.partition_columns, repeated=not strategy)
     matcher = MergeMatcher(plan, intent, source)
     scans = plan.chosen("scan")
-    scan = Scan.of(loaded.session, plan.snapshot, [item.file for item in scans], plan.snapshot.schema)
+    files = [item.file for item in scans]
+    asked = asked_for(plan.snapshot, intent)
+    scan = Scan.of(loaded.session, plan.snapshot, files, plan.snapshot.schema, columns=(*intent.keys, *asked))
     nulls = _null_keys(scan, intent, scans)
     found: list[FileMatch] = []
     met_twice = False
@@ -142,7 +144,11 @@ def _classified(
     result = FileMatch(item, Hits.empty(), nulls=nulls)
     if len(there) or matcher.rule.touches_target_only:
         columns = asked_for(scan.snapshot, matcher.intent)
-        piece = Piece(item, 0, item.file.rows, [], _table(scan, item.file, columns))
+        live = scan.live(item.file)
+        if live is not None:  # rows are counted among those that are left
+            there = pc.search_sorted(live, there).cast(pa.int64())
+        rows = item.file.records if live is None else len(live)
+        piece = Piece(item, 0, rows, [], _table(scan, item.file, columns), live)
         result.hits = joined([matcher.classify(piece, there, here, result)])
     return result
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
@@ -16,13 +17,15 @@ from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
 from intarsia.engines.arrow.optimize import NewFiles, order_of
 from intarsia.engines.arrow.ordering import Order
-from intarsia.engines.arrow.regroup import regrouped
+from intarsia.engines.arrow.regroup import check_rows, regrouped
 from intarsia.engines.arrow.sampling import MOST_GROUPS, SAMPLE_ROWS
 from intarsia.engines.arrow.threads import in_order
 from intarsia.engines.duckdb.codes import Codes
+from intarsia.engines.duckdb.predicates import batch_rows
 from intarsia.engines.duckdb.regroup import target_of
 from intarsia.engines.duckdb.results import restored
 from intarsia.engines.duckdb.scan import Scan
+from intarsia.engines.duckdb.seen import moved_schema
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.source import key
 from intarsia.engines.duckdb.text import FILE, POS, name, named
@@ -36,10 +39,20 @@ _ALONE_ROWS = 1 << 20
 """A group of more rows has DuckDB's threads, and its memory, for itself."""
 
 
-def stage_optimize(plan: Plan, tx: Workplace, session: Session, progress: Progress, drops: Matches) -> Change:
+def stage_optimize(
+    plan: Plan,
+    tx: Workplace,
+    session: Session,
+    progress: Progress,
+    drops: Matches,
+    *,
+    writers: int | None = None,
+) -> Change:
     """Write the rows of each group anew, ordered along the curve over all of the group's new files.
 
-    Rows that ``drops`` names are left out. Memory: DuckDB's limit; what does not fit is sorted through
+    Rows that ``drops`` names are left out. ``writers`` are how many files may be written at once, as many
+    as DuckDB has threads if None. Where the table deals rows out over partitions by itself, PyArrow writes
+    what DuckDB has put in order. Memory: DuckDB's limit; what does not fit is sorted through
     its temporary files. Nothing of the table changes.
 
     Raises:
@@ -51,13 +64,14 @@ def stage_optimize(plan: Plan, tx: Workplace, session: Session, progress: Progre
     assert isinstance(intent, Optimize)
     order = order_of(plan)
     every = [file for group in plan.groups for file in group.files]
-    scan = Scan.of(session, plan.snapshot, every, plan.schema)
+    scan = Scan.of(session, plan.snapshot, every, moved_schema(plan))
     _write_gone(scan, drops)
-    dictionary = distinct_values(scan, every[:1])
+    dictionary = distinct_values(scan, every[:1]) if plan.snapshot.spread is None else None
     tasks = [replace(task, dictionary=dictionary) for task in _tasks(plan, tx, scan, order, drops)]
     small = all(task.rows <= _ALONE_ROWS for task in tasks)
-    outer = min(session.threads, len(tasks)) if small else 1
-    inner = 1 if outer > 1 else session.threads
+    threads = writers or session.threads
+    outer = min(threads, len(tasks)) if small else 1
+    inner = 1 if outer > 1 else threads
     staged: list[StagedFile] = []
     for number, written in enumerate(in_order(lambda task: task.staged(inner), tasks, threads=outer)):
         staged += written
@@ -111,8 +125,15 @@ class _Task:
         with self.session.fork() as session:
             task = replace(self, session=session)
             count = max(1, min(self.group.outputs, self.rows))
-            tabled = count > 1 or not all(each.nullable for each in self._schema)  # NOT NULL stays in tables
-            return task._in_parts(count, threads) if tabled else [task._whole()]
+            tabled = count > 1 or self._needs_table
+            staged = task._in_parts(count, threads) if tabled else task._whole()
+        check_rows(staged, self.rows, self.group)
+        return staged
+
+    @property
+    def _needs_table(self) -> bool:
+        """Whether DuckDB writes columns that are NOT NULL, which stay so in tables."""
+        return self.new.fresh is None and not all(each.nullable for each in self._schema)
 
     @property
     def _schema(self) -> pa.Schema:
@@ -149,8 +170,8 @@ class _Task:
         sql = f"SELECT {named(self.order.by)} FROM ({rows}) WHERE {_shuffled(name(POS))} % {step} = 0"
         return restored(self.session.arrow(sql), self.scan.schema)
 
-    def _whole(self) -> StagedFile:
-        rows, order = self._ordered(optional(self._schema, self._rows(self._schema.names)))
+    def _whole(self) -> list[StagedFile]:
+        rows, order = self._ordered(self._optional(self._rows(self._schema.names)))
         query = f"SELECT {named(self._schema.names)} FROM ({rows}) ORDER BY {order}"
         return self._write(self.session, 0, self.rows, query)
 
@@ -159,7 +180,7 @@ class _Task:
         table = self.session.table(f"sorted-{self.new.first}")
         edges = [self.rows * number // count for number in range(count + 1)]
 
-        def write(item: tuple[int, tuple[int, int]]) -> StagedFile:
+        def write(item: tuple[int, tuple[int, int]]) -> list[StagedFile]:
             number, (low, high) = item
             with self.session.fork() as session:
                 return self._write(session, number, high - low, self._part(table, low, high))
@@ -167,7 +188,7 @@ class _Task:
         self._fill(table)
         staged = list(in_order(write, enumerate(pairwise(edges)), threads=min(threads, count)))
         self.session.run(f"DROP TABLE {table}")  # after an error the session lets go of all it has
-        return staged
+        return [file for files in staged for file in files]
 
     def _fill(self, table: str) -> None:
         rows, order = self._ordered(self._rows(self._schema.names))
@@ -190,17 +211,29 @@ class _Task:
         number = "rowid" if self.session.ordered else name(POS)
         mine = f"{number} >= {low} AND {number} < {high}"
         rows = f"SELECT {columns}, {number} AS {name(POS)} FROM {table} WHERE {mine}"
-        return f"SELECT {columns} FROM ({optional(self._schema, rows)}) ORDER BY {name(POS)} ASC"
+        return f"SELECT {columns} FROM ({self._optional(rows)}) ORDER BY {name(POS)} ASC"
 
-    def _write(self, session: Session, number: int, rows: int, query: str) -> StagedFile:
+    def _optional(self, rows: str) -> str:
+        """What DuckDB's writer has to be told of columns that are not NOT NULL, if it writes them."""
+        return optional(self._schema, rows) if self.new.fresh is None else rows
+
+    def _write(self, session: Session, number: int, rows: int, query: str) -> list[StagedFile]:
         new, ordinal = self.new, self.new.first + number
+        if new.fresh is not None:
+            return new.write(number, rows, self._pieces(session, query))
         layout = replace(new.form.layout, row_group_rows=new.row_group_rows(rows))
         target = target_of(
             replace(new.form, layout=layout), self.tx, f"optimized-{ordinal:05d}", self.dictionary
         )
         partition = self.group.partition
         path = self.tx.place(partition, "optimized", ordinal, beside=self.group.files[0])
-        return target.write(session, query, path, partition, rows=rows)
+        return [target.write(session, query, path, partition, rows=rows)]
+
+    def _pieces(self, session: Session, query: str) -> Iterator[pa.Table]:
+        """Rows of a query, as many at a time as take some megabytes."""
+        with closing(session.batches(query, batch_rows(self.files))) as batches:
+            for batch in batches:
+                yield restored(pa.Table.from_batches([batch]), self._schema)
 
 
 def _shuffled(place: str) -> str:

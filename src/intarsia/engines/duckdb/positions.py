@@ -15,7 +15,7 @@ __all__ = ["by_file", "row_numbers"]
 
 def row_numbers(files: Sequence[DataFile], numbers: pa.Array, positions: pa.Array) -> pa.Int64Array:
     """Rows, each named by a file's number and a position, counted over all of the files."""
-    bases = pa.array(list(accumulate((file.rows for file in files), initial=0)), pa.int64())
+    bases = pa.array(list(accumulate((file.records for file in files), initial=0)), pa.int64())
     return pc.add(bases.take(numbers), positions)
 
 
@@ -27,7 +27,7 @@ def by_file(files: Sequence[DataFile], found: Iterable[pa.Int64Array]) -> list[p
     rows = pa.concat_arrays([pa.array([], pa.int64()), *found])
     if not pc.all(pc.less(rows.slice(0, max(len(rows) - 1, 0)), rows.slice(1)), min_count=0).as_py():
         rows = rows.take(pc.array_sort_indices(rows))
-    edges = list(accumulate((file.rows for file in files), initial=0))
+    edges = list(accumulate((file.records for file in files), initial=0))
     cuts = pc.search_sorted(rows, pa.array(edges, pa.int64())).to_pylist()
     return [
         pc.subtract(rows.slice(low, high - low), pa.scalar(base, pa.int64()))

@@ -12,7 +12,6 @@ import pyarrow.compute as pc
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile
 from intarsia.core.intent import Delete, Predicate, Update
-from intarsia.core.keys import arange
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import predicate_columns
@@ -22,10 +21,11 @@ from intarsia.engines.duckdb.conditions import divided
 from intarsia.engines.duckdb.positions import by_file, row_numbers
 from intarsia.engines.duckdb.results import restored
 from intarsia.engines.duckdb.scan import Scan
+from intarsia.engines.duckdb.seen import dead_rows, live_rows
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
 from intarsia.engines.duckdb.text import FILE, POS, named
 
-__all__ = ["match_predicate"]
+__all__ = ["batch_rows", "match_predicate"]
 
 FILES_AT_ONCE = 64
 """So many are read by one statement, which names the row groups to look into."""
@@ -40,7 +40,7 @@ def match_predicate(plan: Plan, intent: Delete | Update, session: Session, progr
     """
     scans = plan.chosen("scan")
     if intent.where is None:
-        return settle_predicate(plan, scans, [Hits(arange(item.file.rows)) for item in scans])
+        return settle_predicate(plan, scans, _whole(plan, session, scans))
     if isinstance(intent.where, pc.Expression) and any(item.row_groups for item in scans):
         hit_positions(intent.where, plan.snapshot.schema.empty_table())  # errors of names and types
     search = _Search.of(plan, intent, session, scans)
@@ -49,6 +49,13 @@ def match_predicate(plan: Plan, intent: Delete | Update, session: Session, progr
         found += search.hits(scans[start : start + FILES_AT_ONCE])
         progress("scan rows", len(found), len(scans))
     return settle_predicate(plan, scans, found)
+
+
+def _whole(plan: Plan, session: Session, scans: Sequence[FilePlan]) -> list[Hits]:
+    """All rows of files that are there."""
+    files = [item.file for item in scans]
+    dead = dead_rows(files, plan.snapshot.filesystem, threads=session.threads)
+    return [Hits(live_rows(file, dead.get(file.path))) for file in files]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +76,7 @@ class _Search:
         reads = predicate_columns(intent.where, schema)
         if rest is None and not columns_of(intent.where):
             reads = []
-        scan = Scan.of(session, plan.snapshot, [item.file for item in scans], schema)
+        scan = Scan.of(session, plan.snapshot, [item.file for item in scans], schema, columns=reads)
         return _Search(scan, picked, rest, tuple(reads), intent.options.batch_rows)
 
     def hits(self, scans: Sequence[FilePlan]) -> list[Hits]:
@@ -88,7 +95,7 @@ class _Search:
             f"SELECT {named([FILE, POS, *wanted])}"
             f" FROM ({self.scan.sql(self.reads, files, keys=True)}) t{where}"
         )
-        rows = _batch_rows(files, self.batch_rows) if wanted else BATCH_ROWS
+        rows = batch_rows(files, self.batch_rows) if wanted else BATCH_ROWS
         with closing(self.scan.session.batches(sql, rows)) as batches:
             for batch in batches:
                 numbers = pc.subtract(batch.column(0), pa.scalar(first, pa.int64()))
@@ -99,11 +106,11 @@ class _Search:
                 yield mine
 
 
-def _batch_rows(files: Sequence[DataFile], asked: int | None) -> int:
-    """How many rows to evaluate at once: what was asked for, else what takes some megabytes."""
+def batch_rows(files: Sequence[DataFile], asked: int | None = None) -> int:
+    """How many rows to have in Arrow at once: what was asked for, else what takes some megabytes."""
     if asked is not None:
         return min(asked, BATCH_ROWS)
-    rows = sum(file.rows for file in files)
+    rows = sum(file.records for file in files)
     size = sum(
         file.footer.row_group(group).total_byte_size
         for file in files

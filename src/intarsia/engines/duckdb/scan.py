@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -12,6 +13,8 @@ import pyarrow.parquet as pq
 
 from intarsia.core.bounds import bounds_of
 from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.lens import ROW_ID
+from intarsia.engines.duckdb.seen import Sight, dead_rows, live_rows, same_inside, sight
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import FILE, POS, SRC, listed, name
 from intarsia.engines.duckdb.types import collide, sql_type
@@ -25,7 +28,8 @@ _OWN = frozenset(
     {FILE, POS, SRC, "filename", "file_row_number", "file_index", "file_row_group_number", "rowid"}
 )
 """Names that would hide a column of the same name, or be hidden by it."""
-_PLACES = "places"
+_PLACES, _DEAD = "places", "dead"
+_UUID = "UUID"
 _UNITS = {"s": 0, "ms": 1, "us": 2, "ns": 3}
 
 
@@ -44,21 +48,41 @@ def unreadable(file: DataFile, columns: Collection[str], schema: pa.Schema) -> s
         for leaf in (file.footer.schema.column(n) for n in range(len(file.footer.schema)))
         if leaf.physical_type == "INT96"
     }
+    held = sight(file, columns, schema).held
     for column in columns:
         wanted = schema.field(column).type
         if sql_type(wanted) is None:
             return f"DuckDB has no type for {column!r} ({wanted})"
-        if column in int96:
-            return f"{column!r} is stored as INT96"
         if column in physical.names and column in file.partition:
             return f"{column!r} is stored in the file and in its path, which have to agree"
-        if column in physical.names:
-            stored = physical.field(column).type
-            if not _widens(stored, wanted):
-                return f"{column!r} is stored as {stored}, not as {wanted}"
-            if not _in_microseconds(file.footer, column):
-                return f"{column!r} may hold times beyond those of DuckDB"
+        if column not in held:
+            continue
+        own, stored = held[column].name, held[column].type
+        if own in int96:
+            return f"{column!r} is stored as INT96"
+        if not _becomes(file, held[column], wanted):
+            return f"{column!r} is stored as {stored}, not as {wanted}"
+        if not _in_microseconds(file.footer, own):
+            return f"{column!r} may hold times beyond those of DuckDB"
     return None
+
+
+def _becomes(file: DataFile, own: pa.Field, wanted: pa.DataType) -> bool:
+    """Whether DuckDB can give a column of a file back as one of the type wanted."""
+    if file.lens is not None and pa.types.is_nested(wanted):
+        return same_inside(own.type, wanted)
+    if _is_uuid(file, own):
+        return sql_type(wanted) == "BLOB"
+    return _widens(own.type, wanted)
+
+
+def _is_uuid(file: DataFile, own: pa.Field) -> bool:
+    """Whether DuckDB reads a column of bytes as UUIDs."""
+    kind = own.type.storage_type if isinstance(own.type, pa.UuidType) else own.type
+    if file.footer is None or not (pa.types.is_fixed_size_binary(kind) and kind.byte_width == 16):
+        return False
+    leaves = (file.footer.schema.column(number) for number in range(len(file.footer.schema)))
+    return any(leaf.path == own.name and leaf.logical_type.type == _UUID for leaf in leaves)
 
 
 def _in_microseconds(footer: pq.FileMetaData, column: str) -> bool:
@@ -111,8 +135,25 @@ def float_kind(kind: pa.DataType) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
+class _Origin:
+    """Where a column comes from in a file: its own, with its type, and what stands in; else it is NULL."""
+
+    own: str = ""
+    kind: str = ""
+    told: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What files that are read by one expression have in common."""
+
+    origins: tuple[_Origin, ...]
+    some_dead: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Scan:
-    """Reads some files of a snapshot; a file's number is its place among them."""
+    """Reads some files of a snapshot; a file's number is its place among them. Dead rows are left out."""
 
     session: Session
     snapshot: Snapshot
@@ -120,25 +161,62 @@ class Scan:
     schema: pa.Schema
     """The types that columns are given back in."""
     numbers: dict[str, int] = field(repr=False)
+    sights: Mapping[str, Sight] = field(default_factory=dict, repr=False)
+    """Of files that are seen through a lens."""
+    dead: Mapping[str, pa.Int64Array] = field(default_factory=dict, repr=False)
 
     @staticmethod
-    def of(session: Session, snapshot: Snapshot, files: Sequence[DataFile], schema: pa.Schema) -> Scan:
-        scan = Scan(session, snapshot, tuple(files), schema, {file.path: n for n, file in enumerate(files)})
+    def of(
+        session: Session,
+        snapshot: Snapshot,
+        files: Sequence[DataFile],
+        schema: pa.Schema,
+        *,
+        columns: Collection[str] | None = None,
+    ) -> Scan:
+        """``columns`` are all that will be read; those of the schema if None."""
+        names = schema.names if columns is None else tuple(dict.fromkeys(columns))
+        numbers = {file.path: number for number, file in enumerate(files)}
+        sights = {file.path: sight(file, names, schema) for file in files if file.lens is not None}
+        dead = dead_rows(files, snapshot.filesystem, threads=session.threads) if sights else {}
+        scan = Scan(session, snapshot, tuple(files), schema, numbers, sights, dead)
         scan._write_places()
+        scan._write_dead()
         return scan
 
+    def live(self, file: DataFile) -> pa.Int64Array | None:
+        """The positions of rows that are not dead; None is all of them."""
+        dead = self.dead.get(file.path)
+        return None if dead is None else live_rows(file, dead)
+
     def _write_places(self) -> None:
-        """The values that files have from their directories, for SQL to look up."""
+        """The values that files have from elsewhere, such as their directories, for SQL to look up."""
         columns = [each for each in self.snapshot.partition_columns if each in self.schema.names]
+        told = {each for seen in self.sights.values() for each in seen.told}
+        columns += [each for each in self.schema.names if each in told]
         known = [each for each in columns if sql_type(self.schema.field(each).type) is not None]
         table = pa.table({FILE: pa.array(range(len(self.files)), pa.int64())})
         for each in known:
             kind = self.schema.field(each).type
             plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-            values = [file.partition.get(each) for file in self.files]
-            table = table.append_column(each, pa.array(values, plain))
+            table = table.append_column(each, pa.array([self._told(f, each) for f in self.files], plain))
         with self.session.view(table) as view:
             self.session.run(f"CREATE OR REPLACE TABLE {self.session.table(_PLACES)} AS FROM {view}")
+
+    def _told(self, file: DataFile, column: str) -> Any:
+        seen = self.sights.get(file.path)
+        return file.partition.get(column) if seen is None else seen.told.get(column)
+
+    def _write_dead(self) -> None:
+        """The rows that were deleted, by file and place."""
+        if not self.dead:
+            return
+        rows = [
+            pa.table({FILE: pa.repeat(pa.scalar(self.numbers[path], pa.int64()), len(dead)), POS: dead})
+            for path, dead in self.dead.items()
+        ]
+        with self.session.view(pa.concat_tables(rows)) as view:
+            self.session.run(f"CREATE OR REPLACE TABLE {self.session.table(_DEAD)} AS FROM {view}")
 
     def sql(
         self, columns: Sequence[str], files: Sequence[DataFile] | None = None, *, keys: bool = False
@@ -148,7 +226,7 @@ class Scan:
         Of ``keys`` no statistic that might be wrong decides whether a row is looked at.
         """
         chosen = self.files if files is None else files
-        groups: dict[tuple[tuple[str, str], ...], list[DataFile]] = {}
+        groups: dict[_Form, list[DataFile]] = {}
         for file in chosen:
             groups.setdefault(self._form(file, columns), []).append(file)
         parts = [self._part(form, members, columns, keys) for form, members in groups.items()]
@@ -160,28 +238,22 @@ class Scan:
         for file, row_groups in looked_at:
             ranges = _ranges(file, row_groups)
             number = f"{name(FILE)} = {self.numbers[file.path]}"
-            some = some or ranges != [(0, file.rows)]
+            some = some or ranges != [(0, file.records)]
             for start, stop in ranges:
                 parts.append(f"({number} AND {name(POS)} >= {start} AND {name(POS)} < {stop})")
         return (" OR ".join(parts) or "FALSE") if some else None
 
-    def _form(self, file: DataFile, columns: Sequence[str]) -> tuple[tuple[str, str], ...]:
-        """Per column where it comes from: the file, with its type, its directory, or nowhere."""
-        assert file.footer is not None
-        physical = file.footer.schema.to_arrow_schema()
-        form = []
+    def _form(self, file: DataFile, columns: Sequence[str]) -> _Form:
+        """Per column where it comes from."""
+        seen = self.sights.get(file.path) or sight(file, columns, self.schema)
+        origins = []
         for column in columns:
-            if column in file.partition:
-                form.append((column, "place"))
-            elif column in physical.names:
-                form.append((column, _read_as(physical.field(column).type)))
-            else:
-                form.append((column, "absent"))
-        return tuple(form)
+            own = seen.held.get(column)
+            kind = "" if own is None else _UUID if _is_uuid(file, own) else _read_as(own.type)
+            origins.append(_Origin("" if own is None else own.name, kind, column in seen.told))
+        return _Form(tuple(origins), file.path in self.dead)
 
-    def _part(
-        self, form: tuple[tuple[str, str], ...], files: Sequence[DataFile], columns: Sequence[str], keys: bool
-    ) -> str:
+    def _part(self, form: _Form, files: Sequence[DataFile], columns: Sequence[str], keys: bool) -> str:
         session, filesystem = self.session, self.snapshot.filesystem
         locations = listed(session.location(filesystem, file.location) for file in files)
         numbers = [self.numbers[file.path] for file in files]
@@ -190,33 +262,44 @@ class Scan:
         else:
             number = f"({listed(map(str, numbers))}::BIGINT[])[t.file_index::BIGINT + 1]"
         chosen = [f"{number} AS {name(FILE)}", f"t.file_row_number AS {name(POS)}"]
-        for column, origin in form:
+        for column, origin in zip(columns, form.origins, strict=True):
             chosen.append(f"{self._value(column, origin, files, keys)} AS {name(column)}")
         sql = f"SELECT {', '.join(chosen)} FROM read_parquet({locations}, hive_partitioning=false) t"
-        if any(origin == "place" for _, origin in form):
+        if any(origin.told for origin in form.origins):
             sql += f" JOIN {session.table(_PLACES)} p ON p.{name(FILE)} = {number}"
+        if form.some_dead:
+            sql += f" ANTI JOIN {session.table(_DEAD)} d ON d.{name(FILE)} = {number}"
+            sql += f" AND d.{name(POS)} = t.file_row_number"
         return sql
 
     def values(self, file: DataFile, columns: Sequence[str]) -> list[tuple[str, str]]:
         """Columns that a file stores, or lacks, each with the expression that gives it, of ``t``."""
-        form = self._form(file, columns)
-        return [(column, self._value(column, origin, [file], keys=False)) for column, origin in form]
+        origins = self._form(file, columns).origins
+        return [
+            (column, self._value(column, origin, [file], keys=False))
+            for column, origin in zip(columns, origins, strict=True)
+        ]
 
-    def _value(self, column: str, origin: str, files: Sequence[DataFile], keys: bool) -> str:
+    def _value(self, column: str, origin: _Origin, files: Sequence[DataFile], keys: bool) -> str:
         kind = self.schema.field(column).type
         wanted = sql_type(kind)
-        if origin == "absent":
-            return f"CAST(NULL AS {wanted})"
-        if origin == "place":
-            return f"p.{name(column)}"
-        value = f"t.{name(column)}"
+        if not origin.own:
+            return self._stand_in(column) if origin.told else f"CAST(NULL AS {wanted})"
+        value = f"t.{name(origin.own)}"
         if keys and not self._proven(column, files):
             # Not a bare column, so that DuckDB prunes nothing by it; and of what else it might be, DuckDB
             # knows nothing, so that it does not take the bounds for those of the expression, either.
-            other = f"CAST(error('no place') AS {origin})"
+            other = f"CAST(error('no place') AS {origin.kind})"
             value = f"CASE WHEN t.file_row_number >= 0 THEN {value} ELSE {other} END"
-        same = origin == wanted or (keys and origin == _read_as(kind))
-        return value if same else f"CAST({value} AS {wanted})"
+        if origin.kind == _UUID:
+            return f"from_hex(replace(CAST({value} AS VARCHAR), '-', ''))"
+        same = origin.kind == wanted or (keys and origin.kind == _read_as(kind))
+        value = value if same else f"CAST({value} AS {wanted})"
+        return f"COALESCE({value}, {self._stand_in(column)})" if origin.told else value
+
+    def _stand_in(self, column: str) -> str:
+        """What is told of a column; the identity of a row is counted from that of the file's first."""
+        return f"(p.{name(column)} + t.file_row_number)" if column == ROW_ID else f"p.{name(column)}"
 
     def _proven(self, column: str, files: Sequence[DataFile]) -> bool:
         """Whether the statistics of a column are such that rows may be passed over by them."""

@@ -6,8 +6,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from intarsia.core.change import BEGUN
 from intarsia.core.files import Snapshot
 from intarsia.core.ports import Workplace
+from intarsia.engines.arrow.writing import not_written
 from intarsia.engines.spark.crew import Attempt
 
 
@@ -27,6 +29,8 @@ class Noting:
         return self._place_of.staging
 
     def place(self, partition: Any, prefix: str, ordinal: int, *, beside: Any = None) -> str:
+        if not self._begun:
+            self._note()
         path = self._place_of.place(partition, prefix, ordinal, beside=beside)
         self._begun.append(path)
         return path
@@ -39,6 +43,15 @@ class Noting:
         for path in self._begun:
             with suppress(OSError):
                 self.staging.filesystem.delete_file(self.locate(path))
+
+    def _note(self) -> None:
+        """Say in staging that there is this attempt: of one that is killed nothing else may be heard."""
+        staging = self.staging
+        note = f"{staging.directory}/{BEGUN}{staging.attempt.removeprefix('-')}"
+        try:
+            staging.filesystem.open_output_stream(note).close()
+        except OSError as error:
+            raise not_written(error, note) from error
 
 
 @contextmanager

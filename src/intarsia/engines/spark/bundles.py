@@ -22,6 +22,9 @@ from intarsia.engines.spark.carrying import carried_rows, written
 from intarsia.engines.spark.crew import Attempt
 from intarsia.engines.spark.routing import Shelf, rows_needed
 
+BUNDLE_BYTES = 16 << 20
+"""Of source rows, in memory, that wait for a task's files together."""
+
 
 @dataclass(frozen=True, slots=True)
 class WriteWork:
@@ -53,12 +56,33 @@ class Bundle:
         """The lowest number of a file."""
         return min(number for number, *_ in (*self.files, *self.new))
 
+    def weight(self, row_bytes: float) -> int:
+        """Bytes that have to do with writing it."""
+        return int(sum(item.file.size for _, item, _ in self.files) + self.needed * row_bytes)
+
     @staticmethod
     def joined(bundles: Sequence[Bundle]) -> Bundle:
         """All of their files; no rows yet."""
         files = tuple(file for bundle in bundles for file in bundle.files)
         new = tuple(file for bundle in bundles for file in bundle.new)
         return Bundle(files, new, sum(bundle.needed for bundle in bundles))
+
+
+def bundled(alone: Sequence[Bundle], *, row_bytes: float, tasks: int) -> Iterator[Bundle]:
+    """Files that follow each other together: few source rows wait for them, and every task gets some."""
+    weights = [bundle.weight(row_bytes) for bundle in alone]
+    most = sum(weights) / (4 * tasks)
+    held: list[Bundle] = []
+    size = weight = 0.0
+    for bundle, mine in zip(alone, weights, strict=True):
+        held.append(bundle)
+        size += bundle.needed * row_bytes
+        weight += mine
+        if size >= BUNDLE_BYTES or weight >= most:
+            yield Bundle.joined(held)
+            held, size, weight = [], 0.0, 0.0
+    if held:
+        yield Bundle.joined(held)
 
 
 def write_bundle(work: WriteWork, job: Bundle) -> list[StagedFile]:

@@ -41,7 +41,7 @@ def spark_duplicates(
 
     The driver gets the positions of the losers, eight bytes each.
     """
-    files = sorted(files, key=lambda file: file.path)
+    files = plan.snapshot.in_order(files)
     work = RankWork(
         light(plan), keys or tuple(plan.schema.names), order_by, place.filesystem, place.directory
     )

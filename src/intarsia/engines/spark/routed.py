@@ -6,7 +6,7 @@ the file they go to, and write the files; rows are on their way through storage,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
@@ -30,7 +30,7 @@ from intarsia.core.rule import Insert
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher, SourceIndex
 from intarsia.engines.arrow.placing import NewFile, Placing
 from intarsia.engines.spark.afresh import TASK_ROWS, by_home, by_part, cut, in_line
-from intarsia.engines.spark.bundles import Bundle, WriteWork, carry_bundles, write_bundle
+from intarsia.engines.spark.bundles import Bundle, WriteWork, bundled, carry_bundles, write_bundle
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.jobs import light, with_one_file
 from intarsia.engines.spark.outcome import Outcome, matches_of
@@ -52,8 +52,6 @@ from intarsia.engines.spark.source import SparkSource, Spool
 
 ROUTED_BYTES = 64 << 20
 """Up to so much a source is quicker in every task's hands."""
-BUNDLE_BYTES = 16 << 20
-"""Of source rows, in memory, that wait for a task's files together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -295,7 +293,7 @@ def _write(
     scans, probed, found = known
     plan, remote = matcher.plan, prepared.remote
     notes = {task.ways for task in probed} | {one.noted[0] for one in found if one.noted is not None}
-    row_bytes, numbered = remote.row_bytes, _numbered(new, len(scans))
+    row_bytes, numbered = remote.row_bytes, list(enumerate(new, len(scans)))
     alone = [
         Bundle(((one.number, scans[one.number], one.noted),), (), one.needed)
         for one in found
@@ -305,9 +303,9 @@ def _write(
         Bundle((), ((number, replace(file, rows=arange(0)), len(file.rows)),), len(file.rows))
         for number, file in numbered
     ]
-    bundles = list(_bundles(alone, row_bytes=row_bytes, tasks=crew.tasks))
+    bundles = list(bundled(alone, row_bytes=row_bytes, tasks=crew.tasks))
     routed = _route(crew, matcher, remote, probed, numbered, bundles)
-    weights = [_weight(bundle, row_bytes) for bundle in bundles]
+    weights = [bundle.weight(row_bytes) for bundle in bundles]
     bundles = [
         replace(bundle, rows=tuple((one.location, one.batches[n]) for one in routed if n in one.batches))
         for n, bundle in enumerate(bundles)
@@ -345,32 +343,6 @@ def _carried(
     shared = [sum(weights[number] for number in share) for share in numbers]
     done = crew.each(carry_bundles, shares, shared=work, weights=shared)
     return [file for files in done for file in files]
-
-
-def _numbered(new: Sequence[NewFile], first: int) -> list[tuple[int, NewFile]]:
-    return list(enumerate(new, first))
-
-
-def _bundles(alone: Sequence[Bundle], *, row_bytes: float, tasks: int) -> Iterator[Bundle]:
-    """Files that follow each other together: few source rows wait for them, and every task gets some."""
-    weights = [_weight(bundle, row_bytes) for bundle in alone]
-    most = sum(weights) / (4 * tasks)
-    held: list[Bundle] = []
-    size = weight = 0.0
-    for bundle, mine in zip(alone, weights, strict=True):
-        held.append(bundle)
-        size += bundle.needed * row_bytes
-        weight += mine
-        if size >= BUNDLE_BYTES or weight >= most:
-            yield Bundle.joined(held)
-            held, size, weight = [], 0.0, 0.0
-    if held:
-        yield Bundle.joined(held)
-
-
-def _weight(bundle: Bundle, row_bytes: float) -> int:
-    """Bytes that have to do with writing it."""
-    return int(sum(item.file.size for _, item, _ in bundle.files) + bundle.needed * row_bytes)
 
 
 def _route(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any
 
 import pyarrow.fs as pafs
@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 
 import intarsia
 from intarsia.common.log import logger
-from intarsia.core.change import Change, Committed, StagedFile, Staging
+from intarsia.core.change import BEGUN, Change, Committed, StagedFile, Staging
 from intarsia.core.files import DataFile
 from intarsia.errors import DamagedTable, InputError, NotSupported, StorageError
 from intarsia.tables.iceberg.batches import check_batch, last_batch
@@ -76,6 +76,7 @@ class IcebergTransaction:
     def workplace(self) -> IcebergWorkplace:
         """Where to write and what to call files, as a value for another process."""
         self._travelled = True
+        _ = self.staging  # whose directory has to be there
         return self._workplace()
 
     def last_batch(self, app_id: str) -> int | None:
@@ -124,6 +125,7 @@ class IcebergTransaction:
         self._finished = True
         used = {file.file_path for file in (*files.added_data, *files.added_deletes)}
         self._remove([location for path, location in self._placed.items() if path not in used])
+        self._remove(self._overtaken(change.added))
         self._table.committed(receipt.metadata, receipt.metadata_location)
         return Committed(self.txid, receipt.sequence_number or len(receipt.metadata.snapshots))
 
@@ -134,7 +136,7 @@ class IcebergTransaction:
         if not self._finished:
             self._remove(list(self._placed.values()))
             if self._travelled:
-                self._remove(self._found_elsewhere())
+                self._remove(self._found_elsewhere({self.txid}))
         if self._staged:
             self._remove_staging()
 
@@ -223,8 +225,22 @@ class IcebergTransaction:
         self._placed[path] = location
         return path, location
 
-    def _found_elsewhere(self) -> list[str]:
-        """Files that other processes have written for this transaction, found by their names."""
+    def _overtaken(self, added: Sequence[StagedFile]) -> list[str]:
+        """Files of attempts in other processes that failed or were overtaken, which noted that they began."""
+        if not self._travelled:
+            return []
+        selector = pafs.FileSelector(self._directory, allow_not_found=True)
+        try:
+            infos = self._store.filesystem.get_file_info(selector)
+        except OSError as error:
+            log.warning("%s could not be listed for failed attempts: %s", self._directory, error)
+            return []
+        begun = {i.base_name.removeprefix(BEGUN) for i in infos if i.base_name.startswith(BEGUN)}
+        marks = {mark for mark in begun if not any(mark in file.path for file in added)}
+        return self._found_elsewhere(marks) if marks else []
+
+    def _found_elsewhere(self, marks: Set[str]) -> list[str]:
+        """Files that other processes have written for this transaction, found by marks in their names."""
         root = self._store.locate(self._locations.data)
         selector = pafs.FileSelector(root, allow_not_found=True, recursive=True)
         try:
@@ -232,7 +248,7 @@ class IcebergTransaction:
         except OSError as error:
             log.warning("%s could not be listed for files of a failed attempt: %s", root, error)
             return []
-        return [info.path for info in infos if info.is_file and self.txid in info.base_name]
+        return [info.path for info in infos if info.is_file and any(m in info.base_name for m in marks)]
 
     def _remove(self, locations: Sequence[str]) -> None:
         for location in locations:

@@ -3,16 +3,15 @@
 Logical types are not interpreted: a date is its days, a decimal its bytes. Arrays of pairs of an integer
 key and a value, which is how Iceberg writes maps, are dicts.
 
-Libraries make one dict of every pair, or trust the file with their memory. Here the numbers of a map are
-found by one regular expression and looked up by their bytes, which is several times as fast, and a
-damaged file is an error.
+Libraries make one dict of every pair, or trust a damaged file with their memory. Here the numbers of a map
+are found by one regular expression and unpacked only when they are looked at, and damage is an error.
 """
 
 from __future__ import annotations
 
 import re
 import struct
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from intarsia.errors import NotSupported
@@ -30,13 +29,37 @@ class Damaged(ValueError):
     """Data that is not what its schema says."""
 
 
-class _Decoded(dict[bytes, int]):
-    """Numbers by their bytes."""
+class PackedNumbers(Mapping[int, int]):
+    """Numbers by number, unpacked when first looked at: most files of a manifest never are."""
 
-    def __missing__(self, data: bytes) -> int:
-        value = read_long(data, 0)[0]
-        self[data] = value
-        return value
+    __slots__ = ("_found", "count", "data")
+
+    def __init__(self, data: bytes, count: int) -> None:
+        self.data = data
+        """The pairs, as Avro writes them one after another."""
+        self.count = count
+        self._found: dict[int, int] | None = None
+
+    def __getitem__(self, key: int) -> int:
+        return self._unpacked()[key]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._unpacked())
+
+    def __len__(self) -> int:
+        return len(self._unpacked())
+
+    def __repr__(self) -> str:
+        return repr(self._unpacked())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedNumbers, (self.data, self.count)
+
+    def _unpacked(self) -> dict[int, int]:
+        if self._found is None:
+            numbers = [read_long(data, 0)[0] for data in _VARINT.findall(self.data)]
+            self._found = dict(zip(numbers[::2], numbers[1::2], strict=True))
+        return self._found
 
 
 def read_long(data: bytes, at: int) -> tuple[int, int]:
@@ -248,8 +271,8 @@ def _block(data: bytes, at: int) -> tuple[int, int]:
     return count, at
 
 
-def _pairs_reader(read_pairs: Callable[[bytes, int, int], tuple[dict[int, Any], int]]) -> Reader:
-    def read(data: bytes, at: int) -> tuple[dict[int, Any], int]:
+def _pairs_reader(read_pairs: Callable[[bytes, int, int], tuple[Mapping[int, Any], int]]) -> Reader:
+    def read(data: bytes, at: int) -> tuple[Mapping[int, Any], int]:
         count, at = _block(data, at)
         if not count:
             return {}, at
@@ -257,17 +280,16 @@ def _pairs_reader(read_pairs: Callable[[bytes, int, int], tuple[dict[int, Any], 
         while data[at]:  # most writers make one block
             count, at = _block(data, at)
             more, at = read_pairs(data, at, count)
-            found |= more
+            found = {**found, **more}
         return found, at + 1
 
     return read
 
 
-def _long_pairs() -> Callable[[bytes, int, int], tuple[dict[int, int], int]]:
+def _long_pairs() -> Callable[[bytes, int, int], tuple[PackedNumbers, int]]:
     spans: dict[int, re.Pattern[bytes]] = {}
-    decode = _Decoded().__getitem__
 
-    def read(data: bytes, at: int, count: int) -> tuple[dict[int, int], int]:
+    def read(data: bytes, at: int, count: int) -> tuple[PackedNumbers, int]:
         span = spans.get(count)
         if span is None:
             if count > len(data):
@@ -276,8 +298,7 @@ def _long_pairs() -> Callable[[bytes, int, int], tuple[dict[int, int], int]]:
         match = span.match(data, at)
         if match is None:
             raise Damaged(f"{count} pairs at byte {at}")
-        numbers = _VARINT.findall(match[0])
-        return dict(zip(map(decode, numbers[::2]), map(decode, numbers[1::2]), strict=True)), match.end()
+        return PackedNumbers(match[0], count), match.end()
 
     return read
 

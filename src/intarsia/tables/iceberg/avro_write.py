@@ -7,7 +7,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from intarsia.errors import NotSupported
-from intarsia.tables.iceberg.avro_read import RECORD_KINDS, Damaged, Schema, pair_kind, unknown_type
+from intarsia.tables.iceberg.avro_read import (
+    RECORD_KINDS,
+    Damaged,
+    PackedNumbers,
+    Schema,
+    pair_kind,
+    unknown_type,
+)
 
 Writer = Callable[[bytearray, Any], None]
 """Takes what was written so far, and a value."""
@@ -173,7 +180,10 @@ def _array_writer(items: Schema, names: dict[str, Writer]) -> Writer:
 
 def _pairs_writer(write_value: Writer) -> Writer:
     def write(out: bytearray, values: Mapping[int, Any]) -> None:
-        if values:
+        if isinstance(values, PackedNumbers):
+            out += _ENCODED[values.count]
+            out += values.data
+        elif values:
             out += _ENCODED[len(values)]
             for key, value in values.items():
                 out += _ENCODED[key]

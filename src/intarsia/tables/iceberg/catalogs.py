@@ -53,7 +53,7 @@ def open_catalog(catalog: Any) -> Catalog:
 
     if isinstance(catalog, Catalog):
         return prepare_catalog(catalog)
-    if isinstance(catalog, os.PathLike) or (isinstance(catalog, str) and os.sep in catalog):
+    if _is_directory(catalog):
         return embedded_catalog(catalog)
     if not isinstance(catalog, str):
         raise InputError(
@@ -68,6 +68,10 @@ def open_catalog(catalog: Any) -> Catalog:
             hint="configure it in .pyiceberg.yaml or by PYICEBERG_CATALOG__... variables, pass the catalog "
             "object, or a warehouse directory for an embedded one",
         ) from error
+
+
+def _is_directory(catalog: Any) -> bool:
+    return isinstance(catalog, os.PathLike) or (isinstance(catalog, str) and os.sep in catalog)
 
 
 def open_table(target: Any, catalog: Any = None) -> Table:
@@ -93,6 +97,13 @@ def open_table(target: Any, catalog: Any = None) -> Table:
     if catalog is None:
         raise InputError(
             f"The table {shown(target)} is named without a catalog.", hint="pass catalog= as well"
+        )
+    if _is_directory(catalog) and not (Path(catalog).expanduser() / CATALOG_FILE).exists():
+        # A typo must not make a warehouse.
+        raise InputError(
+            f"There is no catalog {CATALOG_FILE} in {os.fspath(catalog)}, so no table {shown(target)}.",
+            path=os.fspath(catalog),
+            hint="check the path; embedded_catalog(directory) makes a catalog.",
         )
     return load(open_catalog(catalog), target)
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.table.metadata import TableMetadata
 
@@ -15,6 +16,7 @@ from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.prove import Facts, never_true
 from intarsia.errors import InputError
 from intarsia.tables.iceberg.dead import merge_old
+from intarsia.tables.iceberg.delete_cache import DeleteCache
 from intarsia.tables.iceberg.delete_files import Granularity, Place, write_position_deletes, write_vectors
 from intarsia.tables.iceberg.deletes import NO_DELETES, Deletes
 from intarsia.tables.iceberg.entries import Content, ContentFile, Entry
@@ -95,6 +97,7 @@ def _veiled(
     filesystem = setting.store.filesystem
     targets: list[tuple[Entry, pa.Int64Array]] = []
     superseded: list[Entry] = []
+    cache = DeleteCache()
     for veil in veils:
         entry, positions = entry_of(veil.file), veil.positions
         if vectors or granularity is Granularity.FILE:
@@ -104,6 +107,8 @@ def _veiled(
                 entry.file.file_path,
                 filesystem=filesystem,
                 locate=setting.store.locate,
+                replaced_only=not vectors,
+                cache=cache,
             )
             positions = merged.positions
             superseded += merged.superseded
@@ -153,9 +158,14 @@ def _batch(properties: Mapping[str, str]) -> tuple[str, int] | None:
     return (properties["app_id"], int(properties["batch_id"])) if "app_id" in properties else None
 
 
-def _concern(reads: Expr | None, setting: Setting) -> Callable[[Entry, TableMetadata], bool] | None:
-    """Whether the condition that an operation reads by may hold in a file, by the file's metrics."""
-    if reads is None:
+def _concern(
+    reads: Expr | pc.Expression | None, setting: Setting
+) -> Callable[[Entry, TableMetadata], bool] | None:
+    """Whether the condition that an operation reads by may hold in a file, by the file's metrics.
+
+    None where every file may concern it: an expression of Arrow does not tell what it is about.
+    """
+    if reads is None or isinstance(reads, pc.Expression):
         return None
     names = sorted({path[0] for _, path in columns(reads) if len(path) == 1})
     schema = setting.snapshot.schema

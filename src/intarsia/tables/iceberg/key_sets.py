@@ -167,9 +167,6 @@ def plain(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
         column = pa.chunked_array(stored, column.type.storage_type)
     if _is.is_dictionary(column.type):
         column = column.cast(column.type.value_type)
-    if _is.is_timestamp(column.type) and column.type.tz is not None:
-        # Casting would give the time on the zone's clock.
-        column = column.cast(pa.int64()).cast(pa.timestamp(column.type.unit))
     return column if column.type == kind else column.cast(kind, safe=False)
 
 

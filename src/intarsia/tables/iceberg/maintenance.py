@@ -58,13 +58,15 @@ class Orphans:
 
 
 def expire_snapshots(
-    target: IcebergTable,
+    target: IcebergTable | Table,
     *,
     older_than: datetime.datetime | None = None,
     retain_last: int | None = None,
     dry_run: bool = True,
 ) -> Expired:
     """Remove snapshots that are too old, then the files that no other snapshot needs.
+
+    ``target`` is a table of PyIceberg or one of :func:`intarsia.iceberg`.
 
     Heads of branches and tags stay, and of every branch the last ``retain_last`` snapshots and those
     younger than ``older_than``; what a branch or tag says of itself goes first, then the arguments, then
@@ -76,6 +78,8 @@ def expire_snapshots(
     """
     if retain_last is not None and retain_last < 1:
         raise InputError(f"retain_last= must be at least 1, it is {retain_last}.")
+    _check_zone(older_than)
+    target = _opened(target)
     table = target.load()
     metadata = table.metadata
     _check_gc(metadata, "expire snapshots")
@@ -95,7 +99,7 @@ def expire_snapshots(
 
 
 def remove_orphans(
-    target: IcebergTable, *, older_than: datetime.datetime | None = None, dry_run: bool = True
+    target: IcebergTable | Table, *, older_than: datetime.datetime | None = None, dry_run: bool = True
 ) -> Orphans:
     """Remove files below the table's locations that nothing refers to, such as a crashed writer leaves.
 
@@ -106,9 +110,9 @@ def remove_orphans(
         NotSupported: ``gc.enabled`` is false, another table lies inside this one's location, or the table
             refers to files on other stores.
     """
+    _check_zone(older_than)
     before = older_than or datetime.datetime.now(datetime.UTC) - _ORPHAN_AGE
-    if before.tzinfo is None:
-        raise InputError("older_than= needs a time zone.", hint="datetime.now(timezone.utc) has one")
+    target = _opened(target)
     table = target.load()
     _check_gc(table.metadata, "remove orphan files")
     store = store_of(table.io, table.metadata.location)
@@ -132,6 +136,15 @@ def remove_orphans(
                 raise StorageError(f"Cannot remove {path}: {error}", errno=error.errno, path=path) from error
         log.info("%s: %d orphan files removed", target.root, len(orphans))
     return Orphans(tuple(orphans), size, dry_run)
+
+
+def _opened(target: IcebergTable | Table) -> IcebergTable:
+    return target if isinstance(target, IcebergTable) else IcebergTable(target)
+
+
+def _check_zone(moment: datetime.datetime | None) -> None:
+    if moment is not None and moment.tzinfo is None:
+        raise InputError("older_than= needs a time zone.", hint="datetime.now(timezone.utc) has one")
 
 
 def _check_gc(metadata: TableMetadata, what: str) -> None:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
+import pyarrow.fs as pafs
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
@@ -18,10 +19,12 @@ from intarsia.tables.iceberg.catalogs import load, open_table
 from intarsia.tables.iceberg.changes import WRITES_AS, Setting
 from intarsia.tables.iceberg.deletes import DeleteIndex, unpartitioned_specs
 from intarsia.tables.iceberg.details import details_of
+from intarsia.tables.iceberg.entries import Entry
 from intarsia.tables.iceberg.file_system import Store, store_of
 from intarsia.tables.iceberg.flags import word
 from intarsia.tables.iceberg.footers import Closer
 from intarsia.tables.iceberg.lens import TableLens
+from intarsia.tables.iceberg.overlap import orders_of
 from intarsia.tables.iceberg.properties import COPY_ON_WRITE, MERGE_ON_READ, WriteProperties
 from intarsia.tables.iceberg.schemas import arrow_schema
 from intarsia.tables.iceberg.specs import SpecSpread
@@ -84,6 +87,13 @@ class IcebergTable:
         """The same table on another branch or in another mode."""
         return IcebergTable(self._table, branch=branch or self.branch, mode=mode or self.mode)
 
+    @property
+    def workspace(self) -> tuple[pafs.FileSystem, str, str]:
+        """Room for scratch that every process which reads the table can reach, and the table's path."""
+        store = store_of(self._table.io, self._table.location())
+        root = store.locate(self._table.location()).rstrip("/")
+        return store.filesystem, f"{root}/.intarsia/spools", root
+
     def load(self) -> Table:
         """The table as the catalog has it now; raises StorageError where that cannot be reached."""
         return load(self._table.catalog, self._table.name())
@@ -141,17 +151,21 @@ class IcebergTable:
     def _snapshot(self, state: State, store: Store) -> Snapshot:
         metadata = state.metadata
         schema = arrow_schema(metadata.schema())
-        index = DeleteIndex.of(state.entries(deletes=True), unpartitioned=unpartitioned_specs(metadata))
+        index = DeleteIndex.of(
+            state.entries(deletes=True),
+            unpartitioned=unpartitioned_specs(metadata),
+            orders=orders_of(metadata),
+        )
         lens = TableLens(metadata, metadata.schema(), store)
         files = []
-        for entry in state.entries(deletes=False):
+        for entry in oldest_first(state):
             file, deletes = entry.file, index.applying(entry)
             files.append(
                 DataFile(
                     path=file.file_path,
                     location=store.locate(file.file_path),
                     size=file.file_size_in_bytes,
-                    rows=max(0, file.record_count - deletes.likely_count),
+                    rows=max(0, file.record_count - deletes.likely_count) if deletes else file.record_count,
                     tag=entry,
                     lens=lens.lens(entry, deletes),
                 )
@@ -173,6 +187,15 @@ class IcebergTable:
             closer=Closer(store.filesystem),
             details=details_of(state, state.entries(deletes=False), state.entries(deletes=True)),
         )
+
+
+def oldest_first(state: State) -> list[Entry]:
+    """The data files in the order they came: which of several rows is the last one follows from it."""
+    ranks = {snapshot.snapshot_id: rank for rank, snapshot in enumerate(state.metadata.snapshots)}
+    return sorted(
+        state.entries(deletes=False),
+        key=lambda entry: (entry.sequence_number or 0, ranks.get(entry.snapshot_id or 0, -1)),
+    )
 
 
 def _readable(metadata: TableMetadata) -> WriteProperties | None:

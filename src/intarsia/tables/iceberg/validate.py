@@ -15,6 +15,7 @@ from intarsia.errors import CommitConflict
 from intarsia.tables.iceberg.batches import last_batch
 from intarsia.tables.iceberg.deletes import DeleteIndex, unpartitioned_specs
 from intarsia.tables.iceberg.entries import Content, Entry, Manifest
+from intarsia.tables.iceberg.overlap import orders_of
 from intarsia.tables.iceberg.state import State, has_live_files
 
 _HINT = "nothing was changed; run the operation again"
@@ -144,7 +145,10 @@ def _check_deletes(validation: Validation, since: Difference, head: State) -> No
     for entries, verb in ((changed, "added"), (since.deletes(since.gone), "removed")):
         if not entries or not validation.undisturbed:
             continue
-        index = DeleteIndex.of(entries, unpartitioned=unpartitioned_specs(head.metadata))
+        metadata = head.metadata
+        index = DeleteIndex.of(
+            entries, unpartitioned=unpartitioned_specs(metadata), orders=orders_of(metadata)
+        )
         hit = sorted(e.file.file_path for e in validation.undisturbed if index.applying(e))
         if hit:
             raise CommitConflict(

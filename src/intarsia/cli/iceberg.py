@@ -1,0 +1,160 @@
+"""Iceberg tables on the command line: how one is named, and the upkeep that only they need."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from importlib import import_module
+from typing import Any
+
+import click
+
+from intarsia import api
+from intarsia.cli.options import Decorator
+from intarsia.cli.screen import screen
+from intarsia.show import units
+
+__all__ = ["branch_options", "expire", "mode_option", "sweep", "table_of", "target_of", "upkeep_options"]
+
+_AGE = re.compile(r"(\d+)([dhm])")
+_UNITS = {"d": "days", "h": "hours", "m": "minutes"}
+
+_CATALOG = click.option(
+    "--catalog",
+    metavar="CATALOG",
+    help="TARGET is the name of an Iceberg table (shop.orders) in this catalog: one that PyIceberg is"
+    " configured with, or a warehouse directory (./warehouse).",
+)
+branch_options: list[Decorator] = [
+    _CATALOG,
+    click.option("--branch", metavar="NAME", help="Of an Iceberg table; main without it."),
+]
+mode_option: Decorator = click.option(
+    "--mode",
+    "veil",  # since write has a mode of its own
+    type=click.Choice(["copy-on-write", "merge-on-read"]),
+    help="Of an Iceberg table: rewrite files, or write deletes beside them.  [default: the table's own]",
+)
+
+
+def target_of(
+    target: str,
+    *,
+    catalog: str | None,
+    branch: str | None = None,
+    mode: str | None = None,
+    of_paths: Mapping[str, Any] | None = None,
+) -> Any:
+    """The path as it is, or the table that it names in a catalog.
+
+    ``of_paths`` are options, by their flags, that only a path can have.
+    """
+    if catalog is None:
+        for flag, value in (("--branch", branch), ("--mode", mode)):
+            if value is not None:
+                raise click.UsageError(f"{flag} goes with an Iceberg table: name its --catalog, too.")
+        return target
+    for flag, value in (of_paths or {}).items():
+        if value:
+            raise click.UsageError(f"{flag} goes with the path of a dataset, not with --catalog.")
+    return table_of(target, catalog=catalog, branch=branch, mode=mode)
+
+
+def table_of(target: str, *, catalog: str, branch: str | None = None, mode: Any = None) -> Any:
+    """The Iceberg table of a name in a catalog."""
+    return api.iceberg(target, catalog=catalog, branch=branch, mode=mode)
+
+
+def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> datetime | None:
+    """``7d``, ``12h`` or ``30m`` ago, or a date or time of ISO 8601, of UTC where it names no zone."""
+    if text is None:
+        return None
+    age = _AGE.fullmatch(text.strip())
+    try:
+        if age is not None:
+            return datetime.now(UTC) - timedelta(**{_UNITS[age[2]]: int(age[1])})
+        found = datetime.fromisoformat(text.strip())
+    except (ValueError, OverflowError) as error:
+        wanted = "an age such as 7d, 12h or 30m, or a time such as 2025-03-01T12:00"
+        raise click.BadParameter(f"{text!r} is not {wanted}.", ctx, param) from error
+    return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
+
+
+def _older_than(text: str) -> Decorator:
+    return click.option("--older-than", metavar="AGE|TIME", callback=_moment, help=text)
+
+
+_APPLY = click.option("--apply", is_flag=True, help="Do it; without it nothing is changed.")
+_NEEDED = click.option(
+    "--catalog", metavar="CATALOG", required=True, help="The catalog that has the table, or its warehouse."
+)
+upkeep_options: dict[str, list[Decorator]] = {
+    "expire": [
+        _NEEDED,
+        _older_than("Snapshots from before that may go: 7d, 12h, 2025-03-01.  [default: the table's own]"),
+        click.option(
+            "--retain-last",
+            type=click.IntRange(min=1),
+            metavar="N",
+            help="Snapshots of each branch that stay, however old.  [default: the table's own]",
+        ),
+        _APPLY,
+    ],
+    "sweep": [
+        _NEEDED,
+        _older_than("Only files from before that: 7d, 12h, 2025-03-01.  [default: 3d]"),
+        _APPLY,
+    ],
+}
+
+
+def expire(
+    target: str, catalog: str, older_than: datetime | None, retain_last: int | None, apply: bool
+) -> None:
+    """``intarsia expire``: tell which snapshots are too old, and with ``--apply`` remove them."""
+    shown = screen()
+    with shown.log():
+        found = _upkeep().expire_snapshots(
+            table_of(target, catalog=catalog),
+            older_than=older_than,
+            retain_last=retain_last,
+            dry_run=not apply,
+        )
+    if shown.json:
+        told = {"snapshots": found.snapshots, "refs": found.refs, "files": found.files}
+        shown.data({"path": target, **told, "dry_run": found.dry_run})
+    what = [units.counted(len(found.snapshots), "snapshot"), units.counted(len(found.files), "file")]
+    if found.refs:
+        what.insert(1, f"the branches and tags {', '.join(found.refs)}")
+    _tell(", ".join(what), bool(found.snapshots or found.refs), found.dry_run)
+
+
+def sweep(target: str, catalog: str, older_than: datetime | None, apply: bool) -> None:
+    """``intarsia sweep``: tell which files nothing refers to, and with ``--apply`` remove them."""
+    shown = screen()
+    with shown.log():
+        found = _upkeep().remove_orphans(
+            table_of(target, catalog=catalog), older_than=older_than, dry_run=not apply
+        )
+    if shown.json:
+        shown.data({"path": target, "files": found.files, "size_bytes": found.size, "dry_run": found.dry_run})
+    for path in found.files:
+        shown.say(path)
+    what = f"{units.counted(len(found.files), 'orphan file')} of {units.size(found.size)}"
+    _tell(what, bool(found.files), found.dry_run)
+
+
+def _tell(what: str, some: bool, dry_run: bool) -> None:
+    shown = screen()
+    if not some:
+        shown.say("There is nothing to remove.")
+    elif dry_run:
+        shown.say(f"To be removed: {what}. Nothing was changed; --apply does it.")
+    else:
+        shown.say(f"Removed: {what}.")
+
+
+def _upkeep() -> Any:
+    # PyIceberg is loaded for these commands alone.
+    return import_module("intarsia.tables.iceberg.maintenance")

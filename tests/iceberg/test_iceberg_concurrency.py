@@ -1,0 +1,98 @@
+"""Operations at once on one table, through the whole library: one order or another, and no litter."""
+
+from __future__ import annotations
+
+import datetime
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pytest
+from lake import Lake
+from pyiceberg.transforms import BucketTransform
+
+import intarsia as it
+from intarsia.errors import CommitConflict
+from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.tables.iceberg.maintenance import remove_orphans
+from intarsia.tables.iceberg.table import IcebergTable
+
+
+def no_litter(lake: Lake) -> None:
+    later = datetime.datetime.now(datetime.UTC) + datetime.timedelta(seconds=5)
+    assert remove_orphans(IcebergTable.of("db.t", lake.catalog), older_than=later).files == ()
+
+
+def rows(*ids: int, region: str = "eu") -> pa.Table:
+    return pa.table({"id": list(ids), "region": [region] * len(ids)})
+
+
+@pytest.mark.parametrize(
+    ("version", "mode"),
+    [(1, "copy-on-write"), (2, "merge-on-read"), (3, "copy-on-write"), (3, "merge-on-read")],
+)
+def test_merges_of_the_same_keys_leave_each_key_once(tmp_path: Path, version: int, mode: Any) -> None:
+    lake = Lake.at(tmp_path, version, {"commit.retry.num-retries": "8"})
+    lake.append([1, 2])
+
+    def merge(number: int) -> None:
+        target = it.iceberg("db.t", catalog=embedded_catalog(tmp_path), mode=mode)
+        for _ in range(10):  # the library itself plans again a few times
+            try:
+                it.merge(rows(2, 3, 10 + number), target, on="id", engine="arrow")
+            except CommitConflict:
+                continue
+            return
+        pytest.fail("no getting through")
+
+    with ThreadPoolExecutor(3) as pool:
+        list(pool.map(merge, range(3)))
+    assert lake.ids() == [1, 2, 3, 10, 11, 12]
+    no_litter(lake)
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_a_merge_overtaken_by_a_new_spec_and_new_rows_plans_again(
+    tmp_path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake.at(tmp_path)
+    lake.append([1, 2])
+    real = lake.catalog.commit_table
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(lake.catalog, "commit_table", real)
+        with lake.table().update_spec() as update:
+            update.remove_field("region")
+            update.add_field("id", BucketTransform(8), "b")
+        it.write(rows(3), IcebergTable.of("db.t", lake.catalog), mode="append")
+        return real(*args)
+
+    target = it.iceberg("db.t", catalog=lake.catalog, mode=mode)
+    monkeypatch.setattr(lake.catalog, "commit_table", overtaken)
+    result = it.merge(rows(2, 3, 4), target, on="id", engine="arrow")
+    assert result.attempts == 2
+    assert (result.inserted, result.updated) == (1, 2)
+    assert lake.ids() == [1, 2, 3, 4]
+    no_litter(lake)
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+def test_a_merge_overtaken_by_an_upgrade_plans_again(
+    tmp_path: Path, mode: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake.at(tmp_path)
+    lake.append([1, 2])
+    real = lake.catalog.commit_table
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(lake.catalog, "commit_table", real)
+        lake.upgrade(3)
+        return real(*args)
+
+    target = it.iceberg("db.t", catalog=lake.catalog, mode=mode)
+    monkeypatch.setattr(lake.catalog, "commit_table", overtaken)
+    it.merge(rows(2, 3), target, on="id", engine="arrow")
+    assert lake.ids() == [1, 2, 3]
+    assert all(entry.file.is_vector for entry in lake.entries(deletes=True))
+    assert lake.table().metadata.format_version == 3
