@@ -71,7 +71,8 @@ format: $(DEV) ## Put the code in shape
 	@$(BIN)/ruff format .
 
 test: lint ## Set up, check, and run the tests: the one command
-	@$(PYTEST) $(ARGS)
+	@$(PYTEST) --ignore tests/cross $(ARGS)
+	@$(if $(ARGS),,$(MAKE) --no-print-directory cross)
 
 test-fast: $(DEV) ## Run the tests without the checks
 	@$(PYTEST) $(ARGS)

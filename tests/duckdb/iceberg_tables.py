@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -10,6 +11,7 @@ from typing import Any
 from uuid import UUID
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.catalog import Catalog
 from pyiceberg.schema import Schema
@@ -110,6 +112,46 @@ def promoted(catalog: Catalog, version: int) -> None:
     with catalog.load_table(NAME).update_spec() as spec:
         spec.add_field("id", BucketTransform(3), "bucket")
     _append(catalog, range(140, 210))
+
+
+def mapped(catalog: Catalog, version: int) -> None:
+    """Files of other writers, without field ids and without the partition column; then ones of our own."""
+    unpartitioned(catalog, version)
+    table = catalog.load_table(NAME)
+    with table.transaction() as change:
+        names = [{"field-id": one.field_id, "names": [one.name]} for one in table.schema().fields]
+        change.set_properties({"schema.name-mapping.default": json.dumps(names)})
+    with catalog.load_table(NAME).update_spec() as spec:
+        spec.add_identity("region")
+    lake = Lake(Path(table.location().removeprefix("file://")), catalog)
+    added = []
+    for region, ids in (("us", range(220, 240)), (None, range(240, 250))):
+        location = f"{lake.directory}/data/mapped-{region}.parquet"
+        pq.write_table(rows(ids, name="foreign").select(["name", "id", "v", "ts"]), location)
+        size = os.path.getsize(location)
+        added.append(ContentFile(Content.DATA, f"file://{location}", "PARQUET", 1, (region,), len(ids), size))
+    lake.commit(FileChange(added_data=added))
+    it.delete(
+        it.iceberg(NAME, catalog=catalog, mode="merge-on-read"), "id in (219, 221, 243)", engine="arrow"
+    )
+
+
+def wide(ids: Any, text: str) -> pa.Table:
+    """Rows of some size."""
+    numbers = pa.array(ids, pa.int64())
+    padded = pc.binary_join_element_wise(
+        text, pc.cast(pc.multiply(numbers, 7919), pa.string()), "-" * 60, " "
+    )
+    groups = pc.bit_wise_and(numbers, pa.scalar(0xFFFF, pa.int64()))
+    return pa.table({"id": numbers, "group": groups, "text": padded})
+
+
+def large(catalog: Catalog, version: int) -> None:
+    """More rows than fit in little memory, in several files."""
+    first = wide(range(300_000), "old")
+    made = catalog.create_table(NAME, first.schema, properties={"format-version": str(version)})
+    it.write(first, made, engine="arrow", max_rows_per_file=60_000, row_group_size=20_000)
+    it.delete(it.iceberg(NAME, catalog=catalog, mode="merge-on-read"), "id % 1000 = 3", engine="arrow")
 
 
 def struck(catalog: Catalog, version: int) -> None:

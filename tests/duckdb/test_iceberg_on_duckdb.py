@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import duckdb
@@ -10,11 +11,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
-from tests.duckdb.iceberg_tables import many_rows, promoted, struck
+from tests.duckdb.iceberg_tables import large, many_rows, mapped, promoted, struck, wide
 from tests.spark.iceberg_twins import Twin, Twins, evolved, rows, unpartitioned
 
 import intarsia as it
 from intarsia.core.lens import LINEAGE
+from intarsia.engines.duckdb import DuckDBEngine
 from intarsia.engines.duckdb.session import Session
 from intarsia.errors import KeyColumnError
 
@@ -78,6 +80,11 @@ OPERATIONS: dict[str, Operation] = {
 }
 
 
+COPIED = [(name, COPY) for name in ("clauses", "update rows", "drop duplicates")]
+SEEKING = ("upsert", "full merge", "clauses", "condition", "delete", "delete all", "update all", "hilbert",
+           "sort out", "drop the earlier")  # fmt: skip
+
+
 @pytest.fixture(scope="module")
 def twins(tmp_path_factory: pytest.TempPathFactory) -> Twins:
     return Twins(tmp_path_factory.mktemp("twins"))
@@ -126,8 +133,7 @@ def test_an_evolved_table_with_deleted_rows_agrees(twins: Twins, name: str, mode
     agree(twins(evolved, 2, mode), OPERATIONS[name])
 
 
-@pytest.mark.parametrize("mode", [COPY, VEIL])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(("name", "mode"), [*((name, VEIL) for name in OPERATIONS), *COPIED])
 def test_a_table_of_version_3_agrees_and_rows_keep_their_identity(twins: Twins, name: str, mode: str) -> None:
     agree(twins(evolved, 3, mode), OPERATIONS[name])
 
@@ -147,8 +153,7 @@ def test_a_dynamic_overwrite_agrees(twins: Twins, version: int) -> None:
     agree(twins(evolved, version, None), writing(SOURCE, "overwrite_partitions"))
 
 
-@pytest.mark.parametrize("mode", [COPY, VEIL])
-@pytest.mark.parametrize("name", OPERATIONS)
+@pytest.mark.parametrize(("name", "mode"), [*((name, VEIL) for name in SEEKING), *COPIED])
 def test_rows_deleted_by_value_stay_deleted(twins: Twins, name: str, mode: str) -> None:
     pair = twins(struck, 2, mode)
     assert len(content(pair[0])) == 240 - 40 - 20 + 5
@@ -301,6 +306,37 @@ def test_a_null_key_of_a_row_that_is_dead_is_no_error(twins: Twins) -> None:
             merge(twin.target, engine)
         it.delete(twin.target, "region is null", engine=engine)
     agree(pair, merge)
+
+
+@pytest.mark.parametrize("name", ["upsert", "clauses", "delete", "update rows", "optimize", "sort out"])
+def test_files_without_ids_or_their_partition_column_agree(twins: Twins, name: str) -> None:
+    agree(twins(mapped, 2, VEIL), OPERATIONS[name])
+
+
+def test_with_little_memory_rows_go_to_disk_and_nothing_stays_there(twins: Twins, tmp_path: Path) -> None:
+    engine = DuckDBEngine(memory_bytes=64 << 20, spool_dir=tmp_path / "spool", threads=2)
+    (tmp_path / "spool").mkdir()
+    pair = twins(large, 2, VEIL)
+    source = wide(range(100_000, 400_000, 2), "new")
+    pq.write_table(source, tmp_path / "source.parquet", row_group_size=20_000)
+    operations: list[Operation] = [
+        merging(str(tmp_path / "source.parquet")),  # type: ignore[arg-type]
+        lambda t, e: it.deduplicate(t, on="group", order_by="text", engine=e),
+        lambda t, e: it.optimize(t, by=["text", "group"], engine=e),
+    ]
+    for operation in operations:
+        arrow, other = pair
+        assert dict(operation(other.target, engine)) == dict(operation(arrow.target, "arrow"))
+        assert list((tmp_path / "spool").iterdir()) == []
+    both = [it.read(twin.target).read_all().sort_by("id") for twin in pair]
+    assert both[0].equals(both[1])
+
+
+def test_auto_takes_duckdb_for_what_does_not_fit(twins: Twins) -> None:
+    target = twins(large, 2, VEIL)[1].target
+    planned = it.plan("deduplicate", target, on="group", order_by="text", memory_bytes=1 << 20)
+    assert planned.engine == "duckdb"
+    assert "memory_bytes is" in planned.engine_reason
 
 
 @pytest.fixture

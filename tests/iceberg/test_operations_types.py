@@ -1,4 +1,4 @@
-"""Columns of every type of Iceberg come through every operation, also where a table is partitioned by them."""
+"""Columns of every type of Iceberg come through every operation, also where they partition the table."""
 
 from __future__ import annotations
 

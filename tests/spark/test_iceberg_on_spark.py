@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core.intent import Write
+from intarsia.core.intent import Write, WriteOptions
 from intarsia.core.plan import Plan
 from intarsia.engines.spark import afresh, bundles, carrying, new_rows, routed, staging
 from intarsia.engines.spark.source import beside
@@ -307,19 +307,22 @@ def test_a_stage_that_fails_leaves_no_file(spark: Any, twins: Twins, monkeypatch
 
 def test_an_attempt_that_fails_takes_its_files_back(twins: Twins) -> None:
     _, twin = twins(evolved, 2, VEIL)
-    table = twin.target
     before = twin.data_files()
-    with table.transaction("append") as tx:
-        plan = Plan(Write("append"), tx.snapshot, (), tx.snapshot.schema)
 
-        def pieces() -> Any:
-            yield SOURCE
-            assert twin.data_files() != before
-            raise StorageError("the source cannot be read on")
+    def new() -> set[str]:
+        return {path for path in twin.data_files() - before if path.endswith(".parquet")}
 
+    def pieces() -> Any:
+        yield SOURCE
+        assert new(), "nothing to take back"
+        raise StorageError("the source cannot be read on")
+
+    with twin.target.transaction("append") as tx:
+        intent = Write("append", options=WriteOptions(max_rows_per_file=2))
+        plan = Plan(intent, tx.snapshot, (), tx.snapshot.schema)
         with pytest.raises(StorageError, match="read on"):
             carrying.written(plan, tx.workplace(), pieces(), lineage=False)
-        assert {path for path in twin.data_files() - before if path.endswith(".parquet")} == set()
+        assert new() == set()
 
 
 def test_duplicate_source_keys_are_refused_as_in_process(spark: Any, twins: Twins) -> None:

@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 
 import intarsia as it
 from intarsia.common.arrow import Source, adopt
-from intarsia.engines.spark import SparkEngine, crew, routed, routing
+from intarsia.engines.spark import SparkEngine, bundles, crew, routed, routing
 from intarsia.engines.spark.apart import set_apart
 from intarsia.engines.spark.source import SparkSource, spooled_table, workspace
 from tests.property.test_operations_agree_with_model import KINDS, rows_of

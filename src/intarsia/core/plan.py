@@ -150,6 +150,8 @@ def _settled(plan: FilePlan, matches: Matches, changed: Action) -> FilePlan:
     hits = matches.hit_rows(path)
     if hits:
         what = "rows hit" if not scanned else "key scan: rows hit"
+        if hits == plan.file.rows:  # nothing of it would be left to see
+            changed = "rewrite"
         return replace(plan, action=changed, reason=what, hits=hits, scanned=scanned)
     if plan.forced:
         return replace(plan, action="rewrite", reason=plan.forced, scanned=scanned)

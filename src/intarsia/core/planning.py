@@ -166,6 +166,7 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
             else FilePlan(file, "keep", "partition: not in the source")
             for file, home in zip(snapshot.files, homes, strict=True)
         ]
+        notes += _left_alone(snapshot)
     if any(plan.action == "remove" for plan in plans):
         notes += for_a_moment(snapshot)
     return Plan(
@@ -176,6 +177,15 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
         source_rows=facts.rows,
         notes=tuple(notes),
     )
+
+
+def _left_alone(snapshot: Snapshot) -> list[str]:
+    """What a dynamic overwrite does not reach."""
+    spread = snapshot.spread
+    stale = sum(spread.stale(file) for file in snapshot.files) if spread is not None else 0
+    if not stale:
+        return []
+    return [f"{stale:,} files of earlier specs stay: only partitions of the current spec are overwritten."]
 
 
 def _written_to(snapshot: Snapshot, facts: SourceFacts) -> list[bool]:
@@ -251,9 +261,7 @@ def _check_threshold(name: str, value: Any, kinds: Any, also: str) -> None:
 def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
     """Small files of one directory are packed together; files of about the target size stay."""
     files = selected_files(snapshot, intent.partition_filter)
-    target_bytes = intent.target_bytes
-    if target_bytes is None and intent.target_rows is None:
-        target_bytes = DEFAULT_TARGET_BYTES
+    target_bytes = _target_bytes(intent, snapshot)
     stale, current = _by_age(files, snapshot)
     if stale and target_bytes is not None:  # they may come to lie beside any small file
         stale += [file for file in current if file.size < target_bytes * FULL]
@@ -278,14 +286,19 @@ def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
     stale, current = _by_age(files, snapshot)
     for members in [*([stale] if stale else []), *by_partition(current, snapshot)]:
         group = FileGroup(tuple(members), members[0].partition)
-        groups.append(replace(group, outputs=_outputs(group, intent)))
+        groups.append(replace(group, outputs=_outputs(group, intent, snapshot)))
     return _regroup(intent, snapshot, groups, files, kept="in order already")
 
 
-def _outputs(group: FileGroup, intent: Optimize) -> int:
-    target_bytes = intent.target_bytes
-    if target_bytes is None and intent.target_rows is None:
-        target_bytes = DEFAULT_TARGET_BYTES
+def _target_bytes(intent: Compact | Optimize, snapshot: Snapshot) -> int | None:
+    """How large files are to be: as the caller says, else as the table does; None where rows decide."""
+    if intent.target_bytes is not None or intent.target_rows is not None:
+        return intent.target_bytes
+    return snapshot.target_bytes or DEFAULT_TARGET_BYTES
+
+
+def _outputs(group: FileGroup, intent: Optimize, snapshot: Snapshot) -> int:
+    target_bytes = _target_bytes(intent, snapshot)
     by_size = -(-group.size // target_bytes) if target_bytes else 1
     by_rows = -(-group.rows // intent.target_rows) if intent.target_rows else 1
     return max(1, by_size, by_rows)

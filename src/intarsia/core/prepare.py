@@ -192,15 +192,20 @@ def _merged_schema(
             path=snapshot.root,
             hint="evolve the schema with the table's own update_schema() first.",
         )
-    return conform_schema(
-        source,
-        snapshot.schema,
-        operation=operation,
-        path=snapshot.root,
-        missing=intent.missing,
-        schema_evolution=intent.schema_evolution,
-        partition_columns=snapshot.partition_columns,
-    )
+    try:
+        return conform_schema(
+            source,
+            snapshot.schema,
+            operation=operation,
+            path=snapshot.root,
+            missing=intent.missing,
+            schema_evolution=intent.schema_evolution,
+            partition_columns=snapshot.partition_columns,
+        )
+    except SchemaMismatch as error:
+        if snapshot.spread is not None and "schema_evolution" in (error.hint or ""):
+            error.hint = "evolve the schema with the table's own update_schema() first."
+        raise
 
 
 def _fresh(source: pa.Schema, partition_columns: Sequence[str]) -> pa.Schema:

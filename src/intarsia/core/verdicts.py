@@ -92,7 +92,7 @@ def out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema) -> l
     excluded: pa.Array | None = None
     for part in _conjuncts(where):
         match part:
-            case Compare(op, Column((name,), side), Literal() as value) if name in bounds and side != "source":
+            case Compare(op, Column((name,), None | "target"), Literal() as value) if name in bounds:
                 mine = _misses(op, value, bounds[name], _plain(schema.field(name).type))
             case _:
                 mine = None

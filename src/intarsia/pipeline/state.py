@@ -171,7 +171,9 @@ def _table(pipeline: Pipeline, target: str | None) -> Any:
         return None
     declared = pipeline.targets[target]
     known = [declared.kind, declared.path, list(names(declared.partition_by))]
-    return [*known, declared.catalog] if declared.catalog else known
+    if not declared.catalog:
+        return known
+    return [*known, declared.catalog, declared.options.get("branch")]
 
 
 def digest_of_files(stamps: Iterable[Stamp]) -> str:

@@ -52,7 +52,7 @@ class Carried:
         if not self.copies and not self.changing:
             return
         lineage = ROW_ID in schema.names
-        if not self.copies and not lineage and self._only_replaces:
+        if not self._needs_rows and not lineage:
             yield from self._replacements(source)
             return
         rewrite = self.rewrite
@@ -75,7 +75,9 @@ class Carried:
 
     @property
     def _needs_rows(self) -> bool:
-        return self.copies or not self._only_replaces
+        """Whether values of the file itself are to be carried over."""
+        whole = len(self.rewrite.hits) == self.file.rows
+        return (self.copies and not whole) or not self._only_replaces
 
     def _replacements(self, source: pa.Table | None) -> Iterator[pa.Table]:
         """Whole source rows: the file itself has nothing to add."""
@@ -93,7 +95,7 @@ class Carried:
     ) -> pa.Table:
         local = Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
         piece = self._touched(piece, local)
-        if not self.copies:
+        if not self.copies or not self._needs_rows:
             return self._hit_rows(piece, local, source)
         changed, _ = apply_hits(piece, self._undropped(local), self.rewrite, source)
         gone = [local.only(n).positions for n, action in enumerate(self.rewrite.actions) if _drops(action)]
@@ -237,7 +239,7 @@ def change_of(plan: Plan, carried: Sequence[Carried], added: Sequence[StagedFile
     removed = [item.file for item in plan.chosen("remove")]
     veiled: list[Veil] = []
     for one in carried:
-        if one.copies or len(one.rewrite.hits) == one.file.rows:  # nothing would be left to see
+        if one.copies:
             removed.append(one.file)
         else:
             veiled.append(Veil(one.file, one.rewrite.hits.positions))

@@ -371,7 +371,7 @@ def _type_at(kind: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
 
 
 def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
-    """A struct column with one field, at any depth, replaced."""
+    """A struct column with one field, at any depth, replaced; NULL becomes a struct with that field alone."""
     struct = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
     if isinstance(struct, pa.ChunkedArray):
         struct = pa.concat_arrays(struct.chunks)
@@ -385,7 +385,7 @@ def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
             children.append(flat)
         else:
             children.append(_with_child(old, path[1:], value))
-    return pa.StructArray.from_arrays(children, fields=fields, mask=pc.is_null(struct))
+    return pa.StructArray.from_arrays(children, fields=fields)
 
 
 def _written_form(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:

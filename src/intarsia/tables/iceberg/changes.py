@@ -35,6 +35,11 @@ WRITES_AS = {"delete": "delete", "update": "update", "merge": "merge", "deduplic
 """Which of ``write.*.mode`` and ``write.*.isolation-level`` an operation goes by."""
 
 
+def is_rewrite(change: Change) -> bool:
+    """Whether a change leaves the rows as they are; one that drops duplicates meanwhile does not."""
+    return change.operation in REWRITES and not change.exclusive
+
+
 @dataclass(frozen=True, slots=True)
 class Setting:
     """What a change is turned into files with."""
@@ -74,7 +79,7 @@ def file_change(change: Change, added: Sequence[ContentFile], setting: Setting, 
     """
     deletes, superseded = _veiled(change.veiled, setting, place)
     head = setting.state.head
-    rewrites = change.operation in REWRITES
+    rewrites = is_rewrite(change)
     number = head.sequence_number if rewrites and head is not None else None
     return FileChange(
         added_data=tuple(added),
@@ -137,7 +142,7 @@ def validation_of(change: Change, setting: Setting) -> Validation:
     removed = list(map(entry_of, change.removed))
     veiled = [entry_of(veil.file) for veil in change.veiled]
     batch = _batch(change.properties)
-    if operation in REWRITES:
+    if is_rewrite(change):
         return Validation(undisturbed=removed, equalities=False, batch=batch)
     version = setting.state.metadata.format_version
     isolation = setting.properties.isolation[WRITES_AS.get(operation, "merge")]

@@ -26,7 +26,7 @@ from intarsia.tables.iceberg.footers import Closer
 from intarsia.tables.iceberg.lens import TableLens
 from intarsia.tables.iceberg.overlap import orders_of
 from intarsia.tables.iceberg.properties import COPY_ON_WRITE, MERGE_ON_READ, WriteProperties
-from intarsia.tables.iceberg.schemas import arrow_schema
+from intarsia.tables.iceberg.schemas import arrow_schema, refuse_unwritable
 from intarsia.tables.iceberg.specs import SpecSpread
 from intarsia.tables.iceberg.state import Shelf, State
 
@@ -114,9 +114,11 @@ class IcebergTable:
         whether it was committed.
 
         Raises:
-            NotSupported: a property of the table asks for what cannot be done.
+            NotSupported: a property of the table asks for what cannot be done, or a column is of a type
+                that no data file can hold.
         """
         seen = self._read()
+        refuse_unwritable(seen.state.metadata.schema())
         setting = Setting(seen.state, seen.snapshot, seen.store, WriteProperties.of(seen.state.metadata))
         transaction = IcebergTransaction(self, setting, operation)
         try:
