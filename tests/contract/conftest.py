@@ -144,6 +144,7 @@ class ParquetDirectory:
     make_dataset: Callable[..., Path]
     read: Callable[..., list[dict[str, Any]]]
     watch: Callable[[Path], AbstractContextManager[None]]
+    new_columns_by = 'schema_evolution="add"'
 
     @property
     def target(self) -> Any:

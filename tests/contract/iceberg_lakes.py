@@ -80,6 +80,7 @@ class EvolvedTable:
     version: int
     mode: str
     name: str = field(init=False)
+    new_columns_by = "update_schema()"
 
     def __post_init__(self) -> None:
         self.name = self.warehouse.fresh()

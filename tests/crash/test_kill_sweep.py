@@ -59,11 +59,16 @@ def directory(tmp_path: Path) -> Iterator[Path]:
 
 
 def sweep(
-    shim: Path, directory: Path, operation: str, faults: list[tuple[str, int, int]]
+    shim: Path,
+    directory: Path,
+    operation: str,
+    faults: list[tuple[str, int, int]],
+    *,
+    script: str = "crash_sweep.py",
 ) -> list[dict[str, Any]]:
     order = {"operation": operation, "directory": str(directory / "swept"), "faults": faults}
     done = subprocess.run(
-        [sys.executable, str(HERE / "crash_sweep.py"), json.dumps(order)],
+        [sys.executable, str(HERE / script), json.dumps(order)],
         env={**os.environ, "LD_PRELOAD": str(shim)},
         capture_output=True,
         text=True,

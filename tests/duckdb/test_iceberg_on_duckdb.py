@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from tests.bad_input.trial import flip_a_bit
 from tests.duckdb.iceberg_tables import large, many_rows, mapped, promoted, struck, wide
 from tests.spark.iceberg_twins import Twin, Twins, evolved, rows, unpartitioned
 
@@ -18,7 +19,7 @@ import intarsia as it
 from intarsia.core.lens import LINEAGE
 from intarsia.engines.duckdb import DuckDBEngine
 from intarsia.engines.duckdb.session import Session
-from intarsia.errors import KeyColumnError
+from intarsia.errors import DamagedTable, KeyColumnError
 
 COPY, VEIL = "copy-on-write", "merge-on-read"
 SOURCE = rows([*range(100, 130), *range(230, 260)], v=1000.0, name="new")
@@ -337,6 +338,18 @@ def test_auto_takes_duckdb_for_what_does_not_fit(twins: Twins) -> None:
     planned = it.plan("deduplicate", target, on="group", order_by="text", memory_bytes=1 << 20)
     assert planned.engine == "duckdb"
     assert "memory_bytes is" in planned.engine_reason
+
+
+def test_a_damaged_page_of_a_renamed_column_is_found_before_it_decides(tmp_path: Path) -> None:
+    twin = Twins(tmp_path)(evolved, 2, VEIL)[1]
+    snapshot = twin.target.snapshot()
+    first = next(file.location for file in snapshot.files if "title" in pq.read_schema(file.location).names)
+    flip_a_bit(Path(first), column=pq.read_schema(first).names.index("title"))
+    before = twin.data_files()
+    with pytest.raises(DamagedTable, match=Path(first).name):
+        it.delete(twin.target, "name like 'old%'", engine="duckdb")
+    assert twin.data_files() == before
+    assert it.delete(twin.target, "id < 0", engine="duckdb").deleted == 0  # of which nothing is looked at
 
 
 @pytest.fixture

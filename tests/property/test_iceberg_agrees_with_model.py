@@ -400,3 +400,9 @@ def emptied(warehouse: Warehouse) -> Warehouse:
 @settings(max_examples=400 if FULL else 20, deadline=None, suppress_health_check=list(HealthCheck))
 def test_arrow_on_iceberg_agrees_with_the_model(warehouse: Warehouse, data: st.DataObject) -> None:
     drive(data, emptied(warehouse), "arrow", most=6 if FULL else 4)
+
+
+@given(st.data())
+@settings(max_examples=60 if FULL else 8, deadline=None, suppress_health_check=list(HealthCheck))
+def test_duckdb_on_iceberg_agrees_with_the_model(warehouse: Warehouse, data: st.DataObject) -> None:
+    drive(data, emptied(warehouse), "duckdb", most=6 if FULL else 4)

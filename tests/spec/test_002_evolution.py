@@ -33,7 +33,7 @@ def _rows(ids: list[int], region: str = "eu", note: str = "old") -> pa.Table:
 
 @pytest.fixture
 def table(tmp_path: Path) -> Any:
-    """Made by ``day(ts)`` under spec 0, evolved by ``region``, written again under spec 1; no intarsia yet."""
+    """Made by ``day(ts)``, evolved by ``region``, written again; all of it without intarsia."""
     catalog = embedded_catalog(tmp_path / "warehouse")
     catalog.create_namespace("db")
     schema = Schema(

@@ -213,14 +213,16 @@ class _Writing:
         footers: list[pq.FileMetaData] = []
         group: _Rows | None = first
         with self.filesystem.open_output_stream(location) as sink:
-            with pq.ParquetWriter(
-                sink, SCHEMA, store_schema=False, metadata_collector=footers, **options
-            ) as writer:
+            writer = pq.ParquetWriter(sink, SCHEMA, store_schema=False, metadata_collector=footers, **options)
+            try:
                 writer.add_key_value_metadata(_NOTES)
                 while group is not None and (not spans or sink.tell() < self.target_bytes):
                     writer.write_table(group.table, row_group_size=group.table.num_rows)
                     spans.extend(group.spans)
                     group = next(groups, None)
+                writer.close()
+            finally:
+                writer.is_open = False  # else it would write its footer when it is collected, and fail
             size = sink.tell()
         return spans, size, footers[0], group
 
