@@ -29,6 +29,7 @@ LAKES = [
     ("arrow", "iceberg-mor"),
     ("arrow", "iceberg-v3"),
     ("duckdb", "iceberg-mor"),
+    ("spark", "iceberg-mor"),
 ]
 
 NOTHING = pa.schema([])

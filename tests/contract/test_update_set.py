@@ -71,6 +71,11 @@ def test_nested_fields_are_assigned_alone(lake):
     ]  # fmt: skip
 
 
+def test_a_field_of_a_struct_that_is_null_makes_it_one(lake):
+    lake.create(TARGET).update({"p.amt": "7"}, "id = 2")
+    assert lake.values("id", "p")[1] == (2, {"amt": 7, "tag": None})
+
+
 def test_two_fields_of_one_struct_are_assigned_together(lake):
     lake.create(TARGET).update({"p.amt": "0", "p.tag": "upper(p.tag)"}, "id = 1")
     assert lake.values("id", "p")[0] == (1, {"amt": 0, "tag": "X"})

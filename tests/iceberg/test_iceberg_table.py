@@ -362,14 +362,14 @@ def test_a_compaction_passes_by_appends_but_not_by_deletes(tmp_path: Path) -> No
     append(table, [1])
     append(table, [2])
     with table.transaction("compact") as tx:
-        change = Change("compact", added=(written(tx, [1, 2]),), removed=tx.snapshot.files)
+        change = Change("compact", added=(written(tx, [1, 2]),), removed=tx.snapshot.files, exclusive=False)
         append(opened(lake), [3], "us")
         tx.commit(change)
     assert lake.ids() == [1, 2, 3]
     assert sorted(entry.sequence_number or 0 for entry in lake.entries()) == [2, 3]
     with pytest.raises(CommitConflict), table.transaction("compact") as tx:
         old = next(file for file in tx.snapshot.files if file.rows == 2)
-        change = Change("compact", added=(written(tx, [1, 2]),), removed=(old,))
+        change = Change("compact", added=(written(tx, [1, 2]),), removed=(old,), exclusive=False)
         lake.commit(FileChange(added_deletes=lake.veil((old.tag, [0]))))
         tx.commit(change)
 

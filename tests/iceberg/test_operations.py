@@ -268,3 +268,32 @@ def test_a_writer_that_gets_in_between_is_seen(house: House) -> None:
     assert result.attempts == 2
     assert [row for row in house.rows("id", "v") if row[0] >= 100] == [(100, "z"), (200, "theirs")]
     assert house.orphans() == set()
+
+
+def test_the_total_counts_what_others_have_committed_meanwhile(house: House) -> None:
+    evolved(house)
+
+    def progress(step: str, _done: int, _total: int) -> None:
+        if step == "write files" and len(house.rows()) == len(EU_US):
+            house.table.append(pa.table({"id": [200, 201], "region": ["eu", "eu"], "v": ["theirs"] * 2}))
+
+    result = it.write(SOURCE, house.target, progress=progress)
+    assert result.attempts == 1  # an append is in nobody's way
+    assert (result.inserted, result.total) == (3, len(EU_US) + 5)
+    assert result.total == len(house.rows())
+
+
+@pytest.mark.parametrize(("version", "mode"), KINDS)
+def test_a_partition_that_goes_whole_is_not_read(house: House, version: int, mode: str) -> None:
+    house.make(EU_US.schema, mode=mode, by=[("region", IdentityTransform())])
+    house.table.append(EU_US)
+    if version == 3:
+        house.warehouse.upgrade(house.name)
+    before = {file.path for file in it.snapshot(house.target).files}
+    plan = it.plan("delete", house.target, "region = 'eu'")
+    assert (plan.count("remove"), plan.count("keep"), plan.bytes_to_read) == (1, 1, 0)
+    result = it.delete(house.target, "region = 'eu'")
+    assert (result.deleted, result.total) == (4, 4)
+    assert {file.path for file in it.snapshot(house.target).files} < before
+    assert {row[0] for row in house.rows("region", "id")} == {"us"}
+    house.check()

@@ -403,6 +403,6 @@ def test_arrow_on_iceberg_agrees_with_the_model(warehouse: Warehouse, data: st.D
 
 
 @given(st.data())
-@settings(max_examples=60 if FULL else 8, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=200 if FULL else 8, deadline=None, suppress_health_check=list(HealthCheck))
 def test_duckdb_on_iceberg_agrees_with_the_model(warehouse: Warehouse, data: st.DataObject) -> None:
     drive(data, emptied(warehouse), "duckdb", most=6 if FULL else 4)

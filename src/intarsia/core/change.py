@@ -98,3 +98,5 @@ class Committed:
 
     txid: str
     version: int
+    rows: int | None = None
+    """How many rows there are now, where others have committed since the change was planned."""

@@ -59,6 +59,12 @@ class Lens(Protocol):
         type.
         """
 
+    def fixed(self, column: str) -> tuple[Any] | None:
+        """The one value that a top-level column has in every row, as its partition says; None is unknown.
+
+        In the form of ``bounds``; the value may be NULL.
+        """
+
     def dead(self, parquet: pq.ParquetFile, filesystem: pafs.FileSystem) -> pa.Int64Array | None:
         """The positions of rows that were deleted, ascending; None for none."""
 

@@ -242,6 +242,8 @@ def _report(
     if change is not None and isinstance(plan.intent, (Compact, Optimize)):
         after = before - sum(f.rows for f in change.removed) + sum(f.rows for f in change.added)
         deleted = before - after
+    if committed is not None and committed.rows is not None:  # of the others' commits nothing else is known
+        before, after = before + committed.rows - after, committed.rows
     intent = plan.intent
     strategy = intent.rule.name if isinstance(intent, Merge) else intent.operation
     written = 0

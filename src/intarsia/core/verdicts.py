@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,7 +60,7 @@ class _Judge:
     def verdict(self, file: DataFile, start: int) -> Verdict:
         known: dict[Path, Facts] = {
             (name,): _constant(value, self.snapshot.schema.field(name).type)
-            for name, value in file.partition.items()
+            for name, value in (*file.partition.items(), *_fixed(file, self.bounds))
         }
         every = _every(file)
         by_place = self._by_place(known)
@@ -82,6 +82,14 @@ class _Judge:
         if self.outside is not None and self.outside[entry]:
             return False
         return not never_true(self.where, known | _facts(self.bounds, entry, self.snapshot.schema))
+
+
+def _fixed(file: DataFile, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """What a table knows of columns that are the same in all rows of a file."""
+    if file.lens is not None:
+        for name in names:
+            if (value := file.lens.fixed(name)) is not None:
+                yield name, value[0]
 
 
 def out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema) -> list[bool] | None:

@@ -127,7 +127,9 @@ class IcebergTransaction:
         self._remove([location for path, location in self._placed.items() if path not in used])
         self._remove(self._overtaken(change.added))
         self._table.committed(receipt.metadata, receipt.metadata_location)
-        return Committed(self.txid, receipt.sequence_number or len(receipt.metadata.snapshots))
+        rebased = receipt.parent_id != self._state.head_id and not stage_only
+        rows = self._table.snapshot().rows if rebased else None
+        return Committed(self.txid, receipt.sequence_number or len(receipt.metadata.snapshots), rows)
 
     def close(self) -> None:
         """Remove what was written, unless it was committed or may have been."""

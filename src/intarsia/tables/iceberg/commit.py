@@ -71,6 +71,8 @@ class Receipt:
     sequence_number: int
     metadata: TableMetadata = field(repr=False)
     metadata_location: str
+    parent_id: int | None = None
+    """The snapshot it was built on, which need not be the one it was planned on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -263,7 +265,8 @@ class Commit:
         return self._receipt(snapshot, table.metadata, table.metadata_location)
 
     def _receipt(self, snapshot: Snapshot, metadata: TableMetadata, location: str) -> Receipt:
-        return Receipt(snapshot.snapshot_id, snapshot.sequence_number or 0, metadata, location)
+        number = snapshot.sequence_number or 0
+        return Receipt(snapshot.snapshot_id, number, metadata, location, snapshot.parent_snapshot_id)
 
     def _refused(self, error: Exception) -> CommitError:
         return CommitError(

@@ -119,7 +119,7 @@ class TableLens:
             return self.defaults
         found = self._constants.get(key)
         if found is None:
-            found = self._constants[key] = {**self.defaults, **self._identities(*key)}
+            found = self._constants[key] = {**self.defaults, **self.identities(*key)}
         return found
 
     def equality_columns(self, entry: Entry) -> EqualityColumns:
@@ -131,10 +131,10 @@ class TableLens:
         return EqualityColumns(
             names={} if mapping is None else names_of(mapping),
             defaults=defaults,
-            constants=self._identities(entry.file.spec_id, entry.file.partition),
+            constants=self.identities(entry.file.spec_id, entry.file.partition),
         )
 
-    def _identities(self, spec_id: int, values: tuple[Any, ...]) -> dict[int, Any]:
+    def identities(self, spec_id: int, values: tuple[Any, ...]) -> dict[int, Any]:
         """By source field the values of a tuple that are the columns' own."""
         spec = spec_by_id(self.metadata, spec_id)
         return {
@@ -203,6 +203,15 @@ class FileLens:
         if nulls == file.record_count:
             return None, None, nulls
         return low, high, nulls if nulls == 0 or not self.deletes else None
+
+    def fixed(self, column: str) -> tuple[Any] | None:
+        """The one value that a column has in every row, where the file's spec has it as it is."""
+        known = self.table.column(column)
+        file = self.entry.file
+        if known is None or not file.partition:
+            return None
+        values = self.table.identities(file.spec_id, file.partition)
+        return (values[known.number],) if known.number in values else None
 
     def lacking(self, column: str) -> tuple[Any, Any, int | None]:
         """The bounds of a column that the file is known to lack: its constant, or NULL throughout."""
