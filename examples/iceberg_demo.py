@@ -1,4 +1,4 @@
-"""An Iceberg table that was partitioned by day, then by day and region, changed across both: in ``make demo``.
+"""An Iceberg table partitioned by day, then by day and region, changed across both: in ``make demo``.
 
 The table is made and evolved with PyIceberg alone, as ingestion would; the pipeline ``visits.toml`` changes
 it, and PyIceberg reads it back.
@@ -33,7 +33,9 @@ def visits(first: int, count: int, day: int) -> pa.Table:
     return pa.table(
         {
             "visit_id": pa.array(ids, pa.int64()),
-            "ts": pa.array([FIRST + timedelta(days=day, seconds=n % 86_400) for n in ids], pa.timestamp("us")),
+            "ts": pa.array(
+                [FIRST + timedelta(days=day, seconds=n % 86_400) for n in ids], pa.timestamp("us")
+            ),
             "region": [REGIONS[n % 3] for n in ids],
             "seconds": pa.array([0 if n % 100 == 99 else n % 600 + 1 for n in ids], pa.int32()),
             "page": [f"/Page/{n % 40}" for n in ids],

@@ -20,12 +20,12 @@ from datetime import date, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import iceberg_demo
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 import pyarrow.dataset as ds
 
-import iceberg_demo
 import intarsia as it
 from intarsia import pipeline
 from intarsia.pipeline.report import StepReport
