@@ -9,6 +9,8 @@ from importlib import import_module, metadata
 from importlib.util import find_spec
 from typing import Any
 
+import pyarrow.fs as pafs
+
 from intarsia.common.arrow import SPOOL_BYTES
 from intarsia.common.machine import memory_total
 from intarsia.common.source import Source
@@ -205,8 +207,16 @@ def _lacks_duckdb(table: Table | None = None) -> str | None:
     version = metadata.version("duckdb")
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST_DUCKDB:
         return f"duckdb {version} is installed, and 1.5 or newer is needed"
-    local = table is None or isinstance(getattr(table, "storage", None), PosixStorage)
+    local = table is None or _is_local(table)
     return None if local or find_spec("fsspec") else "fsspec is not installed"
+
+
+def _is_local(table: Table) -> bool:
+    """Whether a table's files are on a disk of this machine."""
+    if isinstance(getattr(table, "storage", None), PosixStorage):
+        return True
+    filesystem, *_ = getattr(table, "workspace", None) or (None,)
+    return isinstance(filesystem, pafs.LocalFileSystem)
 
 
 def _of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:

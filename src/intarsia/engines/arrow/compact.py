@@ -11,7 +11,7 @@ from intarsia.core.files import DataFile
 from intarsia.core.intent import Compact
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
-from intarsia.engines.arrow.fan_out import FanOut, FreshForm
+from intarsia.engines.arrow.fan_out import FreshForm, dealt_out
 from intarsia.engines.arrow.indices import NarrowingSink, widen, widened
 from intarsia.engines.arrow.reading import PIECE_BYTES
 from intarsia.engines.arrow.regroup import check_rows, form_of, pieces_of, regrouped
@@ -73,13 +73,7 @@ def compact_dealt(
     intent = plan.intent
     assert isinstance(intent, Compact)
     form = FreshForm.of(plan, tx, lineage=True, target_bytes=intent.target_bytes, rows=intent.target_rows)
-    out = FanOut(form, tx, f"compact-{number:05d}")
-    try:
-        for piece in _rows(group, plan, form.schema, readers=readers):
-            out.add(piece)
-        staged = out.close()
-    finally:
-        out.abandon()
+    staged = dealt_out(form, tx, f"compact-{number:05d}", _rows(group, plan, form.schema, readers=readers))
     check_rows(staged, group.rows, group)
     return staged
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -173,6 +173,17 @@ class FanOut:
                 return
             self._buffered -= state.buffered
             state.row_groups.finish()
+
+
+def dealt_out(form: FreshForm, tx: Workplace, label: str, pieces: Iterable[pa.Table]) -> list[StagedFile]:
+    """Rows that come in pieces as new files of their partitions; ``label`` as in :class:`FanOut`."""
+    out = FanOut(form, tx, label)
+    try:
+        for piece in pieces:
+            out.add(piece)
+        return out.close()
+    finally:
+        out.abandon()
 
 
 @dataclass(slots=True)

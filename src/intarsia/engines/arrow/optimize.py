@@ -20,7 +20,7 @@ from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Progress, Workplace
 from intarsia.engines.arrow.duplicates import match_duplicates
-from intarsia.engines.arrow.fan_out import FanOut, FreshForm
+from intarsia.engines.arrow.fan_out import FreshForm, dealt_out
 from intarsia.engines.arrow.indices import NarrowingSink, widen, widened
 from intarsia.engines.arrow.ordering import Cuts, Order
 from intarsia.engines.arrow.overlay import take_rows
@@ -165,7 +165,7 @@ class NewFiles:
         """
         form, ordinal = self.form, self.first + number
         if self.fresh is not None:
-            return self._dealt(self.fresh, ordinal, pieces)
+            return dealt_out(self.fresh, self.tx, f"optimized-{ordinal:05d}", pieces)
         writer = form.writer(self.tx, f"optimized-{ordinal:05d}")
         try:
             layout = replace(form.layout, row_group_rows=self.row_group_rows(rows), sorting=())
@@ -178,15 +178,6 @@ class NewFiles:
             return [writer.close(place, partition)]
         finally:
             writer.abandon()
-
-    def _dealt(self, form: FreshForm, ordinal: int, pieces: Iterable[pa.Table]) -> list[StagedFile]:
-        out = FanOut(form, self.tx, f"optimized-{ordinal:05d}")
-        try:
-            for piece in pieces:
-                out.add(piece)
-            return out.close()
-        finally:
-            out.abandon()
 
     def write_portions(
         self, portions: Iterable[Portion], outputs: int, sorter: Sorter, *, threads: int = 1

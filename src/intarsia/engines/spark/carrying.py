@@ -16,7 +16,7 @@ from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Workplace
 from intarsia.core.rule import Action, Drop, Insert
 from intarsia.engines.arrow.afresh import Carried
-from intarsia.engines.arrow.fan_out import FanOut, FreshForm
+from intarsia.engines.arrow.fan_out import FreshForm, dealt_out
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher
 from intarsia.engines.arrow.placing import SLICE_ROWS, Placing
 from intarsia.engines.arrow.predicates import predicate_hits
@@ -43,13 +43,7 @@ def written(
     within the bounds of :class:`FanOut`.
     """
     with attempt_at(workplace, plan.snapshot) as tx:
-        out = FanOut(FreshForm.of(plan, tx, lineage=lineage), tx, prefix_of(plan))
-        try:
-            for piece in pieces:
-                out.add(piece)
-            return out.close()
-        finally:
-            out.abandon()
+        return dealt_out(FreshForm.of(plan, tx, lineage=lineage), tx, prefix_of(plan), pieces)
 
 
 def carried_rows(
