@@ -41,7 +41,7 @@ class SourceFacts:
     """By the target's name of each key column."""
     partitions: PartitionSet = field(default_factory=lambda: PartitionSet(()))
     parts: frozenset[Any] | None = None
-    """The tags of the partitions that rows go to, where the table deals them out by itself."""
+    """The keys of the partitions that rows go to, where the table deals them out by itself."""
 
 
 def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
@@ -192,7 +192,7 @@ def _written_to(snapshot: Snapshot, facts: SourceFacts) -> list[bool]:
     """Per file whether it is of a partition that rows go to."""
     if facts.parts is None or snapshot.spread is None:
         return [home is not None for home in facts.partitions.rows_of(snapshot.files)]
-    return [snapshot.spread.home(file).tag in facts.parts for file in snapshot.files]
+    return [snapshot.spread.home(file).key in facts.parts for file in snapshot.files]
 
 
 def for_a_moment(snapshot: Snapshot) -> list[str]:
@@ -325,7 +325,7 @@ def by_partition(files: Sequence[DataFile], snapshot: Snapshot) -> list[list[Dat
         return by_directory(files)
     groups: dict[Any, list[DataFile]] = {}
     for file in snapshot.in_order(files):
-        groups.setdefault(spread.home(file).tag, []).append(file)
+        groups.setdefault(spread.home(file).key, []).append(file)
     return list(groups.values())
 
 

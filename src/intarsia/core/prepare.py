@@ -283,7 +283,7 @@ def _parts(operation: str, table: pa.Table, snapshot: Snapshot) -> frozenset[Any
     if operation != "overwrite_partitions" or snapshot.spread is None:
         return None
     chosen = table.select(list(snapshot.spread.columns))
-    return frozenset(part.tag for part, _ in snapshot.spread.split(chosen)) if table.num_rows else frozenset()
+    return frozenset(part.key for part, _ in snapshot.spread.split(chosen)) if table.num_rows else frozenset()
 
 
 def settle_partition_columns(

@@ -61,10 +61,12 @@ def _planned(prepared: Prepared, snapshot: Snapshot, engine: Engine, reason: str
 
 def _closer(plan: Plan, prepared: Prepared) -> Plan:
     """The plan again, with what the footers of the files it has to look into say."""
-    unknown = [item.file for item in plan.files if _needs_footer(item)]
-    if plan.snapshot.closer is None or not unknown:
+    if plan.snapshot.closer is None:
         return plan
-    return make_plan(prepared, plan.snapshot.looked_into(unknown))
+    # What is found out may bring other files in, such as those that exact row counts leave room for.
+    while unknown := [item.file for item in plan.files if _needs_footer(item)]:
+        plan = make_plan(prepared, plan.snapshot.looked_into(unknown))
+    return plan
 
 
 def _needs_footer(item: FilePlan) -> bool:

@@ -21,6 +21,20 @@ class Part:
     tag: Any = None
     """The table's own note, fixed here and taken over by every file written for it; hashable."""
 
+    @property
+    def key(self) -> Any:
+        """Tells partitions apart, the same in every process: NaN is NaN, and 0.0 is not -0.0.
+
+        Of a tag alone neither holds: two NaN that were read apart are not equal, and both zeros are.
+        """
+        return _by_bits(self.tag)
+
+
+def _by_bits(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return tuple(map(_by_bits, value))
+    return value.hex() if isinstance(value, float) else value
+
 
 class Spread(Protocol):
     """How rows are dealt out over partitions. A value: it pickles, and works in another process."""

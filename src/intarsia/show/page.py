@@ -305,9 +305,9 @@ def _result_table(result: MergeResult, most_files: int) -> Table:
     if len(found) <= most_files:
         lines = [_tile_line(tile.title, [tile]) for tile in found]
         return Table("files", ("file", "what", "why", "rows", "size"), tuple(lines), _NUMBERS)
-    groups: dict[tuple[Kind, str], list[tiles.Tile]] = {}
+    groups: dict[tuple[Kind, str, str], list[tiles.Tile]] = {}
     for tile in found:
-        groups.setdefault((tile.kind, tile.reason), []).append(tile)
+        groups.setdefault((tile.kind, tile.reason, tile.word), []).append(tile)
     order = {kind: -number for number, kind in enumerate(tiles.LEGEND)}
     ordered = sorted(groups.items(), key=lambda item: (order[item[0][0]], -len(item[1]), item[0][1]))
     lines = [_tile_line(units.count(len(alike)), alike) for _, alike in ordered]
@@ -317,8 +317,9 @@ def _result_table(result: MergeResult, most_files: int) -> Table:
 def _tile_line(name: str, alike: Sequence[tiles.Tile]) -> Line:
     rows, size = sum(tile.rows for tile in alike), sum(tile.size for tile in alike)
     first = alike[0]
-    word = tiles.LEGEND[first.kind]
-    return Line((name, word, first.reason, units.count(rows), units.size(size) if size else ""), first.kind)
+    return Line(
+        (name, first.word, first.reason, units.count(rows), units.size(size) if size else ""), first.kind
+    )
 
 
 # Snapshots and inspections

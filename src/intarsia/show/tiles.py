@@ -53,6 +53,13 @@ class Tile:
     size: int
     reason: str = ""
     files: int = 1
+    veiled: bool = False
+    """Drawn as a file that is rewritten, though it stays and a delete file comes beside it."""
+
+    @property
+    def word(self) -> str:
+        """What happened to it, for a table."""
+        return "rows veiled" if self.veiled else LEGEND[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
@@ -202,7 +209,14 @@ def _reported(result: MergeResult, entry: MergeFileMetadata, plan: FilePlan | No
         kind = "regrouped"
     path = entry.path.removeprefix(result.path.rstrip("/") + "/") if result.path else entry.path
     reason = plan.reason if plan is not None else ""
-    tile = Tile(kind, units.printable(path), entry.row_count, entry.size_bytes or 0, units.printable(reason))
+    tile = Tile(
+        kind,
+        units.printable(path),
+        entry.row_count,
+        entry.size_bytes or 0,
+        units.printable(reason),
+        veiled=entry.operation == "veiled",
+    )
     if plan is None or result.plan is None:
         return partition_label({}, path), tile
     return _label(plan.file, result.plan.snapshot), tile

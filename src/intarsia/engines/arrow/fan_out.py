@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -15,6 +16,7 @@ from intarsia.core.files import Snapshot
 from intarsia.core.intent import WriteOptions
 from intarsia.core.layout import Layout
 from intarsia.core.lens import with_lineage
+from intarsia.core.opened import open_limit
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Workplace
 from intarsia.core.spread import Part, Spread
@@ -83,8 +85,9 @@ def _layout(snapshot: Snapshot, options: WriteOptions) -> Layout:
 class FanOut:
     """Takes rows in any order and writes each to a file of its partition.
 
-    Memory: a row group of each partition, and no more than ``BUFFERED_BYTES`` over all of them. Nothing
-    of it counts until a commit names the files.
+    Memory: a row group of each partition, and no more than ``BUFFERED_BYTES`` over all of them. Files
+    beyond those that may be open at once are closed with the rows they have. Nothing of it counts until
+    a commit names the files.
     """
 
     def __init__(self, form: FreshForm, tx: Workplace, label: str) -> None:
@@ -93,9 +96,11 @@ class FanOut:
         self._tx = tx
         self._label = label
         self._open: dict[Any, _Open] = {}
-        """By the tag of their partition."""
+        """By the key of their partition."""
         self._ordinal = 0
         self._buffered = 0
+        self._begun = 0
+        self._most_begun = _most_begun()
         self._done: list[StagedFile] = []
 
     def add(self, table: pa.Table) -> None:
@@ -137,9 +142,21 @@ class FanOut:
             table = table.slice(taken)
             if state.writer.size >= self._form.target_bytes or state.rows == most:
                 self._finish(part)
+            else:
+                self._settle(state)
+
+    def _settle(self, state: _Open) -> None:
+        """A file that was begun stays open, as long as others leave it a handle."""
+        if state.begun or not state.writer.size:
+            return
+        if self._begun == self._most_begun:
+            self._finish(state.part)
+        else:
+            state.begun = True
+            self._begun += 1
 
     def _opened(self, part: Part) -> _Open:
-        state = self._open.get(part.tag)
+        state = self._open.get(part.key)
         if state is None:
             form, tx = self._form, self._tx
             path = tx.place(part.values, f"{self._label}{tx.staging.attempt}", self._ordinal)
@@ -153,12 +170,13 @@ class FanOut:
                 count_nans=True,
             )
             state = _Open(part, path, writer, RowGroups(writer, form.layout))
-            self._open[part.tag] = state
+            self._open[part.key] = state
         return state
 
     def _finish(self, part: Part) -> None:
-        state = self._open.pop(part.tag)
+        state = self._open.pop(part.key)
         self._buffered -= state.buffered
+        self._begun -= state.begun
         try:
             state.row_groups.finish()
             staged = state.writer.close(state.path, part.values)
@@ -173,6 +191,7 @@ class FanOut:
                 return
             self._buffered -= state.buffered
             state.row_groups.finish()
+            self._settle(state)
 
 
 def dealt_out(form: FreshForm, tx: Workplace, label: str, pieces: Iterable[pa.Table]) -> list[StagedFile]:
@@ -195,6 +214,8 @@ class _Open:
     writer: FileWriter
     row_groups: RowGroups
     rows: int = 0
+    begun: bool = False
+    """Whether it has a handle that is counted."""
 
     @property
     def buffered(self) -> int:
@@ -204,6 +225,11 @@ class _Open:
         if table.num_rows:
             self.row_groups.add(table)
             self.rows += table.num_rows
+
+
+def _most_begun() -> int:
+    """How many files one dealer keeps open: half of those the process may, shared by one for each core."""
+    return max(1, open_limit() // 2 // (os.cpu_count() or 1))
 
 
 def _completed(table: pa.Table, schema: pa.Schema) -> pa.Table:

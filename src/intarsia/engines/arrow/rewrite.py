@@ -361,6 +361,10 @@ def assigned(
         new = cast_exact(chunked, kind, column=".".join(target), operation=operation, path=path)
         current = values.get(name, rows[name] if name in rows.column_names else None)
         values[name] = new if len(target) == 1 else _with_child(current, target[1:], new)
+    for name in {target[0] for target, _ in action.values if len(target) > 1}:
+        whole = pa.chunked_array([values[name]])
+        kind = schema.field(name).type
+        values[name] = cast_exact(whole, kind, column=name, operation=operation, path=path)
     return values
 
 
@@ -385,7 +389,10 @@ def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
             children.append(flat)
         else:
             children.append(_with_child(old, path[1:], value))
-    return pa.StructArray.from_arrays(children, fields=fields)
+    # What is NOT NULL is told once all fields are assigned: others may follow.
+    loose = [field.with_nullable(True) for field in fields]
+    loose = [field.with_type(child.type) for field, child in zip(loose, children, strict=True)]
+    return pa.StructArray.from_arrays(children, fields=loose)
 
 
 def _written_form(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:

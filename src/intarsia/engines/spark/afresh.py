@@ -120,7 +120,7 @@ def by_home(plan: Plan) -> list[FilePlan]:
     assert spread is not None
     homes: dict[Any, list[FilePlan]] = {}
     for item in plan.chosen("scan"):
-        homes.setdefault(spread.home(item.file).tag, []).append(item)
+        homes.setdefault(spread.home(item.file).key, []).append(item)
     return [item for items in homes.values() for item in items]
 
 
@@ -235,7 +235,7 @@ def by_part(
             piece = rows.slice(start, SLICE_ROWS)
             deciding = _deciding(placing.built(piece, action, source), plan.snapshot, plan)
             for part, mine in spread.split(deciding):
-                parts.setdefault(part.tag, []).append((action, piece if mine is None else piece.take(mine)))
+                parts.setdefault(part.key, []).append((action, piece if mine is None else piece.take(mine)))
     return [one for pieces in parts.values() for one in _joined(pieces)]
 
 

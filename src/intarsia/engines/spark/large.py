@@ -105,13 +105,13 @@ def prepare_write(crew: Crew, intent: Write, snapshot: Snapshot, source: SparkSo
     parts = tuple(fact.part for fact in facts)
     remote = RemoteRows(replace(spool, schema=schema, parts=parts), schema, _homes(facts))
     places = PartitionSet.of(_places(facts, schema, apart), apart)
-    tags = frozenset(tag for fact in facts for tag in fact.homes) if replaces_parts else None
+    keys = frozenset(key for fact in facts for key in fact.homes) if replaces_parts else None
     return Prepared(
         intent,
         schema,
         partition_columns,
         schema.empty_table(),
-        SourceFacts(remote.spool.rows, {}, places, tags),
+        SourceFacts(remote.spool.rows, {}, places, keys),
         source.rows,
         remote=remote,
     )
@@ -127,8 +127,8 @@ def _homes(facts: Sequence[PartFacts]) -> dict[int, int]:
     """How many rows go to each partition, by its code."""
     homes: dict[int, int] = {}
     for fact in facts:
-        for tag, rows in fact.homes.items():
-            homes[part_code(tag)] = homes.get(part_code(tag), 0) + rows
+        for key, rows in fact.homes.items():
+            homes[part_code(key)] = homes.get(part_code(key), 0) + rows
     return homes
 
 

@@ -110,7 +110,7 @@ class PartFacts:
     nan: dict[str, bool]
     partitions: pa.Table
     homes: Mapping[Any, int] = field(default_factory=dict)
-    """How many rows go to each partition, by its tag, where the table deals rows out by itself."""
+    """How many rows go to each partition, by its key, where the table deals rows out by itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -191,15 +191,15 @@ def _part_codes(table: pa.Table, spread: Spread, homes: dict[Any, int]) -> pa.Ar
     codes, rows = [], []
     for part, mine in spread.split(table.select(list(spread.columns))):
         numbers = arange(table.num_rows) if mine is None else mine
-        homes[part.tag] = homes.get(part.tag, 0) + len(numbers)
-        codes.append(pa.repeat(pa.scalar(part_code(part.tag), pa.int64()), len(numbers)))
+        homes[part.key] = homes.get(part.key, 0) + len(numbers)
+        codes.append(pa.repeat(pa.scalar(part_code(part.key), pa.int64()), len(numbers)))
         rows.append(numbers)
     return pa.concat_arrays(codes).take(pc.array_sort_indices(pa.concat_arrays(rows)))
 
 
-def part_code(tag: Any) -> int:
+def part_code(key: Any) -> int:
     """The same number for a partition in every process; two may share one."""
-    return zlib.crc32(repr(tag).encode())
+    return zlib.crc32(repr(key).encode())
 
 
 def _opened(location: str, filesystem: pafs.FileSystem) -> pq.ParquetFile:

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 
 from pyiceberg.catalog import Catalog, MetastoreCatalog
+from pyiceberg.exceptions import CommitFailedException
 from pyiceberg.io import FileIO
 from pyiceberg.serializers import Compressor, ToOutputFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
@@ -42,6 +43,7 @@ def metadata_files() -> Iterator[list[str]]:
 def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> None:
     paths = _written.get()
     if paths is not None:
+        _check_sequence(metadata)
         paths.append(metadata_path)
     if not isinstance(metadata, TableMetadataV3):
         ToOutputFile.table_metadata(metadata, io.new_output(metadata_path))
@@ -54,11 +56,21 @@ def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> 
         stream.write(data)
 
 
+def _check_sequence(metadata: TableMetadata) -> None:
+    """A commit to another branch may have come first; PyIceberg looks at the numbers in version 2 only."""
+    if metadata.format_version < 3 or not metadata.snapshots:
+        return
+    *before, new = (snapshot.sequence_number or 0 for snapshot in metadata.snapshots)
+    if before and new <= max(before):
+        raise CommitFailedException(f"Sequence number {new} was taken by a commit to another branch")
+
+
 def next_row_id(metadata: TableMetadata) -> int:
     """The first row id that is free; a table that was just made or upgraded may not say so."""
     known = getattr(metadata, "next_row_id", None)
     if known is not None:
         return int(known)
     return max(
-        (s.first_row_id + (s.added_rows or 0) for s in metadata.snapshots if s.first_row_id), default=0
+        (s.first_row_id + (s.added_rows or 0) for s in metadata.snapshots if s.first_row_id is not None),
+        default=0,
     )

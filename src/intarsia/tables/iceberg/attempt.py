@@ -13,7 +13,7 @@ import intarsia
 from intarsia.common.log import logger
 from intarsia.core.change import BEGUN, Change, Committed, StagedFile, Staging
 from intarsia.core.files import DataFile
-from intarsia.errors import DamagedTable, InputError, NotSupported, StorageError
+from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
 from intarsia.tables.iceberg.batches import check_batch, last_batch
 from intarsia.tables.iceberg.changes import Setting, added_file, file_change, validation_of
 from intarsia.tables.iceberg.commit import Commit, Target
@@ -128,19 +128,26 @@ class IcebergTransaction:
         self._remove(self._overtaken(change.added))
         self._table.committed(receipt.metadata, receipt.metadata_location)
         rebased = receipt.parent_id != self._state.head_id and not stage_only
-        rows = self._table.snapshot().rows if rebased else None
+        rows = self._rows_now() if rebased else None
         return Committed(self.txid, receipt.sequence_number or len(receipt.metadata.snapshots), rows)
 
     def close(self) -> None:
         """Remove what was written, unless it was committed or may have been."""
-        if self._commit is not None and self._commit.in_flight:
-            return
         if not self._finished:
+            if self._commit is not None and self._commit.in_flight:
+                return
             self._remove(list(self._placed.values()))
             if self._travelled:
                 self._remove(self._found_elsewhere({self.txid}))
         if self._staged:
             self._remove_staging()
+
+    def _rows_now(self) -> int | None:
+        try:
+            return self._table.snapshot().rows
+        except IntarsiaError as error:  # the change is in effect all the same
+            log.warning("%s: its rows could not be counted after the commit: %s", self.snapshot.root, error)
+            return None
 
     def _workplace(self) -> IcebergWorkplace:
         staging = Staging(filesystem=self._store.filesystem, directory=self._directory, txid=self.txid)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from pyiceberg.table.snapshots import ancestors_of
-
 from intarsia.errors import InputError
-from intarsia.tables.iceberg.state import State
+from intarsia.tables.iceberg.state import State, ancestry
 
 
 def last_batch(state: State, app_id: str) -> int | None:
     """The highest ``batch_id`` with this ``app_id`` in the branch's history; None, also if it expired."""
     found: int | None = None
-    for snapshot in ancestors_of(state.head, state.metadata):
+    for snapshot in ancestry(state.head, state.metadata):
         said = {} if snapshot.summary is None else snapshot.summary.additional_properties
         batch = said.get("batch_id", "")
         if said.get("app_id") == app_id and batch.isdecimal():

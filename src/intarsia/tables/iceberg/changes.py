@@ -142,9 +142,10 @@ def validation_of(change: Change, setting: Setting) -> Validation:
     removed = list(map(entry_of, change.removed))
     veiled = [entry_of(veil.file) for veil in change.veiled]
     batch = _batch(change.properties)
-    if is_rewrite(change):
-        return Validation(undisturbed=removed, equalities=False, batch=batch)
     version = setting.state.metadata.format_version
+    if is_rewrite(change):
+        specs = frozenset(file.tag[0] for file in change.added if file.tag is not None)
+        return Validation(undisturbed=removed, equalities=version == 1, specs=specs, batch=batch)
     isolation = setting.properties.isolation[WRITES_AS.get(operation, "merge")]
     # To delete a row twice does no harm, but a vector has to hold all deletes of its file.
     careless = operation == "delete" and not change.added and version == 2

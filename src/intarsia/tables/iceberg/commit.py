@@ -24,6 +24,7 @@ from pyiceberg.exceptions import (
     UnauthorizedError,
     WaitingForLockException,
 )
+from pyiceberg.io import FileIO
 from pyiceberg.table import CommitTableResponse, Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import SnapshotRefType
@@ -48,7 +49,7 @@ from intarsia.tables.iceberg.validate import Validation, check
 
 log = logger(__name__)
 
-_REFUSED = (
+REFUSALS = (
     BadRequestError,
     ForbiddenError,
     UnauthorizedError,
@@ -93,7 +94,7 @@ class Target:
 
 
 class Commit:
-    """One commit. ``in_flight`` says whether its outcome may be unknown: then nothing may be removed."""
+    """One commit. ``in_flight`` says whether it may be in effect: then nothing of it may be removed."""
 
     def __init__(
         self,
@@ -140,28 +141,31 @@ class Commit:
                 producer.clean()
                 if self._strays:
                     with suppress(StorageError):
-                        self._sweep(self._target.load())
+                        table = self._target.load()
+                        self._sweep(table.io, table.metadata, table.metadata_location)
             raise
         producer.clean(keep=used)
+        self._sweep(table.io, receipt.metadata, receipt.metadata_location)
         return receipt
 
     def _tries(self, table: Table, producer: Producer) -> tuple[Receipt, set[str]]:
         waits = waits_of(self._retry)
+        tried: dict[str, set[str]] = {}
         while True:
             head = State.of(table, self._target.base.branch, self._target.base.shelf)
             check(self._validation, self._target.base, head)
             snapshot, manifests = producer.produce(head)
             used = {snapshot.manifest_list, *(manifest.manifest_path for manifest in manifests)}
+            tried[snapshot.manifest_list] = used
             refusal = self._try(table, head, snapshot)
             if isinstance(refusal, Receipt):
-                return refusal, used
+                return refusal, _in_use(refusal, tried)
             wait = next(waits, None)
             time.sleep(wait or 0)
             table = self._looked_at(snapshot, refusal)
             if (done := self._found(table, snapshot)) is not None:  # a try that was said to have failed
-                return done, used
+                return done, _in_use(done, tried)
             self.in_flight = False
-            self._sweep(table)
             if wait is None:
                 raise CommitConflict(
                     f"Other writers came first each time in {self._retry.retries + 1} tries: {refusal}",
@@ -179,12 +183,11 @@ class Commit:
             try:
                 response = table.catalog.commit_table(table, requirements, updates)
             except Exception as error:  # a catalog may raise anything, and may have committed all the same
-                outcome = self._judged(error, table, snapshot)
                 self._strays += written
+                outcome = self._judged(error, table, snapshot)
                 if isinstance(outcome, CommitError):
                     raise outcome from error
                 return outcome
-            self.in_flight = False
             remove_old_metadata(table, response)
             return self._receipt(snapshot, response.metadata, response.metadata_location)
 
@@ -195,18 +198,22 @@ class Commit:
         if type(error) is ValueError:
             # PyIceberg's own checks, before anything is sent; such as that of a sequence number which a
             # commit to another branch has taken meanwhile.
+            now = self._looked_at(snapshot, error)
+            if (
+                done := self._found(now, snapshot)
+            ) is not None:  # an earlier try that was said to have failed
+                return done
             self.in_flight = False
-            moved = self._target.load().metadata_location != table.metadata_location
-            return error if moved else self._refused(error)
-        if isinstance(error, _REFUSED):
+            return error if now.metadata_location != table.metadata_location else self._refused(error)
+        if isinstance(error, REFUSALS):
             self.in_flight = False
             return self._refused(error)
         return self._after_silence(error, snapshot)
 
-    def _sweep(self, table: Table) -> None:
+    def _sweep(self, io: FileIO, metadata: TableMetadata, location: str) -> None:
         """Remove metadata files of tries that failed; not on an error's word: one might be the table's."""
-        used = {table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)}
-        remove_files(table.io, [path for path in self._strays if path not in used])
+        used = {location, *(entry.metadata_file for entry in metadata.metadata_log)}
+        remove_files(io, [path for path in self._strays if path not in used])
         self._strays.clear()
 
     def _request(
@@ -235,7 +242,6 @@ class Commit:
             time.sleep(wait)
             with suppress(StorageError):  # the catalog may still be away
                 if (done := self._found(self._target.load(), snapshot)) is not None:
-                    self.in_flight = False
                     return done
         return self._unknown(error, snapshot)
 
@@ -260,9 +266,8 @@ class Commit:
         )
 
     def _found(self, table: Table, snapshot: Snapshot) -> Receipt | None:
-        if table.metadata.snapshot_by_id(snapshot.snapshot_id) is None:
-            return None
-        return self._receipt(snapshot, table.metadata, table.metadata_location)
+        found = table.metadata.snapshot_by_id(snapshot.snapshot_id)  # by whichever try it came
+        return None if found is None else self._receipt(found, table.metadata, table.metadata_location)
 
     def _receipt(self, snapshot: Snapshot, metadata: TableMetadata, location: str) -> Receipt:
         number = snapshot.sequence_number or 0
@@ -275,6 +280,14 @@ class Commit:
             txid=self._target.txid,
             hint="nothing was changed",
         )
+
+
+def _in_use(receipt: Receipt, tried: Mapping[str, set[str]]) -> set[str]:
+    """The files of the try that is in effect, by its manifest list; of all where that is not told."""
+    snapshot = receipt.metadata.snapshot_by_id(receipt.snapshot_id)
+    if snapshot is not None and snapshot.manifest_list in tried:
+        return tried[snapshot.manifest_list]
+    return set().union(*tried.values())
 
 
 def waits_of(retry: Retry) -> Iterator[float]:

@@ -48,6 +48,13 @@ class Deletes:
         return sum(sole) if self.vector is None else self.vector.file.record_count
 
     @property
+    def marks(self) -> tuple[tuple[str, int | None], ...]:
+        """Tells these deletes from others: files never change, and a vector has its place in one."""
+        vector = () if self.vector is None else (self.vector,)
+        every = (*vector, *self.positions, *self.equalities)
+        return tuple((entry.file.file_path, entry.file.content_offset) for entry in every)
+
+    @property
     def replaceable(self) -> tuple[Entry, ...]:
         """Those that hold deletes of this data file alone: a vector that takes them over replaces them."""
         vector = () if self.vector is None else (self.vector,)

@@ -145,9 +145,9 @@ class TableLens:
 
     def leaves(self, footer: pq.FileMetaData) -> dict[int, int]:
         """By field id the chunk of each flat top-level column; files mostly agree."""
-        schema = footer.schema
-        if self._footer is not None and self._footer[0].equals(schema):
-            return self._footer[1]
+        schema, last = footer.schema, self._footer  # once: other threads put theirs in its place
+        if last is not None and last[0].equals(schema):
+            return last[1]
         fields = ids_of(held_fields(schema.to_arrow_schema()), self.names)
         found: dict[int, int] = {}
         at = 0
@@ -232,19 +232,22 @@ class FileLens:
         return None if _is_nan(value) else value
 
     def dead(self, parquet: pq.ParquetFile, filesystem: pafs.FileSystem) -> pa.Int64Array | None:
-        """The positions of rows that were deleted, ascending; None for none."""
-        if not self.deletes:
+        """The positions of rows that were deleted, ascending; None for none.
+
+        Kept for whoever opens the file next, since equality deletes are looked for in all of its rows.
+        """
+        deletes, path = self.deletes, self.entry.file.file_path
+        if not deletes:
             return None
-        table = self.table
-        return dead_positions(
-            self.deletes,
-            self.entry.file.file_path,
-            parquet,
-            filesystem,
-            table.store.locate,
-            table.equality_columns(self.entry),
-            cache=table.cache,
-        )
+
+        def load() -> tuple[pa.Int64Array | None, int]:
+            table = self.table
+            columns = table.equality_columns(self.entry)
+            locate, cache = table.store.locate, table.cache
+            found = dead_positions(deletes, path, parquet, filesystem, locate, columns, cache=cache)
+            return found, 0 if found is None else found.nbytes
+
+        return self.table.cache.get(("dead", path, deletes.marks), load)
 
     @property
     def has_dead(self) -> bool:

@@ -5,14 +5,14 @@ from __future__ import annotations
 import datetime
 import time
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow.fs as pafs
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, WaitingForLockException
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRef, SnapshotRefType
-from pyiceberg.table.snapshots import Snapshot, ancestors_of
+from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.table.update import (
     AssertRefSnapshotId,
     AssertTableUUID,
@@ -24,10 +24,12 @@ from pyiceberg.table.update import (
 )
 
 from intarsia.common.log import logger
-from intarsia.errors import CommitConflict, InputError, NotSupported, StorageError
+from intarsia.errors import CommitConflict, CommitError, CommitUnknown, InputError, NotSupported, StorageError
+from intarsia.tables.iceberg.commit import REFUSALS, is_busy
 from intarsia.tables.iceberg.file_system import Store, store_of
+from intarsia.tables.iceberg.flags import flag, number
 from intarsia.tables.iceberg.snapshots import remove_files
-from intarsia.tables.iceberg.state import Shelf, has_live_files
+from intarsia.tables.iceberg.state import Shelf, ancestry, has_live_files
 from intarsia.tables.iceberg.table import IcebergTable
 
 log = logger(__name__)
@@ -50,7 +52,7 @@ class Expired:
 
 @dataclass(frozen=True, slots=True)
 class Orphans:
-    """Files below a table's locations that no snapshot and no metadata file refers to."""
+    """Files below a table's location that no snapshot and no metadata file refers to."""
 
     files: tuple[str, ...] = field(repr=False)
     size: int
@@ -74,7 +76,9 @@ def expire_snapshots(
 
     Raises:
         NotSupported: ``gc.enabled`` is false.
-        CommitConflict: a branch moved meanwhile; nothing was changed.
+        CommitConflict: a branch moved, or another process expired the same, meanwhile; nothing was changed.
+        CommitError: the catalog refused; nothing was changed.
+        CommitUnknown: the catalog's answer was lost; no file was removed.
     """
     if retain_last is not None and retain_last < 1:
         raise InputError(f"retain_last= must be at least 1, it is {retain_last}.")
@@ -92,7 +96,13 @@ def expire_snapshots(
     result = Expired(tuple(sorted(gone)), tuple(sorted(refs)), tuple(files), dry_run)
     if dry_run or not (gone or refs):
         return result
-    _commit_expiry(table, gone, refs)
+    after = _commit_expiry(table, gone, refs)
+    ids = {snapshot.snapshot_id for snapshot in kept}
+    # A branch may have begun meanwhile, on one of those that were to go.
+    came = [snapshot for snapshot in after.snapshots if snapshot.snapshot_id not in ids]
+    if came:
+        files = sorted(set(files) - _reached(shelf, after, came))
+        result = replace(result, files=tuple(files))
     remove_files(table.io, files)
     log.info("%s: %d snapshots expired, %d files removed", target.root, len(gone), len(files))
     return result
@@ -101,14 +111,17 @@ def expire_snapshots(
 def remove_orphans(
     target: IcebergTable | Table, *, older_than: datetime.datetime | None = None, dry_run: bool = True
 ) -> Orphans:
-    """Remove files below the table's locations that nothing refers to, such as a crashed writer leaves.
+    """Remove files below the table's location that nothing refers to, such as a crashed writer leaves.
+
+    Places outside of it, as ``write.data.path`` may name one, are not looked at: other tables may have
+    their files there.
 
     Only files last changed before ``older_than`` (three days ago unless given) are looked at: younger ones
     may belong to a writer at work. Files and directories whose names begin with ``.`` or ``_`` are left.
 
     Raises:
-        NotSupported: ``gc.enabled`` is false, another table lies inside this one's location, or the table
-            refers to files on other stores.
+        NotSupported: ``gc.enabled`` is false, another table lies inside this one's location, the location
+            has two names, or the table refers to files on other stores.
     """
     _check_zone(older_than)
     before = older_than or datetime.datetime.now(datetime.UTC) - _ORPHAN_AGE
@@ -117,14 +130,17 @@ def remove_orphans(
     _check_gc(table.metadata, "remove orphan files")
     store = store_of(table.io, table.metadata.location)
     # Listed first: what is committed in between is then known to be in use.
-    found = {info.path: info for info in _listed(table.metadata, store) if _is_old(info, before)}
+    listed = _listed(table.metadata, store)
+    found = {info.path: info for info in listed if _is_old(info, before)}
+    root = store.locate(table.metadata.location).rstrip("/")
     table = target.load()
     metadata = table.metadata
     shelf = Shelf(table.io)
     used = {store.locate(path) for path in _reached(shelf, metadata, metadata.snapshots)}
     used |= {store.locate(path) for path in _metadata_files(table)}
-    _check_alone(metadata, found, used)
+    _check_alone(metadata, (info.path for info in listed), used)
     orphans = sorted(path for path in found if path not in used)
+    _check_name(metadata, root, orphans, used - {info.path for info in listed})
     size = sum(found[path].size or 0 for path in orphans)
     if not dry_run:
         for path in orphans:
@@ -148,7 +164,7 @@ def _check_zone(moment: datetime.datetime | None) -> None:
 
 
 def _check_gc(metadata: TableMetadata, what: str) -> None:
-    if metadata.properties.get("gc.enabled", "true").lower() != "true":
+    if not flag(metadata.properties, "gc.enabled", True):
         raise NotSupported(
             f"gc.enabled is false: files may be shared with another table, so this one must not {what}.",
             path=metadata.location,
@@ -158,7 +174,7 @@ def _check_gc(metadata: TableMetadata, what: str) -> None:
 def _outlived(metadata: TableMetadata) -> set[str]:
     """Branches and tags older than they may become; main never is."""
     now = int(time.time() * 1000)
-    general = int(metadata.properties.get("history.expire.max-ref-age-ms", _FOREVER))
+    general = number(metadata.properties, "history.expire.max-ref-age-ms", _FOREVER)
     found = set()
     for name, ref in metadata.refs.items():
         snapshot = metadata.snapshot_by_id(ref.snapshot_id)
@@ -173,9 +189,9 @@ def _expiring(
 ) -> set[int]:
     now = int(time.time() * 1000)
     properties = metadata.properties
-    general = now - int(properties.get("history.expire.max-snapshot-age-ms", _MAX_AGE_MS))
+    general = now - number(properties, "history.expire.max-snapshot-age-ms", _MAX_AGE_MS)
     cutoff = general if older_than is None else int(older_than.timestamp() * 1000)
-    count = retain_last or int(properties.get("history.expire.min-snapshots-to-keep", 1))
+    count = retain_last or number(properties, "history.expire.min-snapshots-to-keep", 1)
     kept: set[int] = set()
     on_branches: set[int] = set()
     for name, ref in metadata.refs.items():
@@ -183,7 +199,7 @@ def _expiring(
             continue
         kept.add(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.BRANCH:
-            line = list(ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata))
+            line = list(ancestry(metadata.snapshot_by_id(ref.snapshot_id), metadata))
             on_branches |= {snapshot.snapshot_id for snapshot in line}
             kept |= _kept_of(line, ref, count, cutoff, now)
     # Snapshots on no branch, such as those rolled back, go by their age alone.
@@ -198,10 +214,10 @@ def _expiring(
 def _kept_of(line: Sequence[Snapshot], ref: SnapshotRef, count: int, cutoff: int, now: int) -> set[int]:
     least = ref.min_snapshots_to_keep or count
     since = cutoff if ref.max_snapshot_age_ms is None else now - ref.max_snapshot_age_ms
-    return {s.snapshot_id for number, s in enumerate(line) if number < least or s.timestamp_ms >= since}
+    return {s.snapshot_id for place, s in enumerate(line) if place < least or s.timestamp_ms >= since}
 
 
-def _commit_expiry(table: Table, gone: set[int], refs: set[str]) -> None:
+def _commit_expiry(table: Table, gone: set[int], refs: set[str]) -> TableMetadata:
     metadata = table.metadata
     requirements: tuple[TableRequirement, ...] = (
         AssertTableUUID(uuid=metadata.table_uuid),
@@ -221,13 +237,32 @@ def _commit_expiry(table: Table, gone: set[int], refs: set[str]) -> None:
     if gone:
         updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(gone)}))
     try:
-        table.catalog.commit_table(table, requirements, tuple(updates))
-    except CommitFailedException as error:
-        raise CommitConflict(
-            f"A branch moved while snapshots were expired: {error}",
-            path=metadata.location,
+        return table.catalog.commit_table(table, requirements, tuple(updates)).metadata
+    except Exception as error:  # a catalog may raise anything, and may have committed all the same
+        raise _judged(error, metadata.location) from error
+
+
+def _judged(error: Exception, where: str) -> CommitError:
+    """What an error of the catalog means for an expiry."""
+    busy = isinstance(error, (CommitFailedException, WaitingForLockException)) or is_busy(error)
+    if busy or type(error) is ValueError:  # PyIceberg's own checks, before anything is sent
+        return CommitConflict(
+            f"A branch moved while snapshots were expired, or another process expired them: {error}",
+            path=where,
             hint="nothing was changed; run it again",
-        ) from error
+        )
+    if isinstance(error, REFUSALS):
+        return CommitError(
+            f"The catalog refused to expire snapshots: {type(error).__name__}: {error}",
+            path=where,
+            hint="nothing was changed",
+        )
+    return CommitUnknown(
+        f"The catalog's answer to an expiry was lost ({type(error).__name__}: {error}).",
+        path=where,
+        changed=None,
+        hint="no file was removed; run it again, and remove_orphans() for files of snapshots that are gone",
+    )
 
 
 def _reached(shelf: Shelf, metadata: TableMetadata, snapshots: Iterable[Snapshot]) -> set[str]:
@@ -255,24 +290,15 @@ def _metadata_files(table: Table) -> set[str]:
 
 
 def _listed(metadata: TableMetadata, store: Store) -> list[pafs.FileInfo]:
-    """All files below the table's locations, but hidden ones."""
-    named = (
-        "write.data.path",
-        "write.metadata.path",
-        "write.object-storage.path",
-        "write.folder-storage.path",
-    )
-    roots = [metadata.location, *(metadata.properties[name] for name in named if name in metadata.properties)]
-    found: dict[str, pafs.FileInfo] = {}
-    for root in roots:
-        location = store.locate(root).rstrip("/")
-        selector = pafs.FileSelector(location, allow_not_found=True, recursive=True)
-        try:
-            infos = store.filesystem.get_file_info(selector)
-        except OSError as error:
-            raise StorageError(f"Cannot list {root}: {error}", errno=error.errno, path=root) from error
-        found |= {i.path: i for i in infos if i.is_file and not _is_hidden(i.path[len(location) + 1 :])}
-    return list(found.values())
+    """All files below the table's location, but hidden ones."""
+    root = metadata.location
+    location = store.locate(root).rstrip("/")
+    selector = pafs.FileSelector(location, allow_not_found=True, recursive=True)
+    try:
+        infos = store.filesystem.get_file_info(selector)
+    except OSError as error:
+        raise StorageError(f"Cannot list {root}: {error}", errno=error.errno, path=root) from error
+    return [i for i in infos if i.is_file and not _is_hidden(i.path[len(location) + 1 :])]
 
 
 def _is_hidden(path: str) -> bool:
@@ -292,3 +318,19 @@ def _check_alone(metadata: TableMetadata, found: Iterable[str], used: set[str]) 
                 f"{path} is of another table inside this one's location: its files would seem to be orphans.",
                 path=metadata.location,
             )
+
+
+def _check_name(metadata: TableMetadata, root: str, orphans: Iterable[str], unseen: set[str]) -> None:
+    """Refuse where files in use were recorded under another name of the same place, such as a link's."""
+    by_name: dict[str, list[str]] = {}
+    for path in unseen:
+        by_name.setdefault(path.rpartition("/")[2], []).append(path)
+    for orphan in orphans:
+        below = orphan[len(root) :]
+        for path in by_name.get(orphan.rpartition("/")[2], ()):
+            if path.endswith(below):
+                raise NotSupported(
+                    f"{orphan} may be {path} by another name, which is in use.",
+                    path=metadata.location,
+                    hint="set the table's location to the name that its files are recorded by",
+                )

@@ -26,7 +26,7 @@ from intarsia.tables.iceberg.specs import partition_path, spec_by_id
 from intarsia.tables.iceberg.state import State, has_live_files
 from intarsia.tables.iceberg.summary import make_summary
 from intarsia.tables.iceberg.transaction import ManifestSite, validate_added_data_files
-from intarsia.tables.iceberg.validate import key_of
+from intarsia.tables.iceberg.validate import FileKey, key_of
 from intarsia.tables.iceberg.writing import ManifestFactory
 
 log = logger(__name__)
@@ -99,7 +99,7 @@ class Producer:
         self._place = place
         self._factories: dict[int, ManifestFactory] = {}
         self._added: dict[int, list[Manifest]] = {}
-        self._filtered: dict[tuple[str, frozenset[tuple[str, int | None]]], list[Manifest]] = {}
+        self._filtered: dict[tuple[str, int | None, frozenset[FileKey]], list[Manifest]] = {}
         self._lists: list[str] = []
         self._removed_paths = frozenset(entry.file.file_path for entry in change.removed_data)
         self._removed_keys = frozenset(key_of(entry) for entry in change.removed_deletes)
@@ -227,13 +227,15 @@ class Producer:
                 continue
             removed += going
             replaced += 1
-            key = (manifest.manifest_path, frozenset(map(key_of, going)))
+            gone = frozenset(map(key_of, going))
+            # A list may have given the manifest row ids since the last try.
+            key = (manifest.manifest_path, manifest.first_row_id, gone)
             if key not in self._filtered or not all(map(factory.wrote, self._filtered[key])):
-                self._filtered[key] = factory.write([self._marked(entry, key[1]) for entry in entries])
+                self._filtered[key] = factory.write([self._marked(entry, gone) for entry in entries])
             result += self._filtered[key]
         return result, replaced
 
-    def _marked(self, entry: Entry, going: frozenset[tuple[str, int | None]]) -> Entry:
+    def _marked(self, entry: Entry, going: frozenset[FileKey]) -> Entry:
         if key_of(entry) in going:
             return replace(entry, status=Status.DELETED, snapshot_id=self.identity.snapshot_id)
         return replace(entry, status=Status.EXISTING)
@@ -308,7 +310,10 @@ class Producer:
 
 def last_sequence(metadata: TableMetadata) -> int:
     """The highest sequence number given so far; version 1 gives none."""
-    return 0 if isinstance(metadata, TableMetadataV1) else metadata.last_sequence_number
+    if isinstance(metadata, TableMetadataV1):
+        return 0
+    # What the metadata says itself may be too low: PyIceberg takes it from whichever snapshot came last.
+    return max(metadata.last_sequence_number, *(s.sequence_number or 0 for s in metadata.snapshots), 0)
 
 
 def remove_files(io: FileIO, paths: Iterable[str]) -> None:
@@ -318,5 +323,5 @@ def remove_files(io: FileIO, paths: Iterable[str]) -> None:
             io.delete(path)
         except FileNotFoundError:
             continue
-        except OSError as error:
+        except Exception as error:  # noqa: BLE001 - a store may raise anything; the commit must not fail for it
             log.warning("%s is not needed and could not be removed: %s", path, error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pyiceberg.io import FileIO
@@ -20,31 +20,39 @@ NEWEST_VERSION = 3
 
 
 class Shelf:
-    """Manifests that were read, by path: a manifest never changes once it is written."""
+    """Manifests that were read: a manifest never changes once it is written. Threads may share it."""
 
     def __init__(self, io: FileIO) -> None:
         self.io = io
         self._lists: dict[str, tuple[Manifest, ...]] = {}
-        self._entries: dict[str, tuple[Entry, ...]] = {}
+        self._entries: dict[tuple[str, int | None], tuple[Entry, ...]] = {}
 
     def manifests(self, path: str) -> tuple[Manifest, ...]:
-        if path not in self._lists:
-            self._lists[path] = tuple(read_manifest_list(self.io, path))
-        return self._lists[path]
+        found = self._lists.get(path)
+        if found is None:
+            found = self._lists[path] = tuple(read_manifest_list(self.io, path))
+        return found
 
     def entries(self, manifest: Manifest) -> tuple[Entry, ...]:
         """The live entries of a manifest."""
-        path = manifest.manifest_path
-        if path not in self._entries:
-            self._entries[path] = tuple(read_manifest(self.io, manifest))
-        return self._entries[path]
+        key = _key(manifest)
+        found = self._entries.get(key)
+        if found is None:
+            found = self._entries[key] = tuple(read_manifest(self.io, manifest))
+        return found
 
     def keep_only(self, state: State) -> None:
         """Forget what a state has nothing to do with."""
         lists = {state.head.manifest_list} if state.head is not None else set()
-        paths = {manifest.manifest_path for manifest in state.manifests}
-        self._lists = {path: found for path, found in self._lists.items() if path in lists}
-        self._entries = {path: found for path, found in self._entries.items() if path in paths}
+        keys = set(map(_key, state.manifests))
+        # Copied first, in one step: another thread may add something meanwhile.
+        self._lists = {path: found for path, found in list(self._lists.items()) if path in lists}
+        self._entries = {key: found for key, found in list(self._entries.items()) if key in keys}
+
+
+def _key(manifest: Manifest) -> tuple[str, int | None]:
+    # A manifest from before version 3 is given row ids by a later list, on each branch its own.
+    return manifest.manifest_path, manifest.first_row_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +96,14 @@ class State:
         for manifest in self.manifests:
             if (manifest.content is not Content.DATA) == deletes and has_live_files(manifest):
                 yield from self.shelf.entries(manifest)
+
+
+def ancestry(head: Snapshot | None, metadata: TableMetadata) -> Iterator[Snapshot]:
+    """A snapshot and those before it, as far as they are known; one look at each, however many."""
+    known = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
+    while head is not None:
+        yield head
+        head = known.get(head.parent_snapshot_id or 0)
 
 
 def has_live_files(manifest: Manifest) -> bool:

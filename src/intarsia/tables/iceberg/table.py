@@ -36,6 +36,8 @@ class _Seen:
     """What was read last, as long as the catalog names the same metadata file."""
 
     location: str
+    access: Mapping[str, str]
+    """What the catalog gave to reach the files with; credentials among it expire."""
     state: State
     store: Store
     snapshot: Snapshot
@@ -141,14 +143,16 @@ class IcebergTable:
 
     def _read(self) -> _Seen:
         table = self.load()
-        if self._seen is None or self._seen.location != table.metadata_location:
+        location, access = table.metadata_location, dict(table.io.properties)
+        seen = self._seen  # another thread may set it meanwhile
+        if seen is None or (seen.location, seen.access) != (location, access):
             check_mode(table.metadata, self.mode)
-            self._shelf.io = table.io  # a catalog may hand out credentials that expire
+            self._shelf.io = table.io
             state = State.of(table, self.branch, self._shelf)
             store = store_of(table.io, table.metadata.location)
-            self._seen = _Seen(table.metadata_location, state, store, self._snapshot(state, store))
+            seen = self._seen = _Seen(location, access, state, store, self._snapshot(state, store))
             self._shelf.keep_only(state)
-        return self._seen
+        return seen
 
     def _snapshot(self, state: State, store: Store) -> Snapshot:
         metadata = state.metadata

@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cache
 
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Snapshot
 
 from intarsia.errors import CommitConflict
 from intarsia.tables.iceberg.batches import last_batch
 from intarsia.tables.iceberg.deletes import DeleteIndex, unpartitioned_specs
 from intarsia.tables.iceberg.entries import Content, Entry, Manifest
 from intarsia.tables.iceberg.overlap import orders_of
-from intarsia.tables.iceberg.state import State, has_live_files
+from intarsia.tables.iceberg.state import State, ancestry, has_live_files
 
 _HINT = "nothing was changed; run the operation again"
 _SHOWN = 3
@@ -27,7 +28,7 @@ class Validation:
     """What must still hold when a change is committed; see :func:`check`."""
 
     existing: Sequence[Entry] = ()
-    """Data files that must still be there."""
+    """Data files that must still be there; deletes that were taken back must not be given again."""
     undisturbed: Sequence[Entry] = ()
     """Data files that must still be there, with the deletes they had."""
     exclusive: bool = False
@@ -37,6 +38,8 @@ class Validation:
     equalities: bool = True
     """Whether new equality deletes count. They do not where new data takes the place of old under the old
     sequence number, since they then apply to it as well."""
+    specs: frozenset[int] | None = None
+    """The specs of that new data, None for those of the old: equality deletes of others count after all."""
     position_deletes: bool = False
     """Whether position delete files are committed, which version 3 forbids."""
     batch: tuple[str, int] | None = None
@@ -80,7 +83,7 @@ def check(validation: Validation, base: State, head: State) -> None:
     _check_there(validation, since, where)
     _check_deletes(validation, since, head)
     if validation.exclusive:
-        _check_new(validation, since, head)
+        _check_new(validation, since, base, head)
 
 
 def difference(base: State, head: State) -> Difference:
@@ -95,12 +98,15 @@ def difference(base: State, head: State) -> Difference:
     )
 
 
-def key_of(entry: Entry) -> tuple[str, int | None]:
+FileKey = tuple[str, int | None]
+
+
+def key_of(entry: Entry) -> FileKey:
     """What a file is known by: several deletion vectors share the path of their Puffin file."""
     return entry.file.file_path, entry.file.content_offset
 
 
-def _live(state: State, manifests: Iterable[Manifest]) -> dict[tuple[str, int | None], Entry]:
+def _live(state: State, manifests: Iterable[Manifest]) -> dict[FileKey, Entry]:
     return {
         key_of(entry): entry
         for manifest in manifests
@@ -137,19 +143,24 @@ def _check_there(validation: Validation, since: Difference, where: str) -> None:
 
 
 def _check_deletes(validation: Validation, since: Difference, head: State) -> None:
-    changed = [
-        entry
-        for entry in since.deletes(since.come)
-        if validation.equalities or entry.file.content is not Content.EQUALITY_DELETES
-    ]
-    for entries, verb in ((changed, "added"), (since.deletes(since.gone), "removed")):
-        if not entries or not validation.undisturbed:
+    unpartitioned = unpartitioned_specs(head.metadata)
+
+    def counts(entry: Entry) -> bool:
+        if validation.equalities or entry.file.content is not Content.EQUALITY_DELETES:
+            return True
+        spec_id, specs = entry.file.spec_id, validation.specs
+        return specs is not None and spec_id not in specs and spec_id not in unpartitioned
+
+    come, gone = filter(counts, since.deletes(since.come)), since.deletes(since.gone)
+    undisturbed, existing = validation.undisturbed, validation.existing
+    for entries, verb, files in (
+        (list(come), "added", undisturbed),
+        (gone, "removed", (*undisturbed, *existing)),
+    ):
+        if not entries or not files:
             continue
-        metadata = head.metadata
-        index = DeleteIndex.of(
-            entries, unpartitioned=unpartitioned_specs(metadata), orders=orders_of(metadata)
-        )
-        hit = sorted(e.file.file_path for e in validation.undisturbed if index.applying(e))
+        index = DeleteIndex.of(entries, unpartitioned=unpartitioned, orders=orders_of(head.metadata))
+        hit = sorted(e.file.file_path for e in files if index.applying(e))
         if hit:
             raise CommitConflict(
                 f"Another writer has {verb} deletes of {len(hit)} data file(s) that were read: {_some(hit)}.",
@@ -158,11 +169,12 @@ def _check_deletes(validation: Validation, since: Difference, head: State) -> No
             )
 
 
-def _check_new(validation: Validation, since: Difference, head: State) -> None:
+def _check_new(validation: Validation, since: Difference, base: State, head: State) -> None:
+    holds_old = _rewrites(base, head)
     appeared = sorted(
         entry.file.file_path
         for entry in since.data(since.come)
-        if not _rewritten(entry, head)
+        if not holds_old(entry.snapshot_id, entry.sequence_number)
         and (validation.may_concern is None or validation.may_concern(entry, head.metadata))
     )
     if appeared:
@@ -174,14 +186,33 @@ def _check_new(validation: Validation, since: Difference, head: State) -> None:
         )
 
 
-def _rewritten(entry: Entry, head: State) -> bool:
-    """Whether a file only holds rows that were there before, as a compaction's does."""
-    snapshot = None if entry.snapshot_id is None else head.metadata.snapshot_by_id(entry.snapshot_id)
-    return (
-        snapshot is not None
-        and snapshot.summary is not None
-        and snapshot.summary.operation is Operation.REPLACE
-    )
+def _rewrites(base: State, head: State) -> Callable[[int | None, int | None], bool]:
+    """Tells by snapshot and sequence number whether a file only holds rows that were there at the base.
+
+    A compaction's does, unless it has moved rows that came after the base.
+    """
+    known = {snapshot.snapshot_id: snapshot for snapshot in head.metadata.snapshots}
+
+    @cache
+    def holds_old(snapshot_id: int | None, number: int | None) -> bool:
+        snapshot = known.get(snapshot_id or 0)
+        if snapshot is None or base.head is None or not _replaces(snapshot):
+            return False
+        numbered = base.metadata.format_version > 1 and number is not None
+        if numbered and (number or 0) < (snapshot.sequence_number or 0):  # that of the state it has read
+            return (number or 0) <= (base.head.sequence_number or 0)
+        for before in ancestry(snapshot, head.metadata):
+            if before.snapshot_id == base.head.snapshot_id:
+                return True
+            if not _replaces(before):
+                return False
+        return False
+
+    return holds_old
+
+
+def _replaces(snapshot: Snapshot) -> bool:
+    return snapshot.summary is not None and snapshot.summary.operation is Operation.REPLACE
 
 
 def _some(paths: Sequence[str]) -> str:
