@@ -1,4 +1,4 @@
-"""Partitions told apart by the bits of floats, handles, equality deletes read once, veiled files in reports."""
+"""Floats as partition values, open handles, equality deletes read once, veiled files in reports."""
 
 from __future__ import annotations
 

@@ -112,7 +112,7 @@ def test_nested_fields_are_assigned_at_any_depth(kernel):
     table = pa.table({"a": [{"b": {"c": 1, "d": "x"}}, None, {"b": None}]})
     value = resolve(parse_expression("7"), table.schema, expect=pa.int64())
     found = kernel(table, _hits([0, 2]), [Assign(((("a", "b", "c"), value),))])
-    assert found["a"].to_pylist() == [{"b": {"c": 7, "d": "x"}}, None, {"b": None}]
+    assert found["a"].to_pylist() == [{"b": {"c": 7, "d": "x"}}, None, {"b": {"c": 7, "d": None}}]
 
 
 def test_null_where_there_must_be_none_is_refused(kernel):

@@ -55,6 +55,15 @@ class Deletes:
         return tuple((entry.file.file_path, entry.file.content_offset) for entry in every)
 
     @property
+    def guessed(self) -> bool:
+        """Whether ``likely_count`` leaves deletes out, or may count one twice."""
+        if self.equalities:
+            return True
+        return self.vector is None and (
+            len(self.positions) > 1 or len(self.positions) != len(self.replaceable)
+        )
+
+    @property
     def replaceable(self) -> tuple[Entry, ...]:
         """Those that hold deletes of this data file alone: a vector that takes them over replaces them."""
         vector = () if self.vector is None else (self.vector,)

@@ -164,8 +164,10 @@ class IcebergTable:
         )
         lens = TableLens(metadata, metadata.schema(), store)
         files = []
+        guessed = 0
         for entry in oldest_first(state):
             file, deletes = entry.file, index.applying(entry)
+            guessed += bool(deletes) and deletes.guessed
             files.append(
                 DataFile(
                     path=file.file_path,
@@ -184,6 +186,7 @@ class IcebergTable:
             partition_columns=(),
             filesystem=store.filesystem,
             version=state.version,
+            notes=_counted_notes(guessed),
             uniform=False,
             spread=SpecSpread.of(metadata, schema),
             veils=veils(metadata, self.mode),
@@ -193,6 +196,16 @@ class IcebergTable:
             closer=Closer(store.filesystem),
             details=details_of(state, state.entries(deletes=False), state.entries(deletes=True)),
         )
+
+
+def _counted_notes(guessed: int) -> tuple[str, ...]:
+    """What to know of totals: rows of files that an operation looks into are counted, of others told."""
+    if not guessed:
+        return ()
+    return (
+        f"{guessed:,} files have equality deletes, or deletes shared with others: until one is looked into,"
+        " its rows count as its manifest tells them. Totals may be too high; compact() makes them exact.",
+    )
 
 
 def oldest_first(state: State) -> list[Entry]:
