@@ -43,7 +43,7 @@ class Shape:
 
 
 def rows_sql(ids: str, *, version: int = 0, rows_per_day: int | None = None) -> str:
-    """Whole rows for a query of ids in a column ``n``; a later version differs in all but the keys."""
+    """Whole rows for a query of ids in a column ``n``; a later version differs in six of the ten columns."""
     v = version
 
     def part(number: int) -> str:

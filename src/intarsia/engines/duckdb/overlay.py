@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -38,6 +38,17 @@ class Layer:
             return self.table.slice(low, high - low)
         return take_rows(self.table, self.rows.slice(low, high - low))
 
+    def between(self, start: int, stop: int) -> range:
+        """Which of the positions, from the first, lie in a range of places."""
+        return _between(self.positions, start, stop)
+
+    def has(self, column: str) -> bool:
+        return column in self.table.column_names
+
+    def of(self, columns: Collection[str]) -> Layer:
+        """The same with some columns alone."""
+        return replace(self, table=self.table.select([n for n in self.table.column_names if n in columns]))
+
 
 @dataclass(frozen=True, slots=True)
 class Overlay:
@@ -49,9 +60,11 @@ class Overlay:
     rows: int
     layers: Sequence[Layer]
     gone: Hits
+    start: int | None = None
+    """The first of the rows, where they are not all of the file's."""
 
     def reader(self) -> pa.RecordBatchReader:
-        """As many rows as the file has: per layer whether it changes the row, and to which values."""
+        """As many rows as there are: per layer whether it changes the row, and to which values."""
         return pa.RecordBatchReader.from_batches(self._schema(), self._batches())
 
     def sql(self, file: str, columns: Sequence[tuple[str, str]], view: str, schema: pa.Schema) -> str:
@@ -64,9 +77,16 @@ class Overlay:
         apart = f"t.file_row_number IS DISTINCT FROM p.{name(POS)}"
         return (
             f"SELECT {', '.join(chosen)}, t.file_row_number AS {name(POS)}"
-            f" FROM read_parquet({file}, hive_partitioning=false) t POSITIONAL JOIN {view} p"
+            f" FROM {self._file(file)} t POSITIONAL JOIN {view} p"
             f" WHERE CASE WHEN {apart} THEN error('rows were not read in order')::BOOLEAN ELSE {stays} END"
         )
+
+    def _file(self, file: str) -> str:
+        whole = f"read_parquet({file}, hive_partitioning=false)"
+        if self.start is None:
+            return whole
+        here = f"file_row_number >= {self.start} AND file_row_number < {self.start + self.rows}"
+        return f"(SELECT *, file_row_number FROM {whole} WHERE {here})"
 
     def _value(self, column: str, old: str, schema: pa.Schema) -> str:
         kind = sql_type(schema.field(column).type)
@@ -92,8 +112,9 @@ class Overlay:
 
     def _batches(self) -> Iterator[pa.RecordBatch]:
         schema = self._schema()
-        for start in range(0, self.rows, BATCH_ROWS):
-            stop = min(start + BATCH_ROWS, self.rows)
+        first = self.start or 0
+        for start in range(first, first + self.rows, BATCH_ROWS):
+            stop = min(start + BATCH_ROWS, first + self.rows)
             columns: list[pa.Array] = [arange(stop - start, start)]
             if len(self.gone):
                 slots, _, _ = _slots(self.gone.positions, start, stop)
@@ -114,10 +135,15 @@ def _label(number: int, column: str) -> str:
     return f"{number}:{column}"
 
 
+def _between(positions: pa.Array, start: int, stop: int) -> range:
+    return range(*pc.search_sorted(positions, pa.array([start, stop], pa.int64())).to_pylist())
+
+
 def _slots(positions: pa.Array, start: int, stop: int) -> tuple[pa.Array, int, int]:
     """Per row of a range the number, from the first, of the position that is it; and which positions."""
-    low, high = pc.search_sorted(positions, pa.array([start, stop], pa.int64())).to_pylist()
-    if low == high:
+    here = _between(positions, start, stop)
+    low, high = here.start, here.stop
+    if not here:
         return pa.nulls(stop - start, pa.int32()), low, high
     local = pc.subtract(positions.slice(low, high - low), pa.scalar(start, pa.int64()))
     return pc.scatter(arange(high - low).cast(pa.int32()), local, max_index=stop - start - 1), low, high

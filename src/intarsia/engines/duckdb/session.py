@@ -142,7 +142,7 @@ class Session:
         return text(self._address(filesystem, location))
 
     def _address(self, filesystem: pafs.FileSystem, location: str) -> str:
-        local = _local(filesystem, location)
+        local = local_path(filesystem, location)
         if local is not None:
             return local
         with self._guard:
@@ -245,10 +245,10 @@ def _cursor(connection: Any, collation: str | None) -> Any:
     return cursor
 
 
-def _local(filesystem: pafs.FileSystem, location: str) -> str | None:
+def local_path(filesystem: pafs.FileSystem, location: str) -> str | None:
     """The path of a file on this machine's own file system; None for any other."""
     if isinstance(filesystem, pafs.SubTreeFileSystem):
-        return _local(filesystem.base_fs, filesystem.base_path.rstrip("/") + "/" + location)
+        return local_path(filesystem.base_fs, filesystem.base_path.rstrip("/") + "/" + location)
     return location if isinstance(filesystem, pafs.LocalFileSystem) else None
 
 
