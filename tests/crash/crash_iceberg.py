@@ -10,13 +10,16 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import sqlite3
 import sys
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
 from crash_sweep import KILL, MOST_VIOLATIONS, TORN, Outcome, Result, in_child, spread
+from pyiceberg.table.metadata import MetadataLogEntry, TableMetadataV3
 
 import intarsia as it
 from intarsia.errors import IntarsiaError
@@ -42,8 +45,21 @@ def make(warehouse: str, version: int) -> None:
         update.add_identity("region")
     table.append(rows([4, 5, 6, 7], "old"))
     if version == 3:
-        with table.transaction() as upgrade:
-            upgrade.upgrade_table_version(format_version=3)
+        upgrade(catalog, warehouse)
+
+
+def upgrade(catalog: Any, warehouse: str) -> None:
+    """To format version 3, as another writer would; PyIceberg's own door stops at version 2."""
+    table = catalog.load_table(NAME)
+    past = MetadataLogEntry(
+        metadata_file=table.metadata_location, timestamp_ms=table.metadata.last_updated_ms
+    )
+    fields = {**dict(table.metadata), "format_version": 3, "next_row_id": 0}
+    fields["metadata_log"] = [*table.metadata.metadata_log, past]
+    location = table.metadata_location.replace(".metadata.json", "-up.metadata.json")
+    catalog._write_metadata(TableMetadataV3.model_construct(**fields), table.io, location)
+    with closing(sqlite3.connect(f"{warehouse}/catalog.db")) as connection, connection:
+        connection.execute("UPDATE iceberg_tables SET metadata_location = ?", (location,))
 
 
 def merge(warehouse: str) -> None:

@@ -36,7 +36,7 @@ def _demo(output: Path, *arguments: str) -> str:
 
 
 def _ends_with_a_report(told: str, output: Path) -> None:
-    assert told.count("each as the model has it") == 2
+    assert told.count("each as the model has it") == 3  # two days of orders, and the Iceberg table
     assert "10 steps unchanged" in told
     found = re.search(r"The report of the last day: file://(\S+\.html)\s*$", told)
     assert found is not None
