@@ -27,7 +27,7 @@ def rows_sql(ids: str, rows: int, *, version: int = 1) -> str:
     """Rows for a query of ids in a column ``n``: about ten columns of the usual kinds."""
     return f"""
         select n::bigint as id,
-               timestamp '2025-01-01' + to_microseconds((n % {rows}) * {DAYS} * 86400000000 // {rows}) as ts,
+               timestamp '2025-01-01' + to_milliseconds((n % {rows}) * {DAYS} * 86400000 // {rows}) as ts,
                ['eu', 'us', 'ap'][1 + (hash(n, 1) % 3)::int] as region,
                (hash(n, 2) % 100000)::int as customer,
                (1 + hash(n, 3, {version}) % 50)::int as quantity,
