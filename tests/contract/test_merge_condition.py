@@ -59,11 +59,11 @@ def test_a_strategy_takes_a_condition_of_equalities_too(lake):
 @pytest.mark.parametrize(
     "clause", [when_matched().update({"n": "source.n"}), when_matched("target.n > 0").delete()]
 )
-def test_a_target_row_matched_twice_is_an_error(parquet_lake, unchanged, clause):
-    parquet_lake.create(TARGET)
+def test_a_target_row_matched_twice_is_an_error(lake, clause):
+    lake.create(TARGET)
     source = pa.table({"id": [1, 1], "n": [5, 6]})
-    with unchanged(parquet_lake.root), pytest.raises(KeyColumnError, match="more than one source row"):
-        parquet_lake.merge(source, on="id", clauses=[clause])
+    with lake.unchanged(), pytest.raises(KeyColumnError, match="more than one source row"):
+        lake.merge(source, on="id", clauses=[clause])
 
 
 def test_a_target_row_matched_twice_may_be_deleted(lake):

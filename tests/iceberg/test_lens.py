@@ -126,15 +126,6 @@ def test_columns_without_metrics_and_columns_that_are_none_are_unknown() -> None
         assert lens.bounds(name) == (None, None, None)
 
 
-def test_a_column_that_the_file_lacks_is_its_default() -> None:
-    schema = schema_of((1, "d", LONG, {"initial_default": 5}), (2, "n", LONG), (3, "p", LONG))
-    table = table_lens(schema, specs=(spec_of((3, "p", IdentityTransform())),))
-    lens = table.lens(data_entry(partition=(8,)))
-    assert lens.lacking("d") == (5, 5, 0)
-    assert lens.lacking("n") == (None, None, 3)
-    assert lens.lacking("p") == (8, 8, 0)
-
-
 def test_partition_values_narrow_the_bounds() -> None:
     schema = schema_of(
         (1, "ts", TimestampType()),

@@ -24,7 +24,6 @@ from intarsia.tables.iceberg import avro
 from intarsia.tables.iceberg.avro_schemas import list_schema
 from intarsia.tables.iceberg.entries import Content, FieldSummary, Manifest, Status
 from intarsia.tables.iceberg.manifest_lists import (
-    read_embedded_manifests,
     read_manifest_list,
     write_manifest_list,
 )
@@ -230,13 +229,6 @@ class TestWithoutCounts:
             entry(file("c", 0, (2,), record_count=9), Status.DELETED, snapshot_id=2),
         ]
         return write_manifests(self._site(tmp_path, 1), entries, Content.DATA)
-
-    def test_embedded_manifests_are_read_with_their_counts(self, tmp_path: Path) -> None:
-        (written,) = self._manifests(tmp_path)
-        (found,) = read_embedded_manifests(IO, [written.manifest_path], 3)
-        assert replace(found, partitions=written.partitions) == replace(
-            written, sequence_number=0, min_sequence_number=0
-        )
 
     def test_counts_that_later_versions_need_are_made_up_for(self, tmp_path: Path) -> None:
         (written,) = self._manifests(tmp_path)

@@ -69,6 +69,11 @@ def kind_of(data_type: pa.DataType) -> str | None:
     return next((name for name, test in _KINDS if test(data_type)), None)
 
 
+def value_type(data_type: pa.DataType) -> pa.DataType:
+    """The type of what a dictionary stands for; any other type as it is."""
+    return data_type.value_type if pt.is_dictionary(data_type) else data_type
+
+
 def plain_type(data_type: pa.DataType) -> pa.DataType:
     """The type of the values themselves: without dictionary, run-end encoding or extension."""
     while True:

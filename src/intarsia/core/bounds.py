@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from intarsia.common.types import value_type
 from intarsia.core.files import DataFile
 from intarsia.core.keys import comparable
 
@@ -76,7 +77,7 @@ def _told(file: DataFile, column: str, kind: pa.DataType) -> tuple[Any, Any, int
     if file.lens is None:
         return None, None, None, None
     low, high, nulls = file.lens.bounds(column)
-    return low, high, nulls, _Reading(_plain(kind), raw=True)
+    return low, high, nulls, _Reading(value_type(kind), raw=True)
 
 
 def _leaf_of(file: DataFile, footer: pq.FileMetaData, column: str, guess: int) -> int:
@@ -247,10 +248,6 @@ def _converted(values: list[Any], stored: pa.DataType, kind: pa.DataType) -> pa.
         return comparable(column.cast(kind)).combine_chunks()
     except pa.ArrowInvalid:  # a bound outside of the dataset's type proves nothing
         return pa.nulls(len(values), _comparable_type(kind))
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _comparable_type(kind: pa.DataType) -> pa.DataType:

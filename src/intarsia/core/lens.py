@@ -29,10 +29,6 @@ class View(Protocol):
     def stored(self) -> frozenset[str]:
         """The table's columns that the file itself holds, at least in part."""
 
-    @property
-    def alike(self) -> bool:
-        """Whether the file's columns are the table's own: the same ids, names, types and nothing else."""
-
     def physical(self, columns: list[str]) -> list[str]:
         """The file's own columns to be read for some of the table's."""
 

@@ -217,6 +217,8 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
         pairs = zip(files, partitions, strict=True)
         files = tuple(file for file, values in pairs if partition_matches(values, parsed))
     if not files:
+        if snapshot.spread is not None:
+            raise NothingMatched(f"{snapshot.root} has no data files{wanted}.", path=snapshot.root)
         raise NothingMatched(
             f"No matching Parquet files were found under {snapshot.root}{wanted}.",
             path=snapshot.root,

@@ -13,6 +13,7 @@ from intarsia.common.partitions import (
     typed_partition,
 )
 from intarsia.common.schema import common_type
+from intarsia.common.types import value_type
 from intarsia.core.files import Snapshot
 from intarsia.errors import DamagedTable
 
@@ -25,7 +26,7 @@ def retyped(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
     """
     apart = [name for name in snapshot.partition_columns if name in types.names]
     fields = [
-        field.with_type(_plain(types.field(field.name).type)) if field.name in apart else field
+        field.with_type(value_type(types.field(field.name).type)) if field.name in apart else field
         for field in snapshot.schema
     ]
     schema = pa.schema(fields, snapshot.schema.metadata)
@@ -63,7 +64,8 @@ def with_types_of(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
 
 
 def _clash(name: str, source: pa.Schema, snapshot: Snapshot) -> bool:
-    return common_type(_plain(source.field(name).type), _plain(snapshot.schema.field(name).type)) is None
+    theirs, ours = (value_type(schema.field(name).type) for schema in (source, snapshot.schema))
+    return common_type(theirs, ours) is None
 
 
 def _declared(name: str, snapshot: Snapshot) -> bool:
@@ -72,7 +74,3 @@ def _declared(name: str, snapshot: Snapshot) -> bool:
     return any(
         PARTITION_SCHEMA_KEY in (footer.metadata or {}) or name in footer.schema.names for footer in footers
     )
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind

@@ -9,6 +9,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.types import value_type
 from intarsia.core.bounds import Bounds, bounds_of
 from intarsia.core.expr import And, Column, Compare, Literal
 from intarsia.core.expr import columns as columns_of
@@ -101,7 +102,7 @@ def out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema) -> l
     for part in _conjuncts(where):
         match part:
             case Compare(op, Column((name,), None | "target"), Literal() as value) if name in bounds:
-                mine = _misses(op, value, bounds[name], _plain(schema.field(name).type))
+                mine = _misses(op, value, bounds[name], value_type(schema.field(name).type))
             case _:
                 mine = None
         if mine is not None:
@@ -150,14 +151,14 @@ def _facts(bounds: dict[str, Bounds], entry: int, schema: pa.Schema) -> dict[Pat
             upper=known.upper[entry] if known.upper[entry].is_valid else None,
             null_count=known.null_count[entry].as_py(),
             rows=known.rows[entry].as_py(),
-            type=_plain(schema.field(name).type),
+            type=value_type(schema.field(name).type),
         )
         for name, known in bounds.items()
     }
 
 
 def _constant(value: Any, kind: pa.DataType) -> Facts:
-    plain = _plain(kind)
+    plain = value_type(kind)
     if value is None:
         return Facts(null_count=1, rows=1, maybe_nan=False, type=plain)
     scalar = pa.scalar(value, plain)
@@ -165,10 +166,6 @@ def _constant(value: Any, kind: pa.DataType) -> Facts:
     return Facts(
         None if nan else scalar, None if nan else scalar, null_count=0, rows=1, maybe_nan=nan, type=plain
     )
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def _every(file: DataFile) -> tuple[int, ...]:

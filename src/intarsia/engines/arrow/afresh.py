@@ -195,7 +195,7 @@ def stage_afresh(
     """Write the rows that come, and say which files and rows go. Memory: row groups, per thread."""
     carried = carried_files(plan, matches, tx)
     form = FreshForm.of(plan, tx, lineage=any(one.copies or one.changing for one in carried))
-    dealers = Dealers(form, tx, _prefix(plan))
+    dealers = Dealers(form, tx, prefix_of(plan))
     source = prepared.table
     placing = Placing(plan.snapshot, plan.schema, (), plan.intent.options, plan.operation)
 
@@ -230,7 +230,8 @@ def _sliced(inserts: Sequence[tuple[Action, pa.Array]]) -> Iterator[tuple[Insert
             yield action, rows.slice(start, SLICE_ROWS)
 
 
-def _prefix(plan: Plan) -> str:
+def prefix_of(plan: Plan) -> str:
+    """What new files are called after."""
     return "part" if isinstance(plan.intent, Write) else plan.operation
 
 

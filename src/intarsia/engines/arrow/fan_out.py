@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
@@ -42,8 +42,6 @@ class FreshForm:
     root: str
     target_bytes: int = TARGET_BYTES
     max_rows: int | None = None
-    lineage: bool = field(default=False)
-    """Whether the files say which rows theirs were before."""
 
     @staticmethod
     def of(
@@ -67,7 +65,6 @@ class FreshForm:
             root=snapshot.root,
             target_bytes=target_bytes or snapshot.target_bytes or TARGET_BYTES,
             max_rows=rows or options.max_rows_per_file,
-            lineage=keeps,
         )
 
 

@@ -148,7 +148,8 @@ class NewFiles:
             layout = layout.with_row_group_rows(min(layout.row_group_rows, ROW_GROUP_ROWS))
         if plan.snapshot.spread is None:
             return NewFiles(tx, group, replace(form, layout=layout), first)
-        fresh = FreshForm.of(plan, tx, lineage=True)
+        assert isinstance(plan.intent, Optimize)
+        fresh = FreshForm.of(plan, tx, lineage=True, target_bytes=plan.intent.target_bytes)
         layout = replace(fresh.layout, sorting=sorting, row_group_rows=layout.row_group_rows)
         fresh = replace(fresh, layout=layout)
         return NewFiles(tx, group, replace(form, schema=fresh.schema, layout=layout), first, fresh)

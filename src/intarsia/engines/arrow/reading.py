@@ -96,11 +96,6 @@ class FileReader:
         """The columns the file itself holds."""
         return frozenset(self.physical.names) if self._view is None else self._view.stored
 
-    @property
-    def live_rows(self) -> int:
-        """How many rows are not dead."""
-        return self.footer.num_rows - (0 if self.dead is None else len(self.dead))
-
     def alive(self, start: int, count: int) -> pa.Int64Array | None:
         """Which of ``count`` rows from a position on are not dead, counted from it; None is all of them."""
         if self.dead is None:

@@ -15,6 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
 from intarsia.common.schema import cast_exact, conform_table
+from intarsia.common.types import value_type
 from intarsia.core.change import StagedFile
 from intarsia.core.evaluate import evaluate
 from intarsia.core.expr import columns as columns_of
@@ -90,12 +91,8 @@ def _shared_columns(plan: Plan) -> frozenset[str]:
     return frozenset(
         name
         for name, other in zip(intent.keys, intent.source_keys, strict=True)
-        if name == other and not pa.types.is_floating(_plain(plan.schema.field(name).type))
+        if name == other and not pa.types.is_floating(value_type(plan.schema.field(name).type))
     )
-
-
-def _plain(kind: pa.DataType) -> pa.DataType:
-    return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
 def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:

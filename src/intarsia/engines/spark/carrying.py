@@ -10,12 +10,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.change import StagedFile
-from intarsia.core.intent import Delete, Update, Write
+from intarsia.core.intent import Delete, Update
 from intarsia.core.matches import Hits
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Workplace
 from intarsia.core.rule import Action, Drop, Insert
-from intarsia.engines.arrow.afresh import Carried
+from intarsia.engines.arrow.afresh import Carried, prefix_of
 from intarsia.engines.arrow.fan_out import FreshForm, dealt_out
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher
 from intarsia.engines.arrow.placing import SLICE_ROWS, Placing
@@ -27,11 +27,6 @@ from intarsia.engines.spark.attempts import attempt_at
 def copies(plan: Plan) -> bool:
     """Whether rows that stay are carried over from a file that is hit, since the file goes."""
     return not plan.snapshot.veils.get(plan.operation)
-
-
-def prefix_of(plan: Plan) -> str:
-    """What new files are called after."""
-    return "part" if isinstance(plan.intent, Write) else plan.operation
 
 
 def written(

@@ -213,14 +213,6 @@ class FileLens:
         values = self.table.identities(file.spec_id, file.partition)
         return (values[known.number],) if known.number in values else None
 
-    def lacking(self, column: str) -> tuple[Any, Any, int | None]:
-        """The bounds of a column that the file is known to lack: its constant, or NULL throughout."""
-        known = self.table.fields.get(column)
-        value = None if known is None else self.table.constants(self.entry).get(known.field_id)
-        if value is None:
-            return None, None, self.entry.file.record_count
-        return (None, None, 0) if _is_nan(value) else (value, value, 0)
-
     def _metric(self, bounds: Mapping[int, bytes] | None, column: _Column) -> Any:
         data = None if bounds is None else bounds.get(column.number)
         if data is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -56,11 +56,6 @@ def read_manifest_list(io: FileIO, path: str) -> list[Manifest]:
         known = set(_NAMES.values())
         extra = {field["name"]: field for field in schema["fields"] if field["name"] not in known}
         return [_manifest(record, extra) for record in container.records(schema)]
-
-
-def read_embedded_manifests(io: FileIO, paths: Iterable[str], snapshot_id: int) -> list[Manifest]:
-    """The manifests that a snapshot of format version 1 names itself, without a list."""
-    return [_embedded(io, path, snapshot_id) for path in paths]
 
 
 def write_manifest_list(
@@ -158,21 +153,6 @@ def _summaries(records: Sequence[Mapping[str, Any]] | None) -> tuple[FieldSummar
         )
         for record in records
     )
-
-
-def _embedded(io: FileIO, path: str, snapshot_id: int) -> Manifest:
-    data = read_bytes(io, path, "manifest")
-    container = avro.decode(data, path)
-    bare = Manifest(
-        manifest_path=path,
-        manifest_length=len(data),
-        partition_spec_id=int(container.text("partition-spec-id") or 0),
-        content=Content.DATA,
-        sequence_number=0,
-        min_sequence_number=0,
-        added_snapshot_id=snapshot_id,
-    )
-    return _counted(io, bare)
 
 
 def _numbered(

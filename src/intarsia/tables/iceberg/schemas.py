@@ -147,15 +147,6 @@ def initial_defaults(schema: Schema) -> dict[int, Any]:
     }
 
 
-def write_defaults(schema: Schema) -> dict[int, Any]:
-    """By field id what a writer puts where it was given no value."""
-    return {
-        field.field_id: internal_value(field.write_default, field.field_type)
-        for field in fields_of(schema)
-        if field.write_default is not None
-    }
-
-
 _EPOCH = dt.datetime(1970, 1, 1)
 _MICRO = dt.timedelta(microseconds=1)
 

@@ -12,8 +12,8 @@ from pyiceberg.types import NestedField
 
 from intarsia.core.lens import LAST_UPDATED, LINEAGE, ROW_ID
 from intarsia.errors import DamagedTable, NotSupported
-from intarsia.tables.iceberg.reshape import Held, Reshape, Reshaper, held_fields, inner_fields
-from intarsia.tables.iceberg.schemas import FIELD_ID, field_id
+from intarsia.tables.iceberg.reshape import Held, Reshape, Reshaper, held_fields
+from intarsia.tables.iceberg.schemas import FIELD_ID
 
 ROW_ID_FIELD = 2147483540
 LAST_UPDATED_FIELD = 2147483539
@@ -72,16 +72,6 @@ class FileView:
     def stored(self) -> frozenset[str]:
         """The table's columns that the file itself holds, at least in part."""
         return frozenset(name for name in self._wanted.names if self._held(name) is not None)
-
-    @property
-    def alike(self) -> bool:
-        """Whether the file's columns are the table's own: the same ids, names, types and nothing else.
-
-        Types are Arrow's: how they are stored (INT96, decimals as integers) is for the footer to say.
-        """
-        return len(self._physical) == len(self._wanted) and all(
-            _same_field(mine, wanted) for mine, wanted in zip(self._physical, self._wanted, strict=True)
-        )
 
     def physical(self, columns: Sequence[str]) -> list[str]:
         """The file's own columns to be read for some of the table's."""
@@ -173,19 +163,3 @@ def _named(fields: Sequence[Held], names: Names) -> tuple[Held, ...]:
         number, inside = names.get(one.name, (None, {}))
         found.append(Held(one.name, number, one.type, _named(one.inner, inside)))
     return tuple(found)
-
-
-def _same_field(mine: pa.Field, wanted: pa.Field) -> bool:
-    return (
-        mine.name == wanted.name
-        and mine.nullable == wanted.nullable
-        and field_id(mine) is not None
-        and field_id(mine) == field_id(wanted)
-        and mine.type.equals(wanted.type)
-        and _same_inside(mine.type, wanted.type)
-    )
-
-
-def _same_inside(mine: pa.DataType, wanted: pa.DataType) -> bool:
-    inner = (inner_fields(mine), inner_fields(wanted))
-    return all(_same_field(a, b) for a, b in zip(*inner, strict=True))
