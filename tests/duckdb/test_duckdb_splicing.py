@@ -387,9 +387,9 @@ def test_columns_that_change_in_the_first_file_are_not_compared_in_others(
     looked_at = []
     changes = splicing._changes
 
-    def watched(reader, group, column, layers):
+    def watched(reader, group, column, layers, piece_rows):
         looked_at.append(column)
-        return changes(reader, group, column, layers)
+        return changes(reader, group, column, layers, piece_rows)
 
     monkeypatch.setattr(splicing, "_changes", watched)
     new = _changed(TABLE, u=lambda v: ["new"] * len(v))

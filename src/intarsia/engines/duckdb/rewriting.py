@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 
@@ -28,7 +28,7 @@ from intarsia.engines.duckdb.fitness import placing_beyond, rewrite_beyond
 from intarsia.engines.duckdb.overlay import Layer, Overlay
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
-from intarsia.engines.duckdb.splicing import Splicing, mostly_new, splices
+from intarsia.engines.duckdb.splicing import Splicing, foresee, splices
 from intarsia.engines.duckdb.text import POS, name, named
 from intarsia.engines.duckdb.types import sql_type
 from intarsia.engines.duckdb.writing import Target, declared_order, distinct_values, optional
@@ -58,11 +58,11 @@ class _Staging:
         mine = [task.file for task in self.files.rewrites if self._fits(task)]
         scan = Scan.of(self.session, plan.snapshot, mine, plan.schema)
         dictionary = distinct_values(scan, mine[:1])
-        changing = self._changing(scan)
+        foreseen = self._foreseen(scan)
         places = self._places()
         jobs: list[Callable[[], StagedFile]] = [
             *(
-                (lambda task=task: self._rewritten(task, scan, dictionary, changing))
+                (lambda task=task: self._rewritten(task, scan, dictionary, foreseen))
                 if task.file.path in scan.numbers
                 else (lambda task=task: rewrite(task, self.source))
                 for task in self.files.rewrites
@@ -95,8 +95,8 @@ class _Staging:
         placing, rows = self.files.placing, sum(len(file.rows) for file in self.files.new)
         return placing_beyond(placing, rows) is None
 
-    def _changing(self, scan: Scan) -> frozenset[str]:
-        """The columns that surely change where source rows replace others, judged by one file."""
+    def _foreseen(self, scan: Scan) -> Mapping[str, bool]:
+        """Whether columns change where source rows replace others, judged by one file."""
         for task in self.files.rewrites:
             if task.file.path in scan.numbers and splices(task):
                 replaced = [n for n, action in enumerate(task.actions) if isinstance(action, Replace)]
@@ -104,11 +104,11 @@ class _Staging:
                     [each for each in self.source.column_names if each not in task.same]
                 )
                 hits = [task.hits.only(n) for n in replaced]
-                return mostly_new(task, [Layer(mine.positions, values, mine.sources) for mine in hits])
-        return frozenset()
+                return foresee(task, [Layer(mine.positions, values, mine.sources) for mine in hits])
+        return {}
 
     def _rewritten(
-        self, task: Rewrite, scan: Scan, dictionary: int | None, changing: frozenset[str]
+        self, task: Rewrite, scan: Scan, dictionary: int | None, foreseen: Mapping[str, bool]
     ) -> StagedFile:
         file = task.file
         assert file.footer is not None
@@ -121,7 +121,7 @@ class _Staging:
         target = Target(task.location, task.staging, schema, layout, notes, dictionary)
         overlay = Overlay(file.rows, list(self._layers(task, scan, stored)), _dropped(task))
         with self.session.fork() as session, ExitStack() as stack:
-            spliced = Splicing(task, target, overlay, scan, session, changing).staged()
+            spliced = Splicing(task, target, overlay, scan, session, foreseen).staged()
             if spliced is not None:
                 return spliced
             if len(task.hits):

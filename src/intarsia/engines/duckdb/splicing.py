@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from bisect import bisect_right
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field, replace
 
@@ -14,7 +14,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.core.change import StagedFile
-from intarsia.core.keys import arange, decoded, flat
+from intarsia.core.keys import arange
 from intarsia.core.rule import Drop
 from intarsia.engines.arrow import overlay as kernel
 from intarsia.engines.arrow.chunks import Donor, Unspliceable
@@ -28,7 +28,7 @@ from intarsia.engines.duckdb.text import POS, name, named
 from intarsia.engines.duckdb.types import sql_type
 from intarsia.engines.duckdb.writing import Target
 
-__all__ = ["Splicing", "mostly_new", "splices"]
+__all__ = ["Splicing", "foresee", "splices"]
 
 logger = logging.getLogger(__name__)
 
@@ -37,7 +37,7 @@ ROW_GROUP_BYTES = 1 << 20
 PAYS = 0.2
 """What has to stay of a file's bytes."""
 PIECE_ROWS = 1 << 15
-"""As many values are compared at a time: nearly always the first of them tell that a column changes."""
+"""So many rows are looked at first: nearly always they tell that a column changes."""
 _ENOUGH = 16
 """So many rows tell of others."""
 _VECTOR_ROWS = 2_048
@@ -53,14 +53,14 @@ class Splicing:
     """What is laid over the file's rows, none of which go."""
     scan: Scan = field(repr=False)
     session: Session = field(repr=False)
-    changing: frozenset[str] = frozenset()
-    """Columns that are not looked at to see whether they change where rows do."""
+    foreseen: Mapping[str, bool] = field(default_factory=dict)
+    """Columns that will surely change where rows do, and need no look; and those that will not, it seems."""
 
     def staged(self) -> StagedFile | None:
         """The file; None where nothing would be won or it cannot be done.
 
-        Memory: DuckDB's, for the columns that change; the encoded chunks of one row group; what is
-        compared, some ten thousand values at a time.
+        Memory: DuckDB's, for the columns that change; the encoded chunks of one row group; a column of one
+        that is compared, or a piece of it.
         """
         task = self.task
         if not splices(task):
@@ -127,9 +127,9 @@ class Splicing:
         }
 
     def _changes(self, reader: FileReader, group: int, column: str, layers: Sequence[Layer]) -> bool:
-        if layers and column in self.changing:
+        if layers and self.foreseen.get(column):
             return True
-        return _changes(reader, group, column, layers)
+        return _changes(reader, group, column, layers, None if column in self.foreseen else PIECE_ROWS)
 
     def _agreed(self, reader: FileReader, written: list[set[str]]) -> list[set[str]]:
         """The same, with columns in all row groups that DuckDB stores in another way than the file."""
@@ -210,25 +210,25 @@ def splices(task: Rewrite) -> bool:
     )
 
 
-def mostly_new(task: Rewrite, layers: Sequence[Layer]) -> frozenset[str]:
-    """Columns in which most of the first rows that change become others, and so will in files beside.
+def foresee(task: Rewrite, layers: Sequence[Layer]) -> Mapping[str, bool]:
+    """Whether columns change where rows do, in files beside this one, too: as the first such rows tell.
 
     Memory: some ten thousand values.
     """
-    found: set[str] = set()
+    found: dict[str, bool] = {}
     layers = [layer for layer in layers if len(layer.positions)]
     if not layers:
-        return frozenset()
+        return found
     encoded = encoded_columns(task.file, task.schema)
     with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
         for layer in layers:
             first = layer.positions[0].as_py()
             group = bisect_right(range(reader.footer.num_row_groups), first, key=reader.start_of) - 1
             for column in (each for each in layer.table.column_names if _is_as_stored(reader, each)):
-                old, new = next(_compared(reader, group, column, [layer]))
-                if _mostly_differ(old, new):
-                    found.add(column)
-    return frozenset(found)
+                old, new = next(_compared(reader, group, column, [layer], PIECE_ROWS))
+                if len(old) >= _ENOUGH:
+                    found[column] = found.get(column, False) or _differ(old, new)
+    return found
 
 
 def _is_as_stored(reader: FileReader, column: str) -> bool:
@@ -236,22 +236,26 @@ def _is_as_stored(reader: FileReader, column: str) -> bool:
     return column in names and reader.physical.field(column).type == reader.schema.field(column).type
 
 
-def _changes(reader: FileReader, group: int, column: str, layers: Sequence[Layer]) -> bool:
-    """Whether values of a column in a row group become others; values are the same if their bits are."""
-    return any(
-        kernel.Overlay(len(old), arange(len(old))).changes(old, new)
-        for old, new in _compared(reader, group, column, layers)
-    )
+def _changes(
+    reader: FileReader, group: int, column: str, layers: Sequence[Layer], piece_rows: int | None
+) -> bool:
+    """Whether values of a column in a row group become others."""
+    return any(_differ(old, new) for old, new in _compared(reader, group, column, layers, piece_rows))
+
+
+def _differ(old: pa.ChunkedArray, new: pa.ChunkedArray) -> bool:
+    """Whether values are not the same, bit for bit."""
+    return kernel.Overlay(len(old), arange(len(old))).changes(old, new)
 
 
 def _compared(
-    reader: FileReader, group: int, column: str, layers: Sequence[Layer]
+    reader: FileReader, group: int, column: str, layers: Sequence[Layer], piece_rows: int | None
 ) -> Iterator[tuple[pa.ChunkedArray, pa.ChunkedArray]]:
     """Piece by piece of a row group, the values of a column that go and those that come."""
     if not layers:
         return
     start = reader.start_of(group)
-    for piece in reader.pieces([column], group, batch_rows=PIECE_ROWS):
+    for piece in reader.pieces([column], group, batch_rows=piece_rows):
         stop = start + piece.num_rows
         for layer in layers:
             here = layer.between(start, stop)
@@ -260,15 +264,3 @@ def _compared(
                 old = kernel.take_rows(piece, pc.subtract(places, pa.scalar(start, pa.int64())))
                 yield old[column], layer.of([column]).part(here.start, here.stop)[column]
         start = stop
-
-
-def _mostly_differ(before: pa.ChunkedArray, after: pa.ChunkedArray) -> bool:
-    old, new = decoded(flat(before)), decoded(flat(after))
-    if len(old) < _ENOUGH or old.type != new.type:
-        return False
-    try:
-        same = pc.fill_null(pc.equal(old, new), False)
-    except pa.ArrowNotImplementedError:  # which nested values are
-        return False
-    same = pc.or_(same, pc.and_(pc.is_null(old), pc.is_null(new)))
-    return bool(pc.sum(same).as_py() < len(old) / 2)
