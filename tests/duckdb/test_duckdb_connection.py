@@ -15,7 +15,7 @@ import pytest
 import intarsia as it
 from intarsia.datasets.duckdb import DuckDBDatasetIO
 from intarsia.engines.duckdb.session import Session
-from intarsia.errors import InputError, IntarsiaError, KeyColumnError, NotSupported
+from intarsia.errors import DamagedTable, InputError, IntarsiaError, KeyColumnError, NotSupported
 
 N = 3000
 TABLE = pa.table({"id": range(N), "s": [f"s{n % 7}" for n in range(N)], "v": [n % 11 for n in range(N)]})
@@ -304,3 +304,17 @@ def test_the_engine_does_not_show_its_connection(tmp_path):
 
     with duckdb.connect() as connection:
         assert "DuckDBPyConnection" not in repr(DuckDBEngine(connection))
+
+
+@pytest.mark.parametrize(
+    ("said", "ours"),
+    [("error('no more')", DamagedTable), ("CAST('x' || i AS INTEGER)", NotSupported)],
+)
+def test_an_error_late_in_a_result_is_told_as_one_at_its_beginning(said, ours):
+    rows = 1_000_000
+    sql = f"SELECT CASE WHEN i = {rows - 1} THEN {said} ELSE i END AS i FROM range({rows}) r(i)"
+    with Session(threads=1) as session:
+        with pytest.raises(ours):
+            list(session.batches(sql, 2_048))
+        with pytest.raises(ours):
+            session.arrow(sql)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -217,3 +218,18 @@ def test_results_of_threads_come_in_order_and_an_error_ends_the_rest() -> None:
     with pytest.raises(ValueError, match="three"):
         list(in_order(work, range(1000), threads=2))
     assert len(begun) < 20
+
+
+def test_results_may_wait_for_one_that_takes_long() -> None:
+    """The first work ends only when all others have."""
+    others = threading.Semaphore(0)
+
+    def work(number: int) -> int:
+        if number:
+            others.release()
+        else:
+            for _ in range(30):
+                assert others.acquire(timeout=10)
+        return number
+
+    assert list(in_order(work, range(31), threads=2, ahead=31)) == [*range(31)]

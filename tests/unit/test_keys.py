@@ -12,7 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.core import keys
-from intarsia.core.keys import KeyIndex, OrderedKeys, arange, comparable, explode, find, flat, winners
+from intarsia.core.keys import (
+    KeyIndex,
+    OrderedKeys,
+    arange,
+    comparable,
+    explode,
+    find,
+    flat,
+    marked,
+    places,
+    winners,
+)
 
 NAN = float("nan")
 
@@ -186,3 +197,14 @@ def test_arrays_are_made_flat():
     assert flat(pa.chunked_array([[1], [], [2]])).to_pylist() == [1, 2]
     assert arange(3, 5).to_pylist() == [5, 6, 7]
     assert arange(0).to_pylist() == []
+
+
+@given(st.lists(st.integers(0, 9), unique=True), st.integers(0, 10))
+def test_places_and_marks_of_numbers(numbers, cut):
+    for given_numbers in (
+        pa.array(numbers, pa.int64()),
+        pa.chunked_array([numbers[:cut], numbers[cut:]], pa.int64()),
+    ):
+        expected = [numbers.index(n) if n in numbers else None for n in range(10)]
+        assert flat(places(given_numbers, 10)).to_pylist() == expected
+        assert marked(given_numbers, 10).to_pylist() == [n in numbers for n in range(10)]

@@ -308,6 +308,17 @@ def arange(count: int, start: int = 0) -> pa.Array:
     return pa.arange(start, start + count, 1).cast(pa.int64())
 
 
+def marked(numbers: Column, count: int) -> pa.BooleanArray:
+    """Which of the numbers from 0 on, below ``count``, are among some."""
+    return pc.is_valid(flat(places(numbers, count)))
+
+
+def places(numbers: Column, count: int) -> Column:
+    """For each number from 0 on, below ``count``, where it stands among some; NULL for those that do not."""
+    narrow = pa.int32() if len(numbers) < 1 << 31 else pa.int64()
+    return pc.inverse_permutation(numbers, max_index=count - 1, output_type=narrow)
+
+
 def winners(keys: Sequence[Column], order_by: Sequence[Column], *, null_match: bool = True) -> pa.Array:
     """The rows to keep, ascending, when each key may stay once.
 

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from intarsia.core.evaluate import true_mask
 from intarsia.core.intent import Merge
-from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, flat
+from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, flat, marked
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.problems import null_target_keys, partition_moves, several_matches
@@ -291,9 +291,7 @@ class MergeMatcher:
         matched = [part for match in found for part in match.matched]
         if not matched:
             return arange(rows)
-        known = pa.concat_arrays(matched)
-        hit = pc.scatter(pa.repeat(pa.scalar(True), len(known)), known, max_index=rows - 1)
-        return pc.indices_nonzero(pc.is_null(hit)).cast(pa.int64())
+        return pc.indices_nonzero(pc.invert(marked(pa.chunked_array(matched), rows))).cast(pa.int64())
 
     def inserts_of(self, source: pa.Table, rows: pa.Array) -> tuple[tuple[Insert, pa.Array], ...]:
         """Which of some rows without a match become new rows, and how."""

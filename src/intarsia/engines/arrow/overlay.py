@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.spool import take, take_rows, tidy_schema
-from intarsia.core.keys import arange, decoded, flat
+from intarsia.core.keys import arange, decoded, flat, marked, places
 from intarsia.errors import SchemaMismatch
 
 __all__ = ["Overlay", "between", "most_values", "take_rows", "without"]
@@ -33,9 +33,8 @@ class Overlay:
         self._whole = len(positions) == rows
         if self._whole:
             return
-        slots = pc.scatter(arange(len(positions)), positions, max_index=rows - 1)
-        self._mask = pc.is_valid(slots)
-        self._slots = slots
+        self._slots = flat(places(positions, rows))
+        self._mask = pc.is_valid(self._slots)
         self._gather: pa.Array | None = None
 
     def set(self, column: Any, values: Any) -> pa.Array:
@@ -94,9 +93,7 @@ def without(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
     """The table less some rows."""
     if len(positions) == 0:
         return table
-    kept = pc.is_null(
-        pc.scatter(pa.repeat(pa.scalar(True), len(positions)), positions, max_index=table.num_rows - 1)
-    )
+    kept = pc.invert(marked(positions, table.num_rows))
     if tidy_schema(table.schema).equals(table.schema):
         return table.filter(kept)
     return take_rows(table, pc.indices_nonzero(kept))  # a type that has no kernel for filtering

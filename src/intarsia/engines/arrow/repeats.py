@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.keys import arange, comparable, decoded, flat
+from intarsia.core.keys import arange, comparable, decoded, flat, marked
 from intarsia.core.prune import search
 from intarsia.engines.arrow.threads import in_order
 
@@ -200,9 +200,5 @@ def _ordinals(values: pa.Array) -> pa.Array:
 
 def _difference(rows: pa.Array, stay: pa.Array, total: int) -> pa.Array:
     """The rows that do not stay, ascending."""
-    goes = pc.and_not(_marked(rows, total), _marked(stay, total))
+    goes = pc.and_not(marked(rows, total), marked(stay, total))
     return pc.indices_nonzero(goes).cast(pa.int64())
-
-
-def _marked(rows: pa.Array, total: int) -> pa.BooleanArray:
-    return pc.is_valid(pc.scatter(pa.repeat(pa.scalar(True), len(rows)), rows, max_index=total - 1))

@@ -14,6 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from intarsia.common.disk import hasten
 from intarsia.common.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Struct, get, write_struct
 from intarsia.core.change import StagedFile
 from intarsia.core.layout import Layout
@@ -167,6 +168,7 @@ class Splice:
             self._sink.close()
         except OSError as error:
             raise not_written(error, self._location) from error
+        hasten(self._filesystem, self._location)
         return StagedFile(self._location, path, self._rows, self._place, dict(partition))
 
     def abandon(self) -> None:

@@ -11,8 +11,10 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_order(work: Callable[[T], R], items: Iterable[T], *, threads: int) -> Generator[R, None, None]:
-    """``map`` over some threads, at most one result per thread ahead of the one asked for.
+def in_order(
+    work: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: int | None = None
+) -> Generator[R, None, None]:
+    """``map`` over some threads, at most one result per thread, or ``ahead`` of them, before it is asked for.
 
     Memory: the results in flight. An error, or a caller that stops asking, ends what has not begun.
     """
@@ -24,7 +26,7 @@ def in_order(work: Callable[[T], R], items: Iterable[T], *, threads: int) -> Gen
         try:
             for item in items:
                 waiting.append(pool.submit(work, item))
-                if len(waiting) > threads:
+                if len(waiting) > (threads if ahead is None else ahead):
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()

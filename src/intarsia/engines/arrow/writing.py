@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common.disk import hasten
 from intarsia.common.partitions import encode_partition_schema
 from intarsia.core.change import StagedFile
 from intarsia.core.layout import Layout, leaf_columns
@@ -126,6 +127,7 @@ class FileWriter:
             size = self._filesystem.get_file_info(self.location).size
         except OSError as error:
             raise self._failure(error) from error
+        hasten(self._filesystem, self.location)
         return StagedFile(self.location, path, self.rows, size or 0, dict(partition), nans=self._nans)
 
     def abandon(self) -> None:

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 from intarsia.core.bounds import bounds_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Merge
+from intarsia.core.keys import flat
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress
@@ -95,9 +96,9 @@ def _by_file(batches: Iterator[pa.RecordBatch], files: int) -> Iterator[tuple[pa
 
 
 def _of_file(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Array, pa.Array]:
-    none = pa.array([], pa.int64())
-    places = pa.concat_arrays([none, *(batch.column(0) for batch in batches)])
-    beside = pa.concat_arrays([none, *(batch.column(1) for batch in batches)])
+    places = flat(pa.chunked_array([batch.column(0) for batch in batches], pa.int64()))
+    # A copy, so that batches do not stay.
+    beside = pa.concat_arrays([pa.array([], pa.int64()), *(batch.column(1) for batch in batches)])
     return pc.bit_wise_and(places, pa.scalar((1 << _PLACE_BITS) - 1, pa.int64())), beside
 
 

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.spool import take
-from intarsia.core.keys import arange, flat
+from intarsia.core.keys import arange, flat, places
 from intarsia.core.matches import Hits
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.duckdb.text import POS, name
@@ -146,7 +146,7 @@ def _slots(positions: pa.Array, start: int, stop: int) -> tuple[pa.Array, int, i
     if not here:
         return pa.nulls(stop - start, pa.int32()), low, high
     local = pc.subtract(positions.slice(low, high - low), pa.scalar(start, pa.int64()))
-    return pc.scatter(arange(high - low).cast(pa.int32()), local, max_index=stop - start - 1), low, high
+    return places(local, stop - start), low, high
 
 
 def _carried(kind: pa.DataType) -> pa.DataType:

@@ -60,26 +60,28 @@ class _Staging:
         dictionary = distinct_values(scan, mine[:1])
         foreseen = self._foreseen(scan)
         places = self._places()
+        # New files first: they may be large, and one thread alone would be left with them.
         jobs: list[Callable[[], StagedFile]] = [
-            *(
-                (lambda task=task: self._rewritten(task, scan, dictionary, foreseen))
-                if task.file.path in scan.numbers
-                else (lambda task=task: rewrite(task, self.source))
-                for task in self.files.rewrites
-            ),
             *(
                 (lambda file=file: self._placed(file, dictionary))
                 if places and file.action.values is None
                 else (lambda file=file: placing.write(file, self.source, self.tx))
                 for file in self.files.new
             ),
+            *(
+                (lambda task=task: self._rewritten(task, scan, dictionary, foreseen))
+                if task.file.path in scan.numbers
+                else (lambda task=task: rewrite(task, self.source))
+                for task in self.files.rewrites
+            ),
         ]
         threads = min(self.session.threads, len(jobs))
         staged: list[StagedFile] = []
-        for file in in_order(lambda job: job(), jobs, threads=threads):
+        for file in in_order(lambda job: job(), jobs, threads=threads, ahead=len(jobs)):
             staged.append(file)
             progress("write files", len(staged), len(jobs))
-        return self.files.change(staged)
+        new = len(self.files.new)
+        return self.files.change(staged[new:] + staged[:new])
 
     def _fits(self, task: Rewrite) -> bool:
         if task.file.footer is None:

@@ -13,6 +13,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from intarsia.common.disk import local_path
 from intarsia.common.log import redact
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
 from intarsia.engines.duckdb.text import name, path, text
@@ -100,7 +101,7 @@ class Session:
 
     def arrow(self, sql: str) -> pa.Table:
         """A result as an Arrow table."""
-        with self.reader(sql) as reader, _translated():
+        with self.reader(sql) as reader, _translated_stream():
             return reader.read_all()
 
     def reader(self, sql: str, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
@@ -114,7 +115,7 @@ class Session:
         """The same, with errors as ours also while reading."""
         with self.reader(sql, batch_rows) as reader:
             while True:
-                with _translated():
+                with _translated_stream():
                     try:
                         batch = reader.read_next_batch()
                     except StopIteration:
@@ -245,13 +246,6 @@ def _cursor(connection: Any, collation: str | None) -> Any:
     return cursor
 
 
-def local_path(filesystem: pafs.FileSystem, location: str) -> str | None:
-    """The path of a file on this machine's own file system; None for any other."""
-    if isinstance(filesystem, pafs.SubTreeFileSystem):
-        return local_path(filesystem.base_fs, filesystem.base_path.rstrip("/") + "/" + location)
-    return location if isinstance(filesystem, pafs.LocalFileSystem) else None
-
-
 @contextmanager
 def _translated() -> Iterator[None]:
     """DuckDB's errors as ours; what a file system of ours said stays as it is."""
@@ -259,11 +253,31 @@ def _translated() -> Iterator[None]:
         yield
     except duckdb.Error as error:
         raise _ours(error) from error
-    except pa.ArrowException as error:  # what reading a result raises
-        raise _ours(error) from error
 
 
-def _ours(error: Exception) -> IntarsiaError:
+_SAID: dict[str, type[duckdb.Error]] = {
+    "Out of Memory": duckdb.OutOfMemoryException,
+    "Permission": duckdb.PermissionException,
+    "IO": duckdb.IOException,
+    "HTTP": duckdb.HTTPException,
+    "Connection": duckdb.ConnectionException,
+    "Invalid Input": duckdb.InvalidInputException,
+    "Serialization": duckdb.SerializationException,
+}
+
+
+@contextmanager
+def _translated_stream() -> Iterator[None]:
+    """The same for a result that is being read: a stream passes only the text of an error on."""
+    with _translated():
+        try:
+            yield
+        except (pa.ArrowException, OSError) as error:
+            kind = _SAID.get(str(error).partition(" Error: ")[0], duckdb.Error)
+            raise kind(str(error)) from error
+
+
+def _ours(error: duckdb.Error) -> IntarsiaError:
     said = redact(str(error)).split("\n\nLINE ", 1)[0].strip()
     if isinstance(error, duckdb.OutOfMemoryException):
         return StorageError(
@@ -275,7 +289,7 @@ def _ours(error: Exception) -> IntarsiaError:
             f"The DuckDB connection may not do this: {said}",
             hint="allow it access to files outside of the database, or pass no connection.",
         )
-    if isinstance(error, (duckdb.IOException, duckdb.HTTPException, OSError)):
+    if isinstance(error, (duckdb.IOException, duckdb.HTTPException)):
         return StorageError(f"DuckDB cannot read or write: {said}")
     if isinstance(error, duckdb.ConnectionException):
         return InputError(f"The DuckDB connection cannot be used: {said}", hint="open it, or pass none.")

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common.disk import local_path
 from intarsia.core.change import StagedFile
 from intarsia.core.keys import arange
 from intarsia.core.rule import Drop
@@ -23,7 +24,7 @@ from intarsia.engines.arrow.rewrite import Rewrite
 from intarsia.engines.arrow.splice import Splice, same_form
 from intarsia.engines.duckdb.overlay import Layer, Overlay
 from intarsia.engines.duckdb.scan import Scan
-from intarsia.engines.duckdb.session import Session, local_path
+from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import POS, name, named
 from intarsia.engines.duckdb.types import sql_type
 from intarsia.engines.duckdb.writing import Target
@@ -176,7 +177,7 @@ class Splicing:
             metadata={},
         )
         try:
-            target.write(self.session, query, task.file.path, {}, rows=rows)
+            target.copy(self.session, query, task.file.path, rows=rows)
             with _opened(task.staging, target.location) as donor:
                 yield donor
         finally:

@@ -11,6 +11,7 @@ import duckdb
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from intarsia.common.disk import hasten
 from intarsia.core.change import StagedFile
 from intarsia.core.files import DataFile
 from intarsia.core.layout import Layout, layout_of
@@ -50,6 +51,18 @@ class Target:
     def write(
         self, session: Session, query: str, path: str, partition: Mapping[str, Any], *, rows: int
     ) -> StagedFile:
+        """The file that comes in a place, staged; else as :meth:`copy`."""
+        self.copy(session, query, path, rows=rows)
+        try:
+            size = self.filesystem.get_file_info(self.location).size
+        except OSError as error:
+            raise StorageError(
+                f"Cannot find a staged file: {error}", errno=error.errno, path=self.location
+            ) from error
+        hasten(self.filesystem, self.location)
+        return StagedFile(self.location, path, rows, size or 0, dict(partition))
+
+    def copy(self, session: Session, query: str, path: str, *, rows: int) -> None:
         """Write the rows of a query whose columns are the target's, in its order.
 
         Raises DamagedTable where they are not as many as they have to be.
@@ -62,13 +75,6 @@ class Target:
                 path=path,
                 hint="nothing was changed; check the files with inspect() and run again.",
             )
-        try:
-            size = self.filesystem.get_file_info(self.location).size
-        except OSError as error:
-            raise StorageError(
-                f"Cannot find a staged file: {error}", errno=error.errno, path=self.location
-            ) from error
-        return StagedFile(self.location, path, rows, size or 0, dict(partition))
 
     def _options(self) -> str:
         codec = self.layout.compression

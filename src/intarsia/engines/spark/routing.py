@@ -15,7 +15,7 @@ import pyarrow.parquet as pq
 from intarsia.common.schema import conform_table
 from intarsia.common.spool import combined, take_rows
 from intarsia.core.expr import columns as columns_of
-from intarsia.core.keys import arange, flat
+from intarsia.core.keys import arange, flat, marked
 from intarsia.core.matches import Hits
 from intarsia.core.plan import FilePlan
 from intarsia.core.rule import Action, Assign, Replace
@@ -144,8 +144,7 @@ def _flags(matches: Sequence[FileMatch], rows: int) -> pa.Array | None:
     known = [part for match in matches for part in match.matched]
     if not known:
         return None
-    numbers = pa.concat_arrays(known)
-    return pc.is_valid(pc.scatter(pa.repeat(pa.scalar(True), len(numbers)), numbers, max_index=rows - 1))
+    return marked(pa.chunked_array(known), rows)
 
 
 def _translated(hits: Hits, numbers: pa.Array) -> pa.Array:

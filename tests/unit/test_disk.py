@@ -1,0 +1,27 @@
+"""Files on local disks: where they are, and how they get there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pyarrow.fs as pafs
+import pytest
+
+from intarsia.common.disk import hasten, local_path
+
+LOCAL = pafs.LocalFileSystem()
+
+
+def test_only_a_local_file_has_a_path(tmp_path: Path) -> None:
+    assert local_path(LOCAL, "/a/b") == "/a/b"
+    assert local_path(pafs.SubTreeFileSystem("/a/", LOCAL), "b") == "/a/b"
+    memory = pafs.PyFileSystem(pafs.FSSpecHandler(pytest.importorskip("fsspec").filesystem("memory")))
+    assert local_path(memory, "/a/b") is None
+
+
+def test_to_hasten_a_file_changes_nothing_and_never_fails(tmp_path: Path) -> None:
+    file = tmp_path / "f"
+    file.write_bytes(b"x" * 100_000)
+    hasten(LOCAL, str(file))
+    assert file.read_bytes() == b"x" * 100_000
+    hasten(LOCAL, str(tmp_path / "not there"))
