@@ -11,6 +11,7 @@ import mmap
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, Any
 
@@ -153,6 +154,14 @@ def _units(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
 
 def combined(table: pa.Table) -> pa.Table:
     """The table in as few chunks as its types allow (32-bit offsets end at 2 GiB)."""
+    if table.num_columns < 2 or table.nbytes < _UNIT:
+        return _combined(table)
+    with ThreadPoolExecutor(pa.cpu_count(), "intarsia-combine") as pool:
+        each = list(pool.map(lambda n: _combined(table.select([n])), range(table.num_columns)))
+    return pa.Table.from_arrays([one.column(0) for one in each], schema=table.schema)
+
+
+def _combined(table: pa.Table) -> pa.Table:
     try:
         return table.combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowCapacityError):  # nested values of more than 2 GiB

@@ -339,13 +339,13 @@ def joined(parts: Sequence[_Classified]) -> Hits:
     for part in parts:
         for rows, source, action in zip(part.rows, part.sources, part.actions, strict=True):
             theirs = rows if part.at is None else part.at.take(rows)
-            positions.append(pc.add(theirs, pa.scalar(part.start, pa.int64())))
+            positions.append(pc.add(theirs, pa.scalar(part.start, pa.int64())) if part.start else theirs)
             sources.append(source)
             actions.append(action)
     if not positions:
         return Hits.empty()
     if len(set(actions)) == 1:  # row groups come in order already
-        return Hits(pa.concat_arrays(positions), actions[0], pa.concat_arrays(sources))
+        return Hits(flat(pa.chunked_array(positions)), actions[0], flat(pa.chunked_array(sources)))
     numbers = pa.concat_arrays(
         [
             pa.repeat(pa.scalar(action, pa.int8()), len(rows))
