@@ -27,7 +27,7 @@ from intarsia.engines.duckdb.checksums import verify
 from intarsia.engines.duckdb.fitness import placing_beyond, rewrite_beyond
 from intarsia.engines.duckdb.overlay import Layer, Overlay
 from intarsia.engines.duckdb.scan import Scan
-from intarsia.engines.duckdb.session import Session
+from intarsia.engines.duckdb.session import BATCH_ROWS, Session
 from intarsia.engines.duckdb.splicing import Splicing, foresee, splices
 from intarsia.engines.duckdb.text import POS, name, named
 from intarsia.engines.duckdb.types import sql_type
@@ -146,12 +146,17 @@ class _Staging:
             elif isinstance(what, Assign) and len(mine):
                 yield Layer(mine.positions, assigned_rows(task, what, mine, scan, self.source, self.session))
 
-    def _taken(
-        self, columns: Sequence[str], rows: pa.Array, places: pa.Array, session: Session, stack: ExitStack
-    ) -> str:
-        """Some rows of the source, each with its place in a file."""
-        table = take_rows(self.source.select(list(columns)), rows)
-        view = stack.enter_context(session.view(table.append_column(POS, places)))
+    def _taken(self, columns: Sequence[str], rows: pa.Array, session: Session, stack: ExitStack) -> str:
+        """Some rows of the source, each with its place among them. Memory: a batch of rows at a time."""
+        table = self.source.select(list(columns))
+
+        def batches() -> Iterator[pa.RecordBatch]:
+            for start in range(0, len(rows), BATCH_ROWS):
+                part = take_rows(table, rows.slice(start, BATCH_ROWS))
+                yield from part.append_column(POS, arange(part.num_rows, start)).to_batches()
+
+        schema = table.schema.append(pa.field(POS, pa.int64()))
+        view = stack.enter_context(session.view(pa.RecordBatchReader.from_batches(schema, batches())))
         chosen = [f"{_cast('s', each, self.files.plan.schema)} AS {name(each)}" for each in columns]
         return f"SELECT {', '.join(chosen)}, s.{name(POS)} FROM {view} s"
 
@@ -168,7 +173,7 @@ class _Staging:
             dictionary,
         )
         with self.session.fork() as session, ExitStack() as stack:
-            rows = self._taken(schema.names, file.rows, arange(len(file.rows)), session, stack)
+            rows = self._taken(schema.names, file.rows, session, stack)
             order = "" if session.ordered else f" ORDER BY {name(POS)} ASC"
             query = f"SELECT {named(schema.names)} FROM ({optional(schema, rows)}){order}"
             return target.write(session, query, file.path, file.partition, rows=len(file.rows))
