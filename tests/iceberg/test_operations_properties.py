@@ -158,6 +158,18 @@ def test_metrics_are_those_that_the_table_asks_for(house: House) -> None:
     assert {one["key"] for one in file.record["value_counts"]} == {1, 2, 3}
 
 
+def test_deletes_that_several_files_share_go_with_the_last_data_they_apply_to(house: House) -> None:
+    house.make(EU_US.schema, EU_US, mode=MOR, by=[("region", IdentityTransform())],
+               properties={"write.delete.granularity": "partition"})  # fmt: skip
+    it.write(EU_US, house.target)
+    it.delete(house.target, "id = 1")
+    assert len(house.decoded().deletes) == 1
+    it.write(EU_US, house.target, mode="overwrite")
+    assert not house.decoded().deletes
+    assert house.rows("id") == sorted(EU_US["id"].to_pylist())
+    house.check()
+
+
 @pytest.mark.parametrize("granularity", ["file", "partition"])
 def test_delete_files_are_as_fine_as_asked_for(house: House, granularity: str) -> None:
     house.make(EU_US.schema, *(EU_US.slice(n, 2) for n in (0, 2, 4, 6)), mode=MOR,

@@ -242,13 +242,10 @@ class Producer:
 
     def _oldest(self, data: Sequence[Manifest], head: State) -> int:
         """The sequence number below which a delete can apply to nothing."""
+        next_one = last_sequence(head.metadata) + 1
         known = [manifest.min_sequence_number for manifest in data]
-        ours = self.change.data_sequence_number
         return min(
-            last_sequence(head.metadata),
-            *(number for number in known if number is not None),
-            *(() if ours is None else (ours,)),
-            1 << 62,
+            number for number in (next_one, self.change.data_sequence_number, *known) if number is not None
         )
 
     def _snapshot(
