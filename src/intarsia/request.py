@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.compute as pc
 
 from intarsia.common.names import near_names
-from intarsia.common.paths import find_input_files
+from intarsia.common.paths import find_input_files, shown_path
 from intarsia.common.source import Source
 from intarsia.core.intent import Intent, WriteOptions
 from intarsia.core.merge import listed_columns, normalize_keys
@@ -383,7 +383,7 @@ def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
 def shown(target: Target) -> str:
     """The target as logs and errors name it; nothing for what is no table."""
     if isinstance(target, (str, os.PathLike)):
-        return os.fspath(target)
+        return shown_path(target)
     if is_iceberg(target):
         return ".".join(target.name())
     return str(getattr(target, "root", ""))

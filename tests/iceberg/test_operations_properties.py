@@ -158,15 +158,29 @@ def test_metrics_are_those_that_the_table_asks_for(house: House) -> None:
     assert {one["key"] for one in file.record["value_counts"]} == {1, 2, 3}
 
 
-def test_deletes_that_several_files_share_go_with_the_last_data_they_apply_to(house: House) -> None:
+@pytest.mark.parametrize("last", ["overwrite", "compact", "delete"])
+def test_deletes_that_several_files_share_go_with_the_last_data_they_apply_to(
+    house: House, last: str
+) -> None:
     house.make(EU_US.schema, EU_US, mode=MOR, by=[("region", IdentityTransform())],
                properties={"write.delete.granularity": "partition"})  # fmt: skip
-    it.write(EU_US, house.target)
-    it.delete(house.target, "id = 1")
+    later = EU_US.set_column(0, "id", pa.array([n + 100 for n in range(8)], pa.int64()))
+    it.write(later, house.target)
+    it.delete(house.target, "id in (0, 100)")
     assert len(house.decoded().deletes) == 1
-    it.write(EU_US, house.target, mode="overwrite")
+    it.delete(house.target, "id < 50 and region = 'eu'")  # one of the two files that it is about
+    assert len(house.decoded().deletes) == 1
+    assert house.rows("id") == [1, 3, 5, 7, 101, 102, 103, 104, 105, 106, 107]
+    if last == "overwrite":
+        it.write(EU_US, house.target, mode="overwrite")
+    elif last == "compact":
+        it.compact(house.target)
+    else:
+        it.delete(house.target, "region = 'eu'")
     assert not house.decoded().deletes
-    assert house.rows("id") == sorted(EU_US["id"].to_pylist())
+    left = {"overwrite": [*range(8)], "compact": [1, 3, 5, 7, *range(101, 108)],
+            "delete": [1, 3, 5, 7, 101, 103, 105, 107]}  # fmt: skip
+    assert house.rows("id") == left[last]
     house.check()
 
 

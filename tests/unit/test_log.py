@@ -12,6 +12,7 @@ from intarsia.errors import InputError
     ("text", "secret"),
     [
         ("s3://AKIAABCDEFGHIJKLMNOP:hunter2secret@minio:9000/b", "hunter2secret"),
+        ("s3://me:hunter2/secret@bucket/lake", "hunter2/secret"),
         ("https://x.blob/c/f.parquet?sv=1&sig=hunter2%2Fsecret&se=2", "hunter2"),
         ("opening https://h/p?token=hunter2", "hunter2"),
         ("{'key': 'hunter2', 'secret': 'hunter2'}", "hunter2"),
@@ -37,6 +38,7 @@ def test_credentials_are_redacted(text, secret):
         "Key column 'id' holds 3 NULLs in /data/day=2025-11-04/part-0.parquet",
         "key_columns=['id', 'day']",
         "s3://bucket/lake/key=5/part-0.parquet",
+        "http://host:9000/user@home/part-0.parquet",
         "/data/token=a/part-0.parquet",
         "upsert at s3://bucket/orders: 1 column does not fit: 'a' is int8",
         "monkey=3",

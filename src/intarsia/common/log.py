@@ -23,6 +23,8 @@ _SECRET_NAME = (
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # scheme://user:password@host; the host stays, it says where.
     (re.compile(r"(://)[^/\s@'\"]+@"), rf"\1{_GONE}@"),
+    # A secret with a slash in it, that should not stand there as it is; but not a port and a path.
+    (re.compile(r"(://)[^/\s@'\":]+:(?!\d+(?:/|$))[^\s@'\"]*@"), rf"\1{_GONE}@"),
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), _GONE),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=\-]{8,}"), rf"\1 {_GONE}"),
     # name=value, "name": "value" and ?name=value; not /name=value/, which is a partition directory.

@@ -17,9 +17,13 @@ from intarsia.common.foreign import LOGS, refusal, sign_of, table_of
 from intarsia.common.log import redact
 from intarsia.errors import InputError, NothingMatched, NotSupported, StorageError
 
-__all__ = ["InputFile", "find_input_files", "open_filesystem"]
+__all__ = ["InputFile", "find_input_files", "open_filesystem", "shown_path"]
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+_CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
+"""Schemes of URLs in which a container stands before its account, where others have who signs in."""
+_SIGNED_IN = re.compile(r"[^/@:]+:(?!\d+(?:/|$))[^@]*@")
+"""A name and a secret, which may have a slash in it; not a host with its port."""
 _MAGIC = re.compile(r"[*?\[]")
 _PARQUET = (".parquet", ".parq")
 
@@ -33,6 +37,23 @@ class InputFile:
     below: str
     size: int
     filesystem: pafs.FileSystem
+
+
+def shown_path(path: str | os.PathLike[str]) -> str:
+    """A path or URL as people get to see it: without who signs in, and without options.
+
+    >>> shown_path("s3://me:pw@bucket/lake/orders?region=x")
+    's3://bucket/lake/orders'
+    """
+    text = os.fspath(path)
+    if not _URL.match(text):
+        return text
+    scheme, _, rest = text.partition("://")
+    rest = _SIGNED_IN.sub("", rest, count=1)
+    if scheme.lower() not in _CONTAINERS:
+        host, slash, below = rest.partition("/")
+        rest = f"{host.rpartition('@')[2]}{slash}{below}"
+    return f"{scheme}://{rest.partition('?')[0]}"
 
 
 def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import time
 import uuid
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from typing import Any
 
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
@@ -18,7 +19,7 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from intarsia.common.log import logger
 from intarsia.errors import CommitConflict
 from intarsia.tables.iceberg._pyiceberg import next_row_id
-from intarsia.tables.iceberg.deletes import sole_path
+from intarsia.tables.iceberg.deletes import partition_key, sole_path
 from intarsia.tables.iceberg.entries import Content, ContentFile, Entry, Manifest, Status
 from intarsia.tables.iceberg.manifest_lists import write_manifest_list
 from intarsia.tables.iceberg.merging import Merging, merged
@@ -186,9 +187,10 @@ class Producer:
     def _filter_deletes(
         self, head: State, factory: ManifestFactory, removed: list[Entry], oldest: int
     ) -> tuple[list[Manifest], int]:
-        """Without what is superseded, belongs to a data file that goes, or is older than all data."""
+        """Without what is superseded, belongs to data files that go, or is older than all data."""
         going = (*self.change.removed_data, *self.change.removed_deletes)
         specs = {entry.file.spec_id for entry in going}
+        left = self._left(head)
 
         def concerns(manifest: Manifest) -> bool:
             return manifest.partition_spec_id in specs or (manifest.min_sequence_number or 0) < oldest
@@ -198,11 +200,27 @@ class Producer:
                 key_of(entry) in self._removed_keys
                 or 0 < (entry.sequence_number or 0) < oldest
                 or sole_path(entry.file) in self._removed_paths
+                or _names_nothing(entry, left)
             )
 
         return self._filter(
             head, factory, removed, content=Content.POSITION_DELETES, concerns=concerns, goes=goes
         )
+
+    def _left(self, head: State) -> dict[tuple[Any, ...], int]:
+        """By partition that loses data, the sequence number of the oldest that stays, huge if none does."""
+        specs = {entry.file.spec_id for entry in self.change.removed_data}
+        concerned = [manifest for manifest in head.manifests if manifest.partition_spec_id in specs]
+        if all(manifest.content is Content.DATA for manifest in concerned):
+            return {}
+        found = {partition_key(entry.file): 1 << 62 for entry in self.change.removed_data}
+        for manifest in concerned:
+            if manifest.content is Content.DATA and has_live_files(manifest):
+                for entry in head.shelf.entries(manifest):
+                    key = partition_key(entry.file)
+                    if key in found and entry.file.file_path not in self._removed_paths:
+                        found[key] = min(found[key], entry.sequence_number or 0)
+        return found
 
     def _filter(
         self,
@@ -303,6 +321,14 @@ class Producer:
             properties=self.identity.properties,
         )
         return Summary(Operation(self.change.operation), **fields)
+
+
+def _names_nothing(entry: Entry, left: Mapping[tuple[Any, ...], int]) -> bool:
+    """Whether deletes by position can name no data that stays: new files they do not know."""
+    file = entry.file
+    if file.content is not Content.POSITION_DELETES or file.is_vector:
+        return False
+    return left.get(partition_key(file), 0) > (entry.sequence_number or 0)
 
 
 def last_sequence(metadata: TableMetadata) -> int:

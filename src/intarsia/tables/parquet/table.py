@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from intarsia.common.log import logger
+from intarsia.common.paths import shown_path
 from intarsia.core.change import Change, Committed, StagedFile, Staging
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
@@ -64,7 +65,7 @@ class ParquetTable:
         self.storage, self._path = open_storage(
             target, filesystem=filesystem, storage_options=storage_options
         )
-        self.root = os.fspath(target)
+        self.root = shown_path(target)
         control = None
         if control_path is not None:
             _, control = open_storage(control_path, filesystem=filesystem, storage_options=storage_options)
