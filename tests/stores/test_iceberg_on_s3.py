@@ -17,8 +17,7 @@ from stores_bucket import KEY, REGION, SECRET, Bucket
 import intarsia as it
 from intarsia.tables.iceberg import expire_snapshots, remove_orphans
 
-ENGINES = ["arrow", "duckdb", pytest.param("spark", marks=pytest.mark.spark)]
-MODES = ["copy-on-write", "merge-on-read"]
+COW, MOR = "copy-on-write", "merge-on-read"
 SCHEMA = pa.schema(
     [("id", pa.int64()), ("ts", pa.timestamp("us")), ("region", pa.string()), ("v", pa.int64())]
 )
@@ -50,8 +49,11 @@ def catalog(bucket: Bucket, tmp_path: Path) -> Iterator[SqlCatalog]:
         yield found
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize(
+    ("engine", "mode"),
+    [("arrow", COW), ("arrow", MOR), ("duckdb", MOR), pytest.param("spark", MOR, marks=pytest.mark.spark)],
+    indirect=["engine"],
+)
 def test_a_table_in_a_bucket_has_every_operation(
     bucket: Bucket, catalog: SqlCatalog, engine: Any, mode: str
 ) -> None:

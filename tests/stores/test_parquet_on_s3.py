@@ -13,7 +13,13 @@ from stores_bucket import KEY, REGION, SECRET, Bucket
 import intarsia as it
 from intarsia.errors import KeyColumnError, NothingMatched, NotSupported, StorageError
 
-ENGINES = ["arrow", "duckdb", pytest.param("spark", marks=pytest.mark.spark)]
+WAYS = [
+    ("pyarrow", "arrow"),
+    ("pyarrow", "duckdb"),
+    pytest.param("pyarrow", "spark", marks=pytest.mark.spark),
+    ("s3fs", "arrow"),
+    ("s3fs", "duckdb"),
+]
 ROOT = "lake/orders"
 
 
@@ -32,7 +38,7 @@ def engine(request: pytest.FixtureRequest) -> Any:
     return request.getfixturevalue("spark") if request.param == "spark" else request.param
 
 
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize(("store", "engine"), WAYS, indirect=True)
 def test_a_single_writer_has_every_operation(bucket: Bucket, store: Callable[[], Any], engine: Any) -> None:
     root, how = f"{bucket.name}/{ROOT}", {"engine": engine, "filesystem": store(), "single_writer": True}
     expected = dict.fromkeys(range(60), 0)
@@ -69,7 +75,7 @@ def test_a_single_writer_has_every_operation(bucket: Bucket, store: Callable[[],
     check()
 
 
-@pytest.mark.parametrize("engine", ENGINES, indirect=True)
+@pytest.mark.parametrize(("store", "engine"), WAYS, indirect=True)
 def test_many_writers_may_add_rows_and_no_more(bucket: Bucket, store: Callable[[], Any], engine: Any) -> None:
     root, how = f"{bucket.name}/{ROOT}", {"engine": engine, "filesystem": store()}
     it.write(orders(range(10)), root, **how)
