@@ -72,6 +72,8 @@ class Snapshot:
     """Number of the last commit known to the table's log."""
     notes: tuple[str, ...] = ()
     """Sentences for the plan, such as that another writer seems to be active."""
+    others: str | None = None
+    """Whose the files are, where they are to be changed under another root; reading them is all right."""
     uniform: bool = True
     """True when every file has exactly the dataset's file schema."""
     look: Look | None = field(default=None, compare=False, repr=False)

@@ -25,7 +25,7 @@ from intarsia.core.ports import Engine, Progress, Table, Transaction
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.retype import with_types_of
-from intarsia.errors import CommitConflict, DamagedTable, StorageError
+from intarsia.errors import CommitConflict, DamagedTable, InputError, StorageError
 
 log = logger(__name__)
 
@@ -81,8 +81,19 @@ def look(intent: Intent, table: Table) -> Plan:
 
     Raises what names, types and the table's state alone make impossible.
     """
-    snapshot = table.snapshot()
+    snapshot = _own(table.snapshot())
     return make_plan(prepare(intent, snapshot, None), snapshot)
+
+
+def _own(snapshot: Snapshot) -> Snapshot:
+    """The snapshot; raises InputError where its files have a journal and a lock under another root."""
+    if snapshot.others is not None:
+        raise InputError(
+            f"{snapshot.root} {snapshot.others} with a journal and a lock of its own.",
+            path=snapshot.root,
+            hint="name the dataset that is meant; a condition on its partition columns chooses a part of it",
+        )
+    return snapshot
 
 
 def explain(
@@ -95,7 +106,7 @@ def explain(
     reason: str = "",
 ) -> Plan:
     """The settled plan of an operation: exact counts, nothing written, no lock taken."""
-    snapshot = _typed(table.snapshot(), source)
+    snapshot = _typed(_own(table.snapshot()), source)
     prepared = engine.prepare(intent, snapshot, source)
     plan = _planned(prepared, snapshot, engine, reason)
     return settled(plan, prepared, engine.match(plan, prepared, progress))
@@ -126,7 +137,7 @@ def run(
     for attempt in range(1, attempts + 1):
         try:
             with table.transaction(intent.operation) as tx:
-                seen = tx.snapshot
+                seen = _own(tx.snapshot)
                 if (note := _done_before(intent, tx)) is not None:
                     log.info("%s %s: %s", intent.operation, seen.root, note)
                     return _skipped(intent, seen, engine, begun, source=source, note=note)

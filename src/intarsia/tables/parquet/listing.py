@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import posixpath
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from intarsia.common.foreign import LOGS, METADATA, refusal, sign_of
+from intarsia.common.names import listed_names
 from intarsia.errors import DamagedTable, InputError, UnsafePath
 from intarsia.storage import Entry, Storage
 
 _SUFFIXES = (".parquet", ".parq")
 _ACTIVE = "Another writer seems to be active"
+_JOURNAL = re.compile(r"((?:[^/]+/)*)\.([^/]+)\.intarsia")
 _SUMMARIES = ("_metadata", "_common_metadata")
 
 
@@ -22,6 +25,8 @@ class Listing:
     entries: tuple[Entry, ...]
     exists: bool
     notes: tuple[str, ...] = ()
+    others: str | None = None
+    """Whose the files are, as a predicate of the root, where datasets lie below it or around it."""
 
 
 def is_hidden(name: str) -> bool:
@@ -50,7 +55,7 @@ def list_data_files(storage: Storage, root: str) -> Listing:
     """
     found = storage.stat(root)
     if found is None:
-        return Listing((), exists=False)
+        return Listing((), exists=False, others=_around(storage, root))
     if found.kind != "directory":
         raise InputError(
             f"{root} is a {found.kind}; a dataset is a directory of Parquet files.",
@@ -80,7 +85,8 @@ def list_data_files(storage: Storage, root: str) -> Listing:
     for entry in data:
         if entry.size == 0:
             raise _empty(root, entry)
-    return Listing(data, exists=True, notes=_notes(odd, staged))
+    others = _below(odd, paths) or _around(storage, root)
+    return Listing(data, exists=True, notes=_notes(odd, staged), others=others)
 
 
 def _may_hold_data(entry: Entry) -> bool:
@@ -141,6 +147,25 @@ def _notes(odd: Sequence[Entry], staged: set[str]) -> tuple[str, ...]:
                 f"{entry.path} describes the files as they were and will be out of date after a change."
             )
     return tuple(sorted(set(notes)))
+
+
+def _below(odd: Sequence[Entry], paths: Sequence[str]) -> str | None:
+    """Whether there are whole datasets below the root."""
+    journals = (_JOURNAL.fullmatch(entry.path) for entry in odd)
+    names = sorted({f"{found[1]}{found[2]}" for found in journals if found})
+    inner = [name for name in names if any(path.startswith(f"{name}/") for path in paths)]
+    return f"is no dataset, but above {listed_names(inner)}, each a dataset" if inner else None
+
+
+def _around(storage: Storage, root: str) -> str | None:
+    """Whether the root is a partition of a dataset."""
+    above, name = posixpath.split(root)
+    while above.strip("/") and "=" in name:
+        beside, own = posixpath.split(above)
+        if storage.stat(f"{beside}/.{own}.intarsia/log") is not None:
+            return f"is a part of {above}, a dataset"
+        above, name = beside, own
+    return None
 
 
 def _refuse_table(root: str, odd: Sequence[Entry]) -> None:

@@ -164,6 +164,7 @@ def _assembled(
         filesystem=control.storage.filesystem,
         exists=listing.exists,
         notes=listing.notes,
+        others=listing.others,
         uniform=all(schema.equals(unified) for schema in schemas),
         look=Look(control.storage),
     )
