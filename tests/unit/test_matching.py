@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pickle
+
 import pyarrow as pa
 import pytest
 from hypothesis import given, settings
@@ -9,6 +11,7 @@ from hypothesis import strategies as st
 
 from intarsia.common.arrow import adopt
 from intarsia.core.intent import Merge, WriteOptions
+from intarsia.core.keys import arange
 from intarsia.core.prepare import prepare
 from intarsia.core.rule import Rule, strategy_rule, when_matched, when_not_matched_by_source
 from intarsia.core.run import make_plan, silent
@@ -112,3 +115,15 @@ def test_a_file_whose_partition_is_not_known_is_matched_by_its_own_column(tmp_pa
     make_dataset(root, pa.table({"id": [7], "p": ["a"]}))  # beside the partitions, not in one
     found = _matches(root, pa.table({"id": [7, 1], "p": ["a", "a"]}), keys=("id", "p"))
     assert found.updated == 2
+
+
+def test_hits_hold_and_pickle_nothing_but_themselves() -> None:
+    many = arange(100_000)
+    part = matching._Classified(0)
+    part.add(many.slice(5, 10), many.slice(7, 10), 0)
+    found = matching.joined([part])
+    assert (found.positions.to_pylist(), found.sources.to_pylist()) == ([*range(5, 15)], [*range(7, 17)])
+    assert len(pickle.dumps(found)) < 2_000
+    whole = matching._Classified(0)
+    whole.add(many, many, 0)
+    assert matching.joined([whole]).positions is many

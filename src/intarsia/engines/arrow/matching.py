@@ -333,6 +333,13 @@ class _Classified:
                 yield sources
 
 
+def _whole(parts: Sequence[pa.Array]) -> pa.Array:
+    """One array of the parts; a copy where it would be a slice, which keeps and pickles what it is one of."""
+    if len(parts) == 1 and parts[0].get_total_buffer_size() <= 2 * parts[0].nbytes:
+        return parts[0]
+    return pa.concat_arrays(parts)
+
+
 def joined(parts: Sequence[_Classified]) -> Hits:
     """The pieces of one file as its hits, by ascending position."""
     positions, sources, actions = [], [], []
@@ -345,7 +352,7 @@ def joined(parts: Sequence[_Classified]) -> Hits:
     if not positions:
         return Hits.empty()
     if len(set(actions)) == 1:  # row groups come in order already
-        return Hits(flat(pa.chunked_array(positions)), actions[0], flat(pa.chunked_array(sources)))
+        return Hits(_whole(positions), actions[0], _whole(sources))
     numbers = pa.concat_arrays(
         [
             pa.repeat(pa.scalar(action, pa.int8()), len(rows))
