@@ -154,7 +154,9 @@ def _below(odd: Sequence[Entry], paths: Sequence[str]) -> str | None:
     journals = (_JOURNAL.fullmatch(entry.path) for entry in odd)
     names = sorted({f"{found[1]}{found[2]}" for found in journals if found})
     inner = [name for name in names if any(path.startswith(f"{name}/") for path in paths)]
-    return f"is no dataset, but above {listed_names(inner)}, each a dataset" if inner else None
+    if not inner:
+        return None
+    return f"is no dataset, but above {listed_names(inner)}, {'each ' if inner[1:] else ''}a dataset"
 
 
 def _around(storage: Storage, root: str) -> str | None:
