@@ -178,7 +178,7 @@ class Splicing:
         )
         try:
             target.copy(self.session, query, task.file.path, rows=rows)
-            with _opened(task.staging, target.location) as donor:
+            with _mapped(task.staging, target.location) as donor:
                 yield donor
         finally:
             with suppress(OSError):  # else it is swept with the transaction
@@ -186,10 +186,11 @@ class Splicing:
 
 
 @contextmanager
-def _opened(filesystem: pafs.FileSystem, location: str) -> Iterator[Donor]:
+def _mapped(filesystem: pafs.FileSystem, location: str) -> Iterator[Donor]:
+    """A file that we made ourselves, on a local disk: nobody cuts it short while it is mapped."""
     with ExitStack() as stack:
         try:
-            handle = stack.enter_context(filesystem.open_input_file(location))
+            handle = stack.enter_context(pa.memory_map(str(local_path(filesystem, location))))
             donor = Donor.of_file(pq.read_metadata(handle), handle)
         except (pa.ArrowInvalid, OSError) as error:
             raise Unspliceable(f"{location} cannot be read: {error}") from error
