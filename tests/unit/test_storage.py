@@ -372,3 +372,9 @@ def test_a_directory_that_cannot_be_written_is_told_before_anything_is_tried(
     with pytest.raises(StorageError) as caught:
         PosixStorage().check_writable(str(tmp_path))
     assert caught.value.errno == errno.EACCES
+
+
+def test_a_web_address_is_no_place_for_a_dataset() -> None:
+    with pytest.raises(NotSupported, match=r"https://host/t is a web address") as caught:
+        open_storage("https://me:secret@host/t?token=x")
+    assert "secret" not in f"{caught.value} {caught.value.path}"

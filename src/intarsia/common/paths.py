@@ -17,7 +17,7 @@ from intarsia.common.foreign import LOGS, refusal, sign_of, table_of
 from intarsia.common.log import redact
 from intarsia.errors import InputError, NothingMatched, NotSupported, StorageError
 
-__all__ = ["InputFile", "find_input_files", "open_filesystem", "shown_path"]
+__all__ = ["InputFile", "find_input_files", "open_filesystem", "refuse_sign_in", "shown_path"]
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
@@ -49,11 +49,27 @@ def shown_path(path: str | os.PathLike[str]) -> str:
     if not _URL.match(text):
         return text
     scheme, _, rest = text.partition("://")
-    rest = _SIGNED_IN.sub("", rest, count=1)
-    if scheme.lower() not in _CONTAINERS:
-        host, slash, below = rest.partition("/")
-        rest = f"{host.rpartition('@')[2]}{slash}{below}"
-    return f"{scheme}://{rest.partition('?')[0]}"
+    return f"{scheme}://{rest.removeprefix(_signed_in(text)).partition('?')[0]}"
+
+
+def refuse_sign_in(url: str, path: str) -> None:
+    """Raise InputError where a library took who signs in by a URL for a part of the path."""
+    who = _signed_in(url)
+    if who and path.startswith(who):
+        raise InputError(
+            f"{shown_path(url)} is opened by a library that takes nobody's name and secret from a URL.",
+            path=shown_path(url),
+            hint="pass a file system as filesystem=, or for a target storage_options=",
+        )
+
+
+def _signed_in(url: str) -> str:
+    """Who signs in by a URL, up to the ``@``; empty where nobody does."""
+    scheme, _, rest = url.partition("://")
+    if secret := _SIGNED_IN.match(rest):
+        return secret[0]
+    name, at, _ = rest.partition("/")[0].rpartition("@")
+    return "" if scheme.lower() in _CONTAINERS else name + at
 
 
 def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> tuple[pafs.FileSystem, str]:
@@ -88,7 +104,7 @@ def _from_url(url: str) -> tuple[pafs.FileSystem, str]:
         raise _storage_error(error, shown) from error
     try:
         # pyarrow's own door to fsspec, which it imports itself.
-        return pafs.FileSystem.from_uri(f"fsspec+{url}")
+        found, path = pafs.FileSystem.from_uri(f"fsspec+{url}")
     except (ValueError, ImportError) as error:
         raise NotSupported(
             f"No installed library can open {shown}: {redact(str(error))}",
@@ -97,6 +113,8 @@ def _from_url(url: str) -> tuple[pafs.FileSystem, str]:
         ) from error
     except OSError as error:
         raise _storage_error(error, shown) from error
+    refuse_sign_in(url, path)
+    return found, path
 
 
 def _as_pyarrow(filesystem: Any) -> pafs.FileSystem:

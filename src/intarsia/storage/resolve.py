@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
+from intarsia.common.paths import refuse_sign_in, shown_path
 from intarsia.errors import InputError, NotSupported
 from intarsia.storage.port import Storage, as_storage_error, storage_errors
 from intarsia.storage.posix import PosixStorage
@@ -51,6 +52,12 @@ def open_storage(
 
 
 def _from_url(url: str, options: dict[str, Any]) -> tuple[Storage, str]:
+    if urlsplit(url).scheme.lower() in ("http", "https"):
+        raise NotSupported(
+            f"{shown_path(url)} is a web address, behind which no file can be listed or changed.",
+            path=shown_path(url),
+            hint="name the store itself, such as s3://bucket/path; as a source a web address is fine",
+        )
     if not options:
         try:
             return _on_filesystem(*pafs.FileSystem.from_uri(url))
@@ -68,6 +75,7 @@ def _from_url(url: str, options: dict[str, Any]) -> tuple[Storage, str]:
             path=redact(url),
             hint="install the fsspec implementation for this scheme, or pass filesystem=",
         ) from error
+    refuse_sign_in(url, path)
     return _on_filesystem(found, path)
 
 
