@@ -68,3 +68,9 @@ def store(request: pytest.FixtureRequest, server: int) -> Callable[[], Any]:
         endpoint_url=f"http://127.0.0.1:{server}",
         client_kwargs={"region_name": REGION},
     )
+
+
+@pytest.fixture
+def engine(request: pytest.FixtureRequest) -> Any:
+    """An engine by its name, or the Spark session."""
+    return request.getfixturevalue("spark") if request.param == "spark" else request.param

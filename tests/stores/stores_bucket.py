@@ -24,12 +24,20 @@ class Bucket:
     def endpoint(self) -> str:
         return f"http://127.0.0.1:{self.port}"
 
-    def files(self, below: str = "") -> dict[str, tuple[int, Any]]:
-        """The objects there are, by key, with size and time."""
+    def files(self, below: str = "") -> list[str]:
+        """The keys of the objects there are."""
         found = self.opened.get_file_info(
             pafs.FileSelector(f"{self.name}/{below}", recursive=True, allow_not_found=True)
         )
-        return {f.path.removeprefix(f"{self.name}/"): (f.size, f.mtime_ns) for f in found if f.is_file}
+        return [f.path.removeprefix(f"{self.name}/") for f in found if f.is_file]
+
+    def contents(self) -> dict[str, bytes]:
+        """Every object, byte for byte."""
+        found = {}
+        for key in self.files():
+            with self.opened.open_input_file(f"{self.name}/{key}") as file:
+                found[key] = file.read()
+        return found
 
     def data(self, below: str) -> list[str]:
         return sorted(key for key in self.files(below) if key.endswith(".parquet"))

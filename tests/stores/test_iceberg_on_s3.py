@@ -30,11 +30,6 @@ def visits(numbers: Sequence[int], v: int = 0) -> pa.Table:
 
 
 @pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue("spark") if request.param == "spark" else request.param
-
-
-@pytest.fixture
 def catalog(bucket: Bucket, tmp_path: Path) -> Iterator[SqlCatalog]:
     properties = {
         "uri": f"sqlite:///{tmp_path}/catalog.db",

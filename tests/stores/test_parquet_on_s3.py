@@ -33,11 +33,6 @@ def orders(numbers: Sequence[int], v: int = 0) -> pa.Table:
     )
 
 
-@pytest.fixture
-def engine(request: pytest.FixtureRequest) -> Any:
-    return request.getfixturevalue("spark") if request.param == "spark" else request.param
-
-
 @pytest.mark.parametrize(("store", "engine"), WAYS, indirect=True)
 def test_a_single_writer_has_every_operation(bucket: Bucket, store: Callable[[], Any], engine: Any) -> None:
     root, how = f"{bucket.name}/{ROOT}", {"engine": engine, "filesystem": store(), "single_writer": True}
@@ -81,7 +76,7 @@ def test_many_writers_may_add_rows_and_no_more(bucket: Bucket, store: Callable[[
     it.write(orders(range(10)), root, **how)
     assert it.merge(orders(range(5, 15), v=9), root, on="id", strategy="insert", **how).inserted == 5
     assert bucket.rows(ROOT, "id", "v") == [(n, 0 if n < 10 else 9) for n in range(15)]
-    before = bucket.files()
+    before = bucket.contents()
     for change in (
         lambda: it.merge(orders([3], v=1), root, on="id", **how),
         lambda: it.delete(root, "id = 3", **how),
@@ -90,18 +85,18 @@ def test_many_writers_may_add_rows_and_no_more(bucket: Bucket, store: Callable[[
     ):
         with pytest.raises(NotSupported, match="single_writer=True"):
             change()
-        assert bucket.files() == before
+        assert bucket.contents() == before
 
 
 def test_a_mistake_leaves_every_object_as_it_was(bucket: Bucket, store: Callable[[], Any]) -> None:
     root, how = f"{bucket.name}/{ROOT}", {"filesystem": store(), "single_writer": True}
     it.write(orders(range(10)), root, **how)
-    before = bucket.files()
+    before = bucket.contents()
     with pytest.raises(KeyColumnError, match="duplicate"):
         it.merge(orders([3, 3]), root, on="id", **how)
     with pytest.raises(NothingMatched):
         it.delete(f"{root}s", "id = 3", **how)
-    assert bucket.files() == before
+    assert bucket.contents() == before
 
 
 def _url(bucket: Bucket, path: str) -> str:

@@ -73,7 +73,7 @@ class Snapshot:
     notes: tuple[str, ...] = ()
     """Sentences for the plan, such as that another writer seems to be active."""
     others: str | None = None
-    """Whose the files are, where they are to be changed under another root; reading them is all right."""
+    """Whose the files are, as a predicate of the root, where they have to be changed under another one."""
     uniform: bool = True
     """True when every file has exactly the dataset's file schema."""
     look: Look | None = field(default=None, compare=False, repr=False)

@@ -89,7 +89,7 @@ def _own(snapshot: Snapshot) -> Snapshot:
     """The snapshot; raises InputError where its files have a journal and a lock under another root."""
     if snapshot.others is not None:
         raise InputError(
-            f"{snapshot.root} {snapshot.others} with a journal and a lock of its own.",
+            f"{snapshot.root} {snapshot.others}.",
             path=snapshot.root,
             hint="name the dataset that is meant; a condition on its partition columns chooses a part of it",
         )

@@ -12,6 +12,7 @@ from typing import Any
 from intarsia.common.scratch import sweep, sweep_private
 from intarsia.errors import DamagedTable, InputError, StorageError
 from intarsia.storage import Entry, Storage
+from intarsia.tables.parquet.listing import sibling
 from intarsia.tables.parquet.record import Coming, Going, Record
 
 _NAME = re.compile(r"^(\d{12})(-[0-9a-f]{32})?\.(json|done)$")
@@ -44,7 +45,7 @@ class Control:
         self.storage = storage
         self.root = root
         self.explicit = directory is not None
-        self.directory = directory or _sibling(root)
+        self.directory = directory or sibling(root)
         self.lock = f"{self.directory}/lock"
         self.log = f"{self.directory}/log"
         self.transactions = f"{self.directory}/tx"
@@ -185,17 +186,6 @@ class Control:
             raise DamagedTable(
                 f"The log's summary {where} is damaged.", path=where, hint="restore it from a backup"
             ) from error
-
-
-def _sibling(root: str) -> str:
-    parent, name = posixpath.split(root)
-    if not name or (not parent.strip("/") and not root.startswith("/")):
-        raise InputError(
-            f"{root or '/'} has no directory beside it for the journal.",
-            path=root,
-            hint="name a control directory on the same store with control_path=",
-        )
-    return f"{parent.rstrip('/')}/.{name}.intarsia"
 
 
 def _parsed(data: bytes) -> dict[str, Any]:

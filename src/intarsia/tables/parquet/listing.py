@@ -15,6 +15,8 @@ from intarsia.storage import Entry, Storage
 _SUFFIXES = (".parquet", ".parq")
 _ACTIVE = "Another writer seems to be active"
 _JOURNAL = re.compile(r"((?:[^/]+/)*)\.([^/]+)\.intarsia")
+"""The control directory beside a dataset, and the dataset's directory and name in it."""
+_APART = "which has a journal and a lock of its own"
 _SUMMARIES = ("_metadata", "_common_metadata")
 
 
@@ -27,6 +29,18 @@ class Listing:
     notes: tuple[str, ...] = ()
     others: str | None = None
     """Whose the files are, as a predicate of the root, where datasets lie below it or around it."""
+
+
+def sibling(root: str) -> str:
+    """Where the control directory of a dataset is, unless it is told."""
+    parent, name = posixpath.split(root)
+    if not name or (not parent.strip("/") and not root.startswith("/")):
+        raise InputError(
+            f"{root or '/'} has no directory beside it for the journal.",
+            path=root,
+            hint="name a control directory on the same store with control_path=",
+        )
+    return f"{parent.rstrip('/')}/.{name}.intarsia"
 
 
 def is_hidden(name: str) -> bool:
@@ -156,17 +170,17 @@ def _below(odd: Sequence[Entry], paths: Sequence[str]) -> str | None:
     inner = [name for name in names if any(path.startswith(f"{name}/") for path in paths)]
     if not inner:
         return None
-    return f"is no dataset, but above {listed_names(inner)}, {'each ' if inner[1:] else ''}a dataset"
+    each = "each with a journal and a lock of its own" if inner[1:] else _APART
+    return f"is no dataset, but above {listed_names(inner)}, {each}"
 
 
 def _around(storage: Storage, root: str) -> str | None:
     """Whether the root is a partition of a dataset."""
     above, name = posixpath.split(root)
-    while above.strip("/") and "=" in name:
-        beside, own = posixpath.split(above)
-        if storage.stat(f"{beside}/.{own}.intarsia/log") is not None:
-            return f"is a part of {above}, a dataset"
-        above, name = beside, own
+    while posixpath.dirname(above) and above.strip("/") and "=" in name:
+        if storage.stat(f"{sibling(above)}/log") is not None:
+            return f"is a part of the dataset {above}, {_APART}"
+        above, name = posixpath.split(above)
     return None
 
 
