@@ -22,6 +22,8 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from intarsia.engines.arrow import splice
+from intarsia.spark import refresh
+from intarsia.spark.session import active_session
 
 settings.register_profile(
     "quick",
@@ -49,6 +51,13 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     """Every other test, by its name, splices files that would be too small for it."""
     chosen = hashlib.sha256(item.nodeid.encode()).digest()[0] % 2
     splice.CHUNK_BYTES = 0 if chosen else CHUNK_BYTES
+    # Telling the shared session of every change in process would be most of what these tests take.
+    told = item.get_closest_marker("session_at_hand") is not None
+    refresh.active_session = active_session if told else _no_session
+
+
+def _no_session() -> None:
+    return None
 
 
 def uses_spark(item: pytest.Item) -> bool:

@@ -17,19 +17,31 @@ import pyarrow.compute as pc
 import intarsia.show  # noqa: F401  values learn to show themselves
 from intarsia.common.log import logger, operation_log
 from intarsia.common.names import check_columns
+from intarsia.core.effects import check_effects
 from intarsia.core.expr import resolve
 from intarsia.core.files import Snapshot
 from intarsia.core.inspection import Inspection, inspect_snapshot
-from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
+from intarsia.core.intent import (
+    MISSING,
+    Compact,
+    Deduplicate,
+    Delete,
+    Merge,
+    Missing,
+    Optimize,
+    Update,
+    Write,
+)
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Table
 from intarsia.core.problems import check_exists
 from intarsia.core.report import MergeResult
 from intarsia.engines.arrow.scan import Scan
-from intarsia.errors import InputError, NotSupported
+from intarsia.errors import CommitConflict, InputError
 from intarsia.request import (
     Clauses,
     Columns,
+    Request,
     Target,
     bytes_per_file,
     column_names,
@@ -40,10 +52,13 @@ from intarsia.request import (
     predicate_of,
     requested,
     shown,
+    tell_spark,
 )
 from intarsia.sql.parse import parse_assignments
 
 log = logger(__name__)
+
+_READ_ATTEMPTS = 20
 
 WriteMode = Literal["append", "overwrite", "overwrite_partitions"]
 Curve = Literal["zorder", "hilbert", "linear"]
@@ -58,8 +73,9 @@ def merge(
     clauses: Clauses | None = None,
     dedup_order_by: Columns | None = None,
     null_keys: Literal["error", "match"] = "error",
-    missing: Literal["error", "null"] = "error",
+    missing: Missing = "error",
     schema_evolution: Any = None,
+    except_columns: Columns | None = None,
     partition_by: Columns | None = None,
     engine: Any = "auto",
     dry_run: bool = False,
@@ -75,19 +91,22 @@ def merge(
         on: key columns, or a condition such as ``"target.id = source.id and target.open"``.
         strategy: ``insert``, ``update``, ``upsert``, ``full_merge`` or ``deduplicate``.
         clauses: instead of a strategy, :func:`when_matched` and its kin, or SQL text such as ``"when
-            matched then update set *"``, or a list of these; the first that applies decides.
+            matched then update set *"``, or a list of these; the first that applies decides. A star
+            passes over source columns that the target lacks, which conditions may read all the same.
         dedup_order_by: with ``deduplicate``, the row with the highest values of these wins.
         null_keys: ``"match"`` lets NULL equal NULL instead of refusing NULL keys.
-        missing: ``"null"`` fills columns that the source lacks instead of refusing it.
+        missing: of columns that the source lacks, ``"null"`` writes NULL and ``"keep"`` leaves those of
+            existing rows as they are (new rows get NULL); else such a source is refused.
         schema_evolution: ``"add"`` takes new columns over, ``"widen"`` promotes types.
+        except_columns: source columns that whole rows are made without; conditions may read them.
         partition_by: for a dataset that does not exist yet.
         engine: ``"auto"``, ``"arrow"``, ``"duckdb"``, ``"spark"``, a DuckDB connection or a SparkSession.
         dry_run: plan and count, write nothing.
         options: table (``filesystem``, ``storage_options``, ``control_path``, ``single_writer``,
             ``lock_timeout``, ``retain``), writing (``compression``, ``row_group_size``,
-            ``max_rows_per_file``, ``batch_rows``), engine (``threads``, ``memory_bytes``), source
-            (``spool_bytes``, ``spool_dir``), Iceberg (``branch``, ``mode``), and ``dialect``,
-            ``progress``, ``properties``.
+            ``max_rows_per_file``, ``batch_rows``, ``int96``), engine (``threads``, ``memory_bytes``), source
+            (``spool_bytes``, ``spool_dir``, ``naive_timestamps``), Iceberg (``branch``, ``mode``), and
+            ``dialect``, ``progress``, ``properties``.
 
     Raises:
         KeyColumnError: keys missing, NULL, duplicate or of a nested type.
@@ -103,24 +122,21 @@ def merge(
     """
     with operation_log(log, "merge", shown(target)):
         request = requested(engine, target, options, source, dry_run=dry_run)
-        keys, source_keys, residual = key_pairs(on, request.dialect)
         rule = merge_rule(strategy, clauses, request.dialect)
         intent = Merge(
             rule=rule,
-            keys=keys,
-            source_keys=source_keys,
-            residual=residual,
+            **key_pairs(on, request.dialect),
             dedup_order_by=column_names(dedup_order_by, "dedup_order_by"),
             null_keys=one_of(null_keys, "null_keys", ("error", "match")),
-            missing=one_of(missing, "missing", ("error", "null")),
+            missing=one_of(missing, "missing", MISSING),
             schema_evolution=schema_evolution,
             partition_columns=None if partition_by is None else column_names(partition_by, "partition_by"),
+            except_columns=column_names(except_columns, "except_columns"),
             **request.writing,
         )
-        if intent.dedup_order_by and rule.name != "deduplicate":
-            raise InputError('dedup_order_by goes with strategy="deduplicate".')
+        check_effects(intent)
     with operation_log(log, rule.name, shown(target)), ExitStack() as stack:
-        adopted = request.source(source, stack, intent.partition_columns)
+        adopted = request.source(source, stack, intent)
         return request.carry_out(intent, adopted)
 
 
@@ -174,28 +190,50 @@ def write(
     target: Target,
     *,
     mode: WriteMode = "append",
+    where: Any = None,
     partition_by: Columns | None = None,
-    missing: Literal["error", "null"] = "error",
+    missing: Missing = "error",
     schema_evolution: Any = None,
     engine: Any = "auto",
     dry_run: bool = False,
     **options: Any,
 ) -> MergeResult:
-    """Add rows, or put them in the place of all rows or of the partitions they belong to.
+    """Add rows, or put them in the place of all rows, of those that match, or of the partitions they are in.
 
     New files appear first, then the old ones go: a reader sees too much for a moment, never too little.
     Files that are not Parquet data stay.
+
+    Args:
+        source: as in :func:`merge`.
+        target: as in :func:`merge`.
+        mode: ``append``, ``overwrite``, or ``overwrite_partitions``: those that the source has rows of.
+        where: with ``overwrite``, only the rows for which it is TRUE are replaced, in one commit; the
+            source may hold no others. SQL text (``"day = date '2025-03-01'"``), or an expression of
+            ``pyarrow.compute``.
+        partition_by: for a dataset that does not exist yet, or is overwritten as a whole.
+        missing: of columns that the source lacks, ``"null"`` and ``"keep"`` write NULL.
+        schema_evolution: ``"add"`` takes new columns over, ``"widen"`` promotes types.
+        engine: as in :func:`merge`.
+        dry_run: plan and count, write nothing.
+        options: as in :func:`merge`.
+
+    Raises:
+        InputError: a row of the source for which ``where`` is not TRUE, and options that have no effect.
+        SchemaMismatch: a column or a value that does not fit.
+        CommitConflict: another writer kept getting in between.
     """
     with operation_log(log, "write", shown(target)), ExitStack() as stack:
         request = requested(engine, target, options, source, dry_run=dry_run)
         intent = Write(
             mode=one_of(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
             partition_columns=None if partition_by is None else column_names(partition_by, "partition_by"),
-            missing=one_of(missing, "missing", ("error", "null")),
+            missing=one_of(missing, "missing", MISSING),
             schema_evolution=schema_evolution,
+            where=None if where is None else predicate_of(where, request.dialect),
             **request.writing,
         )
-        adopted = request.source(source, stack, intent.partition_columns)
+        check_effects(intent)
+        adopted = request.source(source, stack, intent)
         return request.carry_out(intent, adopted)
 
 
@@ -254,6 +292,7 @@ def optimize(
         )
         if not intent.by and not intent.deduplicate:
             raise InputError("the columns to order by are needed.", hint="pass by=[...].")
+        check_effects(intent)
         return request.carry_out(intent)
 
 
@@ -280,6 +319,7 @@ def deduplicate(
             partition_filter=partition_filter,
             **request.writing,
         )
+        check_effects(intent)
         return request.carry_out(intent)
 
 
@@ -290,9 +330,9 @@ def plan(operation: str, *args: Any, **kwargs: Any) -> Plan:
     read and written. Reads what the operation would read to decide; writes nothing.
     """
     calls = {call.__name__: call for call in (merge, delete, update, write, compact, optimize, deduplicate)}
-    if operation not in calls:
+    if str(operation) not in calls:
         raise InputError(f"There is no operation {operation!r} to plan; there is {', '.join(calls)}.")
-    made = calls[operation](*args, **{**kwargs, "dry_run": True}).plan
+    made = calls[str(operation)](*args, **{**kwargs, "dry_run": True}).plan
     assert made is not None
     return made
 
@@ -343,37 +383,57 @@ def inspect(target: Target, **options: Any) -> Inspection:
 def read(
     target: Target, *, columns: Columns | None = None, where: Any = None, **options: Any
 ) -> pa.RecordBatchReader:
-    """The rows of an Iceberg table as a stream of record batches, of one consistent state.
+    """The rows of a dataset or an Iceberg table as a stream of record batches, of one consistent state.
 
-    Position deletes, deletion vectors and equality deletes are applied, columns found by their ids,
-    files and row groups pruned by ``where``. Memory: a row group per thread.
+    Of an Iceberg table, position deletes, deletion vectors and equality deletes are applied and columns
+    found by their ids. Files and row groups are pruned by ``where``. Memory: a row group per thread.
+
+    The files of a dataset on a local disk are opened first, so that commits meanwhile change nothing; on
+    another store, and where there are more files than half of those a process may have open, a file that
+    is replaced while the stream is read ends it with CommitConflict.
 
     Args:
-        target: a table of PyIceberg, or :func:`iceberg`.
+        target: path or URL of a Parquet dataset, a table of PyIceberg, or :func:`iceberg`. One without
+            rows gives none, in its schema.
         columns: all of them if None.
         where: SQL text or a ``pyarrow.compute`` expression; rows for which it is TRUE.
-        options: ``branch``, ``threads``, ``dialect``.
+        options: ``threads``, ``dialect``; of paths ``filesystem``, ``storage_options``; of an Iceberg
+            table ``branch``.
 
     Raises:
+        NothingMatched: there is no such dataset.
         ColumnNotFound, InputError: a column or ``where`` does not fit the table.
-        NotSupported: the target is a Parquet dataset, which has ``read_parquet`` and
-            ``snapshot(path).dataset()``.
+        CommitConflict: a file was replaced while it was read.
+
+    Example:
+        >>> import intarsia as it
+        >>> it.read(orders, columns=["id"], where="id < 2").read_all().num_rows
+        1
     """
     with operation_log(log, "read", shown(target)):
         request = requested("arrow", target, options)
-        found = request.table.snapshot()
-        if found.spread is None:
-            raise NotSupported(
-                "a Parquet dataset is read otherwise.", hint="use read_parquet, or snapshot(path).dataset()."
-            )
-        names = column_names(columns, "columns") or tuple(found.schema.names)
-        check_columns(names, found.schema.names, operation="read", path=found.root)
-        predicate = None if where is None else predicate_of(where, request.dialect)
-        if predicate is not None and not isinstance(predicate, pc.Expression):
-            predicate = resolve(predicate, found.schema, expect=pa.bool_())
-        scan = Scan(found, names, predicate)
         threads = int(options.get("threads") or os.cpu_count() or 1)
-        return pa.RecordBatchReader.from_batches(scan.schema, scan.batches(threads=threads))
+        for attempt in range(_READ_ATTEMPTS):
+            scan = _scan(request, columns, where)
+            try:
+                batches = scan.batches(threads=threads)
+            except CommitConflict:  # a commit came between listing and opening
+                if attempt + 1 == _READ_ATTEMPTS:
+                    raise
+                continue
+            return pa.RecordBatchReader.from_batches(scan.schema, batches)
+        raise AssertionError("unreachable")
+
+
+def _scan(request: Request, columns: Columns | None, where: Any) -> Scan:
+    found = request.table.snapshot()
+    check_exists(found, "read")
+    names = column_names(columns, "columns") or tuple(found.schema.names)
+    check_columns(names, found.schema.names, operation="read", path=found.root)
+    predicate = None if where is None else predicate_of(where, request.dialect)
+    if predicate is not None and not isinstance(predicate, pc.Expression):
+        predicate = resolve(predicate, found.schema, expect=pa.bool_())
+    return Scan(found, names, predicate)
 
 
 def recover(target: Target, **options: Any) -> tuple[str, ...]:
@@ -382,4 +442,6 @@ def recover(target: Target, **options: Any) -> tuple[str, ...]:
     Never needed: the next operation that writes does the same.
     """
     with operation_log(log, "recover", shown(target)):
-        return requested("auto", target, options).table.recover()
+        table = requested("auto", target, options).table
+        done = table.recover()
+        return (*done, *tell_spark(table)) if done else done

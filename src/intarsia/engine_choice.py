@@ -5,13 +5,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from importlib import import_module, metadata
+from importlib import metadata
 from importlib.util import find_spec
 from typing import Any
 
 import pyarrow.fs as pafs
 
 from intarsia.common.arrow import SPOOL_BYTES
+from intarsia.common.lazy import optional_module
 from intarsia.common.machine import memory_total
 from intarsia.common.source import Source
 from intarsia.core.intent import Deduplicate, Intent, Optimize
@@ -19,7 +20,7 @@ from intarsia.core.need import plan_bytes, source_bytes
 from intarsia.core.ports import Engine, Table
 from intarsia.core.run import look
 from intarsia.engines.arrow import ArrowEngine
-from intarsia.errors import InputError, NotSupported
+from intarsia.errors import EngineError, InputError, NotSupported
 from intarsia.show import units
 from intarsia.storage import PosixStorage
 
@@ -112,7 +113,7 @@ class _ByNeed(Waiting):
         lacking = _lacks_duckdb(table)
         if lacking is not None:
             return Chosen(self.taker(), f"{told}; DuckDB would be chosen, but {lacking}")
-        kind = import_module("intarsia.engines.duckdb").DuckDBEngine
+        kind = optional_module("intarsia.engines.duckdb").DuckDBEngine
         engine: Engine = kind(**{**_of(kind, self._options), "memory_bytes": self._budget})
         return Chosen(engine, told, adopts=True)
 
@@ -137,11 +138,11 @@ def chosen_engine(engine: Any, options: Mapping[str, Any], source: Any) -> Waiti
             return _ByNeed(options)
         return Waiting(_spark_engine(source.sparkSession, options), reason="the source is a Spark DataFrame")
     if isinstance(engine, str) and engine == "spark":
-        sessions = import_module("intarsia.spark.session")
+        sessions = optional_module("intarsia.spark.session")
         engine = sessions.active_session() or Opening(sessions.open_session)
     if isinstance(engine, Opening):
         return Waiting(None, lambda: _spark_engine(engine.session(), options))
-    if is_spark(engine):
+    if is_spark(engine) and hasattr(engine, "createDataFrame"):
         return Waiting(_spark_engine(engine, options))
     if isinstance(engine, str) and engine in ("arrow", "pyarrow"):
         return Waiting(ArrowEngine(**_of(ArrowEngine, options)))
@@ -183,7 +184,12 @@ class Opening:
 
 
 def _spark_engine(session: Any, options: Mapping[str, Any]) -> Engine:
-    kind = import_module("intarsia.engines.spark").SparkEngine
+    if not optional_module("intarsia.spark.session").is_alive(session):
+        raise EngineError(
+            "The Spark session has been stopped.",
+            hint="open another session, and make DataFrames anew there.",
+        )
+    kind = optional_module("intarsia.engines.spark").SparkEngine
     engine: Engine = kind(session, **_of(kind, options))
     return engine
 
@@ -195,7 +201,7 @@ def _duckdb_engine(connection: Any, options: Mapping[str, Any]) -> Engine:
             f"The engine DuckDB cannot be used: {lacking}.",
             hint="pip install 'intarsia[duckdb]', or use engine=\"arrow\".",
         )
-    kind = import_module("intarsia.engines.duckdb").DuckDBEngine
+    kind = optional_module("intarsia.engines.duckdb").DuckDBEngine
     engine: Engine = kind(connection, **_of(kind, options))
     return engine
 

@@ -15,6 +15,7 @@
       CommitError (RuntimeError)
         CommitConflict                   another writer came first and touched the same files
         CommitUnknown                    committed but not known to be published; says what to do
+      EngineError (RuntimeError)         Spark was stopped, cancelled, lost or out of memory
       NotSupported (NotImplementedError) this engine, table or store cannot; says which can
       DamagedTable (pa.ArrowInvalid)     a file or the journal is damaged; says which
 
@@ -146,6 +147,13 @@ class CommitConflict(CommitError):
 
 class CommitUnknown(CommitError):
     """The commit was recorded, but publishing it was not finished; the next operation finishes it."""
+
+
+class EngineError(IntarsiaError, RuntimeError):
+    """What runs the operation ended before the work was done: stopped, cancelled, out of memory, unreachable.
+
+    Nothing was changed.
+    """
 
 
 class NotSupported(IntarsiaError, NotImplementedError):

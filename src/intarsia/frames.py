@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import count
 from typing import Any
 
 import pyarrow as pa
@@ -15,7 +16,8 @@ from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.spark import SparkEngine
 from intarsia.engines.spark.carry import carrier
 from intarsia.engines.spark.crew import balanced, opened, packed, work_of
-from intarsia.errors import CommitConflict, DamagedTable, StorageError
+from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, StorageError
+from intarsia.spark.failures import raised_text
 from intarsia.storage import open_storage
 
 __all__ = ["Whole", "frame_of", "shown_as"]
@@ -49,8 +51,10 @@ class Whole:
 def frame_of(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:
     """The rows of a reading as a DataFrame; nothing but footers has been read until Spark runs it.
 
-    Each file is read as it was in the reading's snapshot, else CommitConflict comes back from the task.
-    Partition columns have the types of the snapshot's schema.
+    Each file is read as it was in the reading's snapshot. Where one was replaced since, or cannot be
+    read, evaluating the DataFrame ends in Spark's own error for that (``USER_RAISED_EXCEPTION``) with
+    the text of ours; operations of ours that evaluate it raise ours, such as CommitConflict. Partition
+    columns have the types of the snapshot's schema.
 
     Args:
         spark: the session, classic or Connect.
@@ -75,7 +79,27 @@ def frame_of(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_par
         packed((light, exact, sent, since)),
         tuple(packed([files[number] for number in share]) for share in shares),
     )
-    return spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.rows, spark_schema)
+    told = spark_schema.add(_problem_name(spark_schema.names), "string")
+    rows = spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.rows, told)
+    return _raising(rows, told.names[-1])
+
+
+def _problem_name(names: Sequence[str]) -> str:
+    """A name that no column has."""
+    taken = {name.casefold() for name in names}
+    return next(name for number in count() if (name := f"__problem{number}") not in taken)
+
+
+def _raising(rows: Any, problem: str) -> Any:
+    """The rows without the last column, where it is NULL; Spark raises what else it says."""
+    from pyspark.sql import functions
+
+    said = rows[problem]
+    # Spark puts no other filter before one with rand() in it: a row that says what went wrong is not lost.
+    checked = functions.when(said.isNull(), functions.rand(0) >= 0).otherwise(
+        functions.raise_error(said).cast("boolean")
+    )
+    return rows.where(checked).drop(said)
 
 
 def _time_of_day(spark: Any) -> pa.DataType:
@@ -128,7 +152,19 @@ class Shelf:
         for batch in batches:
             for share in batch.column(0).to_pylist():
                 for item in opened(self.shares[share]):
-                    yield from _file_rows(reading, item, exact, sent, since)
+                    try:
+                        for rows in _file_rows(reading, item, exact, sent, since):
+                            yield _with_problem(rows, sent, None)
+                    except IntarsiaError as error:
+                        nothing = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in sent], schema=sent)
+                        yield _with_problem(nothing, sent, raised_text(error))
+                        return
+
+
+def _with_problem(rows: pa.RecordBatch, sent: pa.Schema, problem: str | None) -> pa.RecordBatch:
+    said = pa.repeat(pa.scalar(problem, pa.string()), rows.num_rows)
+    schema = sent.append(pa.field(_problem_name(sent.names), pa.string()))
+    return pa.RecordBatch.from_arrays([*rows.columns, said], schema=schema)
 
 
 def _file_rows(

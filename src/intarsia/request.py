@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import os
+import re
+import sys
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from importlib import import_module
-from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal
 
+import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.lazy import optional_module
 from intarsia.common.names import near_names
-from intarsia.common.paths import find_input_files, shown_path
+from intarsia.common.paths import find_input_files, path_text, shown_path
 from intarsia.common.source import Source
-from intarsia.core.intent import Intent, WriteOptions
+from intarsia.core.expr import Expr
+from intarsia.core.intent import Intent, Merge, Write, WriteOptions
 from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.planning import check_thresholds
 from intarsia.core.ports import Progress, Table
@@ -23,10 +27,11 @@ from intarsia.core.report import MergeResult
 from intarsia.core.rule import Assign, Clause, Insert, Rule, strategy_rule
 from intarsia.core.run import look, run, silent
 from intarsia.engine_choice import Waiting, chosen_engine
+from intarsia.error_terms import in_terms_of
 from intarsia.errors import InputError, NotSupported
-from intarsia.show.progress import for_terminal
+from intarsia.show.progress import Terminal, for_terminal
 from intarsia.sql.clauses import parse_clauses
-from intarsia.sql.parse import parse_assignments, parse_expression, parse_merge_condition, parse_predicate
+from intarsia.sql.parse import parse_assignments, parse_merge_condition, parse_predicate, parse_type
 from intarsia.tables.parquet import ParquetTable
 
 __all__ = [
@@ -48,6 +53,7 @@ __all__ = [
     "predicate_of",
     "requested",
     "shown",
+    "tell_spark",
 ]
 
 Target = Any
@@ -57,7 +63,12 @@ Columns = str | Sequence[str]
 Clauses = str | Clause | Sequence[str | Clause]
 """What a merge does: clauses, SQL text with one or more of them, or a list of these."""
 
+_ALL_ROWS = 'the whole condition is one text, such as "id <> 5"; "true" takes every row.'
 _MB = 1 << 20
+_LARGEST = 2**63 - 1
+_PATTERN = re.compile(r"[*?]|\[[^\]/]+\]")
+_CONDITION = re.compile(r"=|\bdistinct\s+from\b", re.IGNORECASE)
+"""What tells a condition from the name of a key column."""
 _CODECS = ("none", "snappy", "gzip", "brotli", "lz4", "lz4_raw", "zstd")
 TABLE_OPTIONS = (
     "filesystem",
@@ -72,13 +83,15 @@ ICEBERG_OPTIONS = ("branch", "mode")
 _ENGINE_OPTIONS = ("threads", "memory_bytes", "tasks", "broadcast_bytes")
 _WRITE_OPTIONS = tuple(field.name for field in fields(WriteOptions))
 _SPOOL_OPTIONS = ("spool_bytes", "spool_dir")
-_OTHER_OPTIONS = ("dialect", "progress", "properties", "app_id", "batch_id")
+_SOURCE_OPTIONS = ("naive_timestamps",)
+_OTHER_OPTIONS = ("columns", "dialect", "progress", "properties", "app_id", "batch_id")
 ALL_OPTIONS = (
     *TABLE_OPTIONS,
     *ICEBERG_OPTIONS,
     *_ENGINE_OPTIONS,
     *_WRITE_OPTIONS,
     *_SPOOL_OPTIONS,
+    *_SOURCE_OPTIONS,
     *_OTHER_OPTIONS,
 )
 
@@ -96,14 +109,23 @@ class Request:
     properties: Mapping[str, str]
     filesystem: Any
     dry_run: bool = False
+    columns: pa.Schema | None = None
+    """Types that the caller declares for columns of text files."""
+    naive_timestamps: Literal["error", "utc"] = "error"
+    """What timestamps of the source without a zone are taken for, where the target's are instants."""
 
     @property
     def writing(self) -> dict[str, Any]:
         """What every intent takes besides its own."""
         return {"options": self.write, "properties": self.properties}
 
-    def source(self, source: Any, stack: ExitStack, partition_columns: Sequence[str] | None) -> Source:
-        """Take the source in; what comes from paths and has no type of its own gets the target's."""
+    def source(self, source: Any, stack: ExitStack, intent: Merge | Write) -> Source:
+        """Take the source in; what comes from paths and has no type of its own gets the target's.
+
+        Progress is shown from here on, until the stack is left.
+        """
+        progress = stack.enter_context(self._watched(intent))
+        progress("read source", 0, 0)
         options = dict(self.spool)
         if _has_paths(source):
             if self.engine.waits:
@@ -112,24 +134,48 @@ class Request:
             options |= {
                 "filesystem": self.filesystem,
                 "partition_columns": (
-                    target.partition_columns if partition_columns is None else partition_columns
+                    target.partition_columns if intent.partition_columns is None else intent.partition_columns
                 ),
-                "types": target.schema if target.files else None,
+                "types": _with_declared(target.schema if target.files else None, self.columns),
+                "declared": () if self.columns is None else tuple(self.columns.names),
             }
+        elif self.columns is not None:
+            raise InputError("columns= declares the types of text files, and the source is no path.")
+        if self.naive_timestamps == "utc":
+            options["utc_for"] = self.table.snapshot().schema
+        if self.engine.waits:
+            progress("open Spark", 0, 0)
         engine = self.engine.taker()
+        progress("read source", 0, 0)
         options |= self.engine.spooling(self.spool)
+        options["progress"] = progress
         if engine.name == "spark":  # whose executors need a place that they can reach
-            options["shared"] = getattr(self.table, "workspace", None)
+            options |= {"shared": getattr(self.table, "workspace", None), "target": self.table.snapshot}
         return stack.enter_context(engine.adopt(source, **options))
 
+    def _watched(self, intent: Intent) -> AbstractContextManager[Progress]:
+        """Progress, which on a terminal says first what is done to what."""
+        if isinstance(self.progress, Terminal):
+            name = str(getattr(self.table, "root", "")).rstrip("/").rpartition("/")[2]
+            self.progress.title = f"{intent.operation} {name}".rstrip()
+        return self.progress
+
     def carry_out(self, intent: Intent, source: Source | None = None) -> MergeResult:
-        if source is None and self.engine.waits:
-            look(intent, self.table)
-        chosen = self.engine.ready(intent, source, self.table)
-        with ExitStack() as stack, self.progress as progress:
+        """Run the operation; errors name the table and its options as the caller does."""
+        with in_terms_of(self.table, intent):
+            return self._run(intent, source)
+
+    def _run(self, intent: Intent, source: Source | None) -> MergeResult:
+        with ExitStack() as stack, self._watched(intent) as progress:
+            if source is None:
+                progress("list target", 0, 0)
+            if source is None and self.engine.waits:
+                look(intent, self.table)
+                progress("open Spark", 0, 0)
+            chosen = self.engine.ready(intent, source, self.table)
             if source is not None and chosen.adopts:
                 source = stack.enter_context(chosen.engine.adopt(source))
-            return run(
+            result = run(
                 intent,
                 self.table,
                 chosen.engine,
@@ -138,6 +184,22 @@ class Request:
                 progress=progress,
                 reason=chosen.reason,
             )
+        if result.txid is None:  # nothing was committed
+            return result
+        return replace(result, notes=(*result.notes, *tell_spark(self.table, chosen.engine)))
+
+
+def tell_spark(table: Table, engine: Any = None) -> tuple[str, ...]:
+    """Have Spark sessions at hand look at a changed table again; sentences about what failed.
+
+    No session is opened for it, and pyspark is not imported where the caller has not.
+    """
+    if "pyspark.sql" not in sys.modules:
+        return ()
+    notes: tuple[str, ...] = import_module("intarsia.spark.refresh").refresh_sessions(
+        table, own=getattr(engine, "spark", None)
+    )
+    return notes
 
 
 def requested(
@@ -167,7 +229,35 @@ def requested(
         properties=properties,
         filesystem=options.get("filesystem"),
         dry_run=bool(dry_run),
+        columns=_declared(options.get("columns"), options.get("dialect")),
+        naive_timestamps=one_of(
+            options.get("naive_timestamps") or "error", "naive_timestamps", ("error", "utc")
+        ),
     )
+
+
+def _declared(columns: Any, dialect: str | None) -> pa.Schema | None:
+    """The types of ``columns=``: a schema, or a dict of names and types, which may be SQL's names."""
+    if columns is None or isinstance(columns, pa.Schema):
+        return columns
+    if not isinstance(columns, Mapping) or not all(isinstance(name, str) for name in columns):
+        raise InputError(
+            f"columns must be a dict of names and types, not {columns!r}.",
+            hint='such as {"id": "bigint", "price": "decimal(10, 2)"}, or a pyarrow schema.',
+        )
+    return pa.schema(
+        [
+            (name, kind if isinstance(kind, pa.DataType) else parse_type(kind, dialect=dialect))
+            for name, kind in columns.items()
+        ]
+    )
+
+
+def _with_declared(known: pa.Schema | None, declared: pa.Schema | None) -> pa.Schema | None:
+    if declared is None:
+        return known
+    rest = [] if known is None else [field for field in known if field.name not in declared.names]
+    return pa.schema([*declared, *rest])
 
 
 def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,7 +320,11 @@ def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
                 f"{', '.join(f'{name}=' for name in chosen)} goes with an Iceberg table, not with a path.",
                 hint='name the table: intarsia.iceberg("db.orders", catalog=...).',
             )
-        return ParquetTable(target, **{n: value for n, value in options.items() if n in TABLE_OPTIONS})
+        given = {n: options[n] for n in TABLE_OPTIONS if options.get(n) is not None}
+        text = path_text(target, "A target")
+        if not _PATTERN.search(text.partition("?")[0] if "://" in text else text):
+            return ParquetTable(target, **given)
+        return _literal_path(text, target, given)
     if is_iceberg(target):
         _refuse_of_paths(options)
         return iceberg_table(target, **chosen)
@@ -244,6 +338,19 @@ def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
         f"the target must be a path, a URL or a table, not {type(target).__name__}.",
         path=shown(source) if swapped else None,
         hint="the source comes first, then the target." if swapped else None,
+    )
+
+
+def _literal_path(text: str, target: Target, options: Mapping[str, Any]) -> ParquetTable:
+    """The dataset in a directory whose name looks like a pattern; without such a directory it is one."""
+    if "://" not in text:
+        table = ParquetTable(target, **options)
+        if table.storage.stat(table.control.root) is not None:
+            return table
+    raise InputError(
+        f"{shown_path(text)} is a pattern, and a target is one dataset.",
+        path=shown_path(text),
+        hint="name the directory itself; a source may be a pattern.",
     )
 
 
@@ -271,9 +378,7 @@ def iceberg_table(target: Any, catalog: Any = None, **options: Any) -> Table:
     Raises:
         NotSupported: PyIceberg is not installed.
     """
-    if find_spec("pyiceberg") is None:
-        raise NotSupported("Iceberg tables need PyIceberg.", hint="pip install 'intarsia[iceberg]'.")
-    kind = import_module("intarsia.tables.iceberg.table").IcebergTable
+    kind = optional_module("intarsia.tables.iceberg.table").IcebergTable
     table: Table = kind.of(target, catalog, **options)
     return table
 
@@ -286,15 +391,18 @@ def _write_options(given: Mapping[str, Any]) -> WriteOptions:
     options = WriteOptions(**{name: value for name, value in given.items() if value is not None})
     for name in ("row_group_size", "max_rows_per_file", "batch_rows"):
         check_whole(name, getattr(options, name))
+    one_of(options.int96, "int96", ("keep", "convert"))
     if options.compression is not None:
         _check_codec(options.compression)
     return options
 
 
 def check_whole(name: str, value: Any) -> None:
-    """Raise InputError unless a number, where one is given, is whole and above zero."""
+    """Raise InputError unless a number, where one is given, is whole, above zero and of 64 bits."""
     if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value <= 0):
         raise InputError(f"{name} must be a whole number greater than zero, it is {value!r}.")
+    if value is not None and value > _LARGEST:
+        raise InputError(f"{name} must be at most {_LARGEST:,}, it is {value!r}.")
 
 
 def _check_codec(codec: Any) -> None:
@@ -302,25 +410,37 @@ def _check_codec(codec: Any) -> None:
         raise InputError(f"Unknown compression {codec!r}; it must be one of {', '.join(_CODECS)}.")
 
 
-def key_pairs(on: Any, dialect: str | None) -> tuple[tuple[str, ...], tuple[str, ...], Any]:
-    """Key columns of both sides, and what else the ON condition asks."""
-    if isinstance(on, str) and "=" in on:
-        pairs, rest = parse_merge_condition(on, dialect=dialect)
-        nested = [path for pair in pairs for path in pair if len(path) > 1]
-        if nested:
-            raise NotSupported(
-                f"A key cannot be a field inside a struct: {'.'.join(nested[0])!r}.",
-                hint="bring it to a column of its own first.",
-            )
-        return tuple(pair[0][0] for pair in pairs), tuple(pair[1][0] for pair in pairs), rest
-    keys = tuple(normalize_keys(on))
-    return keys, keys, None
+def key_pairs(on: Any, dialect: str | None) -> dict[str, Any]:
+    """What ``on=`` says, as fields of an intent: key columns of both sides, and what else it asks."""
+    if not (isinstance(on, str) and _CONDITION.search(on)):
+        keys = tuple(normalize_keys(on))
+        return {"keys": keys, "source_keys": keys}
+    pairs, rest = parse_merge_condition(on, dialect=dialect)
+    columns = [column for pair in pairs for column in (pair.target, pair.source)]
+    nested = [column.path for column in columns if len(column.path) > 1]
+    if nested:
+        raise NotSupported(
+            f"A key cannot be a field inside a struct: {'.'.join(nested[0])!r}.",
+            hint="bring it to a column of its own first.",
+        )
+    return {
+        "keys": tuple(pair.target.path[0] for pair in pairs),
+        "source_keys": tuple(pair.source.path[0] for pair in pairs),
+        "residual": rest,
+        "null_safe": frozenset(number for number, pair in enumerate(pairs) if pair.null_safe),
+        "quoted": frozenset((str(column.side), column.path[0]) for column in columns if column.exact),
+    }
 
 
 def merge_rule(strategy: str, clauses: Clauses | None, dialect: str | None) -> Rule:
     """The rule of the clauses, their texts parsed; that of the strategy where there are none."""
     if clauses is None:
         return strategy_rule(strategy)
+    if strategy != "upsert":
+        raise InputError(
+            f"strategy={strategy!r} and clauses= were given, and one stands instead of the other.",
+            hint="leave one of the two out.",
+        )
     given: list[Any] = [clauses] if isinstance(clauses, (str, Clause)) else _listed(clauses)
     if not given or not all(isinstance(clause, (str, Clause)) for clause in given):
         raise InputError(
@@ -341,25 +461,35 @@ def _listed(values: Any) -> list[Any]:
 
 def _parsed(clause: Clause, dialect: str | None) -> Clause:
     condition = clause.condition
-    if isinstance(condition, str):
-        condition = parse_predicate(condition, dialect=dialect)
+    if condition is not None and not isinstance(condition, Expr):
+        condition = _condition_of(condition, dialect)
     action = clause.action
     if isinstance(action, (Assign, Insert)) and action.values is not None:
         action = type(action)(parse_assignments(dict(action.values), dialect=dialect))
     return Clause(clause.side, action, condition)
 
 
+def _condition_of(condition: Any, dialect: str | None) -> Expr:
+    if isinstance(condition, str):
+        return parse_predicate(condition, dialect=dialect)
+    raise InputError(
+        f"the condition of a clause is SQL text, not {condition!r} ({type(condition).__name__}).",
+        hint=_ALL_ROWS if isinstance(condition, bool) else "such as \"source.op = 'd'\".",
+    )
+
+
 def predicate_of(where: Any, dialect: str | None) -> Any:
-    """SQL text parsed; an expression of Arrow stays as it is."""
+    """SQL text parsed; an expression of Arrow stays as it is.
+
+    A Python bool is refused: ``"id" != 5`` is True in Python, and means every row to nobody who wrote it.
+    """
     if isinstance(where, str):
         return parse_predicate(where, dialect=dialect)
-    if isinstance(where, bool):
-        return parse_expression("true" if where else "false")
     if isinstance(where, pc.Expression):
         return where
     raise InputError(
         f"a predicate is SQL text or a pyarrow.compute expression, not {where!r} ({type(where).__name__}).",
-        hint="such as \"price > 3 and day = 'mon'\".",
+        hint=_ALL_ROWS if isinstance(where, bool) else "such as \"price > 3 and day = 'mon'\".",
     )
 
 
@@ -375,7 +505,11 @@ def bytes_per_file(megabytes: float | None, rows: int | None) -> int | None:
 
 
 def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
-    if value not in allowed:
+    try:
+        known = value in allowed
+    except (TypeError, ValueError):  # an expression or an array, which cannot be compared so
+        known = False
+    if not known:
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, it is {value!r}.")
     return value
 
@@ -383,7 +517,7 @@ def one_of(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
 def shown(target: Target) -> str:
     """The target as logs and errors name it; nothing for what is no table."""
     if isinstance(target, (str, os.PathLike)):
-        return shown_path(target)
+        return shown_path(target, "A target")
     if is_iceberg(target):
-        return ".".join(target.name())
+        return ".".join((target.catalog.name, *target.name()))
     return str(getattr(target, "root", ""))

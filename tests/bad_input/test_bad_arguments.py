@@ -27,15 +27,20 @@ ROWS = pa.table({"id": [1, 2, 3], "price": [1.0, 2.0, 3.0], "p": [{"amt": 1}] * 
 NEW = pa.table({"id": [2, 9], "price": [5.0, 6.0], "p": [{"amt": 1}] * 2, "day": ["b", "c"]})
 
 CASES: dict[str, tuple[type[IntarsiaError], Any, tuple[str, ...]]] = {
-    "key of another case": (
+    "key that is misspelt": (
         KeyColumnError,
-        lambda r: it.merge(NEW, r, on="ID"),
-        ("upsert: key column 'ID'", "did you mean 'id'?"),
+        lambda r: it.merge(NEW, r, on="idd"),
+        ("upsert: key column 'idd'", "did you mean 'id'?"),
     ),
-    "key in the source of another case": (
+    "key in the source that is misspelt": (
         KeyColumnError,
+        lambda r: it.merge(NEW.rename_columns(["idd", "price", "p", "day"]), r, on="id"),
+        ("source", "did you mean 'idd'?"),
+    ),
+    "column in the source of another case": (
+        SchemaMismatch,
         lambda r: it.merge(NEW.rename_columns(["Id", "price", "p", "day"]), r, on="id"),
-        ("source", "did you mean 'Id'?"),
+        ("upsert", "'Id'", "rename columns of the source to the target's spelling"),
     ),
     "keys in one text": (
         KeyColumnError,

@@ -137,6 +137,8 @@ def test_what_is_wrong_with_a_predicate_is_said(lake):
         lake.delete(None)
     with pytest.raises(InputError):
         lake.delete(lambda row: True)
+    with pytest.raises(InputError, match="takes every row"):
+        lake.delete("id" != 5)
     assert len(lake.rows()) == 6
 
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 from intarsia import when_matched, when_not_matched, when_not_matched_by_source
-from intarsia.errors import InputError
+from intarsia.errors import InputError, SchemaMismatch
 
 TARGET = pa.table({"id": [1, 2, 3], "n": [10, 20, None], "s": ["a", "b", "c"]})
 SOURCE = pa.table({"id": [3, 4, 5], "n": [3, 4, None], "s": ["C", "D", "E"]})
@@ -92,3 +92,45 @@ def test_rows_without_a_source_row_can_go_when_the_source_is_empty(lake):
     clause = when_not_matched_by_source().delete()
     result = lake.create(TARGET).merge(SOURCE.slice(0, 0), on="id", clauses=[clause])
     assert (result.deleted, lake.rows()) == (3, [])
+
+
+NESTED = pa.table({"id": [1], "c": [{"n1": 1, "n2": {"a": 1, "b": "x"}}]})
+BESIDE = {
+    "no such column": {},
+    "a struct of the same name": {"c": [{"n1": 9, "n2": {"a": 9, "b": "y"}}]},
+    "a number of the same name": {"c": [9]},
+}
+
+
+@pytest.mark.parametrize("beside", BESIDE)
+def test_fields_of_a_struct_that_an_insert_does_not_name_are_null(lake, beside):
+    source = pa.table({"id": [2], "v": [7], **BESIDE[beside]})
+    lake.create(NESTED)
+    clauses = "when not matched then insert (id, c.n1, c.n2.b) values (source.id, source.v, 'z')"
+    assert lake.merge(source, on="id", clauses=clauses, dry_run=True).inserted == 1
+    assert lake.merge(source, on="id", clauses=clauses).inserted == 1
+    assert lake.values("id", "c")[1] == (2, {"n1": 7, "n2": {"a": None, "b": "z"}})
+
+
+def test_an_insert_that_leaves_out_what_cannot_be_null_is_refused_in_a_dry_run_too(parquet_lake):
+    kind = pa.struct([pa.field("x", pa.int64()), pa.field("y", pa.int64(), nullable=False)])
+    schema = pa.schema([pa.field("id", pa.int64()), pa.field("c", kind)])
+    parquet_lake.create(pa.table({"id": [1], "c": [{"x": 1, "y": 1}]}, schema=schema))
+    source, clauses = pa.table({"id": [2]}), "when not matched then insert (id, c.x) values (source.id, 1)"
+    for dry_run in (True, False):
+        with parquet_lake.unchanged(), pytest.raises(SchemaMismatch, match=r"'c\.y' is NOT NULL"):
+            parquet_lake.merge(source, on="id", clauses=clauses, dry_run=dry_run)
+
+
+def test_s27_fractions_into_integers_are_refused_in_clauses(lake):
+    source = pa.table({"id": [3, 4], "v": [1.5, 2.0], "n": [1, 1], "s": ["", ""]})
+    lake.create(TARGET)
+    for clauses in (
+        [when_matched().update({"n": "source.v"})],
+        [when_not_matched().insert({"id": "source.id", "n": "source.v / 4"})],
+        [when_not_matched_by_source().update({"n": "target.id * 0.3"})],
+    ):
+        with lake.unchanged(), pytest.raises(SchemaMismatch, match="'n' cannot be set"):
+            lake.merge(source, on="id", clauses=clauses)
+    lake.merge(source, on="id", clauses=[when_matched().update({"n": "round(source.v)"})])
+    assert lake.values("id", "n") == [(1, 10), (2, 20), (3, 2)]

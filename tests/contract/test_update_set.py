@@ -152,3 +152,97 @@ def test_a_dot_may_be_part_of_a_name(lake):
     lake.create(pa.table({"id": [1], "a.b": ["x"], "a": [{"c": "y"}]}))
     lake.update({"a.b": "'z'", "a.c": "'w'"})
     assert lake.values("a.b", "a") == [("z", {"c": "w"})]
+
+
+LOST = {
+    "a fraction into an integer": ({"n": "n * 1.1"}, "in 3 of 3 rows"),
+    "a fraction into a nested integer": ({"p.amt": "p.amt / 2"}, "in 1 of 3 rows"),
+    "a constant with a fraction": ({"n": "1.5"}, "1.5 is no INTEGER"),
+    "NaN into an integer": ({"n": "cast('nan' as double) * n"}, "in 3 of 3 rows"),
+    "more digits than the decimal has": ({"price": "price * 500000"}, "in 2 of 3 rows"),
+}
+
+
+@pytest.mark.parametrize("name", LOST)
+def test_s27_an_assignment_that_would_lose_something_is_refused(lake, name):
+    assignments, told = LOST[name]
+    lake.create(TARGET)
+    with lake.unchanged(), pytest.raises(SchemaMismatch) as caught:
+        lake.update(assignments, "id <> 3")
+    assert told in str(caught.value)
+    assert repr(next(iter(assignments))) in str(caught.value)
+
+
+def test_s27_instants_are_not_cut(parquet_lake):
+    seconds = pa.array([1_000, 2_000], pa.timestamp("ms"))
+    parquet_lake.create(pa.table({"id": [1, 2], "at": seconds, "day": pa.array([1, 2], pa.date32())}))
+    late = "at + interval '1 microsecond'"
+    for name, value in (("at", late), ("day", "at")):
+        with parquet_lake.unchanged(), pytest.raises(SchemaMismatch, match="in 2 of 2 rows"):
+            parquet_lake.update({name: value})
+    parquet_lake.update({"at": f"date_trunc('millisecond', {late})", "day": "cast(at as date)"})
+    assert parquet_lake.values("at", "day") == [
+        (dt.datetime(1970, 1, 1, 0, 0, n), dt.date(1970, 1, 1)) for n in (1, 2)
+    ]
+
+
+def test_s27_decimals_are_rounded_half_up_and_what_is_said_is_done(lake):
+    lake.create(TARGET).update(
+        {"price": "1.005 * id", "n": "cast(id * 2.5 as int)", "p.amt": "floor(id * 1.9)"}
+    )
+    assert lake.values("price", "n") == [
+        (Decimal("1.01"), 3), (Decimal("2.01"), 5), (Decimal("3.02"), 8), (Decimal("4.02"), 10)
+    ]  # fmt: skip
+    assert [row["amt"] for row in lake.values("p")] == [1, 3, 5, 7]
+
+
+def test_functions_mean_the_same_on_every_engine(lake):
+    lake.create(TARGET).update(
+        {
+            "s": "concat_ws('/', lpad(left(s, 1), 3, 'xy'), strftime(at, '%Y-%m'), left(md5(s), 4))",
+            "n": "date_diff('day', date '2023-12-31', at)",
+            "price": "greatest(price, 2.005)",
+            "p.tag": "regexp_replace(p.tag, '[x-z]', '<\\0>')",
+        },
+        "regexp_matches(coalesce(s, ''), '^[abc]?$') and date_trunc('month', at) = date '2024-01-01'",
+    )
+    assert lake.values("n", "price", "s") == [
+        (1, Decimal("2.01"), "xya/2024-01/0cc1"),
+        (2, Decimal("2.20"), "xyb/2024-01/92eb"),
+        (3, Decimal("2.01"), "2024-01"),
+        (4, Decimal("4.40"), "d"),
+    ]
+    tags = [row and row["tag"] for _, row in lake.values("id", "p")]
+    assert tags == ["<x>", None, "<z>", "w"]
+
+
+def test_nested_values_are_made_assigned_and_compared(lake):
+    table = pa.table(
+        {
+            "id": [1, 2, 3],
+            "tags": pa.array([["a"], None, ["b", None]], pa.list_(pa.string())),
+            "p": [{"amt": 1, "tag": "x"}, None, {"amt": None, "tag": "z"}],
+            "m": pa.array([[("k", 1)], None, []], pa.map_(pa.string(), pa.int64())),
+        }
+    )
+    lake.create(table, files=2)
+    assert (
+        lake.update({"tags": "array['n', cast(id as varchar)]"}, "tags is distinct from ['a']").updated == 2
+    )
+    assert lake.update({"p": "{'tag': p.tag, 'amt': id * 10}"}, "p <> {'amt': 1, 'tag': 'x'}").updated == 1
+    assert lake.update({"m": "map {'k': 1, 'n': id}"}, "m = map {} or m is null").updated == 2
+    assert lake.values("id", "tags", "p", "m") == [
+        (1, ["a"], {"amt": 1, "tag": "x"}, [("k", 1)]),
+        (2, ["n", "2"], None, [("k", 1), ("n", 2)]),
+        (3, ["n", "3"], {"amt": 30, "tag": "z"}, [("k", 1), ("n", 3)]),
+    ]
+    source = pa.table({"id": [1, 4]})
+    clauses = (
+        "when matched then update set tags = [] "
+        "when not matched then insert (id, tags, p) values (source.id, ['x'], {'amt': 4, 'tag': null})"
+    )
+    lake.merge(source, on="id", clauses=clauses)
+    assert lake.values("id", "tags", "p")[0][1] == []
+    assert lake.values("id", "tags", "p")[3] == (4, ["x"], {"amt": 4, "tag": None})
+    with lake.unchanged(), pytest.raises(SchemaMismatch, match="'tags' cannot be set"):
+        lake.update({"tags": "[1]"})

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 
 from crash_operations import FILES, Operation, Row, State, count_files, listing_problems, read_file, read_rows
+from crash_side_files import orphans, side_file_problems
 
 from intarsia.errors import IntarsiaError
 from intarsia.tables.parquet import ParquetTable
@@ -26,7 +27,8 @@ def promises_broken(operation: Operation, root: str, answer: Answer, *, tidy: bo
     With ``tidy`` the operation came to an orderly end and must have left nothing behind.
     """
     try:
-        problems = [f"before recovery: {p}" for p in listing_problems(operation, read_rows(root))]
+        seen = [*listing_problems(operation, read_rows(root)), *side_file_problems(root)]
+        problems = [f"before recovery: {p}" for p in seen]
         if operation.recover is not None:
             if tidy:
                 problems += [f"left behind by a failure: {name}" for name in leftovers(root)]
@@ -53,6 +55,9 @@ def _after_recovery(
         problems.append(f"after recovery neither old nor new, or not what was answered: {rows}")
     if as_state(rows) != seen:
         problems.append(f"recovery made another state than the snapshot showed: {rows}")
+    problems += [f"after recovery: {p}" for p in side_file_problems(root)]
+    problems += [f"left without its file: {path}" for path in orphans(root)]
+    problems += schema_problems(operation, root, answer)
     files = count_files(root)
     if operation.files is not None and files not in _files(operation, answer):
         problems.append(f"{files} files are left")
@@ -80,6 +85,15 @@ def snapshot_state(root: str) -> State | None:
     """What intarsia's own reader sees, without recovery."""
     files = ParquetTable(root).snapshot().files
     return as_state([row for file in files for row in read_file(file.location, file.partition["p"])])
+
+
+def schema_problems(operation: Operation, root: str, answer: Answer) -> list[str]:
+    """A dataset that was there keeps its schema and partitions, with rows or without."""
+    snapshot = ParquetTable(root).snapshot()
+    if operation.fresh and answer is not Answer.NEW and not snapshot.exists:
+        return []
+    known = sorted(snapshot.schema.names) == ["k", "p", "v"] and snapshot.partition_columns == ("p",)
+    return [] if known else [f"schema {snapshot.schema.names} by {snapshot.partition_columns}"]
 
 
 def leftovers(root: str) -> list[str]:

@@ -12,11 +12,14 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+from crash_side_files import add_side_files
 
 import intarsia
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.storage import PosixStorage
 from intarsia.tables.parquet import ParquetTable, ParquetTransaction
+from intarsia.tables.parquet.journal import Journal
+from intarsia.tables.parquet.record import Record
 
 Row = tuple[int, int, int]
 State = dict[tuple[int, int], int]
@@ -49,10 +52,14 @@ class Operation:
     fresh: bool = False
     files: int | None = None
     """How many files there are afterwards; tells old from new where the rows cannot."""
+    side_files: bool = False
+    """Hadoop and Dask have been here: every file has a checksum beside it, and all of them a summary."""
 
     def setup(self, root: str) -> None:
         if not self.fresh:
             make_dataset(root)
+        if self.side_files:
+            add_side_files(root)
 
 
 def make_dataset(root: str) -> None:
@@ -229,6 +236,14 @@ def duckdb_compact(root: str) -> None:
     intarsia.compact(root, engine="duckdb", threads=1, spool_dir=os.path.dirname(root))
 
 
+def api_delete_all(root: str) -> None:
+    intarsia.delete(root, "true")
+
+
+def api_create_empty(root: str) -> None:
+    intarsia.write(source([]), root, partition_by=["p"])
+
+
 def api_recover(root: str) -> None:
     intarsia.recover(root)
 
@@ -255,6 +270,53 @@ OPERATIONS = [
     ),
     Operation("upsert on DuckDB", duckdb_upsert, UPSERTED, OLD, in_place=True, recover=api_recover),
     Operation("compact on DuckDB", duckdb_compact, OLD, OLD, in_place=False, recover=api_recover, files=2),
+    Operation("intarsia.delete of all rows", api_delete_all, {}, OLD, in_place=True, recover=api_recover),
+    Operation(
+        "intarsia.write without rows",
+        api_create_empty,
+        {},
+        {},
+        in_place=True,
+        recover=api_recover,
+        fresh=True,
+    ),
+    Operation(
+        "side files, replace and add",
+        replace_and_add,
+        UPSERTED,
+        OLD,
+        in_place=True,
+        recover=recover,
+        side_files=True,
+    ),
+    Operation(
+        "side files, remove and replace",
+        remove_and_replace,
+        DELETED,
+        OLD,
+        in_place=True,
+        recover=recover,
+        side_files=True,
+    ),
+    Operation(
+        "side files, intarsia.compact",
+        api_compact,
+        OLD,
+        OLD,
+        in_place=False,
+        recover=api_recover,
+        files=2,
+        side_files=True,
+    ),
+    Operation(
+        "side files, upsert on DuckDB",
+        duckdb_upsert,
+        UPSERTED,
+        OLD,
+        in_place=True,
+        recover=api_recover,
+        side_files=True,
+    ),
 ]
 
 
@@ -321,9 +383,50 @@ def _recover_consuming(root: str) -> None:
         PosixStorage.publish = honest  # type: ignore[method-assign]
 
 
+def _side_files_last(self: Journal, record: Record) -> None:
+    """Nothing is removed before files change."""
+
+
+def leave_side_files(root: str) -> None:
+    """The journal as it is, but for what describes the files as they were."""
+    honest = Journal._remove_side_files
+    Journal._remove_side_files = _side_files_last  # type: ignore[method-assign]
+    try:
+        replace_and_add(root)
+    finally:
+        Journal._remove_side_files = honest  # type: ignore[method-assign]
+
+
+def side_files_unsynced(root: str) -> None:
+    """The journal as it is, but for the sync between the removal of a checksum and its file's replacement."""
+    remove, sync = Journal._remove_side_files, Journal._sync_all
+
+    def unsynced(self: Journal, record: Record) -> None:
+        Journal._sync_all = _sync_nothing  # type: ignore[method-assign]
+        try:
+            remove(self, record)
+        finally:
+            Journal._sync_all = sync  # type: ignore[method-assign]
+
+    Journal._remove_side_files = unsynced  # type: ignore[method-assign]
+    try:
+        replace_and_add(root)
+    finally:
+        Journal._remove_side_files = remove  # type: ignore[method-assign]
+
+
+def _sync_nothing(self: Journal, directories: set[str]) -> None:
+    """As if the call were not there."""
+
+
 CONTROLS = [
     Operation("remove first", remove_first, CONTROLLED, OLD, in_place=True),
     Operation("add first", add_first, CONTROLLED, OLD, in_place=True),
     Operation("in place", overwrite_in_place, CONTROLLED, OLD, in_place=True),
     Operation("consume", consume_the_staged_file, UPSERTED, OLD, in_place=True, recover=_recover_consuming),
+    Operation("side files left", leave_side_files, UPSERTED, OLD, in_place=True, side_files=True),
 ]
+UNSYNCED = Operation(
+    "side files unsynced", side_files_unsynced, UPSERTED, OLD, in_place=True, recover=recover, side_files=True
+)
+"""A control of the power cut only: a kill loses nothing that was removed."""

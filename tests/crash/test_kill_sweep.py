@@ -86,7 +86,7 @@ def test_a_kill_or_an_error_at_any_call_leaves_the_old_or_the_new_state(
     results = sweep(shim, directory, operation, FAULTS)
     assert [violation for result in results for violation in result["violations"]] == []
     for result in results:
-        assert result["calls"] > 40, "the shim has seen next to nothing"
+        assert result["calls"] > 30, "the shim has seen next to nothing"
         if result["fault"] in ("kill", "torn"):
             # Threads may make a call more or less, so that the last of them is not always reached.
             assert result["killed"] + result["acknowledged"] == result["points"] > 0

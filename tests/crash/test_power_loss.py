@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crash_operations import CONTROLS, OPERATIONS, Operation
+from crash_operations import CONTROLS, OPERATIONS, UNSYNCED, Operation
 from crash_power import cut_power
 
 FULL = os.environ.get("INTARSIA_CRASH", "quick") == "full"
@@ -17,7 +17,7 @@ MOST = 1024 if FULL else 8
 """States after each call."""
 
 pytestmark = pytest.mark.slow
-OPERATION = {operation.name: operation for operation in [*OPERATIONS, *CONTROLS]}
+OPERATION = {operation.name: operation for operation in [*OPERATIONS, *CONTROLS, UNSYNCED]}
 
 
 @pytest.fixture
@@ -35,7 +35,7 @@ def directory(tmp_path: Path) -> Iterator[str]:
 def test_a_power_cut_leaves_the_old_or_the_new_state(operation: Operation, directory: str) -> None:
     found = cut_power(operation, directory, MOST)
     assert found.violations == []
-    assert found.states > 40
+    assert found.states > 30
 
 
 @pytest.mark.parametrize(
@@ -47,8 +47,19 @@ def test_a_power_cut_leaves_the_old_or_the_new_state(operation: Operation, direc
         ("consume", ()),
         ("remove first", ()),
         ("in place", ()),
+        ("side files left", ()),
+        ("side files unsynced", ()),
     ],
-    ids=["no sync", "no file synced", "no directory synced", "consume", "remove first", "in place"],
+    ids=[
+        "no sync",
+        "no file synced",
+        "no directory synced",
+        "consume",
+        "remove first",
+        "in place",
+        "side files left",
+        "side files unsynced",
+    ],
 )
 def test_the_model_catches_a_protocol_that_is_wrong(
     control: str, ignored: tuple[str, ...], directory: str

@@ -81,6 +81,8 @@ def _hashed(value: Any) -> bytes:
             return value.encode()
         case bytes():
             return value
+        case uuid.UUID():
+            return value.bytes
         case decimal.Decimal():
             unscaled = int(value.scaleb(-int(value.as_tuple().exponent)))
             return unscaled.to_bytes((8 + (unscaled + (unscaled < 0)).bit_length()) // 8, "big", signed=True)

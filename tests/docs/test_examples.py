@@ -22,7 +22,8 @@ def _name(page: Path) -> str:
 
 
 def _on_spark(page: Path) -> Any:
-    return pytest.param(page, marks=pytest.mark.spark) if page.name == "spark.md" else page
+    marks = (pytest.mark.spark, pytest.mark.session_at_hand)
+    return pytest.param(page, marks=marks) if page.name == "spark.md" else page
 
 
 @pytest.mark.parametrize("page", [_on_spark(page) for page in doc_pages.PAGES], ids=_name)

@@ -194,7 +194,7 @@ def test_dictionaries_with_narrow_numbers_stay_readable(tmp_path, make_dataset, 
 @pytest.mark.parametrize("strategy", ["upsert", "insert", "full_merge", "deduplicate"])
 def test_keys_that_duckdb_knows_but_cannot_read_in_a_file_are_matched_by_pyarrow(tmp_path, rows, strategy):
     kind = pa.timestamp("ns")
-    source = pa.table({"k": pa.array([2, 9], kind), "v": [20, 90]})
+    source = pa.table({"k": pa.array([2, 9], pa.timestamp("ns", "UTC")), "v": [20, 90]})
     found = {}
     for engine in ("arrow", "duckdb"):
         root = tmp_path / engine
@@ -211,6 +211,6 @@ def test_a_key_that_stands_twice_is_refused_whoever_matches(tmp_path, unchanged)
     kind = pa.timestamp("ns")
     table = pa.table({"k": pa.array([1], kind), "v": [1]})
     pq.write_table(table, tmp_path / "a.parquet", use_deprecated_int96_timestamps=True)
-    source = pa.table({"k": pa.array([9, 9], kind), "v": [0, 1]})
+    source = pa.table({"k": pa.array([9, 9], pa.timestamp("ns", "UTC")), "v": [0, 1]})
     with unchanged(tmp_path), pytest.raises(KeyColumnError, match="1 duplicate key in k"):
         it.merge(source, tmp_path, on="k", engine="duckdb")

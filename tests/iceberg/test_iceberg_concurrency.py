@@ -96,3 +96,28 @@ def test_a_merge_overtaken_by_an_upgrade_plans_again(
     assert lake.ids() == [1, 2, 3]
     assert all(entry.file.is_vector for entry in lake.entries(deletes=True))
     assert lake.table().metadata.format_version == 3
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("concerns", [True, False])
+def test_an_overwrite_by_a_condition_is_one_snapshot_and_sees_rows_that_came_meanwhile(
+    tmp_path: Path, mode: Any, concerns: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake.at(tmp_path)
+    lake.append([1, 2, 8])
+    real = lake.catalog.commit_table
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(lake.catalog, "commit_table", real)
+        it.write(rows(3 if concerns else 9), IcebergTable.of("db.t", lake.catalog), mode="append")
+        return real(*args)
+
+    monkeypatch.setattr(lake.catalog, "commit_table", overtaken)
+    target = IcebergTable.of("db.t", lake.catalog, mode=mode)
+    result = it.write(rows(4), target, mode="overwrite", where="id < 5", engine="arrow")
+    assert lake.ids() == ([4, 8] if concerns else [4, 8, 9])
+    assert result.attempts == (2 if concerns else 1)
+    table = lake.catalog.load_table("db.t")
+    assert [str(one.summary.operation.value) for one in table.metadata.snapshots][-1] == "overwrite"
+    assert len(table.metadata.snapshots) == 3
+    no_litter(lake)

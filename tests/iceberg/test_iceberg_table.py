@@ -77,7 +77,7 @@ def test_a_snapshot_is_the_table(tmp_path: Path, version: int) -> None:
     assert sorted(file.rows for file in snapshot.files) == [1, 3]
     assert snapshot.schema.field("id").metadata == {b"PARQUET:field_id": b"1"}
     assert (snapshot.version, snapshot.partition_columns, snapshot.lineage) == (2, (), version == 3)
-    assert snapshot.veils == dict.fromkeys(("delete", "update", "merge", "deduplicate"), False)
+    assert snapshot.veils == dict.fromkeys(("delete", "update", "merge", "deduplicate", "overwrite"), False)
     assert snapshot.spread is not None
     assert snapshot.spread.columns == ("region",)
     assert all(os.path.exists(file.location) for file in snapshot.files)
@@ -425,7 +425,13 @@ def test_modes_come_from_the_argument_then_the_properties(tmp_path: Path) -> Non
         tmp_path, properties={"write.delete.mode": "merge-on-read", "write.merge.mode": "Merge-On-Read"}
     )
     veils = opened(lake).snapshot().veils
-    assert veils == {"delete": True, "update": False, "merge": True, "deduplicate": True}
+    assert veils == {
+        "delete": True,
+        "update": False,
+        "merge": True,
+        "deduplicate": True,
+        "overwrite": True,
+    }
     assert not any(opened(lake, mode="copy-on-write").snapshot().veils.values())
     assert all(opened(lake).choosing(mode="merge-on-read").snapshot().veils.values())
     with pytest.raises(InputError, match="mode= must be"):

@@ -55,7 +55,7 @@ class Shop:
         self.root = root
         self.file = root / "shop.toml"
         self.lake = root / "lake" / "orders"
-        self.state = root / "reports" / "shop.state.json"
+        self.state = root / ".intarsia" / "shop.state.json"
         self.declare(SHOP)
 
     def declare(self, text: str) -> None:

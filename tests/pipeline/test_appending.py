@@ -7,6 +7,7 @@ import pytest
 
 from intarsia.errors import InputError
 from intarsia.pipeline import state as memory
+from intarsia.pipeline import state_file
 
 Ids = Callable[[Any], list[int]]
 
@@ -85,7 +86,7 @@ def test_a_crash_before_the_commit_loses_nothing(log: Any, ids: Ids, monkeypatch
         patched.setattr("intarsia.api.write", _crash)
         with pytest.raises(KeyboardInterrupt):
             log.run()
-    assert memory.read(log.state).pending
+    assert state_file.read(log.state).pending
     assert log.statuses() == {"append": "done"}
     assert ids(log) == [1, 2]
 

@@ -11,7 +11,7 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import InputError
-from intarsia.pipeline.state import digest_of_snapshot
+from intarsia.pipeline.fingerprints import digest_of_snapshot
 from intarsia.tables.iceberg.catalogs import embedded_catalog
 
 pytest.importorskip("pyiceberg")
@@ -118,3 +118,19 @@ def test_a_table_that_is_not_there_ends_the_run_before_anything_is_written(tmp_p
     with pytest.raises(InputError, match=r"no table shop\.orders"):
         report.check()
     assert not (tmp_path / "copy").exists()
+
+
+def test_tables_of_one_name_in_two_catalogs_have_a_memory_each(shop: Any, tmp_path: Path) -> None:
+    other = embedded_catalog(tmp_path / "other")
+    other.create_namespace("shop")
+    other.create_table(
+        "shop.orders", pa.schema([("id", pa.int64()), ("region", pa.string()), ("amount", pa.float64())])
+    )
+    text = PIPELINE[: PIPELINE.index("[[steps]]")]
+    step = '[[steps]]\nname = "{0}"\noperation = "merge"\nsource = "orders"\ntarget = "{0}"\non = "id"\n'
+    target = '[targets.second]\npath = "shop.orders"\nkind = "iceberg"\ncatalog = "./other"\n'
+    (tmp_path / "p.toml").write_text(text + target + step.format("orders") + step.format("second"))
+    made = pipeline.load(tmp_path / "p.toml")
+    assert [step.status for step in pipeline.run(made, progress=False).check().steps] == ["done", "done"]
+    assert [step.status for step in pipeline.run(made, progress=False).check().steps] == ["unchanged"] * 2
+    assert len(_rows(other)) == 3

@@ -35,7 +35,7 @@ def test_a_source_without_a_file_is_told_what_was_looked_for_in_short(shop: Any)
     _edited(shop, "landing/*.csv", "landing/*.txt")
     hint = _failed(shop).hint
     assert hint is not None
-    assert ".csv, .json" in hint
+    assert ".csv, .tsv, .json" in hint
     assert ".gz" not in hint
 
 

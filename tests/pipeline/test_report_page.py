@@ -24,7 +24,7 @@ def test_the_json_has_rows_files_bytes_times_plans_and_layouts(shop: Any) -> Non
     shop.lands("a.csv", ROWS)
     shop.run()
     shop.lands("b.csv", {100: ("eu", -1.0)})
-    report = shop.run()
+    report = shop.run(full_refresh=True)
     told = json.loads(Path(report.json_path).read_text())
     upsert = told["steps"][0]
     assert upsert["result"]["inserted"] == 1
@@ -39,6 +39,16 @@ def test_the_json_has_rows_files_bytes_times_plans_and_layouts(shop: Any) -> Non
     assert upsert["after"] | {"version": 0} == upsert["after"] | {"version": 0, "rows": 40, "files": 3}
     assert upsert["input"]["files"] == 2
     assert told["engine"] == "arrow"
+
+
+def test_the_json_says_which_files_were_taken_before(shop: Any) -> None:
+    shop.lands("a.csv", ROWS)
+    shop.run()
+    shop.lands("b.csv", {100: ("eu", -1.0)})
+    told = json.loads(Path(shop.run().json_path).read_text())
+    assert told["steps"][0]["input"]["files"] == 1
+    assert told["steps"][0]["input"]["skipped_files"] == 1
+    assert told["steps"][0]["notes"] == ["1 file was taken before"]
 
 
 def test_every_run_leaves_its_own_report(shop: Any) -> None:

@@ -100,6 +100,21 @@ def call(name: str, *args: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
 
 
 whole_constants = small.map(literal)
+days_of_month = st.integers(1, 28).map(literal) | st.builds(
+    Arithmetic, st.just("+"), column("u"), st.just(literal(1))
+)
+places = small.map(literal) | column("i", "k", "u")
+fills = st.text("aß_", min_size=1, max_size=3)
+regexes = st.sampled_from(["a", "[aA]+", "(a|b)(.?)", "^a", "b$", "", "(ä*)ß", r"\s", "(?i)B", "a|ab|abc"])
+diff_units = st.sampled_from(["year", "quarter", "month", "day", "hour", "minute", "second", "millisecond"])
+formats = st.lists(
+    st.sampled_from([*"YymdjHIMSfgGVuwbBaAp", "-m", "-d", "-j", "-H", "-I", "-M", "-S", "-y"]).map(
+        lambda each: f"%{each}"
+    )
+    | st.sampled_from(["-", " ", "%%", "ä", "T"]),
+    min_size=1,
+    max_size=4,
+).map("".join)
 numbers = st.deferred(
     lambda: st.one_of(
         column("i", "k", "u", "d"),
@@ -117,6 +132,8 @@ numbers = st.deferred(
         call("greatest", numbers, numbers),
         call("least", numbers, numbers),
         call("length", strings),
+        call("strpos", strings, texts.map(literal)),
+        call("date_diff", diff_units.map(literal), column("day", "ts"), column("day", "ts")),
         call(
             "date_part", st.sampled_from(["year", "month", "day", "week"]).map(literal), column("day", "ts")
         ),
@@ -124,7 +141,13 @@ numbers = st.deferred(
         st.builds(Cast, column("d", "i", "b"), st.just(pa.int64())),
     )
 )
-reals = st.one_of(column("f"), floats.map(literal), both("+", column("f"), column("f", "i", "d")))
+reals = st.one_of(
+    call("epoch", column("day", "ts")),
+    call("exp", column("i", "d")),
+    column("f"),
+    floats.map(literal),
+    both("+", column("f"), column("f", "i", "d")),
+)
 strings = st.deferred(
     lambda: st.one_of(
         column("s", "t"),
@@ -135,6 +158,29 @@ strings = st.deferred(
         call("substring", strings, st.integers(0, 3).map(literal), st.integers(0, 3).map(literal)),
         call("replace", strings, texts.map(literal), texts.map(literal)),
         call("concat", strings, strings),
+        call("concat_ws", strings, strings, column("s", "i", "d", "day", "b")),
+        call("left", strings, places),
+        call("right", strings, places),
+        call("repeat", column("s", "t"), small.map(literal) | column("u", "i")),
+        call("lpad", strings, st.integers(-1, 7).map(literal) | column("u"), fills.map(literal)),
+        call("rpad", strings, st.integers(-1, 7).map(literal) | column("u"), fills.map(literal)),
+        call("split_part", strings, st.text("aB ß", max_size=2).map(literal), places),
+        call(
+            "regexp_replace", strings, regexes.map(literal), st.sampled_from(["", "x", r"<\0>"]).map(literal)
+        ),
+        call(
+            "regexp_replace",
+            strings,
+            regexes.map(literal),
+            st.just(literal("-")),
+            st.sampled_from(["g", "gi", "i"]).map(literal),
+        ),
+        call("regexp_extract", strings, regexes.map(literal), st.integers(0, 2).map(literal)),
+        call("md5", strings),
+        call("sha256", strings),
+        call("dayname", column("day", "ts")),
+        call("monthname", column("day", "ts")),
+        call("strftime", column("day", "ts"), formats.map(literal)),
         call("coalesce", strings, strings),
         st.builds(Case, st.tuples(st.tuples(booleans, strings)), strings),
         st.builds(Cast, column("i", "d", "day", "b"), st.just(pa.string())),
@@ -150,9 +196,24 @@ dates = st.deferred(
         st.builds(Arithmetic, st.sampled_from("+-"), column("day"), intervals),
         both("+", column("day"), small.map(literal)),
         call("date_trunc", st.sampled_from(["month", "year", "week"]).map(literal), column("day")),
+        call("last_day", column("day", "ts")),
+        call("make_date", st.integers(1, 9999).map(literal), st.integers(1, 12).map(literal), days_of_month),
     )
 )
-times = st.one_of(column("ts"), moments.map(literal), both("+", column("ts"), intervals))
+times = st.one_of(
+    call(
+        "make_timestamp",
+        st.integers(1, 9999).map(literal),
+        st.integers(1, 12).map(literal),
+        days_of_month,
+        st.integers(0, 23).map(literal),
+        column("u"),
+        st.integers(0, 599).map(lambda n: literal(n / 10)),
+    ),
+    column("ts"),
+    moments.map(literal),
+    both("+", column("ts"), intervals),
+)
 operators = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
 patterns = st.text("aAb%_", max_size=4).map(literal)
 
@@ -193,6 +254,17 @@ booleans = st.deferred(
         compared(dates, dates),
         compared(times, times | dates),
         st.builds(IsNull, numbers | strings | dates),
+        call("isnan", column("f", "i", "d")),
+        call("isinf", column("f")),
+        call("isfinite", column("f")),
+        call("regexp_matches", strings, regexes.map(literal)),
+        call(
+            "regexp_matches",
+            strings,
+            regexes.map(literal),
+            st.sampled_from(["i", "s", "c", "is"]).map(literal),
+        ),
+        call("regexp_full_match", strings, regexes.map(literal)),
         st.builds(Not, booleans),
         st.builds(And, booleans, booleans),
         st.builds(Or, booleans, booleans),
@@ -244,7 +316,8 @@ def test_random_expressions_mean_the_same_in_duckdb(expr: Expr, table: pa.Table)
         resolved = resolve(expr, table.schema)
         found = evaluate(resolved, table)
     except NotSupported as error:  # decimals of more than 76 digits
-        note(str(error))
+        if "76 is the most" not in str(error):
+            raise
         reject()
     assert [plain(value) for value in found.to_pylist()] == [plain(v) for v in in_duckdb(resolved, table)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import threading
 from decimal import Decimal
 
 import pyarrow as pa
@@ -14,6 +15,7 @@ from intarsia.datasets.pyarrow import PyarrowDatasetIO
 from intarsia.datasets.spark import SparkDatasetIO
 from intarsia.errors import (
     ColumnNotFound,
+    CommitConflict,
     CommitUnknown,
     InputError,
     KeyColumnError,
@@ -177,14 +179,59 @@ def test_a_column_or_filter_that_does_not_fit_is_refused_at_once(io, orders):
 
 
 def test_a_dataframe_of_a_state_that_is_gone_refuses_rather_than_mix(io, tmp_path, make_dataset):
-    from pyspark.errors import PythonException
+    from pyspark.errors import SparkRuntimeException
 
     make_dataset(tmp_path / "t", pa.table({"id": range(9), "n": [0] * 9}), files=3)
     frame = io.read_parquet(tmp_path / "t")
     io.merge(pa.table({"id": [4], "n": [1]}), tmp_path / "t", "update", "id")
-    with pytest.raises(PythonException, match="was replaced or removed since read_parquet was called"):
-        frame.toArrow()
+    message = "CommitConflict: .* was replaced or removed since read_parquet was called"
+    for action in (frame.toArrow, frame.count, frame.where("id > 0").collect, frame.select("n").collect):
+        with pytest.raises(SparkRuntimeException, match=message) as caught:
+            action()
+        assert "Traceback" not in str(caught.value)
+        said = str(caught.value).partition("\n\nJVM stacktrace")[0]  # which a Connect client appends
+        assert len(said) < 600
+    with pytest.raises(CommitConflict, match="was replaced or removed") as ours:
+        io.merge(frame, tmp_path / "other", "upsert", "id")
+    assert "read it again" in str(ours.value.hint)
     assert io.read_parquet(tmp_path / "t").count() == 9
+
+
+def test_reads_while_others_overwrite_are_one_state_or_say_so(io, tmp_path, spark):
+    from pyspark.errors import SparkRuntimeException
+
+    def version(number):
+        return pa.table({"id": range(300), "version": [number] * 300})
+
+    target = str(tmp_path / "t")
+    it.write(version(0), target, max_rows_per_file=30)
+    stop, failed = threading.Event(), []
+
+    def overwrite():
+        for number in range(1, 10_000):
+            if stop.is_set():
+                return
+            try:
+                it.write(version(number), target, mode="overwrite", max_rows_per_file=30, engine="arrow")
+            except it.IntarsiaError as error:
+                failed.append(error)
+                return
+
+    writer = threading.Thread(target=overwrite)
+    writer.start()
+    try:
+        for _ in range(8):
+            try:
+                rows = io.read_parquet(target).toArrow()
+            except SparkRuntimeException as error:
+                assert "CommitConflict" in str(error)  # noqa: PT017
+                continue
+            assert rows.num_rows == 300
+            assert len(set(rows["version"].to_pylist())) == 1
+    finally:
+        stop.set()
+        writer.join()
+    assert failed == []
 
 
 def test_a_dataframe_of_a_dataset_can_be_the_source_of_a_change_to_it(io, orders, rows):
@@ -234,11 +281,11 @@ def test_times_of_day_are_microseconds(io, tmp_path):
 
 
 def test_a_value_that_spark_would_cut_off_is_refused(io, tmp_path):
-    from pyspark.errors import PythonException
+    from pyspark.errors import SparkRuntimeException
 
     (tmp_path / "t").mkdir()
     pq.write_table(pa.table({"v": pa.array([1], pa.timestamp("ns"))}), tmp_path / "t" / "a.parquet")
-    with pytest.raises(PythonException, match="SchemaMismatch"):
+    with pytest.raises(SparkRuntimeException, match="SchemaMismatch"):
         io.read_parquet(tmp_path / "t").toArrow()
 
 

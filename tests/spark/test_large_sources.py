@@ -275,17 +275,19 @@ def test_both_ways_tell_their_progress(spark, target, limit):
 
     options = {"on": "id", "engine": spark, "broadcast_bytes": limit, "progress": progress}
     it.merge(SOURCE, target, dry_run=True, **options)
-    assert told[0] == ("probe files", 0, 4)
+    assert [step for step, _, _ in told][:4] == ["read source", "read source", "list target", "plan"]
+    assert told[4] == ("probe files", 0, 4)
     assert told[-1] == ("probe files", 4, 4)
     told.clear()
     it.merge(SOURCE, target, **options)
-    assert told[0] == ("probe and write files", 0, 4)
+    assert told[4] == ("probe and write files", 0, 4)
     assert ("write files", 4, 4) in told
-    assert told[-1][0] == "write files"
-    assert told[-1][1] == told[-1][2] > 0
+    assert told[-1] == ("commit", 0, 0)
+    assert told[-2][0] == "write files"
+    assert told[-2][1] == told[-2][2] > 0
     told.clear()
     it.write(SOURCE, target, engine=spark, broadcast_bytes=limit, progress=progress)
-    assert told[-1][0] == "write files"
+    assert [step for step, _, _ in told][-2:] == ["write files", "commit"]
 
 
 @BOTH

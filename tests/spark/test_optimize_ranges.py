@@ -260,7 +260,8 @@ def test_on_spark_only_large_directories_are_cut_into_ranges(
     plan = it.plan("optimize", root, by="n", engine=spark, target_rows_per_file=500, memory_bytes=LITTLE)
     assert any(note.startswith("The order of one directory") for note in plan.notes), plan.notes
     result = it.optimize(root, by="n", engine=spark, target_rows_per_file=500, memory_bytes=LITTLE)
-    assert result.notes == plan.notes
+    assert "There may be more new files than 2: executors cut files where ranges of rows end." in plan.notes
+    assert result.notes == tuple(note for note in plan.notes if not note.startswith("There may be more"))
     assert rows(root) == before
     assert [file.parent.name for file in files(root)].count("day=small") == 1
     for day in ("day=big", "day=small"):

@@ -62,7 +62,7 @@ class HereEngine(SparkEngine):
     def crew(self) -> crew.Crew:
         return HereCrew(self.spark, 3)
 
-    def adopt(self, source: Any, *, shared: Any = None, **options: Any) -> Source:
+    def adopt(self, source: Any, *, shared: Any = None, target: Any = None, **options: Any) -> Source:
         place = workspace(self.spark, shared, None)
         spool = spooled_table(adopt(source, **options).table, place, tasks=self.parts)
         return SparkSource(spool, origin="a table", ordered=True)

@@ -893,3 +893,17 @@ def test_results_show_themselves_as_text(tmp_path, io):
     print(result, file=out)
     assert "2 inserted" in out.getvalue()
     assert "<" in result._repr_html_()
+
+
+def test_s30_a_star_passes_over_source_columns_that_the_target_lacks(tmp_path):
+    path = tmp_path / "lake"
+    it.write(pa.table({"id": [1, 2], "v": [1, 2]}), path)
+    feed = pa.table({"id": [1, 2, 3], "v": [9, None, 3], "op": ["u", "d", "i"]})
+    clauses = (
+        "when matched and source.op = 'd' then delete when matched then update set *"
+        " when not matched then insert *"
+    )
+    it.merge(feed, path, on="id", clauses=clauses)
+    assert it.snapshot(path).dataset().to_table().sort_by("id").to_pydict() == {"id": [1, 3], "v": [9, 3]}
+    with pytest.raises(SchemaMismatch, match="'op'"):
+        it.merge(feed, path, on="id")

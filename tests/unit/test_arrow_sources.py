@@ -570,8 +570,8 @@ def test_json_lines_and_arrays_come_in_alike(tmp_path, name, array):
 
 
 def test_large_text_files_are_streamed_to_the_spool(tmp_path, monkeypatch):
-    monkeypatch.setattr("intarsia.common.formats._WHOLE_TEXT_BYTES", 10)
-    monkeypatch.setattr("intarsia.common.formats._STREAM_BLOCK", 200)
+    monkeypatch.setattr("intarsia.common.text_files._WHOLE_TEXT_BYTES", 10)
+    monkeypatch.setattr("intarsia.common.text_files._STREAM_BLOCK", 200)
     (tmp_path / "a.csv").write_text("id,s\n" + "".join(f"{n},x{n}\n" for n in range(100)))
     (tmp_path / "a.jsonl").write_text("".join(f'{{"id": {n}, "s": "x{n}"}}\n' for n in range(100)))
     for name in ("a.csv", "a.jsonl"):

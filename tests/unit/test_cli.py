@@ -194,6 +194,12 @@ def test_write_overwrites_when_told_to(run: Run, lake: Path, rows: Any) -> None:
     assert _ids(rows, lake / "orders") == [2, 9]
 
 
+def test_write_overwrites_the_rows_of_a_condition(run: Run, lake: Path, rows: Any) -> None:
+    before = _ids(rows, lake / "orders")
+    run("write", "changes.csv", "orders", "--mode", "overwrite", "--where", "id in (2, 9)")
+    assert _ids(rows, lake / "orders") == sorted({*before, 2, 9})
+
+
 def test_layout_operations_keep_to_the_partition_and_the_size(
     run: Run, lake: Path, make_dataset: Any
 ) -> None:
@@ -402,7 +408,7 @@ def test_doctor_lists_findings_and_exits_by_them(run: Run, lake: Path) -> None:
 
 
 def test_a_name_that_could_steer_the_terminal_is_shown_as_escapes(run: Run) -> None:
-    failed = run("inspect", "gone\x1b[31m[red]x", code=Exit.NOTHING)
+    failed = run("inspect", "gone\x1b[31m[red]x", code=Exit.ERROR)
     assert "\x1b" not in failed.output
     assert "[red]" in failed.stderr  # and is no markup either
 

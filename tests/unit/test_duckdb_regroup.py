@@ -62,7 +62,7 @@ def mixed(count: int, seed: int = 1) -> pa.Table:
             "b": some(pa.bool_(), lambda: draw.random() < 0.3),
             "t": some(pa.timestamp("us"), moment),
             "z": some(pa.timestamp("us", "UTC"), moment),
-            "d": some(pa.decimal128(12, 2), lambda: decimal.Decimal(draw.randrange(10**6)) / 100),
+            "d": some(pa.decimal128(38, 2), lambda: decimal.Decimal(draw.randrange(10**6)) / 100),
             "n": pa.nulls(count, pa.int64()),
             "k": some(pa.string(), lambda: draw.choice("abc")).dictionary_encode(),
             "u": some(pa.uint64(), lambda: draw.randrange(2**64)),

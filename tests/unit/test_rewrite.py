@@ -86,9 +86,18 @@ def test_every_row_may_go_and_the_schema_stays(kernel):
     assert (found.num_rows, found.schema) == (0, TABLE.schema)
 
 
+def test_a_column_of_its_own_type_keeps_it_unless_a_value_does_not_fit(kernel):
+    schema = pa.schema([("id", pa.float64()), ("s", pa.string())])
+    assert kernel(TABLE, _hits([1]), [Drop()], schema=schema).schema == TABLE.schema
+    source = pa.table({"id": [0.5], "s": ["new"]})
+    found = kernel(TABLE, _hits([1], sources=[0]), [Replace()], schema=schema, source=source)
+    assert found.schema == schema
+    assert found["id"].to_pylist()[:3] == [0.0, 0.5, 2.0]
+
+
 def test_a_file_is_brought_to_the_datasets_schema(kernel):
     schema = pa.schema([("id", pa.float64()), ("s", pa.string()), ("new", pa.int64())])
-    found = kernel(TABLE, Hits.empty(), [], schema=schema)
+    found = kernel(TABLE, Hits.empty(), [], schema=schema, widened=frozenset({"id"}))
     assert found.schema == schema
     assert found["id"].to_pylist() == [float(n) for n in range(10)]
     assert found["new"].null_count == 10

@@ -157,7 +157,7 @@ def test_progress_is_passed_on():
     heard = []
     notes = Notes()
     run(Delete(None), notes, notes, progress=lambda *what: heard.append(what))
-    assert heard == [("scan keys", 1, 1)]
+    assert heard == [("list target", 0, 0), ("plan", 0, 0), ("scan keys", 1, 1), ("commit", 0, 0)]
 
 
 @dataclass

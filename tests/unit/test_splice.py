@@ -228,7 +228,7 @@ def test_a_column_the_file_lacks_is_added_to_every_row_group(kernel, taken, tmp_
 def test_a_column_of_another_type_than_the_dataset_is_encoded(kernel, taken, tmp_path):
     pq.write_table(FLAT, tmp_path / "f.parquet")
     schema = FLAT.schema.set(5, pa.field("t", pa.timestamp("ms")))
-    found, _ = kernel(_hits(3), [_assign(x="x + 1000")], schema=schema)
+    found, _ = kernel(_hits(3), [_assign(x="x + 1000")], schema=schema, widened=frozenset({"t"}))
     assert found.schema.field("t").type == pa.timestamp("ms")
     assert taken == [set(FLAT.column_names) - {"x", "t"}]
 
@@ -359,7 +359,7 @@ def test_chunks_that_are_written_are_not_held(kernel, tmp_path, monkeypatch):
     close = splice.Splice.close
 
     def watched(self, *args):
-        held.extend(len(part) for item in self._indexed for part in item.pages)
+        held.extend(len(part) for item in self._chunks._written for part in item.pages)
         return close(self, *args)
 
     monkeypatch.setattr(splice.Splice, "close", watched)

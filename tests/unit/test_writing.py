@@ -10,8 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia.core.layout import Layout
+from intarsia.engines.arrow.file_form import dictionary_columns
 from intarsia.engines.arrow.row_groups import RowGroups, in_declared_order
-from intarsia.engines.arrow.writing import FileWriter, dictionary_columns
+from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import StorageError
 
 LOCAL = pafs.LocalFileSystem()

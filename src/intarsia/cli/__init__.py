@@ -8,11 +8,16 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
+_INTERRUPTED = 130  # as in exits, which may not be loaded yet
+
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "intarsia") -> None:
     """Run the command line and exit with its code. Exit codes are listed in :mod:`intarsia.cli.exits`."""
     try:
         commands = importlib.import_module("intarsia.cli.commands")
+    except KeyboardInterrupt:  # before there is anything to undo
+        sys.stderr.write("Error: interrupted; nothing was begun\n")
+        sys.exit(_INTERRUPTED)
     except ModuleNotFoundError as error:
         if error.name not in ("click", "rich"):
             raise

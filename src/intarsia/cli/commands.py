@@ -12,7 +12,7 @@ from intarsia.cli.exits import Exit
 from intarsia.cli.frame import Frame
 from intarsia.cli.iceberg import branch_options, expire, sweep, target_of, upkeep_options
 from intarsia.cli.operations import OPERATIONS, planning_command, running_command
-from intarsia.cli.options import assigned, decorated, place_options, talk_options, without_none
+from intarsia.cli.options import assigned, decorated, offer_paths, place_options, talk_options, without_none
 from intarsia.cli.plain import plain_inspection
 from intarsia.cli.screen import Screen, screen
 from intarsia.doctor import Finding, State, examine
@@ -111,7 +111,7 @@ def _added(function: Any, name: str, text: str, *decorators: Any) -> None:
     cli.add_command(click.command(name, help=text)(decorated(function, [*decorators, *talk_options])))
 
 
-_TARGET = click.argument("target")
+_TARGET = click.argument("target", shell_complete=offer_paths)
 _MASTER = click.option(
     "--master", metavar="URL", help="Where Spark runs: local[*], spark://, yarn, k8s://, sc://."
 )
@@ -149,8 +149,14 @@ _added(
     _run,
     "run",
     "Run the pipeline that a TOML file declares, on Spark.",
-    click.argument("pipeline", metavar="PIPELINE.TOML"),
+    click.argument("pipeline", metavar="PIPELINE.TOML", shell_complete=offer_paths),
     click.option("--dry-run", is_flag=True, help="Plan every step; write nothing."),
+    click.option(
+        "--full-refresh", is_flag=True, help="Take every input file again, also those that were taken before."
+    ),
+    click.option(
+        "--mark-done", is_flag=True, help="Run nothing; note every step as done with what is there now."
+    ),
     click.option("--engine", type=click.Choice(["spark", "arrow", "duckdb"]), help="Instead of the file's."),
     _MASTER,
     click.option("--report-dir", metavar="PATH", help="Where the reports go, if not where the file says."),
@@ -167,7 +173,7 @@ _added(
     _doctor,
     "doctor",
     "What is installed, what is missing and how to get it; at PATH, what a dataset there can rely on.",
-    click.argument("path", required=False),
+    click.argument("path", required=False, shell_complete=offer_paths),
     click.option("--start", is_flag=True, help="Start a Spark session, too, and count with it."),
     _MASTER,
     place_options[0],

@@ -17,12 +17,14 @@ from intarsia.cli.options import (
     engine_for,
     engine_options,
     library_options,
+    offer_paths,
     place_options,
     talk_options,
     without_none,
 )
 from intarsia.cli.plain import plain_plan, plain_result
 from intarsia.cli.screen import screen
+from intarsia.core.intent import MISSING
 from intarsia.core.report import MergeResult
 from intarsia.core.rule import STRATEGIES
 from intarsia.sql.clauses import parse_clauses
@@ -123,8 +125,8 @@ def _called(operation: Operation, given: dict[str, Any], *, dry_run: bool) -> Me
         return operation.run(given, {**shared, "engine": engine, "dry_run": dry_run})
 
 
-_TARGET = click.argument("target")
-_SOURCES = click.argument("sources", nargs=-1, required=True, metavar="SOURCE...")
+_TARGET = click.argument("target", shell_complete=offer_paths)
+_SOURCES = click.argument("sources", nargs=-1, required=True, metavar="SOURCE...", shell_complete=offer_paths)
 _PARTITION_BY = click.option(
     "--partition-by",
     metavar="COLUMN",
@@ -133,15 +135,23 @@ _PARTITION_BY = click.option(
 )
 _MISSING = click.option(
     "--missing",
-    type=click.Choice(["error", "null"]),
+    type=click.Choice(list(MISSING)),
     default="error",
     show_default=True,
-    help="What to do where the source lacks a column.",
+    help="What to do where the source lacks a column: refuse it, write NULL, or keep what rows have.",
 )
 _EVOLUTION = click.option(
     "--schema-evolution",
     type=click.Choice(["add", "widen"]),
     help="Take new columns over, or let types grow.",
+)
+_TYPES = click.option(
+    "--column",
+    "columns",
+    metavar="NAME=TYPE",
+    multiple=True,
+    callback=assigned,
+    help='The SQL type of a column of CSV or JSON files, as in "price=decimal(10, 2)"; may be repeated.',
 )
 _SIZES = (
     click.option("--target-mb", "target_mb_per_file", type=float, metavar="MB", help="Size of a file."),
@@ -195,10 +205,12 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             _MISSING,
             _EVOLUTION,
+            _columns("--except", "except_columns", "A column of the source that is not written"),
             _PARTITION_BY,
+            _TYPES,
             mode_option,
         ),
-        "Set the rows of SOURCE files (Parquet, CSV, JSON) into the table TARGET by key.",
+        "Set the rows of SOURCE files (Parquet, Arrow, CSV, JSON) into the table TARGET by key.",
         ("source", "target"),
         _with_clauses,
     ),
@@ -246,11 +258,17 @@ OPERATIONS: tuple[Operation, ...] = (
                 show_default=True,
                 help="Add the rows, or put them in the place of all, or of their partitions.",
             ),
+            click.option(
+                "--where",
+                metavar="SQL",
+                help="With overwrite: replace only the rows for which it is true; the source has no others.",
+            ),
             _MISSING,
             _EVOLUTION,
             _PARTITION_BY,
+            _TYPES,
         ),
-        "Write the rows of SOURCE files (Parquet, CSV, JSON) to the table TARGET.",
+        "Write the rows of SOURCE files (Parquet, Arrow, CSV, JSON) to the table TARGET.",
         ("source", "target"),
         _with_sources,
     ),

@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
+import click.shell_completion
 
 from intarsia.cli.screen import screen
 from intarsia.common.names import near_names
@@ -21,6 +22,7 @@ __all__ = [
     "engine_for",
     "engine_options",
     "library_options",
+    "offer_paths",
     "place_options",
     "talk_options",
     "without_none",
@@ -29,8 +31,24 @@ __all__ = [
 Decorator = Callable[[Any], Any]
 
 # What a text on the command line cannot be, or what has a flag of its own.
-_ELSEWHERE = ("filesystem", "lock", "progress", "storage_options", "dialect", "properties", *ICEBERG_OPTIONS)
+_ELSEWHERE = (
+    "columns",
+    "filesystem",
+    "lock",
+    "progress",
+    "storage_options",
+    "dialect",
+    "properties",
+    *ICEBERG_OPTIONS,
+)
 _NAMED = sorted(name for name in ALL_OPTIONS if name not in _ELSEWHERE)
+
+
+def offer_paths(
+    _ctx: click.Context, _param: click.Parameter, incomplete: str
+) -> list[click.shell_completion.CompletionItem]:
+    """For the Tab key: the shell's own completion of files and directories."""
+    return [click.shell_completion.CompletionItem(incomplete, type="file")]
 
 
 def decorated(function: Any, decorators: Sequence[Decorator]) -> Any:
@@ -125,6 +143,7 @@ place_options: list[Decorator] = [
     click.option(
         "--control-path",
         metavar="PATH",
+        shell_complete=offer_paths,
         help="Where the journal is kept, if not beside the dataset.",
     ),
 ]

@@ -36,6 +36,8 @@ def run_pipeline(path: str, *, params: Mapping[str, str], **options: Any) -> Non
     if shown.json:
         shown.data({**as_json(report), "json_path": report.json_path, "html_path": report.html_path})
     shown.say((f"{report.pipeline}: {status_words(report)}", "bold"), f" in {units.seconds(report.seconds)}")
+    if report.finished_first is not None and report.finished_first.html_path is not None:
+        shown.say(f"Report of the run that was finished first: {report.finished_first.html_path}")
     if report.html_path is not None:
         shown.say(f"Report: {report.html_path}")
     if shown.quiet and not report.ok:
@@ -78,12 +80,9 @@ def _counts(step: StepReport) -> list[str]:
             number = getattr(step.result, what)
             if number:
                 told.append(f"{units.count(number)} {what}")
-        if step.changed:
-            files = len(step.result.rewritten_files) + len(step.result.inserted_files)
-            if files:
-                told.append(
-                    f"{units.counted(files, 'file')} {'to write' if step.result.dry_run else 'written'}"
-                )
+        if step.changed and step.files_written:
+            files = f"{units.counted(step.files_written, 'file')} ({units.size(step.bytes_written)})"
+            told.append(f"{files} {'to write' if step.result.dry_run else 'written'}")
     met = sum(check.ok for check in step.checks)
     if step.checks:
         told.append(f"{met} of {units.counted(len(step.checks), 'expectation')} met")

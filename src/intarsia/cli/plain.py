@@ -29,6 +29,8 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "bytes_to_scan": plan.bytes_to_scan,
         "bytes_to_read": plan.bytes_to_read,
         "bytes_to_write": plan.bytes_to_write,
+        "new_files": plan.new_files,
+        "new_files_exact": plan.new_files_exact,
         "files": [
             {
                 "path": plan.snapshot.shown(entry.file),
@@ -77,6 +79,7 @@ def plain_inspection(inspection: Inspection) -> dict[str, Any]:
                 "size_bytes": column.size,
                 "null_fraction": column.null_fraction,
                 "codecs": list(column.codecs),
+                "int96_files": column.int96_files,
             }
             for column in inspection.columns
         ],

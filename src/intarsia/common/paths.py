@@ -14,16 +14,28 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.common.foreign import LOGS, refusal, sign_of, table_of
-from intarsia.common.log import redact
-from intarsia.errors import InputError, NothingMatched, NotSupported, StorageError
+from intarsia.common.log import is_store_error, redact
+from intarsia.errors import InputError, IntarsiaError, NothingMatched, NotSupported, StorageError
 
-__all__ = ["InputFile", "find_input_files", "open_filesystem", "refuse_sign_in", "shown_path"]
+__all__ = [
+    "InputFile",
+    "find_input_files",
+    "is_encodable",
+    "open_filesystem",
+    "path_text",
+    "refuse_sign_in",
+    "shown_path",
+    "with_time_limit",
+]
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
 """Schemes of URLs in which a container stands before its account, where others have who signs in."""
 _SIGNED_IN = re.compile(r"[^/@:]+:(?!\d+(?:/|$))[^@]*@")
 """A name and a secret, which may have a slash in it; not a host with its port."""
+_RETRY = "retry_limit_seconds"
+GIVE_UP_SECONDS = 15
+"""How long a call to Google Cloud Storage is tried again, where the URL does not say; pauses double it."""
 _MAGIC = re.compile(r"[*?\[]")
 _PARQUET = (".parquet", ".parq")
 
@@ -39,13 +51,33 @@ class InputFile:
     filesystem: pafs.FileSystem
 
 
-def shown_path(path: str | os.PathLike[str]) -> str:
+def is_encodable(text: str) -> bool:
+    """Whether a text can be written as UTF-8: one with a lone surrogate, a name in no encoding, cannot."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def path_text(path: Any, what: str = "A path") -> str:
+    """A path or URL as text. Raises InputError for what is none: no text, empty, not to be encoded."""
+    try:
+        text: Any = os.fspath(path)
+    except TypeError:
+        text = path
+    if not isinstance(text, str) or not text or "\0" in text or not is_encodable(text):
+        raise InputError(f"{what} must be a path or URL as text, not {text!r}.")
+    return text
+
+
+def shown_path(path: str | os.PathLike[str], what: str = "A path") -> str:
     """A path or URL as people get to see it: without who signs in, and without options.
 
     >>> shown_path("s3://me:pw@bucket/lake/orders?region=x")
     's3://bucket/lake/orders'
     """
-    text = os.fspath(path)
+    text = path_text(path, what)
     if not _URL.match(text):
         return text
     scheme, _, rest = text.partition("://")
@@ -82,9 +114,7 @@ def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> 
         NotSupported: no installed library knows the URL's scheme.
         StorageError: the store refused.
     """
-    text: Any = os.fspath(path)
-    if not isinstance(text, str) or not text or "\0" in text:
-        raise InputError(f"A path must be text, not {text!r}.")
+    text = path_text(path)
     if filesystem is not None:
         return _as_pyarrow(filesystem), text.split("://", 1)[1] if _URL.match(text) else text
     if not _URL.match(text):
@@ -94,10 +124,18 @@ def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> 
     return _from_url(text)
 
 
+def with_time_limit(url: str) -> str:
+    """The URL with the seconds after which Google's client, which tries for 15 minutes, is to give up."""
+    parts = urlsplit(url)
+    if parts.scheme.lower() not in ("gs", "gcs") or _RETRY in parts.query:
+        return url
+    return f"{url}{'&' if parts.query else '?'}{_RETRY}={GIVE_UP_SECONDS}"
+
+
 def _from_url(url: str) -> tuple[pafs.FileSystem, str]:
     shown = redact(url)
     try:
-        return pafs.FileSystem.from_uri(url)
+        return pafs.FileSystem.from_uri(with_time_limit(url))
     except pa.ArrowInvalid:
         pass  # a scheme pyarrow does not know
     except OSError as error:
@@ -158,8 +196,10 @@ def find_input_files(
             found = _glob(where, location, given, suffixes)
         else:
             raise NothingMatched(f"There is no file or directory {given}.", path=given)
-    except OSError as error:
-        if isinstance(error, NothingMatched):
+    except IntarsiaError:
+        raise
+    except Exception as error:  # the clients of stores have errors of their own
+        if not (isinstance(error, OSError) or is_store_error(error)):
             raise
         raise _storage_error(error, given) from error
     if not found:
@@ -289,6 +329,7 @@ def _translate(pattern: str) -> str:
     return expression
 
 
-def _storage_error(error: OSError, shown: str) -> StorageError:
-    reason = redact(error.strerror or str(error) or type(error).__name__)
-    return StorageError(f"Could not look at {shown}: {reason}", errno=error.errno, path=shown)
+def _storage_error(error: Exception, shown: str) -> StorageError:
+    reason = redact(getattr(error, "strerror", None) or str(error) or type(error).__name__)
+    number = getattr(error, "errno", None)
+    return StorageError(f"Could not look at {shown}: {reason}", errno=number, path=shown)

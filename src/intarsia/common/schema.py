@@ -16,7 +16,7 @@ from typing import Any, Literal
 import pyarrow as pa
 
 from intarsia.common.exact import cast_exact, conform_table
-from intarsia.common.mismatch import CAST_IT, mismatch, name_problems
+from intarsia.common.mismatch import mismatch, name_problems
 from intarsia.common.names import suggestion
 from intarsia.common.narrow import opt_dtype, text_type
 from intarsia.common.types import (
@@ -31,6 +31,7 @@ from intarsia.common.types import (
     plain_type,
     rewrite_type,
 )
+from intarsia.common.zones import cast_hint
 from intarsia.errors import InputError, KeyColumnError
 
 __all__ = [
@@ -157,9 +158,10 @@ def conform_schema(
     *,
     operation: str,
     path: str,
-    missing: Literal["error", "null"] = "error",
+    missing: Literal["error", "null", "keep"] = "error",
     schema_evolution: str | Collection[str] | None = None,
     partition_columns: Collection[str] = (),
+    options: Collection[str] = ("null", "schema_evolution"),
 ) -> pa.Schema:
     """The schema the dataset has once rows of ``source`` are merged into it.
 
@@ -172,16 +174,18 @@ def conform_schema(
         target: The schema of the dataset.
         operation: Named in errors.
         path: The dataset, named in errors.
-        missing: "null" lets a nullable column that the source lacks be NULL in its rows.
+        missing: "null" lets a nullable column that the source lacks be NULL in its rows; so does "keep",
+            which leaves such a column alone in rows that are there, but takes no struct in part.
         schema_evolution: None, "add", "widen", "add,widen" or a collection of these words.
         partition_columns: Columns that may never be missing.
+        options: What hints may name: "null", "keep", "schema_evolution", "except_columns".
 
     Raises:
         SchemaMismatch: One error that lists every column that does not fit, with both types.
         InputError: ``missing`` or ``schema_evolution`` is not one of the above.
     """
-    if missing not in ("error", "null"):
-        raise InputError(f"missing={missing!r} is not known", hint='use "error" or "null"')
+    if missing not in ("error", "null", "keep"):
+        raise InputError(f"missing={missing!r} is not known", hint='use "error", "null" or "keep"')
     evolution = _evolution(schema_evolution)
     hints: dict[str, None] = {}
     problems = name_problems([target, source])
@@ -191,24 +195,26 @@ def conform_schema(
     for field in target:
         if field.name in source.names:
             theirs = source.field(field.name)
-            fields.append(field.with_type(_meet(field, theirs, missing, evolution, problems, hints)))
+            fields.append(field.with_type(_meet(field, theirs, missing, evolution, problems, hints, options)))
         else:
             fields.append(field)
             if missing == "error" or not field.nullable or field.name in partition_columns:
-                problems.append(_missing_problem(field, partition_columns, hints))
+                problems.append(_missing_problem(field, partition_columns, hints, options))
     for field in source:
         if field.name not in target.names:
             fields.append(field.with_nullable(True))
             if "add" not in evolution:
                 problems.append(f"{field.name!r} ({field.type}) is new, the target does not have it")
-                hints['drop new columns from the source, or add them with schema_evolution="add"'] = None
+                hints[_about_new("columns", options)] = None
     if problems:
         raise mismatch(problems, operation, path, "; ".join(hints))
     return pa.schema(fields, target.metadata)
 
 
 def _evolution(schema_evolution: str | Collection[str] | None) -> frozenset[str]:
-    parts: Any = schema_evolution.split(",") if isinstance(schema_evolution, str) else schema_evolution or ()
+    parts: Any = schema_evolution.split(",") if isinstance(schema_evolution, str) else schema_evolution
+    if parts is None or parts is False:
+        parts = ()
     known = isinstance(parts, Collection) and all(isinstance(part, str) for part in parts)
     chosen = frozenset(part.strip() for part in parts) if known else frozenset()
     if not known or not chosen <= {"add", "widen"}:
@@ -219,7 +225,45 @@ def _evolution(schema_evolution: str | Collection[str] | None) -> frozenset[str]
     return chosen
 
 
-def _missing_problem(field: pa.Field, partition_columns: Collection[str], hints: dict[str, None]) -> str:
+def _about_new(what: str, options: Collection[str]) -> str:
+    """What to do about columns, or struct fields, that the target does not have."""
+    ways = [f"drop new {what} from the source"]
+    if "except_columns" in options and what == "columns":
+        ways.append("name them in except_columns=")
+    if "schema_evolution" in options:
+        ways.append('add them with schema_evolution="add"')
+    else:
+        ways.append("evolve the schema with the table's own update_schema() first")
+    return _either(ways)
+
+
+def _about_missing(what: str, options: Collection[str]) -> str:
+    """What to do about columns, or struct fields, that the source does not have."""
+    ways = [f"give every {what}"]
+    if "null" in options:
+        ways.append('write NULL with missing="null"')
+    if "keep" in options and what == "column":
+        ways.append('keep what is there with missing="keep"')
+    return f"a merge replaces whole rows: {_either(ways)}"
+
+
+def _either(ways: Sequence[str]) -> str:
+    *first, last = ways
+    return f"{', '.join(first)}, or {last}" if first else last
+
+
+UNREADABLE = b"intarsia.unreadable"
+"""Under which a column of text files says, in its metadata, why it has not the type that it should have."""
+
+
+def unreadable(field: pa.Field) -> str:
+    """Why a column was not read in the type that is known for it; empty where it was."""
+    return str((field.metadata or {}).get(UNREADABLE, b"").decode())
+
+
+def _missing_problem(
+    field: pa.Field, partition_columns: Collection[str], hints: dict[str, None], options: Collection[str]
+) -> str:
     said = f"{field.name!r} ({field.type}) is missing from the source"
     if field.name in partition_columns:
         hints["a row needs its partition columns"] = None
@@ -227,7 +271,7 @@ def _missing_problem(field: pa.Field, partition_columns: Collection[str], hints:
     if not field.nullable:
         hints["a NOT NULL column needs a value in every row"] = None
         return f"{said} and is NOT NULL in the target"
-    hints['a merge replaces whole rows: give every column, or write NULL with missing="null"'] = None
+    hints[_about_missing("column", options)] = None
     return said
 
 
@@ -238,6 +282,7 @@ def _meet(
     evolution: frozenset[str],
     problems: list[str],
     hints: dict[str, None],
+    options: Collection[str],
 ) -> pa.DataType:
     """The type a column gets, noting in ``problems`` and ``hints`` why it cannot."""
     name, before = target.name, len(problems)
@@ -245,19 +290,18 @@ def _meet(
     if widest is None and _are_numbers(target.type, source.type) and "widen" not in evolution:
         return target.type  # no type holds both, but these values may all fit: cast_exact looks at each
     if widest is None:
-        problems.append(f"{name!r} is {target.type} in the target and {source.type} in the source")
-        hints[CAST_IT] = None
+        why = f" ({unreadable(source)})" if unreadable(source) else ""
+        problems.append(f"{name!r} is {target.type} in the target and {source.type} in the source{why}")
+        hints[cast_hint(source.type, target.type)] = None
         return target.type
     new = _lacking(target.type, source.type, name)
     if new and "add" not in evolution:
         problems.extend(f"{child!r} is a new struct field, the target does not have it" for child in new)
-        hints['drop new struct fields from the source, or add them with schema_evolution="add"'] = None
+        hints[_about_new("struct fields", options)] = None
     for child, nullable in _lacking(source.type, target.type, name).items():
-        if missing == "error" or not nullable:
+        if missing != "null" or not nullable:
             problems.append(f"{child!r} is a struct field missing from the source")
-            hints[
-                'a merge replaces whole rows: give every struct field, or write NULL with missing="null"'
-            ] = None
+            hints[_about_missing("struct field", options)] = None
     if len(problems) > before:
         return target.type
     return _evolved(target.type, source.type, "widen" in evolution)

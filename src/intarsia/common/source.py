@@ -12,7 +12,7 @@ from intarsia.common.schema import conform_table
 from intarsia.common.spool import Intake, take_rows
 from intarsia.errors import InputError
 
-__all__ = ["Source", "conformed", "conformed_batches", "selected"]
+__all__ = ["Source", "conformed", "conformed_batches", "select_known", "selected"]
 
 _CHUNK_ROWS = 1 << 20
 
@@ -67,7 +67,8 @@ def conformed(
 ) -> Source:
     """The source with exactly the schema's columns, order and types; itself when it has them already.
 
-    A spooled source is cast batch by batch into a new spool. The source given stays open.
+    Columns that the schema lacks are left out: whether they may be was decided before. A spooled source
+    is cast batch by batch into a new spool. The source given stays open.
 
     Raises:
         SchemaMismatch: see :func:`intarsia.common.schema.conform_table`.
@@ -76,17 +77,24 @@ def conformed(
     if table.schema.equals(schema, check_metadata=True):
         return source
     if not source.spooled:
-        return Source(conform_table(table, schema, operation=operation, path=path), origin=source.origin)
+        known = select_known(table, schema)
+        return Source(conform_table(known, schema, operation=operation, path=path), origin=source.origin)
     with Intake(0, spool_dir) as intake:
         intake.add(schema, conformed_batches(table, schema, operation, path), as_is=True)
         (result,) = intake.tables()
         return Source(result, origin=source.origin, spooled=intake.spooled)
 
 
+def select_known(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of a table that a schema has, in the table's order."""
+    return table.select([name for name in table.column_names if name in schema.names])
+
+
 def conformed_batches(
     table: pa.Table, schema: pa.Schema, operation: str, path: str
 ) -> Iterator[pa.RecordBatch]:
     """The table's rows in the schema, some at a time."""
+    table = select_known(table, schema)
     for batch in table.to_batches(max_chunksize=_CHUNK_ROWS):
         yield from conform_table(
             pa.Table.from_batches([batch]), schema, operation=operation, path=path

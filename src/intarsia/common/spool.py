@@ -10,7 +10,8 @@ from __future__ import annotations
 import mmap
 import os
 import tempfile
-from collections.abc import Iterable, Iterator
+import time
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import IO, Any
@@ -23,6 +24,7 @@ from intarsia.errors import StorageError
 
 __all__ = ["Intake", "combined", "take", "take_rows", "tidy", "tidy_schema"]
 
+_TELL_SECONDS = 0.2
 _UNIT = 64 << 20
 """Bytes that become one batch in the spool: few chunks, and little to hold while writing."""
 
@@ -41,7 +43,17 @@ class _Part:
 class Intake:
     """Takes rows in; memory stays within ``limit`` bytes and some 100 MiB for what is being written."""
 
-    def __init__(self, limit: int, directory: str | os.PathLike[str] | None = None) -> None:
+    def __init__(
+        self,
+        limit: int,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        told: Callable[[int], None] | None = None,
+    ) -> None:
+        """``told`` is called with the number of rows so far, a few times a second at most."""
+        self._told = told
+        self._rows = 0
+        self._next = time.monotonic() + _TELL_SECONDS
         self._limit = limit
         self._directory = directory
         self._parts: list[_Part] = []
@@ -72,9 +84,16 @@ class Intake:
         for batch in batches:
             tidied = tidy(batch, schema)
             part.held += tidied
+            self._count(batch.num_rows)
             self._held += sum(one.nbytes for one in tidied)
             if self._held > (self._limit if self._file is None else min(self._limit, _UNIT)):
                 self._flush()
+
+    def _count(self, rows: int) -> None:
+        self._rows += rows
+        if self._told is not None and (now := time.monotonic()) >= self._next:
+            self._next = now + _TELL_SECONDS
+            self._told(self._rows)
 
     def tables(self) -> list[pa.Table]:
         """What was taken in, one table per part. Call it once, at the end."""

@@ -30,6 +30,14 @@ def read_struct(data: bytes | memoryview, at: int = 0) -> tuple[Struct, int]:
         raise ValueError("structs within structs without end") from None
 
 
+def read_until(data: bytes | memoryview, field: int) -> tuple[Struct, int]:
+    """The fields of a struct up to one of them, and where that ends; ValueError where there is none."""
+    try:
+        return _read_struct(data, 0, until=field)
+    except IndexError:
+        raise ValueError("the data ends within a struct") from None
+
+
 def write_struct(struct: Struct) -> bytes:
     """The struct as bytes."""
     out = bytearray()
@@ -37,10 +45,10 @@ def write_struct(struct: Struct) -> bytes:
     return bytes(out)
 
 
-def _read_struct(data: bytes | memoryview, at: int) -> tuple[Struct, int]:
+def _read_struct(data: bytes | memoryview, at: int, until: int | None = None) -> tuple[Struct, int]:
     fields: Struct = {}
     number = 0
-    while True:
+    while until is None or number < until:
         head = data[at]
         at += 1
         if head == 0:
@@ -55,6 +63,7 @@ def _read_struct(data: bytes | memoryview, at: int) -> tuple[Struct, int]:
         else:
             value, at = _read_value(data, at, kind)
             fields[number] = (kind, value)
+    return fields, at
 
 
 def _read_value(data: bytes | memoryview, at: int, kind: int) -> tuple[Any, int]:

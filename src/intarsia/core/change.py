@@ -27,6 +27,8 @@ class StagedFile:
     """The note of the :class:`~intarsia.core.spread.Part` that its rows belong to."""
     nans: Mapping[str, int] | None = None
     """How many NaN each column of floats has, by the path of its leaf, where they were counted."""
+    retyped: frozenset[str] = frozenset()
+    """Columns that are stored otherwise than in the file it replaces, and are meant to be."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +69,11 @@ class Change:
     reads: Any = None
     """The condition (an Expr over the table's columns) outside of which the operation has read nothing;
     None is everything."""
+    schema: pa.Schema | None = None
+    """The dataset's schema after the operation, where it decides that; kept where no file is left to tell it,
+    and then a change of no file is one all the same."""
+    partition_columns: tuple[str, ...] = ()
+    """With ``schema``: what the dataset is partitioned by."""
 
     @property
     def empty(self) -> bool:
@@ -100,3 +107,5 @@ class Committed:
     version: int
     rows: int | None = None
     """How many rows there are now, where others have committed since the change was planned."""
+    notes: tuple[str, ...] = ()
+    """What the commit did besides, for the result."""

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
 from intarsia.common.names import suggestion
+from intarsia.common.zones import cast_hint
 from intarsia.core.expr import columns as columns_of
-from intarsia.core.expr import resolve
+from intarsia.core.expr import resolve, to_sql, type_of
 from intarsia.core.rule import Assign, Clause, Insert, Rule
-from intarsia.errors import ColumnNotFound, InputError, PartitionMoveError
+from intarsia.errors import ColumnNotFound, InputError, PartitionMoveError, SchemaMismatch
 
 __all__ = ["resolve_assignments", "resolve_rule"]
 
@@ -45,8 +47,27 @@ def _resolved_clause(
                 _only_source_columns(value, "insert", path)
         apart = partition_columns if isinstance(action, Assign) else ()
         values = resolve_assignments(action.values, target, left=left, other=other, apart=apart, path=path)
+        if isinstance(action, Insert):
+            _check_required([column for column, _ in values], list(target), (), path)
         action = replace(action, values=values)
     return replace(clause, condition=condition, action=action)
+
+
+def _check_required(
+    named: Sequence[tuple[str, ...]], fields: Sequence[pa.Field], above: tuple[str, ...], path: str
+) -> None:
+    """Raise SchemaMismatch where an insert leaves out a column, or a field of a struct, that is NOT NULL."""
+    for field in fields:
+        column = (*above, field.name)
+        inside = [each for each in named if each[: len(column)] == column]
+        if not inside and not field.nullable:
+            raise SchemaMismatch(
+                f"{'.'.join(column)!r} is NOT NULL, and the insert gives it no value.",
+                path=path,
+                hint="name it among the columns of the insert.",
+            )
+        if inside and column not in inside:
+            _check_required(inside, list(field.type), column, path)
 
 
 def _only_source_columns(expression: Any, what: str, path: str) -> None:
@@ -79,8 +100,35 @@ def resolve_assignments(
             raise InputError(f"column {'.'.join(column)!r} is assigned twice.", path=path)
         seen.add(column)
         kind = _field_type(target, column)
-        resolved.append((column, resolve(expression, left, source=other, expect=kind)))
+        with naming_column(column):
+            if other is not None and pa.types.is_timestamp(kind) and kind.tz is not None:
+                _check_zone(expression, kind, left, other)
+            resolved.append((column, resolve(expression, left, source=other, expect=kind)))
     return tuple(resolved)
+
+
+def _check_zone(expression: Any, kind: pa.DataType, left: pa.Schema, other: pa.Schema) -> None:
+    """Raise SchemaMismatch for times of the source without a zone, as where a whole row takes their place."""
+    if not any(side == "source" or path[0] not in left.names for side, path in columns_of(expression)):
+        return
+    given = type_of(expression, left, source=other)
+    if pa.types.is_timestamp(given) and given.tz is None:
+        shown = to_sql(expression)
+        raise SchemaMismatch(
+            f"{shown} is {given}, without a zone, and the column is {kind}.",
+            hint=f"{cast_hint(given, kind)}, or assign cast({shown} as timestamptz), which does the same",
+        )
+
+
+@contextmanager
+def naming_column(column: Sequence[str]) -> Iterator[None]:
+    """Say which column is set, in an error of a value that does not fit it."""
+    try:
+        yield
+    except SchemaMismatch as error:
+        raise SchemaMismatch(
+            f"column {'.'.join(column)!r} cannot be set: {error.message}", hint=error.hint
+        ) from error
 
 
 def _assigned_path(name: Any, target: pa.Schema, path: str) -> tuple[str, ...]:

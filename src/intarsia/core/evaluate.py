@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from itertools import accumulate
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.spool import tidy_schema
 from intarsia.core.expr import Cast, Expr, columns, resolve, type_of
 from intarsia.core.expr.casts import cast
 from intarsia.core.expr.run import Rows, run, spread
-from intarsia.errors import InputError
+from intarsia.core.keys import arange, flat
+from intarsia.errors import ColumnNotFound, InputError, SchemaMismatch
 
 Batch: TypeAlias = pa.RecordBatch | pa.Table
+_ROW = "__row__"
 
 
 def evaluate(expr: Expr, batch: Batch, source: Batch | None = None) -> pa.Array | pa.ChunkedArray:
@@ -95,3 +98,33 @@ def _slice(side: dict[str, pa.ChunkedArray], start: int, end: int) -> pa.RecordB
 def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     return chunks[0] if len(chunks) == 1 else column.combine_chunks()
+
+
+def hit_positions(where: Any, table: pa.Table) -> pa.Array:
+    """The rows of a table, ascending, where the predicate is TRUE."""
+    if not isinstance(where, pc.Expression):
+        return pc.indices_nonzero(true_mask(where, table)).cast(pa.int64())
+    tidy = tidy_schema(table.schema)
+    table = table if tidy.equals(table.schema) else table.cast(tidy)
+    row = _ROW
+    while row in table.column_names:
+        row += "_"
+    try:
+        kept = table.append_column(row, arange(table.num_rows)).filter(where)
+    except pa.ArrowInvalid as error:
+        if "No match for FieldRef" in str(error):
+            raise ColumnNotFound(
+                f"The predicate {where} names a column that is not there;"
+                f" there is {', '.join(map(repr, table.column_names))}."
+            ) from error
+        raise InputError(f"The predicate cannot be evaluated: {error}") from error
+    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
+        if "must evaluate to bool" in str(error):
+            raise SchemaMismatch(
+                f"{where} is a value, not a condition.", hint="compare it with something."
+            ) from error
+        raise SchemaMismatch(
+            f"The types in the predicate {where} do not go together: {error}",
+            hint="cast the constant to the column's type.",
+        ) from error
+    return flat(kept[row])

@@ -11,6 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common.int96 import int96_of
+from intarsia.common.parquet_file import check_instants
 from intarsia.core import render
 from intarsia.core.opened import Look, opened_files
 from intarsia.errors import NotSupported
@@ -89,8 +91,12 @@ class Snapshot:
     """What the table's kind has beside files, for people: a word, and what there is to say."""
     layout: Layout | None = field(default=None, compare=False, repr=False)
     """How new files are laid out, where the table says so."""
+    side_files: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What other writers keep beside data files to describe them, by path, as the table found it."""
     target_bytes: int | None = None
     """About how large new files are to be, where the table says so."""
+    model: pq.FileMetaData | None = field(default=None, compare=False, repr=False)
+    """The footer of a file that there was, in a dataset that has none left."""
     closer: Callable[[Sequence[DataFile]], Sequence[DataFile]] | None = field(
         default=None, compare=False, repr=False
     )
@@ -99,7 +105,16 @@ class Snapshot:
     @property
     def settled(self) -> bool:
         """Whether the schema is the table's own, and not yet to be taken from the rows that come first."""
-        return bool(self.files) or self.spread is not None
+        return bool(self.files) or self.spread is not None or bool(self.schema.names)
+
+    def unsettled(self) -> Snapshot:
+        """The same table as if nothing were there: for an operation that decides schema and layout anew."""
+        return replace(self, files=(), schema=pa.schema([]), partition_columns=(), model=None)
+
+    @property
+    def model_footer(self) -> pq.FileMetaData | None:
+        """The footer of the file that new ones are like; None where there is none."""
+        return next((file.footer for file in self.files if file.footer is not None), self.model)
 
     @property
     def rows(self) -> int:
@@ -144,12 +159,13 @@ class Snapshot:
         One consistent state, however late and however long it is read: the files are opened here and
         stay open until the dataset and its scanners are gone, so that a commit that replaces or removes
         one changes nothing. On a store other than a local file system they are opened when they are
-        scanned, and a file that is replaced meanwhile may be met. Memory is pyarrow's.
+        scanned, and a file that is replaced meanwhile may be met. Memory is pyarrow's. INT96 columns are
+        instants; where nothing tells in which unit they are exact, they are read through here once.
 
         Raises:
             CommitConflict: a file was replaced or removed since the snapshot was taken.
             NotSupported: there are more files than half of those the process may have open, or the table
-                is not what its files hold; the hint says what to do.
+                is not what its files hold, or an INT96 value is beyond its unit; the hint says what to do.
         """
         if self.spread is not None:  # rows that are dead, and columns found by id, are beyond a dataset
             raise NotSupported(
@@ -159,20 +175,26 @@ class Snapshot:
             )
         import pyarrow.dataset as ds  # brings pandas along, which nothing else here needs
 
-        parquet = ds.ParquetFileFormat()
-        places = [self._place_of(file) for file in self.files]
+        formats = [ds.ParquetFileFormat(coerce_int96_timestamp_unit=self._unit_of(f)) for f in self.files]
         opened = opened_files(self)
-        if opened is None:
-            fragments = [
-                parquet.make_fragment(file.location, filesystem=self.filesystem, partition_expression=place)
-                for file, place in zip(self.files, places, strict=True)
-            ]
-        else:
-            fragments = [
-                parquet.make_fragment(file, partition_expression=place)
-                for file, place in zip(opened, places, strict=True)
-            ]
-        return ds.FileSystemDataset(fragments, self.schema, parquet, self.filesystem)
+        fragments = []
+        for number, (file, parquet) in enumerate(zip(self.files, formats, strict=True)):
+            place = self._place_of(file)
+            if opened is None:
+                fragment = parquet.make_fragment(file.location, self.filesystem, partition_expression=place)
+            else:
+                fragment = parquet.make_fragment(opened[number], partition_expression=place)
+            fragments.append(fragment)
+        return ds.FileSystemDataset(fragments, self.schema, ds.ParquetFileFormat(), self.filesystem)
+
+    def _unit_of(self, file: DataFile) -> str:
+        """The unit in which pyarrow reads INT96 columns of a file exactly."""
+        known = None if file.footer is None else int96_of(file.footer)
+        if known is None:
+            return "us"
+        if known.legacy or not known.proven:
+            check_instants(file.location, self.filesystem, shown=self.shown(file))
+        return known.unit
 
     def _place_of(self, file: DataFile) -> ds.Expression:
         place = pc.scalar(True)
@@ -182,7 +204,7 @@ class Snapshot:
             place = place & known
         return place
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return render.text(self)
 
     def _repr_html_(self) -> str:

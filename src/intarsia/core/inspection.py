@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from intarsia.common.int96 import int96_columns, leaf_types
 from intarsia.common.names import check_columns
 from intarsia.core import render
 from intarsia.core.bounds import bounds_of
@@ -33,6 +34,8 @@ class ColumnFacts:
     codecs: tuple[str, ...] = ()
     depth: float | None = None
     """How many files, on average, cover a file's range of values, itself included; 1.0 is clustered."""
+    int96_files: int = 0
+    """How many files store it, or a part of it, as INT96."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +106,7 @@ class Inspection:
     def notes(self) -> tuple[str, ...]:
         return self.snapshot.notes
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return render.text(self)
 
     def _repr_html_(self) -> str:
@@ -127,10 +130,15 @@ def inspect_snapshot(
     chunks = _chunks(footers)
     parts = _partitions(snapshot)
     orders = Counter(text for text in map(_declared_order, footers) if text)
+    times = any(pa.types.is_timestamp(kind) for kind in leaf_types(snapshot.schema))
+    int96 = Counter(name for footer in footers if times for name in int96_columns(footer.schema))
     return Inspection(
         snapshot=snapshot,
         row_groups=sum(footer.num_row_groups for footer in footers),
-        columns=tuple(_column(snapshot, entry, chunks, name_depth=depth_of) for entry in snapshot.schema),
+        columns=tuple(
+            replace(_column(snapshot, entry, chunks, name_depth=depth_of), int96_files=int96[entry.name])
+            for entry in snapshot.schema
+        ),
         codecs=_codecs(footers, chunks),
         partitions=len(parts),
         biggest=max(parts, key=lambda part: part.size) if parts else None,

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, get_args
 
 from intarsia.core.rule import Rule
 
+Missing = Literal["error", "null", "keep"]
+"""What becomes of columns that the source lacks: refused, NULL, or kept in rows that are there already."""
+MISSING: tuple[str, ...] = get_args(Missing)
 Predicate = Any
 """An Expr of ours, or a pyarrow.compute.Expression; None means every row."""
 
@@ -21,6 +24,8 @@ class WriteOptions:
     max_rows_per_file: int = 5_000_000
     batch_rows: int | None = None
     """The most rows handled at once; None lets a row group decide."""
+    int96: Literal["keep", "convert"] = "keep"
+    """Whether INT96 columns of files that are written stay so, or become TIMESTAMP(MICROS) in UTC."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,9 +50,28 @@ class Merge(_Writing):
     """What the ON condition asks beyond the equalities, as an Expr."""
     dedup_order_by: tuple[str, ...] = ()
     null_keys: Literal["error", "match"] = "error"
-    missing: Literal["error", "null"] = "error"
+    null_safe: frozenset[int] = frozenset()
+    """Numbers of the keys for which the ON condition itself lets NULL equal NULL (``<=>``)."""
+    quoted: frozenset[tuple[str, str]] = frozenset()
+    """Side and name of key columns that are to be found in exactly this spelling."""
+    missing: Missing = "error"
     schema_evolution: Any = None
     partition_columns: tuple[str, ...] | None = None
+    except_columns: tuple[str, ...] = ()
+    """Source columns that whole rows are made without."""
+
+    @property
+    def matches_null(self) -> bool:
+        """Whether some key may be NULL on both sides and match; where others are, they are refused."""
+        return self.null_keys == "match" or bool(self.null_safe)
+
+    @property
+    def never_null(self) -> tuple[tuple[str, str], ...]:
+        """The keys, of target and source, in which NULL is refused."""
+        if self.null_keys == "match":
+            return ()
+        pairs = zip(self.keys, self.source_keys, strict=True)
+        return tuple(pair for number, pair in enumerate(pairs) if number not in self.null_safe)
 
     def pins(self, columns: Collection[str]) -> bool:
         """Whether rows with equal keys are equal in all of these columns, by the same names."""
@@ -80,12 +104,19 @@ class Write(_Writing):
 
     mode: Literal["append", "overwrite", "overwrite_partitions"]
     partition_columns: tuple[str, ...] | None = None
-    missing: Literal["error", "null"] = "error"
+    missing: Missing = "error"
     schema_evolution: Any = None
+    where: Predicate = None
+    """With ``overwrite``: only the rows for which it is TRUE are replaced, by rows for which it is, too."""
 
     @property
     def operation(self) -> str:
         return self.mode
+
+    @property
+    def replaces_all(self) -> bool:
+        """Whether nothing of what is there stays, so that the rows that come decide about the schema."""
+        return self.mode == "overwrite" and self.where is None
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,15 +5,17 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from intarsia.common.int96 import corrected_notes, int96_columns
+from intarsia.core.spark_note import SPARK_SCHEMA, note_for
+
 DEFAULT_ROW_GROUP_ROWS = 1 << 20
-_SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
 _BLOOM_FPP = 0.05
 _CODECS = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4", "UNKNOWN": "snappy", "LZO": "snappy"}
 """Names that the writer spells differently, and codecs it can read about but not write."""
@@ -37,6 +39,10 @@ class Layout:
     dictionary_bytes: int | None = None
     """The most a page, and a dictionary, may grow to; None leaves it to the writer."""
     row_group_rows: int = DEFAULT_ROW_GROUP_ROWS
+    row_group_bytes: int | None = None
+    """About how large a row group may be as stored, where the table says so."""
+    row_bytes: float | None = None
+    """About how large a row is as stored, where it is known before any is written."""
     sorting: tuple[tuple[str, bool, bool], ...] = ()
     """Column, descending, NULLs first: the order every row group declares."""
     page_index: bool = False
@@ -47,10 +53,14 @@ class Layout:
     """Columns written without a dictionary."""
     byte_stream_split: frozenset[str] = frozenset()
     int96_timestamps: bool = False
+    converts_int96: bool = False
+    """INT96 columns are not kept, but become timestamps of microseconds in UTC."""
     integer_decimals: bool = False
     utc_times: bool = False
     item_lists: bool = False
     """List elements are called ``item``, as old writers did."""
+    like: tuple[pq.FileMetaData, ...] = field(default=(), compare=False, repr=False)
+    """Footers of files whose schema elements are kept: the first that has a column tells of it."""
 
     def allows_dictionary(self, column: str) -> bool:
         """Whether a leaf column may have a dictionary: unless the file had the column without one."""
@@ -61,13 +71,48 @@ class Layout:
         return replace(self, compression=codec, compression_of={}, compression_level=None)
 
     def with_row_group_rows(self, rows: int) -> Layout:
-        return replace(self, row_group_rows=rows)
+        """The same layout with row groups of so many rows, however large they are."""
+        return replace(self, row_group_rows=rows, row_group_bytes=None)
+
+    def without_int96(self) -> Layout:
+        """The same layout with timestamps in the place of INT96 columns."""
+        return replace(self, int96_timestamps=False, converts_int96=True)
 
     def notes_for(self, schema: pa.Schema, before: pa.Schema) -> Mapping[bytes, bytes]:
-        """The file's own notes, less the one by which Spark would still read the columns it had before."""
+        """The file's own notes; the one by which Spark reads the columns tells those of ``schema``."""
+        notes = self.key_value_metadata
         if schema.remove_metadata().equals(before.remove_metadata()):
-            return self.key_value_metadata
-        return {key: value for key, value in self.key_value_metadata.items() if key != _SPARK_SCHEMA}
+            return notes
+        rest = {key: value for key, value in notes.items() if key != SPARK_SCHEMA}
+        return {**rest, **note_for(notes, schema, before)}
+
+    def with_like(self, footers: Iterable[pq.FileMetaData | None], columns: Iterable[str]) -> Layout:
+        """The same with more files to look at for columns that none has so far."""
+        like, missing = list(self.like), set(columns)
+        for footer in self.like:
+            missing -= _top_level(footer)
+        for footer in footers if missing else ():
+            if footer is not None and missing & (found := _top_level(footer)):
+                like.append(footer)
+                missing -= found
+            if not missing:
+                break
+        return replace(self, like=tuple(like))
+
+    def renamed(self, paths: Mapping[str, str]) -> Layout:
+        """The same with the paths of some leaves spelled in another way."""
+
+        def new(path: str) -> str:
+            return paths.get(path, path)
+
+        return replace(
+            self,
+            compression_of={new(path): codec for path, codec in self.compression_of.items()},
+            sorting=tuple((new(path), down, nulls) for path, down, nulls in self.sorting),
+            bloom_filters={new(path): count for path, count in self.bloom_filters.items()},
+            plain=frozenset(map(new, self.plain)),
+            byte_stream_split=frozenset(map(new, self.byte_stream_split)),
+        )
 
     def for_new_file(self) -> Layout:
         """What a new file beside one of this layout takes over: all but its order and its own notes."""
@@ -101,7 +146,7 @@ class Layout:
             "use_byte_stream_split": split or False,
             "write_page_index": self.page_index,
             "write_page_checksum": True,
-            "sorting_columns": self._sorting_columns(leaves),
+            "sorting_columns": self.sorting_columns(leaves),
             "bloom_filter_options": {
                 name: {"ndv": count, "fpp": _BLOOM_FPP} for name, count in filters.items()
             }
@@ -127,7 +172,8 @@ class Layout:
             return self.compression
         return {name: self.compression_of.get(name, self.compression) for name in leaves}
 
-    def _sorting_columns(self, leaves: Sequence[str]) -> list[pq.SortingColumn] | None:
+    def sorting_columns(self, leaves: Sequence[str]) -> list[pq.SortingColumn] | None:
+        """The order that row groups of these leaves declare; None for none."""
         columns = []
         for name, descending, nulls_first in self.sorting:
             if name not in leaves:
@@ -140,8 +186,10 @@ def layout_of(footer: pq.FileMetaData) -> Layout:
     """The layout of a file."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     metadata = {key: value for key, value in (footer.metadata or {}).items() if key != b"ARROW:schema"}
+    if int96_columns(footer.schema):
+        metadata = corrected_notes(metadata)
     if not groups:
-        return Layout(key_value_metadata=metadata)
+        return Layout(key_value_metadata=metadata, like=(footer,))
     chunks = [groups[0].column(number) for number in range(footer.num_columns)]
     names = [chunk.path_in_schema for chunk in chunks]
     codecs = [_CODECS.get(chunk.compression, chunk.compression.lower()) for chunk in chunks]
@@ -155,10 +203,16 @@ def layout_of(footer: pq.FileMetaData) -> Layout:
         page_index=any(chunk.has_offset_index or chunk.has_column_index for chunk in chunks),
         bloom_filters={c.path_in_schema: _distinct(c) for c in chunks if c.bloom_filter_offset is not None},
         key_value_metadata=metadata,
+        like=(footer,),
         plain=frozenset(c.path_in_schema for c in chunks if not c.has_dictionary_page and c.num_values),
         byte_stream_split=frozenset(c.path_in_schema for c in chunks if "BYTE_STREAM_SPLIT" in c.encodings),
         **_types(leaves),
     )
+
+
+def _top_level(footer: pq.FileMetaData) -> set[str]:
+    schema = footer.schema
+    return {schema.column(number).path.split(".", 1)[0] for number in range(len(schema))}
 
 
 def _sorting(groups: Sequence[Any], names: Sequence[str]) -> tuple[tuple[str, bool, bool], ...]:

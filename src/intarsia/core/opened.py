@@ -65,10 +65,18 @@ def _opened(snapshot: Snapshot, file: DataFile) -> pa.NativeFile:
             path=snapshot.root,
         ) from error
     # Looked at after opening: while its name still stands for the file of the snapshot, that was opened.
-    if snapshot.look is not None and file.fingerprint and snapshot.look(file.location) != file.fingerprint:
+    try:
+        check_same(snapshot, file)
+    except CommitConflict:
         found.close()
-        raise _conflict(snapshot, file)
+        raise
     return found
+
+
+def check_same(snapshot: Snapshot, file: DataFile) -> None:
+    """Raise CommitConflict where another file has taken the place of one of the snapshot."""
+    if snapshot.look is not None and file.fingerprint and snapshot.look(file.location) != file.fingerprint:
+        raise _conflict(snapshot, file)
 
 
 def _conflict(snapshot: Snapshot, file: DataFile) -> CommitConflict:

@@ -11,7 +11,7 @@ import pyarrow as pa
 from intarsia.core import render
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.core.files import DataFile, Snapshot
-from intarsia.core.intent import Intent, Write
+from intarsia.core.intent import Delete, Intent, Predicate, Update, Write
 from intarsia.core.matches import Matches
 
 Action = Literal["keep", "scan", "rewrite", "veil", "remove", "regroup"]
@@ -75,6 +75,10 @@ class Plan:
     updated: int = 0
     deleted: int = 0
     insert_bytes: int = 0
+    new_files: int = 0
+    """How many files will come, once rows are matched; those rewritten under their names are none."""
+    new_files_exact: bool = False
+    """Whether there will be just so many, and not more; the notes say why there may be."""
 
     @property
     def operation(self) -> str:
@@ -98,9 +102,12 @@ class Plan:
 
     @property
     def bytes_to_write(self) -> int:
-        """An estimate: files rewritten keep about their size."""
+        """An estimate: files rewritten keep about their size, those brought together but one footer."""
         kept = sum(p.file.size for p in self.files if p.action in ("rewrite", "regroup"))
-        return kept + self.insert_bytes
+        moved = (p.file.footer for p in self.files if p.action == "regroup")
+        footers = sorted((f.serialized_size for f in moved if f is not None), reverse=True)
+        spared = footers[max(sum(group.outputs for group in self.groups), 1) :]
+        return kept - sum(spared) + self.insert_bytes
 
     def refined(self, matches: Matches, *, insert_bytes: int = 0) -> Plan:
         """The plan after matching: scans are settled by what they found."""
@@ -130,11 +137,22 @@ class Plan:
             added=tuple(added),
             removed=tuple(item.file for item in self.chosen("remove")),
             planned=tuple(looked_at),
-            exclusive=not isinstance(self.intent, Write),
+            exclusive=self.exclusive,
             properties=self.intent.properties,
+            reads=self.reads,
         )
 
-    def __str__(self) -> str:
+    @property
+    def exclusive(self) -> bool:
+        """Whether rows that others add meanwhile might matter; a write does not look at those there are."""
+        return not isinstance(self.intent, Write) or self.intent.where is not None
+
+    @property
+    def reads(self) -> Predicate:
+        """The condition outside of which nothing is read; None is everything."""
+        return self.intent.where if isinstance(self.intent, (Delete, Update, Write)) else None
+
+    def __repr__(self) -> str:
         return render.text(self)
 
     def _repr_html_(self) -> str:

@@ -13,6 +13,7 @@ import pyarrow.compute as pc
 from intarsia.common.names import listed_names, suggestion
 from intarsia.common.partition_filter import PartitionFilter, parse_partition_filter, partition_matches
 from intarsia.common.partitions import parse_hive_partition_path
+from intarsia.core.directories import PartitionDirectories, partition_key
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
@@ -50,8 +51,7 @@ def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema:
     homes = facts.partitions.rows_of(files)
     covered = intent.pins(snapshot.partition_columns)
     ranges = {name: values for name, values in facts.ranges.items() if name not in snapshot.partition_columns}
-    null_match = intent.null_keys == "match"
-    groups = row_groups_that_may_hold(files, snapshot.schema, ranges, null_match=null_match)
+    groups = row_groups_that_may_hold(files, snapshot.schema, ranges, null_match=intent.matches_null)
     if not facts.rows:
         groups = [()] * len(files)
     alone = _TargetOnly.of(intent)
@@ -150,11 +150,13 @@ def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Sche
 
 
 def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
-    """Append leaves every file; overwrite removes all, or those of the partitions it writes."""
+    """Append leaves every file; overwrite removes all, those of its partitions, or rows by a predicate."""
     notes = list(snapshot.notes)
-    if intent.mode != "overwrite":
+    if not intent.replaces_all:
         notes += _added_columns(snapshot, schema)
-    if intent.mode == "append":
+    if intent.where is not None:
+        plans = _by_predicate(intent, snapshot)
+    elif intent.mode == "append":
         plans = list(keep_all(snapshot.files, "append only adds"))
     elif intent.mode == "overwrite":
         plans = [FilePlan(file, "remove", "overwritten") for file in snapshot.files]
@@ -167,7 +169,7 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
             for file, home in zip(snapshot.files, homes, strict=True)
         ]
         notes += _left_alone(snapshot)
-    if any(plan.action == "remove" for plan in plans):
+    if any(plan.action in ("remove", "scan") for plan in plans):
         notes += for_a_moment(snapshot)
     return Plan(
         intent,
@@ -261,7 +263,10 @@ def _check_threshold(name: str, value: Any, kinds: Any, also: str) -> None:
 
 
 def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
-    """Small files of one directory are packed together; files of about the target size stay."""
+    """Small files of one partition are packed together; files of about the target size stay.
+
+    Files in a second directory of their partition, which another writer's escaping made, move to the first.
+    """
     files = selected_files(snapshot, intent.partition_filter)
     target_bytes = _target_bytes(intent, snapshot)
     stale, current = _by_age(files, snapshot)
@@ -269,6 +274,7 @@ def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
         stale += [file for file in current if file.size < target_bytes * FULL]
         current = [file for file in current if file.size >= target_bytes * FULL]
     groups = [FileGroup(tuple(stale))] if stale else []
+    twins = PartitionDirectories.of(snapshot.files).twins if snapshot.spread is None else {}
     for members in by_partition(current, snapshot):
         packed = pack(
             [(file.size, file.rows) for file in members],
@@ -278,11 +284,13 @@ def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
         groups += [FileGroup(tuple(members[i] for i in group), members[0].partition) for group in packed]
         lone = set(range(len(members))).difference(*packed)
         groups += [FileGroup((members[i],)) for i in sorted(lone) if _has_dead(members[i])]
+        moved = [members[i] for i in sorted(lone) if members[i].path.rpartition("/")[0] in twins]
+        groups += [FileGroup((file,), file.partition) for file in moved]
     return _regroup(intent, snapshot, groups, files, kept="already of the target size, or alone")
 
 
 def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
-    """Every selected file of a directory is one group, written anew in the order of the curve."""
+    """Every selected file of a partition is one group, written anew in the order of the curve."""
     files = selected_files(snapshot, intent.partition_filter)
     groups = []
     stale, current = _by_age(files, snapshot)
@@ -324,19 +332,23 @@ def by_partition(files: Sequence[DataFile], snapshot: Snapshot) -> list[list[Dat
     """Files that belong together: by partition where the table tells it, else by directory."""
     spread = snapshot.spread
     if spread is None:
-        return by_directory(files)
+        return _by_directory(files)
     groups: dict[Any, list[DataFile]] = {}
     for file in snapshot.in_order(files):
         groups.setdefault(spread.home(file).key, []).append(file)
     return list(groups.values())
 
 
-def by_directory(files: Sequence[DataFile]) -> list[list[DataFile]]:
-    """Files by the directory they lie in, both in name order."""
-    groups: dict[str, list[DataFile]] = {}
+def _by_directory(files: Sequence[DataFile]) -> list[list[DataFile]]:
+    """Files by the directory they lie in, both in name order; spellings of one partition are one."""
+    keys: dict[str, Any] = {}
+    groups: dict[Any, list[DataFile]] = {}
     for file in sorted(files, key=lambda f: f.path):
-        groups.setdefault(file.path.rpartition("/")[0], []).append(file)
-    return [groups[name] for name in sorted(groups)]
+        directory = file.path.rpartition("/")[0]
+        if directory not in keys:
+            keys[directory] = partition_key(directory, file.partition) or directory
+        groups.setdefault(keys[directory], []).append(file)
+    return list(groups.values())
 
 
 def _regroup(
@@ -392,16 +404,21 @@ def predicate_columns(where: Predicate, schema: pa.Schema) -> list[str]:
 
 def plan_predicate(intent: Delete | Update, snapshot: Snapshot) -> Plan:
     """Files whose partition and bounds prove the predicate false stay; proved true, they need no scan."""
+    plans = _by_predicate(intent, snapshot)
+    return Plan(intent, snapshot, tuple(plans), snapshot.schema, notes=snapshot.notes)
+
+
+def _by_predicate(intent: Delete | Update | Write, snapshot: Snapshot) -> list[FilePlan]:
     plans = []
     for file, verdict in zip(snapshot.files, verdicts(intent.where, snapshot), strict=True):
         every = every_row_group(file)
         if verdict.never:
             plans.append(FilePlan(file, "keep", f"{verdict.by} exclude every row"))
-        elif verdict.always and isinstance(intent, Delete):
+        elif verdict.always and not isinstance(intent, Update):
             plans.append(FilePlan(file, "remove", f"{verdict.by} prove every row goes"))
         else:
             columns = predicate_columns(intent.where, snapshot.schema)
             groups = every if isinstance(intent, Update) and intent.where is None else verdict.row_groups
             scan_bytes = key_scan_bytes(snapshot, file, columns, groups) if intent.where is not None else 0
             plans.append(FilePlan(file, "scan", "predicate may hold", groups, scan_bytes=scan_bytes))
-    return Plan(intent, snapshot, tuple(plans), snapshot.schema, notes=snapshot.notes)
+    return plans

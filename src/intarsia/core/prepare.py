@@ -14,22 +14,29 @@ from intarsia.common.partitions import check_partition_columns
 from intarsia.common.schema import check_key_types, conform_schema, convert_large_types_to_normal
 from intarsia.common.source import Source, conformed, selected
 from intarsia.core.clauses import resolve_assignments, resolve_rule
+from intarsia.core.effects import check_overwrite
+from intarsia.core.evaluate import hit_positions
 from intarsia.core.expr import resolve
 from intarsia.core.files import Snapshot
-from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
-from intarsia.core.keys import KeyIndex, winners
+from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Predicate, Update, Write
+from intarsia.core.keys import KeyIndex, marked, winners
 from intarsia.core.planning import SourceFacts
 from intarsia.core.problems import (
     check_exists,
     duplicate_source_keys,
     missing_keys,
     null_source_keys,
+    refuse_outside,
 )
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES
+from intarsia.core.spark_note import as_stored
+from intarsia.core.spelling import spell_columns, spell_merge, spell_partitions
+from intarsia.core.stars import resolve_star
 from intarsia.errors import InputError, NotSupported, SchemaMismatch
 
 _NOTHING = pa.table({})
+_BEGIN_ANEW = 'the dataset has no rows but keeps its schema and partitions: mode="overwrite" gives it others'
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,10 +72,10 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
     match intent:
         case Merge():
             assert source is not None
-            return _prepare_merge(intent, snapshot, source)
+            return _prepare_merge(intent, snapshot, _fitted(source, intent, snapshot))
         case Write():
             assert source is not None
-            return _prepare_write(intent, snapshot, source)
+            return _prepare_write(intent, snapshot, _fitted(source, intent, snapshot))
         case Delete():
             check_exists(snapshot, "delete")
             return _plain(replace(intent, where=_resolved_predicate(intent.where, snapshot)), snapshot)
@@ -76,6 +83,7 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
             check_exists(snapshot, "update")
             return _plain(_resolved_update(intent, snapshot), snapshot)
         case Deduplicate():
+            intent = spell_columns(intent, snapshot)
             _check_columns([*intent.keys, *intent.order_by], snapshot, "deduplicate")
             if snapshot.settled:  # without any file, planning says that there is nothing
                 keys = intent.keys or snapshot.schema.names
@@ -84,12 +92,20 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
                 )
             return _plain(intent, snapshot)
         case Optimize():
+            intent = spell_columns(intent, snapshot)
             _check_columns(
                 [*intent.by, *intent.deduplicate_keys, *intent.dedup_order_by], snapshot, "optimize"
             )
             return _plain(intent, snapshot)
         case _:
             return _plain(intent, snapshot)
+
+
+def _fitted(source: Source, intent: Merge | Write, snapshot: Snapshot) -> Source:
+    """The source with Spark's intervals as the files hold them; what is overwritten has no say."""
+    if intent.operation == "overwrite":
+        return source
+    return as_stored(source, snapshot, operation=intent.operation)
 
 
 def _plain(intent: Intent, snapshot: Snapshot) -> Prepared:
@@ -106,6 +122,8 @@ class MergeTerms:
     wanted: pa.Schema
     """What the source is cast to."""
     partition_columns: tuple[str, ...]
+    notes: tuple[str, ...] = ()
+    """What the plan should say besides."""
 
     @property
     def pruning(self) -> tuple[str, ...]:
@@ -120,16 +138,22 @@ class MergeTerms:
 
 def settle_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> MergeTerms:
     """Raises InputError and its kin for what the schemas alone make impossible."""
+    intent = spell_merge(intent, snapshot, source)
     operation, path = intent.rule.name, snapshot.root
-    partition_columns = settle_partition_columns(intent.partition_columns, snapshot, source, operation)
     _check_keys(intent, snapshot, source)
-    schema = _merged_schema(intent, snapshot, source, partition_columns)
-    wanted = schema if intent.rule.replaces_rows else _with_key_types(intent, source, schema)
+    star = resolve_star(intent, snapshot, source)
+    asked = intent.partition_columns
+    partition_columns = settle_partition_columns(asked, snapshot, star.columns, operation)
+    schema = _merged_schema(intent, snapshot, star.columns, partition_columns, kept=star.kept)
+    wanted = _with_key_types(intent, source, schema)
+    if intent.rule.replaces_rows:
+        wanted = star.wanted(wanted, schema, strict=operation in STRATEGIES)
     rule = resolve_rule(intent.rule, schema, wanted, partition_columns, path)
     residual = None
     if intent.residual is not None:
         residual = resolve(intent.residual, schema, source=wanted, expect=pa.bool_())
-    return MergeTerms(replace(intent, rule=rule, residual=residual), schema, wanted, partition_columns)
+    settled = replace(intent, rule=rule, residual=residual)
+    return MergeTerms(settled, schema, wanted, partition_columns, star.notes)
 
 
 def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepared:
@@ -149,12 +173,14 @@ def prepared_merge(terms: MergeTerms, source: Source, *, path: str, rows: int) -
         for number, (name, other) in enumerate(zip(intent.keys, intent.source_keys, strict=True))
     }
     facts = SourceFacts(table.num_rows, ranges, PartitionSet.of(table, terms.pruning))
-    return Prepared(intent, terms.schema, terms.partition_columns, table, facts, rows, index)
+    return Prepared(
+        intent, terms.schema, terms.partition_columns, table, facts, rows, index, notes=terms.notes
+    )
 
 
 def indexed_keys(intent: Merge, table: pa.Table, path: str) -> KeyIndex:
     """The index over a source's keys; raises KeyColumnError where one stands twice and must not."""
-    index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.null_keys == "match")
+    index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.matches_null)
     operation = intent.rule.name
     if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error
         duplicate_source_keys(table, index, intent.source_keys, operation=operation, path=path)
@@ -178,8 +204,14 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
 
 
 def _merged_schema(
-    intent: Merge | Write, snapshot: Snapshot, source: pa.Schema, partition_columns: Sequence[str]
+    intent: Merge | Write,
+    snapshot: Snapshot,
+    source: pa.Schema,
+    partition_columns: Sequence[str],
+    *,
+    kept: Sequence[str] = (),
 ) -> pa.Schema:
+    """The dataset's schema afterwards; ``kept`` are columns that rows keep their values of."""
     operation = intent.rule.name if isinstance(intent, Merge) else intent.mode
     if not snapshot.settled:
         _check_new_names(source, operation, snapshot.root)
@@ -192,20 +224,36 @@ def _merged_schema(
             path=snapshot.root,
             hint="evolve the schema with the table's own update_schema() first.",
         )
+    # Rows that are only updated may keep any column; a new row needs those that cannot be NULL.
+    inserts = not isinstance(intent, Merge) or intent.rule.inserts
+    apart = () if inserts else tuple(kept)
+    target = pa.schema([f for f in snapshot.schema if f.name not in apart], snapshot.schema.metadata)
     try:
-        return conform_schema(
+        merged = conform_schema(
             source,
-            snapshot.schema,
+            target,
             operation=operation,
             path=snapshot.root,
             missing=intent.missing,
             schema_evolution=intent.schema_evolution,
             partition_columns=snapshot.partition_columns,
+            options=_options_for(intent, snapshot),
         )
     except SchemaMismatch as error:
-        if snapshot.spread is not None and "schema_evolution" in (error.hint or ""):
-            error.hint = "evolve the schema with the table's own update_schema() first."
+        if not snapshot.files and snapshot.spread is None:
+            error.hint = f"{error.hint}; {_BEGIN_ANEW}"
         raise
+    if not apart:
+        return merged
+    fields = {field.name: field for field in (*snapshot.schema, *merged)}
+    return pa.schema(list(fields.values()), merged.metadata)
+
+
+def _options_for(intent: Merge | Write, snapshot: Snapshot) -> frozenset[str]:
+    """The options that a hint may name, since they would be taken."""
+    owns_schema = snapshot.spread is not None
+    merges = {"keep", "except_columns"} if isinstance(intent, Merge) else set()
+    return frozenset({"null", *merges, *(() if owns_schema else ("schema_evolution",))})
 
 
 def _fresh(source: pa.Schema, partition_columns: Sequence[str]) -> pa.Schema:
@@ -239,12 +287,13 @@ def _with_key_types(intent: Merge, source: pa.Schema, target: pa.Schema) -> pa.S
 def _checked_rows(intent: Merge, source: Source, path: str) -> Source:
     """The source without NULL keys, and with one row per key where that is asked for."""
     operation, keys, table = intent.rule.name, intent.source_keys, source.table
-    null_match = intent.null_keys == "match"
-    if not null_match:
-        null_source_keys({name: table[name].null_count for name in keys}, operation=operation, path=path)
+    nulls = {name: table[name].null_count for _, name in intent.never_null}
+    null_source_keys(nulls, operation=operation, path=path)
     if operation == "deduplicate":
         kept = winners(
-            [table[n] for n in keys], [table[n] for n in intent.dedup_order_by], null_match=null_match
+            [table[n] for n in keys],
+            [table[n] for n in intent.dedup_order_by],
+            null_match=intent.matches_null,
         )
         return source if len(kept) == table.num_rows else selected(source, kept)
     return source
@@ -252,9 +301,10 @@ def _checked_rows(intent: Merge, source: Source, path: str) -> Source:
 
 def settle_write(intent: Write, snapshot: Snapshot, source: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
     """The dataset's schema after a write, and its partition columns."""
-    operation = intent.mode
-    replaces_all = operation == "overwrite"
-    base = replace(snapshot, files=()) if replaces_all and snapshot.spread is None else snapshot
+    intent = replace(intent, partition_columns=spell_partitions(intent.partition_columns, snapshot, source))
+    check_overwrite(intent, snapshot)
+    operation, replaces_all = intent.mode, intent.replaces_all
+    base = snapshot.unsettled() if replaces_all and snapshot.spread is None else snapshot
     wanted = intent.partition_columns
     if replaces_all and wanted is None and set(snapshot.partition_columns) <= set(source.names):
         wanted = snapshot.partition_columns
@@ -272,10 +322,27 @@ def settle_write(intent: Write, snapshot: Snapshot, source: pa.Schema) -> tuple[
 def _prepare_write(intent: Write, snapshot: Snapshot, source: Source) -> Prepared:
     operation = intent.mode
     schema, partition_columns = settle_write(intent, snapshot, source.schema)
+    intent = resolve_overwrite(intent, schema)
     table = conformed(source, schema, operation=operation, path=snapshot.root).table
+    if intent.where is not None:
+        outside = rows_outside(intent.where, table)
+        refuse_outside(table, outside, len(outside), intent, rows=table.num_rows, path=snapshot.root)
     apart = PartitionSet.of(table, partition_columns if operation == "overwrite_partitions" else ())
     facts = SourceFacts(table.num_rows, {}, apart, _parts(operation, table, snapshot))
     return Prepared(intent, schema, partition_columns, table, facts, source.rows)
+
+
+def resolve_overwrite(intent: Write, schema: pa.Schema) -> Write:
+    """The write with every name and type of its condition settled."""
+    if intent.where is None or isinstance(intent.where, pc.Expression):
+        return intent
+    return replace(intent, where=resolve(intent.where, schema, expect=pa.bool_()))
+
+
+def rows_outside(where: Predicate, table: pa.Table) -> pa.Array:
+    """The rows, ascending, for which a condition is not TRUE."""
+    inside = marked(hit_positions(where, table), table.num_rows)
+    return pc.indices_nonzero(pc.invert(inside)).cast(pa.int64())
 
 
 def _parts(operation: str, table: pa.Table, snapshot: Snapshot) -> frozenset[Any] | None:
@@ -300,13 +367,15 @@ def settle_partition_columns(
                 hint="leave partition_by out, or evolve the table's spec.",
             )
         return ()
-    if snapshot.files:
+    if snapshot.settled:
         if asked is not None and set(asked) != set(found):
             raise InputError(
                 f"{operation}: partition columns {listed_names(asked) or 'none'} were asked for, but the"
                 f" dataset is partitioned by {listed_names(found) or 'nothing'}.",
                 path=snapshot.root,
-                hint="leave partition_columns out, or write a new dataset.",
+                hint="leave partition_columns out, or write a new dataset."
+                if snapshot.files
+                else f"leave partition_columns out; {_BEGIN_ANEW}",
             )
         return found
     columns = tuple(asked or ())

@@ -6,13 +6,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from intarsia.common.names import listed_names, suggestion
 from intarsia.common.spool import take_rows
+from intarsia.core.expr import columns as columns_of
+from intarsia.core.expr import to_sql
 from intarsia.core.files import DataFile, Snapshot
-from intarsia.core.intent import Merge
+from intarsia.core.intent import Merge, Write
 from intarsia.core.keys import KeyIndex
-from intarsia.errors import KeyColumnError, NothingMatched, PartitionMoveError
+from intarsia.errors import InputError, KeyColumnError, NothingMatched, PartitionMoveError
 
 SAMPLES = 3
 
@@ -101,6 +104,27 @@ def several_matches(count: int, keys: Sequence[str], *, operation: str, path: st
         f" (key {', '.join(keys)}).",
         path=path,
         hint="make the source's keys unique, or sharpen the ON condition.",
+    )
+
+
+def refuse_outside(
+    samples: pa.Table, shown: pa.Array, count: int, intent: Write, *, rows: int, path: str
+) -> None:
+    """Refuse rows that the condition of an overwrite does not cover; some of ``samples`` are ``shown``."""
+    if not count:
+        return
+    where = intent.where
+    names = list(samples.column_names)
+    if not isinstance(where, pc.Expression):
+        used = {column[0] for _, column in columns_of(where)}
+        names = [name for name in names if name in used] or names
+    some = _distinct_samples(_shown(take_rows(samples.select(names), shown.slice(0, 64))))
+    text = where if isinstance(where, pc.Expression) else to_sql(where)
+    raise InputError(
+        f"overwrite: for {count:,} of {rows:,} row{_s(rows)} of the source the condition {text} is not true,"
+        f" such as {some}.",
+        path=path,
+        hint="leave them out, or widen where=: it must cover the rows that come.",
     )
 
 

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from intarsia.core.bounds import Bounds, bounds_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.keys import KeyIndex, comparable, decoded, flat
+from intarsia.errors import DamagedTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +182,12 @@ def key_scan_bytes(snapshot: Snapshot, file: DataFile, columns: Sequence[str], g
         meta = footer.row_group(group)
         for number in range(meta.num_columns):
             chunk = meta.column(number)
-            if chunk.path_in_schema.split(".", 1)[0] in wanted:
+            try:
+                mine = chunk.path_in_schema.split(".", 1)[0] in wanted
+            except UnicodeDecodeError as error:
+                raise DamagedTable(
+                    f"The footer of {snapshot.shown(file)} is damaged: {error}", path=snapshot.shown(file)
+                ) from error
+            if mine:
                 total += chunk.total_compressed_size
     return total

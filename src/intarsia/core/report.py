@@ -55,6 +55,12 @@ class MergeResult:
     version: int | None = None
     txid: str | None = None
     notes: tuple[str, ...] = ()
+    created: bool = False
+    """Whether there was no such dataset before (in a dry run: whether it would be made)."""
+    new_files: int = 0
+    """How many files came; of a dry run, how many will, see ``new_files_exact``."""
+    new_files_exact: bool = True
+    """False where a dry run only knows the least number of new files; the notes say why."""
     plan: Plan | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -77,7 +83,7 @@ class MergeResult:
         value: int = getattr(self, name)
         return value
 
-    def __str__(self) -> str:
+    def __repr__(self) -> str:
         return render.text(self)
 
     def _repr_html_(self) -> str:
@@ -101,6 +107,13 @@ class WriteDatasetResult:
     total_rows: int
     mode: str
     backend: str = "pyarrow"
+
+    def __repr__(self) -> str:
+        """Short, however many files there are."""
+        return (
+            f"WriteDatasetResult({len(self.files):,} files, {self.total_rows:,} rows, mode={self.mode!r},"
+            f" backend={self.backend!r})"
+        )
 
 
 def metadata_of(result: MergeResult) -> list[FileMetadata]:

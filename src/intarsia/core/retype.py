@@ -1,4 +1,8 @@
-"""The types of partition columns that stand in paths only, where a source knows better than their text."""
+"""The types of a snapshot's columns that an operation sees otherwise.
+
+Partition columns that stand in paths only, where a source knows better than their text; and INT96 columns
+that are to become timestamps.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +10,7 @@ from dataclasses import replace
 
 import pyarrow as pa
 
+from intarsia.common.int96 import int96_columns
 from intarsia.common.partitions import (
     PARTITION_SCHEMA_KEY,
     parse_hive_partition_path,
@@ -13,7 +18,7 @@ from intarsia.common.partitions import (
     typed_partition,
 )
 from intarsia.common.schema import common_type
-from intarsia.common.types import value_type
+from intarsia.common.types import rewrite_type, value_type
 from intarsia.core.files import Snapshot
 from intarsia.errors import DamagedTable
 
@@ -63,13 +68,42 @@ def with_types_of(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
     return read
 
 
+def with_microseconds(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with columns that are INT96 in every file in microseconds, to which they are converted.
+
+    Whether the values fit is told when they are read.
+    """
+    if snapshot.spread is not None:
+        nothing = 'int96="convert" has no meaning here: an Iceberg table has no INT96 columns of its own.'
+        return replace(snapshot, notes=(*snapshot.notes, nothing))
+    footers = [file.footer for file in snapshot.files if file.footer is not None]
+    known = {name for footer in footers for name in int96_columns(footer.schema)}
+    note = (
+        f"Of the columns {', '.join(name for name in snapshot.schema.names if name in known)}, what is INT96"
+        " becomes TIMESTAMP(MICROS) in UTC in the files that are written; other files keep it."
+        if known
+        else 'int96="convert" finds nothing to do: no file has an INT96 column.'
+    )
+    for footer in footers:
+        known -= set(footer.schema.to_arrow_schema().names) - int96_columns(footer.schema)
+    fields = [f.with_type(rewrite_type(f.type, _micros)) if f.name in known else f for f in snapshot.schema]
+    schema = pa.schema(fields, snapshot.schema.metadata)
+    return replace(snapshot, schema=schema, notes=(*snapshot.notes, note))
+
+
+def _micros(kind: pa.DataType) -> pa.DataType:
+    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind
+
+
 def _clash(name: str, source: pa.Schema, snapshot: Snapshot) -> bool:
     theirs, ours = (value_type(schema.field(name).type) for schema in (source, snapshot.schema))
     return common_type(theirs, ours) is None
 
 
 def _declared(name: str, snapshot: Snapshot) -> bool:
-    """Whether a file says the column's type, in its metadata or by holding the column."""
+    """Whether a file says the column's type, in its metadata or by holding the column; or the log does."""
+    if not snapshot.files:
+        return True
     footers = (file.footer for file in snapshot.files if file.footer is not None)
     return any(
         PARTITION_SCHEMA_KEY in (footer.metadata or {}) or name in footer.schema.names for footer in footers

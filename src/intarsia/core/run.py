@@ -12,6 +12,7 @@ from intarsia.core.change import Change, Committed
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Matches
+from intarsia.core.outputs import count_new_files, estimate_new_bytes
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import (
     plan_compact,
@@ -24,7 +25,8 @@ from intarsia.core.planning import (
 from intarsia.core.ports import Engine, Progress, Table, Transaction
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.report import MergeFileMetadata, MergeResult
-from intarsia.core.retype import with_types_of
+from intarsia.core.retype import with_microseconds, with_types_of
+from intarsia.core.spark_note import check_variants
 from intarsia.errors import CommitConflict, DamagedTable, InputError, StorageError
 
 log = logger(__name__)
@@ -53,18 +55,21 @@ def make_plan(prepared: Prepared, snapshot: Snapshot) -> Plan:
             return plan_deduplicate(intent, snapshot)
 
 
-def _planned(prepared: Prepared, snapshot: Snapshot, engine: Engine, reason: str) -> Plan:
-    plan = _closer(make_plan(prepared, snapshot), prepared)
+def _planned(
+    prepared: Prepared, snapshot: Snapshot, engine: Engine, *, reason: str, progress: Progress
+) -> Plan:
+    plan = _closer(make_plan(prepared, snapshot), prepared, progress)
     notes = (*plan.notes, *prepared.notes)
     return replace(plan, engine=engine.name, engine_reason=reason, notes=notes)
 
 
-def _closer(plan: Plan, prepared: Prepared) -> Plan:
+def _closer(plan: Plan, prepared: Prepared, progress: Progress) -> Plan:
     """The plan again, with what the footers of the files it has to look into say."""
     if plan.snapshot.closer is None:
         return plan
     # What is found out may bring other files in, such as those that exact row counts leave room for.
     while unknown := [item.file for item in plan.files if _needs_footer(item)]:
+        progress("read footers", 0, len(unknown))
         plan = make_plan(prepared, plan.snapshot.looked_into(unknown))
     return plan
 
@@ -106,10 +111,22 @@ def explain(
     reason: str = "",
 ) -> Plan:
     """The settled plan of an operation: exact counts, nothing written, no lock taken."""
-    snapshot = _typed(_own(table.snapshot()), source)
+    progress("list target", 0, 0)
+    snapshot = _typed(_own(table.snapshot()), source, intent)
+    progress("plan", 0, 0)
     prepared = engine.prepare(intent, snapshot, source)
-    plan = _planned(prepared, snapshot, engine, reason)
-    return settled(plan, prepared, engine.match(plan, prepared, progress))
+    plan = _planned(prepared, snapshot, engine, reason=reason, progress=progress)
+    matches = engine.match(plan, prepared, progress)
+    plan = settled(plan, prepared, matches)
+    new = count_new_files(plan, prepared, matches)
+    size = estimate_new_bytes(plan, prepared, matches, files=new.count)
+    return replace(
+        plan,
+        insert_bytes=size,
+        new_files=new.count,
+        new_files_exact=new.exact,
+        notes=(*plan.notes, *new.notes),
+    )
 
 
 def run(
@@ -135,17 +152,21 @@ def run(
         return _report(plan, engine, begun, source=source, dry_run=True)
     seen: Snapshot | None = None
     for attempt in range(1, attempts + 1):
+        progress("list target", 0, 0)
         try:
             with table.transaction(intent.operation) as tx:
                 seen = _own(tx.snapshot)
                 if (note := _done_before(intent, tx)) is not None:
                     log.info("%s %s: %s", intent.operation, seen.root, note)
                     return _skipped(intent, seen, engine, begun, source=source, note=note)
-                snapshot = _typed(tx.snapshot, source)
+                snapshot = _typed(tx.snapshot, source, intent)
+                progress("plan", 0, 0)
                 prepared = engine.prepare(intent, snapshot, source)
-                plan = _planned(prepared, snapshot, engine, reason)
+                plan = _planned(prepared, snapshot, engine, reason=reason, progress=progress)
                 plan, change = engine.execute(plan, prepared, tx, progress)
-                committed = tx.commit(change)
+                plan = replace(plan, new_files=len(change.added), new_files_exact=True)
+                progress("commit", 0, 0)
+                committed = tx.commit(_with_schema(change, prepared, snapshot))
         except (DamagedTable, StorageError) as error:
             # Unreadable, or merely replaced by a foreign writer while it was read?
             if seen is None or not _has_changed(seen, table):
@@ -160,9 +181,23 @@ def run(
             log.info("%s %s: planning again after a conflict: %s", intent.operation, conflict.path, conflict)
             continue
         result = _report(plan, engine, begun, source=source, change=change, committed=committed)
+        if result.created:
+            log.info("%s %s: there was no dataset, it was made", intent.operation, result.path)
         log.info("%s %s: %s", intent.operation, result.path, dict(result))
         return replace(result, attempts=attempt)
     raise AssertionError("unreachable")
+
+
+def _with_schema(change: Change, prepared: Prepared, snapshot: Snapshot) -> Change:
+    """The change with the schema and partition columns that it gives the table, where it decides them."""
+    match prepared.intent:
+        case Merge() as intent:
+            decides = intent.rule.inserts or snapshot.settled
+        case intent:
+            decides = isinstance(intent, Write)
+    if not decides:
+        return change
+    return replace(change, schema=prepared.schema, partition_columns=prepared.partition_columns)
 
 
 def _done_before(intent: Intent, tx: Transaction) -> str | None:
@@ -200,7 +235,11 @@ def _skipped(
     )
 
 
-def _typed(snapshot: Snapshot, source: Source | None) -> Snapshot:
+def _typed(snapshot: Snapshot, source: Source | None, intent: Intent) -> Snapshot:
+    if intent.operation != "overwrite":
+        check_variants(snapshot)
+    if intent.options.int96 == "convert":
+        snapshot = with_microseconds(snapshot)
     return snapshot if source is None else with_types_of(source.schema, snapshot)
 
 
@@ -220,17 +259,7 @@ def _kept_changing(snapshot: Snapshot, attempts: int) -> CommitConflict:
 
 def settled(plan: Plan, prepared: Prepared, matches: Matches) -> Plan:
     """The plan with what matching found: every file kept, rewritten or removed, and exact counts."""
-    return plan.refined(matches, insert_bytes=_insert_bytes(prepared, matches, plan.snapshot))
-
-
-def _insert_bytes(prepared: Prepared, matches: Matches, snapshot: Snapshot) -> int:
-    """How large the new rows will be: as the table's rows are, else about half of their size in memory."""
-    if not matches.inserted:
-        return 0
-    if snapshot.rows:
-        return matches.inserted * snapshot.size // snapshot.rows
-    rows = max(prepared.facts.rows, 1)
-    return int(matches.inserted * prepared.source_bytes / rows / 2)
+    return plan.refined(matches, insert_bytes=estimate_new_bytes(plan, prepared, matches, files=0))
 
 
 def _report(
@@ -262,6 +291,8 @@ def _report(
     written = 0
     if change is not None:
         written = sum(r.new.size for r in change.replaced) + sum(f.size for f in change.added)
+    makes = inserted > 0 if change is None else not change.empty
+    created = _created(snapshot, makes=makes, dry_run=dry_run)
     return MergeResult(
         strategy=strategy,
         source_count=source.rows if source is not None else 0,
@@ -276,6 +307,8 @@ def _report(
         preserved_files=paths["preserved"],
         removed_files=paths["removed"],
         veiled_files=paths["veiled"],
+        new_files=plan.new_files if dry_run else len(paths["inserted"]),
+        new_files_exact=plan.new_files_exact if dry_run else True,
         operation=intent.operation,
         path=snapshot.root,
         engine=engine.name,
@@ -285,9 +318,18 @@ def _report(
         seconds=time.perf_counter() - begun,
         version=committed.version if committed is not None else None,
         txid=committed.txid if committed is not None and change is not None and not change.empty else None,
-        notes=plan.notes,
+        notes=(*plan.notes, *(committed.notes if committed is not None else ()), *created),
+        created=bool(created),
         plan=plan,
     )
+
+
+def _created(snapshot: Snapshot, *, makes: bool, dry_run: bool) -> tuple[str, ...]:
+    """A sentence where the operation makes a dataset that was not there."""
+    if snapshot.exists or not makes:
+        return ()
+    done = "would be made" if dry_run else "was made"
+    return (f"There was no dataset at {snapshot.root}: it {done}.",)
 
 
 def _file_entries(plan: Plan, change: Change | None) -> list[MergeFileMetadata]:

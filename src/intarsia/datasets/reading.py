@@ -158,7 +158,7 @@ class Task:
     def of(snapshot: Snapshot, wanted: Reading) -> Task:
         schema = snapshot.schema
         names = schema.names if wanted.columns is None else list(wanted.columns)
-        if not snapshot.files:  # an empty dataset has no schema to hold anything against
+        if not snapshot.settled:  # without files or a log there is no schema to hold anything against
             empty = pa.schema([(name, pa.null()) for name in names])
             return Task(replace(snapshot, schema=empty), tuple(names), (), None, wanted)
         _check_names(names, wanted, snapshot)
@@ -307,10 +307,20 @@ def _constant(value: Any, kind: pa.DataType, name: str) -> Expr:
     try:
         scalar = pa.scalar(value)
         if isinstance(value, str) and scalar.type != kind and not pa.types.is_large_string(kind):
-            scalar = scalar.cast(kind)
+            scalar = _read_text(scalar, kind)
         return literal(scalar)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
         raise InputError(f"The filter's {value!r} is no value for column {name!r} ({kind}).") from error
+
+
+def _read_text(text: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
+    """A text as a value of a type; an instant without an offset is one in UTC, as it is in SQL."""
+    if not (pa.types.is_timestamp(kind) and kind.tz is not None):
+        return text.cast(kind)
+    try:
+        return text.cast(kind)
+    except pa.ArrowInvalid:
+        return text.cast(pa.timestamp(kind.unit)).cast(kind)
 
 
 def filter_columns(where: Any, schema: pa.Schema) -> list[str]:
@@ -337,7 +347,7 @@ def filtered(table: pa.Table, where: Any) -> pa.Table:
         return table.filter(where)
     except pa.ArrowKeyError as error:
         raise ColumnNotFound(f"The filter names a column that is not there: {error}") from error
-    except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError) as error:
         if "No match for FieldRef" in str(error):
             raise ColumnNotFound(f"The filter names a column that is not there: {error}") from error
         raise SchemaMismatch(f"The filter does not fit the columns' types: {error}") from error

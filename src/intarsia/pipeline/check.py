@@ -165,6 +165,11 @@ class _Check:
                         f"appending the target {source.target!r} again and again would double its rows.",
                         'use operation = "merge", or mode = "overwrite".',
                     )
+                if step.where is not None:
+                    if step.mode != "overwrite":
+                        raise self.wrong(f"{place} where", 'it goes with mode = "overwrite".')
+                    with self.at(f"{place} where"):
+                        predicate_of(step.where, dialect)
             case Delete() | Update():
                 if step.where is not None:
                     with self.at(f"{place} where"):

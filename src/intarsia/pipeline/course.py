@@ -1,27 +1,27 @@
-"""The course of one run: each step looked at, then done or left alone, and what is remembered of it."""
+"""The course of one run: each step looked at, then done or left alone; what is remembered is in ledger."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 
 from intarsia.common.log import logger, redact
-from intarsia.core.files import Snapshot
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
-from intarsia.errors import InputError, IntarsiaError
-from intarsia.pipeline import state as memory
+from intarsia.errors import IntarsiaError
 from intarsia.pipeline.expect import failed
-from intarsia.pipeline.foreign import spark_errors, told
-from intarsia.pipeline.inputs import Arrived, Stamp
-from intarsia.pipeline.model import Expect, Merge, Pipeline, Source, Step, Write, names, needed, step_name
+from intarsia.pipeline.fingerprints import digest_of_snapshot
+from intarsia.pipeline.foreign import told
+from intarsia.pipeline.inputs import Arrived
+from intarsia.pipeline.ledger import Ledger
+from intarsia.pipeline.model import Expect, Merge, Pipeline, Step, names
 from intarsia.pipeline.report import Status, StepReport
-from intarsia.pipeline.steps import Workshop, carry_out
+from intarsia.pipeline.steps import Workshop, carry_out, check_layout
+from intarsia.pipeline.taken import Selection
+from intarsia.spark.failures import foreign_errors
 
 log = logger(__name__)
 
@@ -30,37 +30,55 @@ OnStep = Callable[[StepReport], None]
 
 @dataclass(slots=True)
 class Course:
-    """One run under way: made with what it needs, then :meth:`go`, then :meth:`finished`."""
+    """The steps of one run, one after the other: made with what it needs, then :meth:`go`."""
 
     pipeline: Pipeline
     shop: Workshop
-    state: memory.State
-    state_path: Path
-    dry_run: bool
+    ledger: Ledger
     progress: Progress
-    on_step: OnStep | None
+    on_step: OnStep | None = None
+    dry_run: bool = False
+    done_before: int = 0
+    """So many steps were done by the run that this one finishes: they are left alone."""
+    only_if: int = 0
+    """The steps after so many run only if one of these had something to do."""
     reports: list[StepReport] = field(default_factory=list)
-    snapshots: dict[str, Snapshot] = field(default_factory=dict)
-    """The targets as the last step left them."""
-    seen: set[str] = field(default_factory=set)
-    """Targets that were compared with the state in which the pipeline left them."""
     made: set[str] = field(default_factory=set)
     """In a dry run: targets that earlier steps would have changed."""
+    rehearsed: set[str] = field(default_factory=set)
+    """In a dry run: targets whose steps are carried out on a copy in a scratch directory."""
 
     def go(self) -> None:
-        for number, step in enumerate(self.pipeline.steps, 1):
-            report = self._one(replace(step, name=step_name(step, number)), number)
+        for number, step in enumerate(self.ledger.steps(), 1):
+            if self.only_if and number > self.only_if and self.is_idle:
+                return
+            report = self._one(step, number)
             self.reports.append(report)
             if self.on_step is not None:
                 self.on_step(report)
             if report.status == "failed":
                 return
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step has had anything to do so far."""
+        return all(report.status == "unchanged" for report in self.reports)
+
+    @property
+    def has_failed(self) -> bool:
+        return any(report.status == "failed" for report in self.reports)
+
+    def mark_all(self) -> None:
+        """Report every step as noted, not run."""
+        for step in self.ledger.steps():
+            self.reports.append(replace(self._report(step, "unchanged"), notes=("noted as done, not run",)))
+            if self.on_step is not None:
+                self.on_step(self.reports[-1])
+
     def finished(self) -> tuple[StepReport, ...]:
         """The reports so far, and of the steps that were not reached."""
-        rest = list(enumerate(self.pipeline.steps, 1))[len(self.reports) :]
-        left = [self._report(replace(step, name=step_name(step, number)), "not run") for number, step in rest]
-        return (*self.reports, *left)
+        left = self.ledger.steps()[len(self.reports) :]
+        return (*self.reports, *(self._report(step, "not run") for step in left))
 
     def _one(self, step: Step, number: int) -> StepReport:
         begun = time.perf_counter()
@@ -71,8 +89,13 @@ class Course:
 
         progress("looking at its input", 0, 0)
         try:
-            report = self._attempt(step, progress)
-        except (IntarsiaError, OSError, pa.ArrowException, *spark_errors()) as error:
+            if number <= self.done_before and not isinstance(step, Expect):
+                report = self._held_back(step)
+            else:
+                report = self._attempt(step, progress)
+        except (IntarsiaError, OSError, pa.ArrowException, *foreign_errors()) as error:
+            if error is self.shop.unopened:  # no step could run
+                raise
             ours = told(error)
             if isinstance(ours, IntarsiaError):  # one that Spark brought knows neither
                 ours.place(_called(step), self._where(step))
@@ -82,62 +105,80 @@ class Course:
         log.info("pipeline %s, step %s: %s in %.2f s", self.pipeline.name, step.name, report.status, seconds)
         return replace(report, seconds=seconds)
 
+    def _held_back(self, step: Step) -> StepReport:
+        there = self.ledger.snapshot(step.target) if step.target is not None else None
+        notes = ("done by the run that is finished first",)
+        return replace(self._report(step, "unchanged"), before=there, after=there, notes=notes)
+
     def _failed(self, step: Step, error: BaseException) -> StepReport:
         """What is left of a step that failed: its target is looked at again, and told to be as it was."""
         report = replace(self._report(step, "failed"), error=error)
-        before = self.snapshots.pop(step.target or "", None)
+        before = self.ledger.snapshots.get(step.target or "")
         if step.target is None or before is None:
             return report
+        self.ledger.forget(step.target)
         try:
-            after = self._snapshot(step.target)
+            after = self.ledger.snapshot(step.target)
         except (IntarsiaError, OSError):  # it may be what failed the step
             return replace(report, before=before)
-        same = memory.digest_of_snapshot(before) == memory.digest_of_snapshot(after)
+        same = digest_of_snapshot(before) == digest_of_snapshot(after)
         notes = ("the target is as it was",) if same else ()
         return replace(report, before=before, after=after, notes=notes)
 
     def _attempt(self, step: Step, progress: Progress) -> StepReport:
-        source = self._source(step)
-        there = self.shop.arrived(source) if source is not None else None
-        definition = memory.definition_of(step, self.pipeline)
-        wanted = self._wanted(step, source, there)
-        before = self._snapshot(step.target) if step.target is not None else None
-        taken = wanted if wanted is not None else there
-        stamps = () if taken is None else taken.stamps
+        source = self.ledger.source(step)
+        selection = self.ledger.selected(step, source)
+        before = self.ledger.snapshot(step.target) if step.target is not None else None
+        if before is not None:
+            check_layout(step, self.pipeline, before)
+        stamps = () if selection is None else selection.files.stamps
         report = replace(
             self._report(step, "unchanged"),
             before=before,
             after=before,
             input_files=len(stamps),
             input_bytes=sum(stamp.size for stamp in stamps),
+            skipped_files=0 if selection is None else selection.skipped,
+            notes=() if selection is None else selection.notes,
         )
-        if wanted is not None and not wanted.stamps:
-            return replace(report, notes=("every file was taken before",))
-        if self._is_current(step, definition, there):
+        if selection is not None and selection.once:
+            if not stamps:
+                return report
+        elif self.ledger.is_current(step, None if selection is None else selection.files, self.made):
             return report
-        if self.dry_run and before is not None and not before.exists and step.target in self.made:
-            return replace(report, status="planned", notes=("an earlier step makes the target",))
-        return self._carried_out(step, report, definition, there, wanted, progress)
+        if self.dry_run and self._waits_for(step):
+            return replace(
+                report, status="planned", notes=(*report.notes, "an earlier step makes the target")
+            )
+        return self._carried_out(step, report, selection, progress)
+
+    def _waits_for(self, step: Step) -> bool:
+        """In a dry run: whether a step needs a target that is not there and could not be rehearsed."""
+        return any(
+            name in self.made and not self.ledger.snapshot(name).exists for name in self.ledger.touched(step)
+        )
 
     def _carried_out(
-        self,
-        step: Step,
-        report: StepReport,
-        definition: str,
-        there: Arrived | None,
-        wanted: Arrived | None,
-        progress: Progress,
+        self, step: Step, report: StepReport, selection: Selection | None, progress: Progress
     ) -> StepReport:
         """Do the step, and remember that it was done."""
-        taken = wanted if wanted is not None else there
-        extra = self._announced(step, taken)
+        source = self.ledger.source(step)
+        there = None if source is None or selection is None else self.ledger.arrived(source)
+        taken = None if selection is None else selection.files
+        is_rehearsed = self.dry_run and self._is_rehearsed(step, taken)
+        extra = self.ledger.announce(step, there, selection)
         outcome = carry_out(
-            step, self.shop, there=taken, dry_run=self.dry_run, progress=progress, extra=extra
+            step,
+            self.shop,
+            there=taken,
+            dry_run=self.dry_run and not is_rehearsed,
+            progress=progress,
+            extra=extra,
         )
         done = replace(report, status="planned" if self.dry_run else "done")
         changed = False
         if isinstance(outcome, MergeResult):
-            done = replace(done, result=outcome)
+            done = _with_result(done, outcome, dry_run=self.dry_run)
             changed = outcome.changed
         elif isinstance(step, Expect):
             done = replace(done, checks=tuple(outcome))
@@ -145,143 +186,48 @@ class Course:
             if error is not None:
                 return replace(done, status="failed", error=error)
         if self.dry_run:
-            return self._planned(step, done, changed)
-        if changed and step.target is not None:
-            self.snapshots.pop(step.target, None)
-            done = replace(done, after=self._snapshot(step.target))
-        once = taken.stamps if wanted is not None and taken is not None else ()
-        self._remember(step, definition, there, changed=changed, once=once)
+            return self._planned(step, done, changed=changed)
+        self.ledger.confirm(step, changed=changed)
+        if isinstance(outcome, MergeResult) and step.target is not None:
+            self.ledger.forget(step.target)  # a commit that changes nothing is one, too
+            done = replace(done, after=self.ledger.snapshot(step.target))
+        self.ledger.note(step, there, changed=changed)
         return done
 
-    def _planned(self, step: Step, report: StepReport, changed: bool) -> StepReport:
+    def _planned(self, step: Step, report: StepReport, *, changed: bool) -> StepReport:
         notes = report.notes
-        if step.target in self.made:
+        if (self.ledger.touched(step) & self.made) - self.rehearsed:
             notes = (*notes, "planned against the target as it is now, before the steps above")
         if changed and step.target is not None:
             self.made.add(step.target)
+            if step.target in self.rehearsed:
+                self.ledger.forget(step.target)
         return replace(report, after=None, notes=notes)
 
-    # Memory
-
-    def _is_current(self, step: Step, definition: str, there: Arrived | None) -> bool:
-        """Whether nothing has happened since the last success of a step that could change its outcome."""
-        record = self.state.record(step.name, definition)
-        if record is None or record.input != self._input(there):
+    def _is_rehearsed(self, step: Step, taken: Arrived | None) -> bool:
+        """Whether a step is carried out on a copy of its target, for the steps below to be planned on."""
+        if step.target is None or isinstance(step, Expect):
             return False
-        touched = self._touched(step)
-        if touched & self.made:
-            return False
-        for name in touched:
-            self._snapshot(name)  # and with it whether somebody else has changed it
-        by_others = [self.state.foreign.get(self._path(name), 0) for name in touched]
-        return all(change <= record.at for change in (*by_others, *self._changes_above(step, touched)))
-
-    def _changes_above(self, step: Step, touched: set[str]) -> Iterator[int]:
-        """When the steps above this one last changed what it reads or writes."""
-        for number, other in enumerate(self.pipeline.steps, 1):
-            name = step_name(other, number)
-            if name == step.name:
-                return
-            if other.target in touched:
-                found = self.state.record(name, memory.definition_of(other, self.pipeline))
-                if found is not None:
-                    yield found.changed_at
-
-    def _remember(
-        self, step: Step, definition: str, there: Arrived | None, *, changed: bool, once: tuple[Stamp, ...]
-    ) -> None:
-        target = None if step.target is None else self._path(step.target)
-        version = None if step.target is None else self._snapshot(step.target).version
-        record = memory.Record(definition, self._input(there), 0, 0, target, version)
-        left = {self._path(name): self._digest(name) for name in self._touched(step)}
-        self.state.note(step.name, record, changed=changed, left=left, files=once)
-        memory.write_atomically(self.state_path, self.state.as_json())
-
-    def _wanted(self, step: Step, source: Source | None, there: Arrived | None) -> Arrived | None:
-        """The files that a step which takes each file once has not taken yet; None for other steps."""
-        appends = isinstance(step, Write) and step.mode == "append"
-        if source is None or there is None or isinstance(step, Expect):
-            return None
-        if not (appends or source.new_files_only):
-            return None
-        assert step.target is not None
-        if not self._snapshot(step.target).exists:
-            return there
-        self._settle(step)
-        taken = self.state.taken(step.name, self._path(step.target))
-        fresh = there.without(taken)
-        again = {stamp.path for stamp in fresh.stamps} & {stamp.path for stamp in taken}
-        if appends and again:
-            raise InputError(
-                f"{len(again)} file(s) have changed since they were appended, such as {min(again)}.",
-                path=min(again),
-                hint='use operation = "merge", which replaces rows by their keys.',
-            )
-        return fresh
-
-    def _announced(self, step: Step, taken: Arrived | None) -> dict[str, Any]:
-        """Before an append, write down what is about to be appended: a crash after the commit is found."""
-        if not isinstance(step, Write) or step.mode != "append" or self.dry_run or taken is None:
-            return {}
-        app = self._app(step)
-        target = needed(step.target)
-        batch = (self.shop.table(target).last_batch(app) or 0) + 1
-        self.state.pending[step.name] = memory.Pending(batch, self._path(target), taken.stamps)
-        memory.write_atomically(self.state_path, self.state.as_json())
-        return {"app_id": app, "batch_id": batch}
-
-    def _settle(self, step: Step) -> None:
-        """What an earlier run was appending when it ended was appended if the table's log has the batch."""
-        pending = self.state.pending.get(step.name)
-        if pending is None or step.target is None or pending.target != self._path(step.target):
-            return
-        if (self.shop.table(step.target).last_batch(self._app(step)) or 0) >= pending.batch:
-            definition = memory.definition_of(step, self.pipeline)
-            record = memory.Record(definition, "", 0, 0, pending.target)
-            self.state.note(step.name, record, changed=True, left={}, files=pending.files)
-
-    def _app(self, step: Step) -> str:
-        return f"pipeline/{self.pipeline.name}/{step.name}"
+        if step.target not in self.rehearsed:
+            size = 0 if taken is None else sum(stamp.size for stamp in taken.stamps)
+            there = self.ledger.snapshot(step.target)
+            if step.target in self.made or not self.shop.rehearse(step.target, there, size):
+                return False
+            self.rehearsed.add(step.target)
+        return True
 
     # Looking up
-
-    def _source(self, step: Step) -> Source | None:
-        name = step.source
-        return None if name is None else self.pipeline.sources[name]
-
-    def _touched(self, step: Step) -> set[str]:
-        """The targets that a step reads or writes."""
-        source = self._source(step)
-        found = {step.target, source.target if source is not None else None}
-        return {name for name in found if name is not None}
-
-    def _path(self, target: str) -> str:
-        return redact(str(self.pipeline.targets[target].path))
-
-    def _input(self, there: Arrived | None) -> str:
-        return "" if there is None else memory.digest_of_files(there.stamps)
-
-    def _snapshot(self, target: str) -> Snapshot:
-        if target not in self.snapshots:
-            self.snapshots[target] = self.shop.table(target).snapshot()
-            if target not in self.seen:
-                self.seen.add(target)
-                self.state.look(self._path(target), self._digest(target))
-        return self.snapshots[target]
-
-    def _digest(self, target: str) -> str:
-        return memory.digest_of_snapshot(self._snapshot(target))
 
     def _where(self, step: Step) -> str:
         """The target of a step; where it has none, the paths of its source."""
         if step.target is not None:
-            return self._path(step.target)
-        source = self._source(step)
+            return self.ledger.target_path(step.target)
+        source = self.ledger.source(step)
         return "" if source is None else ", ".join(map(redact, names(source.path)))
 
     def _place(self, step: Step) -> str:
         if step.target is not None:
-            return self._path(step.target)
+            return self.ledger.target_path(step.target)
         return f"source {step.source!r}"
 
     def _report(self, step: Step, status: Status) -> StepReport:
@@ -291,8 +237,17 @@ class Course:
             status=status,
             source=step.source,
             target=step.target,
-            path=None if step.target is None else self._path(step.target),
+            path=None if step.target is None else self.ledger.target_path(step.target),
         )
+
+
+def _with_result(report: StepReport, result: MergeResult, *, dry_run: bool) -> StepReport:
+    """The report with what was counted; new files of a rehearsal have names that do not last."""
+    files = len(result.rewritten_files) + result.new_files
+    if dry_run and not result.dry_run:
+        lasting = [file for file in result.files if file.operation != "inserted"]
+        result = replace(result, files=lasting, inserted_files=[], dry_run=True, txid=None, version=None)
+    return replace(report, result=result, files_written=files, bytes_written=result.bytes_written)
 
 
 def _called(step: Step) -> str:

@@ -14,7 +14,16 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 from intarsia.common.names import suggestion
 from intarsia.errors import InputError, NothingMatched, StorageError
 from intarsia.pipeline.check import check
-from intarsia.pipeline.model import KINDS, Pipeline, Source, SparkSettings, Step, Target, names
+from intarsia.pipeline.model import (
+    KINDS,
+    Pipeline,
+    Source,
+    SparkSettings,
+    Step,
+    Target,
+    names,
+    step_name,
+)
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _VARIABLE = re.compile(r"\$(\$)|\$\{([^}]*)\}")
@@ -78,6 +87,8 @@ class _Reading:
         self.given = params
         self.own: dict[str, str] = {}
         self.used: set[str] = set()
+        self.variables: dict[str, dict[str, str]] = {}
+        """By place: the variables that were put in there, and their values."""
 
     def pipeline(self, raw: dict[str, Any]) -> Pipeline:
         self._keys("the file", raw, _TOP)
@@ -96,11 +107,28 @@ class _Reading:
             steps=tuple(self._step(number, step) for number, step in enumerate(steps, 1)),
             origin=self.origin,
         )
+        pipeline = replace(pipeline, scopes=self._scopes(pipeline))
         unused = [name for name in self.given if name not in self.used and name not in self.own]
         if unused:
             known = sorted({*self.own, *self.used})
             raise self.wrong("params", f"it has no parameter {unused[0]!r}.", suggestion([unused[0]], known))
         return pipeline
+
+    def _scopes(self, pipeline: Pipeline) -> dict[str, str]:
+        """By step: the variables that choose or make its rows, those in paths and credentials left out."""
+        scopes = {}
+        for number, step in enumerate(pipeline.steps, 1):
+            name = step_name(step, number)
+            own = _step_place(number, step.name)
+            places = [f"[sources.{step.source}] {key}" for key in ("where", "derive")]
+            places += [f"{own} {key}" for key in step.given() if key not in ("name", "options")]
+            met: dict[str, str] = {}
+            for found, variables in self.variables.items():
+                if any(found == place or found.startswith((f"{place}.", f"{place}[")) for place in places):
+                    met |= variables
+            if met:
+                scopes[name] = ", ".join(f"{key}={value}" for key, value in sorted(met.items()))
+        return scopes
 
     def wrong(self, place: str, message: str, hint: str | None = None) -> InputError:
         return InputError(f"{self.origin}, {place}: {message}", path=self.origin, hint=hint)
@@ -173,9 +201,7 @@ class _Reading:
         )
 
     def _step(self, number: int, raw: dict[str, Any]) -> Step:
-        place = f"[[steps]] {number}"
-        if isinstance(raw.get("name"), str):
-            place += f" ({raw['name']})"
+        place = _step_place(number, raw.get("name"))
         if "operation" not in raw:
             raise self.wrong(place, "the key 'operation' is missing.", f"it is one of {', '.join(KINDS)}.")
         operation = self._value(f"{place} operation", raw["operation"], str)
@@ -258,7 +284,13 @@ class _Reading:
 
     def filled(self, place: str, text: str, within: tuple[str, ...] = ()) -> str:
         """The text with its variables put in."""
-        return _VARIABLE.sub(lambda match: self._variable(place, match, within), text)
+        return _VARIABLE.sub(lambda match: self._noted(place, match, within), text)
+
+    def _noted(self, place: str, match: re.Match[str], within: tuple[str, ...]) -> str:
+        value = self._variable(place, match, within)
+        if not within and not match[1]:
+            self.variables.setdefault(place, {})[match[2]] = value
+        return value
 
     def _variable(self, place: str, match: re.Match[str], within: tuple[str, ...]) -> str:
         if match[1]:
@@ -280,6 +312,10 @@ class _Reading:
             f"${{{name}}} is neither a parameter nor an environment variable.",
             f"pass --param {name}=..., or set {name}.",
         )
+
+
+def _step_place(number: int, name: Any) -> str:
+    return f"[[steps]] {number} ({name})" if isinstance(name, str) and name else f"[[steps]] {number}"
 
 
 def _is(value: Any, kind: Any) -> bool:

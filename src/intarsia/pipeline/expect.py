@@ -143,16 +143,20 @@ def check_frame(step: Expect, frame: Any) -> list[Check]:
     """Look at a Spark DataFrame: one pass for all conditions, one for the keys; counts alone come back."""
     from pyspark.sql import functions
 
+    from intarsia.spark.collecting import interruptible
+
     wanted = conditions(step)
     _check_columns(step, frame.columns)
     tally = Tally(tuple(against for _, against in wanted))
     columns = ", ".join(f"{name} bigint" for name in tally.schema.names)
     sums = [functions.sum(name).alias(name) for name in tally.schema.names]
-    (counts,) = frame.mapInArrow(tally.counted, columns).agg(*sums).collect()
+    summed = frame.mapInArrow(tally.counted, columns).agg(*sums)
+    (counts,) = interruptible(frame.sparkSession, summed.collect)
     totals = [int(count or 0) for count in counts]
     checks = row_bounds(step, totals[0])
     checks += [Check(text, count) for (text, _), count in zip(wanted, totals[1:], strict=True)]
     if names(step.unique):
-        different = frame.select(*[f"`{name}`" for name in names(step.unique)]).distinct().count()
+        keys = frame.select(*[f"`{name}`" for name in names(step.unique)]).distinct()
+        different = interruptible(frame.sparkSession, keys.count)
         checks.append(Check(_unique(step), totals[0] - different))
     return checks

@@ -11,7 +11,7 @@ from pathlib import Path
 from intarsia.errors import StorageError
 from intarsia.pipeline.page import page
 from intarsia.pipeline.report import PipelineReport, as_json
-from intarsia.pipeline.state import write_atomically
+from intarsia.pipeline.state_file import write_atomically
 
 
 def report_directory(directory: Path) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -70,10 +70,11 @@ class Arrived:
         )
 
 
-def arrived(source: Source, web: Web, session: Any = None) -> Arrived:
+def arrived(source: Source, web: Web, session: Callable[[], Any] | None = None) -> Arrived:
     """List a source's files; a file that several of its paths name counts once.
 
-    With a Spark session, URLs are listed by Spark, which will read them; what is on the web is fetched.
+    With a Spark session, which is asked for only then, URLs are listed by Spark, which will read them; what
+    is on the web is fetched.
 
     Raises:
         NothingMatched: a path without a file.
@@ -87,7 +88,7 @@ def arrived(source: Source, web: Web, session: Any = None) -> Arrived:
         if is_web(path):
             fetched[path] = web.file(path)
         elif session is not None and _REMOTE.match(path):
-            remote += _listed_by_spark(path, session)
+            remote += _listed_by_spark(path, session())
         else:
             files |= {file.location: file for file in find_input_files(path, suffixes=suffixes)}
     if sum(map(bool, (files, remote, fetched))) > 1:
@@ -124,7 +125,7 @@ def shape_of(source: Source, kind: Format, known: pa.Schema | None = None) -> Sh
     """How a source's rows are brought into shape; ``known`` types those of text that are not declared."""
     declared = {name: type_named(text) for name, text in source.columns.items()}
     types = declared
-    if not declared and known is not None and kind != "parquet":
+    if not declared and known is not None and kind in ("csv", "json"):
         types = {field.name: field.type for field in known if not pa.types.is_nested(field.type)}
     return Shape(
         types=types,
@@ -151,6 +152,10 @@ def format_in(source: Source, there: Arrived) -> Format:
     raise InputError(f"A source has {found}.", hint="give it a format, or make several sources of it.")
 
 
+_NOT_SPARKS = (".xz", ".br", ".zst")
+"""Endings of compressed files for which a plain Spark has no codec."""
+
+
 # Arrow
 
 
@@ -170,7 +175,7 @@ def streams(source: Source, there: Arrived, known: pa.Schema | None = None) -> l
     shape = shape_of(source, kind, known)
     types = pa.schema(list(shape.types.items())) if shape.types else None
     partitions = partition_scalars(list(there.files), kind, types=types)
-    if kind != "parquet" and len(there.files) > 1:
+    if kind in ("csv", "json") and len(there.files) > 1:
         types = agreed_types([_opened(source, file, kind, types)[0] for file in there.files], types)
     found = []
     for file, scalars in zip(there.files, partitions, strict=True):
@@ -208,7 +213,9 @@ def _opened(
         return stream(file, kind, types=types)
     null = str(source.options.get("null_value", ""))
     options = {
-        "parse_options": pacsv.ParseOptions(delimiter=str(source.options.get("delimiter", ","))),
+        "parse_options": pacsv.ParseOptions(
+            delimiter=str(source.options.get("delimiter", _delimiter(file.location)))
+        ),
         "convert_options": pacsv.ConvertOptions(
             null_values=["", null], strings_can_be_null=True, quoted_strings_can_be_null=False
         ),
@@ -248,6 +255,10 @@ def _rows_of(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
 def frame(source: Source, there: Arrived, session: Any, known: pa.Schema | None = None) -> Any:
     """The rows of the files, in shape, as a Spark DataFrame; what is malformed fails when it is read."""
     kind = format_in(source, there)
+    if there.files and (kind == "arrow" or any(s.path.lower().endswith(_NOT_SPARKS) for s in there.stamps)):
+        check_portable(source)
+        rows = pa.concat_tables([one.read_all() for one in streams(source, there, known)])
+        return session.createDataFrame(rows)  # through the driver: Spark has no reader for these
     paths = [_for_spark(stamp.path) for stamp in there.stamps]
     reader = session.read.options(**_reader_options(source, there, kind))
     base = _base(there)
@@ -306,6 +317,7 @@ def _reader_options(source: Source, there: Arrived, kind: Format) -> dict[str, A
     if kind == "csv":
         # Headers are compared: files whose columns come in another order are refused, not mixed up.
         options |= {"header": "true", "enforceSchema": "false"}
+        options["sep"] = _delimiter(there.stamps[0].path)
     if kind == "json" and there.files and _is_array(there.files[0]):
         options["multiLine"] = "true"
     if kind == "parquet":
@@ -313,6 +325,10 @@ def _reader_options(source: Source, there: Arrived, kind: Format) -> dict[str, A
     renamed = {"delimiter": "sep", "null_value": "nullValue"}
     given = {renamed.get(name, name): value for name, value in source.options.items()}
     return options | {name: _text(value) for name, value in given.items()}
+
+
+def _delimiter(path: str) -> str:
+    return "\t" if ".tsv" in posixpath.basename(path).lower() else ","
 
 
 def _text(value: Any) -> str:

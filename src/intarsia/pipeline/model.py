@@ -7,6 +7,7 @@ from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal, TypedDict
 
 from intarsia.common.names import suggestion
+from intarsia.core.intent import Missing
 from intarsia.core.rule import Clause
 from intarsia.errors import InputError
 
@@ -41,6 +42,8 @@ class StepOptions(TypedDict, total=False):
     broadcast_bytes: int
     spool_bytes: int
     spool_dir: str
+    naive_timestamps: Literal["error", "utc"]
+    int96: Literal["keep", "convert"]
     dialect: str
     properties: Mapping[str, str]
 
@@ -64,7 +67,7 @@ class Source:
 
     path: str | tuple[str, ...] = ()
     """A file, a directory, a glob or a URL, or several of them."""
-    format: Literal["parquet", "csv", "json"] | None = None
+    format: Literal["parquet", "arrow", "csv", "json"] | None = None
     """None goes by the endings of the files."""
     target: str | None = None
     """Instead of a path: the name of a target to read."""
@@ -74,8 +77,10 @@ class Source:
     """Columns to add or replace, as SQL over the row that was read."""
     where: str | None = None
     """Take only rows for which this SQL is TRUE, after ``derive``."""
-    new_files_only: bool = False
-    """A step takes each file once: those of its earlier successes are left out."""
+    new_files_only: bool | None = None
+    """Whether a merge or write takes each file once, leaving out those it has taken before. None is yes, but
+    no where the source stands for the whole target (``full_merge``, ``not matched by source``, ``overwrite``,
+    ``overwrite_partitions``) and for files from the web. An append takes each file once in any case."""
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """Of the reader: ``delimiter`` and ``null_value`` of CSV; on Spark also any option of ``spark.read``."""
 
@@ -121,10 +126,12 @@ class Declared:
     """With the strategy ``deduplicate``: the source row with the highest values of these wins."""
     null_keys: Literal["error", "match"] = "error"
     """``match`` lets NULL equal NULL in a key."""
-    missing: Literal["error", "null"] = "error"
-    """``null`` fills columns that the source lacks."""
+    missing: Missing = "error"
+    """``null`` fills columns that the source lacks, ``keep`` leaves those of existing rows as they are."""
     schema_evolution: Literal["add", "widen"] | None = None
     """Take new columns over, or let types grow."""
+    except_columns: Columns = ()
+    """Columns of the source that are not written; conditions may read them."""
     mode: Literal["append", "overwrite", "overwrite_partitions"] = "append"
     set: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """Columns and their new values, as SQL or plain numbers."""
@@ -191,7 +198,7 @@ class Merge(Declared):
     needs = ("target", "source", "on")
     takes = (
         *("strategy", "when", "dedup_order_by", "null_keys"),
-        *("missing", "schema_evolution", "options"),
+        *("missing", "schema_evolution", "except_columns", "options"),
     )
 
 
@@ -201,7 +208,7 @@ class Write(Declared):
     __slots__ = ()
     operation = "write"
     needs = ("target", "source")
-    takes = ("mode", "missing", "schema_evolution", "options")
+    takes = ("mode", "where", "missing", "schema_evolution", "options")
 
 
 class Delete(Declared):
@@ -282,7 +289,11 @@ class Pipeline:
     reports: str = "reports"
     """The directory that gets a JSON and an HTML file for each run."""
     state: str | None = None
-    """The file that remembers what has been done; None is ``<name>.state.json`` beside the reports."""
+    """The file that remembers what has been done; None is ``.intarsia/<name>.state.json`` beside the
+    directory of the reports."""
+    scopes: Mapping[str, str] = field(default_factory=dict)
+    """By the name of a step: what chooses its rows beside its files, such as a day in ``where``; each file is
+    taken once for each. Of a pipeline file, the variables in such places."""
     origin: str | None = field(default=None, compare=False)
     """The file it was read from."""
 

@@ -104,16 +104,12 @@ def _totals(report: PipelineReport) -> str:
         ("rows inserted", units.count(sum(result.inserted for result in results))),
         ("rows updated", units.count(sum(result.updated for result in results))),
         ("rows deleted", units.count(sum(result.deleted for result in results))),
-        ("files written", units.count(sum(_written(result) for result in results))),
-        (f"bytes written{planned}", units.size(sum(result.bytes_written for result in results))),
+        (f"files written{planned}", units.count(sum(step.files_written for step in report.steps))),
+        (f"bytes written{planned}", units.size(sum(step.bytes_written for step in report.steps))),
         ("steps", f"{len(report.steps)} ({_counted(report, 'unchanged')} unchanged)"),
     ]
     shown = "".join(_card(label, [text]) for label, text in cards)
     return f'<section><div class="cards">{shown}</div></section>'
-
-
-def _written(result: MergeResult) -> int:
-    return len(result.rewritten_files) + len(result.inserted_files)
 
 
 def _counted(report: PipelineReport, status: str) -> int:
@@ -132,9 +128,8 @@ def _overview(report: PipelineReport) -> str:
 
 def _line(number: int, step: StepReport, longest: float) -> str:
     share = 100 * step.seconds / longest if longest > 0 else 0
-    result = step.result
     files, size = (
-        ("", "") if result is None else (units.count(_written(result)), units.size(result.bytes_written))
+        ("", "") if step.result is None else (units.count(step.files_written), units.size(step.bytes_written))
     )
     spent = units.seconds(step.seconds) if step.status != "not run" else ""
     bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if spent else ""
@@ -178,6 +173,8 @@ def _body(step: StepReport) -> list[str]:
         parts.append(_checks(step))
     if step.input_files:
         read = f"{units.counted(step.input_files, 'file')}, {units.size(step.input_bytes)}"
+        if step.skipped_files:
+            read += f"; {units.counted(step.skipped_files, 'file')} left out that it took before"
         parts.append(f'<p class="quiet">Input: {_safe(read)}.</p>')
     if step.path:
         parts.append(f'<p class="quiet">Target: {_safe(step.path)}</p>')

@@ -40,6 +40,11 @@ class StepReport:
     seconds: float = 0.0
     input_files: int = 0
     input_bytes: int = 0
+    skipped_files: int = 0
+    """Input files that are there and were taken before."""
+    files_written: int = 0
+    """In a dry run: to be written, counted where the step could be tried on a copy of its target."""
+    bytes_written: int = 0
     result: MergeResult | None = field(default=None, repr=False)
     checks: tuple[Check, ...] = ()
     before: Snapshot | None = field(default=None, repr=False)
@@ -66,6 +71,10 @@ class PipelineReport:
     session: str = ""
     """Which Spark it ran on."""
     dry_run: bool = False
+    resumes: str | None = None
+    """The run that ended early and whose remaining steps these were."""
+    finished_first: PipelineReport | None = field(default=None, repr=False)
+    """The report of the steps that an earlier run had left, which were done before these."""
     origin: str | None = None
     json_path: str | None = None
     html_path: str | None = None
@@ -115,6 +124,7 @@ def as_json(report: PipelineReport) -> dict[str, Any]:
         "status": status_words(report),
         "ok": report.ok,
         "dry_run": report.dry_run,
+        "resumes": report.resumes,
         "started": report.started.isoformat(timespec="milliseconds"),
         "seconds": round(report.seconds, 3),
         "engine": report.engine,
@@ -133,7 +143,13 @@ def _step(step: StepReport) -> dict[str, Any]:
         "target": step.target,
         "path": None if step.path is None else redact(step.path),
         "seconds": round(step.seconds, 3),
-        "input": {"files": step.input_files, "bytes": step.input_bytes},
+        "input": {
+            "files": step.input_files,
+            "bytes": step.input_bytes,
+            "skipped_files": step.skipped_files,
+        },
+        "files_written": step.files_written,
+        "bytes_written": step.bytes_written,
         "changed": step.changed,
         "result": None if result is None else _result(result),
         "plan": None if result is None or result.plan is None else _plan(result.plan),
@@ -188,7 +204,8 @@ def _plan(plan: Plan) -> dict[str, Any]:
             {"action": action, "reason": reason, "files": files, "rows": rows, "bytes": size, "hits": hits}
             for (action, reason), (files, rows, size, hits) in groups.items()
         ],
-        "new_files": sum(group.outputs for group in plan.groups),
+        "new_files": plan.new_files,
+        "new_files_exact": plan.new_files_exact,
         "bytes_to_read": plan.bytes_to_read,
         "bytes_to_write": plan.bytes_to_write,
         "engine_reason": plan.engine_reason,

@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal
@@ -16,13 +16,15 @@ from intarsia.common.log import redact
 from intarsia.core.ports import Progress
 from intarsia.core.run import silent
 from intarsia.errors import InputError
-from intarsia.pipeline import state as memory
 from intarsia.pipeline.check import check
 from intarsia.pipeline.course import Course, OnStep
 from intarsia.pipeline.declare import load
 from intarsia.pipeline.files import report_directory, write_report
+from intarsia.pipeline.ledger import Ledger
 from intarsia.pipeline.model import Pipeline
-from intarsia.pipeline.report import PipelineReport
+from intarsia.pipeline.reconcile import reconcile
+from intarsia.pipeline.report import PipelineReport, StepReport
+from intarsia.pipeline.state_file import held, old_state_path, read, state_path
 from intarsia.pipeline.steps import Workshop
 from intarsia.show.progress import for_terminal
 
@@ -37,18 +39,21 @@ def run(
     report_dir: str | os.PathLike[str] | None = None,
     progress: Progress | bool | None = None,
     on_step: OnStep | None = None,
+    full_refresh: bool = False,
+    mark_done: bool = False,
 ) -> PipelineReport:
     """Run a pipeline's steps in order, and leave a JSON and an HTML report.
 
     Each step is atomic: one that fails leaves its target as it was, the later ones do not run, and the
-    report says so; :meth:`PipelineReport.check` raises its error. Idempotent: a step whose definition, input
-    and target are what they were after its last success does nothing. (Changes of a target by later steps of
-    the same pipeline do not count; those by anybody else do.)
+    report says so; :meth:`PipelineReport.check` raises its error. Each step takes effect once, also when the
+    process is killed after its commit. Idempotent: a merge or an append takes each input file once, and any
+    other step whose definition, input and target are what they were after its last success does nothing.
+    (Changes of a target by later steps of the same pipeline do not count; those by anybody else do.) A run
+    that ended early is finished first, before any step takes new input.
 
     Args:
         pipeline: what to run.
-        dry_run: plan every step against the targets as they are and write nothing, except the report
-            where ``report_dir`` asks for it.
+        dry_run: plan every step and write nothing, except the report where ``report_dir`` asks for it.
         engine: ``"spark"``, ``"arrow"`` or ``"duckdb"``, instead of the pipeline's own.
         master: the Spark master, instead of the pipeline's own.
         session: a Spark session to run on; it is left running. Else one is opened, and stopped in the end.
@@ -56,51 +61,147 @@ def run(
         progress: called with what is going on, done and total; None draws a line on a terminal, False
             is silent.
         on_step: called with the report of each step when it is over.
+        full_refresh: merges and overwrites take all files of their sources again. Files that were
+            appended are not appended twice.
+        mark_done: run nothing; note that every step is done with the files and targets that are there. For
+            targets that were filled otherwise, and for a state that was lost.
 
     Raises:
         InputError: the pipeline does not hang together.
         NotSupported: Spark or DuckDB is not installed, or a target's kind is not part of this version.
         CommitConflict: another run of this pipeline is under way.
+        DamagedTable: the state is damaged, or was lost: a table's log has commits that it does not know.
         StorageError: the state or the report cannot be written.
     """
     if engine is not None:
         pipeline = replace(pipeline, engine=engine)
     check(pipeline)
-    begun = time.perf_counter()
-    started = datetime.now(UTC)
-    path = memory.state_path(pipeline)
+    if dry_run and mark_done:
+        raise InputError("A dry run writes nothing, so it cannot mark steps as done.")
+    path, old = state_path(pipeline), old_state_path(pipeline)
     keep = not dry_run or report_dir is not None
     directory = Path(report_dir if report_dir is not None else pipeline.reports)
     if keep:
         report_directory(directory)
     with ExitStack() as stack:
-        state = memory.read(path) if dry_run else stack.enter_context(memory.held(path))
+        state = read(path, old) if dry_run else stack.enter_context(held(path, old))
         watched = stack.enter_context(_watched(progress))
-        spark = stack.enter_context(_session(pipeline, master, session, watched))
-        shop = Workshop(pipeline, spark)
+        shop = Workshop(pipeline, _opening(pipeline, master, session, watched, stack))
         stack.callback(shop.close)
-        made = Course(pipeline, shop, state, path, dry_run, watched, on_step)
-        report = PipelineReport(
-            pipeline=pipeline.name,
-            run_id=f"{started:%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}",
-            started=started,
-            steps=(),
-            engine=pipeline.engine,
-            session=_described(spark),
-            dry_run=dry_run,
-            origin=pipeline.origin,
-        )
+        ledger = Ledger(pipeline, shop, state, path, _run_id(), dry_run=dry_run, full_refresh=full_refresh)
+        made = _Run(pipeline, shop, ledger, watched, on_step, directory if keep else None)
+        if mark_done:
+            return made.mark_done()
+        reconcile(ledger)
+        return made.all()
 
-        def reported() -> PipelineReport:
-            whole = replace(report, steps=made.finished(), seconds=time.perf_counter() - begun)
-            return write_report(whole, directory) if keep else whole
+
+@dataclass(slots=True)
+class _Run:
+    """A run under way, which first finishes what an earlier one has left."""
+
+    pipeline: Pipeline
+    shop: Workshop
+    ledger: Ledger
+    progress: Progress
+    on_step: OnStep | None
+    directory: Path | None
+    """Where the reports go, if there are to be any."""
+
+    def all(self) -> PipelineReport:
+        """Finish the run that ended early, if one did, then run all steps from the top.
+
+        A step above the place where a run ended takes no new input before the steps below have seen the old.
+        A full refresh that ended early is finished as one, and not begun again where one is asked for.
+        """
+        first: PipelineReport | None = None
+        resumed = 0 if self.ledger.dry_run else self.ledger.resume_at()
+        unfinished = self.ledger.state.unfinished
+        if unfinished is not None and 0 < resumed < len(self.pipeline.steps):
+            asked, self.ledger.full_refresh = self.ledger.full_refresh, unfinished.full_refresh
+            first = self._passed(resumed=resumed)
+            self.ledger.full_refresh = asked and not unfinished.full_refresh
+            if first is not None and first.ok:
+                self.ledger.finish()
+        again = first is not None and not first.ok
+        second = self._passed(after=first, only_if=resumed if again else 0)
+        if second is None:
+            assert first is not None
+            return first
+        if second.ok:
+            self.ledger.finish()
+        return second
+
+    def mark_done(self) -> PipelineReport:
+        self.ledger.mark_done()
+        course = self._course(self.on_step)
+        course.mark_all()
+        return self._report(course, datetime.now(UTC), 0.0)
+
+    def _passed(
+        self, *, resumed: int = 0, after: PipelineReport | None = None, only_if: int = 0
+    ) -> PipelineReport | None:
+        """One pass over the steps; None where there was nothing to do and another pass tells the run."""
+        begun, started = time.perf_counter(), datetime.now(UTC)
+        self.ledger.run_id = _run_id()
+        unfinished = self.ledger.state.unfinished
+        waiting: list[StepReport] = []
+
+        def tell(step: StepReport) -> None:
+            """Steps without anything to do are told when one has something to do."""
+            waiting.append(step)
+            if self.on_step is None or (after is not None and course.is_idle and step.status == "unchanged"):
+                return
+            while waiting:
+                self.on_step(waiting.pop(0))
+
+        course = self._course(tell, done_before=resumed, only_if=only_if)
+
+        def report() -> PipelineReport:
+            made = self._report(course, started, time.perf_counter() - begun)
+            if resumed and unfinished is not None:
+                made = replace(made, resumes=unfinished.run)
+            return replace(made, finished_first=after)
 
         try:
-            made.go()
+            course.go()
         except BaseException:  # an interrupted run leaves a report, too
-            reported()
+            if self.shop.unopened is None:
+                self._written(report())
             raise
-        return reported()
+        finally:
+            self.ledger.close()
+        if course.is_idle and (resumed or after is not None):
+            return None
+        return self._written(report())
+
+    def _course(self, on_step: OnStep | None, *, done_before: int = 0, only_if: int = 0) -> Course:
+        return Course(
+            self.pipeline,
+            self.shop,
+            self.ledger,
+            self.progress,
+            on_step,
+            dry_run=self.ledger.dry_run,
+            done_before=done_before,
+            only_if=only_if,
+        )
+
+    def _report(self, course: Course, started: datetime, seconds: float) -> PipelineReport:
+        return PipelineReport(
+            pipeline=self.pipeline.name,
+            run_id=self.ledger.run_id,
+            started=started,
+            steps=course.finished(),
+            seconds=seconds,
+            engine=self.pipeline.engine,
+            session=_described(self.shop.opened),
+            dry_run=self.ledger.dry_run,
+            origin=self.pipeline.origin,
+        )
+
+    def _written(self, report: PipelineReport) -> PipelineReport:
+        return report if self.directory is None else write_report(report, self.directory)
 
 
 def run_file(
@@ -121,26 +222,33 @@ def _watched(progress: Progress | bool | None) -> Iterator[Progress]:
         yield watched
 
 
-@contextmanager
-def _session(pipeline: Pipeline, master: str | None, session: Any, progress: Progress) -> Iterator[Any]:
-    """The Spark session of the run; None where the engine is another."""
+def _opening(
+    pipeline: Pipeline, master: str | None, session: Any, progress: Progress, stack: ExitStack
+) -> Callable[[], Any] | None:
+    """What opens the Spark session of the run; None where the engine is another."""
     if pipeline.engine != "spark":
         if session is not None or master is not None:
             raise InputError(
                 f"The engine of pipeline {pipeline.name!r} is {pipeline.engine}, not Spark.",
                 hint='a master or a session goes with engine "spark".',
             )
-        yield None
-    elif session is not None:
-        yield session
-    else:
-        from intarsia.spark.session import session_on
+        return None
+    if session is not None:
+        return lambda: session
+    from intarsia.spark.session import session_on
 
-        settings = pipeline.spark
+    settings = pipeline.spark
+
+    def opened() -> Any:
         progress("opening the Spark session", 0, 0)
         app = settings.app_name or pipeline.name
-        with session_on(master or settings.master, app=app, config=settings.config) as opened:
-            yield opened
+        return stack.enter_context(session_on(master or settings.master, app=app, config=settings.config))
+
+    return opened
+
+
+def _run_id() -> str:
+    return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
 
 
 def _described(session: Any) -> str:

@@ -1,31 +1,26 @@
-"""What a pipeline remembers between runs: which step was done with which input, and what it left behind."""
+"""What a pipeline remembers between runs: steps done, input files taken, commits made; opens no file."""
 
 from __future__ import annotations
 
-import fcntl
-import hashlib
 import json
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field, fields, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
-from intarsia.core.files import Snapshot
-from intarsia.errors import CommitConflict, DamagedTable, InputError, StorageError
+from intarsia.errors import DamagedTable
 from intarsia.pipeline.inputs import Stamp
-from intarsia.pipeline.model import Pipeline, Step, names
 
-VERSION = 1
-MOST_RECORDS = 500
+VERSION = 2
+MOST_SUCCESSES = 500
 """So many successes of one step are remembered, each with another definition (as of another day)."""
+ANY_SCOPE = "*"
+"""The scope of files that were taken before scopes were told apart: they are taken in all of them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
-    """One success of a step."""
+class Success:
+    """One success of a step under one definition."""
 
     definition: str
     input: str
@@ -36,32 +31,92 @@ class Record:
     target: str | None = None
     version: int | None = None
     finished: str = ""
-    files: tuple[Stamp, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """Files that are being appended: whether they were, the table's log knows by the batch."""
+    """A step that is about to commit: whether it has, the table's log knows by batch and run."""
 
+    run: str
     batch: int
     target: str
-    files: tuple[Stamp, ...]
+    version: int | None
+    """Of the table when the step began."""
+    definition: str
+    input: str
+    scope: str = ""
+    files: tuple[Stamp, ...] = ()
+    """Input files that count as taken once the step has committed."""
+    full_refresh: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFile:
+    """An input file that some step has taken, told by its bytes."""
+
+    size: int
+    mtime_ns: int
+    """When it was taken; with path and size its identity."""
+    digest: str
+    seen_ns: int
+    """The last time under which it was found to have the same bytes."""
+
+
+@dataclass(slots=True)
+class StepMemory:
+    """What is remembered of one step: its id is its name."""
+
+    successes: list[Success] = field(default_factory=list)
+    taken: dict[str, dict[str, tuple[Stamp, ...]]] = field(default_factory=dict)
+    """By target and scope: the input files that are in the target."""
+    commits: dict[str, int] = field(default_factory=dict)
+    """By target: the highest batch that this memory knows of."""
+
+    def success(self, definition: str) -> Success | None:
+        return next((found for found in self.successes if found.definition == definition), None)
+
+    def add(self, success: Success) -> None:
+        others = [found for found in self.successes if found.definition != success.definition]
+        self.successes = [*others[max(0, len(others) - MOST_SUCCESSES + 1) :], success]
+
+    def take(self, target: str, scope: str, files: Iterable[Stamp]) -> None:
+        known = self.taken.setdefault(target, {})
+        known[scope] = tuple(dict.fromkeys((*known.get(scope, ()), *files)))
+
+
+@dataclass(frozen=True, slots=True)
+class UnfinishedRun:
+    """A run that was killed, interrupted or failed after some of its steps."""
+
+    run: str
+    after: str
+    """The last of its steps that was done."""
+    full_refresh: bool = False
 
 
 @dataclass(slots=True)
 class State:
-    """The memory of one pipeline. Changed in place, and written as a whole after each step."""
+    """The memory of one pipeline. Changed in place, and written as a whole around each commit."""
 
     counter: int = 0
     targets: dict[str, str] = field(default_factory=dict)
     """By path: the state in which this pipeline left a target."""
     foreign: dict[str, int] = field(default_factory=dict)
     """By path: when a target was found in another state than that, in the numbers of successes."""
-    steps: dict[str, list[Record]] = field(default_factory=dict)
+    steps: dict[str, StepMemory] = field(default_factory=dict)
     pending: dict[str, Pending] = field(default_factory=dict)
+    files: dict[str, KnownFile] = field(default_factory=dict)
+    """By path: the input files that were taken, as they were last."""
+    unfinished: UnfinishedRun | None = None
+    trusting: bool = False
+    """Taken over from a version that did not write commits down: those of the tables' logs are believed."""
 
-    def record(self, step: str, definition: str) -> Record | None:
-        return next((r for r in self.steps.get(step, ()) if r.definition == definition), None)
+    def step(self, name: str) -> StepMemory:
+        return self.steps.setdefault(name, StepMemory())
+
+    def success(self, step: str, definition: str) -> Success | None:
+        found = self.steps.get(step)
+        return None if found is None else found.success(definition)
 
     def look(self, target: str, digest: str) -> None:
         """Take note of the state a target is found in: one we did not leave it in is somebody else's."""
@@ -70,36 +125,28 @@ class State:
             self.foreign[target] = self.counter
         self.targets[target] = digest
 
-    def taken(self, step: str, target: str | None) -> tuple[Stamp, ...]:
+    def taken(self, step: str, target: str, scope: str) -> tuple[Stamp, ...]:
         """All files that a step has ever taken into a target."""
-        return tuple(s for r in self.steps.get(step, ()) if r.target == target for s in r.files)
+        known = {} if step not in self.steps else self.steps[step].taken.get(target, {})
+        return (*known.get(scope, ()), *known.get(ANY_SCOPE, ()))
 
-    def note(
-        self,
-        step: str,
-        record: Record,
-        *,
-        changed: bool,
-        left: Mapping[str, str],
-        files: Iterable[Stamp] = (),
-    ) -> None:
+    def note(self, step: str, success: Success, *, changed: bool, left: Mapping[str, str]) -> None:
         """Remember a success: its input, and the state in which it left its target."""
         self.counter += 1
-        before = self.record(step, record.definition)
-        known = before.files if before is not None and before.target == record.target else ()
-        made = replace(
-            record,
-            at=self.counter,
-            changed_at=self.counter if changed else (before.changed_at if before is not None else 0),
-            finished=datetime.now(UTC).isoformat(timespec="seconds"),
-            files=tuple(dict.fromkeys((*known, *files))),
+        memory = self.step(step)
+        before = memory.success(success.definition)
+        memory.add(
+            replace(
+                success,
+                at=self.counter,
+                changed_at=self.counter if changed else (before.changed_at if before is not None else 0),
+                finished=datetime.now(UTC).isoformat(timespec="seconds"),
+            )
         )
-        others = [r for r in self.steps.get(step, ()) if r.definition != record.definition]
-        old = [r for r in others if not r.files]
-        drop = set(map(id, old[: max(0, len(old) - MOST_RECORDS + 1)]))
-        self.steps[step] = [*(r for r in others if id(r) not in drop), made]
         self.targets.update(left)
         self.pending.pop(step, None)
+
+    # As JSON
 
     def as_json(self) -> bytes:
         plain = {
@@ -107,167 +154,88 @@ class State:
             "counter": self.counter,
             "targets": self.targets,
             "foreign": self.foreign,
-            "steps": {name: [_plain(record) for record in found] for name, found in self.steps.items()},
-            "pending": {name: _plain(entry) for name, entry in self.pending.items()},
+            "steps": {name: _plain_memory(memory) for name, memory in self.steps.items()},
+            "pending": {
+                name: asdict(entry) | {"files": _plain(entry.files)} for name, entry in self.pending.items()
+            },
+            "files": {
+                path: [known.size, known.mtime_ns, known.digest, known.seen_ns]
+                for path, known in self.files.items()
+            },
+            "unfinished": None if self.unfinished is None else asdict(self.unfinished),
+            "trusting": self.trusting,
         }
         return json.dumps(plain, indent=1).encode() + b"\n"
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> State:
-        """Read it back. Raises DamagedTable unless it is what we would write."""
+        """Read it back, also what version 1 wrote. Raises DamagedTable unless it is what we would write."""
         try:
             raw = json.loads(data)
-            if raw["version"] != VERSION:
+            if raw["version"] not in (1, VERSION):
                 raise ValueError(f"its version is {raw['version']!r}")
-            return cls(
+            made = cls(
                 counter=int(raw["counter"]),
                 targets={str(path): str(digest) for path, digest in raw["targets"].items()},
                 foreign={str(path): int(at) for path, at in raw["foreign"].items()},
-                steps={
-                    name: [_revived(Record, one) for one in found] for name, found in raw["steps"].items()
-                },
-                pending={name: _revived(Pending, one) for name, one in raw["pending"].items()},
             )
+            _read_first(made, raw) if raw["version"] == 1 else _read_second(made, raw)
         except (ValueError, TypeError, KeyError, AttributeError) as error:
             raise DamagedTable(
                 f"The state file {where} is damaged ({error}).",
                 path=where,
-                hint="restore it, or remove it to let every step run again",
+                hint="restore it from a backup; without one, remove it and run once with --full-refresh or"
+                " --mark-done",
             ) from error
+        return made
 
 
-def _plain(value: Record | Pending) -> dict[str, Any]:
-    plain = {entry.name: getattr(value, entry.name) for entry in fields(value)}
-    return plain | {"files": [stamp.as_list() for stamp in value.files]}
+def _plain(files: Iterable[Stamp]) -> list[list[Any]]:
+    return [stamp.as_list() for stamp in files]
 
 
-def _revived(kind: type[Any], raw: Any) -> Any:
-    stamps = tuple(Stamp(str(path), int(size), int(time)) for path, size, time in raw["files"])
-    return kind(**(raw | {"files": stamps}))
-
-
-# Fingerprints
-
-
-def definition_of(step: Step, pipeline: Pipeline) -> str:
-    """A digest of all that a step's meaning depends on beside its data; its name is not part of it.
-
-    Nor is how its tables are opened (credentials, locks), nor what goes without saying, so that an option
-    that comes with a later version lets nothing run again.
-    """
-    source = pipeline.sources.get(step.source or "")
-    meaning = {
-        "operation": step.operation,
-        "step": {name: value for name, value in step.given().items() if name != "name"},
-        "source": None if source is None else asdict(source),
-        "from": None if source is None else _table(pipeline, source.target),
-        "target": _table(pipeline, step.target),
+def _plain_memory(memory: StepMemory) -> dict[str, Any]:
+    return {
+        "successes": [asdict(success) for success in memory.successes],
+        "taken": {
+            target: {scope: _plain(files) for scope, files in scopes.items()}
+            for target, scopes in memory.taken.items()
+        },
+        "commits": memory.commits,
     }
-    return _digest(meaning)
 
 
-def _table(pipeline: Pipeline, target: str | None) -> Any:
-    if target is None:
-        return None
-    declared = pipeline.targets[target]
-    known = [declared.kind, declared.path, list(names(declared.partition_by))]
-    if not declared.catalog:
-        return known
-    return [*known, declared.catalog, declared.options.get("branch")]
+def _stamps(raw: Any) -> tuple[Stamp, ...]:
+    return tuple(Stamp(str(path), int(size), int(time)) for path, size, time in raw)
 
 
-def digest_of_files(stamps: Iterable[Stamp]) -> str:
-    return _digest(sorted(stamp.as_list() for stamp in stamps))
+def _read_second(state: State, raw: Mapping[str, Any]) -> None:
+    for name, one in raw["steps"].items():
+        state.steps[name] = StepMemory(
+            [Success(**success) for success in one["successes"]],
+            {t: {s: _stamps(files) for s, files in scopes.items()} for t, scopes in one["taken"].items()},
+            {str(target): int(batch) for target, batch in one["commits"].items()},
+        )
+    for name, one in raw["pending"].items():
+        state.pending[name] = Pending(**(one | {"files": _stamps(one["files"])}))
+    state.files = {path: KnownFile(*known) for path, known in raw["files"].items()}
+    if raw["unfinished"] is not None:
+        state.unfinished = UnfinishedRun(**raw["unfinished"])
+    state.trusting = bool(raw["trusting"])
 
 
-def digest_of_snapshot(snapshot: Snapshot) -> str:
-    """Differs where any file of the table does."""
-    files: Sequence[Any] = sorted([file.path, list(file.fingerprint), file.size] for file in snapshot.files)
-    if snapshot.spread is not None:  # rows may be veiled while every file stays
-        return _digest([snapshot.exists, files, snapshot.version])
-    return _digest([snapshot.exists, files])
-
-
-def _digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]
-
-
-# The file
-
-
-def state_path(pipeline: Pipeline) -> Path:
-    given = pipeline.state or os.path.join(pipeline.reports, f"{pipeline.name}.state.json")
-    if "://" in given:
-        raise InputError(f"The state is kept on a local disk, not at {given}.", path=given)
-    return Path(given)
-
-
-@contextmanager
-def held(path: Path) -> Iterator[State]:
-    """The state, while no other run of the pipeline goes on.
-
-    Raises:
-        CommitConflict: another run is under way.
-        DamagedTable: the file is not what we write.
-        StorageError: it cannot be read or written.
-    """
-    lock = path.with_name(f".{path.name}.lock")
-    with _storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError as error:
-            raise CommitConflict(
-                f"Another run of this pipeline is under way: {lock} is locked.",
-                path=str(path),
-                hint="wait for it, or give this pipeline a state file of its own",
-            ) from error
-        yield read(path)
-    finally:
-        os.close(handle)
-
-
-def read(path: Path) -> State:
-    """The state as it is; an empty one where there is no file yet."""
-    with _storage_errors(path):
-        try:
-            data = path.read_bytes()
-        except FileNotFoundError:
-            return State()
-    return State.from_json(data, str(path))
-
-
-def write_atomically(path: Path, data: bytes) -> None:
-    """A reader sees the old bytes or the new ones, also after a crash."""
-    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with _storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            with open(draft, "wb") as file:
-                file.write(data)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(draft, path)
-        except BaseException:
-            draft.unlink(missing_ok=True)
-            raise
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
-
-
-@contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        if isinstance(error, StorageError):
-            raise
-        raise StorageError(
-            f"Could not keep {path}: {error.strerror or error}", errno=error.errno, path=str(path)
-        ) from error
+def _read_first(state: State, raw: Mapping[str, Any]) -> None:
+    """Version 1 knew the files of appends alone, and wrote no commits down."""
+    for name, found in raw["steps"].items():
+        memory = state.step(name)
+        for one in found:
+            files = _stamps(one["files"])
+            success = Success(**{key: value for key, value in one.items() if key != "files"})
+            memory.add(success)
+            if files and success.target is not None:
+                memory.take(success.target, ANY_SCOPE, files)
+    for name, one in raw["pending"].items():
+        state.pending[name] = Pending(
+            "", int(one["batch"]), str(one["target"]), None, "", "", ANY_SCOPE, _stamps(one["files"])
+        )
+    state.trusting = True

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, assert_never
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from intarsia import api
 from intarsia.common.names import listed_names
@@ -38,24 +42,45 @@ from intarsia.pipeline.web import Web
 from intarsia.request import iceberg_table
 from intarsia.tables.parquet import ParquetTable
 
+MOST_REHEARSED = 256 << 20
+"""Bytes of input and target up to which a dry run carries steps out on a copy in a scratch directory."""
+
 
 @dataclass(slots=True)
 class Workshop:
     """What the steps of one run share: the tables, the engine, who watches. Made for one run."""
 
     pipeline: Pipeline
-    session: Any = None
-    """The Spark session; None where the engine is another."""
+    opening: Callable[[], Any] | None = None
+    """Opens the Spark session when it is first needed; None where the engine is another."""
+    opened: Any = None
+    unopened: BaseException | None = None
+    """Why no session could be opened."""
     tables: dict[str, Any] = field(default_factory=dict)
     frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     """DataFrames that Spark keeps, since more than one look is taken at them."""
     web: Web = field(default_factory=Web)
+    scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def close(self) -> None:
-        """Let Spark forget what it keeps, and remove what was fetched. Idempotent."""
+        """Let Spark forget what it keeps, and remove what was fetched or rehearsed. Idempotent."""
+        if self.scratch is not None:
+            self.scratch.cleanup()
+            self.scratch = None
         while self.frames:
             self.frames.popitem()[1].unpersist()
         self.web.close()
+
+    @property
+    def session(self) -> Any:
+        """The Spark session, opened now if it was not; None where the engine is another."""
+        if self.opened is None and self.opening is not None:
+            try:
+                self.opened = self.opening()
+            except BaseException as error:
+                self.unopened = error
+                raise
+        return self.opened
 
     @property
     def engine(self) -> Any:
@@ -71,9 +96,40 @@ class Workshop:
                 self.tables[target] = ParquetTable(declared.path, **dict(declared.options))  # type: ignore[arg-type]
         return self.tables[target]
 
+    def rehearse(self, target: str, there: Snapshot, size: int) -> bool:
+        """Let a target be a copy of itself in a scratch directory from now on, for a dry run.
+
+        The answer is no where the target and so many bytes of input are too much for that, and where they
+        are not all on this machine.
+        """
+        if self.pipeline.targets[target].kind != "parquet" or size + there.size > MOST_REHEARSED:
+            return False
+        is_local = isinstance(there.filesystem, pafs.LocalFileSystem)
+        if (there.exists and not (there.files and is_local)) or not self._is_here():
+            return False
+        if self.scratch is None:
+            self.scratch = tempfile.TemporaryDirectory(prefix="intarsia-dry-run-")
+        root = os.path.join(tempfile.mkdtemp(dir=self.scratch.name), "data")
+        for file in there.files:
+            os.makedirs(os.path.dirname(os.path.join(root, file.path)), exist_ok=True)
+            shutil.copy2(file.location, os.path.join(root, file.path))
+        table = ParquetTable(root)
+        table.root = there.root  # which plans and errors name
+        self.tables[target] = table
+        return True
+
+    def _is_here(self) -> bool:
+        """Whether everything that reads and writes is on this machine."""
+        if self.session is None:
+            return True
+        if ".connect." in type(self.session).__module__:
+            return False
+        return str(self.session.sparkContext.master).startswith("local")
+
     def arrived(self, source: Source) -> Arrived | None:
         """The files of a source; None where it is a target."""
-        return None if source.target is not None else arrived(source, self.web, self.session)
+        session = None if self.opening is None else lambda: self.session
+        return None if source.target is not None else arrived(source, self.web, session)
 
     def rows(self, source: Source, there: Arrived | None, known: pa.Schema | None = None) -> Any:
         """The rows of a source: a DataFrame where Spark can read it, else Arrow streams."""
@@ -142,12 +198,14 @@ def carry_out(
                 clauses=clauses_of(step),
                 dedup_order_by=names(step.dedup_order_by) or None,
                 null_keys=step.null_keys,
+                except_columns=names(step.except_columns) or None,
                 **_taken_in(step, shop),
                 **common,
             )
         case Write():
             rows = _rows_for(step, shop, there)
-            return api.write(rows, target, mode=step.mode, **_taken_in(step, shop), **common)
+            given = {"mode": step.mode, "where": step.where, **_taken_in(step, shop)}
+            return api.write(rows, target, **given, **common)
         case Delete():
             return api.delete(target, step.where, **common)
         case Update():
@@ -166,7 +224,7 @@ def carry_out(
 
 def _rows_for(step: Merge | Write, shop: Workshop, there: Arrived | None) -> Any:
     snapshot: Snapshot = shop.table(needed(step.target)).snapshot()
-    known = snapshot.schema if snapshot.files else None
+    known = snapshot.schema if snapshot.settled else None
     return shop.rows(shop.pipeline.sources[needed(step.source)], there, known)
 
 
@@ -174,20 +232,28 @@ def _taken_in(step: Merge | Write, shop: Workshop) -> dict[str, Any]:
     """How rows are taken in; the layout of a table that exists is its own."""
     target = needed(step.target)
     there = shop.table(target).snapshot()
-    new = not there.files
+    check_layout(step, shop.pipeline, there)
     layout = names(shop.pipeline.targets[target].partition_by) or None
-    if not new and layout is not None and layout != there.partition_columns:
+    return {
+        "missing": step.missing,
+        "schema_evolution": step.schema_evolution,
+        "partition_by": None if there.settled else layout,
+    }
+
+
+def check_layout(step: Step, pipeline: Pipeline, there: Snapshot) -> None:
+    """Refuse a target that is declared with another layout than the dataset that is there has."""
+    if not isinstance(step, (Merge, Write)):
+        return
+    target = needed(step.target)
+    layout = names(pipeline.targets[target].partition_by) or None
+    if there.settled and layout is not None and layout != there.partition_columns:
         raise InputError(
             f"target {target!r} is declared with partition_by {listed_names(layout)}, but the dataset that is"
             f" there has {listed_names(there.partition_columns) or 'none'}.",
             path=there.root,
             hint="correct partition_by, or write a new dataset.",
         )
-    return {
-        "missing": step.missing,
-        "schema_evolution": step.schema_evolution,
-        "partition_by": layout if new else None,
-    }
 
 
 def _expect(step: Expect, shop: Workshop, there: Arrived | None, progress: Progress) -> list[Check]:

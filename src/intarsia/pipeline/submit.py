@@ -31,6 +31,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             engine=asked.engine,
             master=asked.master,
             report_dir=asked.report_dir,
+            full_refresh=asked.full_refresh,
+            mark_done=asked.mark_done,
             on_step=lambda step: _say(line(step)),
         )
     except IntarsiaError as error:
@@ -46,23 +48,27 @@ def line(step: StepReport) -> str:
     """A step that is over, in one line."""
     told = f"{step.name}: {step.status}"
     if step.result is not None:
-        told += f" ({_counts(step.result)})"
+        told += f" ({_counts(step, step.result)})"
+    if step.notes and step.error is None:
+        told += f", {'; '.join(step.notes)}"
     if step.error is not None:
         told += f": {error_as_json(step.error)['message']}"
     return units.printable(f"{told}, {units.seconds(step.seconds)}")
 
 
-def _counts(result: MergeResult) -> str:
+def _counts(step: StepReport, result: MergeResult) -> str:
     counts = {"inserted": result.inserted, "updated": result.updated, "deleted": result.deleted}
     rows = ", ".join(f"{units.count(count)} {word}" for word, count in counts.items() if count)
-    files = units.counted(len(result.rewritten_files) + len(result.inserted_files), "file")
-    return f"{rows or 'no rows changed'}; {files} written" if result.changed else "nothing to do"
+    files = f"{units.counted(step.files_written, 'file')} {'to write' if result.dry_run else 'written'}"
+    return f"{rows or 'no rows changed'}; {files}" if result.changed else "nothing to do"
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="intarsia.pipeline", description="Run a pipeline file.")
     parser.add_argument("file", help="the TOML file")
     parser.add_argument("--dry-run", action="store_true", help="plan every step, write nothing")
+    parser.add_argument("--full-refresh", action="store_true", help="take every input file again")
+    parser.add_argument("--mark-done", action="store_true", help="run nothing, note every step as done")
     parser.add_argument("--engine", choices=("spark", "arrow", "duckdb"), help="instead of the file's")
     parser.add_argument("--master", help="the Spark master, instead of the file's")
     parser.add_argument("--param", action="append", default=[], type=_param, metavar="NAME=VALUE")

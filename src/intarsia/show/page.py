@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.core.files import Snapshot
-from intarsia.core.inspection import Inspection, PartitionFacts
+from intarsia.core.inspection import ColumnFacts, Inspection, PartitionFacts
 from intarsia.core.intent import Intent, Merge, Optimize, Write
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.report import MergeResult
@@ -132,7 +132,7 @@ def _has_source(intent: Intent) -> bool:
 
 
 def _plan_files(plan: Plan) -> list[Item]:
-    outputs = sum(group.outputs for group in plan.groups)
+    outputs = plan.new_files if plan.new_files_exact else sum(group.outputs for group in plan.groups)
     kept = plan.count("keep")
     found = [
         Item(units.count(kept), "kept", "kept"),
@@ -143,8 +143,8 @@ def _plan_files(plan: Plan) -> list[Item]:
         Item(units.count(plan.count("remove")), "removed", "removed"),
         _some(outputs, "new", "new"),
     ]
-    if plan.inserted and not outputs:
-        found.append(Item("at least 1", "new", "new"))
+    if not plan.new_files_exact and not outputs and (plan.inserted or plan.new_files):
+        found.append(Item(f"at least {units.count(max(plan.new_files, 1))}", "new", "new"))
     return [item for item in found if item is not None]
 
 
@@ -270,17 +270,23 @@ def _totals(result: MergeResult) -> list[Item]:
 
 
 def _result_files(result: MergeResult) -> list[Item]:
+    new = result.new_files if result.dry_run else len(result.inserted_files)
+    least = "" if result.new_files_exact else "at least "
     return [
         *_some_veiled(result),
         Item(units.count(len(result.rewritten_files)), "rewritten", "rewritten"),
-        Item(units.count(len(result.inserted_files)), "new", "new"),
+        Item(f"{least}{units.count(new)}", "new", "new"),
         Item(units.count(len(result.removed_files)), "removed", "removed"),
         Item(units.count(len(result.preserved_files)), "untouched", "kept"),
     ]
 
 
 def _result_bytes(result: MergeResult) -> list[Item]:
-    return [Item(units.size(result.bytes_read), "read"), Item(units.size(result.bytes_written), "written")]
+    about = "about " if result.dry_run and result.bytes_written else ""
+    return [
+        Item(units.size(result.bytes_read), "read"),
+        Item(f"{about}{units.size(result.bytes_written)}", "written"),
+    ]
 
 
 def _time(result: MergeResult) -> list[Item]:
@@ -406,7 +412,7 @@ def _column_table(seen: Inspection) -> Table:
     """Columns that say nothing on this table are left out."""
     cells: dict[str, list[str]] = {
         "column": [units.printable(column.name) for column in seen.columns],
-        "type": [units.printable(str(column.type)) for column in seen.columns],
+        "type": [_stored_type(column, len(seen.snapshot.files)) for column in seen.columns],
         "nulls": [_known(column.null_fraction, units.percent) for column in seen.columns],
         "size": [_known(column.size, units.size) for column in seen.columns],
         "depth": [_known(column.depth, lambda depth: f"{depth:,.1f}") for column in seen.columns],
@@ -414,6 +420,14 @@ def _column_table(seen: Inspection) -> Table:
     names = [name for name, texts in cells.items() if any(texts)]
     lines = tuple(Line(texts) for texts in zip(*(cells[name] for name in names), strict=True))
     return Table("columns", tuple(names), lines, frozenset({"nulls", "size", "depth"}))
+
+
+def _stored_type(column: ColumnFacts, files: int) -> str:
+    shown = units.printable(str(column.type))
+    if not column.int96_files:
+        return shown
+    some = "" if column.int96_files == files else f" in {units.counted(column.int96_files, 'file')}"
+    return f"{shown} (INT96{some})"
 
 
 def _known(value: Any, shown: Any) -> str:

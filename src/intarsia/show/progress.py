@@ -39,7 +39,8 @@ class Terminal:
     """Draws one line and redraws it in place; leaving the ``with`` block wipes it. Any thread may call it.
 
     Draws at most ten times a second, and nothing in the first quarter of one, so that a quick
-    operation leaves the screen alone. A stream that fails is not written to again.
+    operation leaves the screen alone. What came too early is drawn when it is time, also when nothing
+    comes after it. A stream that fails is not written to again. ``title`` goes before every step.
     """
 
     def __init__(
@@ -56,17 +57,21 @@ class Terminal:
         self._next = clock() + delay
         self._drawn = False
         self._closed = False
+        self._late: tuple[str, int, int] | None = None
+        self._over = threading.Event()
+        self._ticker: threading.Thread | None = None
+        self.title = ""
         self._lock = threading.Lock()
         self._full, self._empty = ("█", "░") if text.takes_unicode(self._stream) else ("#", ".")
 
     def __call__(self, step: str, done: int, total: int, /) -> None:
         with self._lock:
-            now = self._clock()
-            if self._closed or now < self._next:
+            if self._closed:
                 return
-            self._next = now + self._interval
-            self._write("\r" + self._line(step, done, total) + "\x1b[K")
-            self._drawn = True
+            self._late = (step, done, total)
+            if not self._draw() and self._ticker is None:
+                self._ticker = threading.Thread(target=self._tick, name="intarsia-progress", daemon=True)
+                self._ticker.start()
 
     def close(self) -> None:
         """Wipe the line. Idempotent; later calls draw nothing."""
@@ -74,6 +79,7 @@ class Terminal:
             if self._drawn and not self._closed:
                 self._write("\r\x1b[K")
             self._closed = True
+        self._over.set()
 
     def __enter__(self) -> Terminal:
         return self
@@ -83,9 +89,29 @@ class Terminal:
     ) -> None:
         self.close()
 
+    def _tick(self) -> None:
+        """Draw what came too early; runs in a thread, until the line is wiped."""
+        while not self._over.wait(max(self._interval, 0.05)):
+            with self._lock:
+                self._draw()
+
+    def _draw(self) -> bool:
+        """Draw the latest step, if it is time; whether it was."""
+        now = self._clock()
+        if self._closed or self._late is None or now < self._next:
+            return False
+        self._next = now + self._interval
+        self._write("\r" + self._line(*self._late) + "\x1b[K")
+        self._late = None
+        self._drawn = True
+        return True
+
     def _line(self, step: str, done: int, total: int) -> str:
         # The last column stays free: a terminal may wrap when it is written to.
         width = shutil.get_terminal_size().columns - 1
+        step = f"{self.title}: {step}" if self.title else step
+        if done <= 0 and total <= 0:  # nothing to count
+            return units.elide(units.printable(step), width, mark="...")
         numbers = f"{units.count(done)} / {units.count(total)}" if total > 0 else units.count(done)
         name = units.elide(units.printable(step), max(width - len(numbers) - 2, 1), mark="...")
         line = f"{name}  {numbers}"

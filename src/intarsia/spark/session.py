@@ -5,7 +5,9 @@ from __future__ import annotations
 import os
 import re
 import socket
+import subprocess
 import sys
+import traceback
 import warnings
 import weakref
 from collections.abc import Iterator, Mapping
@@ -23,6 +25,7 @@ __all__ = [
     "Session",
     "active_session",
     "connect_session",
+    "is_alive",
     "is_connect",
     "local_session",
     "open_session",
@@ -169,7 +172,7 @@ def stop_session(session: Session) -> bool:
 
 def active_session() -> Session | None:
     """The session that is active, or the process' default one; None where there is none."""
-    if sys.modules.get("pyspark") is None:
+    if sys.modules.get("pyspark.sql") is None:
         return None
     from pyspark.errors import PySparkRuntimeError
     from pyspark.sql import SparkSession
@@ -178,7 +181,7 @@ def active_session() -> Session | None:
         session = SparkSession.active()
     except PySparkRuntimeError:
         return None
-    return session if _is_alive(session) else None
+    return session if is_alive(session) else None
 
 
 def _adopted(master: str | None, config: Mapping[str, Any] | None) -> Session | None:
@@ -250,6 +253,9 @@ def _built(app: str, settings: Mapping[str, str]) -> Session:
             for name, value in settings.items():
                 builder = builder.config(name, value)
             session = builder.getOrCreate()
+    except KeyboardInterrupt as error:
+        _end_launched(error)
+        raise
     except ImportError as error:  # Connect has requirements of its own
         raise NotSupported(
             f"Spark Connect cannot be used here: {error}.", hint="pip install 'intarsia[spark]'"
@@ -261,6 +267,19 @@ def _built(app: str, settings: Mapping[str, str]) -> Session:
         ) from error
     _started.add(session)
     return session
+
+
+def _end_launched(error: BaseException) -> None:
+    """End the JVM that pyspark was waiting for when it was interrupted.
+
+    It would stay for good: what it wants to tell pyspark its port through is gone by then. Nothing but
+    the frame that waited knows the process.
+    """
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        launched = frame.f_locals.get("proc")
+        if frame.f_code.co_name == "launch_gateway" and isinstance(launched, subprocess.Popen):
+            launched.kill()
+            launched.wait()
 
 
 @contextmanager
@@ -326,7 +345,8 @@ def is_connect(session: Session) -> bool:
     return ".connect." in type(session).__module__
 
 
-def _is_alive(session: Session) -> bool:
+def is_alive(session: Session) -> bool:
+    """Whether a session has not been stopped."""
     if is_connect(session):
         return not session.is_stopped
     # Stopping the context alone leaves the session in place; this is how pyspark itself tells.

@@ -31,11 +31,13 @@ from intarsia.core.expr import (
     Negate,
     Not,
     Or,
+    null_safe_equal,
 )
 from intarsia.core.expr.functions import FUNCTIONS, NOW, part_names
 from intarsia.core.expr.nodes import ArithmeticOp, Side
 from intarsia.core.expr.types import INTERVAL, decimal
 from intarsia.errors import InputError, NotSupported
+from intarsia.sql.calls import SPECIAL_CALLS, named_struct, near_functions, row
 from intarsia.sql.words import (
     ARITHMETIC,
     CALLS,
@@ -87,7 +89,8 @@ class _Builder:
                 return NotSupported(f"{word} cannot be used in {self.text!r}", hint="use values of one row")
         shown = node.sql(dialect="spark" if self.spark else "duckdb")
         if isinstance(node, exp.Func):
-            return NotSupported(f"there is no function for {shown} in {self.text!r}", hint=_known())
+            hint = near_functions(re.split(r"[^a-z0-9_]", shown.lower())[0])
+            return NotSupported(f"there is no function for {shown} in {self.text!r}", hint=hint)
         return NotSupported(f"{shown} ({type(node).__name__}) cannot be used in {self.text!r}")
 
     def arguments(self, node: exp.Expression, keys: tuple[str, ...]) -> tuple[Expr, ...]:
@@ -173,8 +176,7 @@ class _Builder:
         raise self.refusal(node)
 
     def null_safe(self, node: Any) -> Expr:
-        left, right = self.expr(node.this), self.expr(node.expression)
-        same = Case(((IsNull(left), IsNull(right)), (IsNull(right), FALSE)), Compare("=", left, right))
+        same = null_safe_equal(self.expr(node.this), self.expr(node.expression))
         return Not(same) if isinstance(node, exp.NullSafeNEQ) else same
 
     def in_(self, node: Any) -> Expr:
@@ -267,6 +269,8 @@ class _Builder:
 
     def part(self, name: str, value: Any) -> Expr:
         operand = self.expr(value.this if isinstance(value, exp.TsOrDsToDate) else value)
+        if name == "epoch":
+            return Call("epoch", (operand,))
         found = Call("date_part", (Literal(name, pa.string()), operand))
         if self.spark and name in ("dayofweek", "dow"):  # Sunday is 1 there, and 0 here
             return Arithmetic("+", found, _number("1"))
@@ -283,6 +287,8 @@ class _Builder:
         name = str(node.this).lower()
         if name == "iff":
             return self.iff(node)
+        if name in ("row", "named_struct"):
+            return (row if name == "row" else named_struct)(self, node)
         if name == "date_part" and len(node.expressions) == 2:
             unit, value = node.expressions
             return self.part(unit.name.lower(), value)
@@ -292,7 +298,7 @@ class _Builder:
         if name == "isnull" and len(node.expressions) == 1:
             return IsNull(self.expr(node.expressions[0]))
         if name not in FUNCTIONS and name not in NOW:
-            raise NotSupported(f"there is no function {name}() for {self.text!r}", hint=_known())
+            raise NotSupported(f"there is no function {name}() for {self.text!r}", hint=near_functions(name))
         return self.call(name, tuple(self.expr(item) for item in node.expressions))
 
     def iff(self, node: Any) -> Expr:
@@ -320,13 +326,12 @@ def _balanced(join: type[And] | type[Or], parts: list[Expr]) -> Expr:
     return join(_balanced(join, parts[:middle]), _balanced(join, parts[middle:]))
 
 
-def _known() -> str:
-    return f"there are {', '.join(sorted([*FUNCTIONS, *NOW]))}"
-
-
 def _number(text: str) -> Literal:
     if re.search("[eE]", text):
-        return Literal(float(text), pa.float64())
+        try:
+            return Literal(float(text), pa.float64())
+        except ValueError:
+            raise InputError(f"{text!r} is not a number") from None
     if "." in text:
         value = Decimal(text)
         digits, scale = len(value.as_tuple().digits), max(-int(value.as_tuple().exponent), 0)
@@ -350,6 +355,8 @@ def _interval(words: str, text: str) -> tuple[int, int, int]:
         months, days, nanos = (
             total + Decimal(amount) * step for total, step in zip((months, days, nanos), each, strict=True)
         )
+    if max(abs(months), abs(days)) >= 2**31 or abs(nanos) >= 2**63:
+        raise InputError(f"the interval {words!r} is too long: months and days have 32 bits")
     if months % 1 or days % 1 or nanos % 1000:
         raise InputError(f"{words!r} is not a whole number of months, days and microseconds")
     return int(months), int(days), int(nanos)
@@ -394,4 +401,5 @@ _SPECIAL: dict[type[Any], tuple[tuple[str, ...], Callable[[_Builder, Any], Expr]
     exp.CurrentDate: ((), lambda _, node: Call("current_date")),
     exp.DateAdd: (_TWO, _Builder.added),
     exp.DateSub: (_TWO, _Builder.added),
+    **SPECIAL_CALLS,
 }

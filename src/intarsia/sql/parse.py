@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from types import ModuleType
 from typing import Any
 
+import pyarrow as pa
+
+from intarsia.common.paths import is_encodable
 from intarsia.core.expr import (
     And,
     Arithmetic,
+    Case,
+    Cast,
     Column,
     Compare,
     Expr,
@@ -17,6 +23,7 @@ from intarsia.core.expr import (
     columns,
     conjuncts,
     literal,
+    null_safe_equal,
     to_sql,
 )
 from intarsia.errors import InputError, NotSupported
@@ -80,10 +87,28 @@ def parse_assignments(assignments: Any, *, dialect: str | None = None) -> tuple[
     return found
 
 
+@dataclass(frozen=True, slots=True)
+class KeyPair:
+    """A column of each side that have to be equal."""
+
+    target: Column
+    source: Column
+    null_safe: bool = False
+    """Whether NULL equals NULL (``<=>``, ``is not distinct from``)."""
+
+
+def parse_type(name: str, *, dialect: str | None = None) -> pa.DataType:
+    """The Arrow type of an SQL type's name, such as ``decimal(10, 2)``. Raises InputError or NotSupported."""
+    expr = parse_expression(f"cast(x as {name})", dialect=dialect)
+    if not isinstance(expr, Cast) or expr.operand != Column(("x",)):
+        raise InputError(f"{name!r} is not the name of a type.")
+    return expr.type
+
+
 def parse_merge_condition(
     text: str, *, dialect: str | None = None
-) -> tuple[tuple[tuple[Path, Path], ...], Expr | None]:
-    """The pairs of (target column, source column) that must be equal, and the rest of the condition.
+) -> tuple[tuple[KeyPair, ...], Expr | None]:
+    """The pairs of columns that must be equal, and the rest of the condition.
 
     Raises InputError for a bare column name, and where no equality ties the two sides together.
     """
@@ -94,7 +119,7 @@ def parse_merge_condition(
             raise InputError(
                 f"{name!r} in {text!r} does not say which side", hint=f"write target.{name} or source.{name}"
             )
-    pairs: list[tuple[Path, Path]] = []
+    pairs: list[KeyPair] = []
     rest: Expr | None = None
     for part in conjuncts(expr):
         pair = _pair(part)
@@ -109,12 +134,15 @@ def parse_merge_condition(
     return tuple(dict.fromkeys(pairs)), rest
 
 
-def _pair(expr: Expr) -> tuple[Path, Path] | None:
+def _pair(expr: Expr) -> KeyPair | None:
     match expr:
-        case Compare("=", Column(target, "target"), Column(source, "source")):
-            return target, source
-        case Compare("=", Column(source, "source"), Column(target, "target")):
-            return target, source
+        case Compare("=", Column(side="target") as target, Column(side="source") as source):
+            return KeyPair(target, source)
+        case Compare("=", Column(side="source") as source, Column(side="target") as target):
+            return KeyPair(target, source)
+        case Case(_, Compare("=", left, right) as same) if expr == null_safe_equal(left, right):
+            pair = _pair(same)
+            return None if pair is None else replace(pair, null_safe=True)
     return None
 
 
@@ -123,7 +151,7 @@ def _assigned(value: Any, dialect: str | None) -> Expr:
         return parse_expression(value, dialect=dialect)
     try:
         return literal(value)
-    except (TypeError, ValueError) as error:
+    except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{value!r} is neither SQL text nor a plain value: {error}") from error
 
 
@@ -144,7 +172,7 @@ def _path(name: str, dialect: str | None) -> Path:
 def _dialect(dialect: str | None) -> str:
     try:
         return DIALECTS[dialect]
-    except KeyError:
+    except (KeyError, TypeError):
         known = ", ".join(repr(name) for name in DIALECTS if name)
         raise NotSupported(f"there is no dialect {dialect!r}", hint=f"there are {known}") from None
 
@@ -166,6 +194,8 @@ def tokens_of(text: str, *, dialect: str | None = None) -> list[Any]:
     sqlglot = sqlglot_module()
     if not isinstance(text, str):
         raise InputError(f"SQL text is needed, not {type(text).__name__}")
+    if not is_encodable(text):
+        raise InputError(f"{text!r} is not SQL: it has half of a character in it (a lone surrogate)")
     try:
         tokens: list[Any] = sqlglot.Dialect.get_or_raise(_dialect(dialect)).tokenize(text)
     except sqlglot.errors.TokenError as error:

@@ -46,6 +46,27 @@ CALLS: dict[type[exp.Expression], tuple[str, tuple[str, ...]]] = {
     exp.Coalesce: ("coalesce", ("this", "expressions")),
     exp.Greatest: ("greatest", ("this", "expressions")),
     exp.Least: ("least", ("this", "expressions")),
+    exp.Left: ("left", ("this", "expression")),
+    exp.Right: ("right", ("this", "expression")),
+    exp.SplitPart: ("split_part", ("this", "delimiter", "part_index")),
+    exp.StrPosition: ("strpos", ("this", "substr")),
+    exp.Repeat: ("repeat", ("this", "times")),
+    exp.ConcatWs: ("concat_ws", ("expressions",)),
+    exp.RegexpLike: ("regexp_matches", ("this", "expression", "flag")),
+    exp.RegexpFullMatch: ("regexp_full_match", ("this", "expression", "options")),
+    exp.MD5: ("md5", ("this",)),
+    exp.SHA: ("sha1", ("this",)),
+    exp.Exp: ("exp", ("this",)),
+    exp.Ln: ("ln", ("this",)),
+    exp.IsNan: ("isnan", ("this",)),
+    exp.IsInf: ("isinf", ("this",)),
+    exp.LastDay: ("last_day", ("this",)),
+    exp.Dayname: ("dayname", ("this",)),
+    exp.Monthname: ("monthname", ("this",)),
+    exp.TimeToUnix: ("epoch", ("this",)),
+    exp.UnixToTime: ("to_timestamp", ("this",)),
+    exp.DateFromParts: ("make_date", ("year", "month", "day")),
+    exp.TimestampFromParts: ("make_timestamp", ("year", "month", "day", "hour", "min", "sec")),
 }
 PARTS: dict[type[exp.Expression], str] = {
     exp.Year: "year",
@@ -72,6 +93,10 @@ SYNONYMS = {
     "today": "current_date",
     "nvl": "coalesce",
     "ifnull": "coalesce",
+    "regexp_like": "regexp_matches",
+    "is_nan": "isnan",
+    "day_name": "dayname",
+    "month_name": "monthname",
 }
 NO_VALUE_HERE = {
     exp.Query: "a subquery",
@@ -88,7 +113,23 @@ NO_VALUE_HERE = {
     exp.Explode: "a table function",
 }
 # Hints of sqlglot's own that change nothing here, or that are looked at where they matter.
-HARMLESS = {"safe", "typed", "coalesce", "ignore_nulls", "big_int", "nested", "_type", "is_string", "quoted"}
+HARMLESS = {
+    "safe",
+    "typed",
+    "coalesce",
+    "ignore_nulls",
+    "big_int",
+    "nested",
+    "_type",
+    "is_string",
+    "quoted",
+} | {
+    "date_part_boundary",
+    "flatten",
+    "is_left",
+    "null_if_pos_overflow",
+    "single_replace",
+}
 TYPES: dict[str, pa.DataType] = {
     "BOOLEAN": pa.bool_(),
     "TINYINT": pa.int8(),
@@ -107,6 +148,7 @@ TYPES: dict[str, pa.DataType] = {
     "CHAR": pa.string(),
     "BINARY": pa.binary(),
     "VARBINARY": pa.binary(),
+    "UUID": pa.uuid(),
     "DATE": pa.date32(),
     "DATE32": pa.date32(),
     "TIME": pa.time64("us"),

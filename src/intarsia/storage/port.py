@@ -11,7 +11,7 @@ from typing import Literal, Protocol
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from intarsia.common.log import redact
+from intarsia.common.log import is_store_error, redact
 from intarsia.errors import IntarsiaError, StorageError
 
 Kind = Literal["file", "directory", "symlink", "other"]
@@ -128,6 +128,10 @@ def storage_errors(action: str, path: str, *, hint: str | None = None) -> Iterat
     except IntarsiaError:
         raise
     except (OSError, pa.ArrowException) as error:
+        raise as_storage_error(error, action, path, hint=hint) from error
+    except Exception as error:  # the clients of stores have errors of their own
+        if not is_store_error(error):
+            raise
         raise as_storage_error(error, action, path, hint=hint) from error
 
 

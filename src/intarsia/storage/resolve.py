@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
-from intarsia.common.paths import refuse_sign_in, shown_path
+from intarsia.common.paths import path_text, refuse_sign_in, shown_path, with_time_limit
 from intarsia.errors import InputError, NotSupported
 from intarsia.storage.port import Storage, as_storage_error, storage_errors
 from intarsia.storage.posix import PosixStorage
@@ -39,9 +39,7 @@ def open_storage(
         InputError: the target is empty or the file system is neither pyarrow's nor fsspec's.
         NotSupported: no installed library knows the URL's scheme.
     """
-    path: Any = os.fspath(target)
-    if not isinstance(path, str) or not path or "\0" in path:
-        raise InputError(f"A target must be a path or URL as text, not {path!r}.")
+    path = path_text(target, "A target")
     if filesystem is not None:
         return _on_filesystem(filesystem, _without_scheme(path))
     if not _URL.match(path):
@@ -60,7 +58,7 @@ def _from_url(url: str, options: dict[str, Any]) -> tuple[Storage, str]:
         )
     if not options:
         try:
-            return _on_filesystem(*pafs.FileSystem.from_uri(url))
+            return _on_filesystem(*pafs.FileSystem.from_uri(with_time_limit(url)))
         except pa.ArrowInvalid:
             pass  # a scheme pyarrow does not know
         except OSError as error:

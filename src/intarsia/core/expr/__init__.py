@@ -26,6 +26,7 @@ from intarsia.core.expr.nodes import (
     columns,
     conjuncts,
     literal,
+    null_safe_equal,
     transform,
     walk,
 )
@@ -56,6 +57,7 @@ __all__ = [
     "columns",
     "conjuncts",
     "literal",
+    "null_safe_equal",
     "resolve",
     "to_sql",
     "transform",

@@ -8,6 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from intarsia.common.uuids import is_uuid, uuids_of_text
 from intarsia.core.expr.types import (
     BOOL,
     FLOAT64,
@@ -19,6 +20,7 @@ from intarsia.core.expr.types import (
     is_text,
     working_type,
 )
+from intarsia.core.expr.zones import in_utc, local
 
 _UNIT_WORDS = {"s": "second", "ms": "millisecond", "us": "microsecond"}
 _CLOCK = r"\d{2}(:\d{2}(:\d{2}(\.\d{1,9})?)?)?"
@@ -54,13 +56,19 @@ def castable(source: pa.DataType, target: pa.DataType) -> bool:
 
 
 def cast(value: Any, target: pa.DataType) -> Any:
-    """Convert an array or scalar; raises pa.ArrowInvalid where a value does not fit."""
+    """Convert an array or scalar; raises pa.ArrowInvalid where a value does not fit.
+
+    An instant becomes the date, time or naive timestamp that clocks in its zone show. Naive timestamps and
+    the midnights of dates become instants as times of UTC, and the text of an instant is that of UTC.
+    """
     source = value.type
     if source == target:
         return value
     if pt.is_null(source):
         return pa.scalar(None, target) if isinstance(value, pa.Scalar) else pa.nulls(len(value), target)
     wanted = working_type(target)
+    if is_uuid(target) and is_text(working_type(source)):
+        return _to_stored(uuids_of_text(to_working(value)), target)
     if wanted != target:
         return _to_stored(cast(value, wanted), target)
     if pt.is_dictionary(source) or pt.is_run_end_encoded(source) or source != working_type(source):
@@ -76,8 +84,10 @@ def cast(value: Any, target: pa.DataType) -> Any:
     if pt.is_timestamp(target) and target.tz and pt.is_date(source):
         return pc.cast(pc.cast(value, pa.timestamp(target.unit)), target)
     has_unit = pt.is_timestamp(target) or pt.is_time(target)
+    if pt.is_timestamp(source) and source.tz and not (pt.is_timestamp(target) and target.tz):
+        value = local(value)
     if pt.is_timestamp(source) and has_unit and finest(source.unit, target.unit) != target.unit:
-        value = pc.floor_temporal(value, unit=_UNIT_WORDS[target.unit])
+        value = pc.floor_temporal(in_utc(value), unit=_UNIT_WORDS[target.unit])
     return pc.cast(value, target)
 
 
@@ -85,6 +95,8 @@ def to_working(value: Any) -> Any:
     """A stored column as the type it is computed in."""
     if pt.is_run_end_encoded(value.type):
         value = pc.run_end_decode(value)
+    if isinstance(value.type, pa.BaseExtensionType):
+        value = _storage(value)
     type = working_type(value.type)
     if type == value.type:
         return value
@@ -93,11 +105,28 @@ def to_working(value: Any) -> Any:
     return pc.cast(value, type)
 
 
+def _storage(value: Any) -> Any:
+    """The values of an extension type, without it."""
+    if isinstance(value, pa.Scalar):
+        return value.value if value.is_valid else pa.scalar(None, value.type.storage_type)
+    if isinstance(value, pa.ChunkedArray):
+        return pa.chunked_array([chunk.storage for chunk in value.chunks], value.type.storage_type)
+    return value.storage
+
+
 def _to_stored(value: Any, target: pa.DataType) -> Any:
+    if isinstance(target, pa.BaseExtensionType):
+        stored = cast(value, target.storage_type)
+        if isinstance(stored, pa.Scalar):
+            return pa.ExtensionScalar.from_storage(target, stored)
+        return pa.ExtensionArray.from_storage(target, stored)
     if pt.is_dictionary(target):
         plain = cast(value, target.value_type)
         return plain if isinstance(plain, pa.Scalar) else pc.cast(plain.dictionary_encode(), target)
-    return pc.cast(value, target)
+    stored = pc.cast(value, target)
+    if pt.is_float16(target):
+        _check_finite(value, pc.cast(stored, value.type))
+    return stored
 
 
 def _boolean(value: Any, target: pa.DataType) -> Any:
@@ -144,7 +173,7 @@ def round_number(value: Any, digits: int) -> Any:
 def _check_finite(value: Any, result: Any) -> None:
     lost = pc.and_(pc.is_finite(value), pc.invert(pc.is_finite(result)))
     if pc.any(_as_array(lost)).as_py():
-        raise pa.ArrowInvalid("a number is too large for a 32-bit float")
+        raise pa.ArrowInvalid("a number is too large for the float")
 
 
 def _as_array(value: Any) -> pa.Array:
@@ -185,7 +214,7 @@ def _to_text(value: Any) -> Any:
         text = pc.cast(value, pa.string())
         return pc.replace_substring_regex(text, pattern=r"^(-?\d+)$", replacement=r"\1.0")
     if pt.is_timestamp(source):
-        text = pc.cast(pc.cast(value, pa.timestamp(source.unit)), pa.string())
+        text = pc.cast(in_utc(value), pa.string())
         text = pc.replace_substring_regex(text, pattern=r"(\.\d*?)0+$", replacement=r"\1")
         text = pc.replace_substring_regex(text, pattern=r"\.$", replacement="")
         return _joined(text, "+00") if source.tz else text

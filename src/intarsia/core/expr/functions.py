@@ -1,9 +1,8 @@
-"""The functions expressions may call: their argument types and what they compute."""
+"""The functions expressions may call: their argument types and what they compute; docs/sql.md lists them."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
@@ -11,176 +10,35 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from intarsia.core.expr import texts, times
 from intarsia.core.expr.casts import cast, round_number
 from intarsia.core.expr.kernels import Value, compare
 from intarsia.core.expr.nodes import CompareOp
+from intarsia.core.expr.signatures import (
+    Function,
+    day_to,
+    diff_rule,
+    floats_to,
+    hash_rule,
+    joined,
+    made_of,
+    number_to,
+    part_rule,
+    round_rule,
+    same_type,
+    text_to,
+    trunc_rule,
+)
 from intarsia.core.expr.types import (
     BOOL,
+    DATE,
     FLOAT64,
     INT64,
-    LARGE_STRING,
     STRING,
     decimal,
-    is_number,
-    is_text,
 )
 
-Types = Sequence[pa.DataType]
-Rule = Callable[[Types], tuple[Types, pa.DataType] | None]
-"""Given the arguments' types: the types to cast them to and the result's, or None if they are wrong."""
-
-
-@dataclass(frozen=True, slots=True)
-class Function:
-    """One function: how many arguments, which types, and how to compute it.
-
-    ``alike`` arguments are first brought to one common type. ``constant`` are the positions that
-    must be constants; those reach ``run`` as Python values.
-    """
-
-    takes: str
-    least: int
-    most: int | None
-    rule: Rule
-    run: Callable[..., Value]
-    constant: frozenset[int] = frozenset()
-    alike: bool = False
-
-
-def _wide(types: Types) -> pa.DataType:
-    return LARGE_STRING if any(pt.is_large_string(type) for type in types) else STRING
-
-
-def _text_to(result: pa.DataType | None) -> Rule:
-    def rule(types: Types) -> tuple[Types, pa.DataType] | None:
-        if not all(is_text(type) or pt.is_null(type) for type in types):
-            return None
-        wide = _wide(types)
-        return [wide] * len(types), result or wide
-
-    return rule
-
-
-def _joined(types: Types) -> tuple[Types, pa.DataType] | None:
-    wide = _wide(types)
-    return [wide] * len(types), wide
-
-
-def _substring_rule(types: Types) -> tuple[Types, pa.DataType] | None:
-    if not is_text(types[0]) or not all(pt.is_integer(type) for type in types[1:]):
-        return None
-    return types, types[0]
-
-
-def _number_to(result: pa.DataType | None) -> Rule:
-    def rule(types: Types) -> tuple[Types, pa.DataType] | None:
-        if not is_number(types[0]) or not all(pt.is_integer(type) for type in types[1:]):
-            return None
-        first = pa.float64() if pt.is_floating(types[0]) else types[0]
-        return [first, *types[1:]], result or first
-
-    return rule
-
-
-def _round_rule(types: Types) -> tuple[Types, pa.DataType] | None:
-    found = _number_to(None)(types)
-    if found is not None and pt.is_integer(types[0]):
-        wide = types[0] if types[0].bit_width == 64 else INT64
-        return [wide, *types[1:]], wide
-    if found is None or not pt.is_decimal(types[0]):
-        return found
-    return types, decimal(min(types[0].precision + 1, 76), types[0].scale)
-
-
-def _floats(types: Types) -> tuple[Types, pa.DataType] | None:
-    return ([FLOAT64] * len(types), FLOAT64) if all(map(is_number, types)) else None
-
-
-def _same(types: Types) -> tuple[Types, pa.DataType]:
-    return types, types[0]
-
-
-_CLOCK_PARTS = {"hour": pc.hour, "minute": pc.minute, "second": pc.second}
-_DATE_PARTS: dict[str, Callable[[Value], Value]] = {
-    "year": pc.year,
-    "quarter": pc.quarter,
-    "month": pc.month,
-    "week": pc.iso_week,
-    "day": pc.day,
-    "dayofyear": pc.day_of_year,
-    "dayofweek": lambda value: pc.day_of_week(value, count_from_zero=True, week_start=7),
-    "isodow": lambda value: pc.day_of_week(value, count_from_zero=False, week_start=1),
-}
-_PART_NAMES = {"dow": "dayofweek", "doy": "dayofyear", "weekofyear": "week", "dayofmonth": "day"}
-_DATE_UNITS = ("year", "quarter", "month", "week", "day")
-_TRUNC_UNITS = (*_DATE_UNITS, "hour", "minute", "second", "millisecond", "microsecond")
-
-
-def _part_rule(types: Types) -> tuple[Types, pa.DataType] | None:
-    kinds = (pt.is_date, pt.is_timestamp, pt.is_time)
-    return (types, INT64) if any(kind(types[1]) for kind in kinds) else None
-
-
-def _trunc_rule(types: Types) -> tuple[Types, pa.DataType] | None:
-    return (types, types[1]) if pt.is_date(types[1]) or pt.is_timestamp(types[1]) else None
-
-
-def _part(unit: str, value: Value) -> Value:
-    unit = _singular(unit)
-    unit = _PART_NAMES.get(unit, unit)
-    if unit in _CLOCK_PARTS:
-        moment = cast(value, pa.timestamp("s")) if pt.is_date(value.type) else value
-        return cast(_CLOCK_PARTS[unit](moment), INT64)
-    if unit not in _DATE_PARTS or pt.is_time(value.type):
-        known = ", ".join([*_DATE_PARTS, *_CLOCK_PARTS])
-        raise pa.ArrowInvalid(f"there is no part {unit!r} of {value.type}; there are {known}")
-    return cast(_DATE_PARTS[unit](value), INT64)
-
-
-def _trunc_to(unit: str, value: Value) -> Value:
-    unit = _singular(unit)
-    if unit not in _TRUNC_UNITS:
-        raise pa.ArrowInvalid(f"there is no unit {unit!r} to cut to; there are {', '.join(_TRUNC_UNITS)}")
-    if pt.is_date(value.type) and unit not in _DATE_UNITS:
-        return value
-    if pt.is_timestamp(value.type) and value.type.tz:
-        plain = pc.cast(value, pa.timestamp(value.type.unit))
-        return pc.cast(pc.floor_temporal(plain, unit=unit), value.type)
-    return pc.floor_temporal(value, unit=unit)
-
-
-def _singular(unit: str) -> str:
-    unit = unit.strip().lower()
-    return unit[:-1] if unit.endswith("s") else unit
-
-
-def _trim(kernel: Callable[..., Value]) -> Callable[..., Value]:
-    def run(value: Value, characters: str = " ") -> Value:
-        return kernel(value, characters=characters) if characters else value
-
-    return run
-
-
-def _substring(value: Value, start: int, length: int | None = None) -> Value:
-    """SQL counts from 1, and from the end below 0; a start of 0 is the place before the first."""
-    if length is not None and length < 0:
-        raise pa.ArrowInvalid(f"substring of a negative length {length}")
-    if start >= 0:
-        begin, end = max(start - 1, 0), None if length is None else max(start - 1 + length, 0)
-        return pc.utf8_slice_codeunits(value, start=begin, stop=end)
-    if length is None or start + length >= 0:
-        return pc.utf8_slice_codeunits(value, start=start)
-    return pc.utf8_slice_codeunits(value, start=start, stop=start + length)
-
-
-def _replace(value: Value, old: str, new: str) -> Value:
-    return pc.replace_substring(value, pattern=old, replacement=new) if old else value
-
-
-def _concat(*values: Value) -> Value:
-    empty = pa.scalar("", values[0].type)
-    # null_handling="skip" drops the row when every part is NULL.
-    return pc.binary_join_element_wise(*values, empty, null_handling="replace", null_replacement="")
+# Numbers
 
 
 def _extreme(op: CompareOp) -> Callable[..., Value]:
@@ -221,35 +79,229 @@ def _matcher(kernel: Callable[..., Value]) -> Callable[..., Value]:
     return lambda value, pattern: kernel(value, pattern=pattern)
 
 
-_SECOND, _REST = frozenset({1}), frozenset({1, 2})
+def _length(value: Value) -> Value:
+    return cast(pc.utf8_length(value), INT64)
 
-FUNCTIONS: dict[str, Function] = {
-    "lower": Function("text", 1, 1, _text_to(None), pc.utf8_lower),
-    "upper": Function("text", 1, 1, _text_to(None), pc.utf8_upper),
-    "trim": Function("text[, characters]", 1, 2, _text_to(None), _trim(pc.utf8_trim), _SECOND),
-    "ltrim": Function("text[, characters]", 1, 2, _text_to(None), _trim(pc.utf8_ltrim), _SECOND),
-    "rtrim": Function("text[, characters]", 1, 2, _text_to(None), _trim(pc.utf8_rtrim), _SECOND),
-    "length": Function("text", 1, 1, _text_to(INT64), lambda value: cast(pc.utf8_length(value), INT64)),
-    "substring": Function("text, start[, length]", 2, 3, _substring_rule, _substring, _REST),
-    "concat": Function("text, ...", 1, None, _joined, _concat),
-    "replace": Function("text, old, new", 3, 3, _text_to(None), _replace, _REST),
-    "starts_with": Function("text, prefix", 2, 2, _text_to(BOOL), _matcher(pc.starts_with), _SECOND),
-    "ends_with": Function("text, suffix", 2, 2, _text_to(BOOL), _matcher(pc.ends_with), _SECOND),
-    "contains": Function("text, part", 2, 2, _text_to(BOOL), _matcher(pc.match_substring), _SECOND),
-    "abs": Function("number", 1, 1, _number_to(None), pc.abs_checked),
-    "sign": Function("number", 1, 1, _number_to(INT64), _sign),
-    "round": Function("number[, digits]", 1, 2, _round_rule, _round, _SECOND),
-    "floor": Function("number", 1, 1, _round_rule, _whole(pc.floor)),
-    "ceil": Function("number", 1, 1, _round_rule, _whole(pc.ceil)),
-    "trunc": Function("number", 1, 1, _round_rule, _whole(pc.trunc)),
-    "sqrt": Function("number", 1, 1, _floats, pc.sqrt_checked),
-    "power": Function("base, exponent", 2, 2, _floats, pc.power_checked),
-    "coalesce": Function("value, ...", 1, None, _same, pc.coalesce, alike=True),
-    "greatest": Function("value, ...", 1, None, _same, _extreme(">="), alike=True),
-    "least": Function("value, ...", 1, None, _same, _extreme("<="), alike=True),
-    "date_part": Function("part, date or time", 2, 2, _part_rule, _part, frozenset({0})),
-    "date_trunc": Function("unit, date or timestamp", 2, 2, _trunc_rule, _trunc_to, frozenset({0})),
+
+def _log(base: Value, value: Value) -> Value:
+    return pc.logb_checked(value, base)
+
+
+_FIRST, _SECOND, _REST, _AFTER = frozenset({0}), frozenset({1}), frozenset({1, 2}), frozenset({1, 2, 3})
+_INT32, _UTC = pa.int32(), pa.timestamp("us", "UTC")
+_INTEGERS = (INT64, INT64, INT64)
+_TEXT = text_to(None)
+
+TEXT_FUNCTIONS: dict[str, Function] = {
+    "lower": Function("text", "small letters", _TEXT, pc.utf8_lower),
+    "upper": Function("text", "capital letters", _TEXT, pc.utf8_upper),
+    "trim": Function(
+        "text[, characters]",
+        "without spaces, or these, at both ends",
+        _TEXT,
+        texts.trim(pc.utf8_trim),
+        _SECOND,
+    ),
+    "ltrim": Function("text[, characters]", "at the left end", _TEXT, texts.trim(pc.utf8_ltrim), _SECOND),
+    "rtrim": Function("text[, characters]", "at the right end", _TEXT, texts.trim(pc.utf8_rtrim), _SECOND),
+    "length": Function("text", "how many characters", text_to(INT64), _length),
+    "left": Function(
+        "text, count",
+        "the first characters; below 0 all but the last",
+        text_to(None, INT64),
+        texts.left,
+        _SECOND,
+        _SECOND,
+    ),
+    "right": Function(
+        "text, count",
+        "the last characters; below 0 all but the first",
+        text_to(None, INT64),
+        texts.right,
+        _SECOND,
+        _SECOND,
+    ),
+    "substring": Function(
+        "text, start[, length]",
+        "from a place on; 1 is the first, -1 the last",
+        text_to(None, INT64, INT64),
+        texts.substring,
+        _REST,
+        _REST,
+    ),
+    "split_part": Function(
+        "text, separator, index",
+        "the part at a place; -1 is the last; empty where there is none",
+        text_to(None, STRING, INT64),
+        texts.split_part,
+        _REST,
+        frozenset({2}),
+    ),
+    "strpos": Function(
+        "text, part",
+        "where a part begins, from 1; 0 if it is not there",
+        text_to(INT64),
+        texts.strpos,
+        _SECOND,
+    ),
+    "lpad": Function(
+        "text, length[, fill]",
+        "filled up at the left, or cut, to a length",
+        text_to(None, _INT32),
+        texts.pad(before=True),
+        _REST,
+        _SECOND,
+    ),
+    "rpad": Function(
+        "text, length[, fill]",
+        "filled up at the right, or cut, to a length",
+        text_to(None, _INT32),
+        texts.pad(before=False),
+        _REST,
+        _SECOND,
+    ),
+    "repeat": Function("text, count", "so many times; empty below 1", text_to(None, INT64), texts.repeat),
+    "concat": Function("value, ...", "one after the other; NULL is left out", joined, texts.concat),
+    "concat_ws": Function(
+        "separator, value, ...",
+        "with the separator between them; NULL is left out",
+        joined,
+        texts.concat_ws,
+    ),
+    "replace": Function("text, old, new", "every place of a part", _TEXT, texts.replace, _REST),
+    "starts_with": Function(
+        "text, prefix", "whether it begins so", text_to(BOOL), _matcher(pc.starts_with), _SECOND
+    ),
+    "ends_with": Function(
+        "text, suffix", "whether it ends so", text_to(BOOL), _matcher(pc.ends_with), _SECOND
+    ),
+    "contains": Function(
+        "text, part", "whether a part is in it", text_to(BOOL), _matcher(pc.match_substring), _SECOND
+    ),
+    "regexp_matches": Function(
+        "text, pattern[, options]",
+        "whether the pattern is found in it",
+        text_to(BOOL),
+        texts.regexp_matches,
+        _REST,
+    ),
+    "regexp_full_match": Function(
+        "text, pattern[, options]",
+        "whether the pattern is all of it",
+        text_to(BOOL),
+        texts.regexp_full_match,
+        _REST,
+    ),
+    "regexp_replace": Function(
+        "text, pattern, new[, options]",
+        "the first match; all with the option `'g'`; `\\1` is a group",
+        _TEXT,
+        texts.regexp_replace,
+        _AFTER,
+    ),
+    "regexp_extract": Function(
+        "text, pattern[, group, options]",
+        "the first match, or a group of it; empty where there is none",
+        text_to(None, STRING, _INT32),
+        texts.regexp_extract,
+        _AFTER,
+    ),
+    "md5": Function("text or bytes", "hash, as hexadecimal text", hash_rule, texts.digest("md5")),
+    "sha1": Function("text or bytes", "hash, as hexadecimal text", hash_rule, texts.digest("sha1")),
+    "sha256": Function("text or bytes", "hash, as hexadecimal text", hash_rule, texts.digest("sha256")),
+    "sha512": Function("text or bytes", "hash, as hexadecimal text", hash_rule, texts.digest("sha512")),
 }
+
+NUMBER_FUNCTIONS: dict[str, Function] = {
+    "abs": Function("number", "without the sign", number_to(None), pc.abs_checked),
+    "sign": Function("number", "-1, 0 or 1", number_to(INT64), _sign),
+    "round": Function(
+        "number[, digits]", "to the nearest, halves away from zero", round_rule, _round, _SECOND, _SECOND
+    ),
+    "floor": Function("number", "the whole number below", round_rule, _whole(pc.floor)),
+    "ceil": Function("number", "the whole number above", round_rule, _whole(pc.ceil)),
+    "trunc": Function("number", "without the fraction", round_rule, _whole(pc.trunc)),
+    "sqrt": Function("number", "square root; raises below 0", floats_to(FLOAT64), pc.sqrt_checked),
+    "power": Function(
+        "base, exponent", "base to the power of the exponent", floats_to(FLOAT64), pc.power_checked
+    ),
+    "exp": Function("number", "e to its power", floats_to(FLOAT64), pc.exp),
+    "ln": Function("number", "natural logarithm; raises at 0 and below", floats_to(FLOAT64), pc.ln_checked),
+    "log10": Function(
+        "number", "logarithm of base 10; raises at 0 and below", floats_to(FLOAT64), pc.log10_checked
+    ),
+    "log2": Function(
+        "number", "logarithm of base 2; raises at 0 and below", floats_to(FLOAT64), pc.log2_checked
+    ),
+    "log": Function("base, number", "logarithm; of one argument, of base 10", floats_to(FLOAT64), _log),
+    "isnan": Function("number", "whether it is NaN", floats_to(BOOL), pc.is_nan),
+    "isinf": Function("number", "whether it is infinite", floats_to(BOOL), pc.is_inf),
+    "isfinite": Function("number", "whether it is neither NaN nor infinite", floats_to(BOOL), pc.is_finite),
+}
+
+TIME_FUNCTIONS: dict[str, Function] = {
+    "date_part": Function("part, date or time", "such as `'year'`", part_rule, times.part, _FIRST),
+    "date_trunc": Function(
+        "unit, date or timestamp",
+        "the beginning of its month, hour, ...",
+        trunc_rule,
+        times.trunc_to,
+        _FIRST,
+    ),
+    "date_diff": Function(
+        "unit, start, end",
+        "how many units begin between them; weeks: whole ones",
+        diff_rule,
+        times.date_diff,
+        _FIRST,
+    ),
+    "last_day": Function("date", "the last of its month", day_to(DATE), times.last_day),
+    "dayname": Function("date", "such as `Monday`", day_to(STRING), times.day_name),
+    "monthname": Function("date", "such as `January`", day_to(STRING), times.month_name),
+    "epoch": Function(
+        "date or time", "seconds since 1970-01-01 UTC, as a double", day_to(FLOAT64, times=True), times.epoch
+    ),
+    "to_timestamp": Function(
+        "seconds", "the instant so long after 1970-01-01 UTC", floats_to(_UTC), times.to_timestamp
+    ),
+    "make_date": Function(
+        "year, month, day",
+        "the date of these numbers; raises where there is none",
+        made_of(*_INTEGERS, to=DATE),
+        times.make_date,
+    ),
+    "make_timestamp": Function(
+        "year, month, day, hour, minute, second",
+        "the timestamp of these numbers; seconds may have a fraction",
+        made_of(*_INTEGERS, INT64, INT64, FLOAT64, to=pa.timestamp("us")),
+        times.make_timestamp,
+    ),
+    "strftime": Function("date, format", "as text", day_to(STRING), times.strftime, _SECOND),
+    "strptime": Function(
+        "text, format",
+        "the timestamp a text says; raises where it does not",
+        text_to(pa.timestamp("us")),
+        times.strptime,
+        _SECOND,
+    ),
+    "try_strptime": Function(
+        "text, format",
+        "the same, with NULL where it does not",
+        text_to(pa.timestamp("us")),
+        times.try_strptime,
+        _SECOND,
+    ),
+}
+
+ANY_FUNCTIONS: dict[str, Function] = {
+    "coalesce": Function("value, ...", "the first that is not NULL", same_type, pc.coalesce, alike=True),
+    "greatest": Function(
+        "value, ...", "NULL is left out; NaN is the greatest", same_type, _extreme(">="), alike=True
+    ),
+    "least": Function("value, ...", "NULL is left out", same_type, _extreme("<="), alike=True),
+}
+
+FUNCTIONS: dict[str, Function] = {**TEXT_FUNCTIONS, **NUMBER_FUNCTIONS, **TIME_FUNCTIONS, **ANY_FUNCTIONS}
 
 NOW = ("current_timestamp", "current_date")
 """Functions of the moment; a resolved expression has constants in their place."""
@@ -258,6 +310,8 @@ NOW = ("current_timestamp", "current_date")
 def call(name: str, values: Sequence[Value]) -> Value:
     """Compute a function on values of the types its rule asked for."""
     function = FUNCTIONS[name]
+    if any(p < len(values) and not isinstance(values[p], pa.Scalar) for p in function.constant):
+        return _by_distinct(function, values)
     arguments: list[Any] = []
     for position, value in enumerate(values):
         if position in function.constant:
@@ -268,6 +322,44 @@ def call(name: str, values: Sequence[Value]) -> Value:
     return function.run(*arguments)
 
 
+def _by_distinct(function: Function, values: Sequence[Value]) -> Value:
+    """Compute once per distinct combination of the arguments that have to be constants."""
+    rows = next(len(value) for value in values if not isinstance(value, pa.Scalar))
+    moving = [
+        p for p in sorted(function.constant) if p < len(values) and not isinstance(values[p], pa.Scalar)
+    ]
+    codes: Value = pa.repeat(pa.scalar(0, INT64), rows)
+    for position in moving:
+        encoded = values[position].dictionary_encode(null_encoding="encode")
+        codes = pc.add(pc.multiply(codes, len(encoded.dictionary)), pc.cast(encoded.indices, INT64))
+    order = pc.sort_indices(codes)
+    sorted_ = [value if isinstance(value, pa.Scalar) else value.take(order) for value in values]
+    ends = pc.run_end_encode(codes.take(order), run_end_type=INT64).run_ends.to_pylist()
+    pieces: list[pa.Array] = []
+    for start, end in zip([0, *ends], ends, strict=False):
+        arguments: list[Any] = []
+        for position, value in enumerate(sorted_):
+            piece = value if isinstance(value, pa.Scalar) else value.slice(start, end - start)
+            moved = position in function.constant and not isinstance(value, pa.Scalar)
+            arguments.append(piece[0].as_py() if moved else piece)
+            if position in function.constant and isinstance(value, pa.Scalar):
+                arguments[-1] = value.as_py()
+        if any(arguments[p] is None for p in function.constant if p < len(values)):
+            found: Value = _null_like(function, values)
+        else:
+            found = function.run(*arguments)
+        pieces.append(_as_long(found, end - start))
+    if not pieces:
+        return pa.nulls(0, _null_like(function, values).type)
+    return pa.concat_arrays(pieces).take(pc.array_sort_indices(order))
+
+
+def _as_long(value: Value, length: int) -> pa.Array:
+    if not isinstance(value, pa.Scalar):
+        return value
+    return pa.repeat(value, length) if value.is_valid else pa.nulls(length, value.type)
+
+
 def _null_like(function: Function, values: Sequence[Value]) -> pa.Scalar:
     found = function.rule([value.type for value in values])
     return pa.scalar(None, found[1] if found else pa.null())
@@ -275,4 +367,4 @@ def _null_like(function: Function, values: Sequence[Value]) -> pa.Scalar:
 
 def part_names() -> tuple[str, ...]:
     """The parts of dates and times that functions such as ``year(x)`` may be named after."""
-    return (*_DATE_PARTS, *_CLOCK_PARTS, *_PART_NAMES)
+    return (*times.DATE_PARTS, *times.CLOCK_PARTS, *times.PART_NAMES)

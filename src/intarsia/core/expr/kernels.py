@@ -9,6 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from intarsia.core.expr import zones
 from intarsia.core.expr.casts import cast
 from intarsia.core.expr.nodes import ArithmeticOp, CompareOp
 from intarsia.core.expr.types import DATE, INT64, NANOS
@@ -165,7 +166,13 @@ def _temporal(op: ArithmeticOp, left: Value, right: Value) -> Value:
 
 
 def shift(value: Value, *, months: int, days: int, nanos: int) -> Value:
-    """Move dates or timestamps; a month later than the 31st is the last day of a shorter month."""
+    """Move dates or timestamps; a month later than the 31st is the last day of a shorter month.
+
+    Months and days are those of a timestamp's zone; what is shorter is a length of time everywhere.
+    """
+    if (months or days) and pt.is_timestamp(value.type) and value.type.tz:
+        wall = shift(zones.local(value), months=months, days=days, nanos=0)
+        value, months, days = zones.moved(wall, value), 0, 0
     if months:
         value = _add_months(value, months)
     if pt.is_date(value.type):
@@ -179,7 +186,7 @@ def shift(value: Value, *, months: int, days: int, nanos: int) -> Value:
 
 def _add_months(value: Value, months: int) -> Value:
     total = pc.add(pc.add(pc.multiply(pc.year(value), 12), pc.month(value)), months - 1)
-    first, following = _month_start(total), _month_start(pc.add(total, 1))
+    first, following = month_start(total), month_start(pc.add(total, 1))
     day = pc.min_element_wise(pc.day(value), pc.subtract(following, first), skip_nulls=False)
     date = pc.cast(pc.cast(pc.subtract(pc.add(first, day), 1), pa.int32()), DATE)
     if pt.is_date(value.type):
@@ -188,7 +195,7 @@ def _add_months(value: Value, months: int) -> Value:
     return pc.add_checked(cast(date, value.type), clock)
 
 
-def _month_start(total: Value) -> Value:
+def month_start(total: Value) -> Value:
     """Days from 1970-01-01 to the first of the month, given as year * 12 + month - 1.
 
     Howard Hinnant's days_from_civil, for years from 1 on.

@@ -36,6 +36,15 @@ def found_column(node: Column, schema: pa.Schema, source: pa.Schema | None) -> T
     return Column(path, side, True), type
 
 
+def stored_type(node: Column, schema: pa.Schema, source: pa.Schema | None) -> pa.DataType:
+    """The type that a column, as :func:`found_column` gives it back, has in its schema."""
+    side = source if node.side == "source" and source is not None else schema
+    found: pa.DataType = side.field(node.path[0]).type
+    for part in node.path[1:]:
+        found = found.field(part).type
+    return found
+
+
 def _side_of(node: Column, target: pa.Schema, source: pa.Schema) -> Side:
     places: list[Side] = []
     if _matching(node.path[0], target.names, node.exact):

@@ -11,6 +11,8 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.types as pt
 
+from intarsia.core.expr.types import decimal
+
 Side: TypeAlias = typing.Literal["target", "source"]
 CompareOp: TypeAlias = typing.Literal["=", "<>", "<", "<=", ">", ">="]
 ArithmeticOp: TypeAlias = typing.Literal["+", "-", "*", "/", "//", "%", "||"]
@@ -123,13 +125,15 @@ class Case:
 class Cast:
     """A conversion that raises where a value does not fit, or gives NULL there with ``try_``.
 
-    Fractions are rounded on the way to an integer, or cut off with ``truncate`` (as Spark does).
+    Fractions are rounded on the way to an integer, or cut off with ``truncate`` (as Spark does). With
+    ``assign`` it is the conversion to the column that is set: a fraction or an instant to be cut raises.
     """
 
     operand: Expr
     type: pa.DataType
     try_: bool = False
     truncate: bool = False
+    assign: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,6 +168,8 @@ NULL = Literal(None, pa.null())
 
 def literal(value: Any, type: pa.DataType | None = None) -> Literal:
     """A constant from a Python value or a pyarrow scalar; ``type`` where the value alone cannot say."""
+    if type is None and isinstance(value, int) and not -(2**63) <= value < 2**63:
+        return Literal(Decimal(value), decimal(len(str(abs(value))), 0))  # as SQL text has it
     scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value, type)
     if type is not None and scalar.type != type:
         scalar = scalar.cast(type)
@@ -218,8 +224,8 @@ def transform(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
             return Negate(change(operand))
         case IsNull(operand):
             return IsNull(change(operand))
-        case Cast(operand, type, try_, truncate):
-            return Cast(change(operand), type, try_, truncate)
+        case Cast(operand, type, try_, truncate, assign):
+            return Cast(change(operand), type, try_, truncate, assign)
         case And(left, right):
             return And(change(left), change(right))
         case Or(left, right):
@@ -256,3 +262,8 @@ def conjuncts(expr: Expr) -> tuple[Expr, ...]:
     if isinstance(expr, And):
         return (*conjuncts(expr.left), *conjuncts(expr.right))
     return (expr,)
+
+
+def null_safe_equal(left: Expr, right: Expr) -> Expr:
+    """Equality that is never NULL: NULL equals NULL (``<=>``, ``is not distinct from``)."""
+    return Case(((IsNull(left), IsNull(right)), (IsNull(right), FALSE)), Compare("=", left, right))

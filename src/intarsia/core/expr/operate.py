@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pyarrow as pa
 import pyarrow.types as pt
 
 from intarsia.core.expr.nodes import Arithmetic, ArithmeticOp, Cast, Expr, Literal, literal
 from intarsia.core.expr.run import NO_ROWS, run
 from intarsia.core.expr.types import DATE, FLOAT64, INT64, UINT64, as_decimal, common_type, decimal, finest
+from intarsia.core.expr.zones import check_zone
 from intarsia.errors import NotSupported
 
 Typed = tuple[Expr, pa.DataType]
@@ -21,6 +24,25 @@ def as_type(typed: Typed, type: pa.DataType) -> Expr:
     if isinstance(expr, Literal):
         return literal(run(Cast(expr, type), NO_ROWS))
     return Cast(expr, type)
+
+
+def with_shared_zone(typed: Sequence[Typed]) -> list[Typed]:
+    """The same with constant instants in the zone that all others share; a constant has none of its own."""
+    zones = {_zone(item) for item in typed if not isinstance(item[0], Literal)} - {None}
+    if len(zones) != 1:
+        return list(typed)
+    (zone,) = zones
+    found: list[Typed] = []
+    for expr, type in typed:
+        if isinstance(expr, Literal) and _zone((expr, type)) is not None:
+            type = pa.timestamp(type.unit, zone)
+            expr = Literal(expr.value, type)
+        found.append((expr, type))
+    return found
+
+
+def _zone(typed: Typed) -> str | None:
+    return typed[1].tz if pt.is_timestamp(typed[1]) else None
 
 
 def numeric(op: ArithmeticOp, left: Typed, right: Typed) -> Typed | None:
@@ -112,6 +134,7 @@ def _by_interval(op: ArithmeticOp, left: Typed, interval: Expr) -> Typed:
         raise NotSupported("an interval must be a constant")
     type = left[1]
     nanos = interval.value[2] if interval.value is not None else 0
+    check_zone(type)
     if nanos and pt.is_date(type):
         type = pa.timestamp("us")
     elif nanos % 10**9:

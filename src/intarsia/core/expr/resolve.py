@@ -14,11 +14,15 @@ from typing import NoReturn, assert_never
 import pyarrow as pa
 import pyarrow.types as pt
 
-from intarsia.core.expr.casts import castable
+from intarsia.common.names import suggestion
+from intarsia.common.uuids import holds_uuids, is_uuid, uuid_bytes
+from intarsia.core.expr.casts import cast, castable
 from intarsia.core.expr.fit import against_literal, fitted
-from intarsia.core.expr.functions import FUNCTIONS, NOW
+from intarsia.core.expr.functions import FUNCTIONS, NOW, TIME_FUNCTIONS
 from intarsia.core.expr.kernels import mirrored
-from intarsia.core.expr.lookup import found_column
+from intarsia.core.expr.lookup import found_column, stored_type
+from intarsia.core.expr.makers import made_for, maker
+from intarsia.core.expr.nested import MAKERS, common_nested
 from intarsia.core.expr.nodes import (
     And,
     Arithmetic,
@@ -40,7 +44,7 @@ from intarsia.core.expr.nodes import (
     children,
     literal,
 )
-from intarsia.core.expr.operate import Typed, as_type, numeric, temporal
+from intarsia.core.expr.operate import Typed, as_type, numeric, temporal, with_shared_zone
 from intarsia.core.expr.run import NO_ROWS, run, run_empty
 from intarsia.core.expr.text import to_sql
 from intarsia.core.expr.types import (
@@ -52,13 +56,17 @@ from intarsia.core.expr.types import (
     UINT64,
     common_type,
     decimal,
+    is_bytes,
     is_number,
     is_scalar_type,
     is_text,
     type_name,
     working_type,
 )
+from intarsia.core.expr.zones import check_cast, check_zone
 from intarsia.errors import InputError, NotSupported, SchemaMismatch
+
+_SOME_UUID = "123e4567-e89b-12d3-a456-426614174000"
 
 
 def resolve(
@@ -75,7 +83,7 @@ def resolve(
         schema: the table's columns (a merge's target).
         source: the other side of a merge; then a bare name must be on one side only.
         expect: the type the value must have: ``pa.bool_()`` for a predicate, the column's for an
-            assignment (numbers are then rounded to its scale; what does not fit raises later).
+            assignment (SPEC S27; what does not fit raises later, where it is not a constant).
         now: what ``current_timestamp`` is; the present when not given.
 
     Raises:
@@ -86,6 +94,13 @@ def resolve(
     """
     resolver = _Resolver(schema, source, now or datetime.datetime.now(datetime.UTC))
     typed = resolver.typed(expr)
+    if expr == Call("current_timestamp") and expect is not None and pt.is_timestamp(expect):
+        # The clock is read in the unit of the column; nothing of what somebody wrote is cut off.
+        assert isinstance(typed[0], Literal)
+        typed = (
+            literal(cast(typed[0].scalar, pa.timestamp(expect.unit, "UTC"))),
+            pa.timestamp(expect.unit, "UTC"),
+        )
     return resolver.expected(typed, expect) if expect is not None else typed[0]
 
 
@@ -106,7 +121,7 @@ class _Resolver:
         operands = children(found)
         constant = bool(operands) and all(isinstance(operand, Literal) for operand in operands)
         # A constant is kept in the type it is computed in; a cast to how it is stored stays a cast.
-        if constant and type == working_type(type):
+        if constant and type == working_type(type) and not pt.is_nested(type):
             return literal(run(found, NO_ROWS)), type
         return found, type
 
@@ -157,29 +172,54 @@ class _Resolver:
             )
         return typed[0]
 
-    def expected(self, typed: Typed, expect: pa.DataType) -> Expr:
+    def as_uuid(self, typed: Typed, beside: pa.DataType | None) -> Typed:
+        """A text beside a column of UUIDs is that of one; any other value stays as it is."""
         expr, type = typed
+        if not isinstance(expr, Literal) or not is_text(type) or expr.value is None:
+            return typed
+        if beside is None or not holds_uuids(beside):
+            return typed
+        data = uuid_bytes(expr.value)
+        if data is None and is_uuid(beside):
+            raise InputError(f"{to_sql(expr)} is no UUID", hint=f"write it as '{_SOME_UUID}'")
+        return typed if data is None else (Literal(data, pa.binary()), pa.binary())
+
+    def stored(self, expr: Expr) -> pa.DataType | None:
+        """The type that a column has in its schema; None for what is no column."""
+        return stored_type(expr, self.schema, self.source) if isinstance(expr, Column) else None
+
+    def expected(self, typed: Typed, expect: pa.DataType) -> Expr:
+        expr, type = self.as_uuid(typed, expect)
         if type == expect:
             return expr
         wanted = working_type(expect)
+        if isinstance(expr, Call) and expr.name in MAKERS and pt.is_nested(expect):
+            return made_for(expr, type, expect, self)
         if isinstance(expr, Literal):
             expr = fitted(expr, wanted) or expr
             type = working_type(expr.type)
         alike = common_type(type, wanted) is not None and not pt.is_boolean(wanted)
         to_date = pt.is_timestamp(type) and pt.is_date(wanted)
         if not (alike or to_date or type == wanted or pt.is_null(type)):
-            if isinstance(expr, Case) and is_text(type):  # text of dates and such, branch by branch
+            if isinstance(expr, Case) and (is_text(type) or pt.is_nested(type)):  # branch by branch
                 branches = [(when, self.expected((then, type), expect)) for when, then in expr.branches]
                 return Case(tuple(branches), self.expected((expr.default, type), expect))
             raise SchemaMismatch(
                 f"{to_sql(expr)} is {type_name(type)} where {type_name(expect)} is needed",
                 hint=f"cast({to_sql(expr)} as {type_name(expect)}) if that is what you mean",
             )
+        check_cast(type, wanted)
         if isinstance(expr, Literal) and wanted == expect:
-            return literal(run(Cast(expr, expect), NO_ROWS))
-        return expr if type == expect else Cast(expr, expect)
+            return literal(run(Cast(expr, expect, assign=True), NO_ROWS))
+        return expr if type == expect else Cast(expr, expect, assign=True)
 
     def compared(self, op: CompareOp, left: Typed, right: Typed) -> Expr:
+        if pt.is_nested(left[1]) or pt.is_nested(right[1]):
+            return self.compared_nested(op, left, right)
+        left, right = (
+            self.as_uuid(left, self.stored(right[0])),
+            self.as_uuid(right, self.stored(left[0])),
+        )
         for _, type in (left, right):
             if not is_scalar_type(type):
                 raise NotSupported(
@@ -195,6 +235,14 @@ class _Resolver:
         if found is None:
             self.mismatch(op, left, right)
         return found
+
+    def compared_nested(self, op: CompareOp, left: Typed, right: Typed) -> Expr:
+        if op not in ("=", "<>"):
+            raise NotSupported(f"nested values have no order for {op}", hint="compare their fields")
+        type = common_nested(left[1], right[1])
+        if type is None:
+            self.mismatch(op, left, right)
+        return Compare(op, as_type(left, type), as_type(right, type))
 
     def mismatch(self, op: str, left: Typed, right: Typed) -> NoReturn:
         raise SchemaMismatch(
@@ -239,7 +287,9 @@ class _Resolver:
 
     def alike(self, exprs: Sequence[Expr]) -> tuple[tuple[Expr, ...], pa.DataType]:
         """All of them in one type: that of the columns, where the constants fit into it."""
-        typed = [self.typed(expr) for expr in exprs]
+        typed = with_shared_zone([self.typed(expr) for expr in exprs])
+        if any(pt.is_nested(item[1]) for item in typed):
+            return self.alike_nested(typed)
         fixed = [item for item in typed if not isinstance(item[0], Literal)] or typed
         type: pa.DataType | None = pa.null()
         for item in fixed:
@@ -257,15 +307,35 @@ class _Resolver:
             type = wider
         return tuple(as_type(item, type) for item in settled), type
 
+    def alike_nested(self, typed: Sequence[Typed]) -> tuple[tuple[Expr, ...], pa.DataType]:
+        type: pa.DataType | None = pa.null()
+        for item in typed:
+            type = common_nested(type, item[1])
+            if type is None:
+                self.mismatch("beside", typed[0], item)
+        return tuple(as_type(item, type) for item in typed), type
+
     def converted(self, expr: Cast) -> Typed:
         operand, type = self.typed(expr.operand)
+        if pt.is_nested(expr.type):  # put in by resolving
+            return Cast(operand, expr.type, assign=expr.assign), expr.type
+        if is_uuid(expr.type) and (is_text(type) or is_bytes(type)):
+            return self.to_uuid(expr, operand, type)
         if not castable(type, working_type(expr.type)):
             raise SchemaMismatch(f"{to_sql(operand)} is {type_name(type)}, which cannot become {expr.type}")
         if type == expr.type:
             return operand, type
+        check_cast(type, expr.type)
         if expr.truncate and pt.is_integer(expr.type) and (pt.is_floating(type) or pt.is_decimal(type)):
             operand = self.typed(Call("trunc", (operand,)))[0]
-        return Cast(operand, expr.type, expr.try_), expr.type
+        return Cast(operand, expr.type, expr.try_, assign=expr.assign), expr.type
+
+    def to_uuid(self, expr: Cast, operand: Expr, type: pa.DataType) -> Typed:
+        """UUIDs are computed as their bytes."""
+        if isinstance(operand, Literal) and is_text(type) and not expr.try_:
+            return self.as_uuid((operand, type), expr.type)
+        whole = Cast(operand, expr.type, expr.try_, assign=expr.assign) if is_text(type) else operand
+        return Cast(whole, pa.binary()) if whole is not operand else operand, pa.binary()
 
     # Computing
 
@@ -301,10 +371,12 @@ class _Resolver:
             rule = FUNCTIONS["concat"].rule([type for _, type in joined])
             assert rule is not None
             return Arithmetic("||", as_type(joined[0], rule[1]), as_type(joined[1], rule[1])), rule[1]
+        if name in MAKERS:
+            return maker(name, args, self)
         function = FUNCTIONS.get(name)
         if function is None:
             raise NotSupported(
-                f"there is no function {name}()", hint=f"there are {', '.join(sorted([*FUNCTIONS, *NOW]))}"
+                f"there is no function {name}()", hint=suggestion([name], [*FUNCTIONS, *NOW]) or None
             )
         if len(args) < function.least or (function.most is not None and len(args) > function.most):
             raise InputError(f"{name}({function.takes}) was given {len(args)} arguments")
@@ -312,8 +384,8 @@ class _Resolver:
             found, type = self.alike(args)
             typed = [(arg, type) for arg in found]
         else:
-            typed = [self.typed(arg) for arg in args]
-        for position in function.constant:
+            typed = with_shared_zone([self.typed(arg) for arg in args])
+        for position in function.constant - function.varying:
             if position < len(typed) and not isinstance(typed[position][0], Literal):
                 raise NotSupported(
                     f"{name}({function.takes}): {to_sql(typed[position][0])} must be a constant"
@@ -322,10 +394,20 @@ class _Resolver:
         if rule is None or not all(is_scalar_type(type) for _, type in typed):
             given = ", ".join(type_name(type) for _, type in typed)
             raise SchemaMismatch(f"{name}({function.takes}) was given ({given})")
+        for _, type in typed:
+            if name in TIME_FUNCTIONS and name != "epoch":
+                check_zone(type)
         found_call = Call(name, tuple(map(as_type, typed, rule[0])))
-        if function.constant:  # a constant that the function does not know is found out here, without rows
+        if _has_constants(
+            function.constant, found_call
+        ):  # a constant that the function does not know is found out here, without rows
             run_empty(found_call, rule[0])
         return found_call, rule[1]
+
+
+def _has_constants(positions: frozenset[int], call: Call) -> bool:
+    given = [position for position in positions if position < len(call.args)]
+    return bool(given) and all(isinstance(call.args[position], Literal) for position in given)
 
 
 def _working_literal(expr: Literal) -> Literal:

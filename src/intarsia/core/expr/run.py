@@ -8,10 +8,13 @@ from typing import assert_never
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.types as pt
 
+from intarsia.core.expr.assign import assign
 from intarsia.core.expr.casts import cast, to_working, try_cast
 from intarsia.core.expr.functions import call
 from intarsia.core.expr.kernels import Value, arithmetic, compare, is_in, like
+from intarsia.core.expr.nested import MAKERS, convert, equal, made_type, make
 from intarsia.core.expr.nodes import (
     And,
     Arithmetic,
@@ -20,6 +23,7 @@ from intarsia.core.expr.nodes import (
     Cast,
     Column,
     Compare,
+    CompareOp,
     Expr,
     In,
     IsNull,
@@ -84,7 +88,7 @@ def run(expr: Expr, rows: Rows) -> Value:
         case Or(left, right):
             return _logical(left, right, rows, stop=True)
         case Compare(op, left, right):
-            return compare(op, run(left, rows), run(right, rows))
+            return _compared(op, run(left, rows), run(right, rows), rows.length)
         case In(operand, items, negated):
             value = run(operand, rows)
             found = is_in(value, _value_set(items, value.type))
@@ -99,15 +103,31 @@ def run(expr: Expr, rows: Rows) -> Value:
         case Negate(operand):
             value = run(operand, rows)
             return _checked(expr, lambda: pc.negate_checked(value))
+        case Cast(operand, type) if pt.is_nested(type):
+            value = run(operand, rows)
+            return pa.scalar(None, type) if isinstance(value, pa.Scalar) else convert(value, type)
+        case Cast(operand, type, assign=True):
+            return assign(run(operand, rows), type, operand)
         case Cast(operand, type, try_):
             value = run(operand, rows)
             return _checked(expr, lambda: (try_cast if try_ else cast)(value, type))
         case Call("coalesce", args) if any(map(can_fail, args[1:])):
             return _case([*((Not(IsNull(arg)), arg) for arg in args[:-1]), (None, args[-1])], rows)
+        case Call(name, args) if name in MAKERS:
+            parts = [spread(run(arg, rows), rows.length) for arg in args]
+            type = made_type(name, args, [part.type for part in parts])
+            return _checked(expr, lambda: make(name, parts, type, rows.length))
         case Call(name, args):
             arguments = [run(arg, rows) for arg in args]
             return _checked(expr, lambda: call(name, arguments))
     assert_never(expr)
+
+
+def _compared(op: CompareOp, left: Value, right: Value, length: int) -> Value:
+    if not pt.is_nested(left.type):
+        return compare(op, left, right)
+    found = equal(spread(left, length), spread(right, length))
+    return pc.invert(found) if op == "<>" else found
 
 
 def run_empty(expr: Call, types: Sequence[pa.DataType]) -> None:

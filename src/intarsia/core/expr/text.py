@@ -34,7 +34,8 @@ def to_sql(expr: Expr, dialect: str = "duckdb") -> str:
 
     A resolved expression carries its casts, so its text has the meaning it has here. What DuckDB
     does otherwise: a division by zero gives infinity there and raises here, as does the square root
-    of a negative number. DuckDB's session must have the time zone UTC.
+    of a negative number. DuckDB's session must have the time zone UTC, and so must columns whose dates or
+    parts are taken.
     """
     if dialect != "duckdb":
         raise NotSupported(f"expressions cannot be written in the dialect {dialect!r}", hint="use 'duckdb'")
@@ -80,6 +81,15 @@ def _sql(expr: Expr) -> str:
             return f"CASE {whens} ELSE {_sql(default)} END"
         case Cast(operand, type, try_):
             return f"{'TRY_CAST' if try_ else 'CAST'}({_sql(operand)} AS {type_name(type)})"
+        case Call("struct_pack", args):
+            names = [str(name.value) for name in args[::2] if isinstance(name, Literal)]
+            pairs = zip(names, args[1::2], strict=True)
+            return (
+                f"struct_pack({', '.join(f'{quote_identifier(name)} := {_sql(arg)}' for name, arg in pairs)})"
+            )
+        case Call("map_value", args):
+            entries = zip(args[::2], args[1::2], strict=True)
+            return f"MAP {{{', '.join(f'{_sql(key)}: {_sql(item)}' for key, item in entries)}}}"
         case Call(name, args):
             return f"{name}({', '.join(map(_sql, args))})"
     assert_never(expr)

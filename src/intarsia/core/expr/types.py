@@ -5,6 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pt
 
+from intarsia.common.uuids import is_uuid
 from intarsia.errors import NotSupported
 
 STRING, LARGE_STRING = pa.string(), pa.large_string()
@@ -13,13 +14,16 @@ INTERVAL = pa.month_day_nano_interval()
 _UNITS = ("s", "ms", "us", "ns")
 NANOS = {"s": 10**9, "ms": 10**6, "us": 10**3, "ns": 1}
 DAY_NANOS = 86_400 * 10**9
+_UTC_NAMES = frozenset({"UTC", "utc", "Etc/UTC", "Z", "+00:00", "-00:00", "+0000"})
 
 
 def working_type(type: pa.DataType) -> pa.DataType:
     """The type a column is computed in: dictionaries, views and odd widths give way to plain ones.
 
-    Every zoned timestamp is computed in UTC; the instants are the same.
+    A zoned timestamp keeps its zone, which decides what dates and parts it has.
     """
+    if isinstance(type, pa.BaseExtensionType):
+        return working_type(type.storage_type)
     if pt.is_dictionary(type):
         return working_type(type.value_type)
     if pt.is_run_end_encoded(type):
@@ -36,11 +40,14 @@ def working_type(type: pa.DataType) -> pa.DataType:
         return DATE
     if pt.is_time32(type):
         return pa.time64("us")
-    if pt.is_timestamp(type) and type.tz is not None:
-        return pa.timestamp(type.unit, "UTC")
     if pt.is_decimal(type):
         return decimal(type.precision, type.scale)
     return type
+
+
+def is_utc(zone: str) -> bool:
+    """Whether a zone is but another name of UTC."""
+    return zone in _UTC_NAMES
 
 
 def decimal(precision: int, scale: int) -> pa.DataType:
@@ -50,6 +57,8 @@ def decimal(precision: int, scale: int) -> pa.DataType:
             f"a decimal of {precision} digits is needed, and 76 is the most there is",
             hint="cast the operands to fewer digits, or to double, first",
         )
+    if precision < 1:
+        raise NotSupported(f"a decimal has at least one digit, not {precision}")
     return pa.decimal128(precision, scale) if precision <= 38 else pa.decimal256(precision, scale)
 
 
@@ -131,8 +140,9 @@ def _common_temporal(left: pa.DataType, right: pa.DataType) -> pa.DataType | Non
         moments = [type for type in (left, right) if pt.is_timestamp(type)]
         if len(moments) < 2 and not (pt.is_date(left) or pt.is_date(right)):
             return None
-        zoned = any(type.tz for type in moments)
-        return pa.timestamp(finest(*(type.unit for type in moments)), "UTC" if zoned else None)
+        zones = {type.tz for type in moments if type.tz}
+        zone = zones.pop() if len(zones) == 1 else "UTC" if zones else None
+        return pa.timestamp(finest(*(type.unit for type in moments)), zone)
     if pt.is_time(left) and pt.is_time(right):
         return pa.time64(finest(left.unit, right.unit))
     if pt.is_duration(left) and pt.is_duration(right):
@@ -150,6 +160,8 @@ def is_widening(source: pa.DataType, target: pa.DataType) -> bool:
         exact_integer = pt.is_integer(source) and source.bit_width <= 32 and target == FLOAT64
         return exact_integer or source == target or source == pa.float32()
     if pt.is_timestamp(source) and pt.is_timestamp(target):
+        if source.tz and not target.tz and not is_utc(source.tz):  # an hour may come twice
+            return False
         return finest(source.unit, target.unit) == target.unit
     if is_text(source) or is_bytes(source):
         return is_text(source) == is_text(target) and is_bytes(source) == is_bytes(target)
@@ -177,6 +189,8 @@ _TIMESTAMPS = {"s": "TIMESTAMP_S", "ms": "TIMESTAMP_MS", "us": "TIMESTAMP", "ns"
 
 def type_name(type: pa.DataType) -> str:
     """What SQL (DuckDB's) calls the type; pyarrow's own name where SQL has none."""
+    if is_uuid(type):
+        return "UUID"
     type = working_type(type)
     if type in _NAMES:
         return _NAMES[type]

@@ -12,7 +12,9 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from intarsia.common.formats import file_errors, partition_scalars
+from intarsia.common.int96 import arrow_schema
 from intarsia.common.log import logger, operation_log
+from intarsia.common.parquet_file import ParquetInput
 from intarsia.common.paths import InputFile
 from intarsia.common.schema import conform_table, unify_schemas
 from intarsia.core.ext.gather import (
@@ -117,7 +119,7 @@ def _read(files: list[InputFile], wanted: Wanted, types: pa.Schema | None) -> pa
 
 def _schema(file: InputFile) -> pa.Schema:
     with file_errors(file, "a Parquet"):
-        return pq.read_schema(file.location, filesystem=file.filesystem)
+        return arrow_schema(pq.read_metadata(file.location, filesystem=file.filesystem))
 
 
 def _with_fields(piece: _Piece) -> pa.Schema:
@@ -127,8 +129,13 @@ def _with_fields(piece: _Piece) -> pa.Schema:
 
 def _read_piece(piece: _Piece, schema: pa.Schema, wanted: Wanted) -> pa.Table:
     same_types = all(field.type.equals(schema.field(field.name).type) for field in piece.schema)
-    with file_errors(piece.file, "a Parquet"):
-        return _scan(piece, schema, wanted) if same_types else _convert(piece, schema, wanted)
+    with (
+        file_errors(piece.file, "a Parquet"),
+        ParquetInput(piece.file.location, piece.file.filesystem, shown=piece.file.shown) as opened,
+    ):
+        if same_types and not opened.int96_columns:
+            return _scan(piece, schema, wanted)
+        return _convert(piece, schema, wanted, opened)
 
 
 def _scan(piece: _Piece, schema: pa.Schema, wanted: Wanted) -> pa.Table:
@@ -150,14 +157,13 @@ def _scan(piece: _Piece, schema: pa.Schema, wanted: Wanted) -> pa.Table:
     return wanted.without_filter().finish(pa.table(table.columns, schema=selected), piece.file)
 
 
-def _convert(piece: _Piece, schema: pa.Schema, wanted: Wanted) -> pa.Table:
+def _convert(piece: _Piece, schema: pa.Schema, wanted: Wanted, opened: ParquetInput) -> pa.Table:
     """Read, bring to the types of the whole, then filter."""
     needed = None
     if wanted.columns is not None and wanted.filters is None:
         needed = [name for name in piece.schema.names if name in wanted.columns]
         schema = pa.schema([f for f in schema if f.name in wanted.columns], schema.metadata)
-    with pq.ParquetFile(piece.file.location, filesystem=piece.file.filesystem) as opened:
-        table = opened.read(columns=needed, use_threads=wanted.use_threads)
+    table = opened.read(needed, use_threads=wanted.use_threads)
     constants = {name: value for name, value in piece.constants.items() if name in schema.names}
     table = with_constants(table, constants)
     table = conform_table(table, schema, operation=wanted.operation, path=piece.file.shown)

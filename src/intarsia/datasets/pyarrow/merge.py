@@ -59,14 +59,14 @@ def merge_parquet_dataset_pyarrow(
                 source,
                 filesystem=filesystem,
                 partition_columns=found.partition_columns if names is None else names,
-                types=found.schema if found.files else None,
+                types=found.schema if found.settled else None,
                 **spool,
             )
             taken = stack.enter_context(adopted)
             snapshot = with_types_of(taken.schema, found)
             validate_keys_and_schema(
                 taken.schema if options.get("null_keys") == "match" else taken.table,
-                snapshot.schema if snapshot.files else None,
+                snapshot.schema if snapshot.settled else None,
                 keys,
                 operation=rule.name,
                 path=snapshot.root,

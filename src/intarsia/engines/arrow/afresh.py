@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 
 from intarsia.core.change import Change, StagedFile, Veil
 from intarsia.core.files import DataFile
-from intarsia.core.intent import Delete, Update, Write
+from intarsia.core.intent import Write
 from intarsia.core.keys import arange
 from intarsia.core.lens import LAST_UPDATED, LINEAGE, ROW_ID
 from intarsia.core.matches import Hits, Matches
@@ -52,12 +52,13 @@ class Carried:
         if not self.copies and not self.changing:
             return
         lineage = ROW_ID in schema.names
-        if not self._needs_rows and not lineage:
+        needs_rows = self._needs_rows(source)
+        if not needs_rows and not lineage:
             yield from self._replacements(source)
             return
         rewrite = self.rewrite
         with FileReader(rewrite.file, schema, rewrite.filesystem) as reader:
-            columns = [f.name for f in schema] if self._needs_rows else list(LINEAGE)
+            columns = [f.name for f in schema] if needs_rows else list(LINEAGE)
             for group in range(reader.footer.num_row_groups):
                 start = reader.start_of(group)
                 stop = start + reader.footer.row_group(group).num_rows
@@ -73,11 +74,12 @@ class Carried:
         acting = enumerate(self.rewrite.actions)
         return not any(isinstance(action, Assign) and len(self.rewrite.hits.only(n)) for n, action in acting)
 
-    @property
-    def _needs_rows(self) -> bool:
+    def _needs_rows(self, source: pa.Table | None) -> bool:
         """Whether values of the file itself are to be carried over."""
         whole = len(self.rewrite.hits) == self.file.rows
-        return (self.copies and not whole) or not self._only_replaces
+        if (self.copies and not whole) or not self._only_replaces:
+            return True
+        return source is not None and not set(self.rewrite.schema.names) <= set(source.column_names)
 
     def _replacements(self, source: pa.Table | None) -> Iterator[pa.Table]:
         """Whole source rows: the file itself has nothing to add."""
@@ -95,7 +97,7 @@ class Carried:
     ) -> pa.Table:
         local = Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
         piece = self._touched(piece, local)
-        if not self.copies or not self._needs_rows:
+        if not self.copies or not self._needs_rows(source):
             return self._hit_rows(piece, local, source)
         changed, _ = apply_hits(piece, self._undropped(local), self.rewrite, source)
         gone = [local.only(n).positions for n, action in enumerate(self.rewrite.actions) if _drops(action)]
@@ -108,7 +110,7 @@ class Carried:
         """Only the rows that change, as they are afterwards."""
         kept = self._undropped(hits)
         rows = take_rows(piece, kept.positions)
-        if not self._needs_rows:  # all but their identity comes from the source
+        if not self._needs_rows(source):  # all but their identity comes from the source
             assert source is not None
             theirs = take_rows(source, kept.sources)
             for name in LINEAGE:
@@ -251,7 +253,7 @@ def change_of(plan: Plan, carried: Sequence[Carried], added: Sequence[StagedFile
         removed=tuple(removed),
         veiled=tuple(veiled),
         planned=tuple(item.file for item in plan.files if item.scanned or item.action != "keep"),
-        exclusive=not isinstance(intent, Write),
+        exclusive=plan.exclusive,
         properties=intent.properties,
-        reads=intent.where if isinstance(intent, (Delete, Update)) else None,
+        reads=plan.reads,
     )

@@ -22,8 +22,7 @@ from intarsia.engines.arrow.compact import stage_compact
 from intarsia.engines.arrow.duplicates import match_duplicates
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
 from intarsia.engines.arrow.optimize import stage_optimize
-from intarsia.engines.arrow.placing import all_rows
-from intarsia.engines.arrow.predicates import predicate_hits, settle_predicate
+from intarsia.engines.arrow.predicates import predicate_hits, settle_predicate, with_new_rows
 from intarsia.engines.arrow.rewrite import rewrite
 from intarsia.engines.arrow.row_files import RowFiles
 from intarsia.engines.arrow.threads import in_order
@@ -82,15 +81,8 @@ class ArrowEngine:
                     memory_bytes=self.memory_bytes,
                     progress=progress,
                 )
-            case Write():
-                inserts = tuple(all_rows(prepared.table))
-                removed = plan.chosen("remove")
-                return Matches(
-                    inserts=inserts,
-                    inserted=prepared.table.num_rows,
-                    deleted=sum(p.file.rows for p in removed),
-                    dropped=frozenset(p.file.path for p in removed),
-                )
+            case Write() as intent:
+                return with_new_rows(self._match_predicate(plan, intent, progress), prepared.table)
             case Compact() | Optimize():
                 return Matches()
 
@@ -118,7 +110,7 @@ class ArrowEngine:
         found = self._each(matcher.scan, batches, progress, "scan keys")
         return matcher.settle([match for batch in found for match in batch])
 
-    def _match_predicate(self, plan: Plan, intent: Delete | Update, progress: Progress) -> Matches:
+    def _match_predicate(self, plan: Plan, intent: Delete | Update | Write, progress: Progress) -> Matches:
         scans = plan.chosen("scan")
 
         def hit(file: FilePlan) -> Hits:

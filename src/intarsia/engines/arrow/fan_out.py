@@ -28,6 +28,7 @@ from intarsia.engines.arrow.writing import FileWriter, stamp
 BUFFERED_BYTES = 128 << 20
 """Rows that wait for their row group to fill, over all partitions of one dealer."""
 TARGET_BYTES = 512 << 20
+_LEAST_GROUP_ROWS = 100
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +100,8 @@ class FanOut:
         self._begun = 0
         self._most_begun = _most_begun()
         self._done: list[StagedFile] = []
+        self._row_bytes: float | None = None
+        """Of a row in the last file that was finished."""
 
     def add(self, table: pa.Table) -> None:
         """Rows with at least the table's columns, in any order."""
@@ -127,20 +130,42 @@ class FanOut:
 
     def _add(self, part: Part, table: pa.Table) -> None:
         """A row group's rows at a time, so that a file is cut as soon as it is large enough."""
-        step, most = self._form.layout.row_group_rows, self._form.max_rows
+        most = self._form.max_rows
         while table.num_rows:
             state = self._opened(part)
-            taken = step - state.rows % step
+            step = self._group_rows(state, table)
+            taken = max(1, step - state.row_groups.waiting_rows)
             if most is not None:
                 taken = min(taken, most - state.rows)
             before = state.buffered
             state.add(table.slice(0, taken))
+            if state.row_groups.waiting_rows >= step:
+                state.row_groups.finish()
             self._buffered += state.buffered - before
             table = table.slice(taken)
             if state.writer.size >= self._form.target_bytes or state.rows == most:
                 self._finish(part)
             else:
                 self._settle(state)
+
+    def _group_rows(self, state: _Open, table: pa.Table) -> int:
+        """How many rows the next row group has: as many as the table's sizes leave room for.
+
+        A row is as large as those of this file or the one before, else as the table's are; of an empty table
+        it is known in memory only, which is more than it will be.
+        """
+        layout = self._form.layout
+        if layout.row_group_bytes is None:
+            return layout.row_group_rows
+        row_bytes = self._row_bytes
+        if state.writer.rows:
+            row_bytes = state.writer.size / state.writer.rows
+        if row_bytes is None:
+            row_bytes = layout.row_bytes or table.nbytes / table.num_rows
+        target = self._form.target_bytes
+        room = max(target - state.writer.size, target // 8)  # no row group for the sake of a few rows
+        wanted = min(layout.row_group_bytes, room)
+        return max(_LEAST_GROUP_ROWS, min(layout.row_group_rows, int(wanted / max(row_bytes, 1e-3))))
 
     def _settle(self, state: _Open) -> None:
         """A file that was begun stays open, as long as others leave it a handle."""
@@ -179,6 +204,7 @@ class FanOut:
             staged = state.writer.close(state.path, part.values)
         finally:
             state.writer.abandon()
+        self._row_bytes = staged.size / max(staged.rows, 1)
         self._done.append(replace(staged, tag=part.tag))
 
     def _flush(self) -> None:

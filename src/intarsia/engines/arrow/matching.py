@@ -144,8 +144,9 @@ class MergeMatcher:
         answers = self._answers(pieces)
         for piece, (there, here) in zip(pieces, answers, strict=True):
             result = found[piece.plan.file.path]
+            strict = {name for name, _ in self.intent.never_null}
             for name, column in zip(self.intent.keys, piece.keys, strict=True):
-                if column.null_count and self.intent.null_keys != "match":
+                if column.null_count and name in strict:
                     result.nulls[name] = result.nulls.get(name, 0) + column.null_count
             if len(there) or self.rule.touches_target_only:
                 parts.setdefault(piece.plan.file.path, []).append(self.classify(piece, there, here, result))

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from intarsia.common.partitions import split_by_partition
 from intarsia.common.schema import conform_table
@@ -18,6 +17,7 @@ from intarsia.core.keys import arange, flat
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.ports import Workplace
 from intarsia.core.rule import Assign, Insert
+from intarsia.core.spark_note import note_for, note_of
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.rewrite import assigned
 from intarsia.engines.arrow.row_groups import RowGroups
@@ -91,25 +91,31 @@ class Placing:
     def file_schema(self) -> pa.Schema:
         """The columns of a new file: partition columns only where the table's files repeat them."""
         apart = set(self.partition_columns)
-        first = self._first()
+        first = self.snapshot.model_footer
         if first is not None and apart:
             apart -= set(first.schema.to_arrow_schema().names)
         return pa.schema([field for field in self.schema if field.name not in apart], self.schema.metadata)
 
-    def _first(self) -> pq.FileMetaData | None:
-        """The footer of the file that new ones are like."""
-        return next((f.footer for f in self.snapshot.files if f.footer is not None), None)
-
     def layout(self) -> Layout:
         """As the table's first file is written, where the caller asks for nothing else."""
-        first = self._first()
+        first = self.snapshot.model_footer
         layout = Layout() if first is None else layout_of(first).for_new_file()
+        if self.options.int96 == "convert":
+            layout = layout.without_int96()
+        layout = layout.with_like((file.footer for file in self.snapshot.files), self.file_schema().names)
         if self.options.compression is not None:
             layout = layout.with_compression(self.options.compression)
         return layout.with_row_group_rows(self.options.row_group_size or ROW_GROUP_ROWS)
 
     def metadata(self, txid: str) -> dict[bytes, bytes]:
-        return stamp(txid, self.schema, self.partition_columns)
+        """The notes of a new file: ours, and Spark's where the files beside it, or the source, have it."""
+        notes, before = ({}, self.schema) if self.operation == "overwrite" else note_of(self.snapshot)
+        if not notes:
+            notes, before = self.schema.metadata or {}, self.schema
+        return {
+            **note_for(notes, self.file_schema(), before),
+            **stamp(txid, self.schema, self.partition_columns),
+        }
 
     def _check_columns_left(self) -> None:
         if not [n for n in self.schema.names if n not in self.partition_columns]:
@@ -121,20 +127,28 @@ class Placing:
     def built(self, rows: pa.Array, action: Insert, source: pa.Table) -> pa.Table:
         """Rows of the dataset, made of some source rows."""
         theirs = take_rows(source, rows) if len(rows) != source.num_rows else source
-        return theirs if action.values is None else self._made(theirs, action)
+        return self._completed(theirs) if action.values is None else self._made(theirs, action)
+
+    def _completed(self, rows: pa.Table) -> pa.Table:
+        """Whole source rows; columns that the source lacks are NULL."""
+        for field in self.schema:
+            if field.name not in rows.column_names:
+                rows = rows.append_column(field.name, pa.nulls(rows.num_rows, field.type))
+        return rows
 
     def _made(self, rows: pa.Table, action: Insert) -> pa.Table:
-        """Rows of the given columns only; the rest is NULL."""
+        """Rows of the given columns and fields of structs only; the rest is NULL."""
+        empty = pa.table({field.name: pa.nulls(rows.num_rows, field.type) for field in self.schema})
         values = assigned(
-            rows,
+            empty,
             Assign(action.values or ()),
             source=rows,
             schema=self.schema,
             operation=self.operation,
             path=self.snapshot.root,
         )
-        empty = {field.name: pa.nulls(rows.num_rows, field.type) for field in self.schema}
-        return pa.table({**empty, **{name: flat(value) for name, value in values.items()}})
+        columns = {name: flat(values.get(name, empty[name])) for name in empty.column_names}
+        return pa.table(columns)
 
     def _split(self, rows: pa.Array, action: Insert, source: pa.Table) -> Iterator[tuple[Any, pa.Array]]:
         if not self.partition_columns:

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.spool import tidy_schema
-from intarsia.core.evaluate import true_mask
+from intarsia.core.evaluate import hit_positions
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Predicate, Update
-from intarsia.core.keys import arange, flat
+from intarsia.core.keys import arange
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import predicate_columns
 from intarsia.core.rule import Assign, Drop
 from intarsia.engines.arrow.overlay import take_rows
+from intarsia.engines.arrow.placing import all_rows
 from intarsia.engines.arrow.reading import FileReader
-from intarsia.errors import ColumnNotFound, InputError, SchemaMismatch
 
-_ROW = "__row__"
+__all__ = ["hit_positions", "predicate_hits", "settle_predicate", "with_new_rows"]
 
 
 def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_rows: int | None) -> Hits:
@@ -54,7 +53,7 @@ def _hits_among(where: Predicate, piece: pa.Table, live: pa.Array | None) -> pa.
 
 
 def settle_predicate(plan: Plan, scans: Sequence[FilePlan], found: Sequence[Hits]) -> Matches:
-    """The hits of a DELETE or UPDATE over all files; a file that loses every row is dropped."""
+    """The hits of a predicate over all files; a file that loses every row is dropped."""
     hits = {item.file.path: mine for item, mine in zip(scans, found, strict=True) if len(mine)}
     whole = plan.chosen("remove")
     count = sum(len(mine) for mine in hits.values()) + sum(item.file.rows for item in whole)
@@ -67,31 +66,6 @@ def settle_predicate(plan: Plan, scans: Sequence[FilePlan], found: Sequence[Hits
     return Matches((Drop(),), kept, dropped, deleted=count, scanned_bytes=scanned)
 
 
-def hit_positions(where: Any, table: pa.Table) -> pa.Array:
-    """The rows of a table, ascending, where the predicate is TRUE."""
-    if not isinstance(where, pc.Expression):
-        return pc.indices_nonzero(true_mask(where, table)).cast(pa.int64())
-    tidy = tidy_schema(table.schema)
-    table = table if tidy.equals(table.schema) else table.cast(tidy)
-    row = _ROW
-    while row in table.column_names:
-        row += "_"
-    try:
-        kept = table.append_column(row, arange(table.num_rows)).filter(where)
-    except pa.ArrowInvalid as error:
-        if "No match for FieldRef" in str(error):
-            raise ColumnNotFound(
-                f"The predicate {where} names a column that is not there;"
-                f" there is {', '.join(map(repr, table.column_names))}."
-            ) from error
-        raise InputError(f"The predicate cannot be evaluated: {error}") from error
-    except (pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        if "must evaluate to bool" in str(error):
-            raise SchemaMismatch(
-                f"{where} is a value, not a condition.", hint="compare it with something."
-            ) from error
-        raise SchemaMismatch(
-            f"The types in the predicate {where} do not go together: {error}",
-            hint="cast the constant to the column's type.",
-        ) from error
-    return flat(kept[row])
+def with_new_rows(found: Matches, rows: pa.Table) -> Matches:
+    """What an overwrite removes, and all rows of its source as new ones."""
+    return replace(found, inserts=tuple(all_rows(rows)), inserted=rows.num_rows)

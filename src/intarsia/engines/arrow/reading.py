@@ -11,6 +11,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common.int96 import Int96, int96_of
 from intarsia.common.schema import conform_table
 from intarsia.core.files import DataFile
 from intarsia.core.keys import arange
@@ -47,24 +48,26 @@ class FileReader:
         filesystem: pafs.FileSystem,
         *,
         encoded: Sequence[str] = (),
+        handle: pa.NativeFile | None = None,
     ) -> None:
-        """``encoded`` columns are given back as dictionaries, the way the file stores them."""
+        """``encoded`` columns are given back as dictionaries, the way the file stores them.
+
+        ``handle`` is the file where it is open already; it stays open.
+        """
         self.file = file
+        self._owns_handle = handle is None
         encoded = () if file.lens is not None else encoded
         self.schema = as_encoded(schema, encoded)
         self._bare_name = _unused_name(schema)
         try:
-            self._handle = filesystem.open_input_file(file.location)
-            self._parquet = pq.ParquetFile(
-                self._handle,
-                metadata=file.footer,
-                read_dictionary=list(encoded) or None,
-                pre_buffer=False,
-                page_checksum_verification=True,
-                # Read as nanoseconds, times after 2262 would silently become others.
-                coerce_int96_timestamp_unit=None if file.lens is None else "us",
-            )
+            self._handle = filesystem.open_input_file(file.location) if handle is None else handle
+            self._int96 = None if file.lens is not None else self._find_int96(file)
+            # Read as nanoseconds, times after 2262 would silently become others.
+            unit = "us" if self._int96 is None else self._int96.unit
+            self._parquet = self._open(unit, file.footer, encoded)
             self.physical: pa.Schema = self._parquet.schema_arrow
+            if self._int96 is not None:
+                self.physical = self._int96.zoned(self.physical)
         except pa.ArrowInvalid as error:
             raise DamagedTable(f"Cannot read {file.path}: {error}", path=file.path) from error
         except OSError as error:
@@ -78,8 +81,21 @@ class FileReader:
             if file.lens.has_dead:
                 self.dead = file.lens.dead(self._parquet, filesystem)
 
+    def _open(self, unit: str, footer: pq.FileMetaData | None, encoded: Sequence[str] = ()) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            self._handle,
+            metadata=footer,
+            read_dictionary=list(encoded) or None,
+            pre_buffer=False,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit=unit,
+        )
+
+    def _find_int96(self, file: DataFile) -> Int96 | None:
+        return int96_of(pq.read_metadata(self._handle) if file.footer is None else file.footer)
+
     def close(self) -> None:
-        self._parquet.close(force=True)
+        self._parquet.close(force=self._owns_handle)
 
     def __enter__(self) -> FileReader:
         return self
@@ -95,6 +111,15 @@ class FileReader:
     def stored(self) -> frozenset[str]:
         """The columns the file itself holds."""
         return frozenset(self.physical.names) if self._view is None else self._view.stored
+
+    @property
+    def unproven(self) -> frozenset[str]:
+        """INT96 columns of which only their values tell whether they are what the schema's type can hold."""
+        known = self._int96
+        if known is None or not known.proven or known.legacy:
+            return frozenset() if known is None else known.columns
+        mine = [name for name in known.columns if name in self.schema.names]
+        return frozenset(n for n in mine if self.physical.field(n).type != self.schema.field(n).type)
 
     def alive(self, start: int, count: int) -> pa.Int64Array | None:
         """Which of ``count`` rows from a position on are not dead, counted from it; None is all of them."""
@@ -133,9 +158,18 @@ class FileReader:
             for start in range(0, rows, limit):
                 yield self._complete(self._bare(min(limit, rows - start)), columns, first + start)
             return
-        batches = self._parquet.iter_batches(
-            limit, row_groups=[row_group], columns=physical, use_threads=False
-        )
+        batches = self._batches(self._parquet, limit, row_group, physical)
+        both = [] if self._int96 is None else self._int96.needs_both(physical)
+        fine = self._batches(self._open("ns", self.footer), limit, row_group, both) if both else None
+        for table in batches:
+            piece = self._as_instants(table.select(physical), None if fine is None else next(fine))
+            yield self._complete(piece, columns, first)
+            first += table.num_rows
+
+    def _batches(
+        self, parquet: pq.ParquetFile, limit: int, row_group: int, physical: list[str]
+    ) -> Iterator[pa.Table]:
+        batches = parquet.iter_batches(limit, row_groups=[row_group], columns=physical, use_threads=False)
         while True:
             try:
                 batch = next(batches, None)
@@ -143,8 +177,14 @@ class FileReader:
                 raise unreadable_file(self.file, error) from error
             if batch is None:
                 return
-            yield self._complete(pa.Table.from_batches([batch]).select(physical), columns, first)
-            first += batch.num_rows
+            yield pa.Table.from_batches([batch])
+
+    def _as_instants(self, table: pa.Table, fine: pa.Table | None) -> pa.Table:
+        if self._int96 is None:
+            return table
+        return self._int96.instants(
+            table, fine, schema=self.physical, wanted=self.schema, path=self.file.path
+        )
 
     def live_pieces(
         self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None
@@ -170,11 +210,18 @@ class FileReader:
         physical = self._physical(columns)
         if not physical:
             return self._bare(self._group_rows(row_group))
+        both = [] if self._int96 is None else self._int96.needs_both(physical)
         try:
             table = self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
+            fine = None
+            if both:
+                fine = self._open("ns", self.footer).read_row_group(
+                    row_group, columns=both, use_threads=False
+                )
         except (pa.ArrowInvalid, OSError) as error:
             raise unreadable_file(self.file, error) from error
-        return table.select(physical)  # the name "a.b" also brings the field b of a struct a
+        # The name "a.b" also brings the field b of a struct a.
+        return self._as_instants(table.select(physical), fine)
 
     def _physical(self, columns: Sequence[str]) -> list[str]:
         if self._view is not None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.int96 import arrow_schema
 from intarsia.common.schema import conform_table
 from intarsia.core.change import Change, StagedFile
 from intarsia.core.files import DataFile
@@ -57,17 +58,20 @@ def form_of(group: FileGroup, plan: Plan, txid: str) -> Form:
         sorting = ()
     filters = {name: max(count, min(rows, group.rows)) for name, count in layout.bloom_filters.items()}
     layout = replace(layout, row_group_rows=rows, sorting=sorting, bloom_filters=filters)
+    if options.int96 == "convert":
+        layout = layout.without_int96()
     if options.compression is not None:
         layout = layout.with_compression(options.compression)
     partition_columns = plan.snapshot.partition_columns
     schema = _stored_schema(group, plan)
+    layout = layout.with_like((file.footer for file in group.files), schema.names)
     notes = _layout(group.files[0]).notes_for(schema, _file_schema(group.files[0]))
     metadata = {**notes, **stamp(txid, plan.schema, partition_columns)}
     return Form(schema, layout, metadata)
 
 
 def _file_schema(file: DataFile) -> pa.Schema:
-    return pa.schema([]) if file.footer is None else file.footer.schema.to_arrow_schema()
+    return pa.schema([]) if file.footer is None else arrow_schema(file.footer)
 
 
 def _layout(file: DataFile) -> Layout:

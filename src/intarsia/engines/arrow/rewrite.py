@@ -6,17 +6,20 @@ A task is a plain value, so that threads of this process and executors elsewhere
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
+from intarsia.common.int96 import arrow_schema, int96_columns
 from intarsia.common.schema import cast_exact, conform_table
 from intarsia.common.types import value_type
 from intarsia.core.change import StagedFile
+from intarsia.core.clauses import naming_column
 from intarsia.core.evaluate import evaluate
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile
@@ -32,6 +35,7 @@ from intarsia.engines.arrow.reading import FileReader, as_encoded, encoded_colum
 from intarsia.engines.arrow.row_groups import RowGroups, in_declared_order
 from intarsia.engines.arrow.splice import Splice
 from intarsia.engines.arrow.writing import FileWriter, stamp
+from intarsia.errors import SchemaMismatch
 
 logger = logging.getLogger(__name__)
 
@@ -54,6 +58,8 @@ class Rewrite:
     operation: str = "merge"
     same: frozenset[str] = frozenset()
     """Columns that a source row shares with the row it replaces: its key."""
+    widened: frozenset[str] = frozenset()
+    """Columns that get another type in all files."""
 
     @staticmethod
     def of(
@@ -80,6 +86,7 @@ class Rewrite:
             metadata=stamp(tx.txid, plan.schema, snapshot.partition_columns),
             operation=plan.operation,
             same=_shared_columns(plan),
+            widened=widened_columns(plan),
         )
 
 
@@ -95,31 +102,87 @@ def _shared_columns(plan: Plan) -> frozenset[str]:
     )
 
 
+def widened_columns(plan: Plan) -> frozenset[str]:
+    """Columns whose type the operation changes in the whole dataset."""
+    before = plan.snapshot.schema
+    return frozenset(
+        field.name
+        for field in plan.schema
+        if field.name in before.names and before.field(field.name).type != field.type
+    )
+
+
 def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
     """Write the file without the rows that go and with the rows that come in their place.
 
-    Row group by row group, in the order and layout of the file it replaces; column chunks that stay
-    the same are taken over undecoded where that can be done. Memory is bounded by one row group, or
-    by a piece of it where it is large.
+    Row group by row group, in the order and layout of the file it replaces, and with its schema; column
+    chunks that stay the same are taken over undecoded where that can be done. A value that does not fit the
+    type that a column has in this file, but the dataset's, gives the column that one. Memory is bounded by
+    one row group, or by a piece of it where it is large.
     """
     encoded = _encoded(task)
     with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
+        stored = stored_columns(reader.physical, task)
+        wide = pa.schema([task.schema.field(name) for name in stored])
+        widened = task.widened
+        if task.options.int96 == "convert":
+            widened |= int96_columns(reader.footer.schema)
+        own = file_types(reader.footer, wide, widened)
         try:
-            if (spliced := _spliced(reader, task, source, encoded)) is not None:
-                return spliced
-        except Unspliceable:
-            logger.debug("%s is decoded as a whole", task.file.path, exc_info=True)
-        return _encoded_anew(reader, task, source, encoded)
+            return _written(reader, task, source, encoded, own)
+        except SchemaMismatch:
+            if own.equals(wide):
+                raise
+            logger.debug("%s gets types of the dataset", task.file.path, exc_info=True)
+        return _written(reader, task, source, encoded, wide)
+
+
+def file_types(footer: pq.FileMetaData, schema: pa.Schema, widened: Collection[str]) -> pa.Schema:
+    """The columns as a file has them already, or else as in the schema."""
+    own = arrow_schema(footer)
+    return pa.schema(
+        [
+            own.field(each.name) if each.name in own.names and each.name not in widened else each
+            for each in schema
+        ],
+        schema.metadata,
+    )
+
+
+def _written(
+    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str], written: pa.Schema
+) -> StagedFile:
+    try:
+        staged = _spliced(reader, task, source, encoded, written)
+    except Unspliceable:
+        logger.debug("%s is decoded as a whole", task.file.path, exc_info=True)
+        staged = None
+    if staged is None:
+        staged = _encoded_anew(reader, task, source, encoded, written)
+    retyped = retyped_columns(reader.footer, written)
+    if task.options.int96 == "convert":
+        retyped |= int96_columns(reader.footer.schema)
+    return replace(staged, retyped=retyped)
+
+
+def retyped_columns(footer: pq.FileMetaData, written: pa.Schema) -> frozenset[str]:
+    """Columns that get another type, or may hold NULL or not, unlike in the file."""
+    own = arrow_schema(footer)
+    return frozenset(
+        each.name
+        for each in written
+        if each.name in own.names
+        and (own.field(each.name).type != each.type or own.field(each.name).nullable != each.nullable)
+    )
 
 
 def _encoded_anew(
-    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str]
+    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str], written: pa.Schema
 ) -> StagedFile:
     """Every column of every row group decoded and encoded."""
-    stored = stored_columns(reader.physical, task)
+    stored = written.names
     wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
     layout = _layout(reader, task.options)
-    written = pa.schema([task.schema.field(name) for name in stored])
     writer = FileWriter(
         task.location,
         written,
@@ -153,14 +216,12 @@ def _encoded_anew(
 
 
 def _spliced(
-    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str]
+    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str], written: pa.Schema
 ) -> StagedFile | None:
     """Only the column chunks that change decoded and encoded; None where it is not to be done so."""
     if task.options.compression is not None or task.options.row_group_size is not None:
         return None
-    stored = stored_columns(reader.physical, task)
     layout = _layout(reader, task.options)
-    written = pa.schema([task.schema.field(name) for name in stored])
     parts = _by_row_group(reader, task)
     if any(len(hits) and reader.piece_rows(n, task.options.batch_rows) for n, hits in enumerate(parts)):
         return None
@@ -282,6 +343,8 @@ def _encoded(task: Rewrite) -> list[str]:
 
 def _layout(reader: FileReader, options: WriteOptions) -> Layout:
     layout = layout_of(reader.footer)
+    if options.int96 == "convert":
+        layout = layout.without_int96()
     if options.compression is not None:
         layout = layout.with_compression(options.compression)
     if options.row_group_size is not None:
@@ -353,7 +416,8 @@ def assigned(
     for target, expression in action.values:
         name = target[0]
         kind = _type_at(schema.field(name).type, target[1:])
-        value = evaluate(expression, rows, source)
+        with naming_column(target):
+            value = evaluate(expression, rows, source)
         chunked = value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value])
         new = cast_exact(chunked, kind, column=".".join(target), operation=operation, path=path)
         current = values.get(name, rows[name] if name in rows.column_names else None)

@@ -42,6 +42,10 @@ class RowGroups:
         """The rows that wait for their row group to fill."""
         return self._bytes
 
+    @property
+    def waiting_rows(self) -> int:
+        return self._count
+
     def add(self, table: pa.Table) -> None:
         self._waiting.append(table)
         self._count += table.num_rows

@@ -6,29 +6,27 @@ indexes are new. The reader sees the same file as if all of it had been written 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from intarsia.common.disk import hasten
-from intarsia.common.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Struct, get, write_struct
+from intarsia.common.thrift import BINARY, LIST, STRUCT, Struct, get
 from intarsia.core.change import StagedFile
+from intarsia.core.elements import leaves_of, same_leaves, split
 from intarsia.core.layout import Layout
 from intarsia.engines.arrow import chunks
-from intarsia.engines.arrow.chunks import Donor, Moved, Unspliceable, movable, moved
-from intarsia.engines.arrow.reading import FileReader, as_encoded
-from intarsia.engines.arrow.writing import Form, not_written, unwritable
+from intarsia.engines.arrow.chunk_writer import Chunk, ChunkWriter
+from intarsia.engines.arrow.chunks import Donor, Unspliceable, movable
+from intarsia.engines.arrow.file_form import Form, unkept
+from intarsia.engines.arrow.reading import FileReader
+from intarsia.engines.arrow.writing import unwritable
 
 CHUNK_BYTES = 16 << 10
 """Chunks smaller than this on average are encoded sooner than taken over."""
 MOST_CHUNK_BYTES = 256 << 20
 """A chunk is held in memory while it moves."""
-_ALIKE = (1, 2, 3, 4, 5, 9)
-"""Of a schema element: physical type, its length, repetition, name, children, field id."""
 
 
 class Splice:
@@ -50,18 +48,12 @@ class Splice:
         self.schema = form.schema
         self.alike = alike
         """Columns whose chunks can be taken over."""
-        self._location = location
-        self._filesystem = filesystem
         self._form = form
         self._donor = donor
         self._footer = footer
-        self._groups: list[Struct] = []
-        self._taken: set[str] = set()
-        self._joined: dict[str, list[Struct]] = {}
-        self._indexed: list[Moved] = []
-        self._rows = 0
-        self._place = 0
-        self._sink: Any = None
+        self._columns = split(get(footer, chunks.FILE_SCHEMA)[1])[1]
+        self._joined = False
+        self._chunks = ChunkWriter(location, filesystem)
 
     @staticmethod
     def of(
@@ -79,22 +71,25 @@ class Splice:
 
         ``writer`` is whom the file is said to be written by; PyArrow if None.
         """
-        if not _worth_it(reader) or any(_narrow(field.type) for field in schema):
-            return None
-        donor = reader.donor()
-        if not donor.trusted:
+        if any(_narrow(field.type) for field in schema):
             return None
         form = Form.of(schema, layout, metadata=metadata, encoded=encoded)
-        sink = pa.BufferOutputStream()
-        try:
-            form.writer(sink, form.schema.empty_table()).close()
-        except pa.ArrowNotImplementedError:
-            return None  # the usual way tells it
-        template = Donor.of_buffer(sink.getvalue())
-        alike = _alike(reader, as_encoded(schema, encoded), donor, template)
-        if not alike:
+        known = form.file_schema
+        if known is None or (not known.lost and not _worth_it(reader)):
             return None
-        footer = _with_elements_of(donor, template, alike)
+        donor = reader.donor()
+        theirs = {name: tuple(elements) for name, elements in donor.columns().items()}
+        columns = {name: theirs[name] if name in known.lost else known.columns[name] for name in schema.names}
+        alike = _alike(reader, donor, {name for name in theirs if columns.get(name) == theirs[name]})
+        if not donor.trusted or not alike or known.lost - alike:
+            return None
+        footer = form.footer
+        if not form.described:
+            sink = pa.BufferOutputStream()
+            form.writer(sink, form.schema.empty_table()).close()
+            footer = Donor.of_buffer(sink.getvalue()).footer
+        elements = [known.root, *(element for column in columns.values() for element in column)]
+        footer = {**footer, chunks.FILE_SCHEMA: (LIST, (STRUCT, elements))}
         if writer is not None:
             footer[chunks.FILE_WRITER] = (BINARY, writer)
         return Splice(location, filesystem=filesystem, form=form, donor=donor, footer=footer, alike=alike)
@@ -105,130 +100,54 @@ class Splice:
         ``table`` holds the new columns: at least those that are not alike; all of them where the
         number of rows or their order has changed.
         """
+        lost = frozenset() if self._form.file_schema is None else self._form.file_schema.lost
+        if lost.intersection(table.column_names):
+            raise unkept(lost.intersection(table.column_names), self._chunks.location)
         if not table.num_columns:
-            self._add(group, None)
+            self._add(group, {}, int(get(self._donor.groups()[group], chunks.GROUP_ROWS)))
         elif table.num_rows:
-            sink = pa.BufferOutputStream()
             try:
-                self._form.encode(sink, table)
+                fresh = self._form.chunks(table)
             except pa.ArrowNotImplementedError as error:
-                raise unwritable(error, self._location) from error
-            self._add(group, Donor.of_buffer(sink.getvalue()))
+                raise unwritable(error, self._chunks.location) from error
+            self._add(group, fresh, table.num_rows)
 
     def join(self, group: int, part: Donor) -> None:
         """The same with the new columns from a file of one row group, which another writer made.
 
-        The file is then described as that writer does, and named as one of its. Raises Unspliceable.
+        The file is then named as one of that writer's. Raises Unspliceable where it stores columns otherwise.
         """
-        for name, elements in part.columns().items():
-            if not same_form(self._joined.setdefault(name, elements), elements):
-                raise Unspliceable(f"{name!r} was written in two ways")
+        fresh = {}
+        theirs = part.columns()
+        for name, found in part.chunks(0).items():
+            if not same_leaves(self._columns[name], theirs[name]):
+                raise Unspliceable(f"{name!r} is stored in two ways")
+            leaves = zip(found, leaves_of(self._columns[name]), leaves_of(theirs[name]), strict=True)
+            fresh[name] = [
+                Chunk(one, part, leaf, leaf.order is not None and leaf.order == other.order)
+                for one, leaf, other in leaves
+            ]
+        self._joined = True
         self._footer = {**self._footer, chunks.FILE_WRITER: part.footer[chunks.FILE_WRITER]}
-        self._add(group, part)
+        self._add(group, fresh, int(get(part.groups()[0], chunks.GROUP_ROWS)))
 
-    def _add(self, group: int, part: Donor | None) -> None:
-        """A row group with the columns of a file that has no other, and the rest as they are."""
+    def _add(self, group: int, fresh: Mapping[str, list[Chunk]], rows: int) -> None:
+        """A row group with some new columns, and the rest as they are."""
         taken = self._donor.chunks(group)
-        fresh = {} if part is None else part.chunks(0)
-        rows = int(get(self._donor.groups()[group] if part is None else part.groups()[0], chunks.GROUP_ROWS))
-        self._taken.update(name for name in self.schema.names if name not in fresh)
-        start, written = self._place or len(chunks.MAGIC), []
+        columns: list[Chunk] = []
         for name in self.schema.names:
-            donor = self._donor if part is None or name not in fresh else part
-            for chunk in fresh[name] if name in fresh else taken[name]:
-                written.append(self._take(chunk, donor))
-        self._rows += rows
-        self._groups.append(self._group(group, rows, start, written))
+            columns += fresh[name] if name in fresh else [Chunk(one, self._donor) for one in taken[name]]
+        declared = self._donor.groups()[group].get(chunks.GROUP_SORTING)
+        self._chunks.add(columns, rows, declared if self._form.layout.sorting else None)
 
     def close(self, path: str, partition: Mapping[str, Any]) -> StagedFile:
-        """Finish the file and say what it is. Raises Unspliceable where chunks were joined that differ."""
-        described = self._described()
-        self._write(b"")
-        for item in self._indexed:
-            if item.bloom is not None:
-                get(item.chunk, chunks.CHUNK_META)[chunks.META_BLOOM] = (I64, self._place)
-                self._write(item.bloom)
-        # There are readers that look for the pages of all columns if one has an index of them.
-        indexed = self._indexed
-        if self._joined and any(item.offsets is None for item in indexed):
-            indexed = []
-        for item in indexed:
-            self._index(item, item.bounds, chunks.CHUNK_BOUNDS, chunks.CHUNK_BOUNDS_SIZE)
-        for item in indexed:
-            self._index(item, item.offsets, chunks.CHUNK_OFFSETS, chunks.CHUNK_OFFSETS_SIZE)
-        footer = write_struct(
-            {
-                **described,
-                chunks.FILE_ROWS: (I64, self._rows),
-                chunks.FILE_GROUPS: (LIST, (STRUCT, self._groups)),
-            }
-        )
-        self._write(footer + len(footer).to_bytes(4, "little") + chunks.MAGIC)
-        try:
-            self._sink.close()
-        except OSError as error:
-            raise not_written(error, self._location) from error
-        hasten(self._filesystem, self._location)
-        return StagedFile(self._location, path, self._rows, self._place, dict(partition))
+        """Finish the file and say what it is."""
+        size = self._chunks.finish(self._footer, indexed=not self._joined)
+        return StagedFile(self._chunks.location, path, self._chunks.rows, size, dict(partition))
 
     def abandon(self) -> None:
         """Let go of the handle after an error; the staged bytes are swept with the transaction."""
-        if self._sink is not None and not self._sink.closed:
-            with suppress(OSError):  # the disk may be full, which has been said
-                self._sink.close()
-
-    def _described(self) -> Struct:
-        """The footer, with columns that were joined as their writer describes them."""
-        if not self._joined:
-            return self._footer
-        own = replace(self._donor, footer=self._footer).columns()
-        for name in self._taken.intersection(self._joined):
-            if not same_form(own[name], self._joined[name]):
-                raise Unspliceable(f"{name!r} is stored in two ways")
-        # Where a column is partly as it was, it is described as it was.
-        elements = {n: e if n in self._taken else self._joined.get(n, e) for n, e in own.items()}
-        return _with_elements(self._footer, elements)
-
-    def _take(self, chunk: Struct, donor: Donor) -> Struct:
-        self._write(b"")
-        item = moved(chunk, donor, self._place)
-        for part in item.pages:
-            self._write(part)
-        self._indexed.append(replace(item, pages=()))  # which are written, and not to be held
-        return item.chunk
-
-    def _group(self, group: int, rows: int, start: int, written: list[Struct]) -> Struct:
-        metas = [get(chunk, chunks.CHUNK_META) for chunk in written]
-        made: Struct = {
-            chunks.GROUP_CHUNKS: (LIST, (STRUCT, written)),
-            chunks.GROUP_SIZE: (I64, sum(get(meta, chunks.META_SIZE) for meta in metas)),
-            chunks.GROUP_ROWS: (I64, rows),
-            chunks.GROUP_PLACE: (I64, start),
-            chunks.GROUP_STORED: (I64, sum(get(meta, chunks.META_STORED) for meta in metas)),
-        }
-        declared = self._donor.groups()[group].get(chunks.GROUP_SORTING)
-        if declared is not None and self._form.layout.sorting:
-            made[chunks.GROUP_SORTING] = declared
-        if len(self._groups) < 1 << 15:
-            made[chunks.GROUP_NUMBER] = (I16, len(self._groups))
-        return made
-
-    def _index(self, item: Moved, data: bytes | None, place: int, size: int) -> None:
-        if data is not None:
-            item.chunk[place], item.chunk[size] = (I64, self._place), (I32, len(data))
-            self._write(data)
-
-    def _write(self, data: bytes | memoryview) -> None:
-        try:
-            if self._sink is None:
-                self._sink = self._filesystem.open_output_stream(self._location)
-                self._sink.write(chunks.MAGIC)
-                self._place = len(chunks.MAGIC)
-            if data:
-                self._sink.write(data)
-                self._place += len(data)
-        except OSError as error:
-            raise not_written(error, self._location) from error
+        self._chunks.abandon()
 
 
 def _worth_it(reader: FileReader) -> bool:
@@ -246,44 +165,12 @@ def _narrow(kind: pa.DataType) -> bool:
     return pa.types.is_dictionary(kind) and kind.index_type.bit_width < 32
 
 
-def _alike(reader: FileReader, schema: pa.Schema, donor: Donor, template: Donor) -> frozenset[str]:
-    """Columns that are stored as we would store them, in every row group."""
-    theirs, ours = donor.columns(), template.columns()
-    found = {
-        field.name
-        for field in schema
-        if field.name in theirs
-        and field.name in ours
-        and field.name not in reader.file.partition  # to be compared with what the path says
-        and field.type == reader.physical.field(field.name).type
-        and same_form(theirs[field.name], ours[field.name])
-    }
+def _alike(reader: FileReader, donor: Donor, same: Collection[str]) -> frozenset[str]:
+    """Columns described as in the file, whose chunks can be taken over from every row group."""
+    found = set(same) - reader.file.partition.keys()  # to be compared with what the path says
+    found -= reader.unproven  # whose values have to be looked at
     for group in range(len(donor.groups())):
         for name, stored in donor.chunks(group).items():
             if not all(movable(chunk) for chunk in stored):
                 found.discard(name)
     return frozenset(found)
-
-
-def same_form(some: Sequence[Struct], others: Sequence[Struct]) -> bool:
-    """Whether chunks of columns that are described in these ways can be one column's."""
-    return [_form_of(element) for element in some] == [_form_of(element) for element in others]
-
-
-def _form_of(element: Struct) -> list[Any]:
-    return [get(element, number) for number in _ALIKE]
-
-
-def _with_elements_of(donor: Donor, template: Donor, alike: Collection[str]) -> Struct:
-    """The footer of a file of ours in which some columns are described as in the file they come from."""
-    theirs, ours = donor.columns(), template.columns()
-    elements = {name: theirs[name] if name in alike else ours[name] for name in ours}
-    return _with_elements(template.footer, elements)
-
-
-def _with_elements(footer: Struct, columns: Mapping[str, list[Struct]]) -> Struct:
-    """The footer with its columns described in these ways."""
-    elements = [get(footer, chunks.FILE_SCHEMA)[1][0]]
-    for described in columns.values():
-        elements += described
-    return {**footer, chunks.FILE_SCHEMA: (LIST, (STRUCT, elements))}

@@ -4,20 +4,25 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
+import duckdb
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common.int96 import arrow_schema
 from intarsia.common.thrift import Struct, get, read_struct
-from intarsia.core.files import DataFile
+from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.plan import Plan
 from intarsia.engines.arrow.chunks import PAGE_CHECKSUM, PAGE_STORED, signed
 from intarsia.engines.arrow.reading import FileReader, unreadable_file
 from intarsia.engines.arrow.threads import in_order
 from intarsia.engines.duckdb.seen import own_names
+from intarsia.errors import DamagedTable, NotSupported
 
-__all__ = ["verify", "verify_each"]
+__all__ = ["naming_files", "verify", "verify_each"]
 
 _WINDOW = 8 << 20
 _HEADERS = (1 << 10, 1 << 16, _WINDOW)
@@ -70,6 +75,30 @@ def verify_each(
         pass
 
 
+@contextmanager
+def naming_files(plan: Plan) -> Iterator[None]:
+    """Let an error of DuckDB that names no file leave as that of the file which PyArrow cannot read."""
+    try:
+        yield
+    except (DamagedTable, NotSupported) as error:
+        if error.path is not None or not isinstance(error.__cause__, duckdb.Error):
+            raise
+        chosen = [item.file for item in plan.files if item.action != "keep"]
+        for file in chosen:
+            _read_whole(file, plan.snapshot)
+        several = f"one of {len(chosen)} files, the first is " if len(chosen) > 1 else ""
+        said = f"{error.message} [{several}{plan.snapshot.shown(chosen[0])}]" if chosen else error.message
+        raise type(error)(said, hint=error.hint) from error.__cause__
+
+
+def _read_whole(file: DataFile, snapshot: Snapshot) -> None:
+    """Decode every page; raises DamagedTable or StorageError with the file's name."""
+    with FileReader(file, snapshot.schema, snapshot.filesystem) as reader:
+        for group in range(reader.footer.num_row_groups):
+            for _ in reader.pieces(snapshot.schema.names, group):
+                pass
+
+
 def _suspected(
     handle: pa.NativeFile, footer: pq.FileMetaData, group: int, columns: Collection[str] | None
 ) -> Iterator[str]:
@@ -89,7 +118,7 @@ def _suspected(
 def _decode(file: DataFile, filesystem: pafs.FileSystem, group: int, column: str) -> None:
     """Have PyArrow say what is wrong with a column; it also reads what only looks wrong."""
     assert file.footer is not None
-    schema = file.footer.schema.to_arrow_schema()
+    schema = arrow_schema(file.footer)
     name = column if column in schema.names else column.split(".", 1)[0]
     with FileReader(replace(file, partition={}, lens=None), schema, filesystem) as reader:
         for _ in reader.pieces([name], group):

@@ -18,10 +18,12 @@ from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress, Transaction
 from intarsia.core.prepare import Prepared, indexed_keys, prepare, settle_merge
 from intarsia.core.run import settled
+from intarsia.core.spark_note import as_stored
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.engines.arrow.afresh import stage_afresh
 from intarsia.engines.arrow.fan_out import BUFFERED_BYTES
-from intarsia.engines.duckdb.checksums import verify_each
+from intarsia.engines.arrow.predicates import with_new_rows
+from intarsia.engines.duckdb.checksums import naming_files, verify_each
 from intarsia.engines.duckdb.duplicates import match_duplicates
 from intarsia.engines.duckdb.fitness import (
     beyond_matching,
@@ -100,22 +102,26 @@ class DuckDBEngine:
         if not isinstance(intent, Merge):
             return prepare(intent, snapshot, source)
         assert isinstance(source, DuckSource)
-        terms = settle_merge(intent, snapshot, source.schema)
+        fitted = as_stored(source, snapshot, operation=intent.operation)
+        terms = settle_merge(intent, snapshot, fitted.schema)
         reason = merge_beyond(terms, source.table)
+        if fitted is not source:
+            reason = "intervals or VARIANT are stored as Spark does"
         if reason is not None:
-            return replace(prepare(intent, snapshot, source), notes=(_elsewhere("matched", reason),))
+            prepared = prepare(intent, snapshot, source)
+            return replace(prepared, notes=(*prepared.notes, _elsewhere("matched", reason)))
         return prepare_merge(terms, snapshot, source)
 
     def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
         """Which rows change; writes nothing."""
-        with self._session(prepared) as session:
+        with self._session(prepared) as session, naming_files(plan):
             return self._match(plan, prepared, session, progress)
 
     def execute(
         self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
     ) -> tuple[Plan, Change]:
         """Match, then write the files that come to staging."""
-        with self._session(prepared) as session:
+        with self._session(prepared) as session, naming_files(plan):
             matches = self._match(plan, prepared, session, progress)
             plan = settled(plan, prepared, matches)
             return plan, self._stage(plan, matches, prepared, tx, session, progress)
@@ -138,6 +144,9 @@ class DuckDBEngine:
                 matches = match_merge(plan, intent, prepared.remote, progress)
             case Delete() | Update() as intent if reason is None:
                 matches = match_predicate(plan, intent, session, progress)
+            case Write() as intent if reason is None and plan.chosen("scan"):
+                found = match_predicate(plan, intent, session, progress)
+                matches = with_new_rows(found, prepared.table)
             case Deduplicate(keys, order_by) if reason is None:
                 matches = match_duplicates(
                     plan, keys=keys, order_by=order_by, session=session, progress=progress
@@ -148,7 +157,7 @@ class DuckDBEngine:
             case _:
                 matches = self._arrow.match(plan, prepared, progress)
         notes = [] if reason is None else [_elsewhere("matched", reason)]
-        return replace(matches, notes=(*matches.notes, *notes, *writing_notes(plan, matches)))
+        return replace(matches, notes=(*matches.notes, *notes, *writing_notes(plan, matches, prepared.table)))
 
     def _stage(
         self,

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from intarsia.core.files import DataFile
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
@@ -14,10 +15,10 @@ from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.planning import predicate_columns
 from intarsia.core.prepare import MergeTerms
-from intarsia.core.rule import Action, Assign, Insert
+from intarsia.core.rule import Action, Assign, Insert, Replace
 from intarsia.engines.arrow.placing import Placing
 from intarsia.engines.arrow.regroup import Form, form_of
-from intarsia.engines.arrow.rewrite import inputs
+from intarsia.engines.arrow.rewrite import file_types, inputs, widened_columns
 from intarsia.engines.duckdb.duplicates import looked_through
 from intarsia.engines.duckdb.matching import asked_for
 from intarsia.engines.duckdb.scan import MOST_MILLISECONDS, unreadable
@@ -34,6 +35,7 @@ __all__ = [
     "optimize_beyond",
     "placing_beyond",
     "rewrite_beyond",
+    "whole_rows_beyond",
     "writing_notes",
 ]
 
@@ -83,7 +85,7 @@ def looked_at(plan: Plan) -> list[str]:
     match plan.intent:
         case Merge() as intent:
             return [*intent.keys, *asked_for(plan.snapshot, intent)]
-        case Delete() | Update() as intent if intent.where is not None:
+        case Delete() | Update() | Write() as intent if intent.where is not None:
             return list(predicate_columns(intent.where, plan.snapshot.schema))
         case Deduplicate() as intent:
             return [*(intent.keys or plan.schema.names), *intent.order_by]
@@ -119,7 +121,11 @@ def group_beyond(group: FileGroup, plan: Plan, form: Form, *, tabled: bool = Fal
     if reason is not None:
         return reason
     rows = group.rows
-    reasons = (beyond_writer(form.schema, form.layout, rows=rows, file=file, tabled=tabled) for file in files)
+    size = plan.intent.options.row_group_size
+    reasons = (
+        beyond_writer(form.schema, form.layout, rows=rows, file=file, tabled=tabled, row_group_size=size)
+        for file in files
+    )
     return next((each for each in reasons if each is not None), None) or _first_loose(files, form.schema)
 
 
@@ -151,16 +157,16 @@ def optimize_beyond(plan: Plan) -> str | None:
     return reason
 
 
-def writing_notes(plan: Plan, matches: Matches) -> tuple[str, ...]:
+def writing_notes(plan: Plan, matches: Matches, source: pa.Table) -> tuple[str, ...]:
     """What the plan says of the files that will be written anew."""
     if plan.snapshot.spread is not None:
         return _afresh_notes(plan, matches)
     if plan.groups:
         return _optimize_notes(plan, plan.intent) if isinstance(plan.intent, Optimize) else _group_notes(plan)
     files = [item.file for item in plan.files if matches.hit_rows(item.file.path) or item.forced]
-    reasons = [rewrite_beyond(file, plan.schema, _stored(file, plan), matches.actions) for file in files]
+    reasons = [_rewrite_beyond(file, plan, matches.actions, source) for file in files]
     mine = [file for file, reason in zip(files, reasons, strict=True) if reason is None]
-    new = _new_beyond(plan, matches) if matches.inserted else None
+    new = _new_beyond(plan, matches, source) if matches.inserted else None
     size = plan.intent.options.row_group_size
     placed = bool(matches.inserted) and new is None
     if placed:  # new files are written as those that are there
@@ -192,16 +198,59 @@ def _copies(plan: Plan, matches: Matches) -> bool:
 
 
 def rewrite_beyond(
-    file: DataFile, schema: pa.Schema, stored: Sequence[str], actions: Sequence[Action]
+    file: DataFile,
+    schema: pa.Schema,
+    stored: Sequence[str],
+    actions: Sequence[Action],
+    *,
+    widened: Collection[str] = (),
+    row_group_size: int | None = None,
 ) -> str | None:
-    """Why DuckDB cannot write some columns of a file anew as they are; None if it can."""
+    """Why DuckDB cannot write some columns of a file anew as they are, and asked for; None if it can."""
     if file.footer is None:
         return "its footer is not known"
     written = pa.schema([schema.field(each) for each in stored])
     asked = {*stored, *inputs(actions)}
-    reason = unreadable(file, asked, schema)
-    reason = reason or beyond_writer(written, layout_of(file.footer), rows=file.rows, file=file)
+    reason = _of_own_type(file.footer, written, widened) or unreadable(file, asked, schema)
+    reason = reason or beyond_writer(
+        written, layout_of(file.footer), rows=file.rows, file=file, row_group_size=row_group_size
+    )
     return reason or _assigned_beyond(written, actions)
+
+
+def _rewrite_beyond(file: DataFile, plan: Plan, actions: Sequence[Action], source: pa.Table) -> str | None:
+    """The same for a file of a plan, and for whole source rows that come into it."""
+    stored = _stored(file, plan)
+    reason = rewrite_beyond(
+        file,
+        plan.schema,
+        stored,
+        actions,
+        widened=widened_columns(plan),
+        row_group_size=plan.intent.options.row_group_size,
+    )
+    if reason is None and any(isinstance(action, Replace) for action in actions):
+        reason = whole_rows_beyond(source, plan.schema, stored)
+    return reason
+
+
+def whole_rows_beyond(source: pa.Table, schema: pa.Schema, columns: Sequence[str]) -> str | None:
+    """Why source rows are not, as they are, rows of the dataset in some columns; None if they are."""
+    for column in columns:
+        if column not in source.column_names:
+            return f"the source has no column {column!r}"
+        if not schema.field(column).nullable and source[column].null_count:
+            return f"{column!r} is NOT NULL, and NULL in the source"
+    return None
+
+
+def _of_own_type(footer: pq.FileMetaData, written: pa.Schema, widened: Collection[str]) -> str | None:
+    """A column that has a type of its own in a file keeps it."""
+    own = file_types(footer, written, widened)
+    for each, other in zip(written, own, strict=True):
+        if each.type != other.type or each.nullable != other.nullable:
+            return f"{each.name!r} is stored as {other.type}{'' if other.nullable else ' not null'} there"
+    return None
 
 
 def _assigned_beyond(written: pa.Schema, actions: Sequence[Action]) -> str | None:
@@ -218,7 +267,7 @@ def _stored(file: DataFile, plan: Plan) -> list[str]:
     return [each for each in dict.fromkeys((*own, *new)) if each in plan.schema.names]
 
 
-def _new_beyond(plan: Plan, matches: Matches) -> str | None:
+def _new_beyond(plan: Plan, matches: Matches, source: pa.Table) -> str | None:
     """Why DuckDB cannot write new files; None if it can."""
     if any(isinstance(action, Insert) and action.values is not None for action, _ in matches.inserts):
         return "their rows are made by expressions"
@@ -226,13 +275,15 @@ def _new_beyond(plan: Plan, matches: Matches) -> str | None:
     asked = intent.partition_columns if isinstance(intent, (Merge, Write)) else None
     columns = plan.snapshot.partition_columns or tuple(asked or ())
     placing = Placing(plan.snapshot, plan.schema, columns, intent.options, plan.operation)
-    return placing_beyond(placing, matches.inserted)
+    whole = whole_rows_beyond(source, plan.schema, placing.file_schema().names)
+    return whole or placing_beyond(placing, matches.inserted)
 
 
 def placing_beyond(placing: Placing, rows: int) -> str | None:
     """Why DuckDB cannot write new files, which are like the first that is there; None if it can."""
     first = next((file for file in placing.snapshot.files if file.footer is not None), None)
-    return beyond_writer(placing.file_schema(), placing.layout(), rows=rows, file=first)
+    size = placing.options.row_group_size
+    return beyond_writer(placing.file_schema(), placing.layout(), rows=rows, file=first, row_group_size=size)
 
 
 def _group_notes(plan: Plan) -> tuple[str, ...]:

@@ -64,7 +64,7 @@ def _pairs(
     if not (scan.files and len(loaded.table)):
         yield from _by_file(iter(()), len(scan.files))
         return
-    same = "IS NOT DISTINCT FROM" if intent.null_keys == "match" else "="
+    same = "IS NOT DISTINCT FROM" if intent.matches_null else "="
     on = " AND ".join(
         f"t.{name(there)} {same} s.{name(here)}"
         for there, here in zip(intent.keys, intent.source_keys, strict=True)
@@ -104,9 +104,10 @@ def _of_file(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Array, pa.Array]:
 
 def _null_keys(scan: Scan, intent: Merge, scans: Sequence[FilePlan]) -> dict[int, dict[str, int]]:
     """How many keys are NULL, by file and column, in the row groups that have to be looked at."""
-    if intent.null_keys == "match" or not scans:
+    if not scans:
         return {}
-    keys = [each for each in dict.fromkeys(intent.keys) if _may_be_null(scan, each)]
+    strict = dict.fromkeys(there for there, _ in intent.never_null)
+    keys = [each for each in strict if _may_be_null(scan, each)]
     if not keys:
         return {}
     missing = [f"(count(*) - count({name(each)}))" for each in keys]

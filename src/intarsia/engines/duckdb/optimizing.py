@@ -21,6 +21,7 @@ from intarsia.engines.arrow.regroup import check_rows, regrouped
 from intarsia.engines.arrow.sampling import MOST_GROUPS, SAMPLE_ROWS
 from intarsia.engines.arrow.threads import in_order
 from intarsia.engines.duckdb.codes import Codes
+from intarsia.engines.duckdb.describing import OtherTypes
 from intarsia.engines.duckdb.predicates import batch_rows
 from intarsia.engines.duckdb.regroup import target_of
 from intarsia.engines.duckdb.results import restored
@@ -30,7 +31,7 @@ from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.source import key
 from intarsia.engines.duckdb.text import FILE, POS, name, named
 from intarsia.engines.duckdb.writing import distinct_values, optional
-from intarsia.errors import DamagedTable
+from intarsia.errors import DamagedTable, NotSupported
 
 __all__ = ["stage_optimize"]
 
@@ -227,7 +228,14 @@ class _Task:
         )
         partition = self.group.partition
         path = self.tx.place(partition, "optimized", ordinal, beside=self.group.files[0])
-        return [target.write(session, query, path, partition, rows=rows)]
+        try:
+            return [target.write(session, query, path, partition, rows=rows)]
+        except OtherTypes as error:
+            raise NotSupported(
+                f"DuckDB cannot write a file of {self.group.files[0].path}'s schema: {error}.",
+                path=path,
+                hint='nothing was changed; use engine="arrow".',
+            ) from error
 
     def _pieces(self, session: Session, query: str) -> Iterator[pa.Table]:
         """Rows of a query, as many at a time as take some megabytes."""

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile
-from intarsia.core.intent import Delete, Predicate, Update
+from intarsia.core.intent import Delete, Predicate, Update, Write
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import predicate_columns
@@ -33,10 +33,13 @@ _BATCH_BYTES = 64 << 20
 _LEAST_BATCH = 2048
 
 
-def match_predicate(plan: Plan, intent: Delete | Update, session: Session, progress: Progress) -> Matches:
-    """Which rows a DELETE or UPDATE hits. Memory: a batch of rows, and 16 bytes per row that is hit.
+def match_predicate(
+    plan: Plan, intent: Delete | Update | Write, session: Session, progress: Progress
+) -> Matches:
+    """Which rows the predicate of a DELETE, UPDATE or overwrite hits.
 
-    Raises what evaluating the predicate raises, as any engine does.
+    Memory: a batch of rows, and 16 bytes per row that is hit. Raises what evaluating the predicate raises,
+    as any engine does.
     """
     scans = plan.chosen("scan")
     if intent.where is None:
@@ -70,7 +73,9 @@ class _Search:
     batch_rows: int | None
 
     @staticmethod
-    def of(plan: Plan, intent: Delete | Update, session: Session, scans: Sequence[FilePlan]) -> _Search:
+    def of(
+        plan: Plan, intent: Delete | Update | Write, session: Session, scans: Sequence[FilePlan]
+    ) -> _Search:
         schema = plan.snapshot.schema
         picked, rest = divided(intent.where, schema)
         reads = predicate_columns(intent.where, schema)

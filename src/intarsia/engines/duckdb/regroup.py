@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -13,6 +14,7 @@ from intarsia.engines.arrow.compact import compact_group
 from intarsia.engines.arrow.regroup import Form, form_of, regrouped
 from intarsia.engines.arrow.threads import in_order
 from intarsia.engines.duckdb.checksums import verify
+from intarsia.engines.duckdb.describing import OtherTypes
 from intarsia.engines.duckdb.fitness import group_beyond
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
@@ -20,6 +22,8 @@ from intarsia.engines.duckdb.text import FILE, POS, name, named
 from intarsia.engines.duckdb.writing import Target, declared_order, distinct_values, optional
 
 __all__ = ["stage_compact", "target_of"]
+
+logger = logging.getLogger(__name__)
 
 
 def stage_compact(plan: Plan, tx: Workplace, session: Session, progress: Progress) -> Change:
@@ -40,7 +44,11 @@ def stage_compact(plan: Plan, tx: Workplace, session: Session, progress: Progres
         group = plan.groups[number]
         if not mine[number]:
             return compact_group(group, plan, tx, number=number)
-        return compacting.staged(group, forms[number], number)
+        try:
+            return compacting.staged(group, forms[number], number)
+        except OtherTypes:
+            logger.debug("Files are compacted by PyArrow", exc_info=True)
+            return compact_group(group, plan, tx, number=number)
 
     staged: list[StagedFile] = []
     threads = min(session.threads, len(plan.groups))

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.int96 import arrow_schema
 from intarsia.core.change import Change, StagedFile
 from intarsia.core.keys import arange
 from intarsia.core.layout import Layout, layout_of
@@ -19,12 +21,13 @@ from intarsia.core.prepare import Prepared
 from intarsia.core.rule import Assign, Drop, Replace
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.placing import NewFile
-from intarsia.engines.arrow.rewrite import Rewrite, rewrite, stored_columns
+from intarsia.engines.arrow.rewrite import Rewrite, retyped_columns, rewrite, stored_columns
 from intarsia.engines.arrow.row_files import RowFiles
 from intarsia.engines.arrow.threads import in_order
 from intarsia.engines.duckdb.assigning import assigned_rows
 from intarsia.engines.duckdb.checksums import verify
-from intarsia.engines.duckdb.fitness import placing_beyond, rewrite_beyond
+from intarsia.engines.duckdb.describing import OtherTypes
+from intarsia.engines.duckdb.fitness import placing_beyond, rewrite_beyond, whole_rows_beyond
 from intarsia.engines.duckdb.overlay import Layer, Overlay
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
@@ -34,6 +37,8 @@ from intarsia.engines.duckdb.types import sql_type
 from intarsia.engines.duckdb.writing import Target, declared_order, distinct_values, optional
 
 __all__ = ["stage_rows"]
+
+logger = logging.getLogger(__name__)
 
 
 def stage_rows(
@@ -63,13 +68,13 @@ class _Staging:
         # New files first: they may be large, and one thread alone would be left with them.
         jobs: list[Callable[[], StagedFile]] = [
             *(
-                (lambda file=file: self._placed(file, dictionary))
+                (lambda file=file: self._new(file, dictionary))
                 if places and file.action.values is None
                 else (lambda file=file: placing.write(file, self.source, self.tx))
                 for file in self.files.new
             ),
             *(
-                (lambda task=task: self._rewritten(task, scan, dictionary, foreseen))
+                (lambda task=task: self._kept(task, scan, dictionary, foreseen))
                 if task.file.path in scan.numbers
                 else (lambda task=task: rewrite(task, self.source))
                 for task in self.files.rewrites
@@ -87,14 +92,23 @@ class _Staging:
         if task.file.footer is None:
             return False
         stored = stored_columns(task.file.footer.schema.to_arrow_schema(), task)
-        if rewrite_beyond(task.file, task.schema, stored, task.actions):
+        if rewrite_beyond(
+            task.file,
+            task.schema,
+            stored,
+            task.actions,
+            widened=task.widened,
+            row_group_size=task.options.row_group_size,
+        ):
             return False
         replaces = any(isinstance(action, Replace) for action in task.actions)
-        return not replaces or set(stored) <= set(self.source.column_names)
+        return not replaces or whole_rows_beyond(self.source, task.schema, stored) is None
 
     def _places(self) -> bool:
         """Whether DuckDB writes new files."""
         placing, rows = self.files.placing, sum(len(file.rows) for file in self.files.new)
+        if whole_rows_beyond(self.source, placing.schema, placing.file_schema().names) is not None:
+            return False
         return placing_beyond(placing, rows) is None
 
     def _foreseen(self, scan: Scan) -> Mapping[str, bool]:
@@ -102,12 +116,30 @@ class _Staging:
         for task in self.files.rewrites:
             if task.file.path in scan.numbers and splices(task):
                 replaced = [n for n, action in enumerate(task.actions) if isinstance(action, Replace)]
-                values = self.source.select(
-                    [each for each in self.source.column_names if each not in task.same]
-                )
+                names = [n for n in self.source.column_names if n in task.schema.names]
+                values = self.source.select([each for each in names if each not in task.same])
                 hits = [task.hits.only(n) for n in replaced]
                 return foresee(task, [Layer(mine.positions, values, mine.sources) for mine in hits])
         return {}
+
+    def _kept(
+        self, task: Rewrite, scan: Scan, dictionary: int | None, foreseen: Mapping[str, bool]
+    ) -> StagedFile:
+        assert task.file.footer is not None
+        try:
+            staged = self._rewritten(task, scan, dictionary, foreseen)
+        except OtherTypes:
+            logger.debug("%s is written by PyArrow", task.file.path, exc_info=True)
+            return rewrite(task, self.source)
+        written = pa.schema([field for field in task.schema if field.name in task.widened])
+        return replace(staged, retyped=retyped_columns(task.file.footer, written))
+
+    def _new(self, file: NewFile, dictionary: int | None) -> StagedFile:
+        try:
+            return self._placed(file, dictionary)
+        except OtherTypes:
+            logger.debug("%s is written by PyArrow", file.path, exc_info=True)
+            return self.files.placing.write(file, self.source, self.tx)
 
     def _rewritten(
         self, task: Rewrite, scan: Scan, dictionary: int | None, foreseen: Mapping[str, bool]
@@ -115,7 +147,7 @@ class _Staging:
         file = task.file
         assert file.footer is not None
         verify(file, task.filesystem)
-        physical = file.footer.schema.to_arrow_schema()
+        physical = arrow_schema(file.footer)
         stored = stored_columns(physical, task)
         schema = pa.schema([task.schema.field(each) for each in stored])
         layout = _layout(task)
@@ -134,7 +166,8 @@ class _Staging:
                 rows = optional(schema, f"SELECT {named([*stored, POS])} FROM ({scan.sql(stored, [file])})")
             query = f"SELECT {named(stored)} FROM ({rows}){_order(layout, schema, session.ordered)}"
             expected = file.rows - len(overlay.gone)
-            return target.write(session, query, file.path, file.partition, rows=expected)
+            kept = [each for each in stored if each not in task.widened]
+            return target.write(session, query, file.path, file.partition, rows=expected, kept=kept)
 
     def _layers(self, task: Rewrite, scan: Scan, stored: Sequence[str]) -> Iterator[Layer]:
         """What is laid over the file's rows."""
@@ -186,6 +219,8 @@ def _cast(of: str, column: str, schema: pa.Schema) -> str:
 def _layout(task: Rewrite) -> Layout:
     assert task.file.footer is not None
     layout, options = layout_of(task.file.footer), task.options
+    if options.int96 == "convert":
+        layout = layout.without_int96()
     if options.compression is not None:
         layout = layout.with_compression(options.compression)
     if options.row_group_size is not None:

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from intarsia.common.int96 import int96_columns
 from intarsia.core.bounds import bounds_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.lens import ROW_ID
@@ -30,6 +31,8 @@ _OWN = frozenset(
 """Names that would hide a column of the same name, or be hidden by it."""
 _PLACES, _DEAD = "places", "dead"
 _UUID = "UUID"
+_UNKNOWN_TYPE = "BSON"
+_OTHER_TYPES = frozenset({_UNKNOWN_TYPE, "ENUM", "INTERVAL", "GEOMETRY", "GEOGRAPHY"})
 _UNITS = {"s": 0, "ms": 1, "us": 2, "ns": 3}
 
 
@@ -43,11 +46,10 @@ def unreadable(file: DataFile, columns: Collection[str], schema: pa.Schema) -> s
     taken = [each for each in (*physical.names, *schema.names) if each.lower() in _OWN]
     if taken:
         return f"DuckDB has a column {taken[0]!r} of its own"
-    int96 = {
-        leaf.path.split(".", 1)[0]
-        for leaf in (file.footer.schema.column(n) for n in range(len(file.footer.schema)))
-        if leaf.physical_type == "INT96"
-    }
+    other = _other_types(file.footer.schema)
+    if _UNKNOWN_TYPE in other.values():
+        return f"DuckDB does not know the type {_UNKNOWN_TYPE}, which one of its columns has"
+    int96 = int96_columns(file.footer.schema)
     held = sight(file, columns, schema).held
     for column in columns:
         wanted = schema.field(column).type
@@ -60,11 +62,25 @@ def unreadable(file: DataFile, columns: Collection[str], schema: pa.Schema) -> s
         own, stored = held[column].name, held[column].type
         if own in int96:
             return f"{column!r} is stored as INT96"
+        if own in other:
+            return f"{column!r} is annotated as {other[own]}, which is another type to DuckDB"
         if not _becomes(file, held[column], wanted):
             return f"{column!r} is stored as {stored}, not as {wanted}"
         if not _in_microseconds(file.footer, own):
             return f"{column!r} may hold times beyond those of DuckDB"
     return None
+
+
+def _other_types(schema: pq.ParquetSchema) -> dict[str, str]:
+    """Columns that DuckDB takes for another type than Arrow does, by name, and what they are annotated as."""
+    found = {}
+    for leaf in (schema.column(number) for number in range(len(schema))):
+        kind = str(leaf.logical_type.type)
+        kind = str(leaf.converted_type) if kind in ("UNKNOWN", "NONE") else kind
+        zoned = kind == "TIME" and "isAdjustedToUTC=true" in str(leaf.logical_type)
+        if kind in _OTHER_TYPES or zoned:
+            found[leaf.path.split(".", 1)[0]] = "TIME in UTC" if zoned else kind
+    return found
 
 
 def _becomes(file: DataFile, own: pa.Field, wanted: pa.DataType) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 import uuid
@@ -251,10 +252,27 @@ def _translated() -> Iterator[None]:
     """DuckDB's errors as ours; what a file system of ours said stays as it is."""
     try:
         yield
+    except duckdb.InterruptException as error:
+        raise KeyboardInterrupt from error
     except duckdb.Error as error:
         raise _ours(error) from error
+    except RuntimeError as error:
+        if str(error) != "Query interrupted":  # what DuckDB makes of Ctrl-C
+            raise
+        raise KeyboardInterrupt from error
 
 
+_NUMBERS = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EFBIG,
+    errno.EACCES,
+    errno.EPERM,
+    errno.EROFS,
+    errno.EIO,
+    errno.EMFILE,
+    errno.ENOENT,
+)
 _SAID: dict[str, type[duckdb.Error]] = {
     "Out of Memory": duckdb.OutOfMemoryException,
     "Permission": duckdb.PermissionException,
@@ -277,11 +295,17 @@ def _translated_stream() -> Iterator[None]:
             raise kind(str(error)) from error
 
 
+def _errno_in(said: str) -> int | None:
+    """The number of the system's error that DuckDB tells in words."""
+    return next((number for number in _NUMBERS if os.strerror(number) in said), None)
+
+
 def _ours(error: duckdb.Error) -> IntarsiaError:
     said = redact(str(error)).split("\n\nLINE ", 1)[0].strip()
     if isinstance(error, duckdb.OutOfMemoryException):
         return StorageError(
             f"DuckDB has not enough memory: {said}",
+            errno=_errno_in(said),
             hint="raise memory_bytes, or give it more disk (spool_dir).",
         )
     if isinstance(error, duckdb.PermissionException):
@@ -290,10 +314,11 @@ def _ours(error: duckdb.Error) -> IntarsiaError:
             hint="allow it access to files outside of the database, or pass no connection.",
         )
     if isinstance(error, (duckdb.IOException, duckdb.HTTPException)):
-        return StorageError(f"DuckDB cannot read or write: {said}")
+        return StorageError(f"DuckDB cannot read or write: {said}", errno=_errno_in(said))
     if isinstance(error, duckdb.ConnectionException):
         return InputError(f"The DuckDB connection cannot be used: {said}", hint="open it, or pass none.")
-    if isinstance(error, (duckdb.InvalidInputException, duckdb.SerializationException)):
+    damaged = isinstance(error, (duckdb.InvalidInputException, duckdb.SerializationException))
+    if damaged or "TProtocolException" in said or "don't know what type" in said:
         return DamagedTable(
             f"DuckDB cannot read a file: {said}",
             hint="the file is damaged, or was replaced while it was read; restore it or run again.",

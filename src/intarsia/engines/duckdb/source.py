@@ -88,15 +88,22 @@ def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> 
     intent, path = terms.intent, snapshot.root
     operation, keys, session = intent.rule.name, intent.source_keys, source.session
     rows = conformed(source, terms.wanted, operation=operation, path=path)
-    if intent.null_keys != "match":
-        null_source_keys({n: rows.table[n].null_count for n in keys}, operation=operation, path=path)
+    nulls = {name_: rows.table[name_].null_count for _, name_ in intent.never_null}
+    null_source_keys(nulls, operation=operation, path=path)
     if operation == "deduplicate":
         rows = _one_each(session, rows, intent)
     loaded = _load(session, rows.table, intent)
     ranges = {name_: _range(rows.table[other]) for name_, other in zip(intent.keys, keys, strict=True)}
     facts = SourceFacts(rows.rows, ranges, PartitionSet.of(rows.table, terms.pruning))
     return Prepared(
-        intent, terms.schema, terms.partition_columns, rows.table, facts, source.rows, remote=loaded
+        intent,
+        terms.schema,
+        terms.partition_columns,
+        rows.table,
+        facts,
+        source.rows,
+        remote=loaded,
+        notes=terms.notes,
     )
 
 
@@ -147,7 +154,7 @@ def _repeated(loaded: Loaded, intent: Merge, rows: str) -> str:
     """The keys that stand in several of some rows, each with how many."""
     keys = dict.fromkeys(loaded.keys)
     there = ""
-    if intent.null_keys != "match":
+    if not intent.matches_null:
         there = f" WHERE {' AND '.join(f'{name(each)} IS NOT NULL' for each in keys)}"
     grouped = _grouped(loaded.table, tuple(keys))
     return f"SELECT count(*) AS n, {grouped} FROM {rows}{there} GROUP BY {grouped} HAVING count(*) > 1"

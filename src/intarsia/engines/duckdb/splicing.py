@@ -15,13 +15,14 @@ import pyarrow.parquet as pq
 
 from intarsia.common.disk import local_path
 from intarsia.core.change import StagedFile
+from intarsia.core.elements import same_leaves
 from intarsia.core.keys import arange
 from intarsia.core.rule import Drop
 from intarsia.engines.arrow import overlay as kernel
 from intarsia.engines.arrow.chunks import Donor, Unspliceable
 from intarsia.engines.arrow.reading import FileReader, encoded_columns
 from intarsia.engines.arrow.rewrite import Rewrite
-from intarsia.engines.arrow.splice import Splice, same_form
+from intarsia.engines.arrow.splice import Splice
 from intarsia.engines.duckdb.overlay import Layer, Overlay
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
@@ -133,7 +134,7 @@ class Splicing:
         return _changes(reader, group, column, layers, None if column in self.foreseen else PIECE_ROWS)
 
     def _agreed(self, reader: FileReader, written: list[set[str]]) -> list[set[str]]:
-        """The same, with columns in all row groups that DuckDB stores in another way than the file."""
+        """The same, if DuckDB stores columns of some row groups in the way of the file; else Unspliceable."""
         partly = set[str]().union(*written).difference(set[str].intersection(*written))
         if not partly:
             return written
@@ -145,8 +146,9 @@ class Splicing:
         old = reader.donor().columns()
         with self._copied(names, query, 0) as made:
             new = made.columns()
-        apart = {each for each in names if not same_form(old[each], new[each])}
-        return [columns | apart for columns in written]
+        if not all(same_leaves(old[each], new[each]) for each in names):
+            raise Unspliceable("DuckDB stores a column in another way than the file")
+        return written
 
     @contextmanager
     def _part(self, reader: FileReader, group: int, columns: Sequence[str]) -> Iterator[Donor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,6 +15,7 @@ from intarsia.common.disk import hasten
 from intarsia.core.change import StagedFile
 from intarsia.core.files import DataFile
 from intarsia.core.layout import Layout, layout_of
+from intarsia.engines.duckdb.describing import describe, stored_otherwise
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import POS, name, text
@@ -49,10 +50,21 @@ class Target:
     """How many distinct values a dictionary may have; None leaves it to DuckDB."""
 
     def write(
-        self, session: Session, query: str, path: str, partition: Mapping[str, Any], *, rows: int
+        self,
+        session: Session,
+        query: str,
+        path: str,
+        partition: Mapping[str, Any],
+        *,
+        rows: int,
+        kept: Collection[str] = (),
     ) -> StagedFile:
-        """The file that comes in a place, staged; else as :meth:`copy`."""
+        """The file that comes in a place, staged, and described as the layout's files; else as :meth:`copy`.
+
+        Columns that are ``kept`` are described exactly so. Raises OtherTypes where that cannot be.
+        """
         self.copy(session, query, path, rows=rows)
+        describe(self.location, self.filesystem, self.schema, self.layout, exactly=kept)
         try:
             size = self.filesystem.get_file_info(self.location).size
         except OSError as error:
@@ -154,33 +166,42 @@ def distinct_values(scan: Scan, files: Sequence[DataFile]) -> int | None:
 
 
 def beyond_writer(
-    schema: pa.Schema, layout: Layout, *, rows: int, file: DataFile | None = None, tabled: bool = False
+    schema: pa.Schema,
+    layout: Layout,
+    *,
+    rows: int,
+    file: DataFile | None = None,
+    tabled: bool = False,
+    row_group_size: int | None = None,
 ) -> str | None:
     """Why DuckDB's writer cannot write so many rows as such a file; None if it can, but for what notes tell.
 
     ``tabled`` says that the rows come from a table of DuckDB: of its columns the writer knows, from version
-    2 on, which hold no NULL. ``file`` is the one it replaces, or is like.
+    2 on, which hold no NULL. ``file`` is the one it replaces, or is like. ``row_group_size`` is what the
+    caller asks for.
     """
+    if row_group_size is not None and row_group_size < rows and not _holds(row_group_size):
+        return f"DuckDB's writer would not hold row_group_size={row_group_size:,}"
     changed = unwritable(schema)
     if changed:
         return f"DuckDB's writer would change the type of {', '.join(changed)}"
-    own = file is not None and _is_own(file)
+    proven = tabled and PROVES_NOT_NULL
     for each in schema:
-        proven = own or (tabled and PROVES_NOT_NULL)
         if not each.nullable and (pa.types.is_nested(each.type) or not proven):
             return f"DuckDB's writer would not leave {each.name!r} NOT NULL"
         if numbers_fewer(each.type, rows):
             return f"{each.name!r} ({each.type}) may have more values than a dictionary of its type"
     if layout.int96_timestamps:
         return "timestamps are stored as INT96"
-    if layout.utc_times:
-        return "times are stored as UTC"
-    if layout.item_lists and any(pa.types.is_nested(each.type) for each in schema):
-        return "elements of lists are called 'item'"
-    fields = list(schema)
     if file is not None and file.footer is not None:
-        fields += list(file.footer.schema.to_arrow_schema())
-    if any(each.metadata and b"PARQUET:field_id" in each.metadata for each in fields):
+        other = stored_otherwise(schema, file.footer)
+        if other is not None:
+            return f"DuckDB's writer would store {other!r} as another physical type"
+        known = file.footer.schema.to_arrow_schema().names
+    else:
+        known = []
+    new = [each for each in schema if each.name not in known]
+    if any(each.metadata and b"PARQUET:field_id" in each.metadata for each in new):
         return "columns have field ids"
     try:
         for known in layout.key_value_metadata:
@@ -190,9 +211,9 @@ def beyond_writer(
     return None
 
 
-def _is_own(file: DataFile) -> bool:
-    """Whether DuckDB wrote a file: NOT NULL is what it happened to know then, and nobody asked for it."""
-    return file.footer is not None and str(file.footer.created_by).startswith("DuckDB")
+def _holds(row_group_size: int) -> bool:
+    """Whether every row group has so many rows; before version 2 the last ones may come together."""
+    return PROVES_NOT_NULL and row_group_size % _LEAST_ROW_GROUP == 0
 
 
 def unkept_notes(files: Sequence[DataFile], row_group_size: int | None = None) -> tuple[str, ...]:
@@ -200,7 +221,7 @@ def unkept_notes(files: Sequence[DataFile], row_group_size: int | None = None) -
     layouts = [layout_of(file.footer) for file in files if file.footer is not None]
     lost = ["page checksums"]
     cut = any(file.footer is not None and file.footer.num_row_groups > 1 for file in files)
-    if (cut and row_group_size is None) or (row_group_size or 0) % _LEAST_ROW_GROUP:
+    if cut and row_group_size is None:
         lost.append(f"the rows of each row group (it fills them by {_LEAST_ROW_GROUP:,})")
     if any(layout.page_index for layout in layouts):
         lost.append("the page index")
@@ -213,9 +234,6 @@ def unkept_notes(files: Sequence[DataFile], row_group_size: int | None = None) -
     schemas = [file.footer.schema.to_arrow_schema() for file in files if file.footer is not None]
     if _CONFUSES_ZEROS and any(_holds_floats(each.type) for schema in schemas for each in schema):
         lost.append("dictionaries (in which this version takes -0.0 for 0.0)")
-    own = [file.footer.schema.to_arrow_schema() for file in files if file.footer and _is_own(file)]
-    if any(not each.nullable for schema in own for each in schema):
-        lost.append("NOT NULL where it had put that there itself and cannot prove it now")
     return (f"DuckDB's writer does not keep {_and(lost)}.",)
 
 

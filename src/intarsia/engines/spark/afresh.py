@@ -7,7 +7,7 @@ files. Positions of hits come to the driver, eight bytes each, where delete file
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 import pyarrow as pa
@@ -56,6 +56,8 @@ class Written:
     done: frozenset[str] = frozenset()
     """The files that were looked after."""
     added: tuple[StagedFile, ...] = ()
+    staged: dict[str, StagedFile] = field(default_factory=dict)
+    """Files that were written anew under their names, by path."""
 
 
 def merge_afresh(
@@ -82,7 +84,7 @@ def merge_afresh(
 
 
 def predicate_afresh(crew: Crew, plan: Plan, tx: Transaction | None, progress: Progress) -> Written:
-    """A DELETE or UPDATE; without a transaction only probed."""
+    """A DELETE, UPDATE or overwrite; without a transaction only probed."""
     intent = plan.intent
     action = Assign(intent.assignments) if isinstance(intent, Update) else Drop()
     scans = by_home(plan)

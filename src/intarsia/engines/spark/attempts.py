@@ -9,7 +9,7 @@ from typing import Any
 from intarsia.core.change import BEGUN
 from intarsia.core.files import Snapshot
 from intarsia.core.ports import Workplace
-from intarsia.engines.arrow.writing import not_written
+from intarsia.engines.arrow.chunk_writer import not_written
 from intarsia.engines.spark.crew import Attempt
 
 

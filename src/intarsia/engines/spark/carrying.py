@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.change import StagedFile
-from intarsia.core.intent import Delete, Update
+from intarsia.core.intent import Delete, Update, Write
 from intarsia.core.matches import Hits
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Workplace
@@ -102,7 +102,7 @@ class MergeProbe:
 
 @dataclass(frozen=True, slots=True)
 class PredicateProbe:
-    """Looks for rows that make the predicate of a DELETE or UPDATE TRUE."""
+    """Looks for rows that make the predicate of a DELETE, UPDATE or overwrite TRUE."""
 
     plan: Plan
     actions: tuple[Action, ...]
@@ -110,7 +110,7 @@ class PredicateProbe:
 
     def matches(self, files: Sequence[FilePlan]) -> list[FileMatch]:
         intent = self.plan.intent
-        assert isinstance(intent, (Delete, Update))
+        assert isinstance(intent, (Delete, Update, Write))
         snapshot, rows = self.plan.snapshot, intent.options.batch_rows
         return [FileMatch(item, predicate_hits(item, intent.where, snapshot, rows)) for item in files]
 

@@ -20,6 +20,7 @@ from pyspark import cloudpickle
 from intarsia.core.ports import Workplace
 from intarsia.engines.spark.apart import Apart, Room, set_apart
 from intarsia.errors import IntarsiaError
+from intarsia.spark.collecting import collected
 
 J = TypeVar("J")
 R = TypeVar("R")
@@ -98,17 +99,17 @@ class Crew:
             tuple(packed([(number, jobs[number]) for number in share]) for share in shares),
         )
         rows = self.spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.unpack, RESULT)
-        return _in_order(rows.toArrow(), len(jobs))
+        return _in_order(collected(rows), len(jobs))
 
     def over(self, frame: Any, work: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> list[Any]:
         """``work`` over the rows of each partition of a DataFrame; what it yields, in no order."""
         rows = frame.mapInArrow(Stream(packed(work)).unpack, RESULT)
-        return [opened(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
+        return [opened(payload) for payload in _checked(collected(rows))["payload"].to_pylist()]
 
     def groups(self, frame: Any, column: str, work: Callable[[pa.Table], Any]) -> list[Any]:
         """``work`` over the rows that share a value of one column; what it returns, in no order."""
         rows = frame.groupBy(column).applyInArrow(_grouped(packed(work)), RESULT)
-        return [opened(payload) for payload in _checked(rows.toArrow())["payload"].to_pylist()]
+        return [opened(payload) for payload in _checked(collected(rows))["payload"].to_pylist()]
 
 
 @dataclass(frozen=True, slots=True)

@@ -26,6 +26,7 @@ from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.jobs import light
 from intarsia.engines.spark.remote import FILE, POSITION, frame_of, key_names, with_keys
 from intarsia.engines.spark.source import Spool
+from intarsia.spark.collecting import collected
 
 
 def spark_duplicates(
@@ -54,7 +55,7 @@ def spark_duplicates(
     last = [F.col(FILE).desc(), F.col(POSITION).desc()]
     window = Window.partitionBy(*key_names(len(work.keys))).orderBy(*order, *last)
     ranked = frame_of(crew, locations, place.filesystem).withColumn("__place", F.row_number().over(window))
-    lost = ranked.where("__place > 1").select(FILE, POSITION).toArrow()
+    lost = collected(ranked.where("__place > 1").select(FILE, POSITION))
     return _matches(files, lost)
 
 

@@ -9,8 +9,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any, assert_never
 
-import pyarrow as pa
-
 from intarsia.common.arrow import Source, adopt
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.core.files import DataFile, Snapshot
@@ -19,11 +17,10 @@ from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress, Transaction, Workplace
 from intarsia.core.prepare import Prepared, prepare
-from intarsia.core.rule import Assign, Drop, Insert
+from intarsia.core.rule import Assign, Drop
 from intarsia.core.run import settled
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
-from intarsia.engines.arrow.placing import all_rows
-from intarsia.engines.arrow.predicates import settle_predicate
+from intarsia.engines.arrow.predicates import settle_predicate, with_new_rows
 from intarsia.engines.spark.afresh import Written, merge_afresh, predicate_afresh, stage_afresh
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.duplicates import spark_duplicates
@@ -43,8 +40,10 @@ from intarsia.engines.spark.source import (
     spooled_table,
     workspace,
 )
+from intarsia.engines.spark.spark_types import check_types, year_months
 from intarsia.engines.spark.staging import over_files, placed, rewritten, room_for
 from intarsia.errors import NotSupported, SchemaMismatch
+from intarsia.spark.failures import spark_errors
 
 MEMORY_BYTES = 512 << 20
 BROADCAST_BYTES = 512 << 20
@@ -68,6 +67,7 @@ class SparkEngine:
     """Storage that driver and executors share, for rows that wait; local Spark uses its own machine's."""
     name: str = "spark"
 
+    @spark_errors()
     def __post_init__(self) -> None:
         for setting in _UNSAFE:
             if str(self.spark.conf.get(setting, "false")).lower() == "true":
@@ -89,20 +89,22 @@ class SparkEngine:
         context = getattr(self.spark, "_sc", None)  # a Connect session has none
         return int(context.defaultParallelism) if context is not None else os.cpu_count() or 4
 
+    @spark_errors(source=True)
     def adopt(self, source: Any, *, shared: Shared | None = None, **options: Any) -> Source:
         """A DataFrame is evaluated once, by executors; anything else as the in-process engine does.
 
         What is too large to travel waits in a spool that executors read; see ``broadcast_bytes``.
         """
         asked = options.get("spool_dir")
+        target = options.pop("target", None)
         if hasattr(source, "sparkSession"):
             place = workspace(self.spark, shared, asked)
             with _removed_on_error(place):
-                spool = spooled(self.crew, source, place)
+                spool = spooled(self.crew, source, place, utc_for=options.get("utc_for"), target=target)
                 check_exists(spool)
             if spool.size > ROUTED_BYTES:
                 give_back_heap(self.spark)
-            return SparkSource(spool, origin="DataFrame")
+            return SparkSource(spool, origin="DataFrame", year_months=year_months(source))
         if "://" in str(asked):
             del options["spool_dir"]  # shared storage, where no file can be mapped
         taken = adopt(source, **options)
@@ -113,9 +115,11 @@ class SparkEngine:
             spool = spooled_table(taken.table, place, tasks=self.crew.tasks)
         return SparkSource(spool, origin=taken.origin, ordered=True)
 
+    @spark_errors()
     def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
         """As in process where the source may travel to every task; see ``broadcast_bytes``."""
         if isinstance(source, SparkSource):
+            check_types(source, intent, snapshot)
             rows = source.rows
             if not source.ordered:
                 _warn_of_ties(intent)
@@ -142,12 +146,13 @@ class SparkEngine:
                 raise
             return None  # to be told of the source as a whole
 
+    @spark_errors()
     def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
         """Which rows change; executors read key columns, or a predicate's, and write nothing."""
         if prepared.remote is not None:
-            return self._remote(plan, prepared)(self.crew, plan, prepared, None, progress)[0]
+            return self._stayed(plan, prepared, None, progress).matches
         match plan.intent:
-            case Merge() | Delete() | Update() if plan.snapshot.spread is not None:
+            case Merge() | Delete() | Update() | Write() if plan.snapshot.spread is not None:
                 return self._afresh(plan, prepared, None, progress).matches
             case Merge():
                 return self._merge(plan, prepared, None, progress)[0]
@@ -156,12 +161,13 @@ class SparkEngine:
             case Deduplicate() as intent:
                 return self._duplicates(plan, intent)
             case Write():
-                return _written(plan, prepared)
+                return self._overwritten(plan, prepared, None, progress)[0]
             case Optimize():
                 return Matches(notes=range_note(self._ranges(plan)))
             case Compact():
                 return Matches()
 
+    @spark_errors()
     def execute(
         self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
     ) -> tuple[Plan, Change]:
@@ -180,7 +186,7 @@ class SparkEngine:
             case Deduplicate() as intent:
                 found = self._duplicates(plan, intent), {}
             case Write():
-                found = _written(plan, prepared), {}
+                found = self._overwritten(plan, prepared, tx.workplace(), progress)
             case Compact():
                 limit = self.memory_bytes
                 return plan, stage_compact(
@@ -216,12 +222,11 @@ class SparkEngine:
         self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
     ) -> tuple[Plan, Change]:
         """A merge or write whose source stays on executors."""
-        matches, staged, added = self._remote(plan, prepared)(self.crew, plan, prepared, tx, progress)
-        if plan.snapshot.spread is not None:
-            so_far = Written(matches, frozenset(matches.hits) | frozenset(matches.counts), tuple(added))
-            plan = settled(plan, prepared, matches)
-            return plan, stage_afresh(self.crew, plan, prepared, so_far, tx, progress)
+        so_far = self._stayed(plan, prepared, tx, progress)
+        matches, staged, added = so_far.matches, so_far.staged, so_far.added
         plan = settled(plan, prepared, matches)
+        if plan.snapshot.spread is not None:
+            return plan, stage_afresh(self.crew, plan, prepared, so_far, tx, progress)
         rest = tuple(item for item in plan.chosen("rewrite") if item.file.path not in staged)
         assert not any(item.file.path in matches.counts for item in rest), "a file that was hit is not staged"
         replaced = _replaced(plan, staged)
@@ -229,6 +234,28 @@ class SparkEngine:
             again = replace(plan, files=rest)
             replaced += rewritten(self.crew, again, matches, tx.workplace(), progress)
         return plan, plan.change(replaced=replaced, added=added)
+
+    def _stayed(self, plan: Plan, prepared: Prepared, tx: Transaction | None, progress: Progress) -> Written:
+        """What became of a source that stays on executors, and of the rows that it overwrites."""
+        matches, staged, added = self._remote(plan, prepared)(self.crew, plan, prepared, tx, progress)
+        done = frozenset(matches.hits) | frozenset(matches.counts)
+        if isinstance(plan.intent, Write) and plan.chosen("scan"):
+            if plan.snapshot.spread is not None:
+                gone = predicate_afresh(self.crew, plan, tx, progress)
+                done, added = done | gone.done, [*added, *gone.added]
+                matches = replace(gone.matches, inserted=matches.inserted)
+            else:
+                workplace = None if tx is None else tx.workplace()
+                found, rewritten_files = self._predicate(plan, workplace, progress)
+                matches, staged = replace(found, inserted=matches.inserted), staged | rewritten_files
+        return Written(matches, done, tuple(added), staged)
+
+    def _overwritten(
+        self, plan: Plan, prepared: Prepared, workplace: Workplace | None, progress: Progress
+    ) -> tuple[Matches, dict[str, StagedFile]]:
+        """The rows that an overwrite removes, and all of the source as new ones."""
+        found, staged = self._predicate(plan, workplace, progress)
+        return with_new_rows(found, prepared.table), staged
 
     def _afresh(self, plan: Plan, prepared: Prepared, tx: Transaction | None, progress: Progress) -> Written:
         """What is hit in a table whose files are never replaced, and what was written on the way."""
@@ -239,7 +266,8 @@ class SparkEngine:
             case Deduplicate() as intent:
                 return Written(self._duplicates(plan, intent))
             case Write():
-                return Written(_written(plan, prepared))
+                gone = predicate_afresh(self.crew, plan, tx, progress)
+                return replace(gone, matches=with_new_rows(gone.matches, prepared.table))
             case _:
                 return predicate_afresh(self.crew, plan, tx, progress)
 
@@ -333,14 +361,3 @@ def _warn_of_ties(intent: Intent) -> None:
             UserWarning,
             stacklevel=2,
         )
-
-
-def _written(plan: Plan, prepared: Prepared) -> Matches:
-    removed = plan.chosen("remove")
-    inserts: list[tuple[Insert, pa.Array]] = all_rows(prepared.table)
-    return Matches(
-        inserts=tuple(inserts),
-        inserted=prepared.table.num_rows,
-        deleted=sum(item.file.rows for item in removed),
-        dropped=frozenset(item.file.path for item in removed),
-    )

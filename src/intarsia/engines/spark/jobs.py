@@ -9,7 +9,7 @@ import pyarrow as pa
 
 from intarsia.core.change import Change, StagedFile
 from intarsia.core.files import Snapshot
-from intarsia.core.intent import Delete, Update
+from intarsia.core.intent import Delete, Update, Write
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FileGroup, FilePlan, Plan
 from intarsia.core.ports import Workplace
@@ -77,12 +77,12 @@ def predicate_files(work: PredicateWork, files: Sequence[FilePlan]) -> list[tupl
     """Find the rows for which the predicate is TRUE, and write anew the files that have some."""
     plan = work.plan
     intent = plan.intent
-    assert isinstance(intent, (Delete, Update))
+    assert isinstance(intent, (Delete, Update, Write))
     tx = None if work.workplace is None else Attempt.at(work.workplace)
     result: list[tuple[Hits, StagedFile | None]] = []
     for number, item in enumerate(files):
         hits = predicate_hits(item, intent.where, plan.snapshot, intent.options.batch_rows)
-        emptied = isinstance(intent, Delete) and len(hits) == item.file.rows
+        emptied = not isinstance(intent, Update) and len(hits) == item.file.rows
         staged = None
         if tx is not None and len(hits) and not emptied:
             staged = _rewritten(item, hits, plan, tx, actions=work.actions, number=number, source=None)

@@ -23,13 +23,13 @@ from pyspark.sql import functions as F
 from intarsia.core.change import StagedFile
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Merge, Write
-from intarsia.core.keys import KeyIndex, comparable, decoded, flat
+from intarsia.core.keys import KeyIndex, arange, comparable, decoded, flat
 from intarsia.core.matches import Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import SourceFacts
 from intarsia.core.ports import Progress, Transaction, Workplace
-from intarsia.core.prepare import Prepared, settle_merge, settle_write
-from intarsia.core.problems import duplicate_keys, null_source_keys
+from intarsia.core.prepare import Prepared, resolve_overwrite, settle_merge, settle_write
+from intarsia.core.problems import duplicate_keys, null_source_keys, refuse_outside
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES
 from intarsia.core.spread import Spread
@@ -55,6 +55,7 @@ from intarsia.engines.spark.remote import (
     with_keys,
 )
 from intarsia.engines.spark.source import SparkSource, Writing, spool_writer
+from intarsia.spark.collecting import collected
 
 
 def prepare_merge(crew: Crew, intent: Merge, snapshot: Snapshot, source: SparkSource) -> Prepared:
@@ -65,10 +66,12 @@ def prepare_merge(crew: Crew, intent: Merge, snapshot: Snapshot, source: SparkSo
     spool = source.spool
     casting = Casting(terms.wanted, keys, terms.pruning, operation, path, spool.filesystem, spool.directory)
     whole_rows = intent.rule.inserts and intent.rule.replaces_rows
-    facts = cast_parts(crew, spool, replace(casting, spread=_noted(snapshot) if whole_rows else None))
-    if intent.null_keys != "match":
-        nulls = {name: sum(fact.nulls[name] for fact in facts) for name in keys}
-        null_source_keys(nulls, operation=operation, path=path)
+    spread = _noted(snapshot) if whole_rows else None
+    if spread is not None and not set(spread.columns) <= set(terms.wanted.names):
+        spread = None  # rows that lack what decides about their partition
+    facts = cast_parts(crew, spool, replace(casting, spread=spread))
+    nulls = {name: sum(fact.nulls[name] for fact in facts) for _, name in intent.never_null}
+    null_source_keys(nulls, operation=operation, path=path)
     parts = tuple(fact.part for fact in facts)
     remote = RemoteRows(replace(spool, schema=terms.wanted, parts=parts), terms.wanted, _homes(facts))
     if operation == "deduplicate":
@@ -88,8 +91,9 @@ def prepare_merge(crew: Crew, intent: Merge, snapshot: Snapshot, source: SparkSo
         empty,
         SourceFacts(remote.spool.rows, ranges, partitions),
         source.rows,
-        KeyIndex([empty[name] for name in keys], null_match=intent.null_keys == "match"),
+        KeyIndex([empty[name] for name in keys], null_match=intent.matches_null),
         remote,
+        terms.notes,
     )
 
 
@@ -99,9 +103,12 @@ def prepare_write(crew: Crew, intent: Write, snapshot: Snapshot, source: SparkSo
     apart = partition_columns if intent.mode == "overwrite_partitions" else ()
     spool = source.spool
     casting = Casting(schema, (), apart, intent.mode, snapshot.root, spool.filesystem, spool.directory)
+    intent = resolve_overwrite(intent, schema)
+    casting = replace(casting, where=intent.where)
     replaces_parts = intent.mode == "overwrite_partitions" and snapshot.spread is not None
     spread = snapshot.spread if replaces_parts else _noted(snapshot)
     facts = cast_parts(crew, spool, replace(casting, spread=spread))
+    _refuse_outside(facts, intent, source, snapshot)
     parts = tuple(fact.part for fact in facts)
     remote = RemoteRows(replace(spool, schema=schema, parts=parts), schema, _homes(facts))
     places = PartitionSet.of(_places(facts, schema, apart), apart)
@@ -115,6 +122,18 @@ def prepare_write(crew: Crew, intent: Write, snapshot: Snapshot, source: SparkSo
         source.rows,
         remote=remote,
     )
+
+
+def _refuse_outside(
+    facts: Sequence[PartFacts], intent: Write, source: SparkSource, snapshot: Snapshot
+) -> None:
+    """Refuse rows that the condition of an overwrite does not cover."""
+    count = sum(fact.outside for fact in facts)
+    some = [fact.samples for fact in facts if fact.samples is not None]
+    if some:
+        shown = pa.concat_tables(some)
+        every = arange(shown.num_rows)
+        refuse_outside(shown, every, count, intent, rows=source.rows, path=snapshot.root)
 
 
 def _noted(snapshot: Snapshot) -> Spread | None:
@@ -159,15 +178,15 @@ def _refuse_duplicates(crew: Crew, remote: RemoteRows, intent: Merge, path: str)
     counted = frame.groupBy(*key_names(len(intent.keys))).agg(
         F.count("*").alias("n"), F.first(ROW).alias(ROW)
     )
-    if intent.null_keys != "match":
+    if not intent.matches_null:
         for name in key_names(len(intent.keys)):
             counted = counted.where(F.col(name).isNotNull())  # dropna would take NaN for NULL
     many = counted.where("n > 1")
-    found = many.agg(F.count("*").alias("keys"), F.sum("n").alias("rows")).toArrow().to_pylist()[0]
+    found = collected(many.agg(F.count("*").alias("keys"), F.sum("n").alias("rows"))).to_pylist()[0]
     if not found["keys"]:
         return
     some = frame.join(many.select(ROW).limit(64), ROW, "left_semi")
-    some = some.select(*(remote.columns[name] for name in intent.source_keys)).toArrow()
+    some = collected(some.select(*(remote.columns[name] for name in intent.source_keys)))
     schema = pa.schema([remote.wanted.field(name) for name in intent.source_keys])
     samples = restored(some, schema, operation=intent.rule.name, path=path)
     duplicate_keys(
@@ -245,7 +264,7 @@ class GroupMerge:
 
     def merged(self, item: FilePlan, source: pa.Table, numbers: pa.Array) -> Outcome:
         keys = KeyIndex(
-            [source[name] for name in self.intent.source_keys], null_match=self.intent.null_keys == "match"
+            [source[name] for name in self.intent.source_keys], null_match=self.intent.matches_null
         )
         index = SourceIndex.of(source, keys, self.plan.snapshot.partition_columns)
         matcher = MergeMatcher(self.plan, self.intent, index)
@@ -383,6 +402,6 @@ def _tell(progress: Progress, added: Sequence[StagedFile]) -> None:
 def _same_key(intent: Merge) -> list[Any]:
     """The join of source and target keys; NULL equals NULL only where that was asked for."""
     pairs = [(F.col(f"t.{name}"), F.col(f"s.{name}")) for name in key_names(len(intent.keys))]
-    if intent.null_keys == "match":
+    if intent.matches_null:
         return [there.eqNullSafe(here) for there, here in pairs]
     return [there == here for there, here in pairs]

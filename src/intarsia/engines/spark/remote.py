@@ -18,7 +18,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from intarsia.common.partitions import split_by_partition
 from intarsia.common.schema import conform_table
+from intarsia.common.source import select_known
+from intarsia.common.spool import take_rows
+from intarsia.core.intent import Predicate
 from intarsia.core.keys import arange, comparable, decoded
+from intarsia.core.prepare import rows_outside
 from intarsia.core.prune import KeyRange
 from intarsia.core.spread import Spread
 from intarsia.engines.spark.carry import carried
@@ -30,6 +34,7 @@ ROW = "__row"
 FILE = "__file"
 POSITION = "__position"
 PART = "__part"
+_SAMPLES = 64
 
 
 def key_name(number: int) -> str:
@@ -111,6 +116,10 @@ class PartFacts:
     partitions: pa.Table
     homes: Mapping[Any, int] = field(default_factory=dict)
     """How many rows go to each partition, by its key, where the table deals rows out by itself."""
+    outside: int = 0
+    """How many rows the condition of an overwrite does not cover."""
+    samples: pa.Table | None = None
+    """Some of those."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,6 +135,8 @@ class Casting:
     directory: str
     spread: Spread | None = None
     """Whose partitions are noted beside the rows, where that is of use."""
+    where: Predicate = None
+    """What every row has to make TRUE."""
 
 
 def cast_parts(crew: Crew, spool: Spool, casting: Casting) -> list[PartFacts]:
@@ -145,19 +156,24 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
     nan = dict.fromkeys(keys, False)
     partitions: list[pa.Table] = []
     homes: dict[Any, int] = {}
+    outside, samples = 0, work.wanted.empty_table()
     writer: pq.ParquetWriter | None = None
     reader = _opened(part.location, work.filesystem)
     try:
         for batch in reader.iter_batches(1 << 18, use_threads=False):
-            table = conform_table(
-                pa.Table.from_batches([batch]), work.wanted, operation=work.operation, path=work.path
-            )
+            taken = select_known(pa.Table.from_batches([batch]), work.wanted)
+            table = conform_table(taken, work.wanted, operation=work.operation, path=work.path)
             for name in keys:
                 nulls[name] += table[name].null_count
                 known = KeyRange.of(table[name])
                 nan[name] = nan[name] or known.has_nan
                 ends[name] += [known.values.slice(0, 1), known.values.slice(max(len(known.values) - 1, 0))]
             partitions += [distinct_rows(table, work.partitions)]
+            if work.where is not None:
+                uncovered = rows_outside(work.where, table)
+                outside += len(uncovered)
+                if samples.num_rows < _SAMPLES:
+                    samples = pa.concat_tables([samples, take_rows(table, uncovered.slice(0, _SAMPLES))])
             sent = carried(table).rename_columns(column_names(table.num_columns))
             sent = with_keys(sent, [table[name] for name in keys])
             sent = sent.append_column(ROW, arange(table.num_rows, (number << 40) + rows))
@@ -183,6 +199,8 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
         nan,
         distinct_rows(whole, work.partitions),
         homes,
+        outside,
+        samples if outside else None,
     )
 
 

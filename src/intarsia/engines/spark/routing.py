@@ -13,6 +13,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.schema import conform_table
+from intarsia.common.source import select_known
 from intarsia.common.spool import combined, take_rows
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.keys import arange, flat, marked
@@ -243,7 +244,9 @@ def _sorted_batches(
         names = files.slice(low, high - low).take(order)
         taken = take_rows(table, mine.take(order))
         del table
-        taken = conform_table(taken, work.schema, operation=work.operation, path=work.path)
+        taken = conform_table(
+            select_known(taken, work.schema), work.schema, operation=work.operation, path=work.path
+        )
         taken = combined(taken.add_column(0, _WAYS.field("file"), names))
         edges = [*pc.search_sorted(names, pa.array(work.bundles, pa.int32())).to_pylist(), len(names)]
         for bundle, (begin, end) in enumerate(pairwise(edges)):
@@ -296,7 +299,8 @@ def cast_rows(work: CastWork, part: Part) -> Part:
         spool_writer(location, work.schema, work.shelf.filesystem) as writer,
     ):
         for piece in _pieces(part, work.shelf.filesystem):
-            table = conform_table(piece, work.schema, operation=work.operation, path=work.path)
+            known = select_known(piece, work.schema)
+            table = conform_table(known, work.schema, operation=work.operation, path=work.path)
             size += table.nbytes
             writer.write_table(table)
     return Part(location, part.rows, size, part.columns)

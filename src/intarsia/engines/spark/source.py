@@ -6,7 +6,7 @@ import os
 import re
 import stat
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,12 +18,17 @@ import pyarrow.parquet as pq
 
 from intarsia.common.arrow import Source
 from intarsia.common.log import cleanup, logger, redact
+from intarsia.common.paths import with_time_limit
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
 from intarsia.common.spool import tidy, tidy_schema
+from intarsia.common.zones import utc_schema, with_zones
 from intarsia.core.files import Snapshot
+from intarsia.core.spark_note import stored_schema
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.reach import refused, unreachable
+from intarsia.engines.spark.spark_types import as_months, spark_note
 from intarsia.errors import InputError, SchemaMismatch, StorageError
+from intarsia.spark.collecting import collected
 
 log = logger(__name__)
 
@@ -86,13 +91,24 @@ class Spool:
 class SparkSource(Source):
     """A source whose rows stay on executors; ``table`` brings them to the driver."""
 
-    __slots__ = ("ordered", "spool")
+    __slots__ = ("ordered", "spool", "year_months")
 
-    def __init__(self, spool: Spool, *, origin: str, ordered: bool = False) -> None:
-        """``ordered`` where the rows have an order, so that one of them is the last."""
+    def __init__(
+        self,
+        spool: Spool,
+        *,
+        origin: str,
+        ordered: bool = False,
+        year_months: Mapping[str, Any] | None = None,
+    ) -> None:
+        """``ordered`` where the rows have an order, so that one of them is the last.
+
+        ``year_months`` are columns that have such intervals in Spark, and come as numbers of months.
+        """
         super().__init__(spool.schema.empty_table(), origin=origin)
         self.spool = spool
         self.ordered = ordered
+        self.year_months = year_months or {}
         self.rows = spool.rows
 
     @property
@@ -162,7 +178,7 @@ def _asked(where: str) -> tuple[pafs.FileSystem, str]:
     if "://" not in where:
         return pafs.LocalFileSystem(), os.path.abspath(where)
     try:
-        filesystem, path = pafs.FileSystem.from_uri(where)
+        filesystem, path = pafs.FileSystem.from_uri(with_time_limit(where))
     except (pa.ArrowInvalid, OSError) as error:
         raise InputError(
             f"spool_dir= {redact(where)} cannot be opened: {error}",
@@ -244,24 +260,54 @@ def spooled_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
     return replace(place, schema=table.schema, parts=parts)
 
 
-def spooled(crew: Crew, frame: Any, place: Spool) -> Spool:
-    """Write a DataFrame's rows, evaluating it once; only files of attempts that succeeded count."""
+def spooled(
+    crew: Crew,
+    frame: Any,
+    place: Spool,
+    *,
+    utc_for: pa.Schema | None = None,
+    target: Callable[[], Snapshot] | None = None,
+) -> Spool:
+    """Write a DataFrame's rows, evaluating it once; only files of attempts that succeeded count.
+
+    Timestamps without a zone are taken for UTC with the target's columns in ``utc_for``. Intervals are
+    numbers where the ``target``, which is asked for only then, stores them so.
+    """
+    note = spark_note(frame)
+    frame = as_months(frame)
     schema = tidy_schema(_arrow_schema(frame))
+    schema = pa.schema([field.with_type(_relaxed(field.type)) for field in schema], schema.metadata)
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise SchemaMismatch(
             f"The source DataFrame has more than one column {', '.join(map(repr, twice))}.",
             hint="rename or drop the others",
         )
-    writing = Writing(place.filesystem, place.directory, schema)
+    zoned = schema if utc_for is None else utc_schema(schema, utc_for)
+    if note and target is not None:
+        zoned = stored_schema(zoned, target())
+    writing = Writing(place.filesystem, place.directory, schema, None if zoned.equals(schema) else zoned)
     plain = frame.toDF(*column_names(len(schema)))
     parts = [part for part in crew.over(plain, writing.parts) if part.rows]
-    return replace(place, schema=schema, parts=tuple(sorted(parts, key=lambda part: part.location)))
+    if note:
+        zoned = zoned.with_metadata({**(zoned.metadata or {}), **note})
+    return replace(place, schema=zoned, parts=tuple(sorted(parts, key=lambda part: part.location)))
+
+
+def _relaxed(kind: pa.DataType) -> pa.DataType:
+    """A nested type whose fields may be NULL, as they are in a struct that is NULL."""
+    if pa.types.is_struct(kind):
+        return pa.struct([field.with_type(_relaxed(field.type)).with_nullable(True) for field in kind.fields])
+    if pa.types.is_map(kind):
+        return pa.map_(_relaxed(kind.key_type), _relaxed(kind.item_type))
+    if pa.types.is_list(kind):
+        return pa.list_(kind.value_field.with_type(_relaxed(kind.value_type)).with_nullable(True))
+    return kind
 
 
 def _arrow_schema(frame: Any) -> pa.Schema:
     """The Arrow types that a DataFrame's batches have."""
-    return frame.limit(0).toArrow().schema
+    return collected(frame.limit(0)).schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,6 +318,8 @@ class Writing:
     directory: str
     schema: pa.Schema | None = None
     """What the rows are brought to; None writes them as they come."""
+    zoned: pa.Schema | None = None
+    """The same with the zones that timestamps are taken for."""
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
         """Runs on an executor; memory: a row group."""
@@ -282,11 +330,12 @@ class Writing:
         writer: pq.ParquetWriter | None = None
         try:
             for batch in batches:
-                schema = self.schema or batch.schema
+                schema = self.zoned or self.schema or batch.schema
                 if writer is None:
                     writer = spool_writer(location, schema, self.filesystem)
                     sizes = [0] * len(schema)
-                for piece in tidy(batch, schema):
+                for piece in tidy(batch, self.schema or batch.schema):
+                    piece = piece if self.zoned is None else with_zones(piece, self.zoned)
                     waiting.append(piece)
                     rows += piece.num_rows
                     sizes = [size + one.nbytes for size, one in zip(sizes, piece.columns, strict=True)]

@@ -19,6 +19,19 @@ def last_batch(state: State, app_id: str) -> int | None:
     return found
 
 
+def last_commits(state: State) -> dict[str, dict[str, str]]:
+    """By ``app_id``: the summary of the snapshot with its highest ``batch_id`` in the branch's history."""
+    found: dict[str, dict[str, str]] = {}
+    for snapshot in ancestry(state.head, state.metadata):
+        said = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        app, batch = said.get("app_id"), said.get("batch_id", "")
+        if app is not None and batch.isdecimal():
+            known = found.get(app)
+            if known is None or int(batch) > int(known["batch_id"]):
+                found[app] = dict(said)
+    return found
+
+
 def check_batch(properties: Mapping[str, str]) -> None:
     """Refuse half an idempotency key."""
     batch = properties.get("batch_id")

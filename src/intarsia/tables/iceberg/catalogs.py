@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from intarsia.common.paths import path_text
 from intarsia.errors import InputError, NotSupported, StorageError
 from intarsia.tables.iceberg._pyiceberg import prepare_catalog
 
@@ -29,16 +30,31 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
         raise NotSupported(
             "The embedded catalog needs SQLAlchemy.", hint="pip install 'intarsia[iceberg]'"
         ) from error
-    warehouse = Path(directory).expanduser().resolve()
-    warehouse.mkdir(parents=True, exist_ok=True)
-    return prepare_catalog(
-        SqlCatalog(
-            name,
-            uri=f"sqlite:///{warehouse / CATALOG_FILE}",
-            warehouse=f"file://{warehouse}",
-            schema_version="v1",
+    from sqlalchemy.exc import SQLAlchemyError
+
+    shown = path_text(directory, "A warehouse directory")
+    try:
+        warehouse = Path(directory).expanduser().resolve()
+        warehouse.mkdir(parents=True, exist_ok=True)
+        return prepare_catalog(
+            SqlCatalog(
+                name,
+                uri=f"sqlite:///{warehouse / CATALOG_FILE}",
+                warehouse=f"file://{warehouse}",
+                schema_version="v1",
+            )
         )
-    )
+    except OSError as error:
+        raise StorageError(
+            f"Cannot make a warehouse in {shown}: {error.strerror or error}", errno=error.errno, path=shown
+        ) from error
+    except SQLAlchemyError as error:
+        reason = getattr(error, "orig", None) or error
+        raise StorageError(
+            f"Cannot open the catalog {CATALOG_FILE} in {shown}: {reason}",
+            path=shown,
+            hint="it has to be a SQLite file that can be read and written.",
+        ) from error
 
 
 def open_catalog(catalog: Any) -> Catalog:
@@ -48,6 +64,7 @@ def open_catalog(catalog: Any) -> Catalog:
 
     Raises:
         InputError: no catalog of that name is configured, or the argument is none of these.
+        StorageError: the catalog cannot be reached.
     """
     from pyiceberg.catalog import Catalog, load_catalog
 
@@ -67,6 +84,12 @@ def open_catalog(catalog: Any) -> Catalog:
             f"There is no usable catalog {catalog!r}: {error}",
             hint="configure it in .pyiceberg.yaml or by PYICEBERG_CATALOG__... variables, pass the catalog "
             "object, or a warehouse directory for an embedded one",
+        ) from error
+    except Exception as error:  # whatever the client of a catalog raises
+        raise StorageError(
+            f"Cannot open the catalog {catalog!r}: {type(error).__name__}: {error}",
+            errno=getattr(error, "errno", None),
+            path=catalog,
         ) from error
 
 
@@ -98,7 +121,10 @@ def open_table(target: Any, catalog: Any = None) -> Table:
         raise InputError(
             f"The table {shown(target)} is named without a catalog.", hint="pass catalog= as well"
         )
-    if _is_directory(catalog) and not (Path(catalog).expanduser() / CATALOG_FILE).exists():
+    if (
+        _is_directory(catalog)
+        and not (Path(path_text(catalog, "catalog=")).expanduser() / CATALOG_FILE).exists()
+    ):
         # A typo must not make a warehouse.
         raise InputError(
             f"There is no catalog {CATALOG_FILE} in {os.fspath(catalog)}, so no table {shown(target)}.",

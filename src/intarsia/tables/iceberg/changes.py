@@ -31,7 +31,13 @@ from intarsia.tables.iceberg.validate import Validation
 
 REWRITES = frozenset({"compact", "optimize"})
 """Operations after which the same rows are in other files."""
-WRITES_AS = {"delete": "delete", "update": "update", "merge": "merge", "deduplicate": "delete"}
+WRITES_AS = {
+    "delete": "delete",
+    "update": "update",
+    "merge": "merge",
+    "deduplicate": "delete",
+    "overwrite": "delete",
+}
 """Which of ``write.*.mode`` and ``write.*.isolation-level`` an operation goes by."""
 
 

@@ -16,6 +16,7 @@ from intarsia.errors import NotSupported
 from intarsia.tables.iceberg.flags import flag, number, word
 from intarsia.tables.iceberg.locations import refuse_providers
 from intarsia.tables.iceberg.metrics_config import MetricsConfig
+from intarsia.tables.iceberg.schemas import annotated_footer
 
 COPY_ON_WRITE, MERGE_ON_READ = "copy-on-write", "merge-on-read"
 SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
@@ -182,16 +183,20 @@ def _layout(said: Mapping[str, str], prefix: str, schema: Schema | None, row_byt
     limit = number(known, f"{prefix}parquet.row-group-limit", DEFAULT_ROW_GROUP_ROWS, least=1)
     group_bytes = number(known, f"{prefix}parquet.row-group-size-bytes", 128 << 20, least=1)
     rows = limit if row_bytes is None else min(limit, max(_LEAST_GROUP_ROWS, int(group_bytes / row_bytes)))
+    annotated = None if schema is None else annotated_footer(schema)
     return Layout(
         compression=codec,
         compression_level=level if levelled else None,
         row_group_rows=rows,
+        row_group_bytes=group_bytes,
+        row_bytes=row_bytes,
         page_bytes=number(known, f"{prefix}parquet.page-size-bytes", 1 << 20, least=1),
         page_rows=number(known, f"{prefix}parquet.page-row-limit", 20_000, least=1),
         dictionary_bytes=number(known, f"{prefix}parquet.dict-size-bytes", 2 << 20, least=1),
         page_index=True,
         bloom_filters={} if schema is None else _bloom_filters(said, schema),
         integer_decimals=True,  # as the specification has it, up to 18 digits
+        like=() if annotated is None else (annotated,),
     )
 
 

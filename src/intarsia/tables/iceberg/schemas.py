@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import pyarrow as pa
-from pyiceberg.schema import Schema
+import pyarrow.parquet as pq
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.types import (
     BinaryType,
     BooleanType,
@@ -70,6 +71,43 @@ def arrow_schema(schema: Schema) -> pa.Schema:
         NotSupported: a column has a type that is not handled; it is named.
     """
     return pa.schema([arrow_field(field) for field in schema.fields])
+
+
+def annotated_footer(schema: Schema) -> pq.FileMetaData | None:
+    """The footer of a data file as the specification has it; None where that is how PyArrow writes it.
+
+    UUIDs are sixteen bytes everywhere else, and have to be annotated in files.
+    """
+    if not any(isinstance(field.field_type, UUIDType) for field in index_by_id(schema).values()):
+        return None
+    plain = arrow_schema(schema)
+    fields = [
+        field.with_type(_annotated(field.type, known.field_type))
+        for field, known in zip(plain, schema.fields, strict=True)
+    ]
+    sink = pa.BufferOutputStream()
+    with pq.ParquetWriter(sink, pa.schema(fields), store_schema=False, store_decimal_as_integer=True):
+        pass
+    return pq.read_metadata(pa.BufferReader(sink.getvalue()))
+
+
+def _annotated(kind: pa.DataType, known: IcebergType) -> pa.DataType:
+    match known:
+        case UUIDType():
+            return pa.uuid()
+        case StructType():
+            children = zip(kind.fields, known.fields, strict=True)
+            return pa.struct([f.with_type(_annotated(f.type, child.field_type)) for f, child in children])
+        case ListType():
+            item = kind.value_field
+            return pa.list_(item.with_type(_annotated(item.type, known.element_type)))
+        case MapType():
+            key, item = kind.key_field, kind.item_field
+            return pa.map_(
+                key.with_type(_annotated(key.type, known.key_type)),
+                item.with_type(_annotated(item.type, known.value_type)),
+            )
+    return kind
 
 
 def arrow_field(field: NestedField, *, path: str = "") -> pa.Field:

@@ -14,7 +14,7 @@ from pyiceberg.table.metadata import TableMetadata
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.errors import InputError, NotSupported
 from intarsia.tables.iceberg.attempt import IcebergTransaction
-from intarsia.tables.iceberg.batches import last_batch
+from intarsia.tables.iceberg.batches import last_batch, last_commits
 from intarsia.tables.iceberg.catalogs import load, open_table
 from intarsia.tables.iceberg.changes import WRITES_AS, Setting
 from intarsia.tables.iceberg.deletes import DeleteIndex, unpartitioned_specs
@@ -67,7 +67,8 @@ class IcebergTable:
     def __init__(
         self, target: Any, catalog: Any = None, *, branch: str | None = None, mode: str | None = None
     ) -> None:
-        if mode not in (None, COPY_ON_WRITE, MERGE_ON_READ):
+        given: Any = mode
+        if given is not None and str(given) not in (COPY_ON_WRITE, MERGE_ON_READ):
             raise InputError(f"mode= must be {COPY_ON_WRITE!r} or {MERGE_ON_READ!r}, it is {mode!r}.")
         self._table: Table = open_table(target, catalog)
         self.branch = branch
@@ -88,6 +89,16 @@ class IcebergTable:
     def choosing(self, *, branch: str | None = None, mode: str | None = None) -> IcebergTable:
         """The same table on another branch or in another mode."""
         return IcebergTable(self._table, branch=branch or self.branch, mode=mode or self.mode)
+
+    @property
+    def identifier(self) -> tuple[str, ...]:
+        """The table's name in its catalog, namespaces first."""
+        return tuple(self._table.name())
+
+    @property
+    def location(self) -> str:
+        """The table's directory, by which errors below name it."""
+        return str(self._table.location())
 
     @property
     def workspace(self) -> tuple[pafs.FileSystem, str, str]:
@@ -135,6 +146,10 @@ class IcebergTable:
     def last_batch(self, app_id: str) -> int | None:
         """The highest ``batch_id`` that a snapshot still known has with this ``app_id``, or None."""
         return last_batch(self.state(), app_id)
+
+    def last_commits(self) -> Mapping[str, Mapping[str, str]]:
+        """By ``app_id``: the summary of the snapshot still known with its highest ``batch_id``."""
+        return last_commits(self.state())
 
     def committed(self, metadata: TableMetadata, location: str) -> None:
         """Bring the caller's table up to date after a commit."""

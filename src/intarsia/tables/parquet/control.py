@@ -6,13 +6,14 @@ import errno
 import json
 import posixpath
 import re
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from intarsia.common.scratch import sweep, sweep_private
 from intarsia.errors import DamagedTable, InputError, StorageError
 from intarsia.storage import Entry, Storage
 from intarsia.tables.parquet.listing import sibling
+from intarsia.tables.parquet.metadata import DatasetMetadata, metadata_of
 from intarsia.tables.parquet.record import Coming, Going, Record
 
 _NAME = re.compile(r"^(\d{12})(-[0-9a-f]{32})?\.(json|done)$")
@@ -138,12 +139,31 @@ class Control:
 
     def write_done(self, record: Record) -> None:
         """Record that a commit is published, durably."""
-        note = {"seq": record.seq, "txid": record.txid, "operation": record.operation}
+        note: dict[str, Any] = {"seq": record.seq, "txid": record.txid, "operation": record.operation}
+        if record.metadata is not None:
+            note["metadata"] = asdict(record.metadata)
         self.storage.write(
             self.record(record.seq, record.txid, "done"),
             json.dumps({**note, "properties": dict(record.properties)}).encode() + b"\n",
         )
         self.storage.sync(self.log)
+
+    def metadata(self, state: LogState) -> DatasetMetadata | None:
+        """Schema and partition columns after the last commit, if that left no file; else None.
+
+        Where writers have no lock, two commits may have one number; either of them may tell.
+        """
+        for record in state.undone:
+            if record.seq == state.version and record.metadata is not None:
+                return record.metadata
+        last = (name for name in sorted(state.names) if name.startswith(f"{state.version:012d}"))
+        for name in last:
+            if _NAME.match(name) and name.endswith(".done"):
+                where = f"{self.log}/{name}"
+                found = metadata_of(_parsed(self.storage.read(where)).get("metadata"), where)
+                if found is not None:
+                    return found
+        return None
 
     def last_batch(self, app_id: str) -> int | None:
         """The highest batch an application has committed, or None."""
@@ -154,6 +174,37 @@ class Control:
                 found.append(_batches(_parsed(self.storage.read(f"{self.log}/{name}"))).get(app_id))
         return max((batch for batch in found if batch is not None), default=None)
 
+    def last_commits(self) -> dict[str, dict[str, str]]:
+        """By application: the properties of its highest batch, of which a summary keeps the ``run_id``."""
+        for _ in range(_READ_ATTEMPTS):
+            names = self.storage.names(self.log)
+            try:
+                return self._last_commits(names)
+            except StorageError as error:
+                if error.errno != errno.ENOENT:  # a record was cleaned up while we read: look again
+                    raise
+        raise StorageError(f"The log {self.log} kept changing while it was read.", path=self.log)
+
+    def _last_commits(self, names: list[str]) -> dict[str, dict[str, str]]:
+        runs = self._runs(names)
+        found = {
+            app: {"app_id": app, "batch_id": str(batch), **({"run_id": runs[app]} if app in runs else {})}
+            for app, batch in self._summary(names)[1].items()
+        }
+        for name in filter(_NAME.match, names):
+            record = _parsed(self.storage.read(f"{self.log}/{name}"))
+            for app, batch in _batches(record).items():
+                if app not in found or batch >= int(found[app]["batch_id"]):
+                    found[app] = {str(key): str(value) for key, value in record["properties"].items()}
+        return found
+
+    def _runs(self, names: list[str]) -> dict[str, str]:
+        """By application: the run that committed the highest batch that was folded."""
+        if _SUMMARY not in names:
+            return {}
+        raw = _parsed(self.storage.read(f"{self.log}/{_SUMMARY}")).get("runs")
+        return {str(app): str(run) for app, run in raw.items()} if isinstance(raw, dict) else {}
+
     def fold(self) -> None:
         """Keep the log short: old finished records become one summary."""
         names = self.storage.names(self.log)
@@ -161,14 +212,21 @@ class Control:
         if len(finished) <= _FOLD_ABOVE:
             return
         last, batches = self._summary(names)
+        runs = self._runs(names)
         folded = finished[:-_FOLD_KEEPS]
         for name in folded:
             record = _parsed(self.storage.read(f"{self.log}/{name}"))
             last = max(last, int(name[:12]))
             for app_id, batch in _batches(record).items():
-                batches[app_id] = max(batch, batches.get(app_id, batch))
+                if batch >= batches.get(app_id, batch):
+                    batches[app_id] = batch
+                    runs.pop(app_id, None)
+                    if "run_id" in record["properties"]:
+                        runs[app_id] = str(record["properties"]["run_id"])
         draft = f"{self.log}/{_SUMMARY}.part"
-        self.storage.write(draft, json.dumps({"last": last, "batches": batches}).encode() + b"\n")
+        self.storage.write(
+            draft, json.dumps({"last": last, "batches": batches, "runs": runs}).encode() + b"\n"
+        )
         self.storage.move(draft, f"{self.log}/{_SUMMARY}")
         # Before a record goes, the summary must be durable, and so must the end of its intent.
         self.storage.sync(self.log)

@@ -13,8 +13,9 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common import thrift
+from intarsia.common.int96 import arrow_schema
 from intarsia.common.partitions import PARTITION_SCHEMA_KEY
-from intarsia.errors import DamagedTable
+from intarsia.errors import DamagedTable, SchemaMismatch
 from intarsia.storage.port import as_storage_error
 
 _PROBE = 16
@@ -97,11 +98,14 @@ def read_footer(filesystem: pafs.FileSystem, location: str) -> Footer:
         if len(raw) - 8 - metadata.serialized_size == _SIGNATURE:
             raise pa.ArrowInvalid("some of its columns are encrypted")
         shape = _shape_of(raw, metadata)
-        _check_codecs(shape, raw, metadata.num_row_groups)
+        _check_codecs(shape, raw, metadata)
         return Footer(metadata, shape)
     except FileNotFoundError:
         raise
-    except (pa.ArrowException, OSError) as error:
+    except SchemaMismatch as error:
+        said = f"{location} cannot be read: {error.message}."
+        raise SchemaMismatch(said, path=location, hint=error.hint) from error
+    except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if getattr(error, "errno", None) is not None:
             raise as_storage_error(error, "read", location) from error
         raise damaged(location, error) from error
@@ -123,14 +127,15 @@ def _footer_bytes(file: pa.NativeFile) -> bytes:
     return tail[-length - 8 :]
 
 
-def _check_codecs(shape: Shape, raw: bytes, row_groups: int) -> None:
+def _check_codecs(shape: Shape, raw: bytes, metadata: pq.FileMetaData) -> None:
     """Find the codec of each column chunk in the footer's bytes, where it follows the column's path."""
     at, find = len(shape.schema), raw.find
-    for _ in range(row_groups):
-        for needle in shape.needles:
+    for group in range(metadata.num_row_groups):
+        for number, needle in enumerate(shape.needles):
             found = find(needle, at)
-            if found < 0:
-                continue  # such as a name with a dot in it, which looks like a path
+            if found < 0:  # such as a name with a dot in it, which looks like a path
+                _ = metadata.row_group(group).column(number).path_in_schema  # which is text, or damaged
+                continue
             at = found + len(needle)
             if raw[at] not in _CODECS:
                 raise pa.ArrowInvalid("it uses a compression codec that is not known")
@@ -148,9 +153,34 @@ def _shape_of(raw: bytes, metadata: pq.FileMetaData) -> Shape:
     for shape in _last_shapes:
         if raw.startswith(shape.schema):
             return shape
+    _refuse_twice(metadata.schema)
     shape = Shape(_schema_bytes(raw), _needles(metadata.schema))
     _last_shapes[:] = [shape, *_last_shapes[: _SHAPES - 1]]
     return shape
+
+
+def _refuse_twice(schema: pq.ParquetSchema) -> None:
+    """Raise SchemaMismatch where two fields of one struct, or two columns, have one name.
+
+    Paths of leaves only hint at it: the column ``a.b`` and the field b of the column a have one path.
+    """
+    paths = [schema.column(number).path for number in range(len(schema))]
+    twice = sorted(_names_twice(list(schema.to_arrow_schema()), "")) if len(set(paths)) < len(paths) else []
+    if twice:
+        raise SchemaMismatch(
+            f"it has more than one column {', '.join(map(repr, twice))}",
+            hint="write the file again with other names, or remove it from the dataset",
+        )
+
+
+def _names_twice(fields: Sequence[pa.Field], above: str) -> set[str]:
+    names = [field.name for field in fields]
+    found = {f"{above}{name}" for name in names if names.count(name) > 1}
+    for field in fields:
+        kind = field.type
+        inside = [kind.field(number) for number in range(kind.num_fields)]
+        found |= _names_twice(inside, f"{above}{field.name}.")
+    return found
 
 
 def _schema_bytes(raw: bytes) -> bytes:
@@ -221,13 +251,15 @@ def file_schemas(footers: Iterable[Footer]) -> tuple[list[pa.Schema], list[int]]
     """
     schemas: list[pa.Schema] = []
     numbers: list[int] = []
-    known: dict[tuple[bytes | None, ...], int] = {}
+    known: dict[tuple[bytes | str | None, ...], int] = {}
     for footer in footers:
         notes = footer.metadata.metadata or {}
-        seen = (footer.shape.schema, notes.get(b"ARROW:schema"), notes.get(PARTITION_SCHEMA_KEY))
+        writer = footer.metadata.created_by.split(" ", 1)[0]  # which the unit of INT96 columns depends on
+        noted = (notes.get(b"ARROW:schema"), notes.get(PARTITION_SCHEMA_KEY))
+        seen = (footer.shape.schema, *noted, writer)
         number = known.setdefault(seen, len(schemas))
         if number == len(schemas):
-            schemas.append(footer.metadata.schema.to_arrow_schema())
+            schemas.append(arrow_schema(footer.metadata))
         numbers.append(number)
     return schemas, numbers
 

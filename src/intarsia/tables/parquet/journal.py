@@ -10,7 +10,8 @@ J4    twins of all files that go in ``old/``                      swept: old sta
 J5    the planned files are still what they were                  swept: old state
 J6    the intent, durable with everything it names                swept: old state
 J7    the intent gets a name in ``log/``: **the commit point**    new state
-J8    publish each file, then remove those that go                repeated: new state
+J8    remove the side files of files that change, publish each    repeated: new state
+      file, then remove those that go
 J9    the touched directories are durable                         repeated: new state
 J10   ``.done`` in ``log/``: acknowledged                         new state
 ====  ==========================================================  =================
@@ -28,11 +29,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
 from intarsia.common.log import logger
-from intarsia.errors import CommitConflict, CommitUnknown, IntarsiaError, StorageError
+from intarsia.errors import CommitConflict, CommitUnknown, InputError, IntarsiaError, StorageError
 from intarsia.storage import Storage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footers import worker_count
 from intarsia.tables.parquet.record import Coming, Going, Record
+from intarsia.tables.parquet.side_files import checksum_path
 
 log = logger(__name__)
 
@@ -101,7 +103,10 @@ class Journal:
 
     def _locked(self) -> AbstractContextManager[object]:
         if self._lock is not None:
-            return self._lock()
+            made = self._lock()
+            if not hasattr(made, "__enter__"):
+                raise InputError(f"lock= must give a context manager, not {type(made).__name__}.")
+            return made
         return self.storage.lock(self.control.lock, self._lock_timeout)
 
     def _tidy(self, *, created: bool) -> None:
@@ -202,7 +207,7 @@ class Journal:
         # Syncing waits for the disk, so several at once; a list makes the first error surface here.
         with ThreadPoolExecutor(worker_count(), "intarsia-commit") as pool:
             list(pool.map(settle, record.coming))
-            list(pool.map(keep, (*record.coming, *record.going)))
+            list(pool.map(keep, (*record.coming, *record.going, *record.side_files)))
 
     def _record_intent(self, record: Record) -> None:
         """J6: after this the intent and everything it names survive a power cut."""
@@ -252,6 +257,7 @@ class Journal:
         self._check_inside(record)
         touched: set[str] = set()
         skipped: list[str] = []
+        self._remove_side_files(record)
         for item in sorted(record.coming, key=lambda coming: coming.was is not None):  # new names first
             directory = posixpath.dirname(f"{self.control.root}/{item.path}")
             touched.update(posixpath.dirname(made) for made in storage.make_directories(directory))
@@ -259,12 +265,41 @@ class Journal:
             if not self._publish_one(record, item):
                 skipped.append(item.path)
         if record.fresh:
+            if record.metadata is not None and storage.atomic:  # no file brings its directory along
+                touched.update(
+                    posixpath.dirname(made) for made in storage.make_directories(self.control.root)
+                )
             touched.add(posixpath.dirname(self.control.root))
         self._sync_all(touched)  # nothing goes before what replaces it is durable
         skipped += [item.path for item in record.going if not self._remove_one(record, item)]
         self._sync_all(self._remove_empty(record))
         self.control.write_done(record)
         return skipped
+
+    def _remove_side_files(self, record: Record) -> None:
+        """What describes files as they were goes for good before any of them changes.
+
+        Synced before the first file gets its place: after a power cut a checksum that came back beside
+        a file that was replaced would make the file unreadable for Hadoop.
+        """
+        if not record.side_files:
+            return
+        replaced = {checksum_path(item.path): item for item in record.files if item.was is not None}
+        for side in record.side_files:
+            target = f"{self.control.root}/{side.path}"
+            found = self.storage.stat(target)
+            if found is None:
+                continue
+            item = replaced.get(side.path)
+            if self.control.is_planned(record, side, found) or (item and self._stands(record, item)):
+                self.storage.remove(target)
+        directories = {posixpath.dirname(f"{self.control.root}/{side.path}") for side in record.side_files}
+        self._sync_all(directories)
+
+    def _stands(self, record: Record, item: Coming | Going) -> bool:
+        """Whether a file that the transaction replaces or removes is still the one it planned on."""
+        found = self.storage.stat(f"{self.control.root}/{item.path}")
+        return found is not None and self.control.is_planned(record, item, found)
 
     def _publish_one(self, record: Record, item: Coming) -> bool:
         storage, base = self.storage, self.control.staging(record.txid)

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 
 from intarsia.common.foreign import LOGS, METADATA, refusal, sign_of
 from intarsia.common.names import listed_names
 from intarsia.errors import DamagedTable, InputError, UnsafePath
 from intarsia.storage import Entry, Storage
+from intarsia.tables.parquet.side_files import is_data_name, is_side_name, is_summary
 
-_SUFFIXES = (".parquet", ".parq")
 _ACTIVE = "Another writer seems to be active"
 _JOURNAL = re.compile(r"((?:[^/]+/)*)\.([^/]+)\.intarsia")
 """The control directory beside a dataset, and the dataset's directory and name in it."""
 _APART = "which has a journal and a lock of its own"
-_SUMMARIES = ("_metadata", "_common_metadata")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +28,8 @@ class Listing:
     notes: tuple[str, ...] = ()
     others: str | None = None
     """Whose the files are, as a predicate of the root, where datasets lie below it or around it."""
+    side_files: Mapping[str, Entry] = field(default_factory=dict)
+    """What other writers keep beside the data files to describe them, by path."""
 
 
 def sibling(root: str) -> str:
@@ -52,10 +53,6 @@ def is_data_path(path: str) -> bool:
     """Whether a path below the root is a data file's by its name alone."""
     *directories, name = path.split("/")
     return is_data_name(name) and not any(map(is_hidden, directories))
-
-
-def is_data_name(name: str) -> bool:
-    return not name.startswith((".", "_")) and name.lower().endswith(_SUFFIXES)
 
 
 def list_data_files(storage: Storage, root: str) -> Listing:
@@ -100,7 +97,8 @@ def list_data_files(storage: Storage, root: str) -> Listing:
         if entry.size == 0:
             raise _empty(root, entry)
     others = _below(odd, paths) or _around(storage, root)
-    return Listing(data, exists=True, notes=_notes(odd, staged), others=others)
+    sides = {e.path: e for e in odd if e.kind == "file" and is_side_name(posixpath.basename(e.path))}
+    return Listing(data, exists=True, notes=_notes(odd, staged), others=others, side_files=sides)
 
 
 def _may_hold_data(entry: Entry) -> bool:
@@ -156,10 +154,8 @@ def _notes(odd: Sequence[Entry], staged: set[str]) -> tuple[str, ...]:
             notes.append(
                 "A Spark streaming sink wrote here; Spark reads only the files named in _spark_metadata."
             )
-        elif entry.kind == "file" and entry.path in _SUMMARIES:
-            notes.append(
-                f"{entry.path} describes the files as they were and will be out of date after a change."
-            )
+        elif entry.kind == "file" and is_summary(entry.path):
+            notes.append(f"{entry.path} describes the files as they are; a change removes it.")
     return tuple(sorted(set(notes)))
 
 

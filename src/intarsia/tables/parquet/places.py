@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import posixpath
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from intarsia.common.partitions import hive_path
 from intarsia.core.change import Staging
+from intarsia.core.directories import PartitionDirectories
 from intarsia.core.files import DataFile
 from intarsia.tables.parquet.record import check_data_path
 
@@ -20,13 +20,19 @@ class Places:
     txid: str
     root: str
     partition_columns: tuple[str, ...]
+    directories: PartitionDirectories = field(default_factory=PartitionDirectories)
+    """Those that are there and are called otherwise than we would call them."""
 
     def place(
         self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
-        """In its partition's directory, or in that of the file ``beside``."""
+        """In its partition's directory, or in that of the file ``beside``, unless that one is to go."""
         name = f"{prefix}-{self.txid}-{ordinal:05d}.parquet"
-        directory = self._directory(partition) if beside is None else posixpath.dirname(beside.path)
+        if beside is None:
+            directory = self._directory(partition)
+        else:
+            directory = posixpath.dirname(beside.path)
+            directory = self.directories.twins.get(directory, directory)
         path = posixpath.join(directory, name)
         check_data_path(path)
         return path
@@ -38,7 +44,7 @@ class Places:
     def _directory(self, partition: Mapping[str, Any]) -> str:
         order = [column for column in self.partition_columns if column in partition]
         values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
-        return hive_path(values, path=self.root)
+        return self.directories.directory(values, path=self.root)
 
 
 @dataclass(frozen=True, slots=True)

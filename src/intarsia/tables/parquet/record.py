@@ -10,7 +10,9 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from intarsia.errors import DamagedTable, UnsafePath
-from intarsia.tables.parquet.listing import is_data_path
+from intarsia.tables.parquet.listing import is_data_path, is_hidden
+from intarsia.tables.parquet.metadata import DatasetMetadata
+from intarsia.tables.parquet.side_files import is_side_name
 
 VERSION = 1
 _TXID = re.compile(r"^[0-9a-f]{32}$")
@@ -52,6 +54,10 @@ class Record:
     retain: int | None = None
     fresh: bool = False
     """The dataset's directory did not exist."""
+    side_files: tuple[Going, ...] = ()
+    """What describes files as they were: goes before any of them changes."""
+    metadata: DatasetMetadata | None = None
+    """Schema and partition columns, where the dataset has no file afterwards."""
 
     def to_json(self) -> bytes:
         return json.dumps({"version": VERSION, **asdict(self)}, separators=(",", ":")).encode() + b"\n"
@@ -67,6 +73,8 @@ class Record:
                 seq=int(raw.pop("seq")),
                 coming=tuple(_coming(item) for item in raw.pop("coming")),
                 going=tuple(_going(item) for item in raw.pop("going")),
+                metadata=_metadata(raw.pop("metadata", None)),
+                side_files=tuple(_going(item) for item in raw.pop("side_files", ())),
                 **raw,
             )
             record.check()
@@ -88,8 +96,10 @@ class Record:
             raise ValueError(f"transaction id {self.txid!r}")
         for item in self.files:
             check_data_path(item.path)
+        for item in self.side_files:
+            check_side_path(item.path)
         names = [item.staged for item in self.coming]
-        names += [item.kept for item in self.files if item.kept is not None]
+        names += [item.kept for item in (*self.files, *self.side_files) if item.kept is not None]
         for name in names:
             if not _STAGED.match(name):
                 raise ValueError(f"staged name {name!r}")
@@ -101,21 +111,34 @@ class Record:
     @property
     def directories(self) -> tuple[str, ...]:
         """Directories below the root that files come to or go from; "" is the root itself."""
-        return tuple(sorted({posixpath.dirname(item.path) for item in self.files}))
+        items = (*self.files, *self.side_files)
+        return tuple(sorted({posixpath.dirname(item.path) for item in items}))
 
 
 def check_data_path(path: str) -> None:
     """Raise UnsafePath unless ``path`` names a data file below the root and nothing else."""
+    if not (_is_below(path) and is_data_path(path)):
+        raise UnsafePath(f"{path!r} is not a safe name for a data file of a dataset.", path=path)
+
+
+def check_side_path(path: str) -> None:
+    """Raise UnsafePath unless ``path`` names a side file below the root and nothing else."""
+    *directories, name = path.split("/")
+    if not _is_below(path) or any(map(is_hidden, directories)) or not is_side_name(name):
+        raise UnsafePath(f"{path!r} is not the name of a file that describes data files.", path=path)
+
+
+def _is_below(path: str) -> bool:
     parts = path.split("/")
-    safe = (
-        bool(path)
-        and "\0" not in path
+    return (
+        "\0" not in path
         and all(part not in ("", ".", "..") for part in parts)
-        and is_data_path(path)
         and max(len(part.encode("utf-8", "surrogateescape")) for part in parts) <= _LONGEST_NAME
     )
-    if not safe:
-        raise UnsafePath(f"{path!r} is not a safe name for a data file of a dataset.", path=path)
+
+
+def _metadata(raw: dict[str, Any] | None) -> DatasetMetadata | None:
+    return None if raw is None else DatasetMetadata.from_json(raw)
 
 
 def _coming(raw: dict[str, Any]) -> Coming:

@@ -25,6 +25,7 @@ from intarsia.storage import Entry, Look, Storage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footers import Footer, file_schemas, read_footers
 from intarsia.tables.parquet.listing import Listing, list_data_files
+from intarsia.tables.parquet.metadata import DatasetMetadata
 from intarsia.tables.parquet.record import Coming, Record
 
 _ATTEMPTS = 20
@@ -79,6 +80,7 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
         try:
             files = _overlaid(control, listing, before.undone)
             read = footers.of(storage, files)
+            metadata = control.metadata(before) if before.version and not files else None
         except (FileNotFoundError, StorageError) as error:
             if not _is_gone(error):
                 raise
@@ -87,7 +89,8 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
         if control.read_log().names == before.names:
             snapshot = _assembled(control, shown, listing, files, read)
             exists = listing.exists or bool(before.undone)
-            return replace(snapshot, version=before.version, exists=exists)
+            snapshot = replace(snapshot, version=before.version, exists=exists)
+            return snapshot if files or not before.version else _without_files(snapshot, control, metadata)
     if gone is not None and control.read_log().names == before.names:
         raise DamagedTable(
             f"A file that the journal of {control.root} promises is not there: {gone}",
@@ -98,6 +101,28 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
         f"{control.root} kept changing: no consistent state could be read in {_ATTEMPTS} attempts.",
         path=control.root,
         hint="try again when fewer writers are at work",
+    )
+
+
+def _without_files(snapshot: Snapshot, control: Control, metadata: DatasetMetadata | None) -> Snapshot:
+    """A dataset that has a log and no file: what the log remembers of it, or that others emptied it.
+
+    Where there are directories, removing the dataset's own begins it anew; else the log alone tells.
+    """
+    if not snapshot.exists and control.storage.atomic:
+        return snapshot
+    if metadata is None:
+        note = (
+            f"There was data after commit {snapshot.version}; another writer has removed all of it."
+            " The next write decides schema and partition columns."
+        )
+        return replace(snapshot, notes=(*snapshot.notes, note)) if snapshot.exists else snapshot
+    return replace(
+        snapshot,
+        exists=True,
+        schema=metadata.arrow_schema(),
+        partition_columns=metadata.partition_columns,
+        model=metadata.file_metadata(),
     )
 
 
@@ -164,6 +189,7 @@ def _assembled(
         filesystem=control.storage.filesystem,
         exists=listing.exists,
         notes=listing.notes,
+        side_files=listing.side_files,
         others=listing.others,
         uniform=all(schema.equals(unified) for schema in schemas),
         look=Look(control.storage),

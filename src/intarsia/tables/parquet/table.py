@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import posixpath
 import uuid
@@ -10,20 +11,25 @@ from contextlib import contextmanager
 from typing import Any
 
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from intarsia.common.log import logger
 from intarsia.common.paths import shown_path
 from intarsia.core.change import Change, Committed, StagedFile, Staging
+from intarsia.core.directories import PartitionDirectories
+from intarsia.core.elements import elements_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
 from intarsia.storage import Storage, open_storage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.farm import Farm, planted
-from intarsia.tables.parquet.footers import read_footers
+from intarsia.tables.parquet.footers import Footer, read_footers
 from intarsia.tables.parquet.journal import Journal, Lock
 from intarsia.tables.parquet.listing import list_data_files
+from intarsia.tables.parquet.metadata import DatasetMetadata, partitions_last
 from intarsia.tables.parquet.places import ParquetWorkplace, Places
 from intarsia.tables.parquet.record import Coming, Going, Record, check_data_path
+from intarsia.tables.parquet.side_files import ended_by, removal_notes
 from intarsia.tables.parquet.snapshot import Footers, take_snapshot
 
 log = logger(__name__)
@@ -129,6 +135,10 @@ class ParquetTable:
         """The highest ``batch_id`` that was committed with this ``app_id``, or None."""
         return self.control.last_batch(app_id)
 
+    def last_commits(self) -> Mapping[str, Mapping[str, str]]:
+        """By ``app_id``: the properties of its commit with the highest ``batch_id``."""
+        return self.control.last_commits()
+
     @contextmanager
     def materialise(self) -> Iterator[Farm]:
         """The current state as a directory of hard links that no later commit changes.
@@ -155,14 +165,18 @@ class ParquetTransaction:
         self._storage: Storage = table.storage
         self._root = table.control.root
         self._directory = table.control.staging(self.txid)
-        self._places = Places(self.txid, self._root, snapshot.partition_columns)
+        self._places = Places(
+            self.txid, self._root, snapshot.partition_columns, PartitionDirectories.of(snapshot.files)
+        )
         self._record: Record | None = None
         self._finished = False
+        self._staged = False
 
     @property
     def staging(self) -> Staging:
         """Where to write; created on first use."""
         new = f"{self._directory}/new"
+        self._staged = True
         self._storage.make_directories(new)
         return Staging(filesystem=self._storage.filesystem, directory=new, txid=self.txid)
 
@@ -185,7 +199,9 @@ class ParquetTransaction:
         return self._table.last_batch(app_id)
 
     def commit(self, change: Change) -> Committed:
-        """Put the change into effect, all of it or nothing; an empty change records its batch, if any.
+        """Put the change into effect, all of it or nothing.
+
+        An empty change records its batch, if it has one, where there is a dataset.
 
         Raises:
             CommitConflict: a planned file is no longer what it was, or, for an exclusive change, a
@@ -197,7 +213,9 @@ class ParquetTransaction:
         if self._finished:
             raise InputError(f"Transaction {self.txid} was committed already.", txid=self.txid)
         _check_batch(change.properties)
-        if change.empty and "app_id" not in change.properties:
+        says_batch = "app_id" in change.properties and self.snapshot.exists
+        if change.empty and not says_batch and not self._decides_metadata(change):
+            self.close()
             self._finished = True
             return Committed(self.txid, self.snapshot.version)
         self._refuse(change)
@@ -207,16 +225,46 @@ class ParquetTransaction:
             record.check()  # as whoever recovers it will
         except ValueError as error:
             raise InputError(f"This change cannot be recorded: {error}.", path=self._root) from error
-        self._record = record
+        self._record, self._staged = record, True
         self._journal.commit(record, lambda: self._check_unchanged(change))
         self._finished = True
-        return Committed(self.txid, record.seq)
+        notes = removal_notes(item.path for item in record.side_files)
+        return Committed(self.txid, record.seq, notes=notes)
 
     def close(self) -> None:
         """Remove what was staged, unless the commit point was passed."""
         if self._finished or (self._record is not None and self._journal.is_recorded(self._record)):
             return
-        self._journal.discard(self._directory)
+        if self._staged:
+            self._journal.discard(self._directory)
+
+    def _decides_metadata(self, change: Change) -> bool:
+        """Whether a change makes a dataset without files, or gives one another schema or partitions."""
+        if change.schema is None or not change.schema.names or self._files_after(change):
+            return False
+        before = self.snapshot
+        schema = partitions_last(change.schema, change.partition_columns)
+        same = schema.equals(before.schema, check_metadata=True)
+        return not (same and change.partition_columns == before.partition_columns)
+
+    def _files_after(self, change: Change) -> bool:
+        """Whether the dataset has files after a change."""
+        removed = {file.path for file in change.removed}
+        return bool(change.added) or any(file.path not in removed for file in self.snapshot.files)
+
+    def _metadata(self, change: Change) -> DatasetMetadata | None:
+        """What the log has to keep: all that files would tell, where none is left."""
+        before = self.snapshot
+        if self._files_after(change):
+            return None
+        schema, columns = before.schema, before.partition_columns
+        if change.schema is not None:
+            columns = change.partition_columns
+            schema = partitions_last(change.schema, columns)
+        if not schema.names:
+            return None
+        same = schema.equals(before.schema) and columns == before.partition_columns
+        return DatasetMetadata.of(schema, columns, before.model_footer if same else None)
 
     def _refuse(self, change: Change) -> None:
         if self._table.appends_only and (change.replaced or change.removed):
@@ -251,7 +299,9 @@ class ParquetTransaction:
             raise DamagedTable(
                 f"A staged file is gone: {error}", path=self._directory, txid=self.txid
             ) from error
+        old = {item.new.location: item.old.footer for item in change.replaced}
         for file, footer in zip(staged, footers, strict=True):
+            self._verify_schema(file, old.get(file.location), footer)
             if footer.num_rows != file.rows:
                 raise DamagedTable(
                     f"The file staged for {file.path} has {footer.num_rows} rows instead of {file.rows}.",
@@ -259,8 +309,28 @@ class ParquetTransaction:
                     txid=self.txid,
                 )
 
+    def _verify_schema(self, file: StagedFile, before: pq.FileMetaData | None, footer: Footer) -> None:
+        """A file that replaces another has its columns as that one has them, element by element."""
+        after = elements_of(footer.metadata)
+        kept = None if before is None else elements_of(before)
+        if kept is None or after is None:
+            return
+        other = [
+            name
+            for name, elements in kept.columns.items()
+            if name not in file.retyped and after.columns.get(name) != elements
+        ]
+        if other:
+            names = ", ".join(map(repr, other))
+            raise DamagedTable(
+                f"The file staged for {file.path} stores {names} otherwise than the file that is there.",
+                path=file.location,
+                txid=self.txid,
+                hint="nothing was changed; please report this with the file's schema.",
+            )
+
     def _recorded(self, change: Change) -> Record:
-        names = (f"{number:05d}.part" for number in range(len(change.replaced) + len(change.removed)))
+        names = (f"{number:05d}.part" for number in itertools.count())
         replaced = (
             Coming(item.old.path, posixpath.basename(item.new.location), item.old.fingerprint, next(names))
             for item in change.replaced
@@ -276,11 +346,17 @@ class ParquetTransaction:
             properties=dict(change.properties),
             retain=self._table._retain,
             fresh=not self.snapshot.exists,
+            metadata=self._metadata(change),
+            side_files=tuple(
+                Going(entry.path, entry.fingerprint, next(names))
+                for entry in ended_by(_touched(change), self.snapshot.side_files)
+            ),
         )
 
     def _check_unchanged(self, change: Change) -> None:
         """J5: what was planned on is still there, and nothing is in the way."""
-        found = {entry.path: entry for entry in list_data_files(self._storage, self._root).entries}
+        listing = list_data_files(self._storage, self._root)
+        found = {entry.path: entry for entry in listing.entries}
         for file in (*change.planned, *(item.old for item in change.replaced), *change.removed):
             entry = found.get(file.path)
             if entry is None or entry.fingerprint != file.fingerprint:
@@ -288,6 +364,9 @@ class ParquetTransaction:
                 raise self._conflict(
                     f"{self.snapshot.shown(file)} {what} by another writer since it was read."
                 )
+        touched = _touched(change)
+        if ended_by(touched, self.snapshot.side_files) != ended_by(touched, listing.side_files):
+            raise self._conflict(f"Another writer has described the files of {self.snapshot.root} anew.")
         for staged in change.added:
             if self._storage.stat(f"{self._root}/{staged.path}") is not None:
                 raise self._conflict(f"{self.snapshot.shown(staged.path)} exists already.")
@@ -299,7 +378,7 @@ class ParquetTransaction:
                     f"Another writer has added {len(appeared)} file(s) to {self.snapshot.root}, "
                     f"such as {appeared[0]}, since it was read."
                 )
-        for directory in {posixpath.dirname(f"{self._root}/{path}") for path in _touched(change)}:
+        for directory in {posixpath.dirname(f"{self._root}/{path}") for path in touched}:
             self._storage.check_writable(directory)
             if not self._storage.together(directory, self._directory):
                 raise NotSupported(f"{directory} is on another device than the dataset.", path=directory)

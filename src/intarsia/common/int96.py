@@ -1,0 +1,360 @@
+"""INT96 timestamps of Parquet files as what they are: instants in UTC. Decides about no other column.
+
+INT96 is a day and the nanoseconds within it. Spark (by default), Hive and Impala write it for instants; the
+format says neither that nor in which unit. PyArrow gives it back without a zone, in nanoseconds that
+silently wrap beyond the years 1677 to 2262, or in microseconds with the rest cut off. Where it is not known
+which of the two is exact, both are read here: together they tell every value.
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from intarsia.common.types import kind_of, list_like
+from intarsia.errors import NotSupported
+
+__all__ = [
+    "Int96",
+    "arrow_schema",
+    "corrected_notes",
+    "int96_columns",
+    "int96_of",
+    "leaf_types",
+    "noted_schema",
+    "noted_units",
+]
+
+Unit = Literal["us", "ns"]
+
+_ZONE = "UTC"
+_ARROW_SCHEMA = b"ARROW:schema"
+_OURS = b"intarsia.txid"
+_UNITS = b"intarsia.int96"
+"""In files of ours: the units that INT96 columns were written from."""
+_SPARK = (b"org.apache.spark.version", b"org.apache.spark.sql.parquet.row.metadata")
+_SPARK_VERSION = b"org.apache.spark.version"
+_LEGACY = b"org.apache.spark.legacyINT96"
+_REBASED_BEFORE = -2_208_988_800_000_000
+"""1900-01-01 in microseconds: only earlier instants differ between the calendars that Spark has used."""
+_FURTHEST = (2**63 - 1) // 1000
+"""So many microseconds from 1970 an instant may be to be one in nanoseconds, too."""
+
+
+@dataclass(frozen=True, slots=True)
+class Int96:
+    """The INT96 columns of one file, and how they are read exactly."""
+
+    leaves: tuple[bool, ...]
+    """For each leaf of the file's schema whether it is INT96."""
+    columns: frozenset[str]
+    """The top-level columns that are, or contain, one."""
+    units: tuple[Unit, ...]
+    """For each leaf the unit in which its values are shown."""
+    proven: bool
+    """Whether the writer is known to write no value that the unit cannot hold."""
+    legacy: bool
+    """Whether Spark shifts instants before 1900 when it reads the file."""
+
+    def zoned(self, schema: pa.Schema) -> pa.Schema:
+        """The file's Arrow schema with its INT96 columns as instants."""
+        kinds = (pa.timestamp(unit, _ZONE) for unit in self.units)
+        leaves = iter(zip(self.leaves, kinds, strict=True))
+        fields = [field.with_type(_retyped(field.type, leaves)) for field in schema]
+        return pa.schema(fields, schema.metadata)
+
+    def needs_both(self, names: Sequence[str]) -> list[str]:
+        """Those of some columns that have to be read in both units."""
+        return [] if self.proven else [name for name in names if name in self.columns]
+
+    @property
+    def unit(self) -> Unit:
+        """The unit to read the file in."""
+        return "ns" if self.proven and "ns" in _used(self.units, self.leaves) else "us"
+
+    def instants(
+        self, table: pa.Table, fine: pa.Table | None, *, schema: pa.Schema, wanted: pa.Schema, path: str
+    ) -> pa.Table:
+        """A table as read, with instants in the place of times without a zone.
+
+        Args:
+            table: read in :attr:`unit`.
+            fine: the columns of :meth:`needs_both`, read in nanoseconds.
+            schema: the file's, as :meth:`zoned` gives it.
+            wanted: the types that columns are to have in the end; of these only the units count here.
+            path: of the file, for errors.
+
+        Raises:
+            NotSupported: the unit cannot hold a value, or nobody can tell which instant it is.
+        """
+        for number, name in enumerate(table.column_names):
+            if name not in self.columns:
+                continue
+            column, kind = table.column(number), schema.field(name).type
+            if self.legacy:
+                _check_calendar(column, name, path)
+            if fine is not None and name in fine.column_names:
+                target = wanted.field(name).type if name in wanted.names else kind
+                unit: Unit = "ns" if _has_nanoseconds(target) else "us"
+                _check_exact(column, fine[name], unit, name, path)
+                column = fine[name] if unit == "ns" else column
+                kind = _in_unit(kind, unit)
+            table = table.set_column(number, schema.field(name).with_type(kind), column.cast(kind))
+        return table
+
+
+def int96_columns(schema: pq.ParquetSchema) -> frozenset[str]:
+    """The top-level columns that are, or contain, an INT96 one (of a name with a dot, its beginning, too)."""
+    paths = [leaf.path for leaf in _leaves(schema) if leaf.physical_type == "INT96"]
+    return frozenset(name for path in paths for name in (path, path.split(".", 1)[0]))
+
+
+def arrow_schema(footer: pq.FileMetaData) -> pa.Schema:
+    """The Arrow schema of a file, INT96 columns being instants in UTC."""
+    schema = footer.schema.to_arrow_schema()
+    known = int96_of(footer, schema)
+    return schema if known is None else known.zoned(schema)
+
+
+def int96_of(footer: pq.FileMetaData, schema: pa.Schema | None = None) -> Int96 | None:
+    """What is known of a file's INT96 columns; None where it has none. ``schema`` is PyArrow's own."""
+    leaves = tuple(leaf.physical_type == "INT96" for leaf in _leaves(footer.schema))
+    if not any(leaves):
+        return None
+    notes = footer.metadata or {}
+    schema = footer.schema.to_arrow_schema() if schema is None else schema
+    declared = _noted_units(notes.get(_UNITS), leaves) or _declared_units(notes.get(_ARROW_SCHEMA), leaves)
+    spark = any(note in notes for note in _SPARK)
+    usual: Unit = "ns" if (footer.created_by or "").startswith("fastparquet") else "us"
+    return Int96(
+        leaves,
+        _top_level(schema, leaves),
+        (usual,) * len(leaves) if declared is None else declared,
+        # Of the Arrow columns that were written the unit is known; Spark itself has no nanoseconds.
+        proven=(_UNITS in notes or _OURS not in notes)
+        and (spark if declared is None else len(_used(declared, leaves)) == 1),
+        legacy=_is_legacy(notes),
+    )
+
+
+def _used(units: Sequence[Unit], leaves: Sequence[bool]) -> set[Unit]:
+    return {unit for unit, is_int96 in zip(units, leaves, strict=True) if is_int96}
+
+
+def _leaves(schema: pq.ParquetSchema) -> Iterator[Any]:
+    return (schema.column(number) for number in range(len(schema)))
+
+
+def _top_level(schema: pa.Schema, leaves: Sequence[bool]) -> frozenset[str]:
+    found, at = set(), 0
+    for field in schema:
+        width = len(list(_leaf_types(field.type)))
+        if any(leaves[at : at + width]):
+            found.add(field.name)
+        at += width
+    return frozenset(found)
+
+
+def noted_units(schema: pa.Schema, leaves: Sequence[bool]) -> dict[bytes, bytes]:
+    """The note that tells a reader in which units INT96 columns were written; none where there is no such.
+
+    Args:
+        schema: the Arrow columns that are written.
+        leaves: for each leaf of the file whether it is INT96.
+    """
+    kinds = leaf_types(schema)
+    units = [kind.unit for kind, is_int96 in zip(kinds, leaves, strict=True) if is_int96]
+    return {_UNITS: ",".join("ns" if unit == "ns" else "us" for unit in units).encode()} if units else {}
+
+
+def noted_schema(schema: pa.Schema, leaves: Sequence[bool]) -> pa.Schema:
+    """The schema to store as a note of Arrow's: INT96 columns as all readers of Arrow see them.
+
+    Some readers (Polars) take the note at its word, and others do not; and files of Spark beside have none.
+    """
+    marks = iter((is_int96, pa.timestamp("ns")) for is_int96 in leaves)
+    return pa.schema([f.with_type(_retyped(f.type, marks)) for f in schema], schema.metadata)
+
+
+def _noted_units(note: bytes | None, leaves: Sequence[bool]) -> tuple[Unit, ...] | None:
+    given = [] if note is None else note.decode(errors="replace").split(",")
+    if len(given) != sum(leaves) or not set(given) <= {"us", "ns"}:
+        return None
+    following = iter(given)
+    return tuple("ns" if is_int96 and next(following) == "ns" else "us" for is_int96 in leaves)
+
+
+def _declared_units(encoded: bytes | None, leaves: Sequence[bool]) -> tuple[Unit, ...] | None:
+    """The units of the Arrow columns that a file was written from, by leaf; None where it does not say."""
+    if encoded is None:
+        return None
+    try:
+        schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(encoded)))
+    except (pa.ArrowException, OSError, ValueError):  # a note that nobody can read says nothing
+        return None
+    kinds = leaf_types(schema)
+    if len(kinds) != len(leaves):
+        return None
+    times = [kind for kind, is_int96 in zip(kinds, leaves, strict=True) if is_int96]
+    if not all(map(pa.types.is_timestamp, times)):
+        return None
+    units: tuple[Unit, ...] = tuple(
+        "ns" if is_int96 and kind.unit == "ns" else "us" for kind, is_int96 in zip(kinds, leaves, strict=True)
+    )
+    return units
+
+
+def corrected_notes(notes: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+    """The notes of a file with INT96 columns for one that is written from what was read of it.
+
+    No instant that was read depends on the calendar; new ones must not be shifted by Spark.
+    """
+    kept = {key: value for key, value in notes.items() if key not in (_LEGACY, _UNITS)}
+    return {**kept, _SPARK_VERSION: b"3.1.0"} if _is_legacy(kept) else kept
+
+
+def _is_legacy(notes: Mapping[bytes, bytes]) -> bool:
+    """As Spark decides (DataSourceUtils.int96RebaseSpec): a note, or a version before 3.1."""
+    if _LEGACY in notes:
+        return True
+    found = re.match(rb"(\d+)\.(\d+)", notes.get(_SPARK_VERSION, b""))
+    return found is not None and (int(found[1]), int(found[2])) < (3, 1)
+
+
+# ---------------------------------------------------------------------------------------------------
+# Types: the leaves of an Arrow type are those of its Parquet column, in order.
+
+
+def leaf_types(schema: pa.Schema) -> list[pa.DataType]:
+    """The types of the leaves that columns have in Parquet, in order."""
+    return [kind for field in schema for kind in _leaf_types(field.type)]
+
+
+def _leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
+    if isinstance(kind, pa.BaseExtensionType):
+        kind = kind.storage_type
+    if pa.types.is_dictionary(kind):
+        kind = kind.value_type
+    match kind_of(kind):
+        case "struct":
+            for field in kind.fields:
+                yield from _leaf_types(field.type)
+        case "map":
+            yield from _leaf_types(kind.key_type)
+            yield from _leaf_types(kind.item_type)
+        case "list":
+            yield from _leaf_types(kind.value_type)
+        case _:
+            yield kind
+
+
+def _retyped(kind: pa.DataType, leaves: Iterator[tuple[bool, pa.DataType]]) -> pa.DataType:
+    """The type with some leaves of others; takes as many leaves as the type has."""
+
+    def inner(field: pa.Field) -> pa.Field:
+        return field.with_type(_retyped(field.type, leaves))
+
+    if isinstance(kind, pa.BaseExtensionType):
+        for _ in _leaf_types(kind):
+            next(leaves)
+        return kind
+    match kind_of(kind):
+        case "struct":
+            return pa.struct([inner(field) for field in kind.fields])
+        case "map":
+            key, item = inner(kind.key_field), inner(kind.item_field)
+            return pa.map_(key, item, keys_sorted=kind.keys_sorted)
+        case "list":
+            return list_like(kind, inner(kind.value_field))
+        case _:
+            is_int96, other = next(leaves)
+            return other if is_int96 else kind
+
+
+def _in_unit(kind: pa.DataType, unit: Unit) -> pa.DataType:
+    """The type with its instants in one unit."""
+    instant = pa.timestamp(unit, _ZONE)
+    return _retyped(
+        kind, iter((pa.types.is_timestamp(t) and t.tz == _ZONE, instant) for t in _leaf_types(kind))
+    )
+
+
+def _has_nanoseconds(kind: pa.DataType) -> bool:
+    return any(pa.types.is_timestamp(leaf) and leaf.unit == "ns" for leaf in _leaf_types(kind))
+
+
+# ---------------------------------------------------------------------------------------------------
+# Values.
+
+
+def _times(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+    """The values of every naive timestamp inside a column, as numbers."""
+    match kind_of(column.type):
+        case "struct":
+            for number in range(column.type.num_fields):
+                yield from _times(pc.struct_field(column, number))
+        case "map":
+            for number, kind in enumerate((column.type.key_type, column.type.item_type)):
+                parts = [(chunk.keys, chunk.items)[number] for chunk in column.chunks]
+                yield from _times(pa.chunked_array(parts, kind))
+        case "list":
+            yield from _times(pc.list_flatten(column))
+        case "timestamp":
+            yield column.cast(pa.int64())
+
+
+def _check_exact(coarse: pa.ChunkedArray, fine: pa.ChunkedArray, unit: Unit, column: str, path: str) -> None:
+    """Raise NotSupported where one of the two readings, that in the unit wanted, is not what is stored.
+
+    Nanoseconds wrap as 64-bit integers do, and so do microseconds times 1000: the difference is what
+    microseconds leave out.
+    """
+    for rough, whole in zip(_times(coarse), _times(fine), strict=True):
+        if unit == "ns":
+            wrong = pc.or_(pc.greater(rough, _FURTHEST), pc.less(rough, -_FURTHEST))
+            why = "lie beyond the years 1677 to 2262 that nanoseconds reach"
+        else:
+            wrong = pc.not_equal(pc.subtract(whole, pc.multiply(rough, 1000)), 0)
+            why = "have nanoseconds, of which microseconds are shown"
+        count = pc.sum(wrong, min_count=0).as_py()
+        if count:
+            raise _not_shown(
+                column, path, count, rough.filter(pc.fill_null(wrong, False))[0], why, _UNIT_HINT
+            )
+
+
+_UNIT_HINT = (
+    "store the column as TIMESTAMP of nanoseconds or microseconds instead of INT96, such as with"
+    " pyarrow.parquet.write_table."
+)
+
+
+def _check_calendar(column: pa.ChunkedArray, name: str, path: str) -> None:
+    for numbers in _times(column):
+        unit = 1000 if _has_nanoseconds(column.type) else 1
+        early = pc.less(numbers, _REBASED_BEFORE * unit)
+        count = pc.sum(early, min_count=0).as_py()
+        if count:
+            sample = pc.divide(numbers.filter(pc.fill_null(early, False))[0], unit)
+            why = "are before 1900 in the hybrid calendar of Spark 2 (its note legacyINT96, or its version)"
+            hint = (
+                "write the file again with Spark and spark.sql.parquet.int96RebaseModeInWrite=CORRECTED;"
+                " the instants of its rows depend on the calendar."
+            )
+            raise _not_shown(name, path, count, sample, why, hint)
+
+
+def _not_shown(column: str, path: str, count: int, sample: pa.Scalar, why: str, hint: str) -> NotSupported:
+    shown = str(pa.array([sample.as_py()], pa.timestamp("us", _ZONE))[0].cast(pa.string()))
+    return NotSupported(
+        f"{count:,} INT96 timestamps in column {column!r} of {path} {why}; the first is about {shown}.",
+        path=path,
+        hint=hint,
+    )

@@ -1,0 +1,360 @@
+"""CSV and JSON files as Arrow, in the types that are known; a value that is none is told by its line."""
+
+from __future__ import annotations
+
+import copy
+import csv
+import io
+import json
+import lzma
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import pyarrow as pa
+import pyarrow.csv as pacsv
+import pyarrow.json as pajson
+
+from intarsia.common.log import is_store_error, redact
+from intarsia.common.paths import InputFile
+from intarsia.common.schema import UNREADABLE, is_nested
+from intarsia.errors import DamagedTable, IntarsiaError, StorageError
+
+__all__ = ["COMPRESSED", "file_errors", "read_csv_file", "read_json_file", "stream_text"]
+
+COMPRESSED = ("", ".gz", ".bz2", ".zst", ".lz4", ".br", ".xz")
+"""What may follow the ending of a text file; PyArrow knows all of them but the last."""
+
+_WHOLE_TEXT_BYTES = 256 << 20
+"""A text file up to this size is read as a whole, so that its types are inferred from every row."""
+_BLOCK = 8 << 20
+_STREAM_BLOCK = 64 << 20
+_BAD_VALUE = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?(.*)", re.DOTALL)
+_BAD_ROW = re.compile(r"CSV parse error: (?:Row #(\d+): )?(.*)", re.DOTALL)
+
+
+@contextmanager
+def file_errors(file: InputFile, kind: str) -> Iterator[None]:
+    """Let errors of reading a file leave as StorageError or DamagedTable with the file's path."""
+    try:
+        yield
+    except IntarsiaError:
+        raise
+    except OSError as error:
+        raise StorageError(
+            f"Could not read {file.shown}: {error.strerror or error}", errno=error.errno, path=file.shown
+        ) from error
+    except (pa.ArrowException, ValueError) as error:
+        raise DamagedTable(
+            f"{file.shown} cannot be read as {kind} file: {error}",
+            path=file.shown,
+            hint="repair or remove the file",
+        ) from error
+    except Exception as error:  # the clients of stores have errors of their own
+        if not is_store_error(error):
+            raise
+        raise StorageError(f"Could not read {file.shown}: {redact(str(error))}", path=file.shown) from error
+
+
+def open_text(file: InputFile) -> pa.NativeFile:
+    """The file's text, decompressed as its name says."""
+    if file.location.lower().endswith(".xz"):
+        raw = file.filesystem.open_input_stream(file.location, compression=None)
+        return pa.PythonFile(lzma.LZMAFile(raw), mode="r")
+    return file.filesystem.open_input_stream(file.location)
+
+
+def stream_text(
+    file: InputFile, kind: Literal["csv", "json"], *, types: pa.Schema | None
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    """The schema of a text file and its batches; one of up to 256 MiB is held as a whole."""
+    if file.size > _WHOLE_TEXT_BYTES and not (kind == "json" and _is_array(file)):
+        return _stream_large(file, kind, types)
+    table = (read_csv_file if kind == "csv" else read_json_file)(file, types=types)
+    return table.schema, iter(table.to_batches())
+
+
+def _delimiter(file: InputFile) -> str:
+    return "\t" if ".tsv" in file.location.lower().rpartition("/")[2] else ","
+
+
+def _stream_large(
+    file: InputFile, kind: Literal["csv", "json"], types: pa.Schema | None
+) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+    def opened(explicit: pa.Schema | None) -> Any:
+        source = open_text(file)
+        if kind == "csv":
+            options = _csv_options(
+                {}, True, block_size=_STREAM_BLOCK, explicit=explicit, delimiter=_delimiter(file)
+            )
+            return pacsv.open_csv(source, **options)
+        return pajson.open_json(
+            source, **_json_options({}, True, block_size=_STREAM_BLOCK, explicit=explicit)
+        )
+
+    with file_errors(file, f"a {kind.upper()}"):
+        reader = opened(None)
+        explicit = _explicit(reader.schema, types)
+        if explicit is not None:
+            reader = opened(explicit)
+
+    def batches() -> Iterator[pa.RecordBatch]:
+        with file_errors(file, f"a {kind.upper()}"):
+            yield from reader
+
+    return reader.schema, batches()
+
+
+def _explicit(inferred: pa.Schema, types: pa.Schema | None) -> pa.Schema | None:
+    """The inferred schema with the types that are known better; None when there is none."""
+    if types is None:
+        return None
+    known = {field.name: field.type for field in types if not is_nested(field.type)}
+    better = pa.schema([field.with_type(known.get(field.name, field.type)) for field in inferred])
+    return None if better.equals(inferred) else better
+
+
+def _with_types(
+    read: Callable[[pa.Schema | None], pa.Table],
+    types: pa.Schema | None,
+    reason: Callable[[pa.Field, Exception], str],
+) -> pa.Table:
+    """Read with the known types; a column that cannot be read so stays as inferred, with the reason noted."""
+    table = read(None)
+    explicit = _explicit(table.schema, types)
+    if explicit is None:
+        return table
+    try:
+        return read(explicit)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        pass
+    good, notes = table.schema, {}
+    for number, field in enumerate(explicit):
+        if field.type == table.schema.field(number).type:
+            continue
+        alone = table.schema.set(number, field)
+        try:
+            read(alone)
+            good = good.set(number, field)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            notes[number] = reason(field, error)
+    found = table if good.equals(table.schema) else read(good)
+    schema = found.schema
+    for number, note in notes.items():
+        schema = schema.set(number, schema.field(number).with_metadata({UNREADABLE: note}))
+    return found.cast(schema)
+
+
+def read_csv_file(
+    file: InputFile,
+    *,
+    types: pa.Schema | None = None,
+    use_threads: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> pa.Table:
+    """One CSV file with a header. An empty field is NULL, a quoted empty one is an empty string.
+
+    Args:
+        file: What to read.
+        types: Types of columns, used where every text can be read so.
+        use_threads: Execution only; rows and types are the same.
+        options: ``read_options``, ``parse_options`` and ``convert_options`` of pyarrow.csv instead of ours.
+    """
+
+    def read(explicit: pa.Schema | None, block_size: int = _BLOCK) -> pa.Table:
+        with open_text(file) as source:
+            return pacsv.read_csv(source, **made(explicit, block_size, use_threads))
+
+    def made(explicit: pa.Schema | None, block_size: int, threads: bool) -> dict[str, Any]:
+        return _csv_options(
+            options or {}, threads, block_size=block_size, explicit=explicit, delimiter=_delimiter(file)
+        )
+
+    def reason(field: pa.Field, error: Exception) -> str:
+        return _bad_value(file, field, error, made(pa.schema([field]), 1 << 30, False))
+
+    with file_errors(file, "a CSV"):
+        try:
+            return _with_types(_in_larger_blocks(read, file), types, reason)
+        except pa.ArrowInvalid as error:
+            raise _bad_row(file, error, made(None, 1 << 30, False)) from error
+
+
+def _csv_options(
+    given: Mapping[str, Any],
+    use_threads: bool,
+    *,
+    block_size: int,
+    explicit: pa.Schema | None,
+    delimiter: str,
+) -> dict[str, Any]:
+    # Only an empty field is NULL: "NA" and "null" may be someone's data. As Spark and DuckDB read it.
+    options: dict[str, Any] = {
+        "convert_options": pacsv.ConvertOptions(
+            null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
+        ),
+        "read_options": pacsv.ReadOptions(block_size=block_size),
+        "parse_options": pacsv.ParseOptions(delimiter=delimiter),
+        **copy.deepcopy(dict(given)),  # the caller's stay as they are
+    }
+    options["read_options"].use_threads = use_threads
+    if explicit is not None:
+        options["convert_options"].column_types = explicit
+    return options
+
+
+def read_json_file(
+    file: InputFile,
+    *,
+    types: pa.Schema | None = None,
+    use_threads: bool = True,
+    options: Mapping[str, Any] | None = None,
+) -> pa.Table:
+    """One file of JSON objects: one per line, or one array of them (which is held in memory as text).
+
+    Args:
+        file: What to read.
+        types: Types of columns, used where every value can be read so.
+        use_threads: Execution only; rows and types are the same.
+        options: ``read_options`` and ``parse_options`` of pyarrow.json instead of ours.
+    """
+    lines = _array_as_lines(file) if _is_array(file) else None
+    if lines is not None and not len(lines):
+        return pa.table({})
+
+    def read(explicit: pa.Schema | None, block_size: int = _BLOCK) -> pa.Table:
+        if lines is not None:
+            source = pa.BufferReader(lines)
+        else:
+            source = open_text(file)
+        with source:
+            found = pajson.read_json(
+                source,
+                **_json_options(
+                    options or {}, use_threads, block_size=block_size, explicit=_as_text(explicit)
+                ),
+            )
+            return found if explicit is None else found.cast(explicit)
+
+    def reason(field: pa.Field, error: Exception) -> str:
+        return f"{file.shown} cannot be read so: {error}"
+
+    with file_errors(file, "a JSON"):
+        return _with_types(_in_larger_blocks(read, file), types, reason)
+
+
+def _as_text(schema: pa.Schema | None) -> pa.Schema | None:
+    """The schema with text for dates and times, which PyArrow's parser of JSON does not know."""
+    if schema is None:
+        return None
+    known = [
+        field.with_type(pa.string())
+        if pa.types.is_date(field.type) or pa.types.is_time(field.type)
+        else field
+        for field in schema
+    ]
+    return pa.schema(known)
+
+
+def _json_options(
+    given: Mapping[str, Any], use_threads: bool, *, block_size: int, explicit: pa.Schema | None
+) -> dict[str, Any]:
+    options: dict[str, Any] = {
+        "read_options": pajson.ReadOptions(block_size=block_size),
+        "parse_options": pajson.ParseOptions(),
+        **copy.deepcopy(dict(given)),
+    }
+    options["read_options"].use_threads = use_threads
+    if explicit is not None:
+        options["parse_options"].explicit_schema = explicit
+    return options
+
+
+def _in_larger_blocks(
+    read: Callable[..., pa.Table], file: InputFile
+) -> Callable[[pa.Schema | None], pa.Table]:
+    """Read again with larger blocks where a row is longer than one."""
+
+    def again(explicit: pa.Schema | None) -> pa.Table:
+        size = _BLOCK
+        while True:
+            try:
+                return read(explicit, size)
+            except pa.ArrowInvalid as error:
+                if "straddl" not in str(error) or size >= 1 << 30:
+                    raise
+                size *= 8
+
+    return again
+
+
+def _is_array(file: InputFile) -> bool:
+    with file_errors(file, "a JSON"), open_text(file) as source:
+        while block := source.read(4096):
+            text = block.removeprefix(b"\xef\xbb\xbf").lstrip()
+            if text:
+                return bool(text.startswith(b"["))
+    return False
+
+
+def _array_as_lines(file: InputFile) -> bytes:
+    """The objects of an array one per line, so that both forms get their types from one parser."""
+    with file_errors(file, "a JSON"), open_text(file) as source:
+        rows = json.loads(source.read())
+        wrong = [number for number, row in enumerate(rows) if not isinstance(row, dict)]
+        if wrong:
+            raise DamagedTable(
+                f"{file.shown} is an array with {len(wrong)} elements that are not objects, "
+                f"the first is element {wrong[0]}.",
+                path=file.shown,
+            )
+        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+
+
+def _bad_value(file: InputFile, field: pa.Field, error: Exception, options: dict[str, Any]) -> str:
+    """Which value of a column, in which line, is not of its type; found by reading once more, in order."""
+    try:
+        with open_text(file) as source:
+            options["convert_options"].include_columns = [field.name]
+            pacsv.read_csv(source, **options)
+    except pa.ArrowInvalid as again:
+        error = again
+    found = _BAD_VALUE.match(str(error))
+    if found is None:
+        return f"{file.shown} cannot be read so: {error}"
+    line = _line_of(file, int(found[2]), options) if found[2] else None
+    value = re.search(r"(?:invalid value|The string) '(.*)'", found[3], re.DOTALL)
+    said = f"{value[1]!r} is no {field.type}" if value else found[3]
+    return f"{said}, in line {line} of {file.shown}" if line else f"{said}, in {file.shown}"
+
+
+def _bad_row(file: InputFile, error: pa.ArrowInvalid, options: dict[str, Any]) -> Exception:
+    """The error for a row that has more or fewer fields than the header, with its line."""
+    found = _BAD_ROW.match(str(error))
+    if found is None:
+        return error
+    try:
+        with open_text(file) as source:
+            pacsv.read_csv(source, **options)
+    except pa.ArrowInvalid as again:
+        found = _BAD_ROW.match(str(again)) or found
+    line = f"line {_line_of(file, int(found[1]), options)}: " if found[1] else ""
+    return DamagedTable(
+        f"{file.shown} cannot be read as a CSV file: {line}{found[2].splitlines()[0]}",
+        path=file.shown,
+        hint="correct that line; fields with the delimiter or a line break in them are quoted",
+    )
+
+
+def _line_of(file: InputFile, row: int, options: Mapping[str, Any]) -> int:
+    """The line in which a row begins; empty lines are no rows, and a quoted field may have several."""
+    with open_text(file) as source, io.TextIOWrapper(source, "utf-8", errors="replace", newline="") as text:
+        lines = csv.reader(text, delimiter=options["parse_options"].delimiter)
+        begins = 1
+        for fields in lines:
+            row -= bool(fields)
+            if not row:
+                return begins
+            begins = lines.line_num + 1
+    return begins

@@ -1,0 +1,279 @@
+"""The note in which Spark keeps a file's schema: types that Parquet does not tell, such as intervals.
+
+Spark stores day-time intervals as INT64 (microseconds) and year-month intervals as INT32 (months), and the
+lengths of ``char`` and collations nowhere but here. A directory is read by the note of one of its files, so
+every file of a dataset has to have it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia.common.exact import cast_exact
+from intarsia.common.int96 import arrow_schema
+from intarsia.common.source import Source
+from intarsia.common.types import kind_of, list_like
+from intarsia.core.files import Snapshot
+from intarsia.errors import SchemaMismatch
+
+__all__ = [
+    "SPARK_SCHEMA",
+    "as_stored",
+    "check_variants",
+    "note_for",
+    "note_of",
+    "noted_types",
+    "stored_schema",
+]
+
+SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
+
+OTHER_SHREDDING = (
+    "have Spark write it in one form: set spark.sql.variant.writeShredding.enabled to false, and write what"
+    " it reads from here into another directory."
+)
+_MICROSECONDS = pa.duration("us")
+_SHREDDED = "typed_value"
+_SIMPLE = {
+    pa.bool_(): "boolean",
+    pa.int8(): "byte",
+    pa.int16(): "short",
+    pa.int32(): "integer",
+    pa.int64(): "long",
+    pa.float32(): "float",
+    pa.float64(): "double",
+    pa.string(): "string",
+    pa.large_string(): "string",
+    pa.string_view(): "string",
+    pa.binary(): "binary",
+    pa.large_binary(): "binary",
+    pa.binary_view(): "binary",
+    pa.date32(): "date",
+    pa.timestamp("us"): "timestamp_ntz",
+    pa.timestamp("ms"): "timestamp_ntz",
+    _MICROSECONDS: "interval day to second",
+}
+
+
+def noted_types(notes: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    """Spark's type of each column, as its JSON has it; nothing where there is no note that can be read."""
+    return {name: field["type"] for name, field in _fields(notes).items()}
+
+
+def note_of(snapshot: Snapshot) -> tuple[Mapping[bytes, bytes], pa.Schema]:
+    """The first such note among the files of a dataset, with the columns of its file; both may be empty."""
+    if snapshot.spread is None:
+        for file in snapshot.files:
+            if file.footer is not None and SPARK_SCHEMA in (file.footer.metadata or {}):
+                return {SPARK_SCHEMA: file.footer.metadata[SPARK_SCHEMA]}, arrow_schema(file.footer)
+    return {}, pa.schema([])
+
+
+def note_for(notes: Mapping[bytes, bytes], schema: pa.Schema, before: pa.Schema) -> dict[bytes, bytes]:
+    """The note for a file of another schema than the one it was read from; none where there is none to write.
+
+    Columns that are as before keep what is noted of them. Of others Spark's type follows from Arrow's;
+    where Spark has none, the note is left out, and Spark reads what Parquet tells.
+    """
+    known = _fields(notes)
+    if not known:
+        return {}
+    fields = []
+    for field in schema:
+        had = before.field(field.name).type if before.names.count(field.name) == 1 else None
+        same = had is not None and had.equals(field.type)
+        if field.name in known and (same or (known[field.name]["type"] == "variant" and _holds(field.type))):
+            fields.append(known[field.name])
+            continue
+        kind = _spark_type(field.type)
+        if kind is None:
+            return {}
+        fields.append({"name": field.name, "type": kind, "nullable": field.nullable, "metadata": {}})
+    return {SPARK_SCHEMA: json.dumps({"type": "struct", "fields": fields}, separators=(",", ":")).encode()}
+
+
+def stored_schema(source: pa.Schema, snapshot: Snapshot) -> pa.Schema:
+    """The source's schema with types of Spark's own as the files hold them.
+
+    Durations are numbers where Spark notes a day-time interval. A VARIANT has a field ``typed_value`` where
+    the files' are shredded, NULL in rows that are not (Parquet's VariantShredding allows for both).
+    """
+    noted = noted_types(note_of(snapshot)[0])
+    fields = []
+    for field in source:
+        if field.name in noted and field.name in snapshot.schema.names:
+            kind = _stored_type(field.type, snapshot.schema.field(field.name).type, noted[field.name])
+            field = field.with_type(kind)
+        fields.append(field)
+    return pa.schema(fields, source.metadata)
+
+
+def as_stored(source: Source, snapshot: Snapshot, *, operation: str) -> Source:
+    """A source whose columns of Spark's own types fit those of the files; see :func:`stored_schema`.
+
+    Raises SchemaMismatch for a duration that is not one of whole microseconds.
+    """
+    if not any(_is_spark_like(field.type) for field in source.schema):
+        return source
+    schema = stored_schema(source.schema, snapshot)
+    if schema.equals(source.schema):
+        return source
+    table = source.table
+    columns = [
+        stored_column(table.column(number), field, operation=operation, path=snapshot.root)
+        for number, field in enumerate(schema)
+    ]
+    made = Source(pa.Table.from_arrays(columns, schema=schema), origin=source.origin)
+    made.rows = source.rows
+    return made
+
+
+def check_variants(snapshot: Snapshot) -> None:
+    """Raise SchemaMismatch where files of a dataset hold a VARIANT shredded in different ways.
+
+    Rows of such files cannot come together in one without being encoded anew.
+    """
+    note = note_of(snapshot)[0]
+    if b"variant" not in note.get(SPARK_SCHEMA, b""):
+        return
+    forms: dict[str, set[str]] = {}
+    for file in snapshot.files:
+        if file.footer is not None:
+            for field in file.footer.schema.to_arrow_schema():
+                forms.setdefault(field.name, set()).update(_shredded_forms(field.type))
+    several = [name for name, found in forms.items() if len(found) > 1]
+    if several:
+        raise SchemaMismatch(
+            f"The files of {snapshot.root} hold the VARIANT of {', '.join(map(repr, several))} shredded in"
+            " different ways.",
+            path=snapshot.root,
+            hint=OTHER_SHREDDING,
+        )
+
+
+def _shredded_forms(kind: pa.DataType) -> set[str]:
+    """The types of what is shredded, of a VARIANT and of such inside."""
+    if kind_of(kind) not in ("struct", "map", "list"):
+        return set()
+    inner = [kind.field(number) for number in range(kind.num_fields)]
+    if _holds(kind):
+        return {str(field.type) for field in inner if field.name == _SHREDDED}
+    return {f"{field.name}.{form}" for field in inner for form in _shredded_forms(field.type)}
+
+
+def stored_column(column: Any, field: pa.Field, *, operation: str, path: str) -> Any:
+    """A column in a type of :func:`stored_schema`."""
+    if column.type.equals(field.type):
+        return column
+    exact = cast_exact(
+        column, _in_microseconds(column.type), column=field.name, operation=operation, path=path
+    )
+    return exact.cast(field.type)
+
+
+def _fields(notes: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+    try:
+        found = json.loads((notes or {}).get(SPARK_SCHEMA, b"{}"))
+        return {field["name"]: field for field in found.get("fields", ()) if "type" in field}
+    except (ValueError, TypeError, KeyError, AttributeError):  # a note that nobody can read says nothing
+        return {}
+
+
+def _is_spark_like(kind: pa.DataType) -> bool:
+    """Whether a type of the source, or one inside, may be stored otherwise by Spark."""
+    if kind_of(kind) in ("struct", "map", "list"):
+        inner = (kind.field(number).type for number in range(kind.num_fields))
+        return _is_variant(kind) or any(_is_spark_like(one) for one in inner)
+    return bool(pa.types.is_duration(kind))
+
+
+def _holds(kind: pa.DataType) -> bool:
+    """Whether a type is how files hold a VARIANT, shredded or not."""
+    names = {field.name for field in kind.fields} if kind_of(kind) == "struct" else set()
+    return {"metadata", "value"} <= names <= {"metadata", "value", _SHREDDED}
+
+
+def _is_variant(kind: pa.DataType) -> bool:
+    """Whether a type is what Spark gives Arrow for a VARIANT."""
+    return kind_of(kind) == "struct" and {field.name for field in kind.fields} == {"metadata", "value"}
+
+
+def _stored_type(kind: pa.DataType, stored: pa.DataType, noted: Any) -> pa.DataType:
+    """The source's type, with the stored one where Spark notes a day-time interval for a duration."""
+    if pa.types.is_duration(kind):
+        is_interval = isinstance(noted, str) and noted.startswith("interval ") and pa.types.is_int64(stored)
+        return stored if is_interval else kind
+    if noted == "variant" and _is_variant(kind) and kind_of(stored) == "struct":
+        return pa.struct([*kind.fields, *(f for f in stored.fields if f.name == _SHREDDED)])
+    if not isinstance(noted, dict) or kind_of(kind) != kind_of(stored):
+        return kind
+    match kind_of(kind), noted.get("type"):
+        case "struct", "struct":
+            inner = {field["name"]: field["type"] for field in noted["fields"]}
+            theirs = {field.name: field.type for field in stored.fields}
+            return pa.struct(
+                [
+                    field.with_type(_stored_type(field.type, theirs[field.name], inner[field.name]))
+                    if field.name in inner and field.name in theirs
+                    else field
+                    for field in kind.fields
+                ]
+            )
+        case "map", "map":
+            key = _stored_type(kind.key_type, stored.key_type, noted["keyType"])
+            item = _stored_type(kind.item_type, stored.item_type, noted["valueType"])
+            return pa.map_(kind.key_field.with_type(key), kind.item_field.with_type(item))
+        case "list", "array":
+            item = _stored_type(kind.value_type, stored.value_type, noted["elementType"])
+            return list_like(kind, kind.value_field.with_type(item))
+        case _:
+            return kind
+
+
+def _in_microseconds(kind: pa.DataType) -> pa.DataType:
+    match kind_of(kind):
+        case "struct":
+            return pa.struct([field.with_type(_in_microseconds(field.type)) for field in kind.fields])
+        case "map":
+            key, item = _in_microseconds(kind.key_type), _in_microseconds(kind.item_type)
+            return pa.map_(kind.key_field.with_type(key), kind.item_field.with_type(item))
+        case "list":
+            return list_like(kind, kind.value_field.with_type(_in_microseconds(kind.value_type)))
+        case _:
+            return _MICROSECONDS if pa.types.is_duration(kind) else kind
+
+
+def _spark_type(kind: pa.DataType) -> Any:
+    """Spark's type of a column that Parquet holds of this Arrow type, as JSON; None where it has none."""
+    if kind in _SIMPLE:
+        return _SIMPLE[kind]
+    if pa.types.is_decimal128(kind):
+        return f"decimal({kind.precision},{kind.scale})"
+    if pa.types.is_timestamp(kind):
+        return "timestamp" if kind.tz is not None and kind.unit in ("us", "ms") else None
+    match kind_of(kind):
+        case "struct":
+            fields = [(field, _spark_type(field.type)) for field in kind.fields]
+            if any(inner is None for _, inner in fields):
+                return None
+            return {
+                "type": "struct",
+                "fields": [
+                    {"name": field.name, "type": inner, "nullable": field.nullable, "metadata": {}}
+                    for field, inner in fields
+                ],
+            }
+        case "map":
+            key, item = _spark_type(kind.key_type), _spark_type(kind.item_type)
+            if key is None or item is None:
+                return None
+            return {"type": "map", "keyType": key, "valueType": item, "valueContainsNull": True}
+        case "list":
+            item = _spark_type(kind.value_type)
+            return None if item is None else {"type": "array", "elementType": item, "containsNull": True}
+        case _:
+            return None

@@ -1,0 +1,325 @@
+"""The one place that knows, while a pipeline runs, its steps' ids, the inputs they took and their commits.
+
+Before a step commits, the state says under which id it is about to; the table's log says whether it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from intarsia.common.log import redact
+from intarsia.core.files import Snapshot
+from intarsia.errors import CommitConflict, InputError, NothingMatched
+from intarsia.pipeline.fingerprints import definition_of, digest_of_files, digest_of_snapshot
+from intarsia.pipeline.inputs import Arrived
+from intarsia.pipeline.model import Expect, Pipeline, Source, Step, names, needed, step_name
+from intarsia.pipeline.state import Pending, State, Success, UnfinishedRun
+from intarsia.pipeline.state_file import write_atomically
+from intarsia.pipeline.steps import Workshop
+from intarsia.pipeline.taken import Selection, is_append, known_files, recognised, select, takes_once
+from intarsia.pipeline.web import is_web
+
+
+@dataclass(slots=True)
+class Ledger:
+    """The memory of one run under way; made for it, and written around every commit."""
+
+    pipeline: Pipeline
+    shop: Workshop
+    state: State
+    path: Path
+    run_id: str
+    dry_run: bool = False
+    full_refresh: bool = False
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    """The targets as the last step left them."""
+    seen: set[str] = field(default_factory=set)
+    """Targets that were compared with the state in which the pipeline left them."""
+    listed: dict[str, Arrived] = field(default_factory=dict)
+    """The sources as they were listed first in this run."""
+    dirty: bool = False
+
+    # Inputs
+
+    def arrived(self, source: Source) -> Arrived | None:
+        """The files of a source as they were listed first in this run; None where it is a target."""
+        if source.target is not None:
+            return None
+        name = next(name for name, one in self.pipeline.sources.items() if one is source)
+        if name not in self.listed:
+            there = self.shop.arrived(source)
+            assert there is not None
+            self.listed[name], found = recognised(there, self.state.files)
+            if found:
+                self.state.files.update(found)
+                self.dirty = True
+        return self.listed[name]
+
+    def selected(self, step: Step, source: Source | None) -> Selection | None:
+        """The files that a step has to take; None where it has no source of files.
+
+        Raises:
+            InputError: files that were appended have other bytes now.
+            NothingMatched: there is no file, and never was one.
+        """
+        if source is None or source.target is not None:
+            return None
+        try:
+            there = self.arrived(source)
+        except NothingMatched:
+            if not self._were_taken(step, source):
+                raise
+            return Selection(Arrived(()), True, notes=("there is no file; those of before were taken",))
+        assert there is not None
+        if isinstance(step, Expect):
+            return self._expected(step, there)
+        if not takes_once(step, source, there, full_refresh=self.full_refresh):
+            return Selection(there)
+        return self._fresh(step, there)
+
+    def _fresh(self, step: Step, there: Arrived) -> Selection:
+        taken = self._taken(step)
+        memory = self.state.steps.get(step.name)
+        definition = definition_of(step, self.pipeline)
+        declared_otherwise = bool(memory and memory.successes and memory.success(definition) is None)
+        hint = ""
+        if declared_otherwise and not is_append(step):
+            hint = ", when the step was declared otherwise; --full-refresh takes them again"
+        selection, again = select(there, taken, hint=hint)
+        if again and is_append(step):
+            raise InputError(
+                f"{len(again)} file(s) have changed since they were appended, such as {again[0]}.",
+                path=again[0],
+                hint='use operation = "merge", which replaces rows by their keys.',
+            )
+        return selection
+
+    def _expected(self, step: Step, there: Arrived) -> Selection:
+        """An expectation of a source looks at the files that the steps after it are about to take."""
+        takers = list(self._takers(step))
+        source = self.pipeline.sources[needed(step.source)]
+        if not takers or not all(
+            takes_once(taker, source, there, full_refresh=self.full_refresh) for taker in takers
+        ):
+            return Selection(there)
+        wanted = {stamp for taker in takers for stamp in self._fresh(taker, there).files.stamps}
+        known = [stamp for stamp in there.stamps if stamp not in wanted]
+        return select(there, known)[0]
+
+    def _takers(self, step: Step) -> Iterator[Step]:
+        """The step, or for an expectation those after it that take files of the same source."""
+        if not isinstance(step, Expect):
+            yield step
+            return
+        after = False
+        for other in self.steps():
+            if after and other.source == step.source and not isinstance(other, Expect):
+                yield other
+            after |= other.name == step.name
+
+    def _were_taken(self, step: Step, source: Source) -> bool:
+        """Whether files that are gone, as from a directory that is cleared, have been taken before."""
+        takers = list(self._takers(step))
+        none = Arrived((), fetched=any(map(is_web, names(source.path))))
+        return all(takes_once(taker, source, none) and self._taken(taker) for taker in takers) and bool(
+            takers
+        )
+
+    def _taken(self, step: Step) -> tuple[Any, ...]:
+        return self.state.taken(step.name, self.target_key(needed(step.target)), self.scope(step))
+
+    def scope(self, step: Step) -> str:
+        """What chooses the rows of a step beside its files, as a short key; nothing for most."""
+        chosen = self.pipeline.scopes.get(step.name, "")
+        return hashlib.sha256(chosen.encode()).hexdigest()[:16] if chosen else ""
+
+    # Steps
+
+    def is_current(self, step: Step, there: Arrived | None, changed: set[str]) -> bool:
+        """Whether nothing has happened since the last success of a step that could change its outcome."""
+        success = self.state.success(step.name, definition_of(step, self.pipeline))
+        if success is None or success.input != input_digest(there):
+            return False
+        if self.full_refresh and there is not None and not isinstance(step, Expect):
+            return False
+        touched = self.touched(step)
+        if touched & changed:
+            return False
+        for name in touched:
+            self.snapshot(name)  # and with it whether somebody else has changed it
+        by_others = [self.state.foreign.get(self.target_key(name), 0) for name in touched]
+        return all(change <= success.at for change in (*by_others, *self._changes_above(step, touched)))
+
+    def _changes_above(self, step: Step, touched: set[str]) -> Iterator[int]:
+        """When the steps above this one last changed what it reads or writes."""
+        for other in self.steps():
+            if other.name == step.name:
+                return
+            if other.target in touched:
+                found = self.state.success(other.name, definition_of(other, self.pipeline))
+                if found is not None:
+                    yield found.changed_at
+
+    def announce(self, step: Step, there: Arrived | None, selection: Selection | None) -> dict[str, Any]:
+        """Write down what a step is about to commit; the options that make it commit under that id."""
+        if self.dry_run or step.target is None or isinstance(step, Expect):
+            return {}
+        path = self.target_key(step.target)
+        table = self.shop.table(step.target)
+        memory = self.state.step(step.name)
+        last = batch_of(table.last_commits().get(self.step_id(step.name)))
+        batch = max(last, memory.commits.get(path, 0)) + 1
+        if selection is not None:
+            self.state.files.update(known_files(selection.files, self.state.files))
+        self.state.pending[step.name] = Pending(
+            run=self.run_id,
+            batch=batch,
+            target=path,
+            version=self.snapshot(step.target).version,
+            definition=definition_of(step, self.pipeline),
+            input=input_digest(there),
+            scope=self.scope(step),
+            files=selection.files.stamps if selection is not None else (),
+            full_refresh=self.full_refresh,
+        )
+        self.write()
+        properties = {**step.options.get("properties", {}), "run_id": self.run_id}
+        return {"app_id": self.step_id(step.name), "batch_id": batch, "properties": properties}
+
+    def confirm(self, step: Step, *, changed: bool) -> None:
+        """Look whether a step that has changed nothing was done by another run meanwhile.
+
+        Raises:
+            CommitConflict: it was, from another state of the same pipeline.
+        """
+        pending = self.state.pending.get(step.name)
+        if changed or pending is None:
+            return
+        said = self.shop.table(needed(step.target)).last_commits().get(self.step_id(step.name), {})
+        if batch_of(said) >= pending.batch and said.get("run_id") != self.run_id:
+            raise CommitConflict(
+                f"Another run of pipeline {self.pipeline.name!r} has committed step {step.name!r} meanwhile.",
+                path=pending.target,
+                hint="let all runs of a pipeline share one state file, and one follow the other.",
+            )
+
+    def note(self, step: Step, there: Arrived | None, *, changed: bool) -> None:
+        """Remember that a step is done, with the files it took and the commit it made."""
+        path = None if step.target is None else self.target_key(step.target)
+        version = None if step.target is None else self.snapshot(step.target).version
+        pending = self.state.pending.get(step.name)
+        if pending is not None and path is not None:
+            memory = self.state.step(step.name)
+            memory.take(path, pending.scope, pending.files)
+            memory.commits[path] = pending.batch
+        left = {self.target_key(name): self.digest(name) for name in self.touched(step)}
+        definition = definition_of(step, self.pipeline)
+        success = Success(definition, input_digest(there), 0, 0, path, version)
+        self.state.note(step.name, success, changed=changed, left=left)
+        self.state.unfinished = UnfinishedRun(self.run_id, step.name, self.full_refresh)
+        self.write()
+
+    def mark_done(self) -> None:
+        """Note every step as done with the input and the targets as they are; nothing is run."""
+        for step in self.steps():
+            source = self.source(step)
+            there = None if source is None else self.arrived(source)
+            if step.target is not None:
+                commits = self.shop.table(step.target).last_commits()
+                path = self.target_key(step.target)
+                memory = self.state.step(step.name)
+                memory.commits[path] = batch_of(commits.get(self.step_id(step.name)))
+                if there is not None:
+                    self.state.files.update(known_files(there, self.state.files))
+                    memory.take(path, self.scope(step), there.stamps)
+            self.state.pending.pop(step.name, None)
+            self.note(step, there, changed=False)
+        self.finish()
+
+    def resume_at(self) -> int:
+        """How many steps an unfinished run had done, which this one finishes; 0 where there is none."""
+        unfinished = self.state.unfinished
+        order = [step.name for step in self.steps()]
+        if unfinished is None or unfinished.after not in order:
+            return 0
+        return order.index(unfinished.after) + 1
+
+    def finish(self) -> None:
+        """The run has come to its end: the next one starts from the top."""
+        if self.state.unfinished is not None:
+            self.state.unfinished = None
+            self.dirty = True
+        self.close()
+
+    def close(self) -> None:
+        """Write down what is not written yet."""
+        if self.dirty and not self.dry_run:
+            self.write()
+
+    def write(self) -> None:
+        write_atomically(self.path, self.state.as_json())
+        self.dirty = False
+
+    # Looking up
+
+    def steps(self) -> tuple[Step, ...]:
+        """The steps, each with its name."""
+        return named_steps(self.pipeline)
+
+    def step_id(self, name: str) -> str:
+        """The ``app_id`` that a step's commits bear."""
+        return f"pipeline/{self.pipeline.name}/{name}"
+
+    def source(self, step: Step) -> Source | None:
+        return None if step.source is None else self.pipeline.sources[step.source]
+
+    def touched(self, step: Step) -> set[str]:
+        """The targets that a step reads or writes."""
+        source = self.source(step)
+        found = {step.target, source.target if source is not None else None}
+        return {name for name in found if name is not None}
+
+    def target_path(self, target: str) -> str:
+        """Where a target is, as people get to see it."""
+        return redact(str(self.pipeline.targets[target].path))
+
+    def target_key(self, target: str) -> str:
+        """What the state calls a target: tables of one name are in several catalogs, on several branches."""
+        declared = self.pipeline.targets[target]
+        parts = (self.target_path(target), declared.catalog, declared.options.get("branch"))
+        return " ".join(redact(str(part)) for part in parts if part)
+
+    def snapshot(self, target: str) -> Snapshot:
+        """A target as it is since the last step that changed it."""
+        if target not in self.snapshots:
+            self.snapshots[target] = self.shop.table(target).snapshot()
+        if target not in self.seen:
+            self.seen.add(target)
+            self.state.look(self.target_key(target), self.digest(target))
+        return self.snapshots[target]
+
+    def forget(self, target: str) -> None:
+        """The target has changed: it is looked at again."""
+        self.snapshots.pop(target, None)
+
+    def digest(self, target: str) -> str:
+        return digest_of_snapshot(self.snapshot(target))
+
+
+def named_steps(pipeline: Pipeline) -> tuple[Step, ...]:
+    """The steps of a pipeline, each with its name."""
+    return tuple(replace(step, name=step_name(step, number)) for number, step in enumerate(pipeline.steps, 1))
+
+
+def input_digest(there: Arrived | None) -> str:
+    return "" if there is None else digest_of_files(there.stamps)
+
+
+def batch_of(said: Mapping[str, str] | None) -> int:
+    """The batch that a commit says it is; 0 for none."""
+    text = "" if said is None else said.get("batch_id", "")
+    return int(text) if text.isdecimal() else 0

@@ -1,0 +1,195 @@
+"""Functions that need more than their name and arguments to be built out of sqlglot's nodes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, Protocol
+
+import pyarrow as pa
+from sqlglot import exp
+
+from intarsia.common.names import near_names
+from intarsia.core.expr import Arithmetic, Call, Cast, Expr, Literal, Negate
+from intarsia.core.expr.functions import FUNCTIONS, NOW, part_names
+from intarsia.core.expr.nested import LIST, MAP, ROW, STRUCT
+from intarsia.core.expr.types import INTERVAL
+from intarsia.errors import InputError, NotSupported
+from intarsia.sql.words import SYNONYMS, UNITS
+
+
+class Builder(Protocol):
+    """What builds the parts of an expression."""
+
+    @property
+    def text(self) -> str: ...
+    @property
+    def spark(self) -> bool: ...
+    def expr(self, node: Any) -> Expr: ...
+    def arguments(self, node: exp.Expression, keys: tuple[str, ...]) -> tuple[Expr, ...]: ...
+    def refusal(self, node: Any) -> NotSupported: ...
+
+
+def near_functions(name: str) -> str:
+    """Functions of a similar name; what hashes mean differs by engine, save those of a standard."""
+    if "hash" in name:
+        return "there are md5, sha1, sha256 and sha512"
+    close = near_names(name, [*FUNCTIONS, *NOW, *part_names(), *SYNONYMS, "nullif", "extract", "try_cast"])
+    told = f"did you mean {', '.join(close)}? " if close else ""
+    return f"{told}All functions are listed in docs/sql.md"
+
+
+def padded(builder: Builder, node: Any) -> Expr:
+    return Call(
+        "lpad" if node.args.get("is_left") else "rpad",
+        builder.arguments(node, ("this", "expression", "fill_pattern")),
+    )
+
+
+def regexp_extracted(builder: Builder, node: Any) -> Expr:
+    args = builder.arguments(node, ("this", "expression", "group", "parameters"))
+    return Call("regexp_extract", args)
+
+
+def regexp_replaced(builder: Builder, node: Any) -> Expr:
+    args = builder.arguments(node, ("this", "expression", "replacement", "modifiers"))
+    if builder.spark and len(args) == 3 and isinstance(args[2], Literal):  # all places; Java names groups $1
+        new = re.sub(r"\$(\d)", r"\\\1", str(args[2].value))
+        args = (*args[:2], Literal(new, pa.string()), Literal("g", pa.string()))
+    return Call("regexp_replace", args)
+
+
+def hashed(builder: Builder, node: Any) -> Expr:
+    length = node.args.get("length")
+    bits = "256" if length is None or length.name == "0" else length.name
+    if f"sha{bits}" not in FUNCTIONS:
+        raise NotSupported(f"there is no hash sha{bits} for {builder.text!r}", hint=near_functions("hash"))
+    return Call(f"sha{bits}", (builder.expr(node.this),))
+
+
+def log(builder: Builder, node: Any) -> Expr:
+    if node.expression is None:
+        return Call("log10", (builder.expr(node.this),))
+    base, value = builder.expr(node.this), builder.expr(node.expression)
+    if isinstance(base, Literal) and base.value in (2, 10):
+        return Call(f"log{base.value}", (value,))
+    return Call("log", (base, value))
+
+
+def date_diff(builder: Builder, node: Any) -> Expr:
+    unit = node.args.get("unit")
+    name = "day" if unit is None else unit.name.lower()
+    start, end = builder.expr(node.expression), builder.expr(node.this)
+    return Call("date_diff", (Literal(UNITS.get(name, name), pa.string()), start, end))
+
+
+def days_added(builder: Builder, node: Any) -> Expr:
+    unit = node.args.get("unit")
+    if unit is not None and unit.name.lower() != "day":
+        raise builder.refusal(node)
+    return Arithmetic("+", Cast(builder.expr(node.this), pa.date32()), builder.expr(node.expression))
+
+
+def months_added(builder: Builder, node: Any) -> Expr:
+    months = builder.expr(node.expression)
+    if isinstance(months, Negate) and isinstance(months.operand, Literal):
+        months = Literal(-months.operand.value, months.operand.type)
+    if not isinstance(months, Literal) or not isinstance(months.value, int):
+        raise NotSupported(f"{node.sql()}: the number of months must be a constant")
+    return Arithmetic("+", builder.expr(node.this), Literal((months.value, 0, 0), INTERVAL))
+
+
+def formatted(builder: Builder, node: Any) -> Expr:
+    value = node.this.this if isinstance(node.this, exp.TimeStrToTime) else node.this
+    return Call("strftime", (builder.expr(value), format_of(builder, node)))
+
+
+def read_time(builder: Builder, node: Any) -> Expr:
+    return Call("strptime", (builder.expr(node.this), format_of(builder, node)))
+
+
+def to_date(builder: Builder, node: Any) -> Expr:
+    if node.args.get("format") is not None:
+        return Cast(Call("strptime", (builder.expr(node.this), format_of(builder, node))), pa.date32())
+    return Cast(builder.expr(node.this), pa.date32())
+
+
+def format_of(builder: Builder, node: Any) -> Expr:
+    """The format, as strftime knows it; sqlglot marks what Spark reads with a fixed width."""
+    found = builder.expr(node.args["format"])
+    if isinstance(found, Literal) and isinstance(found.value, str):
+        return Literal(re.sub(r"(%-?[A-Za-z])strict", r"\1", found.value), found.type)
+    return found
+
+
+def listed(builder: Builder, node: Any) -> Expr:
+    return Call(LIST, tuple(builder.expr(item) for item in node.expressions))
+
+
+def struct(builder: Builder, node: Any) -> Expr:
+    """A struct of named fields; of values without names, a row."""
+    named = [isinstance(item, exp.PropertyEQ) for item in node.expressions]
+    if not all(named):
+        if any(named):
+            raise NotSupported(f"{node.sql()}: either all fields have names or none in {builder.text!r}")
+        return row(builder, node)
+    names = [item.this.name for item in node.expressions]
+    values = [builder.expr(item.expression) for item in node.expressions]
+    return _struct_of(builder, names, values)
+
+
+def _struct_of(builder: Builder, names: list[str], values: list[Expr]) -> Expr:
+    if not names or len({name.lower() for name in names}) < len(names):
+        raise InputError(f"a struct needs fields of different names in {builder.text!r}")
+    pairs = zip(names, values, strict=True)
+    return Call(STRUCT, tuple(part for name, value in pairs for part in (Literal(name, pa.string()), value)))
+
+
+def row(builder: Builder, node: Any) -> Expr:
+    if not node.expressions:
+        raise InputError(f"a row needs a value in {builder.text!r}")
+    return Call(ROW, tuple(builder.expr(item) for item in node.expressions))
+
+
+def named_struct(builder: Builder, node: Any) -> Expr:
+    names, values = node.expressions[::2], node.expressions[1::2]
+    if len(names) != len(values) or not all(isinstance(each, exp.Literal) for each in names):
+        raise InputError(f"named_struct('name', value, ...) takes names and values in {builder.text!r}")
+    return _struct_of(builder, [each.name for each in names], [builder.expr(each) for each in values])
+
+
+def mapped(builder: Builder, node: Any) -> Expr:
+    if isinstance(node, exp.ToMap):
+        entries = node.this.expressions if isinstance(node.this, exp.Struct) else None
+        if entries is None or not all(isinstance(item, exp.PropertyEQ) for item in entries):
+            raise builder.refusal(node)
+        keys, items = [item.this for item in entries], [item.expression for item in entries]
+    else:
+        lists = node.args.get("keys"), node.args.get("values")
+        if not all(isinstance(each, exp.Array) for each in lists):
+            raise NotSupported(f"{node.sql()}: the keys and values of a map are lists in {builder.text!r}")
+        keys, items = (each.expressions for each in lists)
+    if len(keys) != len(items):
+        raise InputError(f"a map has {len(keys)} keys and {len(items)} values in {builder.text!r}")
+    return Call(MAP, tuple(builder.expr(part) for pair in zip(keys, items, strict=True) for part in pair))
+
+
+SPECIAL_CALLS: dict[type[Any], tuple[tuple[str, ...], Callable[[Builder, Any], Expr]]] = {
+    exp.Pad: (("this", "expression", "fill_pattern"), padded),
+    exp.RegexpExtract: (("this", "expression", "group", "parameters"), regexp_extracted),
+    exp.RegexpReplace: (("this", "expression", "replacement", "modifiers"), regexp_replaced),
+    exp.SHA2: (("this", "length"), hashed),
+    exp.Log: (("this", "expression"), log),
+    exp.DateDiff: (("this", "expression", "unit"), date_diff),
+    exp.TsOrDsAdd: (("this", "expression", "unit"), days_added),
+    exp.AddMonths: (("this", "expression"), months_added),
+    exp.TimeToStr: (("this", "format"), formatted),
+    exp.StrToTime: (("this", "format"), read_time),
+    exp.TsOrDsToDate: (("this", "format"), to_date),
+    exp.Date: (("this",), to_date),
+    exp.Array: (("expressions",), listed),
+    exp.Struct: (("expressions",), struct),
+    exp.ToMap: (("this",), mapped),
+    exp.Map: (("keys", "values"), mapped),
+    exp.VarMap: (("keys", "values"), mapped),
+}

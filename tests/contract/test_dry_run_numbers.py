@@ -1,0 +1,66 @@
+"""What a dry run says of new files and bytes is what the run then does, or is said to be a guess."""
+
+from __future__ import annotations
+
+import pyarrow as pa
+import pytest
+
+DAYS = ["mon", "tue", "wed", "thu"]
+TARGET = pa.table({"id": list(range(400)), "day": [DAYS[n % 4] for n in range(400)], "n": list(range(400))})
+MORE = pa.table({"id": list(range(390, 430)), "day": [DAYS[n % 4] for n in range(390, 430)], "n": [0] * 40})
+CLAUSES = (
+    "when matched and source.n = 0 then delete when not matched and source.id < 410 then insert *"
+    " when not matched then insert (id, day) values (source.id, 'sun')"
+)
+
+CALLS = {
+    "append": lambda lake, **o: lake.write(MORE, **o),
+    "append in small files": lambda lake, **o: lake.write(MORE, max_rows_per_file=7, **o),
+    "append nothing": lambda lake, **o: lake.write(MORE.slice(0, 0), **o),
+    "overwrite": lambda lake, **o: lake.write(MORE, mode="overwrite", **o),
+    "overwrite where": lambda lake, **o: lake.write(MORE, mode="overwrite", where="id >= 390", **o),
+    "overwrite partitions": lambda lake, **o: lake.write(MORE, mode="overwrite_partitions", **o),
+    "upsert": lambda lake, **o: lake.merge(MORE, on=["id", "day"], **o),
+    "insert": lambda lake, **o: lake.merge(MORE, on=["id", "day"], strategy="insert", **o),
+    "update": lambda lake, **o: lake.merge(MORE, on=["id", "day"], strategy="update", **o),
+    "full merge": lambda lake, **o: lake.merge(MORE, on=["id", "day"], strategy="full_merge", **o),
+    "clauses": lambda lake, **o: lake.merge(MORE, on="id", clauses=CLAUSES, **o),
+    "delete": lambda lake, **o: lake.delete("id % 3 = 0", **o),
+    "delete all of some": lambda lake, **o: lake.delete("day = 'mon'", **o),
+    "update set": lambda lake, **o: lake.update({"n": "n + 1"}, "id < 50", **o),
+    "compact": lambda lake, **o: lake.compact(**o),
+    "compact to rows": lambda lake, **o: lake.compact(target_rows_per_file=90, **o),
+    "optimize": lambda lake, **o: lake.optimize(by="n", **o),
+    "optimize to rows": lambda lake, **o: lake.optimize(by=["n", "id"], target_rows_per_file=30, **o),
+    "optimize and deduplicate": lambda lake, **o: lake.optimize(by="n", deduplicate_on="day", **o),
+    "deduplicate": lambda lake, **o: lake.deduplicate(on="day", **o),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("partitioned", [True, False])
+def test_a_dry_run_says_what_the_run_does(lake, call, partitioned):
+    if call == "overwrite partitions" and not partitioned:
+        pytest.skip("needs partitions")
+    lake.create(TARGET, files=3, partition_by="day" if partitioned else ())
+    planned = CALLS[call](lake, dry_run=True)
+    done = CALLS[call](lake)
+    assert done.new_files == len(done.inserted_files)
+    if planned.new_files_exact:
+        assert planned.new_files == done.new_files
+    else:
+        assert planned.new_files <= done.new_files
+        assert any("There may be more new files" in note for note in planned.notes)
+    for name in ("rewritten_files", "removed_files", "veiled_files", "preserved_files"):
+        assert sorted(getattr(planned, name)) == sorted(getattr(done, name))
+    assert (planned.bytes_written == 0) == (done.bytes_written == 0)
+    assert planned.bytes_written <= 8 * done.bytes_written + 4096
+    assert done.bytes_written <= 8 * planned.bytes_written + 4096
+    told = str(planned)
+    assert "about" in told or not planned.bytes_written
+
+
+def test_the_number_is_exact_for_parquet_wherever_rows_are_at_hand(parquet_lake):
+    parquet_lake.create(TARGET, files=3, partition_by="day")
+    for call in ("append", "append in small files", "upsert", "clauses", "compact", "delete"):
+        assert CALLS[call](parquet_lake, dry_run=True).new_files_exact, call

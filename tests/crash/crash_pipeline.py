@@ -1,0 +1,168 @@
+"""Runs under the preloaded shim: kills or fails a pipeline at its calls, runs it again, and checks the rows.
+
+    python crash_pipeline.py '{"operation": "parquet", "directory": "...", "faults": [["kill", 60, 0]]}'
+
+As crash_sweep.py; no step is idempotent, so that a step which took effect twice, or never, is seen.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+from dataclasses import asdict
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+from crash_sweep import KILL, MOST_VIOLATIONS, TORN, Outcome, Result, errno, in_child, spread
+
+import intarsia as it
+from intarsia import pipeline
+from intarsia.tables.iceberg import embedded_catalog
+
+SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
+State = list[tuple[int, int]]
+
+
+def rows(ids: list[int], values: list[int]) -> pa.Table:
+    return pa.table({"id": ids, "v": values}, SCHEMA)
+
+
+def make(kind: str, root: str) -> None:
+    """A table of two files, and two that have landed."""
+    os.makedirs(f"{root}/landing")
+    pq.write_table(rows([1, 7], [100, 7]), f"{root}/landing/a.parquet")
+    pq.write_table(rows([2, 8], [200, 8]), f"{root}/landing/b.parquet")
+    if kind == "iceberg":
+        catalog = embedded_catalog(f"{root}/warehouse")
+        catalog.create_namespace("db")
+        properties = {"commit.retry.num-retries": "1", "commit.retry.min-wait-ms": "1"}
+        catalog.create_table("db.t", SCHEMA, properties=properties)
+    for ids in ([1, 2, 3], [4, 5, 6, 6]):
+        target = it.iceberg("db.t", catalog=f"{root}/warehouse") if kind == "iceberg" else f"{root}/t"
+        it.write(rows(ids, [0] * len(ids)), target, engine="arrow", threads=1, progress=False)
+
+
+def declared(kind: str, root: str) -> pipeline.Pipeline:
+    calm = {"threads": 1}
+    target = pipeline.Target(f"{root}/t")
+    if kind == "iceberg":
+        target = pipeline.Target("db.t", kind="iceberg", catalog=f"{root}/warehouse")
+    changes = (
+        pipeline.Merge(
+            name="add",
+            source="landing",
+            target="t",
+            on="id",
+            when="when matched then update set v = target.v + source.v"
+            " when not matched then insert (id, v) values (source.id, source.v)",
+            options=calm,
+        ),
+        pipeline.Update(name="plus one", target="t", set={"v": "v + 1"}, options=calm),
+        pipeline.Write(name="append", source="landing", target="t", options=calm),
+        pipeline.Delete(name="delete", target="t", where="id = 3", options=calm),
+        pipeline.Update(name="nothing", target="t", set={"v": "v + 1"}, where="id = 99", options=calm),
+    )
+    upkeep = (
+        pipeline.Compact(name="compact", target="t", options=calm),
+        pipeline.Update(name="double", target="t", set={"v": "v * 2"}, options=calm),
+        pipeline.Optimize(name="optimize", target="t", by="v", options=calm),
+        pipeline.Update(name="plus three", target="t", set={"v": "v + 3"}, options=calm),
+        pipeline.Deduplicate(name="deduplicate", target="t", options=calm),
+        pipeline.Expect(name="rows", target="t", min_rows=1),
+    )
+    return pipeline.Pipeline(
+        name="p",
+        engine="arrow",
+        sources={"landing": pipeline.Source(f"{root}/landing/*.parquet")},
+        targets={"t": target},
+        steps=(*changes, *upkeep),
+        reports=f"{root}/reports",
+    )
+
+
+def run(kind: str, root: str) -> None:
+    pipeline.run(declared(kind, root), progress=False).check()
+
+
+def state_of(kind: str, root: str) -> State:
+    if kind == "iceberg":
+        found = embedded_catalog(f"{root}/warehouse").load_table("db.t").scan().to_arrow()
+    else:
+        found = pq.read_table(f"{root}/t")
+    return sorted(zip(found["id"].to_pylist(), found["v"].to_pylist(), strict=True))
+
+
+class Sweep:
+    """One pipeline, and faults at its points; ``again`` also kills the run that comes after."""
+
+    def __init__(self, kind: str, directory: str) -> None:
+        self.kind, self.directory, self.template = kind, directory, f"{directory}.template"
+        shutil.rmtree(directory, ignore_errors=True)
+        make(kind, directory)
+        shutil.rmtree(self.template, ignore_errors=True)
+        shutil.move(directory, self.template)  # the catalog has absolute paths in it: copies go back there
+        self.result = Result(kind, "")
+        self.expected: State = []
+
+    def run(self, fault: str, points: int, again: int) -> Result:
+        self.result = Result(self.kind, fault)
+        baseline = self._run_at(0, KILL)
+        self.result.calls = baseline.calls
+        self.expected = state_of(self.kind, self.directory)
+        if baseline.said != "ACK" or len(self.expected) != 11:
+            self.result.violations.append(f"fails without a fault: {baseline.said} {self.expected}")
+            return self.result
+        number = {"kill": KILL, "torn": TORN}.get(fault) or getattr(errno, fault, KILL)
+        calls = [n for n in range(1, baseline.calls + 1) if fault != "torn" or baseline.kinds[n - 1] == "w"]
+        for n in spread(calls, points):
+            outcome = self._run_at(n, number)
+            self.result.points += 1
+            self.result.killed += outcome.killed
+            where = f"{fault} at call {n} ({baseline.kinds[n - 1]})"
+            for second in spread(range(1, baseline.calls + 1), again) if again else ():
+                self._next(second)
+                self.result.double += 1
+                where += f", the next run killed at {second}"
+            self._check(where, outcome)
+            if len(self.result.violations) >= MOST_VIOLATIONS:
+                break
+        return self.result
+
+    def _run_at(self, n: int, fault: int) -> Outcome:
+        shutil.rmtree(self.directory, ignore_errors=True)
+        shutil.copytree(self.template, self.directory)  # with the times of the files that have landed
+        return in_child(lambda: run(self.kind, self.directory), n, fault)
+
+    def _next(self, n: int = 0) -> Outcome:
+        return in_child(lambda: run(self.kind, self.directory), n, KILL)
+
+    def _check(self, where: str, outcome: Outcome) -> None:
+        following = self._next()
+        found = state_of(self.kind, self.directory)
+        resting = self._next()
+        if following.said != "ACK" or resting.said != "ACK":
+            told = f"{following.said} {resting.said}"
+        elif found != self.expected:
+            told = f"{found} instead of {self.expected}"
+        elif state_of(self.kind, self.directory) != found:
+            told = "a third run changed the rows again"
+        else:
+            return
+        self.result.violations.append(f"{where} ({outcome.said or 'killed'}): {told}")
+
+
+def main() -> None:
+    order = json.loads(sys.argv[1])
+    sweep = Sweep(order["operation"], order["directory"])
+    try:
+        results = [sweep.run(fault, points, again) for fault, points, again in order["faults"]]
+    finally:
+        for directory in (sweep.directory, sweep.template):
+            shutil.rmtree(directory, ignore_errors=True)
+    print(json.dumps([asdict(result) for result in results]))
+
+
+if __name__ == "__main__":
+    main()

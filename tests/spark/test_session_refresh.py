@@ -1,0 +1,140 @@
+"""After a commit the Spark session at hand sees the table as it is: cached rows, views and tables."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import uuid
+
+import pyarrow as pa
+import pytest
+
+import intarsia as it
+from intarsia.spark import refresh
+
+pytestmark = pytest.mark.session_at_hand
+
+ROWS = pa.table({"id": range(100), "v": ["old"] * 100})
+MORE = pa.table({"id": range(50, 110), "v": ["new"] * 60})
+SEEN = [("new", 60), ("old", 50)]
+
+
+def seen(frame):
+    return sorted((row.v, row["count"]) for row in frame.groupBy("v").count().collect())
+
+
+@pytest.fixture
+def place(tmp_path, make_dataset):
+    return make_dataset(tmp_path / "orders at home", ROWS, files=2)
+
+
+@pytest.fixture
+def name(spark):
+    """A name that no view or table has yet; both are dropped."""
+    name = f"t{uuid.uuid4().hex}"
+    yield name
+    spark.catalog.dropTempView(name)
+    spark.sql(f"DROP TABLE IF EXISTS {name}")
+
+
+def changed(spark, place, engine):
+    """A merge with new rows, by an engine or by a DataFrame as the source."""
+    if engine == "frame":
+        return it.merge(spark.createDataFrame(MORE), str(place), on="id")
+    return it.merge(MORE, str(place), on="id", engine=spark if engine == "spark" else engine)
+
+
+@pytest.mark.parametrize("engine", ["frame", "spark", "arrow", "duckdb"])
+def test_a_view_over_the_directory_sees_the_rows_that_are_there(spark, place, name, engine):
+    spark.read.parquet(str(place)).createOrReplaceTempView(name)
+    assert seen(spark.table(name)) == [("old", 100)]
+    result = changed(spark, place, engine)
+    assert seen(spark.table(name)) == SEEN
+    assert not [note for note in result.notes if "session" in note]
+
+
+def test_a_view_that_looks_at_a_part_of_the_directory_or_joins_it_sees_the_rows(spark, place, name):
+    frame = spark.read.parquet(str(place)).where("id >= 0")
+    frame.join(spark.range(200), "id").createOrReplaceGlobalTempView(name)
+    try:
+        assert seen(spark.table(f"global_temp.{name}")) == [("old", 100)]
+        changed(spark, place, "frame")
+        assert seen(spark.table(f"global_temp.{name}")) == SEEN
+    finally:
+        spark.catalog.dropGlobalTempView(name)
+
+
+@pytest.mark.parametrize("engine", ["frame", "arrow"])
+def test_a_table_with_that_location_sees_the_rows_that_are_there(spark, place, name, engine):
+    spark.sql(f"CREATE TABLE {name} USING parquet LOCATION '{place}'")
+    assert seen(spark.table(name)) == [("old", 100)]
+    changed(spark, place, engine)
+    assert seen(spark.table(name)) == SEEN
+
+
+def test_rows_that_were_cached_are_read_again(spark, place):
+    frame = spark.read.parquet(str(place)).cache()
+    try:
+        assert seen(frame) == [("old", 100)]
+        changed(spark, place, "arrow")
+        assert seen(frame) == SEEN
+    finally:
+        frame.unpersist()
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda path: it.delete(path, "id < 10"),
+        lambda path: it.compact(path),
+        lambda path: it.write(MORE, path, mode="overwrite"),
+    ],
+    ids=["delete", "compact", "overwrite"],
+)
+def test_after_every_operation_a_view_reads_what_is_there(spark, place, name, operation, rows):
+    spark.read.parquet(str(place)).createOrReplaceTempView(name)
+    operation(str(place))
+    assert spark.table(name).count() == len(rows(place))
+
+
+def test_views_that_cannot_be_read_and_other_views_do_no_harm(spark, place, name, tmp_path, make_dataset):
+    other = make_dataset(tmp_path / "orders at home 2", ROWS)
+    spark.read.parquet(str(other)).createOrReplaceTempView(name)
+    spark.sql(f"CREATE TABLE {name}x USING parquet LOCATION '{other}'")
+    spark.sql(f"CREATE TEMPORARY VIEW {name}y AS SELECT * FROM {name}x")
+    spark.sql(f"DROP TABLE {name}x")
+    try:
+        assert changed(spark, place, "frame").notes == ()
+    finally:
+        spark.catalog.dropTempView(f"{name}y")
+
+
+def test_a_session_that_cannot_be_told_is_a_note_and_no_error(spark, place, monkeypatch, rows):
+    from pyspark.errors import AnalysisException
+
+    def refused(*_):
+        raise AnalysisException("no catalog today")
+
+    monkeypatch.setattr(refresh, "_refresh_paths", refused)
+    result = changed(spark, place, "frame")
+    (note,) = result.notes
+    assert "no catalog today" in note
+    assert "REFRESH TABLE" in note
+    assert len(rows(place)) == 110
+
+
+def test_a_catalog_of_many_tables_is_not_searched(spark, place, name, monkeypatch):
+    monkeypatch.setattr(refresh, "MOST_TABLES", 0)
+    spark.sql(f"CREATE TABLE {name} USING parquet LOCATION '{place}'")
+    (note,) = changed(spark, place, "frame").notes
+    assert "REFRESH TABLE" in note
+
+
+def test_without_pyspark_nothing_of_spark_is_imported(tmp_path):
+    code = f"""
+import sys, pyarrow as pa, intarsia as it
+it.write(pa.table({{"id": [1]}}), {str(tmp_path / "t")!r})
+assert not [name for name in sys.modules if name.split(".")[0] in ("pyspark", "py4j")]
+assert "intarsia.spark.refresh" not in sys.modules
+"""
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

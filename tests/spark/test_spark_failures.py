@@ -1,0 +1,179 @@
+"""What Spark raises in our calls is one of our errors: short, with a hint, and Spark's as its cause."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import sysconfig
+import threading
+import time
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+import intarsia as it
+from intarsia.errors import (
+    CommitConflict,
+    EngineError,
+    InputError,
+    IntarsiaError,
+    NotSupported,
+    StorageError,
+)
+
+ROWS = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
+
+
+@pytest.fixture
+def place(tmp_path, make_dataset):
+    return make_dataset(tmp_path / "t", ROWS)
+
+
+def raised(kind: type[IntarsiaError], place: Path, unchanged, frame) -> IntarsiaError:
+    """The error of a merge, which is short, names a way out and has changed nothing."""
+    with unchanged(place), pytest.raises(kind) as caught:
+        it.merge(frame, str(place), on="id")
+    error = caught.value
+    assert error.changed is False
+    assert error.hint
+    assert error.__cause__ is not None
+    assert len(str(error)) < 900
+    assert "\n" not in str(error)
+    return error
+
+
+def test_a_file_of_the_source_that_is_gone(spark, place, tmp_path, unchanged):
+    spark.createDataFrame(ROWS).write.parquet(str(tmp_path / "source"))
+    frame = spark.read.parquet(str(tmp_path / "source"))
+    for file in (tmp_path / "source").glob("*.parquet"):
+        file.unlink()
+    error = raised(StorageError, place, unchanged, frame)
+    assert "is not there" in error.message
+    assert ".parquet" in error.message
+    assert "read it again" in str(error.hint)
+
+
+def test_an_expression_that_fails_is_the_sources(spark, place, unchanged):
+    frame = spark.range(3).selectExpr("id", "cast(1 / (id - id) as string) v")
+    error = raised(InputError, place, unchanged, frame)
+    assert "DIVIDE_BY_ZERO" in error.message
+
+
+def test_a_function_of_the_user_that_raises_is_told_by_its_last_line(spark, place, unchanged):
+    from pyspark.sql.functions import udf
+
+    bad = udf(lambda value: int(f"no number {value}"), "int")
+    frame = spark.range(3).select("id", bad("id").cast("string").alias("v"))
+    error = raised(InputError, place, unchanged, frame)
+    assert "ValueError: invalid literal for int()" in error.message
+
+
+def test_a_worker_that_dies(spark, place, unchanged):
+    from pyspark.sql.functions import udf
+
+    die = udf(lambda _: os._exit(137), "string")
+    error = raised(EngineError, place, unchanged, spark.range(2).select("id", die("id").alias("v")))
+    assert "memory" in str(error)
+
+
+def test_a_job_that_is_cancelled(spark, place, unchanged):
+    from pyspark.sql.functions import udf
+
+    slow = udf(lambda _: time.sleep(30), "string")
+    frame = spark.range(2).select("id", slow("id").alias("v"))
+    stop = spark.sparkContext.cancelAllJobs if hasattr(spark, "_sc") else spark.interruptAll
+    timer = threading.Timer(3, stop)
+    timer.start()
+    try:
+        assert "cancelled" in raised(EngineError, place, unchanged, frame).message
+    finally:
+        timer.cancel()
+
+
+def test_a_session_that_was_stopped(spark, place, unchanged, monkeypatch):
+    frame = spark.range(2).selectExpr("id", "'x' v")
+    monkeypatch.setattr("intarsia.spark.session.is_alive", lambda _: False)
+    with unchanged(place), pytest.raises(EngineError, match="has been stopped"):
+        it.merge(frame, str(place), on="id")
+
+
+def test_a_dataframe_is_no_engine(spark, place):
+    with pytest.raises(InputError, match="Unknown engine"):
+        it.delete(str(place), "id = 1", engine=spark.range(1))
+
+
+@pytest.mark.parametrize(
+    ("text", "kind", "word"),
+    [
+        ("<_InactiveRpcError: status = StatusCode.UNAVAILABLE failed to connect", EngineError, "lost"),
+        ("[RETRIES_EXCEEDED] The maximum number of retries has been exceeded.", EngineError, "lost"),
+        (
+            "[INVALID_HANDLE.SESSION_CLOSED] The handle is invalid. Session was closed.",
+            EngineError,
+            "stopped",
+        ),
+        ("Cannot call methods on a stopped SparkContext.", EngineError, "stopped"),
+        ("[OPERATION_CANCELED] Operation has been canceled.", EngineError, "cancelled"),
+        ("Job aborted: ExecutorLostFailure (executor 1 exited)", EngineError, "memory"),
+        ("[PATH_NOT_FOUND] Path does not exist: file:/x.", StorageError, "not there"),
+        ("[USER_RAISED_EXCEPTION] intarsia CommitConflict: x was replaced. Hint: again", CommitConflict, "x"),
+        ("AttributeError: Can't get attribute 'Y' on <module 'intarsia.z'>", NotSupported, "another version"),
+        ("[SOMETHING] else", EngineError, "else"),
+    ],
+)
+def test_errors_are_told_apart_by_what_spark_says(text, kind, word):
+    pytest.importorskip("pyspark")
+    from pyspark.errors import PySparkException
+
+    from intarsia.spark.failures import as_ours
+
+    error = as_ours(PySparkException(text))
+    assert type(error) is kind
+    assert word in error.message
+
+
+BARE = """#!/bin/sh
+PYTHONPATH="{packages}:$PYTHONPATH" exec "{python}" -S "$@"
+"""
+OTHER = """#!/bin/sh
+PYTHONPATH="{room}:$PYTHONPATH" exec "{python}" "$@"
+"""
+OLDER = """
+import collections, sys
+kind = collections.namedtuple("kind", "major minor micro releaselevel serial")
+sys.version_info = kind(3, 99, 0, "final", 0)
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("script", "words"),
+    [
+        (BARE, ["NotSupported|False", "cannot import 'intarsia'", "executors run 3", "PYSPARK_PYTHON"]),
+        (OTHER, ["NotSupported|False", "executors run Python 3.99, and this process runs", "PYSPARK_PYTHON"]),
+        (None, ["NotSupported|False", "did not start", "PYSPARK_PYTHON"]),
+    ],
+    ids=["without the package", "another version", "none at all"],
+)
+def test_executors_with_another_python(tmp_path, script, words):
+    pytest.importorskip("pyspark")
+    python = tmp_path / "python.sh"
+    (tmp_path / "sitecustomize.py").write_text(OLDER)
+    if script is not None:
+        packages = sysconfig.get_path("purelib")
+        python.write_text(script.format(packages=packages, room=tmp_path, python=sys.executable))
+        python.chmod(0o755)
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("other_python.py")), str(tmp_path / "lake")],
+        env={**os.environ, "PYSPARK_PYTHON": str(python)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    for word in words:
+        assert word in done.stdout, done.stdout + done.stderr
+    assert len(done.stdout) < 900

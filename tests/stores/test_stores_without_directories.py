@@ -1,0 +1,49 @@
+"""Stores that have no directories: what the log and side files mean there."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+import intarsia as it
+from intarsia.errors import SchemaMismatch
+
+ROWS = pa.table({"id": [1, 2], "v": ["a", "b"], "city": ["New York", "Bonn"]})
+
+
+@pytest.fixture
+def memory() -> Iterator[Any]:
+    filesystem = fsspec.filesystem("memory")
+    yield filesystem
+    filesystem.rm("/bucket", recursive=True)
+
+
+def test_s29_the_log_alone_remembers_a_dataset_without_rows(memory: Any) -> None:
+    it.write(ROWS, "/bucket/lake", partition_by="city", filesystem=memory)
+    it.delete("/bucket/lake", "true", filesystem=memory, single_writer=True)
+    assert memory.find("/bucket/lake") == []
+    snapshot = it.snapshot("/bucket/lake", filesystem=memory)
+    assert (snapshot.exists, snapshot.schema, snapshot.partition_columns) == (True, ROWS.schema, ("city",))
+    with pytest.raises(SchemaMismatch):
+        it.write(pa.table({"id": ["text"]}), "/bucket/lake", filesystem=memory)
+    it.write(ROWS, "/bucket/lake", filesystem=memory)
+    assert it.snapshot("/bucket/lake", filesystem=memory).rows == 2
+
+
+def test_s29_a_source_without_rows_makes_a_dataset(memory: Any) -> None:
+    it.write(ROWS.slice(0, 0), "/bucket/lake", partition_by="city", filesystem=memory)
+    it.write(ROWS, "/bucket/lake", filesystem=memory)
+    assert it.snapshot("/bucket/lake", filesystem=memory).partition_columns == ("city",)
+
+
+def test_s25_a_summary_goes_with_an_append(memory: Any) -> None:
+    it.write(ROWS, "/bucket/lake", filesystem=memory)
+    memory.pipe("/bucket/lake/_metadata", b"of one file")
+    assert any(
+        "Removed _metadata" in note for note in it.write(ROWS, "/bucket/lake", filesystem=memory).notes
+    )
+    assert not memory.exists("/bucket/lake/_metadata")
