@@ -14,9 +14,10 @@ import pytest
 
 import intarsia as it
 from intarsia import pipeline
-from intarsia.errors import CommitConflict
+from intarsia.errors import CommitConflict, StorageError
 from intarsia.pipeline import state_file
 from intarsia.pipeline.ledger import Ledger
+from intarsia.tables.parquet.journal import Journal
 
 ROWS = {"id": [1, 2, 3, 3], "v": [10, 20, 30, 30]}
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
@@ -302,3 +303,99 @@ def test_a_draft_of_the_state_that_a_kill_left_is_swept(tmp_path: Path) -> None:
 
 def _end(*_: Any, **__: Any) -> None:
     raise KeyboardInterrupt
+
+
+def test_what_was_committed_and_not_published_is_seen_in_the_directory_after_the_next_run(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Nothing is left for that run to write, so no transaction of its own would publish it."""
+    if lake.kind == "iceberg":
+        pytest.skip("an Iceberg commit is published by its catalog")
+    with _ended_before_publishing(monkeypatch):
+        lake.run(STEPS["update"])
+    assert lake.rows() == [(1, 10), (2, 20), (3, 30), (3, 30)]
+    lake.run(STEPS["update"], dry_run=True)
+    assert lake.rows() == [(1, 10), (2, 20), (3, 30), (3, 30)], "a dry run writes nothing"
+    assert [step.status for step in lake.run(STEPS["update"]).check().steps] == ["unchanged"]
+    assert lake.rows() == [(1, 11), (2, 21), (3, 31), (3, 31)]
+    assert not list((lake.root / ".t.intarsia" / "tx").iterdir())
+
+
+def test_marking_steps_as_done_publishes_what_was_committed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, "parquet", "arrow")
+    with _ended_before_publishing(monkeypatch):
+        lake.run(STEPS["update"])
+    lake.run(STEPS["update"], mark_done=True)
+    assert lake.rows() == [(1, 11), (2, 21), (3, 31), (3, 31)]
+    assert [step.status for step in lake.run(STEPS["update"]).check().steps] == ["unchanged"]
+
+
+@contextmanager
+def _ended_before_publishing(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "publish", _end)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+def test_a_step_is_not_repeated_while_nobody_can_say_whether_it_was_committed(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    steps = (STEPS["update"], STEPS["clauses"])
+    with ended("note", monkeypatch, "s1"):
+        lake.run(*steps)
+    rows = lake.rows()
+    table = type(it.tables.parquet.ParquetTable(lake.root / "t"))
+    if lake.kind == "iceberg":
+        table = type(lake.table())
+    real, failures = table.last_commits, [StorageError("The disk is away.", errno=5)]
+
+    def last_commits(self: Any) -> Any:
+        if failures:
+            raise failures.pop()
+        return real(self)
+
+    monkeypatch.setattr(table, "last_commits", last_commits)
+    with pytest.raises(StorageError, match="The disk is away"):
+        lake.run(*steps).check()
+    assert lake.rows() == rows
+    assert {step.status for step in lake.run(*steps).check().steps} == {"unchanged"}
+    assert lake.rows() == rows
+
+
+def test_a_step_that_committed_and_failed_is_not_repeated_by_the_pass_that_takes_new_input(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its failure is told after the commit point, as when the disk fails while files are published."""
+    lake = Lake(tmp_path, "parquet", "arrow")
+    steps = (STEPS["upsert"], STEPS["clauses"])
+    with ended("announce", monkeypatch, "s1"):
+        lake.run(*steps)
+    lake.lands("b", {"id": [11], "v": [1]})
+    real, failures = Journal.publish, [StorageError("The disk is away.", errno=5)]
+
+    def publish(self: Journal, record: Any) -> list[str]:
+        if failures:
+            raise failures.pop()
+        return real(self, record)
+
+    monkeypatch.setattr(Journal, "publish", publish)
+    lake.run(*steps)
+    assert failures == []
+    lake.run(*steps).check()
+    assert lake.rows() == [(1, 10), (2, 14), (3, 30), (3, 30), (9, 180), (11, 1)]
+
+
+def test_a_step_that_is_renamed_after_it_was_interrupted_is_not_repeated(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    double = STEPS["update"] | {"set": {"v": "v * 2"}, "name": "double"}
+    with ended("note", monkeypatch, "s0"):
+        lake.run(STEPS["update"], double)
+    expect = {"operation": "expect", "min_rows": 1, "name": "some rows"}
+    report = lake.run(expect, STEPS["update"] | {"name": "plus one"}, double).check()
+    assert [step.status for step in report.steps] == ["done", "unchanged", "done"]
+    assert report.resumes is not None
+    assert lake.rows() == [(1, 22), (2, 42), (3, 62), (3, 62)]

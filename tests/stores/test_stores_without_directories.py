@@ -11,6 +11,8 @@ import pytest
 
 import intarsia as it
 from intarsia.errors import SchemaMismatch
+from intarsia.tables.parquet import ParquetTable
+from intarsia.tables.parquet.journal import Journal
 
 ROWS = pa.table({"id": [1, 2], "v": ["a", "b"], "city": ["New York", "Bonn"]})
 
@@ -47,3 +49,32 @@ def test_s25_a_summary_goes_with_an_append(memory: Any) -> None:
         "Removed _metadata" in note for note in it.write(ROWS, "/bucket/lake", filesystem=memory).notes
     )
     assert not memory.exists("/bucket/lake/_metadata")
+
+
+def test_what_a_run_that_is_gone_has_committed_is_published_without_a_lock(
+    memory: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    it.write(ROWS, "/bucket/lake", filesystem=memory)
+    with monkeypatch.context() as patched:
+        patched.setattr(Journal, "publish", _end)
+        for run in ("gone", "alive"):
+            with pytest.raises(KeyboardInterrupt):
+                it.write(
+                    ROWS,
+                    "/bucket/lake",
+                    filesystem=memory,
+                    app_id=f"of {run}",
+                    batch_id=1,
+                    properties={"run_id": run},
+                )
+    table = ParquetTable("/bucket/lake", filesystem=memory)
+    files = memory.find("/bucket/lake")
+    (sentence,) = table.recover(run_id="gone")
+    assert sentence.startswith("Finished the append")
+    assert len(memory.find("/bucket/lake")) == len(files) + 1, "the other may still be at work"
+    assert table.recover(run_id="gone") == ()
+    assert table.snapshot().rows == 6
+
+
+def _end(*_: Any) -> None:
+    raise KeyboardInterrupt

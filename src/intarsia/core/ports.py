@@ -79,8 +79,12 @@ class Table(Protocol):
         Leaving the block without a commit removes everything that was staged.
         """
 
-    def recover(self) -> tuple[str, ...]:
-        """Finish or undo what a crash left; the sentences say what was done."""
+    def recover(self, *, run_id: str | None = None) -> tuple[str, ...]:
+        """Finish or undo what a crash left; the sentences say what was done.
+
+        ``run_id`` names a run whose process is gone: what it committed is finished also where nothing
+        else can be told from the work of writers alive.
+        """
 
 
 class Engine(Protocol):

@@ -89,6 +89,7 @@ class Course:
 
         progress("looking at its input", 0, 0)
         try:
+            self.ledger.check_settled(step)
             if number <= self.done_before and not isinstance(step, Expect):
                 report = self._held_back(step)
             else:

@@ -41,6 +41,8 @@ class Ledger:
     """Targets that were compared with the state in which the pipeline left them."""
     listed: dict[str, Arrived] = field(default_factory=dict)
     """The sources as they were listed first in this run."""
+    unsettled: dict[str, Exception] = field(default_factory=dict)
+    """Targets that could not be looked at when the run began, and why: their steps fail with that."""
     dirty: bool = False
 
     # Inputs
@@ -164,6 +166,12 @@ class Ledger:
                 if found is not None:
                     yield found.changed_at
 
+    def check_settled(self, step: Step) -> None:
+        """Refuse a step of a target of which nobody could say whether the last run has committed."""
+        for target in sorted(self.touched(step)):
+            if target in self.unsettled:
+                raise self.unsettled[target]
+
     def announce(self, step: Step, there: Arrived | None, selection: Selection | None) -> dict[str, Any]:
         """Write down what a step is about to commit; the options that make it commit under that id."""
         if self.dry_run or step.target is None or isinstance(step, Expect):
@@ -226,6 +234,9 @@ class Ledger:
     def mark_done(self) -> None:
         """Note every step as done with the input and the targets as they are; nothing is run."""
         for step in self.steps():
+            pending = self.state.pending.get(step.name)
+            if pending is not None and step.target is not None:
+                self.shop.table(step.target).recover(run_id=pending.run)
             source = self.source(step)
             there = None if source is None else self.arrived(source)
             if step.target is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from typing import Any
@@ -35,16 +35,17 @@ def reconcile(ledger: Ledger) -> None:
     state = ledger.state
     if state.trusting:
         _rename_targets(ledger)
+    settle(ledger)
     _follow_renames(ledger)
     lost: list[Step] = []
-    targets = dict.fromkeys(step.target for step in ledger.steps() if step.target is not None)
-    for target in targets:
+    for target in _targets(ledger):
+        if target in ledger.unsettled:
+            continue
         try:
             commits = ledger.shop.table(target).last_commits()
-            _settle(ledger, target, commits)
             exists = ledger.snapshot(target).exists
-        except (IntarsiaError, OSError) as error:  # the step that needs the target will say so
-            log.info("pipeline %s: target %s cannot be looked at: %s", ledger.pipeline.name, target, error)
+        except (IntarsiaError, OSError) as error:
+            _leave_unsettled(ledger, target, error)
             continue
         steps = [one for one in ledger.steps() if one.target == target and not isinstance(one, Expect)]
         lost += [step for step in steps if exists and _is_unknown(ledger, step, commits)]
@@ -58,6 +59,36 @@ def reconcile(ledger: Ledger) -> None:
         _adopt(ledger)
         state.trusting = False
         ledger.dirty = True
+
+
+def settle(ledger: Ledger) -> None:
+    """What was about to be committed when a run ended is done if the table's log has it, else it is not.
+
+    A target that cannot be looked at stays unsettled, and its steps fail: carried out, they might take
+    effect twice.
+    """
+    for target in _targets(ledger):
+        path = ledger.target_key(target)
+        runs = {pending.run for pending in ledger.state.pending.values() if pending.target == path}
+        if not runs:
+            continue
+        ledger.unsettled.pop(target, None)
+        try:
+            table = ledger.shop.table(target)
+            for run in () if ledger.dry_run else runs:
+                table.recover(run_id=run)  # so that whoever reads the directory sees what was committed, too
+            _settle(ledger, target, table.last_commits())
+        except (IntarsiaError, OSError) as error:
+            _leave_unsettled(ledger, target, error)
+
+
+def _targets(ledger: Ledger) -> Iterable[str]:
+    return dict.fromkeys(step.target for step in ledger.steps() if step.target is not None)
+
+
+def _leave_unsettled(ledger: Ledger, target: str, error: Exception) -> None:
+    log.info("pipeline %s: target %s cannot be looked at: %s", ledger.pipeline.name, target, error)
+    ledger.unsettled[target] = error
 
 
 def _rename_targets(ledger: Ledger) -> None:
@@ -122,7 +153,6 @@ def _refuse(ledger: Ledger, lost: list[Step]) -> None:
 
 
 def _settle(ledger: Ledger, target: str, commits: Commits) -> None:
-    """What was about to be committed when a run ended is done if the table's log has it."""
     path = ledger.target_key(target)
     for name, pending in list(ledger.state.pending.items()):
         if pending.target != path:
@@ -171,6 +201,9 @@ def _follow_renames(ledger: Ledger) -> None:
             own.add(success)
             for scope, files in memory.taken.get(success.target or "", {}).items():
                 own.take(success.target or "", scope, files)
+            unfinished = ledger.state.unfinished
+            if unfinished is not None and unfinished.after == other:
+                ledger.state.unfinished = replace(unfinished, after=name)
             ledger.dirty = True
             break
 

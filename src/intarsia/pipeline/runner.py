@@ -22,7 +22,7 @@ from intarsia.pipeline.declare import load
 from intarsia.pipeline.files import report_directory, write_report
 from intarsia.pipeline.ledger import Ledger
 from intarsia.pipeline.model import Pipeline
-from intarsia.pipeline.reconcile import reconcile
+from intarsia.pipeline.reconcile import reconcile, settle
 from intarsia.pipeline.report import PipelineReport, StepReport
 from intarsia.pipeline.state_file import held, old_state_path, read, state_path
 from intarsia.pipeline.steps import Workshop
@@ -124,6 +124,8 @@ class _Run:
             if first is not None and first.ok:
                 self.ledger.finish()
         again = first is not None and not first.ok
+        if again:
+            settle(self.ledger)  # the step that failed may have committed
         second = self._passed(after=first, only_if=resumed if again else 0)
         if second is None:
             assert first is not None

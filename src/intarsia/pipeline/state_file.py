@@ -44,7 +44,7 @@ def held(path: Path, old: Path | None = None) -> Iterator[State]:
     """
     lock = path.with_name(f".{path.name}.lock")
     with _storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(path.parent)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
         try:
@@ -87,7 +87,7 @@ def write_atomically(path: Path, data: bytes) -> None:
     """A reader sees the old bytes or the new ones, also after a crash."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     with _storage_errors(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        _make_directory(path.parent)
         try:
             with open(draft, "wb") as file:
                 file.write(data)
@@ -97,11 +97,24 @@ def write_atomically(path: Path, data: bytes) -> None:
         except BaseException:
             draft.unlink(missing_ok=True)
             raise
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        _sync(path.parent)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, so that a power cut does not take them away again."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
 
 
 @contextmanager

@@ -139,7 +139,7 @@ class IcebergTable:
         finally:
             transaction.close()
 
-    def recover(self) -> tuple[str, ...]:
+    def recover(self, *, run_id: str | None = None) -> tuple[str, ...]:
         """Nothing: a commit that did not come through has changed nothing."""
         return ()
 

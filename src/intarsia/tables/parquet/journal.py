@@ -31,7 +31,7 @@ from contextlib import AbstractContextManager, contextmanager
 from intarsia.common.log import logger
 from intarsia.errors import CommitConflict, CommitUnknown, InputError, IntarsiaError, StorageError
 from intarsia.storage import Storage
-from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.control import Control, LogState
 from intarsia.tables.parquet.footers import worker_count
 from intarsia.tables.parquet.record import Coming, Going, Record
 from intarsia.tables.parquet.side_files import checksum_path
@@ -133,9 +133,22 @@ class Journal:
     def _recover(self) -> tuple[str, ...]:
         """Roll every recorded transaction forward, remove what was never recorded."""
         control = self.control
+        sentences = self._finish(control.read_log(), lambda record: True)
+        for txid in control.staged():
+            self.discard(control.staging(txid))
+            sentences.append(f"Removed what transaction {txid} had staged; it was never committed.")
+        swept = control.sweep()
+        sentences += [f"Removed {directory}, which a process that is gone had left." for directory in swept]
+        return self._told(sentences)
+
+    def finish(self, run_id: str) -> tuple[str, ...]:
+        """Publish what a run committed whose process is gone, and clean up after it; takes no lock."""
+        state = self.control.read_log()
+        return self._told(self._finish(state, lambda record: record.properties.get("run_id") == run_id))
+
+    def _finish(self, state: LogState, is_dead: Callable[[Record], bool]) -> list[str]:
         sentences: list[str] = []
-        state = control.read_log()
-        for record in state.undone:
+        for record in filter(is_dead, state.undone):
             skipped = self.publish(record)
             self.clean(record)
             sentences.append(
@@ -143,18 +156,16 @@ class Journal:
                 f"which was committed but not published: {_counted(record)}."
             )
             sentences += [f"Kept {path}: another writer has changed it since the commit." for path in skipped]
-        for record in state.unclean:
+        for record in filter(is_dead, state.unclean):
             self.clean(record)
             sentences.append(
                 f"Removed what the {record.operation} of transaction {record.txid} had left behind."
             )
-        for txid in control.staged():
-            self.discard(control.staging(txid))
-            sentences.append(f"Removed what transaction {txid} had staged; it was never committed.")
-        swept = control.sweep()
-        sentences += [f"Removed {directory}, which a process that is gone had left." for directory in swept]
+        return sentences
+
+    def _told(self, sentences: list[str]) -> tuple[str, ...]:
         for sentence in sentences:
-            log.info("%s: %s", control.root, sentence)
+            log.info("%s: %s", self.control.root, sentence)
         return tuple(sentences)
 
     def commit(self, record: Record, check: Callable[[], None]) -> None:

@@ -117,11 +117,16 @@ class ParquetTable:
             finally:
                 transaction.close()
 
-    def recover(self) -> tuple[str, ...]:
-        """Finish or undo what a crash left; the sentences say what was done. Idempotent."""
+    def recover(self, *, run_id: str | None = None) -> tuple[str, ...]:
+        """Finish or undo what a crash left; the sentences say what was done. Idempotent.
+
+        On a store without a lock that is what a run which is gone, ``run_id``, has committed, and no more.
+        """
         if not self.control.exists():
             self.control.sweep()
             return ()
+        if self.appends_only and run_id is not None:
+            return self._journal.finish(run_id)
         if self.appends_only:
             raise NotSupported(
                 f"The store of {self._path} has no lock, so a writer at work cannot be told from a dead one.",
