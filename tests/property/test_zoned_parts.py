@@ -21,10 +21,9 @@ NAMES = [
     "Asia/Kolkata",
     "Australia/Lord_Howe",
     "UTC",
+    "Pacific/Apia",  # skipped a whole day (2011-12-30)
+    "America/Sao_Paulo",  # skipped midnight when clocks were set
 ]
-SKIPPED = ["Pacific/Apia", "America/Sao_Paulo"]
-"""Zones that skipped a whole day (2011-12-30), or midnight when clocks are set: a difference of dates counts
-dates here, and in DuckDB depends on which of the two comes first."""
 instants = st.datetimes(dt.datetime(1975, 1, 1), dt.datetime(2035, 1, 1)).map(
     lambda t: t.replace(tzinfo=dt.UTC)
 )
@@ -37,9 +36,12 @@ near = st.builds(  # the weeks in which clocks are set
 PARTS = """
 cast(t as date) | cast(t as timestamp) | year(t) | quarter(t) | month(t) | week(t) | isoyear(t) | day(t)
 hour(t) | minute(t) | dayofyear(t) | isodow(t) | dayname(t) | monthname(t) | last_day(t)
-strftime(t, '%Y-%m-%d %H:%M:%S') | floor(epoch(t)) | date_diff('day', t, u)
-date_diff('month', t, u) | date_diff('year', t, u) | t < u | greatest(t, u) = t
+strftime(t, '%Y-%m-%d %H:%M:%S') | floor(epoch(t)) | t < u | greatest(t, u) = t
 """
+DIFFERENCES = [f"date_diff('{unit}', {{t}}, {{u}})" for unit in ("day", "month", "quarter", "year")]
+"""Against DuckDB's difference of the dates: of instants it measures from the start of the day or month, which
+is not midnight where clocks were set then, so that its answer depends on which of the two comes first (in Lord
+Howe, March 1981 began at 00:30, and of that month it counts one month less to any later one)."""
 
 
 @lru_cache(maxsize=1)
@@ -57,14 +59,16 @@ def test_parts_are_those_of_duckdb_in_a_session_of_the_zone(zone: str, moments: 
     kind = pa.timestamp("us", zone)
     columns = [pa.array(each, pa.timestamp("us", "UTC")).cast(kind) for each in (moments, moments[::-1])]
     rows = pa.table(columns, names=["t", "u"])
-    texts = [text.strip() for line in PARTS.strip().splitlines() for text in line.split("|")]
-    found = duck().sql(f"select {', '.join(texts)} from rows").fetchall()
+    texts = {text.strip(): text for line in PARTS.strip().splitlines() for text in line.split("|")}
+    for text in DIFFERENCES:
+        texts[text.format(t="t", u="u")] = text.format(t="cast(t as date)", u="cast(u as date)")
+    found = duck().sql(f"select {', '.join(texts.values())} from rows").fetchall()
     for number, text in enumerate(texts):
         assert evaluate(parse_expression(text), rows).to_pylist() == [row[number] for row in found], text
 
 
 @settings(deadline=None, max_examples=60)
-@given(st.sampled_from([*NAMES, *SKIPPED]), st.lists(instants | near, min_size=1, max_size=40))
+@given(st.sampled_from(NAMES), st.lists(instants | near, min_size=1, max_size=40))
 def test_days_are_cut_and_moved_on_the_calendar_of_the_zone(zone: str, moments: list[dt.datetime]) -> None:
     rows = pa.table({"t": pa.array(moments, pa.timestamp("us", "UTC")).cast(pa.timestamp("us", zone))})
     shown = ZoneInfo(zone)
