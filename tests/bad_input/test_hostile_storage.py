@@ -304,6 +304,7 @@ def test_case_72_interrupted_after_the_commit_point(
         interrupt_at(patch, [(Journal, step)], KeyboardInterrupt)
         with pytest.raises(KeyboardInterrupt):
             operation(root)
+        # Pressed again while the commit is finished: the next operation sees to it.
     assert it.snapshot(root).rows == it.snapshot(twin).rows
     it.recover(root)
     assert rows(root) == rows(twin)

@@ -11,6 +11,7 @@ import pytest
 
 import intarsia as it
 from intarsia.spark import refresh
+from intarsia.tables.parquet import ParquetTable
 
 pytestmark = pytest.mark.session_at_hand
 
@@ -121,6 +122,47 @@ def test_a_session_that_cannot_be_told_is_a_note_and_no_error(spark, place, monk
     assert "no catalog today" in note
     assert "REFRESH TABLE" in note
     assert len(rows(place)) == 110
+
+
+class StandIn:
+    """A session of which nothing can be asked."""
+
+
+@pytest.mark.parametrize(
+    "fails",
+    [AttributeError("'Session' object has no attribute 'catalog'"), RuntimeError("odd"), ConnectionError()],
+    ids=lambda error: type(error).__name__,
+)
+@pytest.mark.parametrize("what", ["active_session", "_spark_paths"])
+def test_nothing_that_a_session_raises_fails_a_change_that_is_made(place, monkeypatch, rows, fails, what):
+    def refused(*_):
+        raise fails
+
+    monkeypatch.setattr(refresh, what, refused)
+    monkeypatch.setitem(sys.modules, "pyspark.sql", sys.modules.get("pyspark.sql", StandIn))
+    if what != "active_session":
+        monkeypatch.setattr(refresh, "active_session", StandIn)
+    (note,) = it.merge(MORE, str(place), on="id").notes
+    assert "The change is made" in note
+    assert len(rows(place)) == 110
+
+
+def test_an_engine_with_a_stand_in_for_a_session_gives_a_note(place, monkeypatch):
+    monkeypatch.setattr(refresh, "active_session", lambda: None)
+    (note,) = refresh.refresh_sessions(ParquetTable(place), own=StandIn())
+    assert "catalog" in note
+
+
+def test_ctrl_c_meanwhile_is_no_failure_of_the_session(place, monkeypatch):
+    def interrupted():
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt as error:
+            raise ConnectionError from error
+
+    monkeypatch.setattr(refresh, "active_session", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        refresh.refresh_sessions(ParquetTable(place))
 
 
 def test_a_catalog_of_many_tables_is_not_searched(spark, place, name, monkeypatch):

@@ -1,4 +1,6 @@
+import json
 import logging
+import traceback
 
 import pyarrow as pa
 import pytest
@@ -68,6 +70,89 @@ def test_messages_arguments_and_tracebacks_are_redacted(caplog):
     assert "hunter2" not in caplog.text
     assert "cannot open s3://***@h/b" in caplog.text
     assert "token=***" in caplog.messages[0]
+
+
+class AsJson(logging.Formatter):
+    """Takes the text of the error from the error, as PySpark's formatter does."""
+
+    def format(self, record):
+        _, error, _ = record.exc_info
+        return json.dumps({"msg": record.getMessage(), "class": type(error).__name__, "error": str(error)})
+
+
+class ByItself(logging.Formatter):
+    """Formats the traceback on its own, with all causes, as Sentry and structlog do."""
+
+    def format(self, record):
+        kind, error, trace = record.exc_info
+        lines = traceback.format_exception(kind, error, trace)
+        return f"{record.getMessage()} {''.join(lines)} {error!r} {error.args!r} {vars(error)!r}"
+
+
+class Everything(logging.Formatter):
+    def format(self, record):
+        return f"{super().format(record)} {vars(record)!r}"
+
+
+class Foreign(Exception):
+    """Of a client that keeps the address it was given."""
+
+    def __init__(self, url):
+        super().__init__(f"no answer from {url}")
+        self.url = url
+        self.add_note(f"asked with token={url}")
+
+
+@pytest.mark.parametrize("formatter", [AsJson, ByItself, Everything, logging.Formatter])
+@pytest.mark.parametrize("grouped", [False, True])
+def test_no_formatter_of_the_host_program_sees_a_secret(caplog, monkeypatch, formatter, grouped):
+    monkeypatch.setattr(caplog.handler, "formatter", formatter())
+    secret = "2retnuh"[::-1]  # which a line of this file, shown in a traceback, does not hold
+    try:
+        try:
+            raise Foreign(f"https://u:{secret}@h/b")
+        except Foreign as cause:
+            error = RuntimeError(f"secret={secret}")
+            raise (ExceptionGroup(f"password={secret}", [error]) if grouped else error) from cause
+    except (RuntimeError, ExceptionGroup) as caught:
+        logger("intarsia.test_formatters").error("failed", exc_info=caught, stack_info=True)
+        raised = repr(caught)
+    assert "hunter2" in raised, "what is raised stays as it is"
+    assert "hunter2" not in caplog.text
+    assert "failed" in caplog.text
+    assert ("ExceptionGroup" if grouped else "RuntimeError") in caplog.text
+
+
+def test_an_error_without_a_secret_is_handed_to_the_handlers_as_it_is(caplog):
+    error = Foreign("h")
+    error.__notes__ = []
+    logger("intarsia.test_formatters").error("failed", exc_info=error)
+    assert caplog.records[0].exc_info[1] is error
+
+
+def test_a_logger_of_pyspark_that_keeps_to_itself_changes_nothing(caplog, monkeypatch):
+    """pytest and others add their handlers to it, and it gives them its own formatter."""
+    pyspark_logger = pytest.importorskip("pyspark.logger").PySparkLogger
+    own = pyspark_logger("intarsia.test_pyspark")
+    monkeypatch.setattr(caplog.handler, "formatter", caplog.handler.formatter)
+    own.addHandler(caplog.handler)
+    with pytest.raises(RuntimeError), operation_log(logger("intarsia.t"), "merge", "s3://u:hunter2@h/b"):
+        raise RuntimeError("token=hunter2")
+    assert json.loads(caplog.text)["exception"]["msg"] == "token=***"
+    assert "hunter2" not in caplog.text
+
+
+def test_a_message_whose_arguments_do_not_fit_shows_no_secret_either(monkeypatch):
+    records = []
+    log = logger("intarsia.test_misfit")
+    monkeypatch.setattr(log, "propagate", False)
+    seen = logging.Handler()
+    monkeypatch.setattr(seen, "emit", records.append)
+    monkeypatch.setattr(log, "handlers", [seen])
+    log.error("%d rows at %s", "token=hunter2", "s3://u:hunter2@h/b")
+    log.error("%(n)d rows at %(path)s", {"n": "token=hunter2"})
+    assert len(records) == 2
+    assert "hunter2" not in repr([vars(record) for record in records])
 
 
 def test_a_message_whose_arguments_do_not_fit_does_not_raise_in_the_caller(monkeypatch):

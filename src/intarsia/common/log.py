@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Callable
-from contextlib import ExitStack, suppress
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from types import TracebackType
 
 from intarsia.errors import IntarsiaError
@@ -52,15 +52,64 @@ def redact(text: str) -> str:
 
 
 class _Redacting(logging.Filter):
-    """Redacts the message, its arguments and the traceback before any handler sees them."""
+    """Redacts the message, its arguments, the traceback and the error itself before any handler sees them.
+
+    The error too, because a formatter that writes JSON (such as PySpark's) takes its text from there.
+    """
 
     def filter(self, record: logging.LogRecord) -> bool:
-        with suppress(TypeError, ValueError):  # arguments that do not fit are the handler's to report
+        try:
             record.msg, record.args = redact(record.getMessage()), ()
-        if record.exc_info and not record.exc_text:
-            # A formatter takes this text instead of formatting the traceback again.
-            record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+        except (TypeError, ValueError, KeyError):  # arguments that do not fit are the handler's to report
+            record.msg, record.args = redact(str(record.msg)), (redact(repr(record.args)),)
+        if record.stack_info:
+            record.stack_info = redact(record.stack_info)
+        if isinstance(record.exc_info, tuple) and record.exc_info[1] is not None:
+            if not record.exc_text:
+                # A formatter takes this text instead of formatting the traceback again.
+                record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
+            error = record.exc_info[1]
+            if any(_has_secret(one) for one in _chain(error)):
+                stand_in = _stand_in(error, {})
+                record.exc_info = (type(stand_in), stand_in, stand_in.__traceback__)
         return True
+
+
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    """An error, what caused it, and what a group of errors holds; each once."""
+    waiting, seen = [error], set[int]()
+    while waiting:
+        one = waiting.pop()
+        if id(one) in seen:
+            continue
+        seen.add(id(one))
+        yield one
+        inside = one.exceptions if isinstance(one, BaseExceptionGroup) else ()
+        waiting += [other for other in (one.__cause__, one.__context__, *inside) if other is not None]
+
+
+def _has_secret(error: BaseException) -> bool:
+    texts = (str(error), repr(error), repr(error.args), *getattr(error, "__notes__", ()))
+    return any(redact(text) != text for text in texts)
+
+
+def _stand_in(error: BaseException, made: dict[int, Exception]) -> Exception:
+    """An error of the same name, place and causes whose text is redacted, and which holds nothing else."""
+    if id(error) in made:
+        return made[id(error)]
+    kind = type(error)
+    names = {"__module__": kind.__module__, "__qualname__": kind.__qualname__}
+    found: Exception = type(kind.__name__, (Exception,), names)(redact(str(error)))
+    made[id(error)] = found
+    found.__traceback__ = error.__traceback__
+    if error.__cause__ is not None:
+        found.__cause__ = _stand_in(error.__cause__, made)
+    if error.__context__ is not None:
+        found.__context__ = _stand_in(error.__context__, made)
+    found.__suppress_context__ = error.__suppress_context__
+    for note in getattr(error, "__notes__", ()):
+        found.add_note(redact(note))
+    return found
 
 
 _REDACTING = _Redacting()

@@ -15,7 +15,15 @@ from intarsia.common.log import redact
 from intarsia.errors import EngineError, InputError, IntarsiaError, NotSupported, StorageError
 from intarsia.spark.session import active_session
 
-__all__ = ["as_ours", "brief_text", "foreign_errors", "known_failure", "raised_text", "spark_errors"]
+__all__ = [
+    "as_ours",
+    "brief_text",
+    "foreign_errors",
+    "is_interrupt",
+    "known_failure",
+    "raised_text",
+    "spark_errors",
+]
 
 _LONGEST = 400
 _SHIP = (
@@ -87,12 +95,12 @@ def spark_errors(*, source: bool = False) -> Iterator[None]:
     except IntarsiaError:
         raise
     except foreign_errors() as error:
-        if _is_interrupt(error):
+        if is_interrupt(error):
             raise KeyboardInterrupt from error
         raise as_ours(error, source=source) from error
 
 
-def _is_interrupt(error: BaseException | None) -> bool:
+def is_interrupt(error: BaseException | None) -> bool:
     """Whether Ctrl-C is what an error comes from: pyspark's handler speaks to the JVM in between, and what
     waited for an answer may get a wrong one."""
     while error is not None:

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pyarrow.fs as pafs
 
 from intarsia.common.log import logger, redact
-from intarsia.spark.failures import brief_text, foreign_errors
+from intarsia.spark.failures import brief_text, foreign_errors, is_interrupt
 from intarsia.spark.session import Session, active_session, is_connect
 
 __all__ = ["ANSWER_SECONDS", "MOST_TABLES", "refresh_sessions"]
@@ -38,21 +38,30 @@ def refresh_sessions(table: Any, *, own: Session | None = None) -> tuple[str, ..
     has loaded forget what they keep. No session is opened, no data is touched, and nothing is raised:
     what failed is said in sentences.
     """
+    shown = str(getattr(table, "root", "it"))
+    works = (lambda: _refresh(own, table, shown), lambda: _refresh_active(table, shown, but=own))
+    return tuple(note for work in works if (note := _said(shown, work)) is not None)
+
+
+def _refresh_active(table: Any, shown: str, *, but: Session | None) -> str | None:
     active = active_session()
-    sessions = [session for session in (own, active if active is not own else None) if session is not None]
-    return tuple(note for session in sessions if (note := _refresh(session, table)) is not None)
+    return None if active is but else _refresh(active, table, shown)
 
 
-def _refresh(session: Session, table: Any) -> str | None:
+def _refresh(session: Session | None, table: Any, shown: str) -> str | None:
+    if session is None:
+        return None
     identifier: Sequence[str] | None = getattr(table, "identifier", None)
     if identifier is not None:
-        return _tried(session, ".".join(identifier), lambda: _refresh_iceberg(session, identifier))
+        return _answered(session, shown, lambda: _refresh_iceberg(session, identifier))
     paths = _spark_paths(table)
-    return _tried(session, table.root, lambda: _refresh_paths(session, paths)) if paths else None
+    return _answered(session, shown, lambda: _refresh_paths(session, paths)) if paths else None
 
 
 def _spark_paths(table: Any) -> list[str]:
     """What Spark may call the directory of a dataset; nothing for storage that it cannot have read."""
+    if not hasattr(table, "workspace"):  # a table of the caller's own
+        return []
     filesystem, _, path = table.workspace
     if isinstance(filesystem, pafs.LocalFileSystem):
         return [f"file://{path}"]
@@ -65,10 +74,10 @@ def _spark_paths(table: Any) -> list[str]:
     return [table.root] if given and scheme in ("hdfs", "abfs", "abfss", "viewfs") else []
 
 
-def _tried(session: Session, shown: str, work: Callable[[], str | None]) -> str | None:
-    """What the work says; where it fails or takes too long, a sentence about that."""
+def _answered(session: Session, shown: str, work: Callable[[], str | None]) -> str | None:
+    """What the work says; where a server takes too long, a sentence about that."""
     if not is_connect(session):
-        return _said(shown, work)
+        return work()
     said: list[str | None] = []
     # A daemon, so that a server that never answers keeps no process from ending.
     thread = threading.Thread(target=lambda: said.append(_said(shown, work)), daemon=True)
@@ -78,9 +87,12 @@ def _tried(session: Session, shown: str, work: Callable[[], str | None]) -> str 
 
 
 def _said(shown: str, work: Callable[[], str | None]) -> str | None:
+    """What the work says; where it fails, a sentence about that."""
     try:
         return work()
-    except foreign_errors() as error:
+    except Exception as error:  # a session may raise anything; the change is made
+        if is_interrupt(error):
+            raise KeyboardInterrupt from error
         return _not_told(shown, brief_text(error))
 
 

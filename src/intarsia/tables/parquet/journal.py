@@ -180,6 +180,7 @@ class Journal:
             CommitUnknown: recorded, but an error kept it from being published; the next operation
                 finishes it.
             StorageError: the store refused before the commit point; nothing changed.
+            KeyboardInterrupt: nothing changed, or where a note of it says so, everything did.
         """
         try:
             self._prepare(record)
@@ -189,14 +190,36 @@ class Journal:
             raise
         check()
         self._record_intent(record)
-        self._claim(record)
+        claimed = False
         try:
-            self.storage.sync(self.control.log)
-            for path in self.publish(record):
-                log.warning("%s: kept %s, which another writer changed during the commit", record.root, path)
-        except (IntarsiaError, OSError) as error:
-            raise _unknown(record, error) from error
-        self.clean(record)
+            self._claim(record)
+            claimed = True
+            try:
+                self.storage.sync(self.control.log)
+                for path in self.publish(record):
+                    log.warning(
+                        "%s: kept %s, which another writer changed during the commit", record.root, path
+                    )
+            except (IntarsiaError, OSError) as error:
+                raise _unknown(record, error) from error
+            self.clean(record)
+        except KeyboardInterrupt as interrupt:
+            if self._finish(record) or claimed:
+                interrupt.add_note(f"The {record.operation} of {record.root} is done ({record.txid}).")
+            raise
+
+    def _finish(self, record: Record) -> bool:
+        """Finish a commit that was interrupted, where it is recorded and not cleaned up; whether it was so.
+
+        A second interrupt leaves it to the next operation, as a crash does.
+        """
+        state = self.control.read_log()
+        found = [one for one in (*state.undone, *state.unclean) if one.txid == record.txid]
+        for one in found:
+            if one in state.undone:
+                self.publish(one)
+            self.clean(one)
+        return bool(found)
 
     def _prepare(self, record: Record) -> None:
         """J3 and J4: durable outputs with a twin to publish, and twins of what goes."""
