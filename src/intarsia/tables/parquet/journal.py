@@ -146,9 +146,9 @@ class Journal:
         state = self.control.read_log()
         return self._told(self._finish(state, lambda record: record.properties.get("run_id") == run_id))
 
-    def _finish(self, state: LogState, is_dead: Callable[[Record], bool]) -> list[str]:
+    def _finish(self, state: LogState, is_meant: Callable[[Record], bool]) -> list[str]:
         sentences: list[str] = []
-        for record in filter(is_dead, state.undone):
+        for record in filter(is_meant, state.undone):
             skipped = self.publish(record)
             self.clean(record)
             sentences.append(
@@ -156,7 +156,7 @@ class Journal:
                 f"which was committed but not published: {_counted(record)}."
             )
             sentences += [f"Kept {path}: another writer has changed it since the commit." for path in skipped]
-        for record in filter(is_dead, state.unclean):
+        for record in filter(is_meant, state.unclean):
             self.clean(record)
             sentences.append(
                 f"Removed what the {record.operation} of transaction {record.txid} had left behind."
@@ -204,22 +204,10 @@ class Journal:
                 raise _unknown(record, error) from error
             self.clean(record)
         except KeyboardInterrupt as interrupt:
-            if self._finish(record) or claimed:
+            # A second one leaves the rest to the next operation, as a crash does.
+            if self._finish(self.control.read_log(), lambda one: one.txid == record.txid) or claimed:
                 interrupt.add_note(f"The {record.operation} of {record.root} is done ({record.txid}).")
             raise
-
-    def _finish(self, record: Record) -> bool:
-        """Finish a commit that was interrupted, where it is recorded and not cleaned up; whether it was so.
-
-        A second interrupt leaves it to the next operation, as a crash does.
-        """
-        state = self.control.read_log()
-        found = [one for one in (*state.undone, *state.unclean) if one.txid == record.txid]
-        for one in found:
-            if one in state.undone:
-                self.publish(one)
-            self.clean(one)
-        return bool(found)
 
     def _prepare(self, record: Record) -> None:
         """J3 and J4: durable outputs with a twin to publish, and twins of what goes."""
