@@ -1,6 +1,6 @@
 """Runs under the preloaded shim: kills or fails a pipeline at its calls, runs it again, and checks the rows.
 
-    python crash_pipeline.py '{"operation": "parquet", "directory": "...", "faults": [["kill", 60, 0]]}'
+    python crash_pipeline.py '{"operation": "iceberg on arrow", "directory": ..., "faults": [["kill", 9, 0]]}'
 
 As crash_sweep.py; no step is idempotent, so that a step which took effect twice, or never, is seen.
 """
@@ -15,7 +15,20 @@ from dataclasses import asdict
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-from crash_sweep import KILL, MOST_VIOLATIONS, TORN, Outcome, Result, errno, in_child, spread
+from crash_checks import leftovers
+from crash_engines import calm_options, spark_session, stop_spark
+from crash_sweep import (
+    KILL,
+    MOST_VIOLATIONS,
+    TORN,
+    Outcome,
+    Result,
+    deciding,
+    errno,
+    in_child,
+    part_of,
+    spread,
+)
 
 import intarsia as it
 from intarsia import pipeline
@@ -23,6 +36,12 @@ from intarsia.tables.iceberg import embedded_catalog
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 State = list[tuple[int, int]]
+SHORT = ("add", "plus one", "append", "deduplicate")
+"""What is run on Spark, where a step takes a second."""
+AFTER: State = [(1, 203), (1, 205), (2, 403), (2, 405), (4, 5), (5, 5), (6, 5), (7, 17), (7, 19), (8, 19)]
+AFTER += [(8, 21)]
+AFTER_SHORT: State = [(1, 100), (1, 101), (2, 200), (2, 201), (3, 1), (4, 1), (5, 1), (6, 1), (7, 7), (7, 8)]
+AFTER_SHORT += [(8, 8), (8, 9)]
 
 
 def rows(ids: list[int], values: list[int]) -> pa.Table:
@@ -44,8 +63,8 @@ def make(kind: str, root: str) -> None:
         it.write(rows(ids, [0] * len(ids)), target, engine="arrow", threads=1, progress=False)
 
 
-def declared(kind: str, root: str) -> pipeline.Pipeline:
-    calm = {"threads": 1}
+def declared(kind: str, engine: str, root: str) -> pipeline.Pipeline:
+    calm = calm_options(engine, root)
     target = pipeline.Target(f"{root}/t")
     if kind == "iceberg":
         target = pipeline.Target("db.t", kind="iceberg", catalog=f"{root}/warehouse")
@@ -74,16 +93,17 @@ def declared(kind: str, root: str) -> pipeline.Pipeline:
     )
     return pipeline.Pipeline(
         name="p",
-        engine="arrow",
+        engine=engine,
         sources={"landing": pipeline.Source(f"{root}/landing/*.parquet")},
         targets={"t": target},
-        steps=(*changes, *upkeep),
+        steps=tuple(step for step in (*changes, *upkeep) if engine != "spark" or step.name in SHORT),
         reports=f"{root}/reports",
     )
 
 
-def run(kind: str, root: str) -> None:
-    pipeline.run(declared(kind, root), progress=False).check()
+def run(kind: str, engine: str, root: str) -> None:
+    session = spark_session() if engine == "spark" else None
+    pipeline.run(declared(kind, engine, root), progress=False, session=session).check()
 
 
 def state_of(kind: str, root: str) -> State:
@@ -97,26 +117,27 @@ def state_of(kind: str, root: str) -> State:
 class Sweep:
     """One pipeline, and faults at its points; ``again`` also kills the run that comes after."""
 
-    def __init__(self, kind: str, directory: str) -> None:
-        self.kind, self.directory, self.template = kind, directory, f"{directory}.template"
+    def __init__(self, kind: str, engine: str, directory: str) -> None:
+        self.kind, self.engine = kind, engine
+        self.directory, self.template = directory, f"{directory}.template"
         shutil.rmtree(directory, ignore_errors=True)
         make(kind, directory)
         shutil.rmtree(self.template, ignore_errors=True)
         shutil.move(directory, self.template)  # the catalog has absolute paths in it: copies go back there
-        self.result = Result(kind, "")
+        self.result = Result(f"{kind} on {engine}", "")
         self.expected: State = []
 
     def run(self, fault: str, points: int, again: int) -> Result:
-        self.result = Result(self.kind, fault)
+        self.result = Result(f"{self.kind} on {self.engine}", fault)
         baseline = self._run_at(0, KILL)
         self.result.calls = baseline.calls
         self.expected = state_of(self.kind, self.directory)
-        if baseline.said != "ACK" or len(self.expected) != 11:
+        if baseline.said != "ACK" or self.expected != (AFTER_SHORT if self.engine == "spark" else AFTER):
             self.result.violations.append(f"fails without a fault: {baseline.said} {self.expected}")
             return self.result
         number = {"kill": KILL, "torn": TORN}.get(fault) or getattr(errno, fault, KILL)
         calls = [n for n in range(1, baseline.calls + 1) if fault != "torn" or baseline.kinds[n - 1] == "w"]
-        for n in spread(calls, points):
+        for n in part_of(deciding(calls, points, baseline.marks)):
             outcome = self._run_at(n, number)
             self.result.points += 1
             self.result.killed += outcome.killed
@@ -133,10 +154,10 @@ class Sweep:
     def _run_at(self, n: int, fault: int) -> Outcome:
         shutil.rmtree(self.directory, ignore_errors=True)
         shutil.copytree(self.template, self.directory)  # with the times of the files that have landed
-        return in_child(lambda: run(self.kind, self.directory), n, fault)
+        return in_child(lambda: run(self.kind, self.engine, self.directory), n, fault)
 
     def _next(self, n: int = 0) -> Outcome:
-        return in_child(lambda: run(self.kind, self.directory), n, KILL)
+        return in_child(lambda: run(self.kind, self.engine, self.directory), n, KILL)
 
     def _check(self, where: str, outcome: Outcome) -> None:
         following = self._next()
@@ -148,6 +169,8 @@ class Sweep:
             told = f"{found} instead of {self.expected}"
         elif state_of(self.kind, self.directory) != found:
             told = "a third run changed the rows again"
+        elif self.kind == "parquet" and (left := leftovers(f"{self.directory}/t")):
+            told = f"left behind: {left}"
         else:
             return
         self.result.violations.append(f"{where} ({outcome.said or 'killed'}): {told}")
@@ -155,12 +178,16 @@ class Sweep:
 
 def main() -> None:
     order = json.loads(sys.argv[1])
-    sweep = Sweep(order["operation"], order["directory"])
+    kind, _, engine = order["operation"].partition(" on ")
+    if engine == "spark":
+        spark_session()  # before any fork
+    sweep = Sweep(kind, engine, order["directory"])
     try:
         results = [sweep.run(fault, points, again) for fault, points, again in order["faults"]]
     finally:
         for directory in (sweep.directory, sweep.template):
             shutil.rmtree(directory, ignore_errors=True)
+        stop_spark()
     print(json.dumps([asdict(result) for result in results]))
 
 

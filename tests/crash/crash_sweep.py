@@ -11,15 +11,19 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import importlib
 import json
 import os
 import shutil
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from typing import Any
 
 import pyarrow as pa
 from crash_checks import Answer, promises_broken
+from crash_engines import own_connections
 from crash_operations import CONTROLS, OPERATIONS, Operation
 
 pa.set_cpu_count(1)
@@ -28,6 +32,13 @@ pa.set_io_thread_count(1)
 SHIM = ctypes.CDLL(None)
 KILL, TORN = 0, -1
 MOST_VIOLATIONS = 20
+DECIDING = {
+    "claim": ("intarsia.tables.parquet.journal:Journal", "_claim"),
+    "publish": ("intarsia.tables.parquet.journal:Journal", "publish"),
+    "state": ("intarsia.pipeline.ledger", "write_atomically"),
+    "catalog": ("pyiceberg.catalog.sql:SqlCatalog", "commit_table"),
+}
+"""What decides whether an operation took effect, and whether a pipeline knows."""
 
 
 @dataclass
@@ -37,6 +48,8 @@ class Outcome:
     said: str
     calls: int = 0
     kinds: str = ""
+    marks: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
+    """By what is done there: the first and the last call of each stretch that decides."""
     changed: bool | None = None
     hit_cleanup: bool = False
     """The fault hit a removal, so that something may be left until recovery."""
@@ -56,6 +69,8 @@ class Result:
     killed: int = 0
     acknowledged: int = 0
     raised: int = 0
+    read: int = 0
+    """Points at which Spark has read what was left."""
     violations: list[str] = field(default_factory=list)
 
 
@@ -83,7 +98,7 @@ class Sweep:
         self._check(baseline, "without a fault")
         number = {"kill": KILL, "torn": TORN}.get(fault) or getattr(errno, fault, KILL)
         calls = [n for n in range(1, baseline.calls + 1) if fault != "torn" or baseline.kinds[n - 1] == "w"]
-        for n in spread(calls, points):
+        for n in part_of(deciding(calls, points, baseline.marks)):
             if len(self.result.violations) >= MOST_VIOLATIONS:
                 break
             outcome = self._run_at(n, number)
@@ -142,6 +157,57 @@ def spread(calls: Sequence[int], points: int) -> Sequence[int]:
     return sorted({calls[round(i * (len(calls) - 1) / max(1, points - 1))] for i in range(points)})
 
 
+def deciding(calls: Sequence[int], points: int, marks: dict[str, list[tuple[int, int]]]) -> Sequence[int]:
+    """So many of the calls, those around commits and state writes first; 0 or less is all of them.
+
+    First the last stretch of each kind, for nothing comes after it that could make good what it left undone;
+    then of each other stretch one call, another one each time; then any, evenly spread.
+    """
+    if points <= 0 or points >= len(calls):
+        return calls
+    last = {n for stretches in marks.values() for n in range(stretches[-1][0], stretches[-1][1] + 2)}
+    others = sorted(stretch for stretches in marks.values() for stretch in stretches[:-1])
+    one_each = {low + number % (high + 2 - low) for number, (low, high) in enumerate(others)}
+    chosen: set[int] = set()
+    for wanted in (last, one_each, set(calls)):
+        left = sorted(wanted.intersection(calls) - chosen)
+        if left and len(chosen) < points:
+            chosen.update(spread(left, points - len(chosen)))
+    return sorted(chosen)
+
+
+def part_of(calls: Sequence[int]) -> Sequence[int]:
+    """What this process takes of a sweep that several share: INTARSIA_CRASH_PART is "2/3" for the second."""
+    number, _, parts = os.environ.get("INTARSIA_CRASH_PART", "1/1").partition("/")
+    return calls[int(number) - 1 :: int(parts)]
+
+
+@contextmanager
+def marked(marks: dict[str, list[tuple[int, int]]]) -> Iterator[None]:
+    """Take down between which calls commits are made, published and finished, and states are written."""
+    with ExitStack() as stack:
+        for name, (place, attribute) in DECIDING.items():
+            home = importlib.import_module(place.partition(":")[0])
+            owner = getattr(home, place.partition(":")[2]) if ":" in place else home
+            stack.callback(setattr, owner, attribute, getattr(owner, attribute))
+            setattr(owner, attribute, _marking(getattr(owner, attribute), marks.setdefault(name, [])))
+        yield
+    for name in [name for name, found in marks.items() if not found]:
+        del marks[name]
+
+
+def _marking(real: Callable[..., Any], found: list[tuple[int, int]]) -> Callable[..., Any]:
+    def call(*args: Any, **kwargs: Any) -> Any:
+        low = SHIM.shim_calls() + 1
+        try:
+            return real(*args, **kwargs)
+        finally:
+            if SHIM.shim_calls() >= low:
+                found.append((low, SHIM.shim_calls()))
+
+    return call
+
+
 def copy_linked(source: str, target: str) -> None:
     """A copy in which names of one file are again names of one file; times are kept."""
     shutil.rmtree(target, ignore_errors=True)
@@ -165,6 +231,7 @@ def in_child(action: Callable[[], None], n: int, fault: int) -> Outcome:
         os.close(reader)
         answer = b""
         try:
+            own_connections()
             answer = _armed(action, n, fault)
         finally:
             os.write(writer, answer)
@@ -179,15 +246,19 @@ def in_child(action: Callable[[], None], n: int, fault: int) -> Outcome:
 def _armed(action: Callable[[], None], n: int, fault: int) -> bytes:
     SHIM.shim_arm(ctypes.c_long(n), ctypes.c_int(fault))
     said, changed = "ACK", None
+    marks: dict[str, list[tuple[int, int]]] = {}
     try:
-        action()
+        with marked(marks) if n == 0 else nullcontext():
+            action()
     except (Exception, KeyboardInterrupt) as error:  # noqa: BLE001 - whatever it is, it is the outcome
         said, changed = f"{type(error).__name__}: {error}", getattr(error, "changed", None)
     finally:
         calls = SHIM.shim_calls()
         SHIM.shim_disarm()
     kinds = "".join(chr(SHIM.shim_kind(ctypes.c_long(i))) for i in range(1, calls + 1)) if n == 0 else ""
-    return json.dumps({"said": said, "calls": calls, "kinds": kinds, "changed": changed}).encode()
+    return json.dumps(
+        {"said": said, "calls": calls, "kinds": kinds, "marks": marks, "changed": changed}
+    ).encode()
 
 
 def main() -> None:

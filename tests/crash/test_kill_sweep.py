@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from crash_engines import NO_SPARK
 from crash_operations import CONTROLS, OPERATIONS
 
 HERE = Path(__file__).parent
@@ -65,8 +66,9 @@ def sweep(
     faults: list[tuple[str, int, int]],
     *,
     script: str = "crash_sweep.py",
+    **more: Any,
 ) -> list[dict[str, Any]]:
-    order = {"operation": operation, "directory": str(directory / "swept"), "faults": faults}
+    order = {"operation": operation, "directory": str(directory / "swept"), "faults": faults, **more}
     done = subprocess.run(
         [sys.executable, str(HERE / script), json.dumps(order)],
         env={**os.environ, "LD_PRELOAD": str(shim)},
@@ -74,6 +76,8 @@ def sweep(
         text=True,
         check=False,
     )
+    if done.returncode == NO_SPARK:
+        pytest.skip(done.stderr.splitlines()[-1])
     assert done.returncode == 0, done.stderr
     results: list[dict[str, Any]] = json.loads(done.stdout.splitlines()[-1])
     return results

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ import pytest
 
 import intarsia as it
 from intarsia import pipeline
-from intarsia.errors import CommitConflict, StorageError
+from intarsia.errors import CommitConflict, CommitUnknown, StorageError
 from intarsia.pipeline import state_file
 from intarsia.pipeline.ledger import Ledger
 from intarsia.tables.parquet.journal import Journal
@@ -399,3 +401,25 @@ def test_a_step_that_is_renamed_after_it_was_interrupted_is_not_repeated(
     assert [step.status for step in report.steps] == ["done", "unchanged", "done"]
     assert report.resumes is not None
     assert lake.rows() == [(1, 22), (2, 42), (3, 62), (3, 62)]
+
+
+def test_a_step_is_not_repeated_when_the_history_that_would_tell_of_it_has_expired(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ended("note", monkeypatch):
+        lake.run(STEPS["update"])
+    it.write(pa.table({"id": [5], "v": [5]}, SCHEMA), lake.table(), engine="arrow")
+    if lake.kind == "iceberg":
+        from intarsia.tables.iceberg import expire_snapshots
+
+        expired = expire_snapshots(lake.table(), older_than=datetime.now(UTC), retain_last=1, dry_run=False)
+        assert expired.snapshots
+    else:
+        shutil.rmtree(lake.root / ".t.intarsia")
+    rows = lake.rows()
+    with pytest.raises(CommitUnknown, match=r"Nobody can say whether run \S+ has committed step 's0'"):
+        lake.run(STEPS["update"]).check()
+    assert lake.rows() == rows
+    lake.run(STEPS["update"], mark_done=True)
+    assert {step.status for step in lake.run(STEPS["update"]).check().steps} == {"unchanged"}
+    assert lake.rows() == rows

@@ -9,7 +9,7 @@ from datetime import datetime
 from typing import Any
 
 from intarsia.common.log import logger
-from intarsia.errors import DamagedTable, IntarsiaError
+from intarsia.errors import CommitUnknown, DamagedTable, IntarsiaError
 from intarsia.pipeline.fingerprints import definition_of, digest_of_files, digest_of_snapshot
 from intarsia.pipeline.inputs import Stamp
 from intarsia.pipeline.ledger import Ledger, batch_of
@@ -161,8 +161,17 @@ def _settle(ledger: Ledger, target: str, commits: Commits) -> None:
         is_ours = said.get("run_id", "") == pending.run or not pending.run
         if batch_of(said) == pending.batch and is_ours:
             _note_commit(ledger, name, pending, target)
-        else:
-            del ledger.state.pending[name]
+            continue
+        since = 0 if pending.version is None else pending.version
+        if not (ledger.full_refresh or ledger.shop.table(target).knows_commits_since(since)):
+            raise CommitUnknown(
+                f"Nobody can say whether run {pending.run} has committed step {name!r}: the history of"
+                f" {ledger.target_path(target)} does not go back to where it began.",
+                path=ledger.target_path(target),
+                hint="look into the table; then run once with --mark-done if the step has taken effect, or"
+                " with --full-refresh to have it carried out again.",
+            )
+        del ledger.state.pending[name]
 
 
 def _note_commit(ledger: Ledger, name: str, pending: Pending, target: str) -> None:

@@ -72,6 +72,8 @@ def run(
         CommitConflict: another run of this pipeline is under way.
         DamagedTable: the state is damaged, or was lost: a table's log has commits that it does not know.
         StorageError: the state or the report cannot be written.
+
+    A step of whose commit by an earlier run nobody can tell is refused by CommitUnknown, in its report.
     """
     if engine is not None:
         pipeline = replace(pipeline, engine=engine)

@@ -32,6 +32,17 @@ def last_commits(state: State) -> dict[str, dict[str, str]]:
     return found
 
 
+def reaches_back(state: State, version: int) -> bool:
+    """Whether every snapshot after a version is still known, as far as sequence numbers tell (not in V1).
+
+    A snapshot without a parent need not be the first: PyIceberg forgets parents that have expired.
+    """
+    if state.head is None or state.metadata.format_version == 1:
+        return True
+    first = max(version, 1)
+    return any((one.sequence_number or 0) <= first for one in ancestry(state.head, state.metadata))
+
+
 def check_batch(properties: Mapping[str, str]) -> None:
     """Refuse half an idempotency key."""
     batch = properties.get("batch_id")

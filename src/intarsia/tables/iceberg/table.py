@@ -14,7 +14,7 @@ from pyiceberg.table.metadata import TableMetadata
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.errors import InputError, NotSupported
 from intarsia.tables.iceberg.attempt import IcebergTransaction
-from intarsia.tables.iceberg.batches import last_batch, last_commits
+from intarsia.tables.iceberg.batches import last_batch, last_commits, reaches_back
 from intarsia.tables.iceberg.catalogs import load, open_table
 from intarsia.tables.iceberg.changes import WRITES_AS, Setting
 from intarsia.tables.iceberg.deletes import DeleteIndex, unpartitioned_specs
@@ -150,6 +150,10 @@ class IcebergTable:
     def last_commits(self) -> Mapping[str, Mapping[str, str]]:
         """By ``app_id``: the summary of the snapshot still known with its highest ``batch_id``."""
         return last_commits(self.state())
+
+    def knows_commits_since(self, version: int) -> bool:
+        """Whether no snapshot after a version has expired, so that a commit not found was not made."""
+        return reaches_back(self.state(), version)
 
     def committed(self, metadata: TableMetadata, location: str) -> None:
         """Bring the caller's table up to date after a commit."""

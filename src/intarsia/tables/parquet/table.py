@@ -144,6 +144,10 @@ class ParquetTable:
         """By ``app_id``: the properties of its commit with the highest ``batch_id``."""
         return self.control.last_commits()
 
+    def knows_commits_since(self, version: int) -> bool:
+        """Whether the log goes on from a version and was not lost: a commit that it lacks was not made."""
+        return self.control.read_log().version >= version or not self.snapshot().exists
+
     @contextmanager
     def materialise(self) -> Iterator[Farm]:
         """The current state as a directory of hard links that no later commit changes.
