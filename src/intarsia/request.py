@@ -23,6 +23,7 @@ from intarsia.core.intent import Intent, Merge, Write, WriteOptions
 from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.planning import check_thresholds
 from intarsia.core.ports import Progress, Table
+from intarsia.core.rehearsal import MEASURED_BYTES
 from intarsia.core.report import MergeResult
 from intarsia.core.rule import Assign, Clause, Insert, Rule, strategy_rule
 from intarsia.core.run import look, run, silent
@@ -84,6 +85,8 @@ _ENGINE_OPTIONS = ("threads", "memory_bytes", "tasks", "broadcast_bytes")
 _WRITE_OPTIONS = tuple(field.name for field in fields(WriteOptions))
 _SPOOL_OPTIONS = ("spool_bytes", "spool_dir")
 _SOURCE_OPTIONS = ("naive_timestamps",)
+_DRY_OPTIONS = ("measured_bytes",)
+"""Those that only a dry run has."""
 _OTHER_OPTIONS = ("columns", "dialect", "progress", "properties", "app_id", "batch_id")
 ALL_OPTIONS = (
     *TABLE_OPTIONS,
@@ -92,6 +95,7 @@ ALL_OPTIONS = (
     *_WRITE_OPTIONS,
     *_SPOOL_OPTIONS,
     *_SOURCE_OPTIONS,
+    *_DRY_OPTIONS,
     *_OTHER_OPTIONS,
 )
 
@@ -111,6 +115,8 @@ class Request:
     dry_run: bool = False
     columns: pa.Schema | None = None
     """Types that the caller declares for columns of text files."""
+    measured_bytes: int = MEASURED_BYTES
+    """How much a dry run encodes to know its size."""
     naive_timestamps: Literal["error", "utc"] = "error"
     """What timestamps of the source without a zone are taken for, where the target's are instants."""
 
@@ -181,6 +187,7 @@ class Request:
                 chosen.engine,
                 source,
                 dry_run=self.dry_run,
+                measured_bytes=self.measured_bytes,
                 progress=progress,
                 reason=chosen.reason,
             )
@@ -216,6 +223,8 @@ def requested(
         )
     _check_numbers(options)
     _check_kinds({**options, "dry_run": dry_run})
+    if options.get("measured_bytes") is not None and not dry_run:
+        raise InputError("measured_bytes= is for dry runs, and this is none.", hint="leave it out.")
     table_options = {n: options[n] for n in (*TABLE_OPTIONS, *ICEBERG_OPTIONS) if n in options}
     properties = dict(options.get("properties") or {})
     properties |= {n: str(options[n]) for n in ("app_id", "batch_id") if options.get(n) is not None}
@@ -230,10 +239,15 @@ def requested(
         filesystem=options.get("filesystem"),
         dry_run=bool(dry_run),
         columns=_declared(options.get("columns"), options.get("dialect")),
+        measured_bytes=_given(options, "measured_bytes", MEASURED_BYTES),
         naive_timestamps=one_of(
             options.get("naive_timestamps") or "error", "naive_timestamps", ("error", "utc")
         ),
     )
+
+
+def _given(options: Mapping[str, Any], name: str, default: Any) -> Any:
+    return default if options.get(name) is None else options[name]
 
 
 def _declared(columns: Any, dialect: str | None) -> pa.Schema | None:
@@ -267,7 +281,7 @@ def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_numbers(options: Mapping[str, Any]) -> None:
-    for name in (*_ENGINE_OPTIONS, "spool_bytes", "retain", "lock_timeout"):
+    for name in (*_ENGINE_OPTIONS, *_DRY_OPTIONS, "spool_bytes", "retain", "lock_timeout"):
         value = options.get(name)
         kinds = (int, float) if name == "lock_timeout" else int
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0):

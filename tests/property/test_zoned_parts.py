@@ -40,8 +40,8 @@ strftime(t, '%Y-%m-%d %H:%M:%S') | floor(epoch(t)) | t < u | greatest(t, u) = t
 """
 DIFFERENCES = [f"date_diff('{unit}', {{t}}, {{u}})" for unit in ("day", "month", "quarter", "year")]
 """Against DuckDB's difference of the dates: of instants it measures from the start of the day or month, which
-is not midnight where clocks were set then, so that its answer depends on which of the two comes first (in Lord
-Howe, March 1981 began at 00:30, and of that month it counts one month less to any later one)."""
+is not midnight where clocks were set then, so that its answer depends on which of the two comes first (in
+Lord Howe, March 1981 began at 00:30, and of that month it counts one month less to any later one)."""
 
 
 @lru_cache(maxsize=1)

@@ -82,7 +82,7 @@ def assign(text, kind):
 
 
 REFUSED = [
-    ("i * 1.1", pa.int32(), "1.1, which is no INTEGER, in 2 of 4 rows"),
+    ("i * 1.1", pa.int32(), "1.1 and 2.2, which are no INTEGER, in 2 of 4 rows"),
     ("i * 1.1", pa.uint8(), "in 2 of 4 rows"),
     ("i / 2", pa.int64(), "in 1 of 4 rows"),
     ("f", pa.int64(), "in 2 of 4 rows"),

@@ -17,6 +17,7 @@ from intarsia.core.intent import Compact, Delete, Merge, Write
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.prepare import Prepared, prepare
+from intarsia.core.rehearsal import nowhere
 from intarsia.core.rule import strategy_rule
 from intarsia.core.run import ATTEMPTS, explain, run, settled
 from intarsia.errors import CommitConflict, DamagedTable, InputError, KeyColumnError
@@ -59,6 +60,9 @@ class Notes:
         progress("scan keys", 1, 1)
         return self.matches
 
+    def measuring(self, plan) -> Any:
+        return contextlib.nullcontext(nowhere())
+
     def execute(self, plan, prepared, tx, progress) -> tuple[Plan, Change]:
         matches = self.match(plan, prepared, progress)
         self.calls.append("stage")
@@ -93,12 +97,20 @@ def test_an_operation_matches_stages_and_commits_within_one_transaction(source):
     assert notes.calls == ["begin merge", "match", "stage", "commit", "end"]
 
 
-def test_a_dry_run_takes_a_snapshot_and_matches_and_that_is_all(source):
+def test_a_dry_run_takes_a_snapshot_matches_and_measures_and_that_is_all(source):
     notes = Notes(matches=Matches(inserted=2))
     result = run(UPSERT, notes, notes, source, dry_run=True)
-    assert notes.calls == ["snapshot", "match"]
+    assert notes.calls == ["snapshot", "match", "stage"]
     assert (result.dry_run, result.inserted, result.total, result.version) == (True, 2, 12, None)
-    assert explain(UPSERT, notes, notes, source).matched
+    assert explain(UPSERT, notes, notes, source).bytes_exact
+
+
+def test_a_dry_run_beyond_what_it_measures_matches_and_that_is_all(source):
+    notes = Notes(matches=Matches(inserted=2))
+    result = run(UPSERT, notes, notes, source, dry_run=True, measured_bytes=1)
+    assert notes.calls == ["snapshot", "match"]
+    assert (result.inserted, result.bytes_exact) == (2, False)
+    assert not explain(UPSERT, notes, notes, source, measured_bytes=1).bytes_exact
 
 
 def test_a_conflict_is_planned_again_from_a_fresh_snapshot(source):

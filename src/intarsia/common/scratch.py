@@ -15,7 +15,9 @@ import stat
 import tempfile
 import threading
 import time
-from contextlib import suppress
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import Protocol
 
 import pyarrow.fs as pafs
@@ -92,6 +94,19 @@ def private_base() -> str:
             hint="name another place by spool_dir= or TMPDIR",
         )
     return base
+
+
+@contextmanager
+def scratch_directory(parent: str | None = None) -> Iterator[str]:
+    """An empty directory of this machine, in :func:`private_base` or another one; it is gone afterwards."""
+    directory = f"{private_base() if parent is None else parent}/{uuid.uuid4().hex}"
+    held = mark(pafs.LocalFileSystem(), directory)
+    try:
+        os.mkdir(directory, 0o700)
+        yield directory
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+        held.release()
 
 
 def sweep_private() -> list[str]:

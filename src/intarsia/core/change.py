@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.core.files import DataFile
+from intarsia.core.refusals import Refusal, sum_refusals
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,13 @@ class StagedFile:
     """How many NaN each column of floats has, by the path of its leaf, where they were counted."""
     retyped: frozenset[str] = frozenset()
     """Columns that are stored otherwise than in the file it replaces, and are meant to be."""
+    refused: tuple[Refusal, ...] = ()
+    """Values that its columns cannot take; with any, there is no such file, and the change is not to be."""
+
+    @staticmethod
+    def unwritten(refused: Iterable[Refusal], path: str = "") -> StagedFile:
+        """What stands for rows that were evaluated and not written."""
+        return StagedFile("", path, 0, 0, refused=sum_refusals(refused))
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +84,23 @@ class Change:
     """With ``schema``: what the dataset is partitioned by."""
 
     @property
+    def written(self) -> tuple[StagedFile, ...]:
+        """Every file that comes, new or in another's place."""
+        return (*(one.new for one in self.replaced), *self.added)
+
+    @property
     def empty(self) -> bool:
         return not (self.replaced or self.added or self.removed or self.veiled)
+
+
+class Discard:
+    """As much of a file system as a writer needs whose files are only to be measured; pickles."""
+
+    def open_output_stream(self, _location: str) -> Any:
+        return pa.MockOutputStream()
+
+    def delete_file(self, _location: str) -> None:
+        """Nothing: there is none."""
 
 
 BEGUN = "begun-"
@@ -93,6 +116,13 @@ class Staging:
     txid: str
     attempt: str = ""
     """Set where work may be repeated elsewhere, so that no two attempts share a name."""
+    writes: bool = True
+    """False where values are only evaluated, to find those that cannot be written."""
+
+    @property
+    def discards(self) -> bool:
+        """Whether what is written cannot be read."""
+        return isinstance(self.filesystem, Discard)
 
     def location(self, label: str) -> str:
         """A place to write one file; ``label`` must be unique within the transaction."""

@@ -13,6 +13,7 @@ from intarsia.common.names import suggestion
 from intarsia.common.zones import cast_hint
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.expr import resolve, to_sql, type_of
+from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Assign, Clause, Insert, Rule
 from intarsia.errors import ColumnNotFound, InputError, PartitionMoveError, SchemaMismatch
 
@@ -125,6 +126,11 @@ def naming_column(column: Sequence[str]) -> Iterator[None]:
     """Say which column is set, in an error of a value that does not fit it."""
     try:
         yield
+    except ValuesRefused as error:
+        name = ".".join(column)
+        error.refusals = tuple(replace(one, column=name) for one in error.refusals)
+        error.message = f"column {name!r} cannot be set: {error.message}"
+        raise
     except SchemaMismatch as error:
         raise SchemaMismatch(
             f"column {'.'.join(column)!r} cannot be set: {error.message}", hint=error.hint

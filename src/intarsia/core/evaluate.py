@@ -13,6 +13,7 @@ from intarsia.core.expr import Cast, Expr, columns, resolve, type_of
 from intarsia.core.expr.casts import cast
 from intarsia.core.expr.run import Rows, run, spread
 from intarsia.core.keys import arange, flat
+from intarsia.core.refusals import Refusal, ValuesRefused, sum_refusals
 from intarsia.errors import ColumnNotFound, InputError, SchemaMismatch
 
 Batch: TypeAlias = pa.RecordBatch | pa.Table
@@ -52,6 +53,21 @@ def _evaluate(
         return _values(resolved, Rows.of(resolved, batch, source, length=batch.num_rows))
     type = expect or type_of(resolved, batch.schema, source=other)
     return pa.chunked_array([_values(resolved, rows) for rows in _pieces(resolved, batch, source)], type)
+
+
+def refused_values(expr: Expr, batch: Batch, source: Batch | None = None) -> tuple[Refusal, ...]:
+    """The values of all rows that the column cannot take which they are assigned to.
+
+    Raises as :func:`evaluate` does for any other reason.
+    """
+    resolved = resolve(expr, batch.schema, source=None if source is None else source.schema)
+    found: list[Refusal] = []
+    for rows in _pieces(resolved, batch, source):
+        try:
+            _values(resolved, rows)
+        except ValuesRefused as error:
+            found += error.refusals
+    return sum_refusals(found)
 
 
 def _values(expr: Expr, rows: Rows) -> pa.Array:

@@ -79,6 +79,8 @@ class Plan:
     """How many files will come, once rows are matched; those rewritten under their names are none."""
     new_files_exact: bool = False
     """Whether there will be just so many, and not more; the notes say why there may be."""
+    measured_bytes: int | None = None
+    """The size of all files that are written, where they were encoded to know it."""
 
     @property
     def operation(self) -> str:
@@ -102,12 +104,22 @@ class Plan:
 
     @property
     def bytes_to_write(self) -> int:
-        """An estimate: files rewritten keep about their size, those brought together but one footer."""
+        """The size of the files that are written, an estimate unless ``bytes_exact``.
+
+        In an estimate files rewritten keep about their size, those brought together but one footer.
+        """
+        if self.measured_bytes is not None:
+            return self.measured_bytes
         kept = sum(p.file.size for p in self.files if p.action in ("rewrite", "regroup"))
         moved = (p.file.footer for p in self.files if p.action == "regroup")
         footers = sorted((f.serialized_size for f in moved if f is not None), reverse=True)
         spared = footers[max(sum(group.outputs for group in self.groups), 1) :]
         return kept - sum(spared) + self.insert_bytes
+
+    @property
+    def bytes_exact(self) -> bool:
+        """Whether just so many bytes are written; nothing is exact, too."""
+        return self.measured_bytes is not None or (self.matched and not self.bytes_to_write)
 
     def refined(self, matches: Matches, *, insert_bytes: int = 0) -> Plan:
         """The plan after matching: scans are settled by what they found."""

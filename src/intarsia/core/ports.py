@@ -112,3 +112,9 @@ class Engine(Protocol):
         self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
     ) -> tuple[Plan, Change]:
         """Match, and write the files that come to staging; the settled plan, and what takes whose place."""
+
+    def measuring(self, plan: Plan) -> AbstractContextManager[Staging | None]:
+        """Staging for a dry run that writes what the run would, just so, and leaves nothing behind.
+
+        None where there is no such place.
+        """

@@ -61,6 +61,8 @@ class MergeResult:
     """How many files came; of a dry run, how many will, see ``new_files_exact``."""
     new_files_exact: bool = True
     """False where a dry run only knows the least number of new files; the notes say why."""
+    bytes_exact: bool = True
+    """False where a dry run's ``bytes_written`` is an estimate, since there is too much to encode."""
     plan: Plan | None = field(default=None, repr=False, compare=False)
 
     @property
@@ -70,7 +72,7 @@ class MergeResult:
     @property
     def changed(self) -> bool:
         """Whether any file was (or, in a dry run, would be) written or removed."""
-        planned = self.dry_run and self.inserted > 0  # files that have no name yet
+        planned = self.dry_run and (self.inserted > 0 or self.new_files > 0)  # files that have no name yet
         touched = (*self.rewritten_files, *self.veiled_files, *self.inserted_files, *self.removed_files)
         return bool(touched or planned)
 

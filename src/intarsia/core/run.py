@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 from intarsia.common.log import logger
 from intarsia.common.source import Source
-from intarsia.core.change import Change, Committed
+from intarsia.core.change import Change, Committed, Staging
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Matches
@@ -24,8 +24,11 @@ from intarsia.core.planning import (
 )
 from intarsia.core.ports import Engine, Progress, Table, Transaction
 from intarsia.core.prepare import Prepared, prepare
+from intarsia.core.refusals import refuse
+from intarsia.core.rehearsal import MEASURED_BYTES, Rehearsal, nowhere
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.retype import with_microseconds, with_types_of
+from intarsia.core.rule import Action, Assign, Insert
 from intarsia.core.spark_note import check_variants
 from intarsia.errors import CommitConflict, DamagedTable, InputError, StorageError
 
@@ -107,26 +110,108 @@ def explain(
     engine: Engine,
     source: Source | None = None,
     *,
+    measured_bytes: int = MEASURED_BYTES,
     progress: Progress = silent,
     reason: str = "",
 ) -> Plan:
-    """The settled plan of an operation: exact counts, nothing written, no lock taken."""
+    """The settled plan of an operation: exact counts, no lock taken, nothing left behind.
+
+    Up to ``measured_bytes`` of what the operation would write are encoded, as the run does it, to know the
+    new files and their size; beyond that these are estimates, and say so. What the run would refuse is
+    refused in any case.
+    """
+    return _rehearsed(intent, table, engine, source, measured_bytes, progress=progress, reason=reason)[0]
+
+
+def _rehearsed(
+    intent: Intent,
+    table: Table,
+    engine: Engine,
+    source: Source | None,
+    most: int,
+    *,
+    progress: Progress,
+    reason: str,
+) -> tuple[Plan, Change | None]:
+    """The plan, and what it would do to files; None where they are too large to be encoded for that."""
     progress("list target", 0, 0)
     snapshot = _typed(_own(table.snapshot()), source, intent)
     progress("plan", 0, 0)
     prepared = engine.prepare(intent, snapshot, source)
     plan = _planned(prepared, snapshot, engine, reason=reason, progress=progress)
+    scanned = sum(item.file.size for item in plan.chosen("scan"))
+    if 0 < most >= plan.bytes_to_write + scanned + prepared.source_bytes:
+        measured = _measured(plan, prepared, engine, progress)
+        if measured is not None:
+            return measured
     matches = engine.match(plan, prepared, progress)
-    plan = settled(plan, prepared, matches)
-    new = count_new_files(plan, prepared, matches)
-    size = estimate_new_bytes(plan, prepared, matches, files=new.count)
-    return replace(
-        plan,
-        insert_bytes=size,
+    estimated = settled(plan, prepared, matches)
+    if 0 < most >= estimated.bytes_to_write:
+        measured = _measured(plan, prepared, engine, progress)
+        if measured is not None:
+            return measured
+    if _assigns(prepared.intent):
+        _executed(plan, prepared, engine, nowhere(writes=False), progress)
+    new = count_new_files(estimated, prepared, matches)
+    estimated = replace(
+        estimated,
+        insert_bytes=estimate_new_bytes(estimated, prepared, matches, files=new.count),
         new_files=new.count,
         new_files_exact=new.exact,
-        notes=(*plan.notes, *new.notes),
+        notes=(*estimated.notes, *new.notes),
     )
+    return estimated, None
+
+
+def _measured(
+    plan: Plan, prepared: Prepared, engine: Engine, progress: Progress
+) -> tuple[Plan, Change] | None:
+    """What a run would do, found out by doing it, short of the commit."""
+    with engine.measuring(plan) as staging:
+        return None if staging is None else _executed(plan, prepared, engine, staging, progress)
+
+
+def _executed(
+    plan: Plan, prepared: Prepared, engine: Engine, staging: Staging, progress: Progress
+) -> tuple[Plan, Change]:
+    plan, change = engine.execute(plan, prepared, Rehearsal.at(plan.snapshot, staging), progress)
+    return _accounted(plan, change), change
+
+
+def _accounted(plan: Plan, change: Change) -> Plan:
+    """The plan with what came of it; raises where values cannot be written."""
+    refuse(
+        (one for file in change.written for one in file.refused),
+        list(_assigned_columns(plan.intent)),
+        updated=plan.updated,
+        inserted=plan.inserted,
+        path=plan.snapshot.root,
+    )
+    deleted = plan.deleted
+    if isinstance(plan.intent, (Compact, Optimize)):
+        deleted = sum(f.rows for f in change.removed) - sum(f.rows for f in change.added)
+    return replace(
+        plan,
+        deleted=deleted,
+        new_files=len(change.added),
+        new_files_exact=True,
+        measured_bytes=sum(file.size for file in change.written),
+    )
+
+
+def _assigns(intent: Intent) -> bool:
+    """Whether the operation computes values, rather than taking them as they are."""
+    return any(True for _ in _assigned_columns(intent))
+
+
+def _assigned_columns(intent: Intent) -> Iterator[str]:
+    """The columns that are set by expressions, in their order."""
+    actions: list[Action] = [Assign(intent.assignments)] if isinstance(intent, Update) else []
+    if isinstance(intent, Merge):
+        actions = [clause.action for clause in intent.rule.clauses]
+    for action in actions:
+        if isinstance(action, (Assign, Insert)):
+            yield from (".".join(column) for column, _ in action.values or ())
 
 
 def run(
@@ -136,6 +221,7 @@ def run(
     source: Source | None = None,
     *,
     dry_run: bool = False,
+    measured_bytes: int = MEASURED_BYTES,
     attempts: int = ATTEMPTS,
     progress: Progress = silent,
     reason: str = "",
@@ -148,8 +234,10 @@ def run(
     """
     begun = time.perf_counter()
     if dry_run:
-        plan = explain(intent, table, engine, source, progress=progress, reason=reason)
-        return _report(plan, engine, begun, source=source, dry_run=True)
+        plan, rehearsed = _rehearsed(
+            intent, table, engine, source, measured_bytes, progress=progress, reason=reason
+        )
+        return _report(plan, engine, begun, source=source, change=rehearsed, dry_run=True)
     seen: Snapshot | None = None
     for attempt in range(1, attempts + 1):
         progress("list target", 0, 0)
@@ -164,7 +252,7 @@ def run(
                 prepared = engine.prepare(intent, snapshot, source)
                 plan = _planned(prepared, snapshot, engine, reason=reason, progress=progress)
                 plan, change = engine.execute(plan, prepared, tx, progress)
-                plan = replace(plan, new_files=len(change.added), new_files_exact=True)
+                plan = _accounted(plan, change)
                 progress("commit", 0, 0)
                 committed = tx.commit(_with_schema(change, prepared, snapshot))
         except (DamagedTable, StorageError) as error:
@@ -274,6 +362,8 @@ def _report(
 ) -> MergeResult:
     snapshot = plan.snapshot
     files = _file_entries(plan, change)
+    if dry_run:  # new files have no name yet
+        files = [entry for entry in files if entry.operation != "inserted"]
     paths: Mapping[str, list[str]] = {
         kind: [entry.path for entry in files if entry.operation == kind]
         for kind in ("rewritten", "veiled", "inserted", "preserved", "removed")
@@ -281,16 +371,10 @@ def _report(
     before = snapshot.rows
     inserted, updated, deleted = plan.inserted, plan.updated, plan.deleted
     after = before + inserted - deleted
-    if change is not None and isinstance(plan.intent, (Compact, Optimize)):
-        after = before - sum(f.rows for f in change.removed) + sum(f.rows for f in change.added)
-        deleted = before - after
     if committed is not None and committed.rows is not None:  # of the others' commits nothing else is known
         before, after = before + committed.rows - after, committed.rows
     intent = plan.intent
     strategy = intent.rule.name if isinstance(intent, Merge) else intent.operation
-    written = 0
-    if change is not None:
-        written = sum(r.new.size for r in change.replaced) + sum(f.size for f in change.added)
     makes = inserted > 0 if change is None else not change.empty
     created = _created(snapshot, makes=makes, dry_run=dry_run)
     return MergeResult(
@@ -307,14 +391,15 @@ def _report(
         preserved_files=paths["preserved"],
         removed_files=paths["removed"],
         veiled_files=paths["veiled"],
-        new_files=plan.new_files if dry_run else len(paths["inserted"]),
-        new_files_exact=plan.new_files_exact if dry_run else True,
+        new_files=plan.new_files,
+        new_files_exact=plan.new_files_exact,
         operation=intent.operation,
         path=snapshot.root,
         engine=engine.name,
         dry_run=dry_run,
         bytes_read=plan.bytes_to_read,
-        bytes_written=plan.bytes_to_write if dry_run else written,
+        bytes_written=plan.bytes_to_write,
+        bytes_exact=plan.bytes_exact,
         seconds=time.perf_counter() - begun,
         version=committed.version if committed is not None else None,
         txid=committed.txid if committed is not None and change is not None and not change.empty else None,

@@ -94,11 +94,17 @@ def check_target(step: Expect, table: Table, engine: Any, progress: Any) -> list
     if not snapshot.files:
         return [*checks, *(Check(text, 0) for text, _ in wanted)]
     _check_columns(step, snapshot.schema.names)
+    counting: dict[str, Any] = {
+        "engine": engine,
+        "dry_run": True,
+        "measured_bytes": 0,
+        "progress": progress,
+    }
     for text, against in wanted:
-        counted = api.delete(table, to_sql(against), engine=engine, dry_run=True, progress=progress)
+        counted = api.delete(table, to_sql(against), **counting)
         checks.append(Check(text, counted.deleted))
     if names(step.unique):
-        twice = api.deduplicate(table, on=names(step.unique), engine=engine, dry_run=True, progress=progress)
+        twice = api.deduplicate(table, on=names(step.unique), **counting)
         checks.append(Check(_unique(step), twice.deleted))
     return checks
 

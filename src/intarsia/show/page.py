@@ -184,8 +184,7 @@ def _plan_bytes(plan: Plan) -> list[Item]:
             Item(f"at most {units.size(most)}", "to rewrite then"),
         ]
     search = f" ({units.size(plan.bytes_to_scan)} of it to find the rows)" if plan.bytes_to_scan else ""
-    # An estimate is marked as one, zero is exact.
-    about = "about " if plan.bytes_to_write else ""
+    about = "" if plan.bytes_exact else "about "
     return [
         Item(units.size(plan.bytes_to_read), f"to read{search}"),
         Item(f"{about}{units.size(plan.bytes_to_write)}", "to write"),
@@ -282,7 +281,7 @@ def _result_files(result: MergeResult) -> list[Item]:
 
 
 def _result_bytes(result: MergeResult) -> list[Item]:
-    about = "about " if result.dry_run and result.bytes_written else ""
+    about = "" if result.bytes_exact else "about "
     return [
         Item(units.size(result.bytes_read), "read"),
         Item(f"{about}{units.size(result.bytes_written)}", "written"),

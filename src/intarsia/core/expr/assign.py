@@ -7,47 +7,68 @@ knows whether ``round``, ``floor`` or a cast is meant.
 
 from __future__ import annotations
 
+from math import inf
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.core.expr.casts import cast
+from intarsia.core.expr.casts import cast, try_cast
 from intarsia.core.expr.nodes import Expr, Literal
 from intarsia.core.expr.text import to_sql
 from intarsia.core.expr.types import NANOS, is_number, type_name
 from intarsia.core.expr.zones import in_utc, local
+from intarsia.core.refusals import Refusal, ValuesRefused
 from intarsia.errors import SchemaMismatch
 
-_MOST_COUNTED = 1000
-"""Values that do not fit are looked for one by one up to this number."""
+_SAMPLES = 3
 _UNITS = {"s": "second", "ms": "millisecond", "us": "microsecond"}
 
 
-def assign(value: Any, target: pa.DataType, expr: Expr) -> Any:
-    """The values of ``expr`` in the type of the column that they are assigned to.
+def assign(value: Any, target: pa.DataType, expr: Expr, rows: int) -> Any:
+    """The values of ``expr``, of so many rows, in the type of the column that they are assigned to.
 
     Raises:
-        SchemaMismatch: some do not fit; it says how many, and shows one.
+        ValuesRefused: some do not fit; it says how many, and shows a few.
+        SchemaMismatch: a constant does not.
     """
     lossy = _lossy(value, target)
+    mask = None if lossy is None else pc.fill_null(lossy, False)
+    if mask is None or not _any(mask):
+        try:
+            return cast(value, target)
+        except pa.ArrowInvalid as error:
+            raise _refused(value, target, expr, rows, None) from error
+    raise _refused(value, target, expr, rows, mask)
+
+
+def _refused(value: Any, target: pa.DataType, expr: Expr, rows: int, lossy: Any | None) -> SchemaMismatch:
+    """Every value that does not fit; ``lossy`` where a part of one would be lost."""
+    wanted, expression = type_name(target), to_sql(expr)
+    misfit = _misfits(value, target)
+    parts = [(misfit, f"leave such rows out by a condition; try_cast(... as {wanted}) gives NULL for them")]
     if lossy is not None:
-        mask = pc.fill_null(lossy, False)
-        if (mask if isinstance(mask, pa.Scalar) else pc.any(mask, min_count=0)).as_py():
-            raise _refusal(expr, target, *_counted(value, mask), _length(value), _hint(value.type, target))
-    try:
-        return cast(value, target)
-    except pa.ArrowInvalid as error:
-        found: list[Any] = []
-        _misfits(value, target, found)
-        count = f"{len(found):,}" if len(found) < _MOST_COUNTED else f"at least {len(found):,}"
-        hint = f"leave such rows out by a condition; try_cast(... as {type_name(target)}) gives NULL for them"
-        raise _refusal(expr, target, count, found[0], _length(value), hint) from error
+        parts = [(lossy, _hint(value.type, target)), (pc.and_not(misfit, lossy), parts[0][1])]
+    if isinstance(expr, Literal):
+        hint = next(hint for mask, hint in parts if _any(mask))
+        return SchemaMismatch(f"{expression} is no {wanted}", hint=hint)
+    found = [
+        Refusal(expression, wanted, _count(mask, rows), _samples(value, mask), hint)
+        for mask, hint in parts
+        if _any(mask)
+    ]
+    if not found:  # of a dictionary, values that it cannot number
+        return SchemaMismatch(f"{expression} gives values that no {wanted} can hold")
+    return ValuesRefused.of(found, rows)
 
 
-def _length(value: Any) -> int:
-    return 1 if isinstance(value, pa.Scalar) else len(value)
+def _any(mask: Any) -> bool:
+    return bool((mask if isinstance(mask, pa.Scalar) else pc.any(mask, min_count=0)).as_py())
+
+
+def _count(mask: Any, rows: int) -> int:
+    return rows if isinstance(mask, pa.Scalar) else pc.sum(mask).as_py()
 
 
 def _lossy(value: Any, target: pa.DataType) -> Any | None:
@@ -68,38 +89,25 @@ def _lossy(value: Any, target: pa.DataType) -> Any | None:
     return pc.not_equal(pc.floor_temporal(plain, unit=unit), plain)
 
 
-def _counted(value: Any, mask: Any) -> tuple[str, Any]:
-    if isinstance(value, pa.Scalar):
-        return "1", value
-    return f"{pc.sum(mask).as_py():,}", value.filter(mask)[0]
+def _misfits(value: Any, target: pa.DataType) -> Any:
+    """Where a value has no place in the type."""
+    plain = target.value_type if pt.is_dictionary(target) else target
+    return pc.and_(pc.is_valid(value), pc.is_null(try_cast(value, plain)))
 
 
-def _misfits(value: Any, target: pa.DataType, found: list[Any]) -> None:
-    if len(found) >= _MOST_COUNTED:
-        return
-    try:
-        cast(value, target)
-    except pa.ArrowInvalid:
-        if isinstance(value, pa.Scalar) or len(value) == 1:
-            found.append(value if isinstance(value, pa.Scalar) else value[0])
-            return
-        middle = len(value) // 2
-        _misfits(value.slice(0, middle), target, found)
-        _misfits(value.slice(middle), target, found)
-
-
-def _refusal(
-    expr: Expr, target: pa.DataType, count: str, example: pa.Scalar, rows: int, hint: str
-) -> SchemaMismatch:
-    if pt.is_timestamp(example.type) and example.type.tz:
-        example = example.cast(pa.timestamp(example.type.unit, "UTC"))
-    shown = repr(example.as_py()) if pt.is_floating(example.type) else example.cast(pa.string()).as_py()
-    wanted = type_name(target)
-    if isinstance(expr, Literal):
-        return SchemaMismatch(f"{to_sql(expr)} is no {wanted}", hint=hint)
-    return SchemaMismatch(
-        f"{to_sql(expr)} gives {shown}, which is no {wanted}, in {count} of {rows:,} rows", hint=hint
-    )
+def _samples(value: Any, mask: Any) -> tuple[tuple[Any, str], ...]:
+    """The least few values, to sort by and as text."""
+    some = pc.unique(pa.repeat(value, 1) if isinstance(value, pa.Scalar) else value.filter(mask))
+    if pt.is_timestamp(some.type) and some.type.tz:
+        some = some.cast(pa.timestamp(some.type.unit, "UTC"))
+    some = some.take(pc.array_sort_indices(some).slice(0, _SAMPLES))
+    if pt.is_floating(some.type):
+        return tuple((inf if number != number else number, repr(number)) for number in some.to_pylist())
+    if pt.is_timestamp(some.type):
+        keys = [number * NANOS[some.type.unit] for number in some.cast(pa.int64()).to_pylist()]
+    else:
+        keys = some.to_pylist()
+    return tuple(zip(keys, some.cast(pa.string()).to_pylist(), strict=True))
 
 
 def _hint(source: pa.DataType, target: pa.DataType) -> str:

@@ -107,7 +107,7 @@ def run(expr: Expr, rows: Rows) -> Value:
             value = run(operand, rows)
             return pa.scalar(None, type) if isinstance(value, pa.Scalar) else convert(value, type)
         case Cast(operand, type, assign=True):
-            return assign(run(operand, rows), type, operand)
+            return assign(run(operand, rows), type, operand, rows.length)
         case Cast(operand, type, try_):
             value = run(operand, rows)
             return _checked(expr, lambda: (try_cast if try_ else cast)(value, type))

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import count
-from queue import Empty, SimpleQueue
+from functools import partial
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -20,13 +19,14 @@ from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress, Workplace
 from intarsia.core.prepare import Prepared
+from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action, Assign, Drop, Insert, Replace
-from intarsia.engines.arrow.fan_out import FanOut, FreshForm
+from intarsia.engines.arrow.fan_out import FreshForm, dealt_out
 from intarsia.engines.arrow.overlay import Overlay, between, take_rows, without
 from intarsia.engines.arrow.placing import SLICE_ROWS, Placing
 from intarsia.engines.arrow.reading import FileReader
-from intarsia.engines.arrow.rewrite import Rewrite, apply_hits
-from intarsia.engines.arrow.threads import in_order
+from intarsia.engines.arrow.rewrite import Rewrite, apply_hits, refused_rows
+from intarsia.engines.arrow.threads import in_line, in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,9 +47,13 @@ class Carried:
         acting = enumerate(self.rewrite.actions)
         return any(not isinstance(action, Drop) and len(self.rewrite.hits.only(n)) for n, action in acting)
 
-    def pieces(self, source: pa.Table | None, schema: pa.Schema) -> Iterator[pa.Table]:
-        """The rows that come in place of the file's, row group by row group."""
+    def pieces(self, source: pa.Table | None, schema: pa.Schema) -> Iterator[pa.Table | ValuesRefused]:
+        """The rows that come in place of the file's, row group by row group, or what is wrong with them."""
         if not self.copies and not self.changing:
+            return
+        if not self.rewrite.writes:
+            if refused := refused_rows(self.rewrite, source):
+                yield ValuesRefused.of(refused, len(self.rewrite.hits))
             return
         lineage = ROW_ID in schema.names
         needs_rows = self._needs_rows(source)
@@ -66,7 +70,10 @@ class Carried:
                     continue
                 for piece in reader.pieces(columns, group, batch_rows=rewrite.options.batch_rows):
                     hits = rewrite.hits.within(start, start + piece.num_rows)
-                    yield self._carried(piece, start, hits, reader, source)
+                    try:
+                        yield self._carried(piece, start, hits, reader, source)
+                    except ValuesRefused as error:
+                        yield error
                     start += piece.num_rows
 
     @property
@@ -140,6 +147,10 @@ class Carried:
         return Overlay(piece.num_rows, changing.positions).apply(piece, {LAST_UPDATED: nothing})[0]
 
 
+SHARE_BYTES = 8 << 20
+"""Work that is worth a thread of its own, and so a file more."""
+
+
 def _drops(action: Action) -> bool:
     return isinstance(action, Drop)
 
@@ -155,34 +166,12 @@ def carried_files(plan: Plan, matches: Matches, tx: Workplace) -> list[Carried]:
     return found
 
 
-class Dealers:
-    """A few fan-outs that work is lent to, so that as few files as possible are begun."""
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """Rows that come from one file, or are new, and about how large they will be."""
 
-    def __init__(self, form: FreshForm, tx: Workplace, label: str) -> None:
-        self.form = form
-        self._tx = tx
-        self._label = label
-        self._free: SimpleQueue[FanOut] = SimpleQueue()
-        self._all: list[FanOut] = []
-        self._numbers = count()
-
-    @contextmanager
-    def lent(self) -> Iterator[FanOut]:
-        """One that nobody else uses meanwhile."""
-        try:
-            fan_out = self._free.get_nowait()
-        except Empty:
-            fan_out = FanOut(self.form, self._tx, f"{self._label}-{next(self._numbers):03d}")
-            self._all.append(fan_out)
-        yield fan_out
-        self._free.put(fan_out)
-
-    def close(self, threads: int) -> list[StagedFile]:
-        return [staged for files in in_order(FanOut.close, self._all, threads=threads) for staged in files]
-
-    def abandon(self) -> None:
-        for fan_out in self._all:
-            fan_out.abandon()
+    pieces: Callable[[], Iterator[pa.Table | ValuesRefused]]
+    size: int
 
 
 def stage_afresh(
@@ -194,34 +183,51 @@ def stage_afresh(
     threads: int,
     progress: Progress,
 ) -> Change:
-    """Write the rows that come, and say which files and rows go. Memory: row groups, per thread."""
+    """Write the rows that come, and say which files and rows go. Memory: row groups, per thread.
+
+    Which rows come into one file follows from the plan alone, so that the same work gives the same files:
+    neighbours of one partition go to one thread, and little work to one thread altogether.
+    """
     carried = carried_files(plan, matches, tx)
     form = FreshForm.of(plan, tx, lineage=any(one.copies or one.changing for one in carried))
-    dealers = Dealers(form, tx, prefix_of(plan))
     source = prepared.table
     placing = Placing(plan.snapshot, plan.schema, (), plan.intent.options, plan.operation)
+    active = _by_home(plan, [one for one in carried if one.copies or one.changing])
+    row_bytes = prepared.source_bytes / max(prepared.facts.rows, 1)
+    jobs = [_Job(partial(one.pieces, source, form.schema), _size(one)) for one in active]
+    for action, rows in _sliced(matches.inserts):
+        jobs.append(_Job(partial(placing.pieces, action, rows, source, tx), int(len(rows) * row_bytes)))
+    sizes = [job.size for job in jobs]
+    shares = in_line(jobs, sizes, max(1, min(threads, -(-sum(sizes) // SHARE_BYTES)))) if jobs else []
 
-    def carry(one: Carried) -> None:
-        with dealers.lent() as out:
-            for piece in one.pieces(source, form.schema):
-                out.add(piece)
+    def write(item: tuple[int, list[_Job]]) -> list[StagedFile]:
+        number, mine = item
+        pieces = (piece for job in mine for piece in job.pieces())
+        return dealt_out(form, tx, f"{prefix_of(plan)}-{number:03d}", pieces)
 
-    def insert(item: tuple[Insert, pa.Array]) -> None:
-        action, rows = item
-        with dealers.lent() as out:
-            out.add(placing.built(rows, action, source))
-
-    jobs: list[Callable[[], None]] = [
-        *(lambda one=one: carry(one) for one in carried if one.copies or one.changing),
-        *(lambda item=item: insert(item) for item in _sliced(matches.inserts)),
-    ]
-    try:
-        for done, _ in enumerate(in_order(lambda job: job(), jobs, threads=max(1, min(threads, len(jobs))))):
-            progress("write files", done + 1, len(jobs))
-        added = dealers.close(threads)
-    finally:
-        dealers.abandon()
+    added: list[StagedFile] = []
+    done = 0
+    written = in_order(write, enumerate(shares), threads=max(1, len(shares)))
+    for mine, files in zip(shares, written, strict=True):
+        added += files
+        done += len(mine)
+        progress("write files", done, len(jobs))
     return change_of(plan, carried, added)
+
+
+def _by_home(plan: Plan, carried: Sequence[Carried]) -> list[Carried]:
+    """The files of one partition one after the other."""
+    assert plan.snapshot.spread is not None
+    homes: dict[Any, list[Carried]] = {}
+    for one in carried:
+        homes.setdefault(plan.snapshot.spread.home(one.file).key, []).append(one)
+    return [one for mine in homes.values() for one in mine]
+
+
+def _size(one: Carried) -> int:
+    """About how many bytes of a file come into new ones."""
+    file = one.file
+    return file.size if one.copies else file.size * len(one.rewrite.hits) // max(file.rows, 1)
 
 
 def _sliced(inserts: Sequence[tuple[Action, pa.Array]]) -> Iterator[tuple[Insert, pa.Array]]:

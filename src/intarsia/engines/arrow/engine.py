@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from intarsia.common.arrow import adopt
 from intarsia.common.source import Source
-from intarsia.core.change import Change, StagedFile
+from intarsia.core.change import Change, StagedFile, Staging
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress, Transaction
 from intarsia.core.prepare import Prepared, prepare
+from intarsia.core.rehearsal import nowhere
 from intarsia.core.run import settled
 from intarsia.engines.arrow.afresh import stage_afresh
 from intarsia.engines.arrow.compact import stage_compact
@@ -64,6 +66,10 @@ class ArrowEngine:
         matches = self.match(plan, prepared, progress)
         plan = settled(plan, prepared, matches)
         return plan, self.stage(plan, matches, prepared, tx, progress)
+
+    def measuring(self, _plan: Plan) -> AbstractContextManager[Staging | None]:
+        """Nowhere: files are encoded and their bytes counted."""
+        return nullcontext(nowhere())
 
     def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
         """Which rows change; reads key columns (or a predicate's), writes nothing."""

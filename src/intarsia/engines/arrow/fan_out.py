@@ -19,6 +19,7 @@ from intarsia.core.lens import with_lineage
 from intarsia.core.opened import open_limit
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Workplace
+from intarsia.core.refusals import Refusal, ValuesRefused
 from intarsia.core.spread import Part, Spread
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.placing import ROW_GROUP_ROWS
@@ -217,13 +218,22 @@ class FanOut:
             self._settle(state)
 
 
-def dealt_out(form: FreshForm, tx: Workplace, label: str, pieces: Iterable[pa.Table]) -> list[StagedFile]:
-    """Rows that come in pieces as new files of their partitions; ``label`` as in :class:`FanOut`."""
+def dealt_out(
+    form: FreshForm, tx: Workplace, label: str, pieces: Iterable[pa.Table | ValuesRefused]
+) -> list[StagedFile]:
+    """Rows that come in pieces as new files of their partitions; ``label`` as in :class:`FanOut`.
+
+    A piece may be what is wrong with its values; then the rest is only counted.
+    """
     out = FanOut(form, tx, label)
+    refused: list[Refusal] = []
     try:
         for piece in pieces:
-            out.add(piece)
-        return out.close()
+            if isinstance(piece, ValuesRefused):
+                refused += piece.refusals
+            elif not refused:
+                out.add(piece)
+        return [StagedFile.unwritten(refused)] if refused else out.close()
     finally:
         out.abandon()
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from contextlib import closing
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 
 from intarsia.common.names import check_columns
 from intarsia.common.schema import is_nested
+from intarsia.common.scratch import scratch_directory
 from intarsia.core.change import Change, StagedFile
 from intarsia.core.curve import CURVES, bits_for
 from intarsia.core.files import DataFile
@@ -194,11 +196,16 @@ class NewFiles:
         written = in_order(write, enumerate(spans(list(portions), outputs)), threads=threads)
         return [staged for files in written for staged in files]
 
-    def spill(self, schema: pa.Schema) -> Spill:
+    @contextmanager
+    def spill(self, schema: pa.Schema) -> Iterator[Spill]:
         """A directory for rows that wait, which no other task and no other attempt has."""
         staging = self.tx.staging
-        directory = f"{staging.directory}/sort-{self.first:05d}{staging.attempt}"
-        return Spill(staging.filesystem, directory, schema)
+        name = f"sort-{self.first:05d}{staging.attempt}"
+        with ExitStack() as stack:
+            filesystem, directory = staging.filesystem, staging.directory
+            if staging.discards:  # and rows that wait are read again
+                filesystem, directory = pafs.LocalFileSystem(), stack.enter_context(scratch_directory())
+            yield stack.enter_context(Spill(filesystem, f"{directory}/{name}", schema))
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
+from intarsia.common.log import logger
 from intarsia.common.partitions import split_by_partition
 from intarsia.common.schema import conform_table
-from intarsia.core.change import StagedFile
+from intarsia.core.change import StagedFile, Staging
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import WriteOptions
 from intarsia.core.keys import arange, flat
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.ports import Workplace
+from intarsia.core.refusals import Refusal, ValuesRefused
 from intarsia.core.rule import Assign, Insert
 from intarsia.core.spark_note import note_for, note_of
 from intarsia.engines.arrow.overlay import take_rows
@@ -23,6 +25,8 @@ from intarsia.engines.arrow.rewrite import assigned
 from intarsia.engines.arrow.row_groups import RowGroups
 from intarsia.engines.arrow.writing import FileWriter, stamp
 from intarsia.errors import InputError
+
+log = logger(__name__)
 
 SLICE_ROWS = 262_144
 ROW_GROUP_ROWS = 500_000
@@ -53,9 +57,15 @@ class Placing:
 
     def files(self, inserts: Any, source: pa.Table, tx: Workplace, *, prefix: str) -> list[NewFile]:
         """Every file with its final path; raises on an unsafe partition value before writing."""
-        result: list[NewFile] = []
         if inserts:
             self._check_columns_left()
+        try:
+            return self._files(inserts, source, tx, prefix=prefix)
+        except ValuesRefused:  # to be counted, wherever the rows would have gone
+            return [NewFile(rows, action, {}, "", "") for action, rows in inserts]
+
+    def _files(self, inserts: Any, source: pa.Table, tx: Workplace, *, prefix: str) -> list[NewFile]:
+        result: list[NewFile] = []
         for action, rows in inserts:
             for partition, mine in self._split(rows, action, source):
                 for start in range(0, len(mine), self.options.max_rows_per_file):
@@ -66,8 +76,31 @@ class Placing:
         return result
 
     def write(self, file: NewFile, source: pa.Table, tx: Workplace) -> StagedFile:
-        """Write one file, a slice of its rows at a time."""
+        """Write one file, a slice of its rows at a time; see :func:`~intarsia.engines.arrow.rewrite.rewrite`
+        for values that cannot be written."""
         staging = tx.staging
+        if staging.writes:
+            try:
+                return self._write(file, source, staging)
+            except ValuesRefused:
+                log.debug("%s is not written: values are refused", file.path, exc_info=True)
+        return StagedFile.unwritten(self.refused_rows(file.rows, file.action, source), file.path)
+
+    def refused_rows(self, rows: pa.Array, action: Insert, source: pa.Table) -> list[Refusal]:
+        """The values of new rows that the columns they are assigned to cannot take."""
+        found: list[Refusal] = []
+        if action.values is None:
+            return found
+        for part in _slices(rows, SLICE_ROWS):
+            try:
+                table = self.built(part, action, source)
+            except ValuesRefused as error:
+                found += error.refusals
+            else:
+                conform_table(table, self.schema, operation=self.operation, path=self.snapshot.root)
+        return found
+
+    def _write(self, file: NewFile, source: pa.Table, staging: Staging) -> StagedFile:
         layout = self.layout()
         writer = FileWriter(
             staging.location(file.label),
@@ -87,6 +120,20 @@ class Placing:
             return writer.close(file.path, file.partition)
         finally:
             writer.abandon()
+
+    def pieces(
+        self, action: Insert, rows: pa.Array, source: pa.Table, tx: Workplace
+    ) -> Iterator[pa.Table | ValuesRefused]:
+        """Some new rows for whoever deals rows out, a slice at a time, or what is wrong with them."""
+        if not tx.staging.writes:
+            if refused := self.refused_rows(rows, action, source):
+                yield ValuesRefused.of(refused, len(rows))
+            return
+        for part in _slices(rows, SLICE_ROWS):
+            try:
+                yield self.built(part, action, source)
+            except ValuesRefused as error:
+                yield error
 
     def file_schema(self) -> pa.Schema:
         """The columns of a new file: partition columns only where the table's files repeat them."""
@@ -139,14 +186,18 @@ class Placing:
     def _made(self, rows: pa.Table, action: Insert) -> pa.Table:
         """Rows of the given columns and fields of structs only; the rest is NULL."""
         empty = pa.table({field.name: pa.nulls(rows.num_rows, field.type) for field in self.schema})
-        values = assigned(
-            empty,
-            Assign(action.values or ()),
-            source=rows,
-            schema=self.schema,
-            operation=self.operation,
-            path=self.snapshot.root,
-        )
+        try:
+            values = assigned(
+                empty,
+                Assign(action.values or ()),
+                source=rows,
+                schema=self.schema,
+                operation=self.operation,
+                path=self.snapshot.root,
+            )
+        except ValuesRefused as error:
+            refused = [replace(one, inserted=True) for one in error.refusals]
+            raise ValuesRefused.of(refused, rows.num_rows) from error
         columns = {name: flat(values.get(name, empty[name])) for name in empty.column_names}
         return pa.table(columns)
 

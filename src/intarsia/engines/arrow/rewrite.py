@@ -6,7 +6,7 @@ A task is a plain value, so that threads of this process and executors elsewhere
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,14 +20,16 @@ from intarsia.common.schema import cast_exact, conform_table
 from intarsia.common.types import value_type
 from intarsia.core.change import StagedFile
 from intarsia.core.clauses import naming_column
-from intarsia.core.evaluate import evaluate
+from intarsia.core.evaluate import evaluate, refused_values
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile
 from intarsia.core.intent import Merge, WriteOptions
+from intarsia.core.keys import arange
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Workplace
+from intarsia.core.refusals import Refusal, ValuesRefused
 from intarsia.core.rule import Action, Assign, Drop, Replace
 from intarsia.engines.arrow.chunks import Unspliceable
 from intarsia.engines.arrow.overlay import Overlay, take_rows, without
@@ -60,6 +62,8 @@ class Rewrite:
     """Columns that a source row shares with the row it replaces: its key."""
     widened: frozenset[str] = frozenset()
     """Columns that get another type in all files."""
+    writes: bool = True
+    """False where values are only evaluated."""
 
     @staticmethod
     def of(
@@ -87,6 +91,7 @@ class Rewrite:
             operation=plan.operation,
             same=_shared_columns(plan),
             widened=widened_columns(plan),
+            writes=staging.writes,
         )
 
 
@@ -118,8 +123,18 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
     Row group by row group, in the order and layout of the file it replaces, and with its schema; column
     chunks that stay the same are taken over undecoded where that can be done. A value that does not fit the
     type that a column has in this file, but the dataset's, gives the column that one. Memory is bounded by
-    one row group, or by a piece of it where it is large.
+    one row group, or by a piece of it where it is large. Where values cannot be written, all of the file that
+    cannot are counted, and it is not.
     """
+    if task.writes:
+        try:
+            return _rewritten(task, source)
+        except ValuesRefused:
+            logger.debug("%s is not written: values are refused", task.file.path, exc_info=True)
+    return StagedFile.unwritten(refused_rows(task, source), task.file.path)
+
+
+def _rewritten(task: Rewrite, source: pa.Table | None) -> StagedFile:
     encoded = _encoded(task)
     with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
         stored = stored_columns(reader.physical, task)
@@ -130,11 +145,51 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
         own = file_types(reader.footer, wide, widened)
         try:
             return _written(reader, task, source, encoded, own)
+        except ValuesRefused:
+            raise
         except SchemaMismatch:
             if own.equals(wide):
                 raise
             logger.debug("%s gets types of the dataset", task.file.path, exc_info=True)
         return _written(reader, task, source, encoded, wide)
+
+
+def refused_rows(task: Rewrite, source: pa.Table | None = None) -> list[Refusal]:
+    """The values of a file's rows that the columns they are assigned to cannot take.
+
+    Reads only the columns that the expressions do. Raises what else makes an assignment impossible.
+    """
+    acting = [(n, action) for n, action in enumerate(task.actions) if isinstance(action, Assign)]
+    acting = [(n, action) for n, action in acting if len(task.hits.only(n))]
+    parts = {path[0] for _, action in acting for path, _ in action.values if len(path) > 1}
+    columns = sorted(inputs([action for _, action in acting]) | parts)
+    found: list[Refusal] = []
+    for rows, hits in _hit_pieces(task, columns) if acting else ():
+        for number, action in acting:
+            mine = hits.only(number)
+            if len(mine):
+                try:
+                    values = _assigned(rows, mine, action, task, source)
+                except ValuesRefused as error:
+                    found += error.refusals
+                else:
+                    _written_form(pa.table(values), task.schema, task)
+    return found
+
+
+def _hit_pieces(task: Rewrite, columns: list[str]) -> Iterator[tuple[pa.Table, Hits]]:
+    """Some columns of the row groups that are hit, in pieces, each with its own hits."""
+    if not columns:  # rows are counted by their places
+        yield pa.table({"": task.hits.positions}), replace(task.hits, positions=arange(len(task.hits)))
+        return
+    with FileReader(task.file, task.schema, task.filesystem) as reader:
+        for group in range(reader.footer.num_row_groups):
+            start = reader.start_of(group)
+            if not len(task.hits.within(start, start + reader.footer.row_group(group).num_rows)):
+                continue
+            for piece in reader.pieces(columns, group, batch_rows=task.options.batch_rows):
+                yield piece, _local(task.hits.within(start, start + piece.num_rows), start)
+                start += piece.num_rows
 
 
 def file_types(footer: pq.FileMetaData, schema: pa.Schema, widened: Collection[str]) -> pa.Schema:
@@ -368,6 +423,7 @@ def apply_hits(
     """The table as it is afterwards, and the columns in which rows that stay have changed."""
     gone: list[pa.Array] = []
     changed: frozenset[str] = frozenset()
+    refused: list[Refusal] = []
     for number, action in enumerate(task.actions):
         mine = hits.only(number)
         if not len(mine):
@@ -382,11 +438,17 @@ def apply_hits(
                 rows = take_rows(source.select(names), mine.sources)
                 values: Mapping[str, Any] = {name: rows[name] for name in names}
             case Assign():
-                values = _assigned(table, mine, action, task, source)
+                try:
+                    values = _assigned(table, mine, action, task, source)
+                except ValuesRefused as error:
+                    refused += error.refusals
+                    continue
             case _:  # an Insert changes no row that is there
                 raise AssertionError(f"{action} cannot apply to rows of a file")
         table, set_ = Overlay(table.num_rows, mine.positions).apply(table, values)
         changed |= set_
+    if refused:
+        raise ValuesRefused.of(refused, table.num_rows)
     return without(table, pa.concat_arrays(gone)) if gone else table, changed
 
 
@@ -411,7 +473,30 @@ def assigned(
     operation: str,
     path: str,
 ) -> dict[str, Any]:
-    """The new values of the assigned columns; every expression sees the row as it was."""
+    """The new values of the assigned columns; every expression sees the row as it was.
+
+    Raises ValuesRefused with every value of these rows that its column cannot take.
+    """
+    try:
+        return _values(rows, action, source=source, schema=schema, operation=operation, path=path)
+    except ValuesRefused:
+        refused: list[Refusal] = []
+        for target, expression in action.values:
+            with naming_column(target):
+                some = refused_values(expression, rows, source)
+            refused += [replace(one, column=".".join(target)) for one in some]
+        raise ValuesRefused.of(refused, rows.num_rows) from None
+
+
+def _values(
+    rows: pa.Table,
+    action: Assign,
+    *,
+    source: pa.Table | None,
+    schema: pa.Schema,
+    operation: str,
+    path: str,
+) -> dict[str, Any]:
     values: dict[str, Any] = {}
     for target, expression in action.values:
         name = target[0]

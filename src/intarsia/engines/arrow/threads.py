@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import TypeVar
 
@@ -33,6 +33,22 @@ def in_order(
         finally:
             for future in waiting:
                 future.cancel()
+
+
+def in_line(items: Sequence[T], weights: Sequence[int], count: int) -> list[list[T]]:
+    """Neighbours in at most so many shares of about equal weight, none of them empty."""
+    target = max(sum(weights) / max(count, 1), 1)
+    found: list[list[T]] = []
+    reached = -1
+    passed = 0.0
+    for item, weight in zip(items, weights, strict=True):
+        number = min(int((passed + weight / 2) / target), count - 1)
+        if number > reached:
+            found.append([])
+            reached = number
+        found[-1].append(item)
+        passed += weight
+    return found
 
 
 def shares(threads: int, tasks: int) -> tuple[int, int]:

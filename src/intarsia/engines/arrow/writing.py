@@ -78,12 +78,12 @@ class FileWriter:
         assert self._writer is not None
         try:
             self._writer.close()
+            size = self._sink.tell()
             self._sink.close()
-            size = self._filesystem.get_file_info(self.location).size
         except OSError as error:
             raise self._failure(error) from error
         hasten(self._filesystem, self.location)
-        return StagedFile(self.location, path, self.rows, size or 0, dict(partition), nans=self._nans)
+        return StagedFile(self.location, path, self.rows, size, dict(partition), nans=self._nans)
 
     def abandon(self) -> None:
         """Let go of the handles after an error; the staged bytes are swept with the transaction."""

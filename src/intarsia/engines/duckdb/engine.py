@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import pyarrow.fs as pafs
+
 from intarsia.common.arrow import SPOOL_BYTES, adopt
 from intarsia.common.source import Source
-from intarsia.core.change import Change
+from intarsia.core.change import Change, Staging
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress, Transaction
 from intarsia.core.prepare import Prepared, indexed_keys, prepare, settle_merge
+from intarsia.core.rehearsal import in_scratch, nowhere
 from intarsia.core.run import settled
 from intarsia.core.spark_note import as_stored
 from intarsia.engines.arrow import ArrowEngine
@@ -125,6 +128,14 @@ class DuckDBEngine:
             matches = self._match(plan, prepared, session, progress)
             plan = settled(plan, prepared, matches)
             return plan, self._stage(plan, matches, prepared, tx, session, progress)
+
+    def measuring(self, plan: Plan) -> AbstractContextManager[Staging | None]:
+        """DuckDB writes to this machine's disk, and to other storage otherwise than there."""
+        if plan.snapshot.spread is not None:  # whose files PyArrow writes
+            return nullcontext(nowhere())
+        if not isinstance(plan.snapshot.filesystem, pafs.LocalFileSystem):
+            return nullcontext(None)
+        return in_scratch(None if self.spool_dir is None else os.fspath(self.spool_dir))
 
     @contextmanager
     def _session(self, prepared: Prepared) -> Iterator[Session]:

@@ -18,6 +18,7 @@ from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress, Transaction
 from intarsia.core.prepare import Prepared
+from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Assign, Drop, Replace
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.placing import NewFile
@@ -69,7 +70,7 @@ class _Staging:
         jobs: list[Callable[[], StagedFile]] = [
             *(
                 (lambda file=file: self._new(file, dictionary))
-                if places and file.action.values is None
+                if places and file.action.values is None and self.tx.staging.writes
                 else (lambda file=file: placing.write(file, self.source, self.tx))
                 for file in self.files.new
             ),
@@ -126,8 +127,12 @@ class _Staging:
         self, task: Rewrite, scan: Scan, dictionary: int | None, foreseen: Mapping[str, bool]
     ) -> StagedFile:
         assert task.file.footer is not None
+        if not task.writes:
+            return rewrite(task, self.source)
         try:
             staged = self._rewritten(task, scan, dictionary, foreseen)
+        except ValuesRefused:
+            return rewrite(replace(task, writes=False), self.source)
         except OtherTypes:
             logger.debug("%s is written by PyArrow", task.file.path, exc_info=True)
             return rewrite(task, self.source)

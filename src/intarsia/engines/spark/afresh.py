@@ -20,11 +20,13 @@ from intarsia.core.matches import Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress, Transaction, Workplace
 from intarsia.core.prepare import Prepared
+from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Assign, Drop, Insert
 from intarsia.engines.arrow.afresh import Carried, carried_files, change_of
 from intarsia.engines.arrow.matching import MergeMatcher, SourceIndex
 from intarsia.engines.arrow.placing import SLICE_ROWS, Placing
 from intarsia.engines.arrow.predicates import settle_predicate
+from intarsia.engines.arrow.threads import in_line
 from intarsia.engines.spark.apart import Room
 from intarsia.engines.spark.carrying import (
     CarryWork,
@@ -126,22 +128,6 @@ def by_home(plan: Plan) -> list[FilePlan]:
     return [item for items in homes.values() for item in items]
 
 
-def in_line(items: Sequence[T], weights: Sequence[int], count: int) -> list[list[T]]:
-    """Neighbours in at most so many shares of about equal weight, none of them empty."""
-    target = max(sum(weights) / max(count, 1), 1)
-    shares: list[list[T]] = []
-    reached = -1
-    passed = 0.0
-    for item, weight in zip(items, weights, strict=True):
-        number = min(int((passed + weight / 2) / target), count - 1)
-        if number > reached:
-            shares.append([])
-            reached = number
-        shares[-1].append(item)
-        passed += weight
-    return shares
-
-
 def _carried(
     crew: Crew,
     probe: Probe,
@@ -225,6 +211,15 @@ def by_part(
     plan: Plan, inserts: Iterable[tuple[Any, pa.Array]], source: pa.Table
 ) -> list[tuple[Insert, pa.Array]]:
     """New rows, those of one partition one after the other."""
+    try:
+        return _by_part(plan, inserts, source)
+    except ValuesRefused:  # to be counted, wherever the rows would have gone
+        return list(inserts)
+
+
+def _by_part(
+    plan: Plan, inserts: Iterable[tuple[Any, pa.Array]], source: pa.Table
+) -> list[tuple[Insert, pa.Array]]:
     placing = new_placing(plan)
     spread = plan.snapshot.spread
     assert spread is not None

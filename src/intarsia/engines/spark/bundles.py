@@ -15,6 +15,7 @@ from intarsia.core.keys import arange
 from intarsia.core.matches import Hits
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Workplace
+from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action
 from intarsia.engines.arrow.placing import NewFile, Placing
 from intarsia.engines.arrow.rewrite import Rewrite, rewrite
@@ -108,12 +109,12 @@ def carry_bundles(work: WriteWork, jobs: Sequence[Bundle]) -> list[StagedFile]:
     return written(work.plan, work.workplace, pieces, lineage=any(job.files for job in jobs))
 
 
-def _carried(work: WriteWork, job: Bundle) -> Iterator[pa.Table]:
+def _carried(work: WriteWork, job: Bundle) -> Iterator[pa.Table | ValuesRefused]:
     batches = _batches(work, job)
     for _, item, hits, source in _known(work, job, batches):
         yield from carried_rows(item, hits, work.plan, work.workplace, actions=work.actions, source=source)
     for file, source in _new(work, job, batches):
-        yield work.placing.built(file.rows, file.action, source)
+        yield from work.placing.pieces(file.action, file.rows, source, work.workplace)
 
 
 def _batches(work: WriteWork, job: Bundle) -> list[pa.RecordBatch]:

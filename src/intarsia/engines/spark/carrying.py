@@ -14,11 +14,12 @@ from intarsia.core.intent import Delete, Update, Write
 from intarsia.core.matches import Hits
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Workplace
+from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action, Drop, Insert
 from intarsia.engines.arrow.afresh import Carried, prefix_of
 from intarsia.engines.arrow.fan_out import FreshForm, dealt_out
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher
-from intarsia.engines.arrow.placing import SLICE_ROWS, Placing
+from intarsia.engines.arrow.placing import Placing
 from intarsia.engines.arrow.predicates import predicate_hits
 from intarsia.engines.arrow.rewrite import Rewrite
 from intarsia.engines.spark.attempts import attempt_at
@@ -30,7 +31,7 @@ def copies(plan: Plan) -> bool:
 
 
 def written(
-    plan: Plan, workplace: Workplace, pieces: Iterable[pa.Table], *, lineage: bool
+    plan: Plan, workplace: Workplace, pieces: Iterable[pa.Table | ValuesRefused], *, lineage: bool
 ) -> list[StagedFile]:
     """Rows dealt out over new files of their partitions; ``lineage`` where they were there before.
 
@@ -49,7 +50,7 @@ def carried_rows(
     *,
     actions: tuple[Action, ...],
     source: pa.Table | None,
-) -> Iterator[pa.Table]:
+) -> Iterator[pa.Table | ValuesRefused]:
     """The rows that come in place of one file's; all of them where it is written anew without a hit."""
     task = Rewrite.of(item.file, hits, plan, workplace, actions=actions, label="")
     carried = Carried(task, copies=copies(plan) or not len(hits))
@@ -162,7 +163,7 @@ def carry_files(work: CarryWork, files: Sequence[FilePlan]) -> Share:
         return Share(seen)
     workplace = work.workplace
 
-    def pieces() -> Iterator[pa.Table]:
+    def pieces() -> Iterator[pa.Table | ValuesRefused]:
         for match in found:
             item, hits = match.plan, match.hits
             if (len(hits) or item.forced) and not _emptied(match, probe.actions):
@@ -212,8 +213,8 @@ class InsertWork:
 def insert_rows(work: InsertWork, job: Sequence[tuple[Insert, pa.Array]]) -> list[StagedFile]:
     """Write some source rows into new files."""
     pieces = (
-        work.placing.built(rows.slice(start, SLICE_ROWS), action, work.source)
+        piece
         for action, rows in job
-        for start in range(0, len(rows), SLICE_ROWS)
+        for piece in work.placing.pieces(action, rows, work.source, work.workplace)
     )
     return written(work.plan, work.workplace, pieces, lineage=False)

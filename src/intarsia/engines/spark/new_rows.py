@@ -15,6 +15,7 @@ from intarsia.core.keys import arange
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Transaction, Workplace
 from intarsia.core.prepare import Prepared
+from intarsia.core.refusals import ValuesRefused
 from intarsia.engines.arrow.matching import MergeMatcher
 from intarsia.engines.arrow.placing import Placing, all_rows
 from intarsia.engines.spark.afresh import new_placing
@@ -95,7 +96,9 @@ class DealRows:
             staged = written(self.plan, self.workplace, rows, lineage=False)
             yield sum(counts), staged
 
-    def _rows(self, batches: Iterator[pa.RecordBatch], counts: list[int]) -> Iterator[pa.Table]:
+    def _rows(
+        self, batches: Iterator[pa.RecordBatch], counts: list[int]
+    ) -> Iterator[pa.Table | ValuesRefused]:
         for rows in _gathered(batches, DEAL_BYTES):
             path = self.plan.snapshot.root
             source = restored(rows, self.wanted, operation=self.plan.operation, path=path)
@@ -104,7 +107,8 @@ class DealRows:
                 inserts = list(self.matcher.inserts_of(source, arange(source.num_rows)))
             for action, taken in inserts:
                 counts.append(len(taken))
-                yield self.placing.built(taken, action, source)
+                if self.workplace is not None:
+                    yield from self.placing.pieces(action, taken, source, self.workplace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,8 @@ from intarsia.core.prepare import MergeTerms, Prepared, prepared_merge, settle_m
 from intarsia.core.rule import Insert
 from intarsia.engines.arrow.matching import FileMatch, MergeMatcher, SourceIndex
 from intarsia.engines.arrow.placing import NewFile, Placing
-from intarsia.engines.spark.afresh import TASK_ROWS, by_home, by_part, cut, in_line
+from intarsia.engines.arrow.threads import in_line
+from intarsia.engines.spark.afresh import TASK_ROWS, by_home, by_part, cut
 from intarsia.engines.spark.bundles import Bundle, WriteWork, bundled, carry_bundles, write_bundle
 from intarsia.engines.spark.crew import Crew
 from intarsia.engines.spark.jobs import light, with_one_file

@@ -39,7 +39,7 @@ def room_for(
     if table is None or table.nbytes <= INLINE_BYTES:
         yield None
         return
-    if workplace is not None:
+    if workplace is not None and not workplace.staging.discards:
         yield workplace.staging  # what lies there goes with the transaction
         return
     place = workspace(spark, beside(plan.snapshot), spool_dir)
