@@ -46,6 +46,7 @@ from intarsia.request import (
     bytes_per_file,
     column_names,
     iceberg_table,
+    is_condition,
     key_pairs,
     merge_rule,
     one_of,
@@ -121,7 +122,8 @@ def merge(
         (1, 1)
     """
     with operation_log(log, "merge", shown(target)):
-        request = requested(engine, target, options, source, dry_run=dry_run)
+        sql = (on if is_condition(on) else None, clauses)
+        request = requested("merge", engine, target, options, source=source, sql=sql, dry_run=dry_run)
         rule = merge_rule(strategy, clauses, request.dialect)
         intent = Merge(
             rule=rule,
@@ -153,7 +155,7 @@ def delete(
         ColumnNotFound, InputError: ``where`` does not fit the table.
     """
     with operation_log(log, "delete", shown(target)):
-        request = requested(engine, target, options, dry_run=dry_run)
+        request = requested("delete", engine, target, options, sql=(where,), dry_run=dry_run)
         if where is None:
             raise InputError("a predicate is needed.", hint='pass where="true" to delete every row.')
         predicate = predicate_of(where, request.dialect)
@@ -179,7 +181,7 @@ def update(
         ColumnNotFound, InputError: a column, a value or ``where`` does not fit the table.
     """
     with operation_log(log, "update", shown(target)):
-        request = requested(engine, target, options, dry_run=dry_run)
+        request = requested("update", engine, target, options, sql=(assignments, where), dry_run=dry_run)
         parsed = parse_assignments(assignments, dialect=request.dialect)
         predicate = None if where is None else predicate_of(where, request.dialect)
         return request.carry_out(Update(parsed, predicate, **request.writing))
@@ -223,7 +225,7 @@ def write(
         CommitConflict: another writer kept getting in between.
     """
     with operation_log(log, "write", shown(target)), ExitStack() as stack:
-        request = requested(engine, target, options, source, dry_run=dry_run)
+        request = requested("write", engine, target, options, source=source, sql=(where,), dry_run=dry_run)
         intent = Write(
             mode=one_of(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
             partition_columns=None if partition_by is None else column_names(partition_by, "partition_by"),
@@ -252,7 +254,7 @@ def compact(
     Idempotent: run again, it finds nothing to do. Rows and their order within a file stay.
     """
     with operation_log(log, "compact", shown(target)):
-        request = requested(engine, target, options, dry_run=dry_run)
+        request = requested("compact", engine, target, options, dry_run=dry_run)
         size = bytes_per_file(target_mb_per_file, target_rows_per_file)
         intent = Compact(size, target_rows_per_file, partition_filter, **request.writing)
         return request.carry_out(intent)
@@ -278,7 +280,7 @@ def optimize(
     plain order of the columns. NULLs come last. ``deduplicate_on`` leaves one row per key meanwhile.
     """
     with operation_log(log, "optimize", shown(target)):
-        request = requested(engine, target, options, dry_run=dry_run)
+        request = requested("optimize", engine, target, options, dry_run=dry_run)
         intent = Optimize(
             by=column_names(by, "by"),
             curve=one_of(curve, "curve", ("zorder", "hilbert", "linear")),
@@ -312,7 +314,7 @@ def deduplicate(
     are rewritten. Idempotent.
     """
     with operation_log(log, "deduplicate", shown(target)):
-        request = requested(engine, target, options, dry_run=dry_run)
+        request = requested("deduplicate", engine, target, options, dry_run=dry_run)
         intent = Deduplicate(
             keys=column_names(on, "on"),
             order_by=column_names(order_by, "order_by"),
@@ -365,7 +367,7 @@ def iceberg(
 def snapshot(target: Target, **options: Any) -> Snapshot:
     """One consistent state of a table, also while a commit is under way or after a crash."""
     with operation_log(log, "snapshot", shown(target)):
-        return requested("auto", target, options).table.snapshot()
+        return requested("snapshot", "auto", target, options).table.snapshot()
 
 
 def inspect(target: Target, **options: Any) -> Inspection:
@@ -375,7 +377,7 @@ def inspect(target: Target, **options: Any) -> Inspection:
         NothingMatched: there is no such table.
     """
     with operation_log(log, "inspect", shown(target)):
-        found = requested("auto", target, options).table.snapshot()
+        found = requested("inspect", "auto", target, options).table.snapshot()
         check_exists(found, "inspect")
         return inspect_snapshot(found)
 
@@ -411,7 +413,7 @@ def read(
         1
     """
     with operation_log(log, "read", shown(target)):
-        request = requested("arrow", target, options)
+        request = requested("read", "arrow", target, options, sql=(where,))
         threads = int(options.get("threads") or os.cpu_count() or 1)
         for attempt in range(_READ_ATTEMPTS):
             scan = _scan(request, columns, where)
@@ -442,6 +444,6 @@ def recover(target: Target, **options: Any) -> tuple[str, ...]:
     Never needed: the next operation that writes does the same.
     """
     with operation_log(log, "recover", shown(target)):
-        table = requested("auto", target, options).table
+        table = requested("recover", "auto", target, options).table
         done = table.recover()
         return (*done, *tell_spark(table)) if done else done

@@ -31,6 +31,7 @@ __all__ = [
     "Waiting",
     "check_engine",
     "chosen_engine",
+    "engines_for",
     "is_duckdb",
     "is_spark",
 ]
@@ -156,6 +157,24 @@ def chosen_engine(engine: Any, options: Mapping[str, Any], source: Any) -> Waiti
         f"Unknown engine {engine!r}.",
         hint='engines are "auto", "arrow", "duckdb", "spark", a DuckDB connection and a SparkSession.',
     )
+
+
+def engines_for(engine: Any, operation: str, source: Any) -> frozenset[str]:
+    """The engines that may do the work; with ``auto`` where the memory budget chooses, and ``object`` for
+    one that the caller made, whose options are its own. Nothing where no rows are moved.
+    """
+    if operation in ("inspect", "snapshot", "recover"):
+        return frozenset()
+    if isinstance(engine, str) and engine == "auto":
+        if is_spark(source):
+            return frozenset(("spark",))
+        by_size = source is not None or operation in ("optimize", "deduplicate")
+        return frozenset(("auto", "arrow", *(("duckdb",) if by_size else ())))
+    if isinstance(engine, Opening) or (is_spark(engine) and hasattr(engine, "createDataFrame")):
+        return frozenset(("spark",))
+    if isinstance(engine, str):
+        return frozenset(("arrow" if engine == "pyarrow" else engine,))
+    return frozenset(("duckdb" if is_duckdb(engine) else "object",))
 
 
 def check_engine(engine: Any) -> None:

@@ -18,6 +18,14 @@ from intarsia.common.lazy import optional_module
 from intarsia.common.names import near_names
 from intarsia.common.paths import find_input_files, path_text, shown_path
 from intarsia.common.source import Source
+from intarsia.core.effects import (
+    ENGINE_OPTIONS,
+    OPTIONS,
+    Call,
+    SourceKind,
+    check_options,
+    check_write_options,
+)
 from intarsia.core.expr import Expr
 from intarsia.core.intent import Intent, Merge, Write, WriteOptions
 from intarsia.core.merge import listed_columns, normalize_keys
@@ -27,7 +35,7 @@ from intarsia.core.rehearsal import MEASURED_BYTES
 from intarsia.core.report import MergeResult
 from intarsia.core.rule import Assign, Clause, Insert, Rule, strategy_rule
 from intarsia.core.run import look, run, silent
-from intarsia.engine_choice import Waiting, chosen_engine
+from intarsia.engine_choice import Waiting, chosen_engine, engines_for, is_spark
 from intarsia.error_terms import in_terms_of
 from intarsia.errors import InputError, NotSupported
 from intarsia.show.progress import Terminal, for_terminal
@@ -44,10 +52,14 @@ __all__ = [
     "Request",
     "Target",
     "bytes_per_file",
+    "call_of",
+    "check_values",
     "check_whole",
     "column_names",
     "engine_options",
+    "has_sql",
     "iceberg_table",
+    "is_condition",
     "key_pairs",
     "merge_rule",
     "one_of",
@@ -81,23 +93,9 @@ TABLE_OPTIONS = (
     "retain",
 )
 ICEBERG_OPTIONS = ("branch", "mode")
-_ENGINE_OPTIONS = ("threads", "memory_bytes", "tasks", "broadcast_bytes")
 _WRITE_OPTIONS = tuple(field.name for field in fields(WriteOptions))
 _SPOOL_OPTIONS = ("spool_bytes", "spool_dir")
-_SOURCE_OPTIONS = ("naive_timestamps",)
-_DRY_OPTIONS = ("measured_bytes",)
-"""Those that only a dry run has."""
-_OTHER_OPTIONS = ("columns", "dialect", "progress", "properties", "app_id", "batch_id")
-ALL_OPTIONS = (
-    *TABLE_OPTIONS,
-    *ICEBERG_OPTIONS,
-    *_ENGINE_OPTIONS,
-    *_WRITE_OPTIONS,
-    *_SPOOL_OPTIONS,
-    *_SOURCE_OPTIONS,
-    *_DRY_OPTIONS,
-    *_OTHER_OPTIONS,
-)
+ALL_OPTIONS = tuple(OPTIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +128,8 @@ class Request:
 
         Progress is shown from here on, until the stack is left.
         """
+        if intent.options != WriteOptions():  # before a source is read, which may take long
+            check_write_options(intent, self.table.snapshot())
         progress = stack.enter_context(self._watched(intent))
         progress("read source", 0, 0)
         options = dict(self.spool)
@@ -145,8 +145,6 @@ class Request:
                 "types": _with_declared(target.schema if target.files else None, self.columns),
                 "declared": () if self.columns is None else tuple(self.columns.names),
             }
-        elif self.columns is not None:
-            raise InputError("columns= declares the types of text files, and the source is no path.")
         if self.naive_timestamps == "utc":
             options["utc_for"] = self.table.snapshot().schema
         if self.engine.waits:
@@ -210,28 +208,31 @@ def tell_spark(table: Table, engine: Any = None) -> tuple[str, ...]:
 
 
 def requested(
-    engine: Any, target: Target, options: Mapping[str, Any], source: Any = None, *, dry_run: bool = False
+    operation: str,
+    engine: Any,
+    target: Target,
+    options: Mapping[str, Any],
+    *,
+    source: Any = None,
+    sql: Iterable[Any] = (),
+    dry_run: bool = False,
 ) -> Request:
-    """What a call was given besides its own arguments. Raises InputError on an option that is not known."""
-    unknown = [name for name in options if name not in ALL_OPTIONS]
-    if unknown:
-        near = [other for name in unknown for other in near_names(name, ALL_OPTIONS)]
-        every = f"options are {', '.join(sorted(ALL_OPTIONS))}."
-        raise InputError(
-            f"there is no option {', '.join(map(repr, unknown))}.",
-            hint=f"did you mean {', '.join(near)}?" if near else every,
-        )
-    _check_numbers(options)
-    _check_kinds({**options, "dry_run": dry_run})
-    if options.get("measured_bytes") is not None and not dry_run:
-        raise InputError("measured_bytes= is for dry runs, and this is none.", hint="leave it out.")
+    """What a call was given besides its own arguments; ``sql`` are those of them that may hold SQL text.
+
+    Raises:
+        InputError: an option that is not known, is no such value, or could have no effect.
+    """
+    check_values({**options, "dry_run": dry_run})
     table_options = {n: options[n] for n in (*TABLE_OPTIONS, *ICEBERG_OPTIONS) if n in options}
+    table = _table(target, table_options, source)
+    call = call_of(operation, engine, target, source=source, sql=[*sql, options.get("columns")])
+    check_options(replace(call, dry_run=dry_run), options)
     properties = dict(options.get("properties") or {})
     properties |= {n: str(options[n]) for n in ("app_id", "batch_id") if options.get(n) is not None}
     return Request(
-        table=_table(target, table_options, source),
+        table=table,
         engine=chosen_engine(engine, engine_options(options), source),
-        write=_write_options({name: options[name] for name in _WRITE_OPTIONS if name in options}),
+        write=_write_options(options),
         dialect=options.get("dialect"),
         progress=_progress(options.get("progress")),
         spool={name: options[name] for name in _SPOOL_OPTIONS if options.get(name) is not None},
@@ -240,10 +241,66 @@ def requested(
         dry_run=bool(dry_run),
         columns=_declared(options.get("columns"), options.get("dialect")),
         measured_bytes=_given(options, "measured_bytes", MEASURED_BYTES),
-        naive_timestamps=one_of(
-            options.get("naive_timestamps") or "error", "naive_timestamps", ("error", "utc")
-        ),
+        naive_timestamps=options.get("naive_timestamps") or "error",
     )
+
+
+def call_of(
+    operation: str, engine: Any, target: Target, *, source: Any = None, sql: Iterable[Any] = ()
+) -> Call:
+    """What the arguments of a call say of the options that can have an effect in it."""
+    has_source = operation in ("merge", "write")
+    return Call(
+        operation,
+        target=_kind_of_target(target),
+        engines=engines_for(engine, operation, source),
+        source=_kind_of_source(source) if has_source else "none",
+        has_sql=has_sql(list(sql)),
+    )
+
+
+def _kind_of_target(target: Target) -> Literal["path", "parquet", "iceberg"]:
+    if isinstance(target, (str, os.PathLike)):
+        return "path"
+    return "iceberg" if is_iceberg(target) or hasattr(target, "choosing") else "parquet"
+
+
+def _kind_of_source(source: Any) -> SourceKind:
+    if _has_paths(source):
+        return "paths"
+    return "frame" if is_spark(source) else "rows"
+
+
+def has_sql(value: Any) -> bool:
+    """Whether there is SQL text in an argument: a condition, assignments, clauses, names of types."""
+    match value:
+        case str():
+            return True
+        case Mapping():
+            return any(map(has_sql, value.values()))
+        case Clause():
+            values = getattr(value.action, "values", None)
+            return isinstance(value.condition, str) or has_sql(dict(values or ()))
+        case list() | tuple():
+            return any(map(has_sql, value))
+    return False
+
+
+def check_values(options: Mapping[str, Any]) -> None:
+    """Raise InputError on an option that is not known, or whose value is none that it can have."""
+    given = {name: value for name, value in options.items() if name != "dry_run"}
+    unknown = [name for name in given if name not in ALL_OPTIONS]
+    if unknown:
+        near = [other for name in unknown for other in near_names(name, ALL_OPTIONS)]
+        every = f"options are {', '.join(sorted(ALL_OPTIONS))}."
+        raise InputError(
+            f"there is no option {', '.join(map(repr, unknown))}.",
+            hint=f"did you mean {', '.join(near)}?" if near else every,
+        )
+    _check_numbers(options)
+    _check_kinds(options)
+    _write_options(options)
+    one_of(options.get("naive_timestamps") or "error", "naive_timestamps", ("error", "utc"))
 
 
 def _given(options: Mapping[str, Any], name: str, default: Any) -> Any:
@@ -276,12 +333,12 @@ def _with_declared(known: pa.Schema | None, declared: pa.Schema | None) -> pa.Sc
 
 def engine_options(options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of the options that are an engine's."""
-    known = (*_ENGINE_OPTIONS, "spool_dir")
+    known = (*ENGINE_OPTIONS, "spool_dir")
     return {name: options[name] for name in known if options.get(name) is not None}
 
 
 def _check_numbers(options: Mapping[str, Any]) -> None:
-    for name in (*_ENGINE_OPTIONS, *_DRY_OPTIONS, "spool_bytes", "retain", "lock_timeout"):
+    for name in (*ENGINE_OPTIONS, "measured_bytes", "spool_bytes", "retain", "lock_timeout"):
         value = options.get(name)
         kinds = (int, float) if name == "lock_timeout" else int
         if value is not None and (isinstance(value, bool) or not isinstance(value, kinds) or not value >= 0):
@@ -328,12 +385,14 @@ def _check_paths(source: Any, filesystem: Any) -> None:
 
 def _table(target: Target, options: Mapping[str, Any], source: Any) -> Table:
     chosen = {name: options[name] for name in ICEBERG_OPTIONS if options.get(name) is not None}
+    is_path = isinstance(target, (str, os.PathLike))
+    if chosen and (is_path or (_is_table(target) and not hasattr(target, "choosing"))):
+        raise InputError(
+            f"{', '.join(f'{name}=' for name in chosen)} goes with an Iceberg table, not with"
+            f" {'a path' if is_path else 'a Parquet dataset'}.",
+            hint='name the table: intarsia.iceberg("db.orders", catalog=...).',
+        )
     if isinstance(target, (str, os.PathLike)):
-        if chosen:
-            raise InputError(
-                f"{', '.join(f'{name}=' for name in chosen)} goes with an Iceberg table, not with a path.",
-                hint='name the table: intarsia.iceberg("db.orders", catalog=...).',
-            )
         given = {n: options[n] for n in TABLE_OPTIONS if options.get(n) is not None}
         text = path_text(target, "A target")
         if not _PATTERN.search(text.partition("?")[0] if "://" in text else text):
@@ -402,7 +461,7 @@ def _is_table(value: Any) -> bool:
 
 
 def _write_options(given: Mapping[str, Any]) -> WriteOptions:
-    options = WriteOptions(**{name: value for name, value in given.items() if value is not None})
+    options = WriteOptions(**{name: given[name] for name in _WRITE_OPTIONS if given.get(name) is not None})
     for name in ("row_group_size", "max_rows_per_file", "batch_rows"):
         check_whole(name, getattr(options, name))
     one_of(options.int96, "int96", ("keep", "convert"))
@@ -424,9 +483,14 @@ def _check_codec(codec: Any) -> None:
         raise InputError(f"Unknown compression {codec!r}; it must be one of {', '.join(_CODECS)}.")
 
 
+def is_condition(on: Any) -> bool:
+    """Whether ``on=`` is a condition and not names of columns."""
+    return isinstance(on, str) and _CONDITION.search(on) is not None
+
+
 def key_pairs(on: Any, dialect: str | None) -> dict[str, Any]:
     """What ``on=`` says, as fields of an intent: key columns of both sides, and what else it asks."""
-    if not (isinstance(on, str) and _CONDITION.search(on)):
+    if not is_condition(on):
         keys = tuple(normalize_keys(on))
         return {"keys": keys, "source_keys": keys}
     pairs, rest = parse_merge_condition(on, dialect=dialect)

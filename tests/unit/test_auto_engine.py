@@ -138,7 +138,7 @@ def test_an_older_duckdb_is_not_chosen(root, monkeypatch):
 def test_an_engine_that_is_named_needs_no_reason(root):
     for engine in ("arrow", "duckdb"):
         if engine == "arrow" or importlib.util.find_spec(engine):
-            plan = _plan("merge", root, engine=engine, memory_bytes=LITTLE)
+            plan = _plan("merge", root, engine=engine)
             assert (plan.engine, plan.engine_reason) == (engine, "")
 
 

@@ -64,8 +64,9 @@ def _with_clauses(given: dict[str, Any]) -> dict[str, Any]:
         raise click.UsageError("Name the key columns with --key, or a condition with --on; one of the two.")
     if texts and given["strategy"]:
         raise click.UsageError("--when stands instead of --strategy; give one of the two.")
-    clauses = [clause for text in texts for clause in parse_clauses(text, dialect=given["dialect"])]
-    return _with_sources(given) | {"on": condition or list(keys), "clauses": clauses or None}
+    for text in texts:  # what is no clause is refused before an engine is started
+        parse_clauses(text, dialect=given["dialect"])
+    return _with_sources(given) | {"on": condition or list(keys), "clauses": list(texts) or None}
 
 
 def running_command(operation: Operation) -> click.Command:

@@ -28,6 +28,7 @@ from intarsia.core.candidates import (
     key_table,
 )
 from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.intent import ROWS_PER_FILE
 from intarsia.core.keys import KeyIndex, flat
 from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.plan import FilePlan, Plan
@@ -74,6 +75,7 @@ class _UnaskedNumber(int):
 
 _SNAPPY = _UnaskedText("snappy")
 _ROW_GROUP_SIZE = _UnaskedNumber(500_000)
+_ROWS_PER_FILE = _UnaskedNumber(ROWS_PER_FILE)
 
 
 def merge(
@@ -86,7 +88,7 @@ def merge(
     partition_by: Columns | None = None,
     filesystem: Any = None,
     compression: str = _SNAPPY,
-    max_rows_per_file: int = 5_000_000,
+    max_rows_per_file: int = _ROWS_PER_FILE,
     row_group_size: int = _ROW_GROUP_SIZE,
     **options: Any,
 ) -> MergeResult:
@@ -122,7 +124,7 @@ def merge(
         filesystem=filesystem,
         compression=None if isinstance(compression, _UnaskedText) else compression,
         row_group_size=None if isinstance(row_group_size, _UnaskedNumber) else row_group_size,
-        max_rows_per_file=max_rows_per_file,
+        max_rows_per_file=None if isinstance(max_rows_per_file, _UnaskedNumber) else max_rows_per_file,
         **options,
     )
 

@@ -14,6 +14,8 @@ MISSING: tuple[str, ...] = get_args(Missing)
 Predicate = Any
 """An Expr of ours, or a pyarrow.compute.Expression; None means every row."""
 
+ROWS_PER_FILE = 5_000_000
+
 
 @dataclass(frozen=True, slots=True)
 class WriteOptions:
@@ -21,11 +23,16 @@ class WriteOptions:
 
     compression: str | None = None
     row_group_size: int | None = None
-    max_rows_per_file: int = 5_000_000
+    max_rows_per_file: int | None = None
     batch_rows: int | None = None
     """The most rows handled at once; None lets a row group decide."""
     int96: Literal["keep", "convert"] = "keep"
     """Whether INT96 columns of files that are written stay so, or become TIMESTAMP(MICROS) in UTC."""
+
+    @property
+    def rows_per_file(self) -> int:
+        """The most rows of a new file."""
+        return self.max_rows_per_file or ROWS_PER_FILE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -53,7 +53,7 @@ def count_new_files(plan: Plan, prepared: Prepared, matches: Matches) -> NewFile
         return _of_spread(plan, prepared, matches)
     if matches.inserted and not matches.inserts:
         return NewFiles(1, "rows of the source stay on executors, which write them")
-    most = plan.intent.options.max_rows_per_file
+    most = plan.intent.options.rows_per_file
     counts = _rows_of_partitions(plan, prepared, matches)
     return NewFiles(sum(-(-rows // most) for rows in counts))
 
@@ -88,7 +88,7 @@ def _of_spread(plan: Plan, prepared: Prepared, matches: Matches) -> NewFiles:
         least = max(len(parts), 1)
         return NewFiles(least, "rows that are copied are dealt out over partitions while they are written")
     large = prepared.table.nbytes > (snapshot.target_bytes or 1 << 62)
-    most = min(_FEW_ROWS, plan.intent.options.max_rows_per_file)
+    most = min(_FEW_ROWS, plan.intent.options.rows_per_file)
     if matches.inserted > most or large or len(matches.inserts) > 1:
         return NewFiles(len(parts), "several writers cut files at the table's size while they write")
     return NewFiles(len(parts))

@@ -9,6 +9,7 @@ from dataclasses import replace
 from intarsia.common.log import logger
 from intarsia.common.source import Source
 from intarsia.core.change import Change, Committed, Staging
+from intarsia.core.effects import check_write_options
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Matches
@@ -89,12 +90,14 @@ def look(intent: Intent, table: Table) -> Plan:
 
     Raises what names, types and the table's state alone make impossible.
     """
-    snapshot = _own(table.snapshot())
+    snapshot = _own(table.snapshot(), intent)
     return make_plan(prepare(intent, snapshot, None), snapshot)
 
 
-def _own(snapshot: Snapshot) -> Snapshot:
-    """The snapshot; raises InputError where its files have a journal and a lock under another root."""
+def _own(snapshot: Snapshot, intent: Intent) -> Snapshot:
+    """The snapshot; raises InputError where its files have a journal and a lock under another root, and
+    for options that could have no effect on them."""
+    check_write_options(intent, snapshot)
     if snapshot.others is not None:
         raise InputError(
             f"{snapshot.root} {snapshot.others}.",
@@ -135,7 +138,7 @@ def _rehearsed(
 ) -> tuple[Plan, Change | None]:
     """The plan, and what it would do to files; None where they are too large to be encoded for that."""
     progress("list target", 0, 0)
-    snapshot = _typed(_own(table.snapshot()), source, intent)
+    snapshot = _typed(_own(table.snapshot(), intent), source, intent)
     progress("plan", 0, 0)
     prepared = engine.prepare(intent, snapshot, source)
     plan = _planned(prepared, snapshot, engine, reason=reason, progress=progress)
@@ -243,7 +246,7 @@ def run(
         progress("list target", 0, 0)
         try:
             with table.transaction(intent.operation) as tx:
-                seen = _own(tx.snapshot)
+                seen = _own(tx.snapshot, intent)
                 if (note := _done_before(intent, tx)) is not None:
                     log.info("%s %s: %s", intent.operation, seen.root, note)
                     return _skipped(intent, seen, engine, begun, source=source, note=note)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import warnings
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import pyarrow as pa
 
 from intarsia import api
 from intarsia.common.log import logger, operation_log
+from intarsia.core.effects import ENGINE_OPTIONS, OPTIONS, Call, check_options, options_with_effect
 from intarsia.core.incremental import merge, partition_names
 from intarsia.core.plan import Plan
 from intarsia.core.report import MergeResult, WriteDatasetResult, metadata_of
@@ -22,8 +24,9 @@ from intarsia.datasets.statistics import (
     maintenance_statistics,
     optimize_statistics,
 )
+from intarsia.engine_choice import engines_for
 from intarsia.errors import InputError
-from intarsia.request import TABLE_OPTIONS, shown
+from intarsia.request import TABLE_OPTIONS, call_of, shown
 from intarsia.tables.parquet import ParquetTable
 
 log = logger(__name__)
@@ -34,6 +37,12 @@ Columns = str | Sequence[str]
 
 _MODES = ("append", "overwrite", "overwrite_partitions")
 _REWRITE_MODES = ("full", "incremental")
+_POSITIONS = {
+    "merge": ("source", "target"),
+    "write": ("source", "target"),
+    "delete": ("target", "where"),
+    "update": ("target", "assignments", "where"),
+}
 
 
 class DatasetIO:
@@ -50,10 +59,30 @@ class DatasetIO:
     backend: ClassVar[str] = "pyarrow"
 
     def __init__(self, filesystem: Any = None, **options: Any) -> None:
+        own = {name: value for name, value in options.items() if name in ENGINE_OPTIONS[1:]}
+        check_options(Call("this IO", engines=engines_for(self.engine, "merge", None)), own)
         self._options = {**options, "filesystem": filesystem, "engine": self.engine}
 
-    def _with(self, options: dict[str, Any]) -> dict[str, Any]:
-        return {**self._options, **options}
+    def _with(
+        self,
+        operation: str,
+        path: Any,
+        options: dict[str, Any],
+        *,
+        source: Any = None,
+        strategy: str = "upsert",
+        sql: Sequence[Any] = (),
+    ) -> dict[str, Any]:
+        """A call's options, and those of every call that have an effect in this one."""
+        adds = operation == "write" or (operation == "merge" and strategy_rule(strategy).inserts)
+        call = replace(
+            call_of(operation, self._options["engine"], path, source=source, sql=sql),
+            adds_files=adds,
+            reads_rows=operation != "write",
+        )
+        rest = {name: value for name, value in self._options.items() if name not in OPTIONS}
+        shared = {name: value for name, value in self._options.items() if name in OPTIONS}
+        return {**rest, **options_with_effect(call, shared), **options}
 
     def read_parquet(
         self,
@@ -95,7 +124,10 @@ class DatasetIO:
 
     def plan(self, operation: str, *args: Any, **options: Any) -> Plan:
         """The plan of any operation, by its name, on this engine; see :func:`intarsia.plan`."""
-        return api.plan(operation, *args, **self._with(options))
+        given = dict(zip(_POSITIONS.get(operation, ("target",)), args, strict=False)) | options
+        source, where = given.get("source"), given.get("where")
+        asked = self._with(operation, given.get("target"), options, source=source, sql=(where,))
+        return api.plan(operation, *args, **asked)
 
     def table(self, path: Path) -> ParquetTable:
         """The dataset as a table, with this IO's options; what every ``path`` may also be given as."""
@@ -126,7 +158,8 @@ class DatasetIO:
         """
         with operation_log(log, "write", shown(path)):
             names = partition_names(partition_columns, partition_by)
-        result = api.write(data, path, mode=mode, partition_by=names, **self._with(options))
+        asked = self._with("write", path, options, source=data, sql=(options.get("where"),))
+        result = api.write(data, path, mode=mode, partition_by=names, **asked)
         files = metadata_of(result)
         return WriteDatasetResult(files, sum(file.row_count for file in files), mode, self.backend)
 
@@ -198,18 +231,19 @@ class DatasetIO:
             partition_columns=partition_columns,
             partition_by=partition_by,
             dedup_order_by=dedup_order_by,
-            **self._with(options),
+            **self._with("merge", path, options, source=data, strategy=strategy),
         )
 
     def delete(self, path: Path, where: Any, **options: Any) -> MergeResult:
         """Delete the rows for which ``where`` is TRUE; see :func:`intarsia.delete`."""
-        return api.delete(path, where, **self._with(options))
+        return api.delete(path, where, **self._with("delete", path, options, sql=(where,)))
 
     def update(
         self, path: Path, assignments: dict[str, Any], where: Any = None, **options: Any
     ) -> MergeResult:
         """Assign columns of the rows for which ``where`` is TRUE; see :func:`intarsia.update`."""
-        return api.update(path, assignments, where, **self._with(options))
+        asked = self._with("update", path, options, sql=(assignments, where))
+        return api.update(path, assignments, where, **asked)
 
     def compact_parquet_dataset(
         self,
@@ -235,7 +269,7 @@ class DatasetIO:
             target_rows_per_file=target_rows_per_file,
             partition_filter=partition_filter,
             dry_run=dry_run,
-            **self._with(options),
+            **self._with("compact", path, options),
         )
         return maintenance_statistics(result)
 
@@ -267,7 +301,7 @@ class DatasetIO:
             deduplicate_on=deduplicate_key_columns,
             dedup_order_by=dedup_order_by,
             dry_run=dry_run,
-            **self._with(options),
+            **self._with("optimize", path, options),
         )
         return optimize_statistics(result)
 
@@ -291,7 +325,7 @@ class DatasetIO:
             order_by=dedup_order_by,
             partition_filter=partition_filter,
             dry_run=dry_run,
-            **self._with(options),
+            **self._with("deduplicate", path, options),
         )
         return deduplicate_statistics(result)
 

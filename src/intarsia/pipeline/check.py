@@ -9,6 +9,7 @@ from typing import Any, get_type_hints
 
 from intarsia.common.names import suggestion
 from intarsia.common.partition_filter import parse_partition_filter
+from intarsia.core.effects import Call, check_options
 from intarsia.core.rule import Clause
 from intarsia.engine_choice import check_engine
 from intarsia.errors import InputError, NotSupported
@@ -39,10 +40,12 @@ from intarsia.request import (
     ICEBERG_OPTIONS,
     TABLE_OPTIONS,
     bytes_per_file,
+    check_values,
+    has_sql,
+    is_condition,
     key_pairs,
     merge_rule,
     predicate_of,
-    requested,
 )
 from intarsia.sql.parse import parse_assignments
 
@@ -147,8 +150,11 @@ class _Check:
                 self._known(place, "source", step.source, self.pipeline.sources)
             self._options(f"{place} options", step.options, StepOptions)
             with self.at(f"{place} options"):
-                requested("arrow", _NoTable(), step.options)
+                check_values(step.options)
             self._step(place, step)
+            if not isinstance(step, Expect):
+                with self.at(f"{place} options"):
+                    check_options(self._call(step), step.options)
 
     def _step(self, place: str, step: Step) -> None:
         dialect = step.options.get("dialect")
@@ -182,6 +188,23 @@ class _Check:
                     parse_partition_filter(step.partition_filter)
                 with self.at(place):
                     bytes_per_file(step.target_mb_per_file, step.target_rows_per_file)
+
+    def _call(self, step: Step) -> Call:
+        """What a step does as far as it says; on which engine is said when it runs."""
+        on = step.on if is_condition(step.on) else None
+        adds = isinstance(step, Write)
+        if isinstance(step, Merge):
+            adds = merge_rule(
+                step.strategy or "upsert", clauses_of(step), step.options.get("dialect")
+            ).inserts
+        return Call(
+            step.operation,
+            target="parquet",
+            source="rows" if isinstance(step, (Merge, Write)) else "none",
+            has_sql=has_sql((on, step.when, step.where, dict(step.set))),
+            reads_rows=not isinstance(step, Write) or step.where is not None,
+            adds_files=adds or self.pipeline.targets[needed(step.target)].kind == "iceberg",
+        )
 
     def _expect(self, place: str, step: Expect) -> None:
         if (step.source is None) == (step.target is None):
@@ -252,12 +275,6 @@ class _Check:
             circle = _way_back(start, flows)
             if circle:
                 raise self.wrong("[[steps]]", f"the data goes round in a circle: {' -> '.join(circle)}.")
-
-
-class _NoTable:
-    """Stands for a table where only the options of a call are looked at."""
-
-    snapshot = transaction = None
 
 
 def _way_back(start: str, flows: dict[str, list[str]]) -> Sequence[str]:

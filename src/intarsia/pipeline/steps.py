@@ -6,7 +6,7 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, assert_never
 
 import pyarrow as pa
@@ -14,10 +14,12 @@ import pyarrow.fs as pafs
 
 from intarsia import api
 from intarsia.common.names import listed_names
+from intarsia.core.effects import Call, SourceKind, options_with_effect
 from intarsia.core.files import Snapshot
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.core.run import silent
+from intarsia.engine_choice import engines_for
 from intarsia.errors import InputError
 from intarsia.pipeline import inputs
 from intarsia.pipeline.check import clauses_of
@@ -44,6 +46,9 @@ from intarsia.tables.parquet import ParquetTable
 
 MOST_REHEARSED = 256 << 20
 """Bytes of input and target up to which a dry run carries steps out on a copy in a scratch directory."""
+
+
+_Change = Merge | Write | Delete | Update | Compact | Optimize | Deduplicate
 
 
 @dataclass(slots=True)
@@ -181,13 +186,31 @@ def carry_out(
     if isinstance(step, Expect):
         return _expect(step, shop, there, progress)
     target = shop.table(needed(step.target))
-    common = {
-        "engine": shop.engine,
-        "dry_run": dry_run,
-        "progress": progress,
-        **step.options,
-        **(extra or {}),
-    }
+    options, notes = _options_for(step, shop)
+    common = {"engine": shop.engine, "dry_run": dry_run, "progress": progress, **options, **(extra or {})}
+    result = _called(step, shop, there, target, common)
+    return replace(result, notes=(*result.notes, *notes)) if notes else result
+
+
+def _options_for(step: _Change, shop: Workshop) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """A step's options, and what is to be said of those that have an effect on other engines only.
+
+    These are left out and not refused: a pipeline may be run on any engine, and say how on each.
+    """
+    engines = engines_for(shop.engine, step.operation, None)
+    rows: SourceKind = "none" if step.source is None else "frame" if "spark" in engines else "rows"
+    call = Call(step.operation, engines=engines, source=rows)
+    here = options_with_effect(call, step.options)
+    anywhere = options_with_effect(Call(step.operation, source=rows), step.options)
+    left_out = [name for name in anywhere if name not in here]
+    kept = {name: value for name, value in step.options.items() if name not in left_out}
+    shown = ", ".join(f"{name}=" for name in left_out)
+    return kept, (f"Left out, since this engine has no use for it: {shown}.",) if left_out else ()
+
+
+def _called(
+    step: _Change, shop: Workshop, there: Arrived | None, target: Any, common: Mapping[str, Any]
+) -> MergeResult:
     match step:
         case Merge():
             return api.merge(

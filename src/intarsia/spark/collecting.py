@@ -18,7 +18,7 @@ __all__ = ["collected", "interruptible"]
 
 R = TypeVar("R")
 
-_PATIENCE = 1.5
+_PATIENCE = 1.0
 """Seconds that Ctrl-C waits for jobs to end; those that need longer are seen to without it."""
 _AGAIN = 0.2
 

@@ -36,7 +36,7 @@ _READ_AGAIN = (
 )
 _MORE_MEMORY = (
     "give executors more memory (spark.executor.memory, spark.executor.memoryOverhead; on a local session"
-    " spark.driver.memory), or each task less to do (tasks=, memory_bytes=)."
+    " spark.driver.memory), or each task less to do (tasks=)."
 )
 
 _LOST_MODULE = re.compile(r"^ModuleNotFoundError: No module named '([\w.]+)'", re.MULTILINE)

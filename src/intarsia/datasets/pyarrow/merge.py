@@ -14,7 +14,7 @@ from intarsia.core.merge import compute_merge_stats, normalize_keys, validate_ke
 from intarsia.core.retype import with_types_of
 from intarsia.core.rule import strategy_rule
 from intarsia.datasets.pyarrow.io import PyarrowDatasetIO
-from intarsia.request import shown
+from intarsia.request import TABLE_OPTIONS, shown
 
 log = logger(__name__)
 
@@ -50,11 +50,12 @@ def merge_parquet_dataset_pyarrow(
         with operation_log(log, "merge", shown(target_path)):
             keys = normalize_keys(key_columns)
             rule = strategy_rule(strategy)
-            io = PyarrowDatasetIO(filesystem, **options)
+            opened = {name: options.pop(name) for name in TABLE_OPTIONS if name in options}
+            io = PyarrowDatasetIO(filesystem, **opened)
             names = partition_names(partition_columns, partition_by)
             table = io.table(target_path)
             found = table.snapshot()
-            spool = {name: options[name] for name in ("spool_bytes", "spool_dir") if name in options}
+            spool = {name: options.pop(name) for name in ("spool_bytes", "spool_dir") if name in options}
             adopted = adopt(
                 source,
                 filesystem=filesystem,
@@ -76,7 +77,7 @@ def merge_parquet_dataset_pyarrow(
             )
         # Outside of the block above: the merge logs what it does not expect itself.
         result = io.merge(
-            taken.table, table, rule.name, keys, partition_by=names, dedup_order_by=dedup_order_by
+            taken.table, table, rule.name, keys, partition_by=names, dedup_order_by=dedup_order_by, **options
         )
     return compute_merge_stats(
         inserted=result.inserted,

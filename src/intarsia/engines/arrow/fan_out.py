@@ -66,7 +66,7 @@ class FreshForm:
             operation=plan.operation,
             root=snapshot.root,
             target_bytes=target_bytes or snapshot.target_bytes or TARGET_BYTES,
-            max_rows=rows or options.max_rows_per_file,
+            max_rows=rows or options.rows_per_file,
         )
 
 

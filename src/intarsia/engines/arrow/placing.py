@@ -68,8 +68,8 @@ class Placing:
         result: list[NewFile] = []
         for action, rows in inserts:
             for partition, mine in self._split(rows, action, source):
-                for start in range(0, len(mine), self.options.max_rows_per_file):
-                    part = mine.slice(start, self.options.max_rows_per_file)
+                for start in range(0, len(mine), self.options.rows_per_file):
+                    part = mine.slice(start, self.options.rows_per_file)
                     number = len(result)
                     path = tx.place(partition, prefix, number)
                     result.append(NewFile(part, action, partition, path, f"{prefix}-{number:05d}"))
