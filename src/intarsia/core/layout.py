@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from intarsia.common.int96 import corrected_notes, int96_columns
-from intarsia.core.spark_note import SPARK_SCHEMA, note_for
 
 DEFAULT_ROW_GROUP_ROWS = 1 << 20
 _BLOOM_FPP = 0.05
@@ -77,14 +76,6 @@ class Layout:
     def without_int96(self) -> Layout:
         """The same layout with timestamps in the place of INT96 columns."""
         return replace(self, int96_timestamps=False, converts_int96=True)
-
-    def notes_for(self, schema: pa.Schema, before: pa.Schema) -> Mapping[bytes, bytes]:
-        """The file's own notes; the one by which Spark reads the columns tells those of ``schema``."""
-        notes = self.key_value_metadata
-        if schema.remove_metadata().equals(before.remove_metadata()):
-            return notes
-        rest = {key: value for key, value in notes.items() if key != SPARK_SCHEMA}
-        return {**rest, **note_for(notes, schema, before)}
 
     def with_like(self, footers: Iterable[pq.FileMetaData | None], columns: Iterable[str]) -> Layout:
         """The same with more files to look at for columns that none has so far."""
