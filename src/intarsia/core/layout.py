@@ -60,6 +60,8 @@ class Layout:
     """List elements are called ``item``, as old writers did."""
     like: tuple[pq.FileMetaData, ...] = field(default=(), compare=False, repr=False)
     """Footers of files whose schema elements are kept: the first that has a column tells of it."""
+    keeps_root: bool = True
+    """Whether the name of the schema as a whole is kept, too, or only where columns need to be described."""
 
     def allows_dictionary(self, column: str) -> bool:
         """Whether a leaf column may have a dictionary: unless the file had the column without one."""
