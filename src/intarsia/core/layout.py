@@ -13,7 +13,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from intarsia.common.int96 import corrected_notes, int96_columns
-from intarsia.core.spark_note import SPARK_SCHEMA, note_for
 
 DEFAULT_ROW_GROUP_ROWS = 1 << 20
 _BLOOM_FPP = 0.05
@@ -61,6 +60,8 @@ class Layout:
     """List elements are called ``item``, as old writers did."""
     like: tuple[pq.FileMetaData, ...] = field(default=(), compare=False, repr=False)
     """Footers of files whose schema elements are kept: the first that has a column tells of it."""
+    keeps_root: bool = True
+    """Whether the name of the schema as a whole is kept, too, or only where columns need to be described."""
 
     def allows_dictionary(self, column: str) -> bool:
         """Whether a leaf column may have a dictionary: unless the file had the column without one."""
@@ -77,14 +78,6 @@ class Layout:
     def without_int96(self) -> Layout:
         """The same layout with timestamps in the place of INT96 columns."""
         return replace(self, int96_timestamps=False, converts_int96=True)
-
-    def notes_for(self, schema: pa.Schema, before: pa.Schema) -> Mapping[bytes, bytes]:
-        """The file's own notes; the one by which Spark reads the columns tells those of ``schema``."""
-        notes = self.key_value_metadata
-        if schema.remove_metadata().equals(before.remove_metadata()):
-            return notes
-        rest = {key: value for key, value in notes.items() if key != SPARK_SCHEMA}
-        return {**rest, **note_for(notes, schema, before)}
 
     def with_like(self, footers: Iterable[pq.FileMetaData | None], columns: Iterable[str]) -> Layout:
         """The same with more files to look at for columns that none has so far."""

@@ -17,6 +17,7 @@ from intarsia.core.directories import PartitionDirectories, partition_key
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
+from intarsia.core.notes import check_notes
 from intarsia.core.pack import FULL, pack
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
 from intarsia.core.prune import (
@@ -286,6 +287,7 @@ def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
         groups += [FileGroup((members[i],)) for i in sorted(lone) if _has_dead(members[i])]
         moved = [members[i] for i in sorted(lone) if members[i].path.rpartition("/")[0] in twins]
         groups += [FileGroup((file,), file.partition) for file in moved]
+    _check_groups(groups, snapshot)
     return _regroup(intent, snapshot, groups, files, kept="already of the target size, or alone")
 
 
@@ -297,7 +299,14 @@ def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
     for members in [*([stale] if stale else []), *by_partition(current, snapshot)]:
         group = FileGroup(tuple(members), members[0].partition)
         groups.append(replace(group, outputs=_outputs(group, intent, snapshot)))
+    _check_groups(groups, snapshot)
     return _regroup(intent, snapshot, groups, files, kept="in order already")
+
+
+def _check_groups(groups: Sequence[FileGroup], snapshot: Snapshot) -> None:
+    """Raise where files are to come together whose notes contradict; a table with a schema reads none."""
+    for group in groups if snapshot.spread is None else ():
+        check_notes(group.files, snapshot.root)
 
 
 def _target_bytes(intent: Compact | Optimize, snapshot: Snapshot) -> int | None:

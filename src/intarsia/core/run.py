@@ -13,6 +13,7 @@ from intarsia.core.effects import check_write_options
 from intarsia.core.files import Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Matches
+from intarsia.core.notes import check_geometries
 from intarsia.core.outputs import count_new_files, estimate_new_bytes
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import (
@@ -329,6 +330,8 @@ def _skipped(
 def _typed(snapshot: Snapshot, source: Source | None, intent: Intent) -> Snapshot:
     if intent.operation != "overwrite":
         check_variants(snapshot)
+        if source is not None:
+            check_geometries(source.schema, snapshot.schema, snapshot.root)
     if intent.options.int96 == "convert":
         snapshot = with_microseconds(snapshot)
     return snapshot if source is None else with_types_of(source.schema, snapshot)

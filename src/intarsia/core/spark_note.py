@@ -8,10 +8,11 @@ every file of a dataset has to have it.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from intarsia.common.exact import cast_exact
 from intarsia.common.int96 import arrow_schema
@@ -24,6 +25,7 @@ __all__ = [
     "SPARK_SCHEMA",
     "as_stored",
     "check_variants",
+    "joined_note",
     "note_for",
     "note_of",
     "noted_types",
@@ -42,6 +44,10 @@ _SIMPLE = {
     pa.bool_(): "boolean",
     pa.int8(): "byte",
     pa.int16(): "short",
+    pa.uint8(): "short",
+    pa.uint16(): "integer",
+    pa.uint32(): "long",
+    pa.uint64(): "decimal(20,0)",
     pa.int32(): "integer",
     pa.int64(): "long",
     pa.float32(): "float",
@@ -65,12 +71,32 @@ def noted_types(notes: Mapping[bytes, bytes] | None) -> dict[str, Any]:
 
 
 def note_of(snapshot: Snapshot) -> tuple[Mapping[bytes, bytes], pa.Schema]:
-    """The first such note among the files of a dataset, with the columns of its file; both may be empty."""
-    if snapshot.spread is None:
-        for file in snapshot.files:
-            if file.footer is not None and SPARK_SCHEMA in (file.footer.metadata or {}):
-                return {SPARK_SCHEMA: file.footer.metadata[SPARK_SCHEMA]}, arrow_schema(file.footer)
-    return {}, pa.schema([])
+    """What such notes of a dataset's files tell, with the columns they tell it of; both may be empty."""
+    if snapshot.spread is not None:
+        return {}, pa.schema([])
+    return joined_note(file.footer for file in snapshot.files)
+
+
+def joined_note(footers: Iterable[pq.FileMetaData | None]) -> tuple[Mapping[bytes, bytes], pa.Schema]:
+    """One note for the columns of several files: of each what the first file notes that has it noted.
+
+    With it come the columns as they are in those files. Both are empty where no file has a note.
+    """
+    seen: dict[bytes, tuple[dict[str, Any], pa.Schema]] = {}
+    for footer in footers:
+        note = None if footer is None else (footer.metadata or {}).get(SPARK_SCHEMA)
+        if note is not None and note not in seen:
+            seen[note] = _fields({SPARK_SCHEMA: note}), arrow_schema(footer)
+    fields: dict[str, tuple[Any, pa.Field | None]] = {}
+    for known, schema in seen.values():
+        for name, field in known.items():
+            stored = schema.field(name) if schema.names.count(name) == 1 else None
+            fields.setdefault(name, (field, stored))
+    before = pa.schema([stored for _, stored in fields.values() if stored is not None])
+    if not fields:
+        return {}, before
+    note = next(iter(seen)) if len(seen) == 1 else _encoded([field for field, _ in fields.values()])
+    return {SPARK_SCHEMA: note}, before
 
 
 def note_for(notes: Mapping[bytes, bytes], schema: pa.Schema, before: pa.Schema) -> dict[bytes, bytes]:
@@ -85,15 +111,61 @@ def note_for(notes: Mapping[bytes, bytes], schema: pa.Schema, before: pa.Schema)
     fields = []
     for field in schema:
         had = before.field(field.name).type if before.names.count(field.name) == 1 else None
-        same = had is not None and had.equals(field.type)
-        if field.name in known and (same or (known[field.name]["type"] == "variant" and _holds(field.type))):
-            fields.append(known[field.name])
-            continue
-        kind = _spark_type(field.type)
-        if kind is None:
+        noted = _noted_field(field, known.get(field.name), had)
+        if noted is None:
             return {}
-        fields.append({"name": field.name, "type": kind, "nullable": field.nullable, "metadata": {}})
-    return {SPARK_SCHEMA: json.dumps({"type": "struct", "fields": fields}, separators=(",", ":")).encode()}
+        fields.append(noted)
+    return {SPARK_SCHEMA: _encoded(fields)}
+
+
+def _encoded(fields: Sequence[Any]) -> bytes:
+    return json.dumps({"type": "struct", "fields": fields}, separators=(",", ":")).encode()
+
+
+def _noted_field(field: pa.Field, known: Any, had: pa.DataType | None) -> Any:
+    """A column as it is noted: comments stay, and a type that is as before."""
+    if known is None:
+        kind = _spark_type(field.type)
+        return None if kind is None else _new_field(field.name, kind, field.nullable)
+    kind = _noted_type(field.type, known["type"], had)
+    if kind is None:
+        return None
+    metadata = {} if kind != known["type"] and _tells_type(known) else known.get("metadata", {})
+    return {**known, "type": kind, "metadata": metadata}
+
+
+def _tells_type(known: Any) -> bool:
+    """Whether a field's own metadata tells its type: the length of ``char``, a collation."""
+    return isinstance(known["type"], str) and any(key.startswith("__") for key in known.get("metadata") or ())
+
+
+def _noted_type(kind: pa.DataType, known: Any, had: pa.DataType | None) -> Any:
+    """The note of a type that may have other fields than before; None where Spark has no such type."""
+    if had is not None and had.equals(kind):
+        return known
+    if known == "variant" and _holds(kind):
+        return known
+    if had is None or not isinstance(known, dict) or kind_of(kind) != kind_of(had):
+        return _spark_type(kind)
+    match kind_of(kind), known.get("type"):
+        case "struct", "struct":
+            theirs = {field.name: field.type for field in had.fields}
+            noted = {field["name"]: field for field in known["fields"]}
+            fields = [_noted_field(f, noted.get(f.name), theirs.get(f.name)) for f in kind.fields]
+            return None if None in fields else {**known, "fields": fields}
+        case "map", "map":
+            key = _noted_type(kind.key_type, known["keyType"], had.key_type)
+            item = _noted_type(kind.item_type, known["valueType"], had.item_type)
+            return None if key is None or item is None else {**known, "keyType": key, "valueType": item}
+        case "list", "array":
+            item = _noted_type(kind.value_type, known["elementType"], had.value_type)
+            return None if item is None else {**known, "elementType": item}
+        case _:
+            return _spark_type(kind)
+
+
+def _new_field(name: str, kind: Any, nullable: bool) -> dict[str, Any]:
+    return {"name": name, "type": kind, "nullable": nullable, "metadata": {}}
 
 
 def stored_schema(source: pa.Schema, snapshot: Snapshot) -> pa.Schema:
@@ -262,10 +334,7 @@ def _spark_type(kind: pa.DataType) -> Any:
                 return None
             return {
                 "type": "struct",
-                "fields": [
-                    {"name": field.name, "type": inner, "nullable": field.nullable, "metadata": {}}
-                    for field, inner in fields
-                ],
+                "fields": [_new_field(field.name, inner, field.nullable) for field, inner in fields],
             }
         case "map":
             key, item = _spark_type(kind.key_type), _spark_type(kind.item_type)

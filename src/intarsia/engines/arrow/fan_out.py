@@ -9,10 +9,10 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from intarsia.common.schema import conform_table
 from intarsia.core.change import StagedFile
-from intarsia.core.files import Snapshot
 from intarsia.core.intent import WriteOptions
 from intarsia.core.layout import Layout
 from intarsia.core.lens import with_lineage
@@ -30,6 +30,7 @@ BUFFERED_BYTES = 128 << 20
 """Rows that wait for their row group to fill, over all partitions of one dealer."""
 TARGET_BYTES = 512 << 20
 _LEAST_GROUP_ROWS = 100
+FIELD_ID = b"PARQUET:field_id"
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +61,7 @@ class FreshForm:
         keeps = lineage and snapshot.lineage
         return FreshForm(
             schema=with_lineage(plan.schema) if keeps else plan.schema,
-            layout=_layout(snapshot, options),
+            layout=_layout(plan, options),
             spread=snapshot.spread,
             metadata=stamp(tx.txid, plan.schema, ()),
             operation=plan.operation,
@@ -70,15 +71,36 @@ class FreshForm:
         )
 
 
-def _layout(snapshot: Snapshot, options: WriteOptions) -> Layout:
+def _layout(plan: Plan, options: WriteOptions) -> Layout:
+    snapshot = plan.snapshot
     layout = snapshot.layout or Layout(row_group_rows=ROW_GROUP_ROWS)
     assert snapshot.spread is not None
-    layout = replace(layout, sorting=snapshot.spread.sorting)
+    layout = replace(layout, sorting=snapshot.spread.sorting, like=(*_replaced(plan), *layout.like))
     if options.compression is not None:
         layout = layout.with_compression(options.compression)
     if options.row_group_size is not None:
         layout = layout.with_row_group_rows(options.row_group_size)
     return layout
+
+
+def _replaced(plan: Plan) -> list[pq.FileMetaData]:
+    """The first file whose rows are written anew, if it has the columns of now under their ids."""
+    files = [file for group in plan.groups for file in group.files]
+    files += [item.file for item in plan.files if item.action != "keep"]
+    first = next((file.footer for file in files if file.footer is not None), None)
+    if first is None or _fields(first.schema.to_arrow_schema()) != _fields(plan.schema):
+        return []
+    return [first]
+
+
+def _fields(schema: pa.Schema | pa.DataType) -> list[Any]:
+    """Names and ids of columns, and of fields within; those of lists and maps are called in many ways."""
+    nested = isinstance(schema, pa.DataType)
+    inner = [schema.field(number) for number in range(schema.num_fields)] if nested else list(schema)
+    named = not nested or pa.types.is_struct(schema)
+    return [
+        (one.name if named else None, (one.metadata or {}).get(FIELD_ID), _fields(one.type)) for one in inner
+    ]
 
 
 class FanOut:

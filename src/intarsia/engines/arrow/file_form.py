@@ -192,7 +192,7 @@ def _matched(schema: pa.Schema, layout: Layout, like: Elements) -> FileSchema | 
         return split(get(footer, chunks.FILE_SCHEMA)[1])
 
     try:
-        return match_schema(schema, like, base=base, template=template)
+        return match_schema(schema, like, base=base, template=template, keeps_root=layout.keeps_root)
     except pa.ArrowNotImplementedError:
         return None  # writing tells it
 

@@ -75,9 +75,17 @@ Template = Callable[[pa.Schema, TypeOptions], tuple[Struct, dict[str, tuple[Stru
 
 
 def match_schema(
-    schema: pa.Schema, like: Elements | None, *, base: TypeOptions, template: Template
+    schema: pa.Schema,
+    like: Elements | None,
+    *,
+    base: TypeOptions,
+    template: Template,
+    keeps_root: bool = True,
 ) -> FileSchema:
-    """The columns spelled like those of a file, as far as they hold the same type and can be stored so."""
+    """The columns spelled like those of a file, as far as they hold the same type and can be stored so.
+
+    Without ``keeps_root``, another root alone is no reason to describe a file.
+    """
     stored, options = list(schema), [_all_leaves(field.type, base) for field in schema]
     wanted: set[str] = set()
     for number, field in enumerate(schema):
@@ -104,7 +112,8 @@ def match_schema(
     columns = {name: kept.get(name, own[name]) for name in schema.names}
     if like is not None:
         root = {**like.root, schema_elements.CHILDREN: (I32, len(columns))}
-    plain = root == made[base][0] and columns == own and set().union(*options) <= {base}
+    same_root = not keeps_root or root == made[base][0]
+    plain = same_root and columns == own and set().union(*options) <= {base}
     assert like is not None or plain
     return FileSchema(
         pa.schema(stored),

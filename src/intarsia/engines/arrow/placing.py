@@ -19,7 +19,7 @@ from intarsia.core.layout import Layout, layout_of
 from intarsia.core.ports import Workplace
 from intarsia.core.refusals import Refusal, ValuesRefused
 from intarsia.core.rule import Assign, Insert
-from intarsia.core.spark_note import note_for, note_of
+from intarsia.core.spark_note import SPARK_SCHEMA, note_for, note_of
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.rewrite import assigned
 from intarsia.engines.arrow.row_groups import RowGroups
@@ -141,7 +141,9 @@ class Placing:
         first = self.snapshot.model_footer
         if first is not None and apart:
             apart -= set(first.schema.to_arrow_schema().names)
-        return pa.schema([field for field in self.schema if field.name not in apart], self.schema.metadata)
+        # Spark's note is one of these columns, see metadata().
+        notes = {key: value for key, value in (self.schema.metadata or {}).items() if key != SPARK_SCHEMA}
+        return pa.schema([field for field in self.schema if field.name not in apart], notes or None)
 
     def layout(self) -> Layout:
         """As the table's first file is written, where the caller asks for nothing else."""

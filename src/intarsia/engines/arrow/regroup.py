@@ -15,8 +15,10 @@ from intarsia.core.files import DataFile
 from intarsia.core.intent import WriteOptions
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits
+from intarsia.core.notes import joined_notes
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import Workplace
+from intarsia.core.spark_note import joined_note, note_for
 from intarsia.engines.arrow.overlay import between, without
 from intarsia.engines.arrow.placing import ROW_GROUP_ROWS
 from intarsia.engines.arrow.reading import FileReader
@@ -45,7 +47,7 @@ class Form:
 
 
 def form_of(group: FileGroup, plan: Plan, txid: str) -> Form:
-    """The layout of the group's largest file and the notes of its first, as far as no option says else.
+    """The layout of the group's largest file, as far as no option says else, and what all notes agree on.
 
     An order that every file declares is kept, for the caller to keep true.
     """
@@ -65,9 +67,15 @@ def form_of(group: FileGroup, plan: Plan, txid: str) -> Form:
     partition_columns = plan.snapshot.partition_columns
     schema = _stored_schema(group, plan)
     layout = layout.with_like((file.footer for file in group.files), schema.names)
-    notes = _layout(group.files[0]).notes_for(schema, _file_schema(group.files[0]))
-    metadata = {**notes, **stamp(txid, plan.schema, partition_columns)}
+    metadata = {**_notes(group, schema), **stamp(txid, plan.schema, partition_columns)}
     return Form(schema, layout, metadata)
+
+
+def _notes(group: FileGroup, schema: pa.Schema) -> Mapping[bytes, bytes]:
+    """What notes of the group's files are true of a file that holds all their rows."""
+    noted = [(_layout(file).key_value_metadata, _file_schema(file)) for file in group.files]
+    spark, before = joined_note(file.footer for file in group.files)
+    return {**joined_notes(noted, schema), **note_for(spark, schema, before)}
 
 
 def _file_schema(file: DataFile) -> pa.Schema:

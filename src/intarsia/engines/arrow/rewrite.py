@@ -27,6 +27,7 @@ from intarsia.core.intent import Merge, WriteOptions
 from intarsia.core.keys import arange
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits
+from intarsia.core.notes import rewritten_notes
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Workplace
 from intarsia.core.refusals import Refusal, ValuesRefused
@@ -243,7 +244,7 @@ def _encoded_anew(
         written,
         filesystem=task.staging,
         layout=layout,
-        metadata=_notes(reader, task, written, layout, encoded),
+        metadata=notes_of(task, layout, as_encoded(written, encoded), reader.physical, source),
         encoded=encoded,
     )
     order = layout.sort_keys(writer.schema)
@@ -286,7 +287,7 @@ def _spliced(
         written,
         filesystem=task.staging,
         layout=layout,
-        metadata=_notes(reader, task, written, layout, encoded),
+        metadata=notes_of(task, layout, as_encoded(written, encoded), reader.physical, source),
         encoded=encoded,
     )
     if splice is None:
@@ -365,10 +366,15 @@ def inputs(actions: Sequence[Action]) -> set[str]:
     }
 
 
-def _notes(
-    reader: FileReader, task: Rewrite, written: pa.Schema, layout: Layout, encoded: list[str]
+def notes_of(
+    task: Rewrite, layout: Layout, schema: pa.Schema, before: pa.Schema, source: pa.Table | None
 ) -> Mapping[bytes, bytes]:
-    return {**layout.notes_for(as_encoded(written, encoded), reader.physical), **task.metadata}
+    """The notes of a file that is rewritten with the columns of ``schema``, as far as they stay true."""
+    acting = [action for number, action in enumerate(task.actions) if len(task.hits.only(number))]
+    changed = _may_change(acting, task, source)
+    moved = bool(layout.sorting) or any(isinstance(action, Drop) for action in acting)
+    kept = rewritten_notes(layout.key_value_metadata, schema, before, changed=changed, moved=moved)
+    return {**kept, **task.metadata}
 
 
 def stored_columns(physical: pa.Schema, task: Rewrite) -> list[str]:

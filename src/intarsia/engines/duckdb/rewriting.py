@@ -22,7 +22,7 @@ from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Assign, Drop, Replace
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.placing import NewFile
-from intarsia.engines.arrow.rewrite import Rewrite, retyped_columns, rewrite, stored_columns
+from intarsia.engines.arrow.rewrite import Rewrite, notes_of, retyped_columns, rewrite, stored_columns
 from intarsia.engines.arrow.row_files import RowFiles
 from intarsia.engines.arrow.threads import in_order
 from intarsia.engines.duckdb.assigning import assigned_rows
@@ -156,7 +156,7 @@ class _Staging:
         stored = stored_columns(physical, task)
         schema = pa.schema([task.schema.field(each) for each in stored])
         layout = _layout(task)
-        notes = {**layout.notes_for(schema, physical), **task.metadata}
+        notes = notes_of(task, layout, schema, physical, self.source)
         target = Target(task.location, task.staging, schema, layout, notes, dictionary)
         overlay = Overlay(file.rows, list(self._layers(task, scan, stored)), _dropped(task))
         with self.session.fork() as session, ExitStack() as stack:

@@ -15,6 +15,7 @@ from intarsia.common.int96 import int96_columns
 from intarsia.core.bounds import bounds_of
 from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.lens import ROW_ID
+from intarsia.core.notes import geometry_columns
 from intarsia.engines.duckdb.seen import Sight, dead_rows, live_rows, same_inside, sight
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.text import FILE, POS, SRC, listed, name
@@ -49,6 +50,9 @@ def unreadable(file: DataFile, columns: Collection[str], schema: pa.Schema) -> s
     other = _other_types(file.footer.schema)
     if _UNKNOWN_TYPE in other.values():
         return f"DuckDB does not know the type {_UNKNOWN_TYPE}, which one of its columns has"
+    geometries = geometry_columns(file.footer.metadata)
+    if geometries is None:
+        return "its note 'geo' is not as GeoParquet has it, which DuckDB refuses"
     int96 = int96_columns(file.footer.schema)
     held = sight(file, columns, schema).held
     for column in columns:
@@ -62,6 +66,8 @@ def unreadable(file: DataFile, columns: Collection[str], schema: pa.Schema) -> s
         own, stored = held[column].name, held[column].type
         if own in int96:
             return f"{column!r} is stored as INT96"
+        if own in geometries:
+            return f"{column!r} is a geometry by the note 'geo', which is another type to DuckDB"
         if own in other:
             return f"{column!r} is annotated as {other[own]}, which is another type to DuckDB"
         if not _becomes(file, held[column], wanted):

@@ -197,6 +197,7 @@ def _layout(said: Mapping[str, str], prefix: str, schema: Schema | None, row_byt
         bloom_filters={} if schema is None else _bloom_filters(said, schema),
         integer_decimals=True,  # as the specification has it, up to 18 digits
         like=() if annotated is None else (annotated,),
+        keeps_root=False,
     )
 
 

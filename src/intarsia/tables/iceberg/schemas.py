@@ -39,11 +39,16 @@ from pyiceberg.types import (
     UUIDType,
 )
 
+from intarsia.common.thrift import BINARY, I32, LIST, STRUCT, get, read_struct, write_struct
 from intarsia.errors import NotSupported
 
 FIELD_ID = b"PARQUET:field_id"
 """The key under which an Arrow field carries its id, in memory and in Parquet."""
 UTC = "UTC"
+_ELEMENTS, _NAME, _CHILDREN, _CONVERTED, _LOGICAL = 2, 4, 5, 6, 10
+"""Fields of Parquet's FileMetaData and SchemaElement."""
+_TIME, _TIME_MICROS = 7, 8
+"""The logical type, and the converted one."""
 
 _PLAIN: dict[type[IcebergType], pa.DataType] = {
     BooleanType: pa.bool_(),
@@ -74,11 +79,12 @@ def arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def annotated_footer(schema: Schema) -> pq.FileMetaData | None:
-    """The footer of a data file as the specification has it; None where that is how PyArrow writes it.
+    """The footer of a data file as Java writes it; None where that is how PyArrow writes columns by itself.
 
-    UUIDs are sixteen bytes everywhere else, and have to be annotated in files.
+    UUIDs are sixteen bytes everywhere else, and have to be annotated in files. Times have the older
+    annotation beside the newer one.
     """
-    if not any(isinstance(field.field_type, UUIDType) for field in index_by_id(schema).values()):
+    if not any(isinstance(field.field_type, (UUIDType, TimeType)) for field in index_by_id(schema).values()):
         return None
     plain = arrow_schema(schema)
     fields = [
@@ -88,7 +94,15 @@ def annotated_footer(schema: Schema) -> pq.FileMetaData | None:
     sink = pa.BufferOutputStream()
     with pq.ParquetWriter(sink, pa.schema(fields), store_schema=False, store_decimal_as_integer=True):
         pass
-    return pq.read_metadata(pa.BufferReader(sink.getvalue()))
+    raw = sink.getvalue().to_pybytes()
+    footer, _ = read_struct(raw[-8 - int.from_bytes(raw[-8:-4], "little") : -8])
+    root, *others = get(footer, _ELEMENTS)[1]
+    for element in others:
+        if _TIME in get(element, _LOGICAL, {}):
+            element[_CONVERTED] = (I32, _TIME_MICROS)
+    named = {_NAME: (BINARY, b"table"), _CHILDREN: root[_CHILDREN]}
+    written = write_struct({**footer, _ELEMENTS: (LIST, (STRUCT, [named, *others]))})
+    return pq.read_metadata(pa.BufferReader(b"PAR1" + written + len(written).to_bytes(4, "little") + b"PAR1"))
 
 
 def _annotated(kind: pa.DataType, known: IcebergType) -> pa.DataType:

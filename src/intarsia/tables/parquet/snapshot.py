@@ -20,6 +20,8 @@ from intarsia.common.partitions import (
 )
 from intarsia.common.schema import unify_schemas
 from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.notes import shared_notes
+from intarsia.core.spark_note import joined_note
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import Entry, Look, Storage
 from intarsia.tables.parquet.control import Control
@@ -184,7 +186,7 @@ def _assembled(
     return Snapshot(
         root=shown,
         files=data,
-        schema=pa.schema([*stored, *partitions], _shared_metadata(unified)),
+        schema=pa.schema([*stored, *partitions], _shared_metadata(footers)),
         partition_columns=tuple(partitions.names),
         filesystem=control.storage.filesystem,
         exists=listing.exists,
@@ -230,7 +232,9 @@ def _declared(schemas: Sequence[pa.Schema]) -> pa.Schema:
     return unify_schemas(declared, operation="snapshot") if declared else pa.schema([])
 
 
-def _shared_metadata(schema: pa.Schema) -> dict[bytes, bytes] | None:
-    """The files' metadata without our own notes, which each file has for itself."""
-    kept = {key: value for key, value in (schema.metadata or {}).items() if not key.startswith(_OURS)}
-    return kept or None
+def _shared_metadata(footers: Sequence[Footer]) -> dict[bytes, bytes] | None:
+    """Notes for files beside these; our own, and the schema of Arrow, each file has for itself."""
+    kept = shared_notes(footer.metadata.metadata or {} for footer in footers)
+    own = {key for key in kept if key.startswith(_OURS) or key == b"ARROW:schema"}
+    spark, _ = joined_note(footer.metadata for footer in footers)
+    return {**{key: value for key, value in kept.items() if key not in own}, **spark} or None
