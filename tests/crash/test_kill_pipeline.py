@@ -42,4 +42,5 @@ def test_s31_steps_take_effect_once_wherever_a_run_is_killed(
     for result in results:
         assert result["calls"] > 100, "the shim has seen next to nothing"
         if result["fault"] == "kill":
-            assert result["killed"] > 0.8 * result["points"] > 0
+            # A run may be a call shorter than the one that was counted, so that the last is not reached.
+            assert result["killed"] >= 0.8 * (result["points"] - 1) > 0

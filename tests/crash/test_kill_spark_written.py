@@ -29,7 +29,8 @@ def swept(shim: Path, directory: Path, names: list[str], faults: list[Fault], re
     assert len(results) == len(names) * len(faults)
     for result in results:
         assert result["calls"] > 30, "the shim has seen next to nothing"
-        assert result["killed"] > 0.8 * result["points"] > 0
+        # A run may be a call shorter than the one that was counted, so that the last is not reached.
+        assert result["killed"] >= 0.8 * (result["points"] - 1) > 0
         assert bool(result["read"]) == bool(read)
 
 
