@@ -195,6 +195,7 @@ def _accounted(plan: Plan, change: Change) -> Plan:
         deleted=deleted,
         new_files=len(change.added),
         new_files_exact=True,
+        insert_bytes=0 if plan.groups else sum(file.size for file in change.added),
         measured_bytes=sum(file.size for file in change.written),
     )
 
