@@ -8,6 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
@@ -221,3 +222,54 @@ def test_a_key_of_all_types_is_found(spark, tmp_path, limit):
     changes = spark.createDataFrame([(*ones, 2), (*others, 3)], schema)
     result = it.merge(changes, tmp_path / "t", on=KEYS, broadcast_bytes=limit)
     assert (result.updated, result.inserted, result.total) == (1, 1, 2)
+
+
+def test_rows_of_a_dataframe_are_written_in_its_order(spark, tmp_path):
+    it.write(spark.range(0, 800, 1, 8), tmp_path / "new", engine=spark)
+    (file,) = (tmp_path / "new").glob("*.parquet")
+    assert pq.read_table(file)["id"].to_pylist() == list(range(800))
+
+
+@BOTH
+@pytest.mark.parametrize("mode", ["append", "merge", "clauses"])
+def test_a_dry_run_of_a_dataframe_says_what_the_run_does(spark, target, mode, limit):
+    frame = spark.createDataFrame(SOURCE, ROWS).repartition(5)
+    frame = frame.sortWithinPartitions("id").cache()
+    calls = {
+        "append": lambda **o: it.write(frame, target, broadcast_bytes=limit, **o),
+        "merge": lambda **o: it.merge(frame, target, on="id", broadcast_bytes=limit, **o),
+        "clauses": lambda **o: it.merge(
+            frame,
+            target,
+            on="id",
+            clauses="when matched then update set v = target.v + source.v"
+            " when not matched then insert (id, p, v) values (source.id, source.p, 1)",
+            broadcast_bytes=limit,
+            **o,
+        ),
+    }
+    planned = calls[mode](dry_run=True)
+    done = calls[mode]()
+    assert (planned.new_files, planned.new_files_exact) == (done.new_files, True)
+    assert dict(planned) == dict(done)
+    if planned.bytes_exact:
+        assert planned.bytes_written == done.bytes_written
+    else:
+        assert limit == 1  # joined by Spark, which gives rows in any order
+        assert "about" in str(planned)
+    frame.unpersist()
+
+
+@BOTH
+def test_all_values_that_would_lose_something_are_counted(spark, target, unchanged, limit):
+    frame = spark.createDataFrame(SOURCE, ROWS).repartition(3)
+    merge = {"on": "id", "broadcast_bytes": limit}
+    matched = "when matched then update set v = source.v / 4.0"
+    inserted = "when not matched then insert (id, p, v) values (source.id, source.p, source.v / 4.0)"
+    for clauses, told in ((matched, "in 8 of 10 rows"), (inserted, "in 7 of 10 rows")):
+        messages = set()
+        for how in ({}, {"dry_run": True}, {"dry_run": True, "measured_bytes": 0}):
+            with unchanged(target), pytest.raises(SchemaMismatch, match=told) as caught:
+                it.merge(frame, target, clauses=clauses, **merge, **how)
+            messages.add(str(caught.value))
+        assert len(messages) == 1

@@ -81,7 +81,10 @@ def _counts(step: StepReport) -> list[str]:
             if number:
                 told.append(f"{units.count(number)} {what}")
         if step.changed and step.files_written:
-            files = f"{units.counted(step.files_written, 'file')} ({units.size(step.bytes_written)})"
+            least = "" if step.files_exact else "at least "
+            about = "" if step.bytes_exact else "about "
+            files = f"{least}{units.counted(step.files_written, 'file')}"
+            files = f"{files} ({about}{units.size(step.bytes_written)})"
             told.append(f"{files} {'to write' if step.result.dry_run else 'written'}")
     met = sum(check.ok for check in step.checks)
     if step.checks:

@@ -29,6 +29,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "bytes_to_scan": plan.bytes_to_scan,
         "bytes_to_read": plan.bytes_to_read,
         "bytes_to_write": plan.bytes_to_write,
+        "bytes_exact": plan.bytes_exact,
         "new_files": plan.new_files,
         "new_files_exact": plan.new_files_exact,
         "files": [

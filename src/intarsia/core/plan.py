@@ -81,6 +81,8 @@ class Plan:
     """Whether there will be just so many, and not more; the notes say why there may be."""
     measured_bytes: int | None = None
     """The size of all files that are written, where they were encoded to know it."""
+    bytes_vary: bool = False
+    """Whether rows come to files in an order that may differ from run to run, and with it their size."""
 
     @property
     def operation(self) -> str:
@@ -119,7 +121,9 @@ class Plan:
     @property
     def bytes_exact(self) -> bool:
         """Whether just so many bytes are written; nothing is exact, too."""
-        return self.measured_bytes is not None or (self.matched and not self.bytes_to_write)
+        if self.matched and not self.bytes_to_write:
+            return True
+        return self.measured_bytes is not None and not self.bytes_vary
 
     def refined(self, matches: Matches, *, insert_bytes: int = 0) -> Plan:
         """The plan after matching: scans are settled by what they found."""

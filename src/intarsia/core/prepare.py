@@ -57,6 +57,8 @@ class Prepared:
     """What an engine keeps of the source elsewhere; ``table`` may have no row then."""
     notes: tuple[str, ...] = ()
     """What the plan should say besides."""
+    shuffled: bool = False
+    """Whether rows come to new files in an order that may differ from run to run, and with it their size."""
 
     @property
     def source_bytes(self) -> int:

@@ -179,7 +179,7 @@ def _executed(
     plan: Plan, prepared: Prepared, engine: Engine, staging: Staging, progress: Progress
 ) -> tuple[Plan, Change]:
     plan, change = engine.execute(plan, prepared, Rehearsal.at(plan.snapshot, staging), progress)
-    return _accounted(plan, change), change
+    return _accounted(replace(plan, bytes_vary=prepared.shuffled), change), change
 
 
 def _accounted(plan: Plan, change: Change) -> Plan:
@@ -199,6 +199,7 @@ def _accounted(plan: Plan, change: Change) -> Plan:
         deleted=deleted,
         new_files=len(change.added),
         new_files_exact=True,
+        insert_bytes=0 if plan.groups else sum(file.size for file in change.added),
         measured_bytes=sum(file.size for file in change.written),
     )
 
@@ -405,7 +406,7 @@ def _report(
         dry_run=dry_run,
         bytes_read=plan.bytes_to_read,
         bytes_written=plan.bytes_to_write,
-        bytes_exact=plan.bytes_exact,
+        bytes_exact=plan.bytes_exact or not dry_run,
         seconds=time.perf_counter() - begun,
         version=committed.version if committed is not None else None,
         txid=committed.txid if committed is not None and change is not None and not change.empty else None,

@@ -104,12 +104,22 @@ def _totals(report: PipelineReport) -> str:
         ("rows inserted", units.count(sum(result.inserted for result in results))),
         ("rows updated", units.count(sum(result.updated for result in results))),
         ("rows deleted", units.count(sum(result.deleted for result in results))),
-        (f"files written{planned}", units.count(sum(step.files_written for step in report.steps))),
-        (f"bytes written{planned}", units.size(sum(step.bytes_written for step in report.steps))),
+        (f"files written{planned}", _files(report.steps)),
+        (f"bytes written{planned}", _bytes(report.steps)),
         ("steps", f"{len(report.steps)} ({_counted(report, 'unchanged')} unchanged)"),
     ]
     shown = "".join(_card(label, [text]) for label, text in cards)
     return f'<section><div class="cards">{shown}</div></section>'
+
+
+def _files(steps: Sequence[StepReport]) -> str:
+    least = "" if all(step.files_exact for step in steps) else "at least "
+    return f"{least}{units.count(sum(step.files_written for step in steps))}"
+
+
+def _bytes(steps: Sequence[StepReport]) -> str:
+    about = "" if all(step.bytes_exact for step in steps) else "about "
+    return f"{about}{units.size(sum(step.bytes_written for step in steps))}"
 
 
 def _counted(report: PipelineReport, status: str) -> int:
@@ -128,9 +138,7 @@ def _overview(report: PipelineReport) -> str:
 
 def _line(number: int, step: StepReport, longest: float) -> str:
     share = 100 * step.seconds / longest if longest > 0 else 0
-    files, size = (
-        ("", "") if step.result is None else (units.count(step.files_written), units.size(step.bytes_written))
-    )
+    files, size = ("", "") if step.result is None else (_files([step]), _bytes([step]))
     spent = units.seconds(step.seconds) if step.status != "not run" else ""
     bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if spent else ""
     return (

@@ -43,7 +43,7 @@ class StepReport:
     skipped_files: int = 0
     """Input files that are there and were taken before."""
     files_written: int = 0
-    """In a dry run: to be written, counted where the step could be tried on a copy of its target."""
+    """In a dry run: to be written; at least so many where ``files_exact`` is False."""
     bytes_written: int = 0
     result: MergeResult | None = field(default=None, repr=False)
     checks: tuple[Check, ...] = ()
@@ -56,6 +56,16 @@ class StepReport:
     def changed(self) -> bool:
         """Whether the target was (or in a dry run: would be) changed."""
         return self.result is not None and self.result.changed
+
+    @property
+    def bytes_exact(self) -> bool:
+        """Whether ``bytes_written`` is no estimate."""
+        return self.result is None or self.result.bytes_exact
+
+    @property
+    def files_exact(self) -> bool:
+        """Whether ``files_written`` is not merely the least number."""
+        return self.result is None or self.result.new_files_exact
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +159,9 @@ def _step(step: StepReport) -> dict[str, Any]:
             "skipped_files": step.skipped_files,
         },
         "files_written": step.files_written,
+        "files_exact": step.files_exact,
         "bytes_written": step.bytes_written,
+        "bytes_exact": step.bytes_exact,
         "changed": step.changed,
         "result": None if result is None else _result(result),
         "plan": None if result is None or result.plan is None else _plan(result.plan),
@@ -208,6 +220,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
         "new_files_exact": plan.new_files_exact,
         "bytes_to_read": plan.bytes_to_read,
         "bytes_to_write": plan.bytes_to_write,
+        "bytes_exact": plan.bytes_exact,
         "engine_reason": plan.engine_reason,
         "notes": [*plan.snapshot.notes, *plan.notes],
     }

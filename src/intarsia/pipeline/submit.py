@@ -59,7 +59,10 @@ def line(step: StepReport) -> str:
 def _counts(step: StepReport, result: MergeResult) -> str:
     counts = {"inserted": result.inserted, "updated": result.updated, "deleted": result.deleted}
     rows = ", ".join(f"{units.count(count)} {word}" for word, count in counts.items() if count)
-    files = f"{units.counted(step.files_written, 'file')} {'to write' if result.dry_run else 'written'}"
+    least = "" if step.files_exact else "at least "
+    files = (
+        f"{least}{units.counted(step.files_written, 'file')} {'to write' if result.dry_run else 'written'}"
+    )
     return f"{rows or 'no rows changed'}; {files}" if result.changed else "nothing to do"
 
 

@@ -94,6 +94,7 @@ def prepare_merge(crew: Crew, intent: Merge, snapshot: Snapshot, source: SparkSo
         KeyIndex([empty[name] for name in keys], null_match=intent.matches_null),
         remote,
         terms.notes,
+        shuffled=True,
     )
 
 
@@ -121,6 +122,7 @@ def prepare_write(crew: Crew, intent: Write, snapshot: Snapshot, source: SparkSo
         SourceFacts(remote.spool.rows, {}, places, keys),
         source.rows,
         remote=remote,
+        shuffled=True,
     )
 
 

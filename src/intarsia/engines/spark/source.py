@@ -15,6 +15,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
+from pyspark import TaskContext
 
 from intarsia.common.arrow import Source
 from intarsia.common.log import cleanup, logger, redact
@@ -312,7 +313,7 @@ def _arrow_schema(frame: Any) -> pa.Schema:
 
 @dataclass(frozen=True, slots=True)
 class Writing:
-    """Writes what a task is given as one Parquet file."""
+    """Writes what a task is given as one Parquet file, whose name sorts as the DataFrame's partitions do."""
 
     filesystem: pafs.FileSystem
     directory: str
@@ -323,7 +324,7 @@ class Writing:
 
     def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
         """Runs on an executor; memory: a row group."""
-        location = f"{self.directory}/{uuid.uuid4().hex}.parquet"
+        location = f"{self.directory}/{_partition():06d}-{uuid.uuid4().hex}.parquet"
         rows = held = 0
         sizes: list[int] = []
         waiting: list[pa.RecordBatch] = []
@@ -350,6 +351,12 @@ class Writing:
                 writer.close()
         if writer is not None:
             yield Part(location, rows, sum(sizes), tuple(sizes))
+
+
+def _partition() -> int:
+    """The partition that a task has of its DataFrame, by which parts have the order of rows."""
+    context = TaskContext.get()
+    return 0 if context is None else int(context.partitionId())
 
 
 def check_exists(spool: Spool) -> None:
