@@ -41,7 +41,11 @@ def prepare(job: dict[str, Any]) -> Callable[[], Any]:
 def _options(job: dict[str, Any]) -> dict[str, Any]:
     options = {"engine": job["engine"]}
     if job["memory_bytes"]:
-        options |= {"memory_bytes": job["memory_bytes"], "spool_dir": job["spool"]}
+        sorts = job["kind"] in ("zorder", "dedup")
+        if sorts or job["engine"] != "arrow":
+            options["memory_bytes"] = job["memory_bytes"]
+        if job["source"] or job["engine"] != "arrow":
+            options["spool_dir"] = job["spool"]
     return options
 
 

@@ -167,7 +167,7 @@ def engines_for(engine: Any, operation: str, source: Any) -> frozenset[str]:
         return frozenset()
     if isinstance(engine, str) and engine == "auto":
         if is_spark(source):
-            return frozenset(("spark",))
+            return frozenset(("auto", "spark"))
         by_size = source is not None or operation in ("optimize", "deduplicate")
         return frozenset(("auto", "arrow", *(("duckdb",) if by_size else ())))
     if isinstance(engine, Opening) or (is_spark(engine) and hasattr(engine, "createDataFrame")):

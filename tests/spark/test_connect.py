@@ -5,15 +5,19 @@ from __future__ import annotations
 import json
 import os
 import re
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
+import intarsia as it
 from intarsia.errors import NotSupported
 from intarsia.spark import find_java
 
@@ -23,11 +27,15 @@ STREAMS = [
     "spark/test_streaming.py::test_where_the_id_of_a_query_cannot_be_told_an_app_id_is_asked_for_at_once",
     "spark/test_streaming.py::test_a_query_has_every_batch_once_though_spark_gives_one_again",
 ]
+SEEN = (
+    "spark/test_session_refresh.py::test_what_was_read_before_sees_what_it_sees_after_a_write_of_sparks_own"
+)
 BRIEF = [
     "contract/test_merge_strategies.py::test_a_strategy_leaves_the_rows_it_promises",
     "contract/test_delete_where.py",
     "spark/test_dataset_io.py",
     "spark/test_int96.py::test_s26_spark_sees_the_same_wall_time_before_and_after_every_operation",
+    SEEN,
     *STREAMS,
 ]
 """What the default run has time for; ``make spark`` runs the core."""
@@ -44,6 +52,7 @@ CORE = [
     "spark/test_dataframes.py::test_a_strategy_leaves_the_rows_it_promises",
     "spark/test_routed_sources.py::test_a_strategy_gives_what_it_gives_in_process",
     "spark/test_routed_sources.py::test_clauses_and_conditions_decide_as_in_process",
+    "spark/test_session_refresh.py",
     *STREAMS,
 ]
 
@@ -155,3 +164,72 @@ def test_a_connect_server_passes_the_core_of_the_contract(server: str) -> None:
     assert passed is not None
     assert int(passed[1]) > (80 if FULL else 20)
     assert "skipped" not in done.stdout
+
+
+INTERRUPTED = """
+import sys, intarsia as it
+from intarsia.spark import open_session
+def say(word): print(word, flush=True)
+master, operation, path = sys.argv[1:]
+spark = open_session(master)
+rows = spark.range(0, 300_000, 1, 8).selectExpr("id * 2 as id", "cast(id as string) as a")
+told = {"engine": spark, "progress": lambda step, *_: say(step)}
+say("working")
+try:
+    match operation:
+        case "merge": it.merge(rows, path, on="id", **told)
+        case "write": it.write(rows, path, **told)
+        case "update": it.update(path, {"a": "a || 'x'"}, "id % 3 = 0", **told)
+        case "compact": it.compact(path, **told)
+    say("done")
+except KeyboardInterrupt:
+    say("interrupted")
+assert spark.range(7).count() == 7
+say("usable")
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("operation", "step"),
+    [
+        ("merge", "read source"),
+        ("merge", "probe and write files"),
+        ("write", "read source"),
+        ("update", "probe and write files"),
+        ("compact", "write files"),
+        ("compact", "commit"),
+    ],
+)
+def test_ctrl_c_ends_an_operation_on_a_connect_server(
+    server: str, tmp_path: Path, leftovers: Any, rows: Any, operation: str, step: str
+) -> None:
+    if not FULL and operation in ("write", "update"):
+        pytest.skip("make spark runs it")
+    ids = range(300_000)
+    it.write(
+        pa.table({"id": ids, "a": [str(n) for n in ids]}),
+        tmp_path / "t",
+        max_rows_per_file=20_000,
+        engine="arrow",
+    )
+    before = sorted((file.name, file.stat().st_ino) for file in (tmp_path / "t").iterdir())
+    command = [sys.executable, "-c", INTERRUPTED, server, operation, str(tmp_path / "t")]
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=_without_java(), start_new_session=True
+    ) as program:
+        assert program.stdout is not None
+        next(line for line in program.stdout if line.strip() == step)
+        time.sleep(0 if step == "commit" else 0.5)
+        pressed = time.monotonic()
+        os.killpg(program.pid, signal.SIGINT)
+        told = {line.strip(): time.monotonic() - pressed for line in program.stdout}
+    assert program.returncode == 0
+    assert "usable" in told
+    assert "done" in told or told["interrupted"] < 10  # seconds; one or two are what it takes
+    after = sorted((file.name, file.stat().st_ino) for file in (tmp_path / "t").iterdir())
+    assert step == "commit" or "done" in told or after == before
+    assert it.recover(tmp_path / "t") == ()
+    assert leftovers(tmp_path / "t") == []
+    assert operation != "compact" or it.inspect(tmp_path / "t").rows == 300_000

@@ -138,13 +138,18 @@ COLUMNS = {
 }
 
 
+def on_large(engine: Any) -> dict[str, Any]:
+    """The engine, on Spark with a source that is too large to travel."""
+    return {"engine": engine} if engine == "arrow" else {"engine": engine, "broadcast_bytes": 1}
+
+
 def test_columns_of_types_that_spark_lacks_arrive_as_in_process(spark, tmp_path, make_dataset, rows):
     table = pa.table({"a.key`": pa.array([1, 2], pa.uint32()), **COLUMNS})
     changes = table.set_column(0, "a.key`", pa.array([2, 3], pa.uint32()))
     for engine in ("arrow", spark):
         path = tmp_path / f"{engine == 'arrow'}"
-        it.merge(table, path, on="a.key`", engine=engine, broadcast_bytes=1)
-        result = it.merge(changes, path, on="a.key`", engine=engine, broadcast_bytes=1)
+        it.merge(table, path, on="a.key`", **on_large(engine))
+        result = it.merge(changes, path, on="a.key`", **on_large(engine))
         assert (result.updated, result.inserted) == (1, 1)
     assert rows(tmp_path / "False") == rows(tmp_path / "True")
     assert it.snapshot(tmp_path / "False").schema.equals(it.snapshot(tmp_path / "True").schema)
@@ -237,7 +242,7 @@ def test_a_condition_beyond_equal_keys_is_met_as_in_process(
     paths = {name: make_dataset(tmp_path / name, HELD, files=3) for name in ("arrow", "spark")}
     results = []
     for name, engine in (("arrow", "arrow"), ("spark", spark)):
-        options = {"on": ON, "clauses": CLAUSES[clauses], "engine": engine, "broadcast_bytes": 1}
+        options = {"on": ON, "clauses": CLAUSES[clauses], **on_large(engine)}
         planned = it.merge(PAIRS, paths[name], dry_run=True, **options)
         results.append(dict(it.merge(PAIRS, paths[name], **options)))
         assert dict(planned) == results[-1]
@@ -261,7 +266,7 @@ def test_what_is_impossible_is_counted_over_all_files(spark, tmp_path, make_data
         told = []
         for engine in ("arrow", spark):
             with pytest.raises((KeyColumnError, PartitionMoveError)) as error:
-                it.merge(source, path, on="id", engine=engine, broadcast_bytes=1, **options)
+                it.merge(source, path, on="id", **on_large(engine), **options)
             told.append(str(error.value))
         assert told[0] == told[1]
 

@@ -22,6 +22,7 @@ from intarsia.common.arrow import Source, adopt
 from intarsia.engines.spark import SparkEngine, bundles, crew, routed, routing
 from intarsia.engines.spark.apart import set_apart
 from intarsia.engines.spark.source import SparkSource, spooled_table, workspace
+from intarsia.request import merge_rule
 from tests.property.test_operations_agree_with_model import KINDS, rows_of
 from tests.spark.test_agrees_with_arrow import cases, made, merge_of, outcome, sources
 
@@ -115,7 +116,8 @@ def agree(data: st.DataObject, roots: tuple[Path, Path], *, clauses: bool) -> No
         if data.draw(st.booleans()):
             same = [f"target.{name} = source.{name}" for name in case.keys]
             options["on"] = " and ".join([*same, "source.v > 0"])
-    if data.draw(st.booleans()):
+    rule = merge_rule(options.get("strategy", "upsert"), options.get("clauses"), None)
+    if rule.inserts and data.draw(st.booleans()):
         options["max_rows_per_file"] = 2
     engines = "arrow", HereEngine(Session(), parts=data.draw(st.integers(1, 4)))
     found = [

@@ -11,6 +11,7 @@ import pytest
 
 import intarsia as it
 from intarsia.spark import refresh
+from intarsia.spark.failures import foreign_errors
 from intarsia.tables.parquet import ParquetTable
 
 pytestmark = pytest.mark.session_at_hand
@@ -81,6 +82,60 @@ def test_rows_that_were_cached_are_read_again(spark, place):
         assert seen(frame) == SEEN
     finally:
         frame.unpersist()
+
+
+ADDED = pa.table({"id": range(100, 110), "v": ["new"] * 10})
+WRITERS = {
+    "append": lambda spark, path: spark.createDataFrame(ADDED).write.mode("append").parquet(path),
+    "overwrite": lambda spark, path: spark.createDataFrame(ADDED).write.mode("overwrite").parquet(path),
+}
+
+
+def rows_seen(frame):
+    """How many rows a DataFrame has now; None where it reads files that are gone."""
+    from pyspark.errors import PySparkException
+
+    try:
+        return frame.count()
+    except (PySparkException, *foreign_errors()):
+        return None
+
+
+def seen_after(spark, path, name, write):
+    """What was read before a write sees after it, each in its own way."""
+    frames = {kind: spark.read.parquet(path) for kind in ("read before", "read and filtered", "cached")}
+    frames["read and filtered"] = frames["read and filtered"].where("id > -1")
+    frames["cached"] = frames["cached"].where("id > -2").cache()
+    frames["never looked at"] = spark.read.parquet(path)
+    spark.read.parquet(path).createOrReplaceTempView(name)  # with which a frame it is made of is refreshed
+    spark.sql(f"CREATE TABLE {name}t USING parquet LOCATION '{path}'")
+    try:
+        tables = {"view": name, "table": f"{name}t"}
+        used = [frame for kind, frame in frames.items() if kind != "never looked at"]
+        assert {frame.count() for frame in (*used, *map(spark.table, tables.values()))} == {100}
+        write()
+        frames |= {kind: spark.table(table) for kind, table in tables.items()}
+        return {kind: rows_seen(frame) for kind, frame in frames.items()}
+    finally:
+        frames["cached"].unpersist()
+        spark.catalog.dropTempView(name)
+        spark.sql(f"DROP TABLE {name}t")
+
+
+@pytest.mark.parametrize("engine", ["frame", "arrow"])
+@pytest.mark.parametrize("mode", WRITERS)
+def test_what_was_read_before_sees_what_it_sees_after_a_write_of_sparks_own(
+    spark, tmp_path, make_dataset, name, mode, engine
+):
+    """A DataFrame that is not cached keeps its files, whoever writes; views and tables see the new rows."""
+    theirs, ours = (str(make_dataset(tmp_path / kind, ROWS, files=2)) for kind in ("theirs", "ours"))
+    source = spark.createDataFrame(ADDED) if engine == "frame" else ADDED
+    after_theirs = seen_after(spark, theirs, name, lambda: WRITERS[mode](spark, theirs))
+    after_ours = seen_after(spark, ours, name, lambda: it.write(source, ours, mode=mode))
+    there = 110 if mode == "append" else 10
+    assert after_ours == after_theirs | {"view": there, "table": there}
+    assert after_ours["cached"] == there
+    assert after_ours["read before"] == (100 if mode == "append" else None)
 
 
 @pytest.mark.parametrize(

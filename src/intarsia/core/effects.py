@@ -121,7 +121,7 @@ _SPILLS = _Need(
     'engine="auto" and engine="duckdb" work within it.',
 )
 _SPOOLED = _Need(
-    lambda call: call.source != "none" and not (call.source == "frame" and call.engines == {"spark"}),
+    lambda call: call.source != "none" and not (call.source == "frame" and "spark" in call.engines),
     lambda call: "executors keep the rows" if call.source == "frame" else f"{call.operation} has no source",
 )
 _SCRATCH = _Need(
