@@ -18,7 +18,14 @@ from intarsia.common.partitions import (
 )
 from intarsia.common.paths import InputFile
 from intarsia.common.schema import is_nested
-from intarsia.common.text_files import COMPRESSED, file_errors, read_csv_file, read_json_file, stream_text
+from intarsia.common.text_files import (
+    COMPRESSED,
+    file_errors,
+    is_json_array,
+    read_csv_file,
+    read_json_file,
+    stream_text,
+)
 from intarsia.errors import DamagedTable, InputError
 
 __all__ = [
@@ -27,6 +34,7 @@ __all__ = [
     "agreed_types",
     "file_errors",
     "format_of",
+    "is_json_array",
     "partition_scalars",
     "read_csv_file",
     "read_json_file",

@@ -21,7 +21,7 @@ from intarsia.common.paths import InputFile
 from intarsia.common.schema import UNREADABLE, is_nested
 from intarsia.errors import DamagedTable, IntarsiaError, StorageError
 
-__all__ = ["COMPRESSED", "file_errors", "read_csv_file", "read_json_file", "stream_text"]
+__all__ = ["COMPRESSED", "file_errors", "is_json_array", "read_csv_file", "read_json_file", "stream_text"]
 
 COMPRESSED = ("", ".gz", ".bz2", ".zst", ".lz4", ".br", ".xz")
 """What may follow the ending of a text file; PyArrow knows all of them but the last."""
@@ -31,6 +31,7 @@ _WHOLE_TEXT_BYTES = 256 << 20
 _BLOCK = 8 << 20
 _STREAM_BLOCK = 64 << 20
 _BAD_VALUE = re.compile(r"In CSV column #(\d+): (?:Row #(\d+): )?(.*)", re.DOTALL)
+_SPACE = re.compile(r"[ \t\n\r]*")
 _BAD_ROW = re.compile(r"CSV parse error: (?:Row #(\d+): )?(.*)", re.DOTALL)
 
 
@@ -69,7 +70,7 @@ def stream_text(
     file: InputFile, kind: Literal["csv", "json"], *, types: pa.Schema | None
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The schema of a text file and its batches; one of up to 256 MiB is held as a whole."""
-    if file.size > _WHOLE_TEXT_BYTES and not (kind == "json" and _is_array(file)):
+    if file.size > _WHOLE_TEXT_BYTES and not (kind == "json" and is_json_array(file)):
         return _stream_large(file, kind, types)
     table = (read_csv_file if kind == "csv" else read_json_file)(file, types=types)
     return table.schema, iter(table.to_batches())
@@ -130,20 +131,37 @@ def _with_types(
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
         pass
     good, notes = table.schema, {}
+    exact: dict[int, pa.ChunkedArray] = {}
     for number, field in enumerate(explicit):
-        if field.type == table.schema.field(number).type:
+        inferred = table.schema.field(number).type
+        if field.type == inferred:
             continue
-        alone = table.schema.set(number, field)
         try:
-            read(alone)
+            read(table.schema.set(number, field))
             good = good.set(number, field)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
+            if pa.types.is_integer(field.type) and pa.types.is_floating(inferred):
+                try:
+                    exact[number] = _through_decimals(read, table.schema, number, field)
+                    continue
+                except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+                    pass
             notes[number] = reason(field, error)
     found = table if good.equals(table.schema) else read(good)
+    for number, column in exact.items():
+        found = found.set_column(number, explicit.field(number), column)
     schema = found.schema
     for number, note in notes.items():
         schema = schema.set(number, schema.field(number).with_metadata({UNREADABLE: note}))
     return found.cast(schema)
+
+
+def _through_decimals(
+    read: Callable[[pa.Schema | None], pa.Table], schema: pa.Schema, number: int, field: pa.Field
+) -> pa.ChunkedArray:
+    """A column of integers that are written as 1.0 or 1e3: as float64, those above 2**53 would be rounded."""
+    as_decimal = schema.set(number, field.with_type(pa.decimal128(38, 18)))  # 20 digits before the point
+    return read(as_decimal).column(number).cast(field.type)
 
 
 def read_csv_file(
@@ -195,7 +213,8 @@ def _csv_options(
             null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
         ),
         "read_options": pacsv.ReadOptions(block_size=block_size),
-        "parse_options": pacsv.ParseOptions(delimiter=delimiter),
+        # Else a file is cut at any line break, also in a quoted field: rows would be refused, or be others.
+        "parse_options": pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         **copy.deepcopy(dict(given)),  # the caller's stay as they are
     }
     options["read_options"].use_threads = use_threads
@@ -219,7 +238,7 @@ def read_json_file(
         use_threads: Execution only; rows and types are the same.
         options: ``read_options`` and ``parse_options`` of pyarrow.json instead of ours.
     """
-    lines = _array_as_lines(file) if _is_array(file) else None
+    lines = _array_as_lines(file) if is_json_array(file) else None
     if lines is not None and not len(lines):
         return pa.table({})
 
@@ -289,7 +308,8 @@ def _in_larger_blocks(
     return again
 
 
-def _is_array(file: InputFile) -> bool:
+def is_json_array(file: InputFile) -> bool:
+    """Whether a JSON file is one array, rather than an object per line."""
     with file_errors(file, "a JSON"), open_text(file) as source:
         while block := source.read(4096):
             text = block.removeprefix(b"\xef\xbb\xbf").lstrip()
@@ -299,17 +319,50 @@ def _is_array(file: InputFile) -> bool:
 
 
 def _array_as_lines(file: InputFile) -> bytes:
-    """The objects of an array one per line, so that both forms get their types from one parser."""
+    """The objects of an array one per line, so that both forms get their types from one parser.
+
+    Each is the text that stands in the file: as a Python float a number would lose digits.
+    """
     with file_errors(file, "a JSON"), open_text(file) as source:
-        rows = json.loads(source.read())
-        wrong = [number for number, row in enumerate(rows) if not isinstance(row, dict)]
+        data = source.read()
+        text = data.decode(json.detect_encoding(data), "surrogatepass").removeprefix("\ufeff")
+        lines: list[str] = []
+        wrong: list[int] = []
+        for number, (start, end) in enumerate(_elements(text)):
+            if text[start] != "{":
+                wrong.append(number)
+            lines.append(text[start:end].replace("\r", " ").replace("\n", " ") + "\n")
         if wrong:
             raise DamagedTable(
                 f"{file.shown} is an array with {len(wrong)} elements that are not objects, "
                 f"the first is element {wrong[0]}.",
                 path=file.shown,
             )
-        return "".join(json.dumps(row) + "\n" for row in rows).encode()
+        return "".join(lines).encode()
+
+
+def _elements(text: str) -> Iterator[tuple[int, int]]:
+    """Where each element of an array begins and ends; raises JSONDecodeError, a ValueError."""
+    decoder = json.JSONDecoder()
+    place = _after_space(text, _after_space(text, 0) + 1)
+    while text[place : place + 1] != "]":
+        _, end = decoder.raw_decode(text, place)
+        yield place, end
+        place = _after_space(text, end)
+        if text[place : place + 1] == ",":
+            place = _after_space(text, place + 1)
+            if text[place : place + 1] == "]":
+                raise json.JSONDecodeError("Illegal trailing comma before end of array", text, place)
+        elif text[place : place + 1] != "]":
+            raise json.JSONDecodeError("Expecting ',' delimiter", text, place)
+    if (place := _after_space(text, place + 1)) != len(text):
+        raise json.JSONDecodeError("Extra data", text, place)
+
+
+def _after_space(text: str, place: int) -> int:
+    found = _SPACE.match(text, place)
+    assert found is not None
+    return found.end()
 
 
 def _bad_value(file: InputFile, field: pa.Field, error: Exception, options: dict[str, Any]) -> str:
@@ -339,7 +392,8 @@ def _bad_row(file: InputFile, error: pa.ArrowInvalid, options: dict[str, Any]) -
             pacsv.read_csv(source, **options)
     except pa.ArrowInvalid as again:
         found = _BAD_ROW.match(str(again)) or found
-    line = f"line {_line_of(file, int(found[1]), options)}: " if found[1] else ""
+    number = _line_of(file, int(found[1]), options) if found[1] else None
+    line = f"line {number}: " if number else ""
     return DamagedTable(
         f"{file.shown} cannot be read as a CSV file: {line}{found[2].splitlines()[0]}",
         path=file.shown,
@@ -347,14 +401,20 @@ def _bad_row(file: InputFile, error: pa.ArrowInvalid, options: dict[str, Any]) -
     )
 
 
-def _line_of(file: InputFile, row: int, options: Mapping[str, Any]) -> int:
-    """The line in which a row begins; empty lines are no rows, and a quoted field may have several."""
+def _line_of(file: InputFile, row: int, options: Mapping[str, Any]) -> int | None:
+    """The line in which a row begins; empty lines are no rows, and a quoted field may have several.
+
+    None where a field before it is longer than Python's reader takes.
+    """
     with open_text(file) as source, io.TextIOWrapper(source, "utf-8", errors="replace", newline="") as text:
         lines = csv.reader(text, delimiter=options["parse_options"].delimiter)
         begins = 1
-        for fields in lines:
-            row -= bool(fields)
-            if not row:
-                return begins
-            begins = lines.line_num + 1
+        try:
+            for fields in lines:
+                row -= bool(fields)
+                if not row:
+                    return begins
+                begins = lines.line_num + 1
+        except csv.Error:
+            return None
     return begins

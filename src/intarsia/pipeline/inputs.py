@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.csv as pacsv
 
 from intarsia.common.formats import (
@@ -18,6 +19,7 @@ from intarsia.common.formats import (
     Format,
     agreed_types,
     format_of,
+    is_json_array,
     partition_scalars,
     read_csv_file,
     stream,
@@ -152,6 +154,8 @@ def format_in(source: Source, there: Arrived) -> Format:
     raise InputError(f"A source has {found}.", hint="give it a format, or make several sources of it.")
 
 
+_NO_TEXT = "\x00"
+"""Stands for a field without text, which is NULL, where Spark would take "" for NULL, too."""
 _NOT_SPARKS = (".xz", ".br", ".zst")
 """Endings of compressed files for which a plain Spark has no codec."""
 
@@ -214,7 +218,8 @@ def _opened(
     null = str(source.options.get("null_value", ""))
     options = {
         "parse_options": pacsv.ParseOptions(
-            delimiter=str(source.options.get("delimiter", _delimiter(file.location)))
+            delimiter=str(source.options.get("delimiter", _delimiter(file.location))),
+            newlines_in_values=True,
         ),
         "convert_options": pacsv.ConvertOptions(
             null_values=["", null], strings_can_be_null=True, quoted_strings_can_be_null=False
@@ -264,20 +269,45 @@ def frame(source: Source, there: Arrived, session: Any, known: pa.Schema | None 
     base = _base(there)
     if base is not None:
         reader = reader.option("basePath", _for_spark(base, glob=True))
+    shape = shape_of(source, kind, known)
     if kind == "parquet":
         found = reader.option("mergeSchema", "true").parquet(*paths)
     elif kind == "csv":
         found = reader.csv(paths)
-    elif source.columns:
-        # As text a number keeps every digit; the types come with the shape.
-        text = ", ".join(f"`{name.replace('`', '``')}` string" for name in source.columns)
-        found = reader.schema(text).json(paths)
     else:
-        found = reader.json(paths)
-    shape = shape_of(source, kind, known)
+        found = _json_frame(source, there, reader, paths, shape)
     if kind == "csv" and not source.columns:
         shape = _with_inferred(shape, reader, paths)
     return shaped(found, shape)
+
+
+def _json_frame(source: Source, there: Arrived, reader: Any, paths: Sequence[str], shape: Shape) -> Any:
+    """Files of lines and files with an array are read apart: of lines, Spark's way with arrays takes one."""
+    arrays = [is_json_array(file) for file in there.files] or [False] * len(paths)
+    found = None
+    for is_array in sorted(set(arrays)):
+        some = [path for path, one in zip(paths, arrays, strict=True) if one == is_array]
+        rows = reader.option("multiLine", is_array) if "multiLine" not in source.options else reader
+        frame = rows.schema(_json_schema(source, rows, some, shape)).json(some)
+        found = frame if found is None else found.unionByName(frame, allowMissingColumns=True)
+    return found
+
+
+def _json_schema(source: Source, reader: Any, paths: list[str], shape: Shape) -> Any:
+    """Numbers with a known type are read as text, which keeps every digit; the types come with the shape."""
+    from pyspark.sql import types as sparks
+
+    if source.columns:
+        return sparks.StructType([sparks.StructField(name, sparks.StringType()) for name in source.columns])
+    inferred = reader.json(paths).schema
+    return sparks.StructType(
+        [
+            sparks.StructField(field.name, sparks.StringType())
+            if field.name in shape.types and isinstance(field.dataType, sparks.FractionalType)
+            else field
+            for field in inferred
+        ]
+    )
 
 
 def _with_inferred(shape: Shape, reader: Any, paths: Sequence[str]) -> Shape:
@@ -285,7 +315,8 @@ def _with_inferred(shape: Shape, reader: Any, paths: Sequence[str]) -> Shape:
     from pyspark.sql.pandas.types import to_arrow_schema
 
     inferred = to_arrow_schema(reader.option("inferSchema", "true").csv(list(paths)).schema)
-    types = {field.name: shape.types.get(field.name, field.type) for field in inferred}
+    wide = {pa.int32(): pa.int64()}  # as it is in process
+    types = {field.name: shape.types.get(field.name, wide.get(field.type, field.type)) for field in inferred}
     return replace(shape, types=types)
 
 
@@ -307,9 +338,19 @@ def shaped(frame: Any, shape: Shape) -> Any:
         return frame
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
+    from intarsia.frames import shown_as
+
     given = to_arrow_schema(frame.schema)
-    out = from_arrow_schema(shape.schema(given), prefer_timestamp_ntz=True)
-    return frame.mapInArrow(lambda batches: shape.batches(given, batches), out)
+    made = shape.schema(given)
+    # Spark has microseconds and no unsigned integers; the target takes what they stand for.
+    sent = pa.schema([field.with_type(shown_as(field.type, field.type)) for field in made])
+
+    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in shape.batches(given, batches):
+            columns = [pc.cast(column, field.type) for column, field in zip(batch.columns, sent, strict=True)]
+            yield pa.RecordBatch.from_arrays(columns, schema=sent)
+
+    return frame.mapInArrow(rows, from_arrow_schema(sent, prefer_timestamp_ntz=True))
 
 
 def _reader_options(source: Source, there: Arrived, kind: Format) -> dict[str, Any]:
@@ -318,8 +359,8 @@ def _reader_options(source: Source, there: Arrived, kind: Format) -> dict[str, A
         # Headers are compared: files whose columns come in another order are refused, not mixed up.
         options |= {"header": "true", "enforceSchema": "false"}
         options["sep"] = _delimiter(there.stamps[0].path)
-    if kind == "json" and there.files and _is_array(there.files[0]):
-        options["multiLine"] = "true"
+        # As everybody else has it: quotes are doubled, there may be line breaks between them, "" is no NULL.
+        options |= {"escape": '"', "multiLine": "true", "nullValue": _NO_TEXT, "emptyValue": ""}
     if kind == "parquet":
         options = {}
     renamed = {"delimiter": "sep", "null_value": "nullValue"}
@@ -333,11 +374,6 @@ def _delimiter(path: str) -> str:
 
 def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _is_array(file: InputFile) -> bool:
-    with file.filesystem.open_input_stream(file.location) as opened:
-        return bool(opened.read(256).lstrip().startswith(b"["))
 
 
 def _base(there: Arrived) -> str | None:

@@ -12,9 +12,13 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.exact import cast_exact
 from intarsia.common.names import suggestion
+from intarsia.common.types import NUMBERS, kind_of
 from intarsia.core.evaluate import evaluate, true_mask
 from intarsia.core.expr import Cast, Column, Expr, resolve, type_of
+from intarsia.core.expr.assign import assign
+from intarsia.core.expr.types import is_text
 from intarsia.errors import ColumnNotFound, InputError
 from intarsia.sql.parse import parse_expression, parse_predicate
 
@@ -88,12 +92,41 @@ class Shape:
         if column.type == field.type:
             return column
         try:
-            return evaluate(Cast(Column((field.name,), exact=True), field.type), batch)
+            return _converted(batch, field, column.type)
         except InputError as error:
             raise InputError(
                 f"Column {field.name!r} of the source: {error.message}",
-                hint="correct the files; or declare it as varchar, and derive it with try_cast.",
+                hint="correct the files; or declare it as varchar, and derive it with try_cast or round.",
             ) from error
+
+
+def _converted(batch: pa.RecordBatch, field: pa.Field, given: pa.DataType) -> pa.Array:
+    """A column in its declared type; a value that SQL's cast would round or cut off is an InputError."""
+    target = field.type
+    if pa.types.is_timestamp(given):
+        return assign(batch.column(field.name), target, Column((field.name,)))
+    if kind_of(given) in NUMBERS and kind_of(target) in ("integer", "decimal"):
+        return _exact(batch.column(field.name), field)
+    if is_text(given) and pa.types.is_decimal(target):
+        return _exact(_cast(batch, field.with_type(pa.decimal256(76, max(target.scale, 38)))), field)
+    if is_text(given) and pa.types.is_integer(target):
+        try:
+            return _cast(batch, field)
+        except InputError as error:  # 1.0 and 1e3 are integers, too
+            try:
+                return _exact(_cast(batch, field.with_type(pa.decimal128(38, 18))), field)
+            except InputError:
+                raise error from None
+    return _cast(batch, field)
+
+
+def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    return evaluate(Cast(Column((field.name,), exact=True), field.type), batch)
+
+
+def _exact(column: pa.Array, field: pa.Field) -> pa.Array:
+    cast = cast_exact(column, field.type, column=field.name, operation="source")
+    return cast.chunk(0) if cast.num_chunks == 1 else cast.combine_chunks()
 
 
 def type_named(name: str) -> pa.DataType:
