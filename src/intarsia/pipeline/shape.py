@@ -104,7 +104,7 @@ def _converted(batch: pa.RecordBatch, field: pa.Field, given: pa.DataType) -> pa
     """A column in its declared type; a value that SQL's cast would round or cut off is an InputError."""
     target = field.type
     if pa.types.is_timestamp(given):
-        return assign(batch.column(field.name), target, Column((field.name,)))
+        return assign(batch.column(field.name), target, Column((field.name,)), batch.num_rows)
     if kind_of(given) in NUMBERS and kind_of(target) in ("integer", "decimal"):
         return _exact(batch.column(field.name), field)
     if is_text(given) and pa.types.is_decimal(target):
