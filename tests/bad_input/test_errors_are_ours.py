@@ -8,6 +8,7 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ import pyarrow.fs as pafs
 import pytest
 
 import intarsia as it
+from intarsia.common import paths
 from intarsia.common.paths import with_time_limit
 from intarsia.engines.duckdb.session import Session
 from intarsia.errors import (
@@ -257,6 +259,26 @@ def test_a_client_of_a_store_has_errors_of_its_own() -> None:
         raise EndpointConnectionError("no route")
     with pytest.raises(KeyError), storage_errors("list", "bucket/x"):
         raise KeyError("a mistake of ours stays one")
+
+
+GOOGLE = {
+    "read": lambda url: it.read(url),
+    "merge": lambda url: it.merge(pa.table({"id": [1]}), url, on="id"),
+    "delete on DuckDB": lambda url: it.delete(url, "id = 1", engine="duckdb"),
+}
+
+
+@pytest.mark.skipif(not hasattr(pafs, "GcsFileSystem"), reason="pyarrow has no GcsFileSystem")
+@pytest.mark.parametrize("call", GOOGLE)
+def test_google_gives_up_where_nobody_answers(call: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paths, "GIVE_UP_SECONDS", 1)
+    with socket.socket() as closed:
+        closed.bind(("127.0.0.1", 0))
+        port = closed.getsockname()[1]
+    begun = time.monotonic()
+    with pytest.raises(StorageError, match="Could not"):
+        GOOGLE[call](f"gs://anonymous@bucket/x?endpoint_override=127.0.0.1:{port}&scheme=http")
+    assert time.monotonic() - begun < 30  # seconds; three to seven are what it takes
 
 
 def test_google_gives_up_after_a_stated_time() -> None:

@@ -17,10 +17,12 @@ import pytest
 import intarsia as it
 from intarsia.core import run as core_run
 from intarsia.core.effects import CHANGES, OPTIONS
+from intarsia.datasets.pyarrow import PyarrowDatasetIO
 from intarsia.engine_choice import Opening
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.engines.duckdb import DuckDBEngine
 from intarsia.errors import InputError
+from intarsia.pipeline import load, run
 from intarsia.request import ALL_OPTIONS
 from intarsia.tables.iceberg.catalogs import embedded_catalog
 from intarsia.tables.parquet import ParquetTable
@@ -257,3 +259,60 @@ def test_types_of_text_files_and_a_file_system_of_a_source_are_taken(
     options = {"columns": {"id": "bigint"}, "dialect": "spark", "filesystem": pafs.LocalFileSystem()}
     for target in (path, ParquetTable(path)):
         assert it.merge(str(tmp_path / "rows.csv"), target, on="id", **options).total == 4
+
+
+def test_options_of_an_io_go_to_the_calls_that_they_have_an_effect_in(
+    tmp_path: Any, make_dataset: Any
+) -> None:
+    path = make_dataset(tmp_path / "lake", ROWS, files=2)
+    io = PyarrowDatasetIO(
+        memory_bytes=1 << 30,
+        max_rows_per_file=2,
+        batch_rows=2,
+        dialect="spark",
+        spool_bytes=1 << 20,
+        retain=1,
+    )
+    assert io.merge(ROWS, path, "update", ["id"]).updated == 3
+    assert io.delete(path, "id = 1").deleted == 1
+    assert len(io.write_dataset(ROWS, path).files) == 2
+    io.compact_parquet_dataset(path)
+    io.deduplicate_parquet_dataset(io.table(path), ["id"])
+    assert io.plan("delete", path, "id = 2").deleted == 1
+    with pytest.raises(InputError, match="would have no effect"):
+        io.delete(path, "id = 1", max_rows_per_file=2)
+    with pytest.raises(InputError, match="tasks= would have no effect: this IO"):
+        PyarrowDatasetIO(tasks=2)
+
+
+def pipeline(place: Any, option: str) -> Any:
+    (place / "p.toml").write_text(
+        f"""
+        name = "shop"
+        engine = "arrow"
+        [targets.lake]
+        path = "lake"
+        [[steps]]
+        operation = "delete"
+        target = "lake"
+        where = "id = 1"
+        options = {{ {option} }}
+        """
+    )
+    return load(place / "p.toml")
+
+
+def test_a_step_leaves_out_options_of_other_engines_and_says_so(tmp_path: Any, make_dataset: Any) -> None:
+    make_dataset(tmp_path / "lake", ROWS)
+    (step,) = run(pipeline(tmp_path, "tasks = 3, threads = 2")).steps
+    assert [note for note in step.result.notes if "tasks=" in note and "threads" not in note]
+    assert step.result.deleted == 1
+
+
+def test_a_step_whose_option_has_no_effect_on_any_engine_is_refused_at_once(
+    tmp_path: Any, make_dataset: Any
+) -> None:
+    make_dataset(tmp_path / "lake", ROWS)
+    for option in ("max_rows_per_file = 5", "spool_bytes = 10", "broadcast_bytes = 10"):
+        with pytest.raises(InputError, match=r"options: .* would have no effect"):
+            run(pipeline(tmp_path, option))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import datetime
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
 import pyarrow.fs as pafs
@@ -24,7 +25,15 @@ from pyiceberg.table.update import (
 )
 
 from intarsia.common.log import logger
-from intarsia.errors import CommitConflict, CommitError, CommitUnknown, InputError, NotSupported, StorageError
+from intarsia.errors import (
+    CommitConflict,
+    CommitError,
+    CommitUnknown,
+    InputError,
+    IntarsiaError,
+    NotSupported,
+    StorageError,
+)
 from intarsia.tables.iceberg.commit import REFUSALS, is_busy
 from intarsia.tables.iceberg.file_system import Store, store_of
 from intarsia.tables.iceberg.flags import flag, number
@@ -84,6 +93,13 @@ def expire_snapshots(
         raise InputError(f"retain_last= must be at least 1, it is {retain_last}.")
     _check_zone(older_than)
     target = _opened(target)
+    with _named(target):
+        return _expire(target, older_than, retain_last, dry_run=dry_run)
+
+
+def _expire(
+    target: IcebergTable, older_than: datetime.datetime | None, retain_last: int | None, *, dry_run: bool
+) -> Expired:
     table = target.load()
     metadata = table.metadata
     _check_gc(metadata, "expire snapshots")
@@ -126,6 +142,11 @@ def remove_orphans(
     _check_zone(older_than)
     before = older_than or datetime.datetime.now(datetime.UTC) - _ORPHAN_AGE
     target = _opened(target)
+    with _named(target):
+        return _remove_orphans(target, before, dry_run=dry_run)
+
+
+def _remove_orphans(target: IcebergTable, before: datetime.datetime, *, dry_run: bool) -> Orphans:
     table = target.load()
     _check_gc(table.metadata, "remove orphan files")
     store = store_of(table.io, table.metadata.location)
@@ -156,6 +177,17 @@ def remove_orphans(
 
 def _opened(target: IcebergTable | Table) -> IcebergTable:
     return target if isinstance(target, IcebergTable) else IcebergTable(target)
+
+
+@contextmanager
+def _named(target: IcebergTable) -> Iterator[None]:
+    """Let errors leave that name the table as the catalog does, and not by its location."""
+    try:
+        yield
+    except IntarsiaError as error:
+        if (error.path or "").rstrip("/") == target.location.rstrip("/"):
+            error.path = target.root
+        raise
 
 
 def _check_zone(moment: datetime.datetime | None) -> None:
