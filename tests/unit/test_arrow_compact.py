@@ -120,15 +120,17 @@ def test_options_decide_over_row_groups_and_compression(tmp_path: Path, make_dat
     assert pq.read_metadata(file).row_group(0).column(0).compression == "ZSTD"
 
 
-def test_the_codec_and_the_notes_of_the_files_are_kept(tmp_path: Path) -> None:
+def test_the_codec_and_the_notes_that_all_files_share_are_kept(tmp_path: Path) -> None:
     root = tmp_path / "d"
     for number in range(3):
-        table = pa.table({"id": range(10)}).replace_schema_metadata({"owner": f"team {number}"})
+        notes = {"owner": "team", "part": str(number)}
+        table = pa.table({"id": range(10)}).replace_schema_metadata(notes)
         write(root, f"{number}.parquet", table, compression="gzip")
     compacted(root)
     footer = pq.read_metadata(files(root)[0])
     assert footer.row_group(0).column(0).compression == "GZIP"
-    assert footer.metadata[b"owner"] == b"team 0"
+    assert footer.metadata[b"owner"] == b"team"
+    assert b"part" not in footer.metadata  # which was true of one file each
 
 
 def test_a_row_group_closes_when_it_is_large_in_memory(

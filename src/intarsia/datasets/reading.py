@@ -124,7 +124,7 @@ def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
 def _read(snapshot: Snapshot, wanted: Reading, make: Callable[[], Rows]) -> pa.Table:
     task = Task.of(snapshot, wanted)
     with make() as reader:
-        return pa.concat_tables([task.schema.empty_table(), *reader.rows(task)])
+        return pa.concat_tables([pa.Table.from_batches([], task.schema), *reader.rows(task)])
 
 
 class InProcess:

@@ -65,7 +65,7 @@ def cast(value: Any, target: pa.DataType) -> Any:
     if source == target:
         return value
     if pt.is_null(source):
-        return pa.scalar(None, target) if isinstance(value, pa.Scalar) else pa.nulls(len(value), target)
+        return pa.nulls(1, target)[0] if isinstance(value, pa.Scalar) else pa.nulls(len(value), target)
     wanted = working_type(target)
     if is_uuid(target) and is_text(working_type(source)):
         return _to_stored(uuids_of_text(to_working(value)), target)
@@ -236,7 +236,7 @@ def try_cast(value: Any, target: pa.DataType) -> Any:
     except pa.ArrowInvalid:
         pass
     if isinstance(value, pa.Scalar):
-        return pa.scalar(None, target)
+        return pa.nulls(1, target)[0]
     encoded = value.dictionary_encode()
     distinct = encoded.dictionary
     if is_text(distinct.type):

@@ -47,7 +47,7 @@ class Literal:
     def scalar(self) -> pa.Scalar:
         """The constant as pyarrow has it."""
         if self.value is None:
-            return pa.scalar(None, self.type)
+            return pa.nulls(1, self.type)[0]  # which PyArrow has of every type
         if pt.is_interval(self.type):
             return pa.scalar(pa.MonthDayNano(self.value), self.type)
         return pa.scalar(self.value, self.type)

@@ -105,7 +105,7 @@ def run(expr: Expr, rows: Rows) -> Value:
             return _checked(expr, lambda: pc.negate_checked(value))
         case Cast(operand, type) if pt.is_nested(type):
             value = run(operand, rows)
-            return pa.scalar(None, type) if isinstance(value, pa.Scalar) else convert(value, type)
+            return pa.nulls(1, type)[0] if isinstance(value, pa.Scalar) else convert(value, type)
         case Cast(operand, type, assign=True):
             return assign(run(operand, rows), type, operand, rows.length)
         case Cast(operand, type, try_):

@@ -65,7 +65,7 @@ class DuckRows:
             f"SELECT {named([FILE, POS, *dict.fromkeys(wanted)])}"
             f" FROM ({scan.sql(task.needed, keys=True)}) t{where}"
         )
-        pieces = [task.schema.empty_table()]
+        pieces = [pa.Table.from_batches([], task.schema)]
         order = [pa.array([], pa.int64())]
         for batch in self._session.batches(sql, min(task.wanted.batch_rows or BATCH_ROWS, BATCH_ROWS)):
             numbers = batch.column(0)

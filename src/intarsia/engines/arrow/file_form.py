@@ -14,6 +14,7 @@ import pyarrow.parquet as pq
 from intarsia.common.int96 import leaf_types, noted_schema, noted_units
 from intarsia.common.thrift import FALSE, I32, LIST, STRUCT, TRUE, Struct, get
 from intarsia.core.elements import Elements, elements_of_files, split
+from intarsia.core.keys import arange
 from intarsia.core.layout import Layout, leaf_columns
 from intarsia.engines.arrow import chunks
 from intarsia.engines.arrow.chunk_writer import Chunk
@@ -86,6 +87,7 @@ class Form:
 
     def chunks(self, table: pa.Table) -> dict[str, list[Chunk]]:
         """Some of the columns, as they are stored in one row group. Memory: the encoded chunks."""
+        table = with_required_fields(table)
         known = self.file_schema
         if known is None or not self.described:
             donor = self._encoded(table, None)
@@ -156,6 +158,43 @@ class Form:
             chunks.FILE_SCHEMA: footer[chunks.FILE_SCHEMA],
         }
         return replace(self, layout=layout, footer=footer)
+
+
+def with_required_fields(table: pa.Table) -> pa.Table:
+    """The table with values in NOT NULL fields of structs that are NULL themselves, where nobody sees them.
+
+    PyArrow's writer refuses NULL there, which many of its functions leave.
+    """
+    for number, each in enumerate(table.schema):
+        if _requires(each.type):
+            chunks = [_with_required(chunk) for chunk in table.column(number).chunks]
+            table = table.set_column(number, each, pa.chunked_array(chunks, each.type))
+    return table
+
+
+def _requires(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(kind)) and any(not f.nullable or _requires(f.type) for f in kind.fields)
+
+
+def _with_required(array: Any) -> Any:
+    valid, fields = array.is_valid(), array.type.fields
+    children = []
+    for number, each in enumerate(fields):
+        child = array.field(number)
+        if not each.nullable and child.null_count:
+            empty = _empty_value(each)
+            rows = pc.if_else(valid, arange(len(array)), pa.scalar(len(array), pa.int64()))
+            child = pa.concat_arrays([child, empty]).take(rows)
+        children.append(_with_required(child) if _requires(child.type) else child)
+    return pa.StructArray.from_arrays(children, fields=fields, mask=pc.invert(valid))
+
+
+def _empty_value(field: pa.Field) -> Any:
+    """One value that is not NULL: PyArrow puts it into a NOT NULL field of a struct that is NULL."""
+    kind = field.type
+    if isinstance(kind, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(kind, _empty_value(field.with_type(kind.storage_type)))
+    return pa.array([None], pa.struct([field])).field(0)
 
 
 def _truth(value: bool) -> tuple[int, bool]:

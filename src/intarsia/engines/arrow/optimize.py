@@ -259,7 +259,7 @@ class _Task:
         if self._bytes > self.memory_bytes:
             return None
         size = 0
-        tables: list[pa.Table] = [self._schema.empty_table()]
+        tables: list[pa.Table] = [pa.Table.from_batches([], self._schema)]
         # Footers tell encoded sizes: what a dictionary holds once may be there a thousand times.
         with closing(in_order(lambda f: list(self._pieces(f)), self.files, threads=self.threads)) as read:
             for pieces in read:

@@ -184,6 +184,8 @@ def _ordinals(values: pa.Array) -> pa.Array:
     kind = values.type
     if pa.types.is_uint64(kind):
         return values
+    if pa.types.is_null(kind):
+        return values.cast(pa.int64())
     if pa.types.is_floating(kind):
         # The bits of a float are ordered like an integer's, once those below the sign of negative
         # ones are turned over; NaN comes after infinity.

@@ -74,9 +74,9 @@ def sample_row_groups(
                 )
                 for piece in reader.pieces(columns, item.number)
             ]
-        return pa.concat_tables([schema.empty_table(), *pieces])
+        return pa.concat_tables([pa.Table.from_batches([], schema), *pieces])
 
-    return pa.concat_tables([schema.empty_table(), *in_order(one, chosen, threads=threads)])
+    return pa.concat_tables([pa.Table.from_batches([], schema), *in_order(one, chosen, threads=threads)])
 
 
 def spread_rows(table: pa.Table, count: int) -> pa.Table:

@@ -86,7 +86,7 @@ class Splice:
         footer = form.footer
         if not form.described:
             sink = pa.BufferOutputStream()
-            form.writer(sink, form.schema.empty_table()).close()
+            form.writer(sink, pa.Table.from_batches([], form.schema)).close()
             footer = Donor.of_buffer(sink.getvalue()).footer
         elements = [known.root, *(element for column in columns.values() for element in column)]
         footer = {**footer, chunks.FILE_SCHEMA: (LIST, (STRUCT, elements))}

@@ -16,7 +16,7 @@ from intarsia.common.partitions import encode_partition_schema
 from intarsia.core.change import StagedFile
 from intarsia.core.layout import Layout
 from intarsia.engines.arrow.chunk_writer import ChunkWriter, not_written
-from intarsia.engines.arrow.file_form import Form
+from intarsia.engines.arrow.file_form import Form, with_required_fields
 from intarsia.engines.arrow.overlay import most_values
 from intarsia.errors import NotSupported, StorageError
 
@@ -74,7 +74,7 @@ class FileWriter:
         if self._chunks is not None:
             size = self._chunks.finish(self._form.footer)
             return StagedFile(self.location, path, self.rows, size, dict(partition), nans=self._nans)
-        self._guard(lambda _: None, self.schema.empty_table())
+        self._guard(lambda _: None, pa.Table.from_batches([], self.schema))
         assert self._writer is not None
         try:
             self._writer.close()
@@ -97,7 +97,8 @@ class FileWriter:
 
     def _write(self, table: pa.Table) -> None:
         if self._chunks is None:
-            self._guard(lambda writer: writer.write_table(table, row_group_size=table.num_rows), table)
+            whole = with_required_fields(table)
+            self._guard(lambda writer: writer.write_table(whole, row_group_size=whole.num_rows), table)
             return
         try:
             found = self._form.chunks(table)

@@ -45,7 +45,7 @@ def match_predicate(
     if intent.where is None:
         return settle_predicate(plan, scans, _whole(plan, session, scans))
     if isinstance(intent.where, pc.Expression) and any(item.row_groups for item in scans):
-        hit_positions(intent.where, plan.snapshot.schema.empty_table())  # errors of names and types
+        hit_positions(intent.where, pa.Table.from_batches([], plan.snapshot.schema))  # names, types
     search = _Search.of(plan, intent, session, scans)
     found: list[Hits] = []
     for start in range(0, len(scans), FILES_AT_ONCE):

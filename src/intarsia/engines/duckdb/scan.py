@@ -84,8 +84,10 @@ def _other_types(schema: pq.ParquetSchema) -> dict[str, str]:
         kind = str(leaf.logical_type.type)
         kind = str(leaf.converted_type) if kind in ("UNKNOWN", "NONE") else kind
         zoned = kind == "TIME" and "isAdjustedToUTC=true" in str(leaf.logical_type)
-        if kind in _OTHER_TYPES or zoned:
-            found[leaf.path.split(".", 1)[0]] = "TIME in UTC" if zoned else kind
+        column, _, inner = leaf.path.partition(".")
+        within = bool(inner) and kind == _UUID  # which comes back as text, and is cast only in whole columns
+        if kind in _OTHER_TYPES or zoned or within:
+            found[column] = "TIME in UTC" if zoned else kind
     return found
 
 

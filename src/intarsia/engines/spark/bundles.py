@@ -161,6 +161,6 @@ def _rows_for(number: int, batches: Sequence[pa.RecordBatch], work: WriteWork) -
         if high > low:
             parts.append(batch.slice(low, high - low).remove_column(0))
     if not parts:
-        return work.wanted.empty_table()
+        return pa.Table.from_batches([], work.wanted)
     table = combined(pa.Table.from_batches(parts))
     return conform_table(table, work.wanted, operation=work.operation, path=work.plan.snapshot.root)

@@ -19,6 +19,7 @@ from intarsia.core.keys import arange, comparable, decoded, flat
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.rule import Drop
+from intarsia.engines.arrow.duplicates import check_order, checked_keys
 from intarsia.engines.arrow.overlay import take_rows
 from intarsia.engines.arrow.reading import FileReader
 from intarsia.engines.spark.carry import carried
@@ -42,10 +43,10 @@ def spark_duplicates(
 
     The driver gets the positions of the losers, eight bytes each.
     """
+    names = checked_keys(plan, keys)
+    check_order(plan, order_by)
     files = plan.snapshot.in_order(files)
-    work = RankWork(
-        light(plan), keys or tuple(plan.schema.names), order_by, place.filesystem, place.directory
-    )
+    work = RankWork(light(plan), names, order_by, place.filesystem, place.directory)
     jobs = list(enumerate(files))
     written = crew.each(write_ranks, jobs, shared=work, weights=[file.size for file in files])
     locations = [location for location in written if location is not None]

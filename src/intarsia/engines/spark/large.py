@@ -83,7 +83,7 @@ def prepare_merge(crew: Crew, intent: Merge, snapshot: Snapshot, source: SparkSo
         for name, other in zip(intent.keys, keys, strict=True)
     }
     partitions = PartitionSet.of(_places(facts, terms.wanted, terms.pruning), terms.pruning)
-    empty = terms.wanted.empty_table()
+    empty = pa.Table.from_batches([], terms.wanted)
     return Prepared(
         intent,
         terms.schema,
@@ -118,7 +118,7 @@ def prepare_write(crew: Crew, intent: Write, snapshot: Snapshot, source: SparkSo
         intent,
         schema,
         partition_columns,
-        schema.empty_table(),
+        pa.Table.from_batches([], schema),
         SourceFacts(remote.spool.rows, {}, places, keys),
         source.rows,
         remote=remote,
@@ -155,7 +155,7 @@ def _homes(facts: Sequence[PartFacts]) -> dict[int, int]:
 
 def _places(facts: Sequence[PartFacts], wanted: pa.Schema, columns: Sequence[str]) -> pa.Table:
     return pa.concat_tables(
-        [wanted.empty_table().select(list(columns)), *(fact.partitions for fact in facts)]
+        [pa.Table.from_batches([], wanted).select(list(columns)), *(fact.partitions for fact in facts)]
     )
 
 
@@ -309,7 +309,7 @@ class GroupMerge:
 
 def merge_alone(work: GroupMerge, item: FilePlan) -> Outcome:
     """A file that no source row was routed to."""
-    return work.merged(item, work.wanted.empty_table(), pa.array([], pa.int64()))
+    return work.merged(item, pa.Table.from_batches([], work.wanted), pa.array([], pa.int64()))
 
 
 def merge_large(

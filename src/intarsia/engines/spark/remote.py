@@ -156,7 +156,7 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
     nan = dict.fromkeys(keys, False)
     partitions: list[pa.Table] = []
     homes: dict[Any, int] = {}
-    outside, samples = 0, work.wanted.empty_table()
+    outside, samples = 0, pa.Table.from_batches([], work.wanted)
     writer: pq.ParquetWriter | None = None
     reader = _opened(part.location, work.filesystem)
     try:
@@ -190,7 +190,7 @@ def cast_part(work: Casting, job: tuple[int, Part]) -> PartFacts:
     whole = (
         pa.concat_tables(partitions)
         if partitions
-        else work.wanted.empty_table().select(list(work.partitions))
+        else pa.Table.from_batches([], work.wanted).select(list(work.partitions))
     )
     return PartFacts(
         Part(location, rows, size),

@@ -74,7 +74,7 @@ class Spool:
     def read(self) -> pa.Table:
         """All of it, into the driver."""
         tables = [pq.read_table(part.location, filesystem=self.filesystem) for part in self.parts]
-        return pa.concat_tables([self.schema.empty_table(), *tables])
+        return pa.concat_tables([pa.Table.from_batches([], self.schema), *tables])
 
     def remove(self) -> None:
         """Remove the files; a refusal is logged, and leaves them to a sweep after this process."""
@@ -106,7 +106,7 @@ class SparkSource(Source):
 
         ``year_months`` are columns that have such intervals in Spark, and come as numbers of months.
         """
-        super().__init__(spool.schema.empty_table(), origin=origin)
+        super().__init__(pa.Table.from_batches([], spool.schema), origin=origin)
         self.spool = spool
         self.ordered = ordered
         self.year_months = year_months or {}
