@@ -17,6 +17,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.arrow import Source
+from intarsia.common.flock import try_flock, unlock
 from intarsia.common.log import cleanup, logger, redact
 from intarsia.common.paths import with_time_limit
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
@@ -85,7 +86,23 @@ class Spool:
         self.mark.release()
         for parent in self.parents:
             with suppress(OSError):  # in use by others
+                _remove_idle_lock(parent)
                 os.rmdir(parent)
+
+
+def _remove_idle_lock(control: str) -> None:
+    """Remove the lock of an operation that has made nothing: it could not tidy up around this spool."""
+    if os.listdir(control) != ["lock"]:
+        return
+    lock = os.path.join(control, "lock")
+    descriptor = try_flock(lock)
+    if descriptor is None:  # somebody is at work
+        return
+    try:
+        if os.listdir(control) == ["lock"]:
+            os.remove(lock)
+    finally:
+        unlock(descriptor)
 
 
 class SparkSource(Source):
