@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 
 import intarsia.show  # noqa: F401  values learn to show themselves
 from intarsia.common.log import logger, operation_log
-from intarsia.common.names import check_columns
+from intarsia.common.names import check_columns, spelled_as
 from intarsia.core.effects import check_effects
 from intarsia.core.expr import resolve
 from intarsia.core.files import Snapshot
@@ -430,7 +430,8 @@ def read(
 def _scan(request: Request, columns: Columns | None, where: Any) -> Scan:
     found = request.table.snapshot()
     check_exists(found, "read")
-    names = column_names(columns, "columns") or tuple(found.schema.names)
+    known = found.schema.names
+    names = spelled_as(column_names(columns, "columns"), known, path=found.root) or tuple(known)
     check_columns(names, found.schema.names, operation="read", path=found.root)
     predicate = None if where is None else predicate_of(where, request.dialect)
     if predicate is not None and not isinstance(predicate, pc.Expression):

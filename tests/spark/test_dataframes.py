@@ -12,6 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
+from intarsia.engines.spark import source
 from intarsia.errors import KeyColumnError, PartitionMoveError, SchemaMismatch
 
 BOTH = pytest.mark.parametrize("limit", [64 << 20, 1], ids=["small", "large"])
@@ -77,6 +78,17 @@ def test_a_dataset_that_does_not_exist_is_made_with_its_partitions(spark, tmp_pa
     assert result.inserted == 20
     assert _values(rows(tmp_path / "t")) == NEW
     assert sorted(child.name for child in (tmp_path / "t").iterdir()) == ["p=p0", "p=p1", "p=p2", "p=p3"]
+
+
+@pytest.mark.parametrize("here", [True, False], ids=["beside this process", "anywhere"])
+def test_an_update_of_a_dataset_that_does_not_exist_leaves_nothing(spark, tmp_path, monkeypatch, here):
+    monkeypatch.setattr(
+        source, "_is_here", lambda _: here
+    )  # elsewhere, sources are spooled beside the dataset
+    before = set(tmp_path.iterdir())
+    result = it.merge(spark.createDataFrame(SOURCE, ROWS), tmp_path / "none", on="id", strategy="update")
+    assert (result.updated, result.created) == (0, False)
+    assert set(tmp_path.iterdir()) == before
 
 
 @BOTH

@@ -199,3 +199,8 @@ def test_ctrl_c_ends_the_program_and_leaves_nothing(tmp_path: Path, engine: str,
     assert after_it == before or all(name.startswith("optimized-") for name in after_it)
     assert it.read(tmp_path / "t").read_all().num_rows == rows
     assert not list(control.rglob("*.parquet"))
+
+
+def test_columns_to_read_are_found_whatever_their_case(tmp_path: Path) -> None:
+    it.write(pa.table({"Id": [1], "name": ["a"]}), tmp_path / "t", engine="arrow")
+    assert it.read(tmp_path / "t", columns=["ID"]).read_all().to_pydict() == {"Id": [1]}

@@ -203,3 +203,8 @@ def test_the_page_lists_every_function_as_it_is(functions: dict[str, Any]) -> No
 def test_the_page_lists_no_other_function() -> None:
     listed = re.findall(r"^\| `(\w+)\(", PAGE.read_text(encoding="utf-8"), re.MULTILINE)
     assert sorted(listed) == sorted(FUNCTIONS)
+
+
+def test_texts_that_no_column_can_hold_are_refused() -> None:
+    with pytest.raises(InputError, match="more than 2 GiB"):
+        evaluate(resolve(parse_expression("repeat('x', 10000000000)"), ROWS.schema), ROWS)

@@ -158,6 +158,11 @@ def _checked(expr: Expr, compute: Callable[[], Value]) -> Value:
         raise NotSupported(f"pyarrow cannot compute {to_sql(expr)}: {error}") from error
     except pa.ArrowInvalid as error:
         raise InputError(f"cannot compute {to_sql(expr)}: {error}", hint=_hint(expr, str(error))) from error
+    except pa.ArrowCapacityError as error:
+        raise InputError(
+            f"cannot compute {to_sql(expr)}: the values of the rows at hand have more than 2 GiB",
+            hint="make them shorter, or handle fewer rows at once with batch_rows=",
+        ) from error
 
 
 def _hint(expr: Expr, reason: str) -> str | None:

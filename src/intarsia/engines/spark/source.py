@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from intarsia.common.arrow import Source
+from intarsia.common.flock import try_flock, unlock
 from intarsia.common.log import cleanup, logger, redact
 from intarsia.common.paths import with_time_limit
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
@@ -86,7 +87,23 @@ class Spool:
         self.mark.release()
         for parent in self.parents:
             with suppress(OSError):  # in use by others
+                _remove_idle_lock(parent)
                 os.rmdir(parent)
+
+
+def _remove_idle_lock(control: str) -> None:
+    """Remove the lock of an operation that has made nothing: it could not tidy up around this spool."""
+    if os.listdir(control) != ["lock"]:
+        return
+    lock = os.path.join(control, "lock")
+    descriptor = try_flock(lock)
+    if descriptor is None:  # somebody is at work
+        return
+    try:
+        if os.listdir(control) == ["lock"]:
+            os.remove(lock)
+    finally:
+        unlock(descriptor)
 
 
 class SparkSource(Source):
