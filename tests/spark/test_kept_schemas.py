@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
 from intarsia.core.elements import elements_of
+from intarsia.errors import InputError, KeyColumnError
 
 TYPES = {
     "v": "parse_json('{\"a\": ' || id || '}')",
@@ -59,3 +61,62 @@ def test_s25_types_of_spark_stay_what_they_are(spark: Any, tmp_path: Path, engin
     found = spark.read.parquet(str(root))
     assert found.schema == types
     assert found.selectExpr("id", *texts).orderBy("id").collect() == rows
+
+
+DECLARED = """
+    id bigint comment 'the key', c char(5) comment 'five', v varchar(9), co string collate UTF8_LCASE,
+    n timestamp_ntz default timestamp_ntz'2020-01-01 00:00:00', t timestamp, ym interval year to month,
+    dt interval day to second, d decimal(9, 2) default 1.50,
+    s struct<a: char(3) comment 'in', i: interval day to second>, l array<varchar(4)>,
+    m map<string, decimal(20, 3)>
+"""
+VALUES = """
+    id, 'c' || id, 'v' || id, 'Co' || id, timestamp_ntz'2024-03-31 02:30:00', timestamp'2024-03-31 01:30:00',
+    make_ym_interval(1, int(id)), make_dt_interval(1, int(id)), cast(id as decimal(9, 2)),
+    named_struct('a', 'a' || id, 'i', make_dt_interval(int(id))), array('x'),
+    map('k', cast(id as decimal(20, 3)))
+"""
+SHOWN = "id, c, v, co, n, t, string(ym), string(dt), d, s.a, string(s.i), l, m"
+
+
+@pytest.mark.parametrize("engine", ["arrow", "duckdb", "spark"])
+def test_s25_what_a_table_of_spark_declares_stays(spark: Any, tmp_path: Path, engine: str) -> None:
+    """Lengths, collations, comments and defaults, in a session whose zone is not UTC."""
+    root = tmp_path / "lake"
+    zone = spark.conf.get("spark.sql.session.timeZone")
+    spark.conf.set("spark.sql.session.timeZone", "America/New_York")
+    spark.sql(f"create table declared ({DECLARED}) using parquet location '{root}'")
+    try:
+        for first in (0, 10):
+            spark.sql(f"insert into declared select {VALUES} from range({first}, {first + 10}, 1, 1)")
+        table, seen = spark.table("declared").schema, spark.read.parquet(str(root)).schema
+        rows = spark.sql(f"select {SHOWN} from declared where id not in (3, 12) order by id").collect()
+        [before, *_] = _schemas(root)
+        source = it.snapshot(str(root)).dataset().to_table()
+        it.delete(str(root), "id in (3, 12)", engine=engine)
+        it.update(str(root), {"v": "v"}, "id = 4", engine=engine)
+        it.merge(source.slice(0, 2).replace_schema_metadata(None), str(root), on="id", engine=engine)
+        it.write(source.slice(0, 2), str(root), engine=engine)
+        for path in root.glob("*.parquet"):
+            assert spark.read.parquet(str(path)).schema.json() == seen.json(), path.name
+        it.deduplicate(str(root), on=["c", "v", "co", "n", "t", "ym", "dt", "d"], engine=engine)
+        it.compact(str(root), engine=engine)
+        it.optimize(str(root), by=["c", "id"], engine=engine)
+        spark.sql("refresh table declared")
+        assert all(found == before for found in _schemas(root))
+        assert spark.read.parquet(str(root)).schema.json() == seen.json()
+        assert spark.table("declared").schema == table
+        assert spark.sql(f"select {SHOWN} from declared order by id").collect() == rows
+    finally:
+        spark.sql("drop table declared")
+        spark.conf.set("spark.sql.session.timeZone", zone)
+
+
+def test_s25_nested_keys_are_refused_as_on_the_other_engines(spark: Any, tmp_path: Path) -> None:
+    root = tmp_path / "lake"
+    it.write(pa.table({"id": [1, 1], "c": [{"a": 1}, {"a": 2}]}), root)
+    for engine in ("arrow", spark):
+        with pytest.raises(InputError, match="nested columns have no order: 'c'"):
+            it.deduplicate(root, on="id", order_by="c", engine=engine)
+        with pytest.raises(KeyColumnError, match="types that cannot be a key: 'c'"):
+            it.optimize(root, by="id", deduplicate_on="c", engine=engine)
