@@ -281,6 +281,10 @@ def test_both_ways_tell_their_progress(spark, target, limit):
     options = {"on": "id", "engine": spark, "broadcast_bytes": limit, "progress": progress}
     it.merge(SOURCE, target, dry_run=True, **options)
     assert [step for step, _, _ in told][:4] == ["read source", "read source", "list target", "plan"]
+    assert told[4] == ("probe and measure files", 0, 4)
+    assert told[-1][0] == "measure files"
+    told.clear()
+    it.merge(SOURCE, target, dry_run=True, measured_bytes=0, **options)
     assert told[4] == ("probe files", 0, 4)
     assert told[-1] == ("probe files", 4, 4)
     told.clear()

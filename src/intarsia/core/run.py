@@ -178,7 +178,12 @@ def _measured(
 def _executed(
     plan: Plan, prepared: Prepared, engine: Engine, staging: Staging, progress: Progress
 ) -> tuple[Plan, Change]:
-    plan, change = engine.execute(plan, prepared, Rehearsal.at(plan.snapshot, staging), progress)
+    doing = "measure" if staging.writes else "check"
+
+    def told(step: str, done: int, total: int) -> None:
+        progress(step.replace("write", doing), done, total)
+
+    plan, change = engine.execute(plan, prepared, Rehearsal.at(plan.snapshot, staging), told)
     return _accounted(replace(plan, bytes_vary=prepared.shuffled), change), change
 
 
