@@ -18,7 +18,7 @@ __all__ = ["directory", "pytestmark", "shim"]  # fixtures and marks
 QUICK = {
     "arrow": [("kill", 26, 0), ("torn", 2, 0), ("EIO", 5, 0), ("kill", 2, 2)],
     "duckdb": [("kill", 7, 0)],
-    "spark": [("kill", 3, 0)],
+    "spark": [("kill", 2, 0)],
 }
 WHOLE = {
     "arrow": [("kill", ALL, 0), ("torn", ALL, 0), *((error, ALL, 0) for error in ERRORS), ("kill", 60, 3)],

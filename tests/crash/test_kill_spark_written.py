@@ -50,4 +50,4 @@ def test_s25_spark_reads_what_it_wrote_wherever_an_operation_is_killed(
     pytest.importorskip("pyspark")
     others = [] if FULL else ["delete on arrow", "compact on duckdb"]
     names = [f"{operation} on spark", *others]
-    swept(shim, directory, names, [("kill", ALL, 0)] if FULL else [("kill", 3, 0)], READ or 2)
+    swept(shim, directory, names, [("kill", ALL, 0)] if FULL else [("kill", 2, 0)], READ or 2)
