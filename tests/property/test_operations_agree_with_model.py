@@ -167,8 +167,9 @@ def test_merges_agree_with_the_model(root: Path, data: st.DataObject) -> None:
     for _ in range(data.draw(st.integers(1, 3))):
         strategy = data.draw(st.sampled_from(MERGES))
         source = data.draw(rows_of(case, unique=True))
+        choices = [{}, {"batch_rows": 1}, {"threads": 1}]
         options = data.draw(
-            st.sampled_from([{}, {"batch_rows": 1}, {"threads": 1}, {"max_rows_per_file": 2}])
+            st.sampled_from(choices if strategy == "update" else [*choices, {"max_rows_per_file": 2}])
         )
         partition = {"partition_by": "part"} if case.partitioned and not state else {}
         if not state:

@@ -284,7 +284,9 @@ def _touched(keys: pa.Table, snapshot: Snapshot) -> Plan:
     """The settled plan of a merge that touches every row with one of the keys."""
     clause = when_matched().delete()  # needs no column but the keys
     on = keys.column_names
-    return api.plan("merge", keys, _Fixed(snapshot), on=on, clauses=[clause], null_keys="match")
+    return api.plan(
+        "merge", keys, _Fixed(snapshot), on=on, clauses=[clause], null_keys="match", measured_bytes=0
+    )
 
 
 def _hit(plan: Plan) -> list[FilePlan]:
