@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import sysconfig
 import threading
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pyarrow as pa
@@ -22,6 +24,7 @@ from intarsia.errors import (
     NotSupported,
     StorageError,
 )
+from intarsia.spark.failures import spark_errors
 
 ROWS = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
 
@@ -177,3 +180,28 @@ def test_executors_with_another_python(tmp_path, script, words):
     for word in words:
         assert word in done.stdout, done.stdout + done.stderr
     assert len(done.stdout) < 900
+
+
+def test_an_interrupt_that_is_swallowed_on_its_way_is_raised_all_the_same():
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        for late in (ConnectionError("o47.parseDataType"), None):  # what py4j raises instead, or nothing
+            with pytest.raises(KeyboardInterrupt), spark_errors():
+                with suppress(KeyboardInterrupt):
+                    signal.raise_signal(signal.SIGINT)
+                if late is not None:
+                    raise late
+        assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+    finally:
+        signal.signal(signal.SIGINT, handler)
+
+
+def test_a_program_that_only_takes_note_of_an_interrupt_is_not_interrupted():
+    noted: list[int] = []
+    handler = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
+    try:
+        with spark_errors():
+            signal.raise_signal(signal.SIGINT)
+        assert noted == [signal.SIGINT]
+    finally:
+        signal.signal(signal.SIGINT, handler)

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import platform
 import re
+import signal
 import sys
+import threading
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
+from types import FrameType
 
 from intarsia import errors
 from intarsia.common.log import redact
@@ -90,14 +93,41 @@ def spark_errors(*, source: bool = False) -> Iterator[None]:
     Args:
         source: a DataFrame of the caller is evaluated, so what cannot be computed is the caller's.
     """
+    with _interrupts() as pressed:
+        try:
+            yield
+        except IntarsiaError:
+            raise
+        except foreign_errors() as error:
+            if pressed or is_interrupt(error):
+                raise KeyboardInterrupt from error
+            raise as_ours(error, source=source) from error
+        if pressed:
+            raise KeyboardInterrupt
+
+
+@contextmanager
+def _interrupts() -> Iterator[list[int]]:
+    """Remember Ctrl-C meanwhile: py4j logs what pyspark's handler raises, and raises another error itself."""
+    pressed: list[int] = []
+    before = signal.getsignal(signal.SIGINT)
+    if threading.current_thread() is not threading.main_thread() or not callable(before):
+        yield pressed
+        return
+
+    def remember(number: int, frame: FrameType | None) -> None:
+        try:
+            before(number, frame)
+        except BaseException:
+            pressed.append(number)
+            raise
+
+    signal.signal(signal.SIGINT, remember)
     try:
-        yield
-    except IntarsiaError:
-        raise
-    except foreign_errors() as error:
-        if is_interrupt(error):
-            raise KeyboardInterrupt from error
-        raise as_ours(error, source=source) from error
+        yield pressed
+    finally:
+        if signal.getsignal(signal.SIGINT) is remember:  # else somebody has set another meanwhile
+            signal.signal(signal.SIGINT, before)
 
 
 def is_interrupt(error: BaseException | None) -> bool:
