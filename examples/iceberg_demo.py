@@ -19,7 +19,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 import intarsia as it
 from intarsia import pipeline
 from intarsia.pipeline.submit import line
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.tables.iceberg.catalog import embedded_catalog
 
 FILE = Path(__file__).with_name("visits.toml")
 FIRST = datetime(2025, 3, 1)

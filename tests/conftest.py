@@ -21,7 +21,7 @@ import pyarrow.parquet as pq
 import pytest
 from hypothesis import HealthCheck, settings
 
-from intarsia.engines.arrow import splice
+from intarsia.kernel import chunk_copy
 from intarsia.spark import refresh
 from intarsia.spark.session import active_session
 
@@ -38,7 +38,7 @@ settings.load_profile(os.environ.get("INTARSIA_HYPOTHESIS", "quick"))
 
 NULL_PARTITION = "__HIVE_DEFAULT_PARTITION__"
 LARGEST_RECORD = 1 << 20
-CHUNK_BYTES = splice.CHUNK_BYTES
+CHUNK_BYTES = chunk_copy.CHUNK_BYTES
 
 
 def pytest_itemcollected(item: pytest.Item) -> None:
@@ -50,7 +50,7 @@ def pytest_itemcollected(item: pytest.Item) -> None:
 def pytest_runtest_setup(item: pytest.Item) -> None:
     """Every other test, by its name, splices files that would be too small for it."""
     chosen = hashlib.sha256(item.nodeid.encode()).digest()[0] % 2
-    splice.CHUNK_BYTES = 0 if chosen else CHUNK_BYTES
+    chunk_copy.CHUNK_BYTES = 0 if chosen else CHUNK_BYTES
     # Telling the shared session of every change in process would be most of what these tests take.
     told = item.get_closest_marker("session_at_hand") is not None
     refresh.active_session = active_session if told else _no_session

@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyiceberg.transforms import DayTransform
 
 import intarsia as it
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.tables.iceberg.catalog import embedded_catalog
 
 NAME = "bench.events"
 DAYS = 30

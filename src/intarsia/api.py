@@ -1,4 +1,4 @@
-"""The library's face: one small set of calls for every engine and table.
+"""The public functions: one small set of calls for every engine and table.
 
 Every call that changes a table is atomic (all or nothing, also across a crash) and raises typed errors
 from :mod:`intarsia.errors`; with ``dry_run=True`` it stops after the plan and writes nothing.
@@ -7,19 +7,30 @@ from :mod:`intarsia.errors`; with ``dry_run=True`` it stops after the plan and w
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 import intarsia.show  # noqa: F401  values learn to show themselves
+from intarsia.arguments import (
+    Clauses,
+    Curve,
+    Operation,
+    Predicate,
+    SchemaEvolution,
+    WriteMode,
+    compute_file_bytes,
+    is_condition,
+    list_columns,
+    make_rule,
+    parse_keys,
+    parse_where,
+)
+from intarsia.arguments import Strategy as Strategy  # for facades that may import nothing else
 from intarsia.common.log import logger, operation_log
-from intarsia.common.names import check_columns, spelled_as
 from intarsia.core.effects import check_effects
-from intarsia.core.expr import resolve
-from intarsia.core.files import Snapshot
 from intarsia.core.inspection import Inspection, inspect_snapshot
 from intarsia.core.intent import (
     MISSING,
@@ -34,302 +45,410 @@ from intarsia.core.intent import (
 )
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Table
-from intarsia.core.problems import check_exists
 from intarsia.core.report import MergeResult
-from intarsia.engines.arrow.scan import Scan
-from intarsia.errors import CommitConflict, InputError
-from intarsia.request import (
-    Clauses,
+from intarsia.core.snapshot import Snapshot
+from intarsia.core.validation import check_exists
+from intarsia.engine_choice import EngineLike
+from intarsia.errors import InputError
+from intarsia.options import (
     Columns,
-    Request,
-    Target,
-    bytes_per_file,
-    column_names,
-    iceberg_table,
-    is_condition,
-    key_pairs,
-    merge_rule,
-    one_of,
-    predicate_of,
-    requested,
-    shown,
-    tell_spark,
+    DeduplicateOptions,
+    DeleteOptions,
+    InspectOptions,
+    MaintenanceOptions,
+    MergeOptions,
+    ReadOptions,
+    RecoverOptions,
+    RowSource,
+    TableTarget,
+    WriteCallOptions,
+    check_choice,
 )
+from intarsia.request import make_request, open_iceberg, refresh_spark, show_target
 from intarsia.sql.parse import parse_assignments
 
 log = logger(__name__)
 
 _READ_ATTEMPTS = 20
 
-WriteMode = Literal["append", "overwrite", "overwrite_partitions"]
-Curve = Literal["zorder", "hilbert", "linear"]
-
 
 def merge(
-    source: Any,
-    target: Target,
+    source: RowSource,
+    target: TableTarget,
     *,
     on: Columns,
-    strategy: str = "upsert",
+    strategy: Strategy = "upsert",
     clauses: Clauses | None = None,
     dedup_order_by: Columns | None = None,
     null_keys: Literal["error", "match"] = "error",
     missing: Missing = "error",
-    schema_evolution: Any = None,
+    schema_evolution: SchemaEvolution | None = None,
     except_columns: Columns | None = None,
     partition_by: Columns | None = None,
-    engine: Any = "auto",
+    engine: EngineLike = "auto",
     dry_run: bool = False,
-    **options: Any,
+    **options: Unpack[MergeOptions],
 ) -> MergeResult:
-    """Set source rows into a table by key; only files that really change are rewritten.
+    """Merge source rows into a table by key; only files with changed rows are rewritten.
+
+    Atomic. With a strategy, idempotent: run again with the same source, the table holds the same rows.
+    Memory: the source (in a spool where it is large) and a row group per thread.
 
     Args:
         source: a table, record batches, a dataset, anything with an Arrow stream (polars, pandas, a
-            DuckDB relation), or paths of Parquet, CSV or JSON files.
-        target: path or URL of a Parquet dataset (insert and upsert make it when it does not exist), a
-            table of PyIceberg, or :func:`iceberg`.
+            DuckDB relation), a Spark DataFrame, or paths of Parquet, Arrow, CSV or JSON files.
+        target: path or URL of a Parquet dataset (insert and upsert create it), a table of PyIceberg, or
+            :func:`iceberg`.
         on: key columns, or a condition such as ``"target.id = source.id and target.open"``.
         strategy: ``insert``, ``update``, ``upsert``, ``full_merge`` or ``deduplicate``.
-        clauses: instead of a strategy, :func:`when_matched` and its kin, or SQL text such as ``"when
+        clauses: instead of a strategy, :func:`when_matched` and related, or SQL text such as ``"when
             matched then update set *"``, or a list of these; the first that applies decides. A star
-            passes over source columns that the target lacks, which conditions may read all the same.
+            leaves out source columns that the target lacks; conditions may read them.
         dedup_order_by: with ``deduplicate``, the row with the highest values of these wins.
         null_keys: ``"match"`` lets NULL equal NULL instead of refusing NULL keys.
-        missing: of columns that the source lacks, ``"null"`` writes NULL and ``"keep"`` leaves those of
-            existing rows as they are (new rows get NULL); else such a source is refused.
-        schema_evolution: ``"add"`` takes new columns over, ``"widen"`` promotes types.
-        except_columns: source columns that whole rows are made without; conditions may read them.
-        partition_by: for a dataset that does not exist yet.
+        missing: for columns that the source lacks, ``"null"`` writes NULL and ``"keep"`` keeps the values of
+            existing rows (new rows get NULL); ``"error"`` refuses such a source.
+        schema_evolution: ``"add"`` adds new columns, ``"widen"`` promotes types.
+        except_columns: source columns that are not written; conditions may read them.
+        partition_by: partition columns of a dataset that does not exist yet.
         engine: ``"auto"``, ``"arrow"``, ``"duckdb"``, ``"spark"``, a DuckDB connection or a SparkSession.
         dry_run: plan and count, write nothing.
-        options: table (``filesystem``, ``storage_options``, ``control_path``, ``single_writer``,
-            ``lock_timeout``, ``retain``), writing (``compression``, ``row_group_size``,
-            ``max_rows_per_file``, ``batch_rows``, ``int96``), engine (``threads``, ``memory_bytes``), source
-            (``spool_bytes``, ``spool_dir``, ``naive_timestamps``), Iceberg (``branch``, ``mode``), and
-            ``dialect``, ``progress``, ``properties``.
+        options: see :class:`intarsia.options.MergeOptions`.
 
     Raises:
         KeyColumnError: keys missing, NULL, duplicate or of a nested type.
         PartitionMoveError: an existing key would change its partition.
         SchemaMismatch: a column or a value that does not fit.
-        CommitConflict: another writer kept getting in between.
+        InputError: an unknown option, or one that can have no effect in this call.
+        CommitConflict: other writers changed the same files, again after several attempts.
 
     Example:
         >>> import pyarrow as pa, intarsia as it
-        >>> result = it.merge(pa.table({"id": [2, 3], "n": ["b2", "c"]}), orders, on="id")
+        >>> result = it.merge(pa.table({"id": [2, 3], "n": ["b2", "c"]}), "lake/orders", on="id")
         >>> result.updated, result.inserted
         (1, 1)
     """
-    with operation_log(log, "merge", shown(target)):
+    with operation_log(log, "merge", show_target(target)):
         sql = (on if is_condition(on) else None, clauses)
-        request = requested("merge", engine, target, options, source=source, sql=sql, dry_run=dry_run)
-        rule = merge_rule(strategy, clauses, request.dialect)
+        request = make_request("merge", engine, target, options, source=source, sql=sql, dry_run=dry_run)
+        rule = make_rule(strategy, clauses, request.dialect)
         intent = Merge(
             rule=rule,
-            **key_pairs(on, request.dialect),
-            dedup_order_by=column_names(dedup_order_by, "dedup_order_by"),
-            null_keys=one_of(null_keys, "null_keys", ("error", "match")),
-            missing=one_of(missing, "missing", MISSING),
+            **parse_keys(on, request.dialect),
+            dedup_order_by=list_columns(dedup_order_by, "dedup_order_by"),
+            null_keys=check_choice(null_keys, "null_keys", ("error", "match")),
+            missing=check_choice(missing, "missing", MISSING),
             schema_evolution=schema_evolution,
-            partition_columns=None if partition_by is None else column_names(partition_by, "partition_by"),
-            except_columns=column_names(except_columns, "except_columns"),
+            partition_columns=None if partition_by is None else list_columns(partition_by, "partition_by"),
+            except_columns=list_columns(except_columns, "except_columns"),
             **request.writing,
         )
         check_effects(intent)
-    with operation_log(log, rule.name, shown(target)), ExitStack() as stack:
-        adopted = request.source(source, stack, intent)
-        return request.carry_out(intent, adopted)
+    with operation_log(log, rule.name, show_target(target)), ExitStack() as stack:
+        ingested = request.source(source, stack, intent)
+        return request.execute(intent, ingested)
 
 
 def delete(
-    target: Target, where: Any, *, engine: Any = "auto", dry_run: bool = False, **options: Any
+    target: TableTarget,
+    where: Predicate,
+    *,
+    engine: EngineLike = "auto",
+    dry_run: bool = False,
+    **options: Unpack[DeleteOptions],
 ) -> MergeResult:
     """Delete the rows for which ``where`` is TRUE (not NULL).
 
-    ``where`` is SQL text (``"price < 0 and region = 'eu'"``) or a ``pyarrow.compute`` expression. Files
-    whose partition or bounds decide the question are not read; a file that loses every row is removed.
+    Atomic and idempotent. Files whose partition or bounds decide the question are not read; a file that
+    loses every row is removed.
+
+    Args:
+        target: as in :func:`merge`.
+        where: SQL text (``"price < 0 and region = 'eu'"``) or a ``pyarrow.compute`` expression; ``"true"``
+            deletes every row.
+        engine: as in :func:`merge`.
+        dry_run: plan and count, write nothing.
+        options: see :class:`intarsia.options.DeleteOptions`.
 
     Raises:
         NothingMatched: there is no such table.
         ColumnNotFound, InputError: ``where`` does not fit the table.
+        CommitConflict: other writers changed the same files, again after several attempts.
+
+    Example:
+        >>> import intarsia as it
+        >>> it.delete("lake/orders", "id > 1").deleted
+        1
     """
-    with operation_log(log, "delete", shown(target)):
-        request = requested("delete", engine, target, options, sql=(where,), dry_run=dry_run)
+    with operation_log(log, "delete", show_target(target)):
+        request = make_request("delete", engine, target, options, sql=(where,), dry_run=dry_run)
         if where is None:
             raise InputError("a predicate is needed.", hint='pass where="true" to delete every row.')
-        predicate = predicate_of(where, request.dialect)
-        return request.carry_out(Delete(predicate, **request.writing))
+        predicate = parse_where(where, request.dialect)
+        return request.execute(Delete(predicate, **request.writing))
 
 
 def update(
-    target: Target,
+    target: TableTarget,
     assignments: Mapping[str, Any],
-    where: Any = None,
+    where: Predicate | None = None,
     *,
-    engine: Any = "auto",
+    engine: EngineLike = "auto",
     dry_run: bool = False,
-    **options: Any,
+    **options: Unpack[DeleteOptions],
 ) -> MergeResult:
-    """Assign columns of the rows for which ``where`` is TRUE; of every row without it.
+    """Assign columns of the rows for which ``where`` is TRUE; of every row without it. Atomic.
 
-    Values are SQL text over the row as it was: ``{"price": "price * 1.1", "note": "'x'"}``; a nested
-    field is named ``"p.amt"``. Partition columns cannot be assigned.
+    Args:
+        target: as in :func:`merge`.
+        assignments: values by column, as SQL text over the row as it was: ``{"price": "price * 1.1",
+            "note": "'x'"}``. A nested field is named ``"p.amt"``; partition columns of a dataset cannot be
+            assigned.
+        where: as in :func:`delete`.
+        engine: as in :func:`merge`.
+        dry_run: plan and count, write nothing.
+        options: see :class:`intarsia.options.DeleteOptions`.
 
     Raises:
         NothingMatched: there is no such table.
         ColumnNotFound, InputError: a column, a value or ``where`` does not fit the table.
+        CommitConflict: other writers changed the same files, again after several attempts.
+
+    Example:
+        >>> import intarsia as it
+        >>> it.update("lake/orders", {"n": "upper(n)"}, "id = 1").updated
+        1
     """
-    with operation_log(log, "update", shown(target)):
-        request = requested("update", engine, target, options, sql=(assignments, where), dry_run=dry_run)
+    with operation_log(log, "update", show_target(target)):
+        request = make_request("update", engine, target, options, sql=(assignments, where), dry_run=dry_run)
         parsed = parse_assignments(assignments, dialect=request.dialect)
-        predicate = None if where is None else predicate_of(where, request.dialect)
-        return request.carry_out(Update(parsed, predicate, **request.writing))
+        predicate = None if where is None else parse_where(where, request.dialect)
+        return request.execute(Update(parsed, predicate, **request.writing))
 
 
 def write(
-    source: Any,
-    target: Target,
+    source: RowSource,
+    target: TableTarget,
     *,
     mode: WriteMode = "append",
-    where: Any = None,
+    where: Predicate | None = None,
     partition_by: Columns | None = None,
     missing: Missing = "error",
-    schema_evolution: Any = None,
-    engine: Any = "auto",
+    schema_evolution: SchemaEvolution | None = None,
+    engine: EngineLike = "auto",
     dry_run: bool = False,
-    **options: Any,
+    **options: Unpack[WriteCallOptions],
 ) -> MergeResult:
-    """Add rows, or put them in the place of all rows, of those that match, or of the partitions they are in.
+    """Append rows, or replace all rows, those that match, or the partitions that the source has rows of.
 
-    New files appear first, then the old ones go: a reader sees too much for a moment, never too little.
-    Files that are not Parquet data stay.
+    Atomic. New files appear first, then the old ones are removed: a reader that lists the directory sees too
+    much for a moment, never too little. Files that are not Parquet data stay.
 
     Args:
         source: as in :func:`merge`.
         target: as in :func:`merge`.
         mode: ``append``, ``overwrite``, or ``overwrite_partitions``: those that the source has rows of.
-        where: with ``overwrite``, only the rows for which it is TRUE are replaced, in one commit; the
-            source may hold no others. SQL text (``"day = date '2025-03-01'"``), or an expression of
-            ``pyarrow.compute``.
-        partition_by: for a dataset that does not exist yet, or is overwritten as a whole.
-        missing: of columns that the source lacks, ``"null"`` and ``"keep"`` write NULL.
-        schema_evolution: ``"add"`` takes new columns over, ``"widen"`` promotes types.
+        where: as in :func:`delete`; with ``overwrite``, only the rows for which it is TRUE are replaced, in
+            one commit, and the source may hold no others.
+        partition_by: partition columns of a dataset that does not exist yet, or is overwritten as a whole.
+        missing: for columns that the source lacks, ``"null"`` and ``"keep"`` write NULL.
+        schema_evolution: ``"add"`` adds new columns, ``"widen"`` promotes types.
         engine: as in :func:`merge`.
         dry_run: plan and count, write nothing.
-        options: as in :func:`merge`.
+        options: see :class:`intarsia.options.WriteCallOptions`.
 
     Raises:
         InputError: a row of the source for which ``where`` is not TRUE, and options that have no effect.
         SchemaMismatch: a column or a value that does not fit.
-        CommitConflict: another writer kept getting in between.
+        CommitConflict: other writers changed the same files, again after several attempts.
+
+    Example:
+        >>> import pyarrow as pa, intarsia as it
+        >>> it.write(pa.table({"id": [7], "n": ["g"]}), "lake/orders").total
+        3
     """
-    with operation_log(log, "write", shown(target)), ExitStack() as stack:
-        request = requested("write", engine, target, options, source=source, sql=(where,), dry_run=dry_run)
+    with operation_log(log, "write", show_target(target)), ExitStack() as stack:
+        request = make_request("write", engine, target, options, source=source, sql=(where,), dry_run=dry_run)
         intent = Write(
-            mode=one_of(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
-            partition_columns=None if partition_by is None else column_names(partition_by, "partition_by"),
-            missing=one_of(missing, "missing", MISSING),
+            mode=check_choice(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
+            partition_columns=None if partition_by is None else list_columns(partition_by, "partition_by"),
+            missing=check_choice(missing, "missing", MISSING),
             schema_evolution=schema_evolution,
-            where=None if where is None else predicate_of(where, request.dialect),
+            where=None if where is None else parse_where(where, request.dialect),
             **request.writing,
         )
         check_effects(intent)
-        adopted = request.source(source, stack, intent)
-        return request.carry_out(intent, adopted)
+        ingested = request.source(source, stack, intent)
+        return request.execute(intent, ingested)
 
 
 def compact(
-    target: Target,
+    target: TableTarget,
     *,
     target_mb_per_file: float | None = None,
     target_rows_per_file: int | None = None,
-    partition_filter: Any = None,
-    engine: Any = "auto",
+    partition_filter: str | Sequence[str] | None = None,
+    engine: EngineLike = "auto",
     dry_run: bool = False,
-    **options: Any,
+    **options: Unpack[MaintenanceOptions],
 ) -> MergeResult:
-    """Bring small files of each partition together into files of about the target size.
+    """Rewrite small files of each partition into files of about the target size.
 
-    Idempotent: run again, it finds nothing to do. Rows and their order within a file stay.
+    Atomic and idempotent: run again, it finds nothing to do. Rows and their order within a file stay.
+
+    Args:
+        target: as in :func:`merge`.
+        target_mb_per_file: size of a file in MiB.
+        target_rows_per_file: rows of a file.
+        partition_filter: only these partitions: ``"day=2025-11-04/region=eu"``, or several of them.
+        engine: as in :func:`merge`.
+        dry_run: plan and count, write nothing.
+        options: see :class:`intarsia.options.MaintenanceOptions`.
+
+    Raises:
+        NothingMatched: there is no such table, or no such partition.
+        InputError: a threshold is not greater than zero.
+        CommitConflict: other writers changed the same files, again after several attempts.
+
+    Example:
+        >>> import pyarrow as pa, intarsia as it
+        >>> appended = it.write(pa.table({"id": [3], "n": ["c"]}), "lake/orders")
+        >>> it.compact("lake/orders").total, len(it.snapshot("lake/orders").files)
+        (3, 1)
     """
-    with operation_log(log, "compact", shown(target)):
-        request = requested("compact", engine, target, options, dry_run=dry_run)
-        size = bytes_per_file(target_mb_per_file, target_rows_per_file)
+    with operation_log(log, "compact", show_target(target)):
+        request = make_request("compact", engine, target, options, dry_run=dry_run)
+        size = compute_file_bytes(target_mb_per_file, target_rows_per_file)
         intent = Compact(size, target_rows_per_file, partition_filter, **request.writing)
-        return request.carry_out(intent)
+        return request.execute(intent)
 
 
 def optimize(
-    target: Target,
+    target: TableTarget,
     *,
     by: Columns = (),
     curve: Curve = "zorder",
     target_mb_per_file: float | None = None,
     target_rows_per_file: int | None = None,
-    partition_filter: Any = None,
+    partition_filter: str | Sequence[str] | None = None,
     deduplicate_on: Columns | None = None,
     dedup_order_by: Columns | None = None,
-    engine: Any = "auto",
+    engine: EngineLike = "auto",
     dry_run: bool = False,
-    **options: Any,
+    **options: Unpack[MaintenanceOptions],
 ) -> MergeResult:
-    """Order the rows of each partition along a curve over ``by``, so that filters on them read less.
+    """Sort the rows of each partition along a curve over ``by``, so that filters on them read less.
 
-    One column is a sort; several follow a z-order or Hilbert curve, or with ``curve="linear"`` the
-    plain order of the columns. NULLs come last. ``deduplicate_on`` leaves one row per key meanwhile.
+    Atomic. One column is a sort; several follow a z-order or Hilbert curve, or with ``curve="linear"`` the
+    plain order of the columns. NULLs come last. Memory: ``memory_bytes``, beyond which runs are spilled.
+
+    Args:
+        target: as in :func:`merge`.
+        by: the columns to sort by.
+        curve: ``"zorder"``, ``"hilbert"`` or ``"linear"``.
+        target_mb_per_file: size of a file in MiB.
+        target_rows_per_file: rows of a file.
+        partition_filter: as in :func:`compact`.
+        deduplicate_on: also keep one row per key of these columns.
+        dedup_order_by: with ``deduplicate_on``, the row with the highest values of these is kept.
+        engine: as in :func:`merge`.
+        dry_run: plan and count, write nothing.
+        options: see :class:`intarsia.options.MaintenanceOptions`.
+
+    Raises:
+        NothingMatched: there is no such table, or no such partition.
+        ColumnNotFound, InputError: a column that is not there or cannot be sorted by.
+        CommitConflict: other writers changed the same files, again after several attempts.
+
+    Example:
+        >>> import intarsia as it
+        >>> it.optimize("lake/orders", by=["n", "id"]).total
+        2
     """
-    with operation_log(log, "optimize", shown(target)):
-        request = requested("optimize", engine, target, options, dry_run=dry_run)
+    with operation_log(log, "optimize", show_target(target)):
+        request = make_request("optimize", engine, target, options, dry_run=dry_run)
         intent = Optimize(
-            by=column_names(by, "by"),
-            curve=one_of(curve, "curve", ("zorder", "hilbert", "linear")),
-            target_bytes=bytes_per_file(target_mb_per_file, target_rows_per_file),
+            by=list_columns(by, "by"),
+            curve=check_choice(curve, "curve", ("zorder", "hilbert", "linear")),
+            target_bytes=compute_file_bytes(target_mb_per_file, target_rows_per_file),
             target_rows=target_rows_per_file,
             partition_filter=partition_filter,
-            deduplicate_keys=column_names(deduplicate_on, "deduplicate_on"),
+            deduplicate_keys=list_columns(deduplicate_on, "deduplicate_on"),
             deduplicate=deduplicate_on is not None,
-            dedup_order_by=column_names(dedup_order_by, "dedup_order_by"),
+            dedup_order_by=list_columns(dedup_order_by, "dedup_order_by"),
             **request.writing,
         )
         if not intent.by and not intent.deduplicate:
             raise InputError("the columns to order by are needed.", hint="pass by=[...].")
         check_effects(intent)
-        return request.carry_out(intent)
+        return request.execute(intent)
 
 
 def deduplicate(
-    target: Target,
+    target: TableTarget,
     *,
     on: Columns | None = None,
     order_by: Columns | None = None,
-    partition_filter: Any = None,
-    engine: Any = "auto",
+    partition_filter: str | Sequence[str] | None = None,
+    engine: EngineLike = "auto",
     dry_run: bool = False,
-    **options: Any,
+    **options: Unpack[DeduplicateOptions],
 ) -> MergeResult:
-    """Leave one row per key: the one with the highest ``order_by``, else the last.
+    """Keep one row per key: the one with the highest ``order_by``, else the last.
 
-    Without ``on``, one of each set of rows that are equal in every column. Only files that lose a row
-    are rewritten. Idempotent.
+    Atomic and idempotent. Only files that lose a row are rewritten.
+
+    Args:
+        target: as in :func:`merge`.
+        on: key columns; without them, rows that are equal in every column are duplicates.
+        order_by: the row with the highest values of these is kept.
+        partition_filter: as in :func:`compact`.
+        engine: as in :func:`merge`.
+        dry_run: plan and count, write nothing.
+        options: see :class:`intarsia.options.DeduplicateOptions`.
+
+    Raises:
+        NothingMatched: there is no such table, or no such partition.
+        ColumnNotFound, InputError: a column that is not there, or ``order_by`` without ``on``.
+        CommitConflict: other writers changed the same files, again after several attempts.
+
+    Example:
+        >>> import pyarrow as pa, intarsia as it
+        >>> appended = it.write(pa.table({"id": [2], "n": ["later"]}), "lake/orders")
+        >>> it.deduplicate("lake/orders", on="id", order_by="n").deleted
+        1
     """
-    with operation_log(log, "deduplicate", shown(target)):
-        request = requested("deduplicate", engine, target, options, dry_run=dry_run)
+    with operation_log(log, "deduplicate", show_target(target)):
+        request = make_request("deduplicate", engine, target, options, dry_run=dry_run)
         intent = Deduplicate(
-            keys=column_names(on, "on"),
-            order_by=column_names(order_by, "order_by"),
+            keys=list_columns(on, "on"),
+            order_by=list_columns(order_by, "order_by"),
             partition_filter=partition_filter,
             **request.writing,
         )
         check_effects(intent)
-        return request.carry_out(intent)
+        return request.execute(intent)
 
 
-def plan(operation: str, *args: Any, **kwargs: Any) -> Plan:
-    """The plan of any operation, by its name: ``plan("merge", source, target, on="id")``.
+def plan(operation: Operation, *args: Any, **kwargs: Any) -> Plan:
+    """Plan an operation, by its name: ``plan("merge", source, target, on="id")``.
 
-    Tells for each file whether it is kept, rewritten or removed and why, and how many bytes will be
+    The plan says for each file whether it is kept, rewritten or removed and why, and how many bytes will be
     read and written. Reads what the operation would read to decide; writes nothing.
+
+    Args:
+        operation: ``"merge"``, ``"delete"``, ``"update"``, ``"write"``, ``"compact"``, ``"optimize"`` or
+            ``"deduplicate"``.
+        args: positional arguments of that function.
+        kwargs: its keyword arguments and options.
+
+    Raises:
+        InputError: there is no such operation; else as the operation itself.
+
+    Example:
+        >>> import intarsia as it
+        >>> it.plan("delete", "lake/orders", "id = 1").count("rewrite")
+        1
     """
     calls = {call.__name__: call for call in (merge, delete, update, write, compact, optimize, deduplicate)}
     if str(operation) not in calls:
@@ -346,61 +465,99 @@ def iceberg(
     branch: str | None = None,
     mode: Literal["copy-on-write", "merge-on-read"] | None = None,
 ) -> Table:
-    """An Iceberg table as a target: ``it.merge(rows, it.iceberg("db.orders", catalog="lake"), on="id")``.
+    """Open an Iceberg table as a target for the other functions.
 
     Args:
         identifier: the table's name in the catalog.
         catalog: a catalog of PyIceberg, the name of a configured one, or a warehouse directory, whose
             catalog is the SQLite file ``catalog.db`` in it.
         branch: the branch to read and change; ``main`` if None.
-        mode: how rows go: by rewriting files, or by delete files beside them. None follows the table's
-            properties ``write.delete.mode``, ``write.update.mode`` and ``write.merge.mode``.
+        mode: rewrite files (``"copy-on-write"``), or write delete files beside them (``"merge-on-read"``).
+            None follows the table's properties ``write.delete.mode``, ``write.update.mode`` and
+            ``write.merge.mode``.
 
     Raises:
         InputError: there is no such table, catalog or branch.
         NotSupported: PyIceberg is not installed, or the table is of a kind that cannot be changed.
+
+    Example:
+        >>> import pyarrow as pa, intarsia as it
+        >>> from intarsia.tables.iceberg import embedded_catalog
+        >>> rows, catalog = pa.table({"id": [1, 2]}), embedded_catalog("./warehouse")
+        >>> catalog.create_namespace("shop")
+        >>> created = catalog.create_table("shop.orders", schema=rows.schema)
+        >>> it.merge(rows, it.iceberg("shop.orders", catalog="./warehouse"), on="id").inserted
+        2
     """
     with operation_log(log, "iceberg", ".".join(identifier) if isinstance(identifier, tuple) else identifier):
-        return iceberg_table(identifier, catalog, branch=branch, mode=mode)
+        return open_iceberg(identifier, catalog, branch=branch, mode=mode)
 
 
-def snapshot(target: Target, **options: Any) -> Snapshot:
-    """One consistent state of a table, also while a commit is under way or after a crash."""
-    with operation_log(log, "snapshot", shown(target)):
-        return requested("snapshot", "auto", target, options).table.snapshot()
+def snapshot(target: TableTarget, **options: Unpack[InspectOptions]) -> Snapshot:
+    """Read one consistent state of a table, also while a commit is under way or after a crash.
+
+    Writes nothing.
+
+    Args:
+        target: as in :func:`merge`.
+        options: see :class:`intarsia.options.InspectOptions`.
+
+    Raises:
+        InputError: this is no table, or an option that can have no effect.
+        StorageError, DamagedTable: files or metadata cannot be read.
+
+    Example:
+        >>> import intarsia as it
+        >>> it.snapshot("lake/orders").rows
+        2
+    """
+    with operation_log(log, "snapshot", show_target(target)):
+        return make_request("snapshot", "auto", target, options).table.snapshot()
 
 
-def inspect(target: Target, **options: Any) -> Inspection:
-    """What a table looks like: files, rows, bytes, partitions, small files; from footers alone.
+def inspect(target: TableTarget, **options: Unpack[InspectOptions]) -> Inspection:
+    """Summarize a table: files, rows, bytes, partitions, small files; from footers alone.
+
+    Args:
+        target: as in :func:`merge`.
+        options: see :class:`intarsia.options.InspectOptions`.
 
     Raises:
         NothingMatched: there is no such table.
+        StorageError, DamagedTable: files or metadata cannot be read.
+
+    Example:
+        >>> import intarsia as it
+        >>> it.inspect("lake/orders").rows
+        2
     """
-    with operation_log(log, "inspect", shown(target)):
-        found = requested("inspect", "auto", target, options).table.snapshot()
+    with operation_log(log, "inspect", show_target(target)):
+        found = make_request("inspect", "auto", target, options).table.snapshot()
         check_exists(found, "inspect")
         return inspect_snapshot(found)
 
 
 def read(
-    target: Target, *, columns: Columns | None = None, where: Any = None, **options: Any
+    target: TableTarget,
+    *,
+    columns: Columns | None = None,
+    where: Predicate | None = None,
+    **options: Unpack[ReadOptions],
 ) -> pa.RecordBatchReader:
-    """The rows of a dataset or an Iceberg table as a stream of record batches, of one consistent state.
+    """Read the rows of a dataset or an Iceberg table as a stream of record batches, of one consistent state.
 
     Of an Iceberg table, position deletes, deletion vectors and equality deletes are applied and columns
     found by their ids. Files and row groups are pruned by ``where``. Memory: a row group per thread.
 
-    The files of a dataset on a local disk are opened first, so that commits meanwhile change nothing; on
+    The files of a dataset on a local disk are opened first, so that later commits change nothing; on
     another store, and where there are more files than half of those a process may have open, a file that
     is replaced while the stream is read ends it with CommitConflict.
 
     Args:
-        target: path or URL of a Parquet dataset, a table of PyIceberg, or :func:`iceberg`. One without
-            rows gives none, in its schema.
+        target: as in :func:`merge`. A table without rows gives none, in its schema.
         columns: all of them if None.
         where: SQL text or a ``pyarrow.compute`` expression; rows for which it is TRUE.
-        options: ``threads``, ``dialect``; of paths ``filesystem``, ``storage_options``; of an Iceberg
-            table ``branch``.
+        options: see :class:`intarsia.options.ReadOptions`.
 
     Raises:
         NothingMatched: there is no such dataset.
@@ -409,42 +566,34 @@ def read(
 
     Example:
         >>> import intarsia as it
-        >>> it.read(orders, columns=["id"], where="id < 2").read_all().num_rows
+        >>> it.read("lake/orders", columns=["id"], where="id < 2").read_all().num_rows
         1
     """
-    with operation_log(log, "read", shown(target)):
-        request = requested("read", "arrow", target, options, sql=(where,))
-        threads = int(options.get("threads") or os.cpu_count() or 1)
-        for attempt in range(_READ_ATTEMPTS):
-            scan = _scan(request, columns, where)
-            try:
-                batches = scan.batches(threads=threads)
-            except CommitConflict:  # a commit came between listing and opening
-                if attempt + 1 == _READ_ATTEMPTS:
-                    raise
-                continue
-            return pa.RecordBatchReader.from_batches(scan.schema, batches)
-        raise AssertionError("unreachable")
+    with operation_log(log, "read", show_target(target)):
+        request = make_request("read", "arrow", target, options, sql=(where,))
+        threads = options.get("threads") or os.cpu_count() or 1
+        return request.read(list_columns(columns, "columns"), where, threads)
 
 
-def _scan(request: Request, columns: Columns | None, where: Any) -> Scan:
-    found = request.table.snapshot()
-    check_exists(found, "read")
-    known = found.schema.names
-    names = spelled_as(column_names(columns, "columns"), known, path=found.root) or tuple(known)
-    check_columns(names, found.schema.names, operation="read", path=found.root)
-    predicate = None if where is None else predicate_of(where, request.dialect)
-    if predicate is not None and not isinstance(predicate, pc.Expression):
-        predicate = resolve(predicate, found.schema, expect=pa.bool_())
-    return Scan(found, names, predicate)
-
-
-def recover(target: Target, **options: Any) -> tuple[str, ...]:
+def recover(target: TableTarget, **options: Unpack[RecoverOptions]) -> tuple[str, ...]:
     """Finish or undo what a crashed writer left; the sentences say what was done. Idempotent.
 
     Never needed: the next operation that writes does the same.
+
+    Args:
+        target: as in :func:`merge`.
+        options: see :class:`intarsia.options.RecoverOptions`.
+
+    Raises:
+        CommitError: another writer holds the lock, or what was committed cannot be finished.
+        StorageError: files cannot be read or written.
+
+    Example:
+        >>> import intarsia as it
+        >>> it.recover("lake/orders")
+        ()
     """
-    with operation_log(log, "recover", shown(target)):
-        table = requested("recover", "auto", target, options).table
+    with operation_log(log, "recover", show_target(target)):
+        table = make_request("recover", "auto", target, options).table
         done = table.recover()
-        return (*done, *tell_spark(table)) if done else done
+        return (*done, *refresh_spark(table)) if done else done

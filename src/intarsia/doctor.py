@@ -16,8 +16,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from intarsia.common.flock import filesystem_type
 from intarsia.common.log import redact
+from intarsia.common.scratch import filesystem_type
 from intarsia.errors import IntarsiaError, StorageError
 from intarsia.show import units
 from intarsia.spark.java import find_java
@@ -90,7 +90,7 @@ def _packages() -> Iterator[Finding]:
             wanted[found["extra"]].append(found)
     yield Finding("intarsia", "ok", metadata.version("intarsia"))
     for found in wanted.pop(None, []):
-        lacking = list(_lacking(found))
+        lacking = list(_find_missing(found))
         if lacking:
             hint = f"pip install '{found['name']}{found['bounds'].strip()}'"
             yield Finding(found["name"], "problem", "; ".join(lacking), hint)
@@ -103,7 +103,7 @@ def _packages() -> Iterator[Finding]:
 def _extra(extra: str, packages: Iterable[re.Match[str]]) -> Finding:
     told, lacking = [], []
     for package in packages:
-        missing = list(_lacking(package))
+        missing = list(_find_missing(package))
         lacking += missing
         if not missing:
             told.append(f"{package['name']} {metadata.version(package['name'])}")
@@ -113,7 +113,7 @@ def _extra(extra: str, packages: Iterable[re.Match[str]]) -> Finding:
     return Finding(f"[{extra}]", "missing", "; ".join([*lacking, *told]), hint)
 
 
-def _lacking(wanted: re.Match[str]) -> Iterator[str]:
+def _find_missing(wanted: re.Match[str]) -> Iterator[str]:
     """What is wrong with an installed package, its own extras included; nothing where all is well."""
     name, bounds = wanted["name"], wanted["bounds"].strip()
     version = _version(name)
@@ -207,7 +207,7 @@ def _room(subject: str, directory: str, hint: str) -> Finding:
 def _spark(master: str | None) -> Finding:
     began = time.monotonic()
     try:
-        counted, told = _counted_on_spark(master)
+        counted, told = _count_on_spark(master)
     except IntarsiaError as error:
         return Finding("Spark session", "problem", error.message, error.hint)
     if counted != 100:
@@ -215,7 +215,7 @@ def _spark(master: str | None) -> Finding:
     return Finding("Spark session", "ok", f"{told}, counted in {units.seconds(time.monotonic() - began)}")
 
 
-def _counted_on_spark(master: str | None) -> tuple[int, str]:
+def _count_on_spark(master: str | None) -> tuple[int, str]:
     """Rows that came back through Python workers, and what they came from."""
     with session_on(master) as session:
         from py4j.protocol import Py4JError
@@ -242,11 +242,11 @@ def _place(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | No
     except IntarsiaError as error:
         yield Finding("Place", "problem", redact(error.message), error.hint)
         return
-    yield _looked_at("Dataset", lambda: _dataset(table))
-    yield _looked_at("Journal", lambda: _journal(table))
+    yield _examine("Dataset", lambda: _dataset(table))
+    yield _examine("Journal", lambda: _journal(table))
 
 
-def _looked_at(subject: str, look: Callable[[], Finding]) -> Finding:
+def _examine(subject: str, look: Callable[[], Finding]) -> Finding:
     try:
         return look()
     except IntarsiaError as error:
@@ -295,7 +295,7 @@ def _failed_verbs(directory: str) -> list[str]:
     verbs: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("write and fsync", lambda: storage.write(f"{made}/one", b"1")),
         ("fsync a directory", lambda: storage.sync(made)),
-        ("hard links", lambda: storage.twin(f"{made}/one", f"{made}/two")),
+        ("hard links", lambda: storage.hard_link(f"{made}/one", f"{made}/two")),
         ("atomic rename", lambda: storage.publish(f"{made}/one", f"{made}/two", f"{made}/three")),
         ("locks", lock),
     )

@@ -2,39 +2,46 @@
 
 from __future__ import annotations
 
+import os
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
 from importlib import metadata
 from importlib.util import find_spec
-from typing import Any
+from typing import Any, Literal, Protocol
 
 import pyarrow.fs as pafs
 
 from intarsia.common.arrow import SPOOL_BYTES
 from intarsia.common.lazy import optional_module
-from intarsia.common.machine import memory_total
 from intarsia.common.source import Source
-from intarsia.core.intent import Deduplicate, Intent, Optimize
-from intarsia.core.need import plan_bytes, source_bytes
+from intarsia.core.intent import Deduplicate, Intent, Merge, Optimize
+from intarsia.core.plan import Plan
 from intarsia.core.ports import Engine, Table
-from intarsia.core.run import look
+from intarsia.core.run import preview_plan
+from intarsia.core.snapshot import DataFile
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import EngineError, InputError, NotSupported
 from intarsia.show import units
 from intarsia.storage import PosixStorage
 
 __all__ = [
+    "INDEX_BYTES",
     "MEMORY_SHARE",
-    "Chosen",
-    "Opening",
-    "Waiting",
+    "DeferredSession",
+    "EngineChoice",
+    "EngineLike",
+    "LazyEngine",
     "check_engine",
-    "chosen_engine",
-    "engines_for",
+    "choose_engine",
+    "estimate_plan_bytes",
+    "estimate_source_bytes",
     "is_duckdb",
     "is_spark",
+    "list_engines",
+    "read_memory_total",
 ]
+
 
 MEMORY_SHARE = 4
 """Without ``memory_bytes``, work up to one part in so many of the memory there is fits."""
@@ -42,16 +49,43 @@ _OLDEST_DUCKDB = (1, 5)
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
+class DeferredSession:
+    """A Spark session as ``engine=``, opened when the first thing has to be done with it."""
+
+    session: Callable[[], Any]
+
+
+class ConnectionLike(Protocol):
+    """A connection of DuckDB."""
+
+    def cursor(self) -> Any: ...
+
+    def interrupt(self) -> None: ...
+
+
+class SessionLike(Protocol):
+    """A SparkSession, classic or Connect."""
+
+    @property
+    def createDataFrame(self) -> Any: ...
+
+
+EngineName = Literal["auto", "arrow", "pyarrow", "duckdb", "spark"]
+EngineLike = EngineName | Engine | ConnectionLike | SessionLike | DeferredSession
+"""What ``engine=`` takes: a name, a DuckDB connection, a SparkSession, or an engine that the caller made."""
+
+
+@dataclass(frozen=True, slots=True)
+class EngineChoice:
     """An engine for one operation, and why it is that one; nothing where the caller named it."""
 
     engine: Engine
     reason: str = ""
-    adopts: bool = False
+    reingests: bool = False
     """Whether it has to take over the source, which another engine took in."""
 
 
-class Waiting:
+class LazyEngine:
     """An engine that is made ready when it is needed: a Spark session takes seconds to open.
 
     Whatever can be refused without it is refused before.
@@ -65,67 +99,67 @@ class Waiting:
         self._reason = reason
 
     @property
-    def waits(self) -> bool:
+    def is_pending(self) -> bool:
         return self._made is None
 
-    def taker(self) -> Engine:
+    def get(self) -> Engine:
         """What takes the source in."""
         if self._made is None:
             assert self._make is not None
             self._made = self._make()
         return self._made
 
-    def spooling(self, _given: Mapping[str, Any]) -> dict[str, Any]:
+    def spool_options(self, _given: Mapping[str, Any]) -> dict[str, Any]:
         """Options for taking the source in, besides those that were given."""
         return {}
 
-    def ready(self, _intent: Intent, _source: Source | None, _table: Table) -> Chosen:
+    def resolve(self, _intent: Intent, _source: Source | None, _table: Table) -> EngineChoice:
         """What carries the operation out."""
-        return Chosen(self.taker(), self._reason)
+        return EngineChoice(self.get(), self._reason)
 
 
-class _ByNeed(Waiting):
+class AutoEngine(LazyEngine):
     """PyArrow for work that fits the memory budget, else DuckDB, where it is installed."""
 
     def __init__(self, options: Mapping[str, Any]) -> None:
-        super().__init__(ArrowEngine(**_of(ArrowEngine, options)))
+        super().__init__(ArrowEngine(**_select_fields(ArrowEngine, options)))
         self._options = options
 
     @property
     def _budget(self) -> int:
         given = self._options.get("memory_bytes")
-        return memory_total() // MEMORY_SHARE if given is None else int(given)
+        return read_memory_total() // MEMORY_SHARE if given is None else int(given)
 
-    def spooling(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def spool_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         if "memory_bytes" not in self._options:
             return {}
         return {"spool_bytes": min(given.get("spool_bytes", SPOOL_BYTES), self._budget // 4)}
 
-    def ready(self, intent: Intent, source: Source | None, table: Table) -> Chosen:
+    def resolve(self, intent: Intent, source: Source | None, table: Table) -> EngineChoice:
         if source is not None:
-            need = source_bytes(intent, source)
+            need = estimate_source_bytes(intent, source)
         elif isinstance(intent, (Optimize, Deduplicate)):
-            need = plan_bytes(look(intent, table))
+            need = estimate_plan_bytes(preview_plan(intent, table))
         else:
-            return Chosen(self.taker(), "the work goes file by file")
+            return EngineChoice(self.get(), "the work goes file by file")
         if need <= self._budget:
-            return Chosen(self.taker(), "the work fits in memory")
-        told = f"about {units.size(need)} of work, and {self._told()}"
+            return EngineChoice(self.get(), "the work fits in memory")
+        told = f"about {units.size(need)} of work, and {self._describe_budget()}"
         lacking = _lacks_duckdb(table)
         if lacking is not None:
-            return Chosen(self.taker(), f"{told}; DuckDB would be chosen, but {lacking}")
+            return EngineChoice(self.get(), f"{told}; DuckDB would be chosen, but {lacking}")
         kind = optional_module("intarsia.engines.duckdb").DuckDBEngine
-        engine: Engine = kind(**{**_of(kind, self._options), "memory_bytes": self._budget})
-        return Chosen(engine, told, adopts=True)
+        engine: Engine = kind(**{**_select_fields(kind, self._options), "memory_bytes": self._budget})
+        return EngineChoice(engine, told, reingests=True)
 
-    def _told(self) -> str:
+    def _describe_budget(self) -> str:
         size = units.size(self._budget)
         if "memory_bytes" in self._options:
             return f"memory_bytes is {size}"
         return f"a quarter of the memory is {size}"
 
 
-def chosen_engine(engine: Any, options: Mapping[str, Any], source: Any) -> Waiting:
+def choose_engine(engine: Any, options: Mapping[str, Any], source: Any) -> LazyEngine:
     """The engine that ``engine=`` names.
 
     With ``"auto"`` it is Spark for a Spark DataFrame, DuckDB for work that does not fit the memory
@@ -136,30 +170,32 @@ def chosen_engine(engine: Any, options: Mapping[str, Any], source: Any) -> Waiti
     """
     if isinstance(engine, str) and engine == "auto":
         if not is_spark(source):
-            return _ByNeed(options)
-        return Waiting(_spark_engine(source.sparkSession, options), reason="the source is a Spark DataFrame")
+            return AutoEngine(options)
+        return LazyEngine(
+            _spark_engine(source.sparkSession, options), reason="the source is a Spark DataFrame"
+        )
     if isinstance(engine, str) and engine == "spark":
         sessions = optional_module("intarsia.spark.session")
-        engine = sessions.active_session() or Opening(sessions.open_session)
-    if isinstance(engine, Opening):
-        return Waiting(None, lambda: _spark_engine(engine.session(), options))
+        engine = sessions.active_session() or DeferredSession(sessions.open_session)
+    if isinstance(engine, DeferredSession):
+        return LazyEngine(None, lambda: _spark_engine(engine.session(), options))
     if is_spark(engine) and hasattr(engine, "createDataFrame"):
-        return Waiting(_spark_engine(engine, options))
+        return LazyEngine(_spark_engine(engine, options))
     if isinstance(engine, str) and engine in ("arrow", "pyarrow"):
-        return Waiting(ArrowEngine(**_of(ArrowEngine, options)))
+        return LazyEngine(ArrowEngine(**_select_fields(ArrowEngine, options)))
     if isinstance(engine, str) and engine == "duckdb":
-        return Waiting(_duckdb_engine(None, options))
+        return LazyEngine(_duckdb_engine(None, options))
     if is_duckdb(engine):
-        return Waiting(_duckdb_engine(engine, options))
-    if hasattr(engine, "execute") and hasattr(engine, "adopt"):
-        return Waiting(engine)
+        return LazyEngine(_duckdb_engine(engine, options))
+    if all(hasattr(engine, method) for method in ("ingest", "prepare", "match", "stage")):
+        return LazyEngine(engine)
     raise InputError(
         f"Unknown engine {engine!r}.",
         hint='engines are "auto", "arrow", "duckdb", "spark", a DuckDB connection and a SparkSession.',
     )
 
 
-def engines_for(engine: Any, operation: str, source: Any) -> frozenset[str]:
+def list_engines(engine: Any, operation: str, source: Any) -> frozenset[str]:
     """The engines that may do the work; with ``auto`` where the memory budget chooses, and ``object`` for
     one that the caller made, whose options are its own. Nothing where no rows are moved.
     """
@@ -170,7 +206,7 @@ def engines_for(engine: Any, operation: str, source: Any) -> frozenset[str]:
             return frozenset(("auto", "spark"))
         by_size = source is not None or operation in ("optimize", "deduplicate")
         return frozenset(("auto", "arrow", *(("duckdb",) if by_size else ())))
-    if isinstance(engine, Opening) or (is_spark(engine) and hasattr(engine, "createDataFrame")):
+    if isinstance(engine, DeferredSession) or (is_spark(engine) and hasattr(engine, "createDataFrame")):
         return frozenset(("spark",))
     if isinstance(engine, str):
         return frozenset(("arrow" if engine == "pyarrow" else engine,))
@@ -179,7 +215,7 @@ def engines_for(engine: Any, operation: str, source: Any) -> frozenset[str]:
 
 def check_engine(engine: Any) -> None:
     """Raise InputError or NotSupported for what is no engine, or one that is not installed."""
-    chosen_engine(engine, {}, None)
+    choose_engine(engine, {}, None)
 
 
 def is_spark(value: Any) -> bool:
@@ -195,13 +231,6 @@ def is_duckdb(value: Any) -> bool:
     )
 
 
-@dataclass(frozen=True, slots=True)
-class Opening:
-    """A Spark session as ``engine=``, opened when the first thing has to be done with it."""
-
-    session: Callable[[], Any]
-
-
 def _spark_engine(session: Any, options: Mapping[str, Any]) -> Engine:
     if not optional_module("intarsia.spark.session").is_alive(session):
         raise EngineError(
@@ -209,7 +238,7 @@ def _spark_engine(session: Any, options: Mapping[str, Any]) -> Engine:
             hint="open another session, and make DataFrames anew there.",
         )
     kind = optional_module("intarsia.engines.spark").SparkEngine
-    engine: Engine = kind(session, **_of(kind, options))
+    engine: Engine = kind(session, **_select_fields(kind, options))
     return engine
 
 
@@ -221,7 +250,7 @@ def _duckdb_engine(connection: Any, options: Mapping[str, Any]) -> Engine:
             hint="pip install 'intarsia[duckdb]', or use engine=\"arrow\".",
         )
     kind = optional_module("intarsia.engines.duckdb").DuckDBEngine
-    engine: Engine = kind(connection, **_of(kind, options))
+    engine: Engine = kind(connection, **_select_fields(kind, options))
     return engine
 
 
@@ -244,6 +273,64 @@ def _is_local(table: Table) -> bool:
     return isinstance(filesystem, pafs.LocalFileSystem)
 
 
-def _of(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _select_fields(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that an engine has; another engine's mean nothing to it."""
     return {field.name: options[field.name] for field in fields(kind) if field.name in options}
+
+
+INDEX_BYTES = 40
+"""What a row of a source takes in the index of its keys."""
+
+
+def estimate_source_bytes(intent: Intent, source: Source) -> int:
+    """A source's rows, in memory or in a spool, and the index of their keys where it has one."""
+    index = INDEX_BYTES * source.rows if isinstance(intent, Merge) else 0
+    return int(source.table.nbytes) + index
+
+
+def estimate_plan_bytes(plan: Plan) -> int:
+    """The rows that are ordered together, or the columns that are compared, decoded as footers tell.
+
+    Nothing for an operation that needs no more than a piece of each file at a time.
+    """
+    match plan.intent:
+        case Optimize():
+            return max((sum(map(_estimate_decoded, group.files)) for group in plan.groups), default=0)
+        case Deduplicate() as intent:
+            columns = {*intent.keys, *intent.order_by} if intent.keys else None
+            return sum(_estimate_decoded(item.file, columns) for item in plan.select("scan"))
+    return 0
+
+
+def _estimate_decoded(file: DataFile, columns: Collection[str] | None = None) -> int:
+    footer = file.footer
+    if footer is None:
+        return file.size
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    if columns is None:
+        return sum(group.total_byte_size for group in groups)
+    leaves = _find_leaves(footer, columns)
+    return sum(group.column(leaf).total_uncompressed_size for group in groups for leaf in leaves)
+
+
+def _find_leaves(footer: Any, columns: Collection[str]) -> list[int]:
+    paths = [footer.schema.column(number).path for number in range(footer.num_columns)]
+    return [number for number, path in enumerate(paths) if path.split(".", 1)[0] in columns]
+
+
+_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
+"""Where a container's limit is told: control groups of version 2, and of version 1."""
+
+
+def read_memory_total() -> int:
+    """The memory there is, in bytes: that of the machine, or less where a container has less."""
+    found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for place in _LIMITS:
+        try:
+            with open(place, encoding="ascii") as file:
+                told = file.read().strip()
+        except OSError:
+            continue
+        if told.isdecimal():  # "max" is no limit
+            found.append(int(told))
+    return min(found)

@@ -11,16 +11,16 @@ import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from intarsia.common.schema import conform_table
-from intarsia.core.files import DataFile, Snapshot
-from intarsia.engines.arrow.reading import FileReader
+from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.spark import SparkEngine
-from intarsia.engines.spark.carry import carrier
-from intarsia.engines.spark.crew import balanced, opened, packed, work_of
+from intarsia.engines.spark.tasks import balance, deserialize, load_work, serialize
+from intarsia.engines.spark.types import spark_type_of
 from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, StorageError
-from intarsia.spark.failures import raised_text
+from intarsia.kernel.read import FileReader
+from intarsia.spark.errors import raised_text
 from intarsia.storage import open_storage
 
-__all__ = ["Whole", "frame_of", "shown_as"]
+__all__ = ["SnapshotReader", "make_frame", "make_readable_type"]
 
 BATCH_ROWS = 1 << 16
 
@@ -29,8 +29,8 @@ Item = tuple[DataFile, Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """All rows and columns of a snapshot; the simplest of the readings that :func:`frame_of` takes."""
+class SnapshotReader:
+    """All rows and columns of a snapshot; the simplest of the readings that :func:`make_frame` takes."""
 
     snapshot: Snapshot
 
@@ -48,7 +48,7 @@ class Whole:
                 yield from reader.live_pieces(self.snapshot.schema.names, group)
 
 
-def frame_of(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:
+def make_frame(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:
     """The rows of a reading as a DataFrame; nothing but footers has been read until Spark runs it.
 
     Each file is read as it was in the reading's snapshot. Where one was replaced since, or cannot be
@@ -59,13 +59,16 @@ def frame_of(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_par
     Args:
         spark: the session, classic or Connect.
         reading: a frozen dataclass with ``snapshot``, ``schema``, ``files()`` and ``pieces(item)``, as
-            :class:`Whole`.
+            :class:`SnapshotReader`.
         tasks: how many tasks share the files; 0 is as many as suit the session.
         since: what the snapshot was taken for, as the error names it.
     """
     exact, sent = (
         pa.schema(
-            [field.with_type(shown_as(field.type, time)).with_nullable(True) for field in reading.schema]
+            [
+                field.with_type(make_readable_type(field.type, time)).with_nullable(True)
+                for field in reading.schema
+            ]
         )
         for time in (pa.time64("us"), _time_of_day(spark))
     )
@@ -73,15 +76,15 @@ def frame_of(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_par
     files: Sequence[Item] = reading.files()
     if not files:
         return spark.createDataFrame([], spark_schema)
-    shares = balanced([file.size or file.rows for file, _ in files], SparkEngine(spark, tasks).crew.tasks)
+    shares = balance([file.size or file.rows for file, _ in files], SparkEngine(spark, tasks).runner.tasks)
     light = replace(reading, snapshot=replace(reading.snapshot, files=()))
-    parcel = Shelf(
-        packed((light, exact, sent, since)),
-        tuple(packed([files[number] for number in share]) for share in shares),
+    tasks_of_frame = FrameTasks(
+        serialize((light, exact, sent, since)),
+        tuple(serialize([files[number] for number in share]) for share in shares),
     )
     told = spark_schema.add(_problem_name(spark_schema.names), "string")
-    rows = spark.range(0, len(shares), 1, len(shares)).mapInArrow(parcel.rows, told)
-    return _raising(rows, told.names[-1])
+    rows = spark.range(0, len(shares), 1, len(shares)).mapInArrow(tasks_of_frame.rows, told)
+    return _raise_problem(rows, told.names[-1])
 
 
 def _problem_name(names: Sequence[str]) -> str:
@@ -90,7 +93,7 @@ def _problem_name(names: Sequence[str]) -> str:
     return next(name for number in count() if (name := f"__problem{number}") not in taken)
 
 
-def _raising(rows: Any, problem: str) -> Any:
+def _raise_problem(rows: Any, problem: str) -> Any:
     """The rows without the last column, where it is NULL; Spark raises what else it says."""
     from pyspark.sql import functions
 
@@ -108,16 +111,16 @@ def _time_of_day(spark: Any) -> pa.DataType:
     return pa.time64("ns") if has_times else pa.int64()
 
 
-def shown_as(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
+def make_readable_type(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
     """The type that Spark shows a column in: what it stands for, where the engine's need only carry it.
 
     ``time`` stands for times of day, which Spark has to the microsecond, and not everywhere.
     """
     is_ = pa.types
     if is_.is_dictionary(kind):
-        return shown_as(kind.value_type, time)
+        return make_readable_type(kind.value_type, time)
     if isinstance(kind, pa.BaseExtensionType):
-        return shown_as(kind.storage_type, time)
+        return make_readable_type(kind.storage_type, time)
     if is_.is_uint8(kind):
         return pa.int16()
     if is_.is_uint16(kind):
@@ -131,43 +134,43 @@ def shown_as(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
     if is_.is_null(kind):
         return kind
     if is_.is_struct(kind):
-        return pa.struct([field.with_type(shown_as(field.type, time)) for field in kind])
+        return pa.struct([field.with_type(make_readable_type(field.type, time)) for field in kind])
     if is_.is_map(kind):
-        return pa.map_(shown_as(kind.key_type, time), shown_as(kind.item_type, time))
+        return pa.map_(make_readable_type(kind.key_type, time), make_readable_type(kind.item_type, time))
     if is_.is_nested(kind):
-        return pa.list_(shown_as(kind.value_type, time))
-    return carrier(kind)
+        return pa.list_(make_readable_type(kind.value_type, time))
+    return spark_type_of(kind)
 
 
 @dataclass(frozen=True, slots=True)
-class Shelf:
-    """All files of a reading; a Spark task opens its own share only."""
+class FrameTasks:
+    """All files of a DataFrame; a Spark task opens its own share only."""
 
     common: bytes
     shares: tuple[bytes, ...]
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in the Python worker of a task; memory: a piece of one file."""
-        reading, exact, sent, since = work_of(self.common)
+        reading, exact, sent, since = load_work(self.common)
         for batch in batches:
             for share in batch.column(0).to_pylist():
-                for item in opened(self.shares[share]):
+                for item in deserialize(self.shares[share]):
                     try:
-                        for rows in _file_rows(reading, item, exact, sent, since):
-                            yield _with_problem(rows, sent, None)
+                        for rows in _read_file(reading, item, exact, sent, since):
+                            yield _add_problem(rows, sent, None)
                     except IntarsiaError as error:
                         nothing = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in sent], schema=sent)
-                        yield _with_problem(nothing, sent, raised_text(error))
+                        yield _add_problem(nothing, sent, raised_text(error))
                         return
 
 
-def _with_problem(rows: pa.RecordBatch, sent: pa.Schema, problem: str | None) -> pa.RecordBatch:
+def _add_problem(rows: pa.RecordBatch, sent: pa.Schema, problem: str | None) -> pa.RecordBatch:
     said = pa.repeat(pa.scalar(problem, pa.string()), rows.num_rows)
     schema = sent.append(pa.field(_problem_name(sent.names), pa.string()))
     return pa.RecordBatch.from_arrays([*rows.columns, said], schema=schema)
 
 
-def _file_rows(
+def _read_file(
     reading: Any, item: Item, exact: pa.Schema, sent: pa.Schema, since: str
 ) -> Iterator[pa.RecordBatch]:
     file = item[0]

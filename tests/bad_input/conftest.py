@@ -38,14 +38,14 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     """The engine that ``"auto"`` is."""
     wanted: str = getattr(request, "param", "arrow")
     if wanted == "duckdb":
-        chosen = intarsia.request.chosen_engine
+        chosen = intarsia.request.choose_engine
 
         def on_duckdb(engine: Any, options: Any, source: Any) -> Any:
             return chosen(
                 "duckdb" if isinstance(engine, str) and engine == "auto" else engine, options, source
             )
 
-        monkeypatch.setattr(intarsia.request, "chosen_engine", on_duckdb)
+        monkeypatch.setattr(intarsia.request, "choose_engine", on_duckdb)
     return wanted
 
 

@@ -155,9 +155,9 @@ MEMORY = """
 import os, sys
 import pyarrow as pa
 import intarsia as it
-from intarsia.engines.arrow import reading, row_groups
+from intarsia.kernel import read, write
 
-reading.PIECE_ROWS, reading.PIECE_BYTES, row_groups.PIECE_BYTES = 1 << 16, 8 << 20, 8 << 20
+read.PIECE_ROWS, read.PIECE_BYTES, write.PIECE_BYTES = 1 << 16, 8 << 20, 8 << 20
 pool = pa.proxy_memory_pool(pa.default_memory_pool())
 pa.set_memory_pool(pool)
 updated = it.update(sys.argv[1], {"c0": "c0 + 1"}, "id % 1000 = 7", threads=1).updated

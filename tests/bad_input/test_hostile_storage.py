@@ -18,9 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.engines.arrow.splice import Splice
-from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import CommitUnknown, InputError, NotSupported, StorageError, UnsafePath
+from intarsia.kernel.chunk_copy import ChunkCopy
+from intarsia.kernel.write import FileWriter
 from intarsia.tables.parquet.journal import Journal
 from tests.bad_input.conftest import check_error
 from tests.bad_input.trial import BASE, CHANGES, EVERYTHING, MERGES, OPERATIONS, SCHEMA, SOURCE, files_of
@@ -261,8 +261,8 @@ def test_case_71_input_output_error_at_fsync(
 
 
 INTERRUPTIONS = {
-    "writing rows": [(FileWriter, "write"), (Splice, "add")],
-    "finishing a file": [(FileWriter, "close"), (Splice, "close")],
+    "writing rows": [(FileWriter, "write"), (ChunkCopy, "add")],
+    "finishing a file": [(FileWriter, "close"), (ChunkCopy, "close")],
     "settling staged files": [(Journal, "_prepare")],
     "recording the intent": [(Journal, "_record_intent")],
     "before the commit point": [(Journal, "_claim")],

@@ -245,7 +245,8 @@ def test_case_88_metadata_of_pandas_that_is_damaged_harms_nothing(root: Path, ro
 def test_case_88_no_code_evaluates_what_it_reads() -> None:
     forbidden = re.compile(r"\bpickle\.loads?\(|(?<![\w.])eval\(|(?<![\w.])exec\(|\bmarshal\b|\byaml\.load\(")
     package = Path(intarsia.__file__).parent
-    ours = [package / "engines" / "spark" / name for name in ("crew.py", "apart.py")]  # in Spark's closures
+    spark = package / "engines" / "spark"
+    ours = [spark / name for name in ("tasks.py", "shared_buffers.py")]  # in Spark's closures
     for module in package.rglob("*.py"):
         if module not in ours:
             assert not forbidden.search(module.read_text()), module
@@ -257,8 +258,8 @@ TXID = "c0ffee" * 5 + "ab"
 def a_record(dataset: Path, **changes: Any) -> dict[str, Any]:
     return {
         "version": 1, "seq": 1, "txid": TXID, "operation": "merge", "root": str(dataset), "properties": {},
-        "retain": None, "fresh": False, "going": [],
-        "coming": [{"path": "new.parquet", "staged": "insert-00000.part", "was": None, "kept": None}],
+        "retain": None, "fresh": False, "removes": [],
+        "adds": [{"path": "new.parquet", "staged": "insert-00000.part", "was": None, "kept": None}],
     } | changes  # fmt: skip
 
 
@@ -287,12 +288,12 @@ ESCAPES = [
 ]  # fmt: skip
 
 
-def coming(path: str, *, staged: str = "insert-00000.part", **more: Any) -> dict[str, Any]:
-    return {"coming": [{"path": path, "staged": staged, "was": None, "kept": None} | more]}
+def adds(path: str, *, staged: str = "insert-00000.part", **more: Any) -> dict[str, Any]:
+    return {"adds": [{"path": path, "staged": staged, "was": None, "kept": None} | more]}
 
 
-def going(path: str) -> dict[str, Any]:
-    return {"coming": [], "going": [{"path": path, "was": [1, 2, 3], "kept": "00000.part"}]}
+def removes(path: str) -> dict[str, Any]:
+    return {"adds": [], "removes": [{"path": path, "was": [1, 2, 3], "kept": "00000.part"}]}
 
 
 BROKEN = {
@@ -306,12 +307,12 @@ BROKEN = {
     "txid with a path": {"txid": "../../../../tmp/x"},
     "short txid": {"txid": "ab"},
     "unknown field": {"run": "rm -rf /"},
-    "coming is a word": {"coming": "all"},
+    "adds is a word": {"adds": "all"},
     "seq is a word": {"seq": "one"},
-    "staged name outside": coming("n.parquet", staged="../../x.part"),
-    "kept name outside": coming("n.parquet", was=[1], kept="../x.part"),
-    **{f"coming {path!r:.24}": coming(path) for path in ESCAPES},
-    **{f"going {path!r:.24}": going(path) for path in ESCAPES},
+    "staged name outside": adds("n.parquet", staged="../../x.part"),
+    "kept name outside": adds("n.parquet", was=[1], kept="../x.part"),
+    **{f"adds {path!r:.24}": adds(path) for path in ESCAPES},
+    **{f"removes {path!r:.24}": removes(path) for path in ESCAPES},
 }
 
 
@@ -349,7 +350,7 @@ def test_case_89_link_in_the_way_of_a_recorded_commit(root: Path, tmp_path: Path
     elsewhere = tmp_path / "elsewhere"
     elsewhere.mkdir()
     (root / "p=1").symlink_to(elsewhere)
-    plant(root, json.dumps(a_record(root, **coming("p=1/new.parquet"))).encode())
+    plant(root, json.dumps(a_record(root, **adds("p=1/new.parquet"))).encode())
     with pytest.raises(IntarsiaError) as caught:
         it.recover(root)
     assert "p=1" in str(caught.value)

@@ -70,10 +70,10 @@ def hindered(work: Any) -> Any:
 
 def hinder_executors(step: str) -> None:
     """Let every kind of merge meet the fault; one whose rows are routed, in one of its steps."""
-    engine: Any = importlib.import_module("intarsia.engines.spark.engine")
-    large: Any = importlib.import_module("intarsia.engines.spark.large")
-    routed: Any = importlib.import_module("intarsia.engines.spark.routed")
-    group_merge = large.GroupMerge
+    match: Any = importlib.import_module("intarsia.engines.spark.match")
+    join: Any = importlib.import_module("intarsia.engines.spark.join")
+    routed: Any = importlib.import_module("intarsia.engines.spark.route")
+    group_merge = join.FileMerge
 
     class HinderedGroup(group_merge):  # type: ignore[misc, valid-type]
         def __call__(self, rows: Any) -> Any:
@@ -81,13 +81,13 @@ def hinder_executors(step: str) -> None:
             after_staging()
             return done
 
-    engine.merge_files, large.GroupMerge = hindered(engine.merge_files), HinderedGroup
+    match.merge_files, join.FileMerge = hindered(match.merge_files), HinderedGroup
     setattr(routed, step, hindered(getattr(routed, step)))
 
 
 def options_of(way: str) -> dict[str, int]:
     """What lets a source go to every task, be routed to files through storage, or be joined by Spark."""
-    routed: Any = importlib.import_module("intarsia.engines.spark.routed")
+    routed: Any = importlib.import_module("intarsia.engines.spark.route")
     routed.ROUTED_BYTES = 0 if way == "routed" else 64 << 20
     return {"broadcast_bytes": 1 if way == "large" else 64 << 20}
 

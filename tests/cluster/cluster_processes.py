@@ -187,7 +187,7 @@ def driver(
     *,
     master: str,
     fault: str = "",
-    step: str = "write_bundle",
+    step: str = "write_file_batch",
     config: dict[str, Any] | None = None,
 ) -> Iterator[Driver]:
     """A driver in a process group of its own, which is gone afterwards.

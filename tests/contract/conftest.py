@@ -106,13 +106,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 def _is_run(item: pytest.Item, *, everything: bool) -> bool:
     parts = getattr(item, "callspec", None)
-    lakes = [] if parts is None else [parts.params.get(name) for name in ("lake", "parquet_lake")]
+    lakes = (
+        [] if parts is None else [parts.params.get(name) for name in ("lake", "parquet_lake", "iceberg_lake")]
+    )
     lakes = [lake for lake in lakes if lake is not None]
     assert isinstance(item, pytest.Function)
     if not lakes or lakes == [("arrow", "parquet")]:
         return True
     ((engine, table),) = lakes
-    first = all(at == 0 for name, at in parts.indices.items() if name not in ("lake", "parquet_lake"))
+    first = all(
+        at == 0 for name, at in parts.indices.items() if name not in ("lake", "parquet_lake", "iceberg_lake")
+    )
     if table != "parquet" and not _is_run_on_iceberg(item, table, first=first):
         return False
     if engine == "duckdb":
@@ -325,13 +329,13 @@ def tasks_here(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) 
     """Run the tasks of a stage in this process, for the tests that need it."""
     on_spark = request.node.get_closest_marker("spark") is not None
     if on_spark and request.node.originalname in TASKS_HERE:
-        from intarsia.engines.spark import crew
-        from intarsia.engines.spark.crew import Crew
+        from intarsia.engines.spark import tasks
         from intarsia.engines.spark.engine import SparkEngine
+        from intarsia.engines.spark.tasks import TaskRunner
 
-        monkeypatch.setattr(crew, "collected", StageHere.toArrow)
+        monkeypatch.setattr(tasks, "collect", StageHere.toArrow)
 
-        monkeypatch.setattr(SparkEngine, "crew", property(lambda self: Crew(StageHere(), 4)))
+        monkeypatch.setattr(SparkEngine, "runner", property(lambda self: TaskRunner(StageHere(), 4)))
 
 
 @pytest.fixture(scope="session")
@@ -356,3 +360,10 @@ def parquet_lake(request: pytest.FixtureRequest) -> ParquetLake:
     """Every engine on plain Parquet files, for what only they have: names, footers, directories."""
     engine, table = _opened(request)
     return ParquetLake(engine, TABLES[table](request))
+
+
+@pytest.fixture(params=[pair for pair in LAKES if pair[1] != "parquet"], ids=_name)
+def iceberg_lake(request: pytest.FixtureRequest) -> Lake:
+    """Every engine on Iceberg tables, for what only they have: properties, snapshots that are staged."""
+    engine, table = _opened(request)
+    return Lake(engine, TABLES[table](request))

@@ -23,7 +23,7 @@ from tests.cross.checks import problems
 from tests.cross.decoded import decode
 
 import intarsia as it
-from intarsia.tables.iceberg.catalogs import open_catalog
+from intarsia.tables.iceberg.catalog import open_catalog
 
 COW, MOR = "copy-on-write", "merge-on-read"
 NAMESPACE = "db"

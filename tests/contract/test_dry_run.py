@@ -77,7 +77,7 @@ def test_a_key_that_the_bounds_allow_but_the_file_lacks_is_told_apart(lake):
 def test_bytes_say_what_is_read_and_written(parquet_lake):
     parquet_lake.create(TABLE, files=4)
     plan = parquet_lake.plan("merge", SOURCE, on="id")
-    (rewritten,) = plan.chosen("rewrite")
+    (rewritten,) = plan.select("rewrite")
     assert 0 < plan.bytes_to_scan < rewritten.file.size
     assert plan.bytes_to_read == plan.bytes_to_scan + rewritten.file.size
     assert plan.bytes_to_write >= rewritten.file.size

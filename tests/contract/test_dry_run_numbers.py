@@ -37,7 +37,7 @@ CALLS = {
 }
 
 
-LISTS = ("rewritten_files", "removed_files", "veiled_files", "preserved_files")
+LISTS = ("rewritten_files", "removed_files", "files_with_deletes", "preserved_files")
 NUMBERS = (
     "inserted",
     "updated",
@@ -74,6 +74,29 @@ def test_a_dry_run_says_what_the_run_does(lake, call, partitioned):
         assert sorted(getattr(planned, name)) == sorted(getattr(done, name))
     assert lasting(planned) == lasting(done)
     assert "about" not in str(planned)
+
+
+LONG = pa.table(
+    {"id": range(20_000), "n": [n * 7919 % 20_000 for n in range(20_000)], "s": ["x" * 20] * 20_000}
+)
+
+
+def test_an_order_that_does_not_fit_in_memory_is_measured_too(lake):
+    lake.create(LONG, files=4, row_group_size=1000)
+    little = {} if lake.engine == "duckdb" else {"memory_bytes": 20_000}
+
+    def call(**more):
+        return lake.optimize(by="n", target_rows_per_file=4000, **little, **more)
+
+    with lake.unchanged():
+        planned = call(dry_run=True)
+    done = call()
+    assert (planned.new_files_exact, planned.bytes_exact) == (True, True)
+    assert (planned.new_files, planned.bytes_written) == (done.new_files, done.bytes_written)
+    assert planned.new_files > 1
+    assert [note for note in planned.notes if "ranges" in note] == [n for n in done.notes if "ranges" in n]
+    if lake.engine == "spark":
+        assert any("ranges" in note for note in planned.notes)
 
 
 @pytest.mark.parametrize("call", CALLS)

@@ -18,13 +18,13 @@ import intarsia as it
 from intarsia.core import run as core_run
 from intarsia.core.effects import CHANGES, OPTIONS
 from intarsia.datasets.pyarrow import PyarrowDatasetIO
-from intarsia.engine_choice import Opening
+from intarsia.engine_choice import DeferredSession
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.engines.duckdb import DuckDBEngine
 from intarsia.errors import InputError
+from intarsia.options import ALL_OPTIONS
 from intarsia.pipeline import load, run
-from intarsia.request import ALL_OPTIONS
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.tables.iceberg.catalog import embedded_catalog
 from intarsia.tables.parquet import ParquetTable
 
 ROWS = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
@@ -176,7 +176,7 @@ def test_an_option_has_a_stated_effect_or_is_refused(
 ) -> None:
     target = target_of(table, tmp_path, make_dataset)
     operations = CHANGES if engine != "arrow" else (*CHANGES, *LOOKS)
-    chosen = Opening(not_opened) if engine == "spark" else engine
+    chosen = DeferredSession(not_opened) if engine == "spark" else engine
     wrong: list[tuple[str, ...]] = []
     errors: list[InputError] = []
     for option, value in VALUES.items():

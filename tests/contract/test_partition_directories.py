@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 import pytest
 from tests.contract.conftest import ParquetLake
 
-from intarsia.core.directories import PartitionDirectories
-from intarsia.core.files import DataFile
+from intarsia.core.partitioner import PartitionDirectories
+from intarsia.core.snapshot import DataFile
 from intarsia.errors import UnsafePath
 
 CITIES = [

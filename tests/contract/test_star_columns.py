@@ -186,9 +186,9 @@ def test_a_feed_of_a_partitioned_dataset_still_moves_no_key(parquet_lake):
 def test_a_source_that_stays_on_spark_passes_over_and_keeps_columns_too(lake, limit, monkeypatch):
     if lake.engine != "spark":
         pytest.skip("a source that is too large to travel")
-    from intarsia.engines.spark import routed
+    from intarsia.engines.spark import route
 
-    monkeypatch.setattr(routed, "ROUTED_BYTES", 0)
+    monkeypatch.setattr(route, "ROUTED_BYTES", 0)
     session = pytest.importorskip("pyspark.sql").SparkSession.getActiveSession()
     lake.create(TARGET, files=2)
     frame = session.createDataFrame(FEED.drop(["n"]).to_pylist())

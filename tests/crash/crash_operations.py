@@ -138,7 +138,8 @@ def replace_and_add(root: str) -> None:
             for n, path in enumerate(("p=0/a.parquet", "p=1/c.parquet"))
         )
         added = tuple(
-            stage(transaction, f"a{p}", [(p, 9, 1)], transaction.place({"p": p}, "part", p)) for p in (1, 2)
+            stage(transaction, f"a{p}", [(p, 9, 1)], transaction.new_file_path({"p": p}, "part", p))
+            for p in (1, 2)
         )
         planned = transaction.snapshot.files
         transaction.commit(Change("upsert", replaced=replaced, added=added, planned=planned))
@@ -164,7 +165,8 @@ def compact(root: str) -> None:
     with ParquetTable(root).transaction("compact") as transaction:
         rows = {p: [row for row in OLD_ROWS if row[0] == p] for p in (0, 1)}
         added = tuple(
-            stage(transaction, f"c{p}", rows[p], transaction.place({"p": p}, "compacted", p)) for p in (0, 1)
+            stage(transaction, f"c{p}", rows[p], transaction.new_file_path({"p": p}, "compacted", p))
+            for p in (0, 1)
         )
         files = transaction.snapshot.files
         transaction.commit(Change("compact", added=added, removed=files, planned=files))
@@ -174,7 +176,9 @@ def overwrite(root: str) -> None:
     """Other rows, in one partition that is new; all that was there goes."""
     with ParquetTable(root).transaction("overwrite") as transaction:
         added = tuple(
-            stage(transaction, f"o{p}", [(p, 1, 2), (p, 9, 2)], transaction.place({"p": p}, "part", p))
+            stage(
+                transaction, f"o{p}", [(p, 1, 2), (p, 9, 2)], transaction.new_file_path({"p": p}, "part", p)
+            )
             for p in (1, 3)
         )
         transaction.commit(
@@ -186,7 +190,8 @@ def create(root: str) -> None:
     """A dataset that was not there."""
     with ParquetTable(root).transaction("write") as transaction:
         added = tuple(
-            stage(transaction, f"n{p}", [(p, 1, 2)], transaction.place({"p": p}, "part", p)) for p in (0, 1)
+            stage(transaction, f"n{p}", [(p, 1, 2)], transaction.new_file_path({"p": p}, "part", p))
+            for p in (0, 1)
         )
         transaction.commit(Change("write", added=added))
 

@@ -159,6 +159,13 @@ class Sweep:
     def _next(self, n: int = 0) -> Outcome:
         return in_child(lambda: run(self.kind, self.engine, self.directory), n, KILL)
 
+    def _leftovers(self, outcome: Outcome) -> list[str]:
+        """What is left; an error after all was published leaves a record for the next writer, or recover."""
+        root = f"{self.directory}/t"
+        if outcome.said == "ACK" and leftovers(root):
+            it.recover(root)
+        return leftovers(root)
+
     def _check(self, where: str, outcome: Outcome) -> None:
         following = self._next()
         found = state_of(self.kind, self.directory)
@@ -169,7 +176,7 @@ class Sweep:
             told = f"{found} instead of {self.expected}"
         elif state_of(self.kind, self.directory) != found:
             told = "a third run changed the rows again"
-        elif self.kind == "parquet" and (left := leftovers(f"{self.directory}/t")):
+        elif self.kind == "parquet" and (left := self._leftovers(outcome)):
             told = f"left behind: {left}"
         else:
             return

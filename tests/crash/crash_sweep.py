@@ -35,7 +35,7 @@ MOST_VIOLATIONS = 20
 DECIDING = {
     "claim": ("intarsia.tables.parquet.journal:Journal", "_claim"),
     "publish": ("intarsia.tables.parquet.journal:Journal", "publish"),
-    "state": ("intarsia.pipeline.ledger", "write_atomically"),
+    "state": ("intarsia.pipeline.run_state", "write_atomically"),
     "catalog": ("pyiceberg.catalog.sql:SqlCatalog", "commit_table"),
 }
 """What decides whether an operation took effect, and whether a pipeline knows."""

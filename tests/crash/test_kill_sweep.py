@@ -71,7 +71,8 @@ def sweep(
     order = {"operation": operation, "directory": str(directory / "swept"), "faults": faults, **more}
     done = subprocess.run(
         [sys.executable, str(HERE / script), json.dumps(order)],
-        env={**os.environ, "LD_PRELOAD": str(shim)},
+        # Without bytecode to write, the first run makes the same calls as the others.
+        env={**os.environ, "LD_PRELOAD": str(shim), "PYTHONDONTWRITEBYTECODE": "1"},
         capture_output=True,
         text=True,
         check=False,

@@ -318,7 +318,7 @@ def _check_positions(state: State, delete: File, data: dict[str, File]) -> Probl
         yield from _check_belongs(delete, data[path])
 
 
-def dead_positions(state: State) -> dict[str, set[int]]:
+def deleted_positions(state: State) -> dict[str, set[int]]:
     """The positions that position deletes and vectors take from each data file, as Java applies them."""
     data = {file.path: file for file in state.data}
     found: dict[str, set[int]] = defaultdict(set)
@@ -355,12 +355,12 @@ def check_lineage(state: State) -> Problems:
             yield f"{path} and {other}: their row ids overlap"
     if ranges and ranges[-1][1] > last:
         yield f"{ranges[-1][2]}: row ids up to {ranges[-1][1]}, the table's next one is {last}"
-    dead, owners = dead_positions(state), Counter[int]()
+    deleted, owners = deleted_positions(state), Counter[int]()
     for file in state.data:
         if file.first_row_id is None or not local(file.path).is_file():
             continue
         kept = content.read(file.path).columns.get(content.ROW_ID, [None] * file.rows)
-        gone = dead.get(file.path, ())
+        gone = deleted.get(file.path, ())
         owners.update(
             file.first_row_id + at if own is None else own for at, own in enumerate(kept) if at not in gone
         )

@@ -14,24 +14,53 @@ UUID = "00000000-0369-d035-0000-000000000003"
 
 def make_table(lake: Lake, version: int, *, files: int = 2, rows: int = 6) -> str:
     """A table with files of some rows each; in every fifth all but the id is NULL."""
-    jvm = lake.spark._jvm
-    types = jvm.org.apache.iceberg.types.Types
     name = lake.fresh(f"java_types_{version}")
+    table = create_table(lake, name, _columns(lake, types_of(lake), version), version)
+    for number in range(files):
+        append_rows(lake, table, range(number * rows, number * rows + rows), version)
+    return name
+
+
+def types_of(lake: Lake) -> Any:
+    """Iceberg's types in Java."""
+    return lake.spark._jvm.org.apache.iceberg.types.Types
+
+
+def create_table(lake: Lake, name: str, fields: list[Any], version: int) -> Any:
+    """An empty table with these columns, in Java."""
+    jvm = lake.spark._jvm
     columns = jvm.java.util.ArrayList()
-    for column in _columns(lake, types, version):
-        columns.add(column)
+    for field in fields:
+        columns.add(field)
     catalog = jvm.org.apache.iceberg.spark.Spark3Util.loadIcebergCatalog(lake.spark._jsparkSession, lake.name)
     properties = jvm.java.util.HashMap()
     properties.put("format-version", str(version))
-    table = catalog.createTable(
+    return catalog.createTable(
         jvm.org.apache.iceberg.catalog.TableIdentifier.parse(name),
         jvm.org.apache.iceberg.Schema(columns),
         jvm.org.apache.iceberg.PartitionSpec.unpartitioned(),
         properties,
     )
-    for number in range(files):
-        _append(lake, table, range(number * rows, number * rows + rows), version)
-    return name
+
+
+def java_rows(lake: Lake, table: str) -> dict[int, dict[str, Any]]:
+    """By id what Iceberg's own generic reader finds, values that only Java has as it shows them."""
+    jvm, java = lake.spark._jvm, lake.java_table(table)
+    iceberg = jvm.org.apache.iceberg
+
+    def shown(value: Any) -> Any:
+        if not hasattr(value, "_target_id"):  # an object in Java
+            return value
+        buffer = jvm.java.nio.ByteBuffer._java_lang_class.isInstance(value)
+        return iceberg.util.ByteBuffers.toByteArray(value) if buffer else value.toString()
+
+    names = [column.name() for column in java.schema().columns()]
+    rows = iceberg.data.IcebergGenerics.read(java).build()
+    records = list(iceberg.relocated.com.google.common.collect.Lists.newArrayList(rows))
+    rows.close()
+    found = {row.getField("id"): {name: shown(row.getField(name)) for name in names} for row in records}
+    assert len(found) == len(records)
+    return found
 
 
 def _columns(lake: Lake, types: Any, version: int) -> list[Any]:
@@ -84,7 +113,23 @@ def _columns(lake: Lake, types: Any, version: int) -> list[Any]:
     return found
 
 
-def _append(lake: Lake, table: Any, numbers: range, version: int) -> None:
+def append_rows(lake: Lake, table: Any, numbers: range, version: int) -> None:
+    """One file of rows, as :func:`make_table` writes them."""
+    append_records(
+        lake,
+        table,
+        [
+            {
+                "id": FIRST_ID + number,
+                **(_values(lake.spark._jvm, table, number, version) if number % 5 != 4 else {}),
+            }
+            for number in numbers
+        ],
+    )
+
+
+def append_records(lake: Lake, table: Any, records: list[dict[str, Any]]) -> None:
+    """One file of these records."""
     jvm = lake.spark._jvm
     iceberg = jvm.org.apache.iceberg
     builder = getattr(iceberg.data, "GenericFileWriterFactory$Builder")(table)
@@ -92,10 +137,9 @@ def _append(lake: Lake, table: Any, numbers: range, version: int) -> None:
     file = table.io().newOutputFile(f"{table.location()}/data/{jvm.java.util.UUID.randomUUID()}.parquet")
     encrypted = iceberg.encryption.EncryptedFiles.plainAsEncryptedOutput(file)
     writer = factory.newDataWriter(encrypted, table.spec(), None)
-    for number in numbers:
+    for values in records:
         record = iceberg.data.GenericRecord.create(table.schema())
-        record.setField("id", FIRST_ID + number)
-        for name, value in _values(jvm, table, number, version).items() if number % 5 != 4 else ():
+        for name, value in values.items():
             record.setField(name, value)
         writer.write(record)
     writer.close()

@@ -13,7 +13,7 @@ import pytest
 
 import intarsia as it
 from intarsia.core.elements import elements_of
-from tests.cross.java_types import FIRST_ID, UUID, make_table
+from tests.cross.java_types import FIRST_ID, UUID, java_rows, make_table
 from tests.cross.lake import Lake, local
 from tests.cross.readers import polars_rows, pyiceberg_rows
 from tests.cross.sample_rows import Row, ordered
@@ -86,6 +86,7 @@ def java_table(lake: Lake, request: pytest.FixtureRequest) -> str:
 def test_s25_types_of_java_stay_what_they_are(lake: Lake, java_table: str, engine: str) -> None:
     [before, *_] = _described(lake, java_table)
     read = [pyiceberg_rows(lake, java_table), polars_rows(lake, java_table)]
+    of_java = java_rows(lake, java_table)
     rows = it.read(it.iceberg(java_table, catalog=lake.catalog)).read_all()
     chosen = lake.spark if engine == "spark" else engine
     cases = [
@@ -99,6 +100,8 @@ def test_s25_types_of_java_stay_what_they_are(lake: Lake, java_table: str, engin
         after = [pyiceberg_rows(lake, table), polars_rows(lake, table)]
         for some, others in zip(after, read, strict=True):
             assert ordered(some) == _without(others, gone), (name, mode)
+        wanted = {number: row for number, row in of_java.items() if number - FIRST_ID not in gone}
+        assert java_rows(lake, table) == wanted, (name, mode)
 
 
 @pytest.mark.parametrize("engine", ["arrow", "duckdb", "spark"])

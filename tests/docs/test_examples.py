@@ -1,14 +1,11 @@
 from __future__ import annotations
 
-import doctest
 import importlib
 import re
 from pathlib import Path
 from typing import Any
 
 import doc_pages
-import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 import intarsia
@@ -57,31 +54,6 @@ def test_the_readme_opens_with_a_sentence_and_the_two_commands() -> None:
     assert len([line for line in first.code.splitlines() if line.strip()]) <= 10
 
 
-def _documented() -> list[str]:
-    return [
-        name
-        for name in intarsia.__all__
-        if ">>>" in (getattr(intarsia, name).__doc__ or "") and callable(getattr(intarsia, name))
-    ]
-
-
-def test_some_docstrings_have_examples() -> None:
-    assert "merge" in _documented()
-
-
-@pytest.mark.parametrize("name", _documented())
-def test_the_examples_in_docstrings_of_the_public_names_run(name: str, tmp_path: Path) -> None:
-    thing = getattr(intarsia, name)
-    root = tmp_path / "orders"
-    root.mkdir()
-    pq.write_table(pa.table({"id": [1, 2], "n": ["a", "b"]}), root / "part-0.parquet")
-    finder = doctest.DocTestFinder(recurse=False)
-    failed = 0
-    for example in finder.find(thing, name, globs={"orders": str(root)}):
-        failed += doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(example).failed
-    assert not failed
-
-
 def test_every_error_is_in_the_reference() -> None:
     text = (ROOT / "docs" / "errors.md").read_text(encoding="utf-8")
     names = [
@@ -100,7 +72,7 @@ def test_every_public_name_is_in_the_guide() -> None:
 
 def test_every_option_is_in_the_guide() -> None:
     text = (ROOT / "docs" / "guide.md").read_text(encoding="utf-8")
-    options = importlib.import_module("intarsia.request").ALL_OPTIONS
+    options = importlib.import_module("intarsia.options").ALL_OPTIONS
     assert [name for name in options if f"`{name}`" not in text] == []
 
 

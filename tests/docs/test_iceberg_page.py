@@ -16,7 +16,7 @@ from pyiceberg.types import LongType, NestedField
 
 import intarsia as it
 from intarsia.errors import IntarsiaError, NotSupported
-from intarsia.tables.iceberg.locations import DataLocations
+from intarsia.tables.iceberg.file_io import LocationProvider
 from intarsia.tables.iceberg.properties import WriteProperties
 
 PAGE = (doc_pages.ROOT / "docs" / "iceberg.md").read_text(encoding="utf-8")
@@ -55,7 +55,7 @@ def _asked(said: dict[str, str]) -> set[str]:
     asked = Asked(said)
     metadata = _metadata(said).model_copy(update={"properties": asked})
     WriteProperties.of(metadata)
-    DataLocations.of(metadata)
+    LocationProvider.of(metadata)
     return {re.sub(r"\.column\..*", ".column.*", name) for name in asked.names}
 
 

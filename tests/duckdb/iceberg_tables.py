@@ -35,9 +35,9 @@ from tests.iceberg.lake import Lake
 from tests.spark.iceberg_twins import NAME, rows, unpartitioned
 
 import intarsia as it
-from intarsia.tables.iceberg.entries import Content, ContentFile
-from intarsia.tables.iceberg.schemas import arrow_schema
-from intarsia.tables.iceberg.snapshots import FileChange
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent
+from intarsia.tables.iceberg.schemas import to_arrow_schema
+from intarsia.tables.iceberg.snapshot_producer import FileChange
 
 _POINT = StructType(NestedField(21, "x", IntegerType()), NestedField(22, "y", StringType()))
 _FIRST = (
@@ -80,7 +80,7 @@ def many_rows(ids: Any, schema: pa.Schema) -> pa.Table:
 
 
 def _schema(catalog: Catalog) -> pa.Schema:
-    return arrow_schema(catalog.load_table(NAME).schema())
+    return to_arrow_schema(catalog.load_table(NAME).schema())
 
 
 def _append(catalog: Catalog, ids: Any) -> None:
@@ -129,7 +129,9 @@ def mapped(catalog: Catalog, version: int) -> None:
         location = f"{lake.directory}/data/mapped-{region}.parquet"
         pq.write_table(rows(ids, name="foreign").select(["name", "id", "v", "ts"]), location)
         size = os.path.getsize(location)
-        added.append(ContentFile(Content.DATA, f"file://{location}", "PARQUET", 1, (region,), len(ids), size))
+        added.append(
+            ContentFile(DataFileContent.DATA, f"file://{location}", "PARQUET", 1, (region,), len(ids), size)
+        )
     lake.commit(FileChange(added_data=added))
     it.delete(
         it.iceberg(NAME, catalog=catalog, mode="merge-on-read"), "id in (219, 221, 243)", engine="arrow"
@@ -169,7 +171,7 @@ def struck(catalog: Catalog, version: int) -> None:
         FileChange(
             added_deletes=[
                 ContentFile(
-                    Content.EQUALITY_DELETES,
+                    DataFileContent.EQUALITY_DELETES,
                     f"file://{location}",
                     "PARQUET",
                     0,

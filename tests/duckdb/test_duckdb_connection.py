@@ -282,12 +282,12 @@ def test_errors_of_a_store_that_duckdb_reads_do_not_show_credentials(store):
 @contextmanager
 def _refused(said: str) -> Iterator[None]:
     """DuckDB may open nothing on a store; the store's error tells too much."""
-    from intarsia.engines.duckdb import bridge
+    from intarsia.engines.duckdb import session
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise PermissionError(13, said)
 
-    made = bridge.bridge
+    made = session.wrap_filesystem
 
     def refusing(filesystem: Any, protocol: str) -> Any:
         bridged = made(filesystem, protocol)
@@ -295,7 +295,7 @@ def _refused(said: str) -> Iterator[None]:
         return bridged
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(bridge, "bridge", refusing)
+        patch.setattr(session, "wrap_filesystem", refusing)
         yield
 
 

@@ -12,7 +12,7 @@ import pytest
 
 import intarsia as it
 from intarsia.datasets.duckdb import DuckDBDatasetIO
-from intarsia.engine_choice import chosen_engine
+from intarsia.engine_choice import choose_engine
 from intarsia.engines.duckdb import DuckDBEngine
 from intarsia.engines.duckdb.session import Session
 
@@ -27,7 +27,7 @@ def _setting(session: Session, name: str) -> str:
 
 def test_options_reach_the_instance(tmp_path):
     options = {"threads": 3, "memory_bytes": 300 << 20, "spool_dir": tmp_path, "tasks": 5}
-    engine = chosen_engine("duckdb", options, None).taker()
+    engine = choose_engine("duckdb", options, None).get()
     assert isinstance(engine, DuckDBEngine)
     with engine.session() as session:
         assert _setting(session, "threads") == "3"
@@ -76,14 +76,16 @@ def test_only_files_that_may_hold_a_key_are_read(tmp_path, make_dataset, asked):
     assert not [sql for sql in asked if "part-00001" in sql or "part-00002" in sql or "part-00003" in sql]
 
 
-def test_rows_are_matched_and_written_by_duckdb(tmp_path, make_dataset, monkeypatch):
+def test_rows_are_found_and_sorted_by_duckdb(tmp_path, make_dataset, monkeypatch):
+    """The kernel writes, and reads what it rewrites; it matches and sorts nothing."""
     root = make_dataset(tmp_path / "lake", TABLE, files=2)
 
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("PyArrow does it")
 
-    monkeypatch.setattr("intarsia.engines.arrow.reading.FileReader.__init__", refused)
-    monkeypatch.setattr("intarsia.engines.arrow.writing.FileWriter.__init__", refused)
+    for name in ("match.MergeMatcher.scan", "local.predicate_hits", "local.match_duplicates"):
+        monkeypatch.setattr(f"intarsia.kernel.{name}", refused)
+    monkeypatch.setattr("intarsia.kernel.optimize._SortTask.write", refused)
     source = TABLE.set_column(1, "s", pa.array(["x"] * TABLE.num_rows))
     assert it.merge(source, root, on="id", engine="duckdb").updated == TABLE.num_rows
     assert it.merge(source.slice(5, 5), root, on="id", strategy="full_merge", engine="duckdb").deleted == 3995

@@ -16,7 +16,7 @@ from tests.duckdb.iceberg_tables import large, many_rows, mapped, promoted, stru
 from tests.spark.iceberg_twins import Twin, Twins, evolved, rows, unpartitioned
 
 import intarsia as it
-from intarsia.core.lens import LINEAGE
+from intarsia.core.scan_task import LINEAGE
 from intarsia.engines.duckdb import DuckDBEngine
 from intarsia.engines.duckdb.session import Session
 from intarsia.errors import DamagedTable, KeyColumnError
@@ -119,7 +119,7 @@ def agree(pair: tuple[Twin, Twin], operation: Operation, engine: Any = "duckdb")
     assert dict(result) == dict(expected)
     for name in ("source_count", "target_count_before", "target_count_after", "operation", "strategy"):
         assert getattr(result, name) == getattr(expected, name), name
-    for name in ("rewritten_files", "removed_files", "preserved_files", "veiled_files"):
+    for name in ("rewritten_files", "removed_files", "preserved_files", "files_with_deletes"):
         assert sorted(getattr(result, name)) == sorted(getattr(expected, name)), name
     assert content(other) == content(arrow)
     if keeps:
@@ -221,7 +221,7 @@ def test_a_default_of_files_that_lack_the_column_is_seen(twins: Twins) -> None:
         ("constants", ()),
         ("nested alike", ()),
         ("nested changed", ("matched by PyArrow", "'point' is stored as")),
-        ("optimize", ("ordered and written by PyArrow", "'point' is stored as")),
+        ("optimize", ("ordered by PyArrow", "'point' is stored as")),
     ],
 )
 def test_what_duckdb_cannot_read_is_said(twins: Twins, name: str, said: tuple[str, ...]) -> None:
@@ -239,9 +239,9 @@ def test_rows_are_matched_and_ordered_by_duckdb(twins: Twins, monkeypatch: pytes
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("PyArrow does it")
 
-    for name in ("matching.MergeMatcher.scan", "engine.predicate_hits", "engine.match_duplicates"):
-        monkeypatch.setattr(f"intarsia.engines.arrow.{name}", refused)
-    monkeypatch.setattr("intarsia.engines.arrow.optimize._Task.staged", refused)
+    for name in ("match.MergeMatcher.scan", "local.predicate_hits", "local.match_duplicates"):
+        monkeypatch.setattr(f"intarsia.kernel.{name}", refused)
+    monkeypatch.setattr("intarsia.kernel.optimize._SortTask.write", refused)
     for name, target in zip(names, targets, strict=True):
         OPERATIONS[name](target, "duckdb")
 

@@ -11,9 +11,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.tables.iceberg.delete_cache import DeleteCache
-from intarsia.tables.iceberg.entries import Content, ContentFile, Entry, Status
-from intarsia.tables.iceberg.position_files import Reach
+from intarsia.tables.iceberg.deletes import DeleteCache, DeleteFileAccess
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry, ManifestEntryStatus
 
 LOCAL = pafs.LocalFileSystem()
 _numbers = itertools.count()
@@ -26,16 +25,16 @@ def locate(path: str) -> str:
 def entry(
     path: str = "data.parquet",
     *,
-    content: Content = Content.DATA,
+    content: DataFileContent = DataFileContent.DATA,
     sequence: int | None = 1,
     spec: int = 0,
     partition: tuple[Any, ...] = (),
     rows: int = 1,
     file_format: str = "PARQUET",
     **fields: Any,
-) -> Entry:
+) -> ManifestEntry:
     file = ContentFile(content, path, file_format, spec, partition, rows, 1, **fields)
-    return Entry(Status.ADDED, 1, file, sequence, sequence)
+    return ManifestEntry(ManifestEntryStatus.ADDED, 1, file, sequence, sequence)
 
 
 def field(name: str, kind: pa.DataType, number: int, *, nullable: bool = True) -> pa.Field:
@@ -62,7 +61,7 @@ def equality_delete(
     *,
     ids: Sequence[int] | None = None,
     sequence: int = 2,
-) -> Entry:
+) -> ManifestEntry:
     fields = [field(name, array.type, number) for (name, number), array in columns.items()]
     path = root / f"equality-{next(_numbers)}.parquet"
     table = pa.table(list(columns.values()), schema=pa.schema(fields))
@@ -70,7 +69,7 @@ def equality_delete(
     found = tuple(number for _, number in columns) if ids is None else tuple(ids)
     return entry(
         str(path),
-        content=Content.EQUALITY_DELETES,
+        content=DataFileContent.EQUALITY_DELETES,
         sequence=sequence,
         rows=table.num_rows,
         equality_ids=found,
@@ -84,7 +83,7 @@ def position_delete(
     row_group_size: int | None = None,
     statistics: bool = True,
     **fields: Any,
-) -> Entry:
+) -> ManifestEntry:
     """A position delete file as another writer may make it; rows are written in the order given."""
     schema = pa.schema(
         [
@@ -95,11 +94,11 @@ def position_delete(
     path = root / f"positions-{next(_numbers)}.parquet"
     table = pa.table([[name for name, _ in rows], [at for _, at in rows]], schema=schema)
     pq.write_table(table, path, row_group_size=row_group_size, write_statistics=statistics)
-    return entry(str(path), content=Content.POSITION_DELETES, sequence=2, rows=len(rows), **fields)
+    return entry(str(path), content=DataFileContent.POSITION_DELETES, sequence=2, rows=len(rows), **fields)
 
 
-def reach(limit: int = 1 << 20) -> Reach:
-    return Reach(LOCAL, locate, DeleteCache(limit))
+def access(limit: int = 1 << 20) -> DeleteFileAccess:
+    return DeleteFileAccess(LOCAL, locate, DeleteCache(limit))
 
 
 class Places:

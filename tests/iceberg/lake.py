@@ -23,16 +23,16 @@ from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
-from intarsia.tables.iceberg.catalogs import embedded_catalog, load
-from intarsia.tables.iceberg.commit import Commit, Receipt, Target
-from intarsia.tables.iceberg.delete_files import write_position_deletes, write_vectors
-from intarsia.tables.iceberg.entries import Content, ContentFile, Entry
-from intarsia.tables.iceberg.locations import DataLocations
-from intarsia.tables.iceberg.merging import Merging
-from intarsia.tables.iceberg.properties import Retry
-from intarsia.tables.iceberg.snapshots import FileChange, Options
-from intarsia.tables.iceberg.state import Shelf, State
-from intarsia.tables.iceberg.validate import Validation
+from intarsia.tables.iceberg.catalog import embedded_catalog, load_table
+from intarsia.tables.iceberg.commit import CommitReceipt, CommitTarget, SnapshotCommit
+from intarsia.tables.iceberg.deletion_vectors import write_vectors
+from intarsia.tables.iceberg.file_io import LocationProvider
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
+from intarsia.tables.iceberg.position_deletes import write_position_deletes
+from intarsia.tables.iceberg.properties import RetryPolicy
+from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions, SnapshotOptions
+from intarsia.tables.iceberg.state import BranchState, ManifestCache
+from intarsia.tables.iceberg.validation import Validation
 
 NAME = "db.t"
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "region", StringType()))
@@ -44,7 +44,7 @@ ARROW = pa.schema(
     ]
 )
 NOTHING = Validation()
-QUICK = Retry(4, 1, 10, 60_000)
+QUICK = RetryPolicy(4, 1, 10, 60_000)
 
 
 @dataclass
@@ -54,10 +54,10 @@ class Lake:
     directory: Path
     catalog: Catalog
     files: int = 0
-    shelf: Shelf = field(init=False)
+    cache: ManifestCache = field(init=False)
 
     def __post_init__(self) -> None:
-        self.shelf = Shelf(self.table().io)
+        self.cache = ManifestCache(self.table().io)
 
     @staticmethod
     def at(
@@ -79,10 +79,10 @@ class Lake:
         return Lake(directory, made)
 
     def table(self) -> Table:
-        return load(self.catalog, NAME)
+        return load_table(self.catalog, NAME)
 
-    def state(self, branch: str | None = None) -> State:
-        return State.of(self.table(), branch, self.shelf)
+    def state(self, branch: str | None = None) -> BranchState:
+        return BranchState.of(self.table(), branch, self.cache)
 
     def upgrade(self, version: int) -> None:
         """As another writer would; PyIceberg's own door stops at version 2."""
@@ -104,7 +104,7 @@ class Lake:
         regions = pa.array([region] * len(ids), pa.string())
         pq.write_table(pa.table([pa.array(ids, pa.int64()), regions], schema=ARROW), location)
         return ContentFile(
-            Content.DATA,
+            DataFileContent.DATA,
             f"file://{location}",
             "PARQUET",
             spec_id,
@@ -114,7 +114,7 @@ class Lake:
             sort_order_id=0,
         )
 
-    def veil(self, *targets: tuple[Entry, Sequence[int]]) -> list[ContentFile]:
+    def write_deletes(self, *targets: tuple[ManifestEntry, Sequence[int]]) -> list[ContentFile]:
         """Delete files of the table's version for some positions."""
         vectors = self.table().metadata.format_version >= 3
         write = write_vectors if vectors else write_position_deletes
@@ -134,25 +134,27 @@ class Lake:
         change: FileChange,
         validation: Validation = NOTHING,
         *,
-        base: State | None = None,
+        base: BranchState | None = None,
         branch: str | None = None,
         properties: dict[str, str] | None = None,
-        merging: Merging | None = None,
+        merging: ManifestMergeOptions | None = None,
         stage_only: bool = False,
         partition_limit: int = 0,
-    ) -> Commit:
-        locations = DataLocations.of(self.table().metadata)
-        target = Target(self.table, base or self.state(branch), locations, "tx", properties or {}, stage_only)
-        options = Options(merging or Merging(), partition_limit=partition_limit)
-        return Commit(target, change, validation, options, retry=QUICK, status=QUICK)
+    ) -> SnapshotCommit:
+        locations = LocationProvider.of(self.table().metadata)
+        target = CommitTarget(
+            self.table, base or self.state(branch), locations, "tx", properties or {}, stage_only
+        )
+        options = SnapshotOptions(merging or ManifestMergeOptions(), partition_limit=partition_limit)
+        return SnapshotCommit(target, change, validation, options, retry=QUICK, status=QUICK)
 
-    def commit(self, change: FileChange, validation: Validation = NOTHING, **options: Any) -> Receipt:
+    def commit(self, change: FileChange, validation: Validation = NOTHING, **options: Any) -> CommitReceipt:
         return self.begin(change, validation, **options).run()
 
-    def append(self, ids: Sequence[int], region: str = "eu", **options: Any) -> Receipt:
+    def append(self, ids: Sequence[int], region: str = "eu", **options: Any) -> CommitReceipt:
         return self.commit(FileChange(added_data=[self.data_file(ids, region)]), **options)
 
-    def entries(self, *, deletes: bool = False, branch: str | None = None) -> list[Entry]:
+    def entries(self, *, deletes: bool = False, branch: str | None = None) -> list[ManifestEntry]:
         return list(self.state(branch).entries(deletes=deletes))
 
     def ids(self, branch: str | None = None) -> list[int]:

@@ -12,7 +12,13 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
 from pyiceberg.table.metadata import TableMetadata, TableMetadataUtil
 
-from intarsia.tables.iceberg.entries import Content, ContentFile, Entry, Manifest, Status
+from intarsia.tables.iceberg.manifests import (
+    ContentFile,
+    DataFileContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+)
 
 IO = PyArrowFileIO()
 
@@ -60,7 +66,7 @@ def metadata(
 def file(
     path: str = "data/a.parquet", spec_id: int | None = 0, partition: tuple[Any, ...] = (), **more: Any
 ) -> ContentFile:
-    given: dict[str, Any] = {"content": Content.DATA, "file_format": "PARQUET", "record_count": 10}
+    given: dict[str, Any] = {"content": DataFileContent.DATA, "file_format": "PARQUET", "record_count": 10}
     given |= {"file_size_in_bytes": 1000} | more
     return ContentFile(file_path=path, spec_id=spec_id, partition=partition, **given)  # type: ignore[arg-type]
 
@@ -86,11 +92,13 @@ def full_file(path: str, spec_id: int, partition: tuple[Any, ...], *, format_ver
     )
 
 
-def entry(content_file: ContentFile, status: Status = Status.ADDED, **more: Any) -> Entry:
-    return Entry(status, more.pop("snapshot_id", None), content_file, **more)
+def entry(
+    content_file: ContentFile, status: ManifestEntryStatus = ManifestEntryStatus.ADDED, **more: Any
+) -> ManifestEntry:
+    return ManifestEntry(status, more.pop("snapshot_id", None), content_file, **more)
 
 
-def committed(manifest: Manifest, sequence_number: int) -> Manifest:
+def committed(manifest: ManifestFile, sequence_number: int) -> ManifestFile:
     """A manifest as the list of the commit that adds it has it."""
     least = manifest.min_sequence_number
     return replace(

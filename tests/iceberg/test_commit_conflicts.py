@@ -9,8 +9,8 @@ from lake import Lake
 from pyiceberg.transforms import BucketTransform
 
 from intarsia.errors import CommitConflict
-from intarsia.tables.iceberg.snapshots import FileChange
-from intarsia.tables.iceberg.validate import Validation
+from intarsia.tables.iceberg.snapshot_producer import FileChange
+from intarsia.tables.iceberg.validation import Validation
 
 
 def nothing_left(lake: Lake, before: set[str]) -> None:
@@ -46,7 +46,7 @@ def test_new_deletes_of_a_file_that_is_rewritten_are_a_conflict(tmp_path: Path, 
     lake = Lake.at(tmp_path, version)
     lake.commit(FileChange(added_data=[lake.data_file([1, 2]), lake.data_file([3, 4], "us")]))
     base, (eu, us) = lake.state(), lake.entries()
-    lake.commit(FileChange(added_deletes=lake.veil((eu, [0]))))
+    lake.commit(FileChange(added_deletes=lake.write_deletes((eu, [0]))))
     change = FileChange(added_data=[lake.data_file([9])], removed_data=[eu])
     with pytest.raises(CommitConflict, match="added deletes of 1 data file"):
         lake.commit(change, Validation(undisturbed=[eu]), base=base)
@@ -59,7 +59,7 @@ def test_deletes_that_were_taken_back_are_a_conflict(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path)
     first = lake.append([1, 2])
     (entry,) = lake.entries()
-    lake.commit(FileChange(added_deletes=lake.veil((entry, [0]))))
+    lake.commit(FileChange(added_deletes=lake.write_deletes((entry, [0]))))
     base = lake.state()
     with lake.table().manage_snapshots() as refs:
         refs.set_current_snapshot(first.snapshot_id)
@@ -129,7 +129,7 @@ def test_position_deletes_do_not_get_into_a_table_upgraded_meanwhile(tmp_path: P
     lake = Lake.at(tmp_path)
     lake.append([1, 2])
     base, (entry,) = lake.state(), lake.entries()
-    deletes = lake.veil((entry, [0]))
+    deletes = lake.write_deletes((entry, [0]))
     lake.upgrade(3)
     before = lake.on_disk()
     with pytest.raises(CommitConflict, match="upgraded to format version 3"):
@@ -165,13 +165,13 @@ def test_a_batch_that_another_process_committed_is_a_conflict(tmp_path: Path) ->
 def test_equality_deletes_spare_what_is_rewritten_under_its_old_number(tmp_path: Path) -> None:
     from dataclasses import replace
 
-    from intarsia.tables.iceberg.entries import Content
+    from intarsia.tables.iceberg.manifests import DataFileContent
 
     lake = Lake.at(tmp_path)
     lake.append([1, 2])
     base, (entry,) = lake.state(), lake.entries()
     equality = replace(
-        lake.data_file([1]), content=Content.EQUALITY_DELETES, equality_ids=(1,), sort_order_id=None
+        lake.data_file([1]), content=DataFileContent.EQUALITY_DELETES, equality_ids=(1,), sort_order_id=None
     )
     lake.commit(FileChange(added_deletes=[equality]))
     rewritten = FileChange(

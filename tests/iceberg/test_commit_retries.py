@@ -19,7 +19,7 @@ from pyiceberg.table import CommitTableRequest
 
 from intarsia.errors import CommitConflict, CommitError, CommitUnknown
 from intarsia.tables.iceberg._pyiceberg import prepare_catalog
-from intarsia.tables.iceberg.snapshots import FileChange
+from intarsia.tables.iceberg.snapshot_producer import FileChange
 
 
 class Moody(SqlCatalog):
@@ -87,7 +87,7 @@ def test_after_too_many_tries_nothing_is_left(lake: Lake) -> None:
 
 
 def test_between_tries_the_table_is_looked_at_again(lake: Lake) -> None:
-    from intarsia.tables.iceberg.validate import Validation
+    from intarsia.tables.iceberg.validation import Validation
 
     (entry,) = lake.entries()
 
@@ -152,6 +152,28 @@ def test_a_refusal_that_cannot_be_looked_at_is_not_certain(
     assert lake.on_disk() > before
 
 
+@pytest.mark.parametrize("mood", [losing, refusing])
+@pytest.mark.parametrize("answer", [CommitFailedException("409"), TimeoutError()])
+def test_a_table_that_meanwhile_has_a_type_unknown_here_leaves_the_outcome_open(
+    lake: Lake, mood: Any, answer: Exception
+) -> None:
+    def retype(really: Callable[[], Any]) -> Any:
+        try:
+            mood(answer)(really)
+        finally:
+            path = Path(lake.table().metadata_location.removeprefix("file://"))
+            path.write_text(path.read_text().replace('"type":"string"', '"type":"variant"'))
+
+    commit = lake.begin(FileChange(added_data=[lake.data_file([2])]))
+    before = lake.on_disk()
+    lake.catalog.moods = [retype]
+    with pytest.raises(CommitUnknown) as caught:
+        commit.run()
+    assert caught.value.changed is None
+    assert commit.in_flight
+    assert lake.on_disk() > before
+
+
 def test_an_interrupt_while_the_catalog_answers_removes_nothing(lake: Lake) -> None:
     lake.catalog.moods = [losing(KeyboardInterrupt())]
     with pytest.raises(KeyboardInterrupt):
@@ -160,14 +182,14 @@ def test_an_interrupt_while_the_catalog_answers_removes_nothing(lake: Lake) -> N
 
 
 def test_an_interrupt_before_that_leaves_nothing(lake: Lake, monkeypatch: pytest.MonkeyPatch) -> None:
-    from intarsia.tables.iceberg import snapshots
+    from intarsia.tables.iceberg import snapshot_producer
 
     def interrupted(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     file = lake.data_file([2])
     before = lake.on_disk()
-    monkeypatch.setattr(snapshots, "write_manifest_list", interrupted)
+    monkeypatch.setattr(snapshot_producer, "write_manifest_list", interrupted)
     with pytest.raises(KeyboardInterrupt):
         lake.commit(FileChange(added_data=[file]))
     assert lake.on_disk() == before

@@ -12,9 +12,8 @@ from pyiceberg.table.snapshots import Operation
 from pyiceberg.transforms import BucketTransform, IdentityTransform
 
 from intarsia.errors import CommitConflict, InputError
-from intarsia.tables.iceberg.entries import Status
-from intarsia.tables.iceberg.merging import Merging
-from intarsia.tables.iceberg.snapshots import FileChange
+from intarsia.tables.iceberg.manifests import ManifestEntryStatus
+from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions
 
 VERSIONS = (1, 2, 3)
 
@@ -37,26 +36,26 @@ def test_a_removed_file_leaves_the_others_as_they_were(tmp_path: Path, version: 
     receipt = lake.commit(FileChange(added_data=[lake.data_file([9])], removed_data=[gone]))
     assert lake.ids() == [2, 9]
     by_status = {record["status"]: record for record in lake.records()}
-    assert by_status[Status.DELETED]["snapshot_id"] == receipt.snapshot_id
-    assert by_status[Status.DELETED]["data_file"]["file_path"] == gone.file.file_path
-    assert by_status[Status.EXISTING]["snapshot_id"] == first.snapshot_id
-    assert by_status[Status.EXISTING]["data_file"]["file_path"] == stays.file.file_path
+    assert by_status[ManifestEntryStatus.DELETED]["snapshot_id"] == receipt.snapshot_id
+    assert by_status[ManifestEntryStatus.DELETED]["data_file"]["file_path"] == gone.file.file_path
+    assert by_status[ManifestEntryStatus.EXISTING]["snapshot_id"] == first.snapshot_id
+    assert by_status[ManifestEntryStatus.EXISTING]["data_file"]["file_path"] == stays.file.file_path
     if version > 1:
-        assert by_status[Status.EXISTING]["sequence_number"] == 1
-        assert by_status[Status.ADDED]["sequence_number"] is None
+        assert by_status[ManifestEntryStatus.EXISTING]["sequence_number"] == 1
+        assert by_status[ManifestEntryStatus.ADDED]["sequence_number"] is None
     kept = next(entry for entry in lake.entries() if entry.file.file_path == stays.file.file_path)
     assert kept.file == stays.file
     assert (kept.sequence_number, kept.snapshot_id) == (stays.sequence_number, first.snapshot_id)
 
 
 @pytest.mark.parametrize("version", [2, 3])
-def test_veiled_rows_are_gone_and_the_veil_has_the_spec_and_tuple_of_its_file(
+def test_deleted_rows_are_gone_and_the_delete_file_has_the_spec_and_tuple_of_its_file(
     tmp_path: Path, version: int
 ) -> None:
     lake = Lake.at(tmp_path, version)
     lake.commit(FileChange(added_data=[lake.data_file([1, 2, 3]), lake.data_file([4, 5], "us")]))
     eu, us = lake.entries()
-    lake.commit(FileChange(added_deletes=lake.veil((eu, [1]), (us, [0]))))
+    lake.commit(FileChange(added_deletes=lake.write_deletes((eu, [1]), (us, [0]))))
     assert lake.ids() == [1, 3, 5]
     for entry in lake.entries(deletes=True):
         data = eu if entry.file.referenced_data_file == eu.file.file_path else us
@@ -70,7 +69,7 @@ def test_deletes_go_with_the_only_file_they_are_about(tmp_path: Path, version: i
     lake = Lake.at(tmp_path, version)
     lake.commit(FileChange(added_data=[lake.data_file([1, 2, 3]), lake.data_file([4, 5], "us")]))
     eu, us = lake.entries()
-    lake.commit(FileChange(added_deletes=lake.veil((eu, [1]), (us, [0]))))
+    lake.commit(FileChange(added_deletes=lake.write_deletes((eu, [1]), (us, [0]))))
     lake.commit(FileChange(removed_data=[eu]))
     assert lake.ids() == [5]
     assert [entry.file.referenced_data_file for entry in lake.entries(deletes=True)] == [us.file.file_path]
@@ -83,7 +82,7 @@ def test_deletes_older_than_all_data_go(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path)
     lake.commit(FileChange(added_data=[lake.data_file([1, 2]), lake.data_file([3, 4])]))
     one, two = lake.entries()
-    lake.commit(FileChange(added_deletes=lake.veil((one, [0]), (two, [0]))))
+    lake.commit(FileChange(added_deletes=lake.write_deletes((one, [0]), (two, [0]))))
     assert lake.entries(deletes=True)[0].file.referenced_data_file is None
     lake.commit(FileChange(added_data=[lake.data_file([7])], removed_data=[one, two]))
     lake.append([8])
@@ -113,7 +112,7 @@ def test_a_summary_has_the_fields_that_java_writes(tmp_path: Path) -> None:
         "total-records": "5",
     }
     eu, us = lake.entries()
-    deletes = lake.veil((us, [1]))
+    deletes = lake.write_deletes((us, [1]))
     new = lake.data_file([1, 3])
     lake.commit(FileChange(added_data=[new], added_deletes=deletes, removed_data=[eu]))
     summary = lake.table().metadata.current_snapshot().summary
@@ -145,7 +144,7 @@ def test_a_summary_has_the_fields_that_java_writes(tmp_path: Path) -> None:
 def test_a_vector_counts_as_one_with_its_own_size(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path, 3)
     lake.append([1, 2, 3])
-    (vector,) = lake.veil((lake.entries()[0], [0, 2]))
+    (vector,) = lake.write_deletes((lake.entries()[0], [0, 2]))
     lake.commit(FileChange(added_deletes=[vector]))
     summary = lake.table().metadata.current_snapshot().summary
     assert summary["added-dvs"] == "1"
@@ -197,7 +196,7 @@ def test_two_fields_on_one_source_are_committed(tmp_path: Path) -> None:
 
 def test_manifests_of_one_spec_are_merged_once_there_are_enough(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path)
-    merging = Merging(min_count=3)
+    merging = ManifestMergeOptions(min_count=3)
     for number in range(2):
         lake.append([number], merging=merging)
     assert len(lake.manifests()) == 2
@@ -222,7 +221,7 @@ def test_manifests_of_one_spec_are_merged_once_there_are_enough(tmp_path: Path) 
 
 def test_manifests_of_different_specs_are_never_merged(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path)
-    merging = Merging(min_count=2)
+    merging = ManifestMergeOptions(min_count=2)
     lake.append([1], merging=merging)
     with lake.table().update_spec() as update:
         update.remove_field("region")
@@ -345,15 +344,18 @@ def test_an_old_spec_whose_source_was_dropped_keeps_its_values(tmp_path: Path, v
     eu, us = lake.entries()
     assert (eu.file.spec_id, eu.file.partition) == (0, ("eu",))
     if version > 1:
-        deletes = lake.veil((eu, [0]))
+        deletes = lake.write_deletes((eu, [0]))
         assert [(file.spec_id, file.partition) for file in deletes] == [(0, ("eu",))]
         lake.commit(FileChange(added_deletes=deletes))
         assert lake.ids() == [2, 3]
     lake.commit(FileChange(removed_data=[us]))
     files = {r["data_file"]["file_path"]: r for r in lake.records()}
     kept, gone = files[eu.file.file_path], files[us.file.file_path]
-    assert (kept["status"], kept["data_file"]["partition"]) == (Status.EXISTING, {"region": "eu"})
-    assert (gone["status"], gone["data_file"]["partition"]) == (Status.DELETED, {"region": "us"})
+    assert (kept["status"], kept["data_file"]["partition"]) == (
+        ManifestEntryStatus.EXISTING,
+        {"region": "eu"},
+    )
+    assert (gone["status"], gone["data_file"]["partition"]) == (ManifestEntryStatus.DELETED, {"region": "us"})
     summary = lake.table().metadata.current_snapshot().summary
     assert summary["changed-partition-count"] == "1"
 
@@ -364,7 +366,7 @@ def test_a_renamed_source_changes_nothing_for_old_files(tmp_path: Path) -> None:
     with lake.table().update_schema() as schema:
         schema.rename_column("region", "area")
     (entry,) = lake.entries()
-    lake.commit(FileChange(added_deletes=lake.veil((entry, [0]))))
+    lake.commit(FileChange(added_deletes=lake.write_deletes((entry, [0]))))
     lake.commit(FileChange(added_data=[lake.data_file([5])]))
     assert lake.ids() == [2, 5]
 

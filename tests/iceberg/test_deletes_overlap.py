@@ -14,11 +14,10 @@ from pyiceberg.table.metadata import new_table_metadata
 from pyiceberg.table.sorting import UNSORTED_SORT_ORDER
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, StructType
 
-from intarsia.tables.iceberg.deletes import DeleteIndex
-from intarsia.tables.iceberg.entries import Content, Entry
-from intarsia.tables.iceberg.overlap import Order, may_match, orders_of
+from intarsia.tables.iceberg.deletes import BoundOrder, DeleteFileIndex, find_bound_orders, may_match_rows
+from intarsia.tables.iceberg.manifests import DataFileContent, ManifestEntry
 
-ORDERS = {1: Order.NUMBER, 2: Order.TEXT, 3: Order.INSTANT}
+ORDERS = {1: BoundOrder.NUMBER, 2: BoundOrder.TEXT, 3: BoundOrder.INSTANT}
 
 
 def four(value: int) -> bytes:
@@ -31,18 +30,18 @@ def eight(value: int) -> bytes:
 
 def file(
     low: bytes | None, high: bytes | None, *, number: int = 1, nulls: int | None = 0, rows: int = 5
-) -> Entry:
+) -> ManifestEntry:
     fields: dict[str, Any] = {
         "lower_bounds": None if low is None else {number: low},
         "upper_bounds": None if high is None else {number: high},
         "null_value_counts": None if nulls is None else {number: nulls},
         "value_counts": {number: rows},
     }
-    return entry("e", content=Content.EQUALITY_DELETES, sequence=2, equality_ids=(number,), **fields)
+    return entry("e", content=DataFileContent.EQUALITY_DELETES, sequence=2, equality_ids=(number,), **fields)
 
 
-def match(data: Entry, delete: Entry) -> bool:
-    return may_match(data.file, delete.file, ORDERS)
+def match(data: ManifestEntry, delete: ManifestEntry) -> bool:
+    return may_match_rows(data.file, delete.file, ORDERS)
 
 
 @pytest.mark.parametrize(
@@ -61,7 +60,9 @@ def match(data: Entry, delete: Entry) -> bool:
         (file(eight(5), eight(9), number=4), file(eight(10), eight(12), number=4), True),
     ],
 )
-def test_bounds_that_do_not_meet_exclude_a_match(data: Entry, delete: Entry, expected: bool) -> None:
+def test_bounds_that_do_not_meet_exclude_a_match(
+    data: ManifestEntry, delete: ManifestEntry, expected: bool
+) -> None:
     assert match(data, delete) is expected
 
 
@@ -81,7 +82,7 @@ def test_nulls_meet_nulls_whatever_the_bounds_say() -> None:
     st.lists(st.integers(-4, 4) | st.none(), min_size=1), st.lists(st.integers(-4, 4) | st.none(), min_size=1)
 )
 def test_no_match_is_ever_excluded(data: list[int | None], deleted: list[int | None]) -> None:
-    def described(values: list[int | None]) -> Entry:
+    def described(values: list[int | None]) -> ManifestEntry:
         known = [value for value in values if value is not None]
         low, high = (eight(min(known)), eight(max(known))) if known else (None, None)
         return file(low, high, nulls=values.count(None), rows=len(values))
@@ -93,9 +94,9 @@ def test_no_match_is_ever_excluded(data: list[int | None], deleted: list[int | N
 def test_the_index_leaves_out_what_cannot_match() -> None:
     delete = file(eight(10), eight(12))
     data = entry("a", lower_bounds={1: eight(5)}, upper_bounds={1: eight(9)}, null_value_counts={1: 0})
-    assert DeleteIndex.of([delete], orders=ORDERS).applying(data).known_count == 0
-    assert DeleteIndex.of([delete]).applying(data).equalities == (delete,)
-    assert DeleteIndex.of([delete], orders=ORDERS).applying(entry("b")).equalities == (delete,)
+    assert DeleteFileIndex.of([delete], orders=ORDERS).for_data_file(data).exact_count == 0
+    assert DeleteFileIndex.of([delete]).for_data_file(data).equalities == (delete,)
+    assert DeleteFileIndex.of([delete], orders=ORDERS).for_data_file(entry("b")).equalities == (delete,)
 
 
 def test_orders_are_those_of_all_fields_also_in_structs() -> None:
@@ -105,4 +106,4 @@ def test_orders_are_those_of_all_fields_also_in_structs() -> None:
         NestedField(3, "s", StructType(NestedField(4, "t", StringType(), required=False)), required=False),
     )
     metadata = new_table_metadata(schema, UNPARTITIONED_PARTITION_SPEC, UNSORTED_SORT_ORDER, "file:/t")
-    assert sorted(order.value for order in orders_of(metadata).values()) == ["number", "text"]
+    assert sorted(order.value for order in find_bound_orders(metadata).values()) == ["number", "text"]

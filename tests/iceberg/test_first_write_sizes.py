@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.tables.iceberg.catalog import embedded_catalog
 
 ROWS = 400_000
 MB = 1 << 20

@@ -14,7 +14,7 @@ from pyiceberg.transforms import BucketTransform
 
 import intarsia as it
 from intarsia.errors import CommitConflict
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.tables.iceberg.catalog import embedded_catalog
 from intarsia.tables.iceberg.maintenance import remove_orphans
 from intarsia.tables.iceberg.table import IcebergTable
 

@@ -12,7 +12,7 @@ from lake import Lake
 
 from intarsia.errors import CommitConflict, InputError, NotSupported
 from intarsia.tables.iceberg.maintenance import expire_snapshots, remove_orphans
-from intarsia.tables.iceberg.snapshots import FileChange
+from intarsia.tables.iceberg.snapshot_producer import FileChange
 from intarsia.tables.iceberg.table import IcebergTable
 
 
@@ -159,7 +159,7 @@ def test_files_of_every_snapshot_and_branch_are_in_use(tmp_path: Path, version: 
     lake = grown(tmp_path, version=version)
     with lake.table().manage_snapshots() as refs:
         refs.create_branch(lake.table().metadata.current_snapshot_id, "audit")
-    lake.commit(FileChange(added_deletes=lake.veil((lake.entries()[0], [0]))), branch="audit")
+    lake.commit(FileChange(added_deletes=lake.write_deletes((lake.entries()[0], [0]))), branch="audit")
     assert remove_orphans(opened(lake), older_than=soon(), dry_run=False).files == ()
     assert len(lake.ids("audit")) == 1
 

@@ -20,13 +20,13 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.table import StaticTable
 from pyiceberg.transforms import BucketTransform
 
-from intarsia.core.change import Change, StagedFile, Veil
+from intarsia.core.change import Change, PositionDeletes, StagedFile
 from intarsia.core.expr import resolve
-from intarsia.core.files import DataFile
-from intarsia.core.ports import Workplace
+from intarsia.core.ports import OutputLocation
+from intarsia.core.snapshot import DataFile
 from intarsia.errors import CommitConflict, CommitUnknown, DamagedTable, InputError, NotSupported
 from intarsia.sql.parse import parse_expression
-from intarsia.tables.iceberg.snapshots import FileChange
+from intarsia.tables.iceberg.snapshot_producer import FileChange
 from intarsia.tables.iceberg.table import IcebergTable
 
 
@@ -35,16 +35,16 @@ def opened(lake: Lake, **options: Any) -> IcebergTable:
 
 
 def written(
-    tx: Any, ids: Sequence[int], region: str | None = "eu", at: Workplace | None = None
+    tx: Any, ids: Sequence[int], region: str | None = "eu", at: OutputLocation | None = None
 ) -> StagedFile:
     """Write a file of rows as an engine does."""
     place = at or tx
     table = pa.table({"id": ids, "region": pa.array([region] * len(ids), pa.string())})
     table = table.cast(tx.snapshot.schema)
-    ((part, rows),) = tx.snapshot.spread.split(table)
+    ((part, rows),) = tx.snapshot.partitioner.partition_rows(table)
     assert rows is None
-    path = place.place(part.values, "part", ids[0])
-    location = place.locate(path)
+    path = place.new_file_path(part.values, "part", ids[0])
+    location = place.filesystem_path(path)
     pq.write_table(table, location)
     return StagedFile(location, path, len(ids), os.path.getsize(location), part.values, part.tag)
 
@@ -54,14 +54,16 @@ def append(table: IcebergTable, ids: Sequence[int], region: str | None = "eu", *
         tx.commit(Change("append", added=(written(tx, ids, region),), exclusive=False, **change))
 
 
-def veil(file: DataFile, *positions: int) -> Veil:
-    return Veil(file, pa.array(positions, pa.int64()))
+def delete_rows(file: DataFile, *positions: int) -> PositionDeletes:
+    return PositionDeletes(file, pa.array(positions, pa.int64()))
 
 
 def delete(table: IcebergTable, *positions: int, **change: Any) -> None:
     with table.transaction("delete") as tx:
         (file,) = tx.snapshot.files
-        tx.commit(Change("delete", veiled=(veil(file, *positions),), planned=(file,), **change))
+        tx.commit(
+            Change("delete", position_deletes=(delete_rows(file, *positions),), planned=(file,), **change)
+        )
 
 
 @pytest.mark.parametrize("version", [1, 2, 3])
@@ -76,10 +78,16 @@ def test_a_snapshot_is_the_table(tmp_path: Path, version: int) -> None:
     assert snapshot.root == "local.db.t"
     assert sorted(file.rows for file in snapshot.files) == [1, 3]
     assert snapshot.schema.field("id").metadata == {b"PARQUET:field_id": b"1"}
-    assert (snapshot.version, snapshot.partition_columns, snapshot.lineage) == (2, (), version == 3)
-    assert snapshot.veils == dict.fromkeys(("delete", "update", "merge", "deduplicate", "overwrite"), False)
-    assert snapshot.spread is not None
-    assert snapshot.spread.columns == ("region",)
+    assert (snapshot.version, snapshot.partition_columns, snapshot.format.keeps_row_ids) == (
+        2,
+        (),
+        version == 3,
+    )
+    assert snapshot.format.merge_on_read == dict.fromkeys(
+        ("delete", "update", "merge", "deduplicate", "overwrite"), False
+    )
+    assert snapshot.partitioner is not None
+    assert snapshot.partitioner.columns == ("region",)
     assert all(os.path.exists(file.location) for file in snapshot.files)
     assert table.snapshot() is snapshot
     again = pickle.loads(pickle.dumps(snapshot))
@@ -95,15 +103,17 @@ def test_an_update_is_one_snapshot(tmp_path: Path, version: int) -> None:
     with table.transaction("update") as tx:
         (file,) = tx.snapshot.files
         new = written(tx, [20])
-        committed = tx.commit(Change("update", added=(new,), veiled=(veil(file, 1),), planned=(file,)))
+        committed = tx.commit(
+            Change("update", added=(new,), position_deletes=(delete_rows(file, 1),), planned=(file,))
+        )
     assert committed.version == 2
     assert lake.ids() == [1, 3, 20]
     assert len(lake.table().metadata.snapshots) == 2
     snapshot = table.snapshot()
-    assert snapshot.looked_into(snapshot.files).rows == 3
-    old = next(f for f in snapshot.files if f.records == 3)
-    assert old.lens is not None
-    assert old.lens.has_dead
+    assert snapshot.with_footers(snapshot.files).rows == 3
+    old = next(f for f in snapshot.files if f.record_count == 3)
+    assert old.scan_task is not None
+    assert old.scan_task.has_deletes
     assert old.rows == 2  # the deletes of this file alone are counted in its manifest
     entry = lake.entries(deletes=True)[0]
     assert (entry.file.spec_id, entry.file.partition) == (0, ("eu",))
@@ -188,7 +198,14 @@ def test_files_of_another_spec_keep_it_and_new_ones_have_the_default(tmp_path: P
         update.add_field("id", BucketTransform(4), "b")
     with table.transaction("update") as tx:
         (file,) = tx.snapshot.files
-        tx.commit(Change("update", added=(written(tx, [20]),), veiled=(veil(file, 1),), planned=(file,)))
+        tx.commit(
+            Change(
+                "update",
+                added=(written(tx, [20]),),
+                position_deletes=(delete_rows(file, 1),),
+                planned=(file,),
+            )
+        )
     assert lake.ids() == [1, 20]
     assert [e.file.spec_id for e in lake.entries(deletes=True)] == [0]
     assert sorted(e.file.spec_id for e in lake.entries()) == [0, 1]
@@ -220,7 +237,7 @@ def test_leaving_without_a_commit_removes_what_was_written(tmp_path: Path) -> No
     before = lake.on_disk()
     with pytest.raises(ZeroDivisionError), table.transaction("append") as tx:
         written(tx, [2])
-        elsewhere = pickle.loads(pickle.dumps(tx.workplace()))
+        elsewhere = pickle.loads(pickle.dumps(tx.output()))
         written(tx, [3], "us", at=elsewhere)
         Path(tx.staging.location("spill")).write_bytes(b"x")
         assert len(lake.on_disk()) == len(before) + 3
@@ -261,7 +278,7 @@ def test_a_conflict_removes_new_files_and_delete_files(tmp_path: Path) -> None:
         new = written(tx, [20])
         delete(opened(lake, mode="merge-on-read"), 0)
         before = lake.on_disk() - {os.path.basename(new.location)}
-        tx.commit(Change("update", added=(new,), veiled=(veil(file, 1),), planned=(file,)))
+        tx.commit(Change("update", added=(new,), position_deletes=(delete_rows(file, 1),), planned=(file,)))
     assert lake.on_disk() == before
     assert lake.ids() == [2]
 
@@ -297,7 +314,7 @@ def test_deleting_twice_does_no_harm_in_version_2_but_a_vector_has_to_hold_all(t
         with table.transaction("delete") as tx:
             (file,) = tx.snapshot.files
             delete(opened(lake, mode="merge-on-read"), 0)
-            change = Change("delete", veiled=(veil(file, 1),), planned=(file,))
+            change = Change("delete", position_deletes=(delete_rows(file, 1),), planned=(file,))
             if version == 2:
                 tx.commit(change)
             else:
@@ -370,7 +387,7 @@ def test_a_compaction_passes_by_appends_but_not_by_deletes(tmp_path: Path) -> No
     with pytest.raises(CommitConflict), table.transaction("compact") as tx:
         old = next(file for file in tx.snapshot.files if file.rows == 2)
         change = Change("compact", added=(written(tx, [1, 2]),), removed=(old,), exclusive=False)
-        lake.commit(FileChange(added_deletes=lake.veil((old.tag, [0]))))
+        lake.commit(FileChange(added_deletes=lake.write_deletes((old.tag, [0]))))
         tx.commit(change)
 
 
@@ -424,16 +441,16 @@ def test_modes_come_from_the_argument_then_the_properties(tmp_path: Path) -> Non
     lake = Lake.at(
         tmp_path, properties={"write.delete.mode": "merge-on-read", "write.merge.mode": "Merge-On-Read"}
     )
-    veils = opened(lake).snapshot().veils
-    assert veils == {
+    merge_on_read = opened(lake).snapshot().format.merge_on_read
+    assert merge_on_read == {
         "delete": True,
         "update": False,
         "merge": True,
         "deduplicate": True,
         "overwrite": True,
     }
-    assert not any(opened(lake, mode="copy-on-write").snapshot().veils.values())
-    assert all(opened(lake).choosing(mode="merge-on-read").snapshot().veils.values())
+    assert not any(opened(lake, mode="copy-on-write").snapshot().format.merge_on_read.values())
+    assert all(opened(lake).choosing(mode="merge-on-read").snapshot().format.merge_on_read.values())
     with pytest.raises(InputError, match="mode= must be"):
         opened(lake, mode="merge")
 
@@ -441,7 +458,7 @@ def test_modes_come_from_the_argument_then_the_properties(tmp_path: Path) -> Non
 def test_version_1_has_copies_only(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path, 1, properties={"write.delete.mode": "merge-on-read"})
     table = opened(lake)
-    assert not any(table.snapshot().veils.values())
+    assert not any(table.snapshot().format.merge_on_read.values())
     with pytest.raises(NotSupported, match="format version 1"):
         opened(lake, mode="merge-on-read")
     append(table, [1, 2])
@@ -468,7 +485,7 @@ def test_files_of_other_formats_are_refused_only_when_they_are_read(tmp_path: Pa
     snapshot = table.snapshot()
     assert snapshot.rows == 2
     with pytest.raises(NotSupported, match="format ORC"):
-        snapshot.looked_into(snapshot.files)
+        snapshot.with_footers(snapshot.files)
 
 
 def test_a_data_file_that_is_gone_is_named(tmp_path: Path) -> None:
@@ -478,7 +495,7 @@ def test_a_data_file_that_is_gone_is_named(tmp_path: Path) -> None:
     (file,) = table.snapshot().files
     os.remove(file.location)
     with pytest.raises(DamagedTable, match="not there"):
-        table.snapshot().looked_into([file])
+        table.snapshot().with_footers([file])
 
 
 def rewritten_metadata(lake: Lake, change: Any) -> None:

@@ -1,4 +1,4 @@
-"""Manifest lists: numbers and row ids are given out, everything else survives, other readers agree."""
+"""ManifestFile lists: numbers and row ids are given out, everything else survives, other readers agree."""
 
 from __future__ import annotations
 
@@ -21,20 +21,23 @@ from pyiceberg.types import LongType, NestedField
 
 from intarsia.errors import DamagedTable, InputError
 from intarsia.tables.iceberg import avro
-from intarsia.tables.iceberg.avro_schemas import list_schema
-from intarsia.tables.iceberg.entries import Content, FieldSummary, Manifest, Status
-from intarsia.tables.iceberg.manifest_lists import (
+from intarsia.tables.iceberg.avro_schemas import make_list_schema
+from intarsia.tables.iceberg.manifest_writer import ManifestOutput, write_manifests
+from intarsia.tables.iceberg.manifests import (
+    DataFileContent,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
     read_manifest_list,
     write_manifest_list,
 )
-from intarsia.tables.iceberg.transaction import ManifestSite, write_manifests
 
 
-def _manifest(path: str = "m0.avro", **more: Any) -> Manifest:
+def _manifest(path: str = "m0.avro", **more: Any) -> ManifestFile:
     given: dict[str, Any] = {
         "manifest_length": 2**33,
         "partition_spec_id": 2,
-        "content": Content.DATA,
+        "content": DataFileContent.DATA,
         "sequence_number": 4,
         "min_sequence_number": 3,
         "added_snapshot_id": 11,
@@ -45,16 +48,16 @@ def _manifest(path: str = "m0.avro", **more: Any) -> Manifest:
         "existing_rows_count": 20,
         "deleted_rows_count": 30,
         "partitions": (
-            FieldSummary(False, None, b"a", b"z"),
-            FieldSummary(True, True),
-            FieldSummary(True, False, b"", None),
+            PartitionFieldSummary(False, None, b"a", b"z"),
+            PartitionFieldSummary(True, True),
+            PartitionFieldSummary(True, False, b"", None),
         ),
         "key_metadata": b"key",
     }
-    return Manifest(path, **given | more)
+    return ManifestFile(path, **given | more)
 
 
-def _write(tmp_path: Path, manifests: list[Manifest], format_version: int = 2, **more: Any) -> int | None:
+def _write(tmp_path: Path, manifests: list[ManifestFile], format_version: int = 2, **more: Any) -> int | None:
     given: dict[str, Any] = {"snapshot_id": 7, "parent_snapshot_id": None, "sequence_number": 5}
     if format_version > 2:
         given["first_row_id"] = 1000
@@ -63,7 +66,7 @@ def _write(tmp_path: Path, manifests: list[Manifest], format_version: int = 2, *
     )
 
 
-def _read(tmp_path: Path) -> list[Manifest]:
+def _read(tmp_path: Path) -> list[ManifestFile]:
     return read_manifest_list(IO, f"{tmp_path}/snap.avro")
 
 
@@ -77,8 +80,8 @@ def _header(tmp_path: Path) -> dict[str, str]:
 def test_every_field_survives(tmp_path: Path, format_version: int) -> None:
     manifests = [
         _manifest("data", **({"first_row_id": 8} if format_version > 2 else {})),
-        _manifest("deletes", content=Content.POSITION_DELETES, partitions=(), key_metadata=None),
-        _manifest("bare", content=Content.POSITION_DELETES, partitions=None),
+        _manifest("deletes", content=DataFileContent.POSITION_DELETES, partitions=(), key_metadata=None),
+        _manifest("bare", content=DataFileContent.POSITION_DELETES, partitions=None),
     ]
     _write(tmp_path, manifests, format_version)
     assert _read(tmp_path) == manifests
@@ -115,7 +118,7 @@ def test_a_manifest_of_another_commit_needs_its_number(tmp_path: Path) -> None:
 def test_row_ids_are_given_to_data_manifests_without_one(tmp_path: Path) -> None:
     manifests = [
         _manifest("first", added_rows_count=10, existing_rows_count=20),
-        _manifest("deletes", content=Content.POSITION_DELETES),
+        _manifest("deletes", content=DataFileContent.POSITION_DELETES),
         _manifest("has one", first_row_id=3),
         _manifest("second", added_rows_count=1, existing_rows_count=0),
     ]
@@ -135,7 +138,7 @@ def test_version_3_needs_the_next_row_id(tmp_path: Path) -> None:
 
 def test_version_1_has_no_delete_manifests(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="delete files in a table of format version 1"):
-        _write(tmp_path, [_manifest(content=Content.POSITION_DELETES)], 1)
+        _write(tmp_path, [_manifest(content=DataFileContent.POSITION_DELETES)], 1)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +182,7 @@ def test_what_pyiceberg_wrote_is_read(tmp_path: Path, format_version: int) -> No
 
 
 def test_old_names_of_the_counts_are_known_by_their_ids(tmp_path: Path) -> None:
-    text = json.dumps(list_schema(1)).replace("_files_count", "_data_files_count")
+    text = json.dumps(make_list_schema(1)).replace("_files_count", "_data_files_count")
     record = {
         "manifest_path": "m",
         "manifest_length": 1,
@@ -194,12 +197,12 @@ def test_old_names_of_the_counts_are_known_by_their_ids(tmp_path: Path) -> None:
 
 
 def test_fields_of_later_versions_are_kept(tmp_path: Path) -> None:
-    schema = list_schema(2)
+    schema = make_list_schema(2)
     kind = {"type": "record", "name": "r600", "fields": [{"name": "a", "type": "long", "field-id": 601}]}
     schema["fields"].append({"name": "later", "type": kind, "field-id": 600})
-    encoder = avro.Encoder(schema, {}, "gzip")
+    encoder = avro.AvroFileWriter(schema, {}, "gzip")
     _write(tmp_path, [_manifest()])
-    record = dict(next(avro.decode((tmp_path / "snap.avro").read_bytes(), "").records()))
+    record = dict(next(avro.parse_avro((tmp_path / "snap.avro").read_bytes(), "").records()))
     encoder.append(record | {"later": {"a": 5}})
     (tmp_path / "snap.avro").write_bytes(encoder.finish())
 
@@ -215,20 +218,20 @@ def test_fields_of_later_versions_are_kept(tmp_path: Path) -> None:
 class TestWithoutCounts:
     """Snapshots of version 1 that name their manifests themselves, or do not count their files."""
 
-    def _site(self, tmp_path: Path, format_version: int) -> ManifestSite:
+    def _site(self, tmp_path: Path, format_version: int) -> ManifestOutput:
         schema = Schema(NestedField(1, "id", LongType(), required=False))
         by_id = spec(0, PartitionField(1, 1000, IdentityTransform(), "id"))
         meta = metadata(tmp_path, [schema], [by_id], format_version=format_version)
-        return ManifestSite(meta, IO, 3)
+        return ManifestOutput(meta, IO, 3)
 
-    def _manifests(self, tmp_path: Path) -> list[Manifest]:
+    def _manifests(self, tmp_path: Path) -> list[ManifestFile]:
         (tmp_path / "metadata").mkdir()
         entries = [
             entry(file("a", 0, (1,), record_count=5)),
-            entry(file("b", 0, (2,), record_count=7), Status.EXISTING, snapshot_id=2),
-            entry(file("c", 0, (2,), record_count=9), Status.DELETED, snapshot_id=2),
+            entry(file("b", 0, (2,), record_count=7), ManifestEntryStatus.EXISTING, snapshot_id=2),
+            entry(file("c", 0, (2,), record_count=9), ManifestEntryStatus.DELETED, snapshot_id=2),
         ]
-        return write_manifests(self._site(tmp_path, 1), entries, Content.DATA)
+        return write_manifests(self._site(tmp_path, 1), entries, DataFileContent.DATA)
 
     def test_counts_that_later_versions_need_are_made_up_for(self, tmp_path: Path) -> None:
         (written,) = self._manifests(tmp_path)

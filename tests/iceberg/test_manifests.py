@@ -15,8 +15,11 @@ import fastavro
 import pytest
 from metadata_samples import IO, committed, entry, file, full_file, metadata, spec
 from pyiceberg.manifest import DataFile as PyDataFile
-from pyiceberg.manifest import DataFileContent, FileFormat, ManifestContent, ManifestEntryStatus, ManifestFile
+from pyiceberg.manifest import DataFileContent as PyContent
+from pyiceberg.manifest import FileFormat, ManifestContent
 from pyiceberg.manifest import ManifestEntry as PyEntry
+from pyiceberg.manifest import ManifestEntryStatus as PyStatus
+from pyiceberg.manifest import ManifestFile as PyManifest
 from pyiceberg.manifest import write_manifest as write_with_pyiceberg
 from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.schema import Schema
@@ -45,10 +48,17 @@ from pyiceberg.types import (
 
 from intarsia.errors import DamagedTable, InputError, NotSupported
 from intarsia.tables.iceberg import avro
-from intarsia.tables.iceberg.avro_schemas import compatible_name, entry_schema, list_schema
-from intarsia.tables.iceberg.entries import Content, ContentFile, Entry, FieldSummary, Manifest, Status
+from intarsia.tables.iceberg.avro_schemas import make_compatible_name, make_entry_schema, make_list_schema
 from intarsia.tables.iceberg.manifest_writer import ManifestWriter, new_manifest_writer_for_spec
-from intarsia.tables.iceberg.manifests import read_manifest
+from intarsia.tables.iceberg.manifests import (
+    ContentFile,
+    DataFileContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
+    read_manifest,
+)
 from intarsia.tables.iceberg.specs import partition_type
 
 _KINDS: list[tuple[IcebergType, Any, Any]] = [
@@ -94,7 +104,7 @@ def _by_region(location: Path, format_version: int = 2) -> TableMetadata:
 
 
 def _writer(
-    meta: TableMetadata, tmp_path: Path, content: Content = Content.DATA, **more: Any
+    meta: TableMetadata, tmp_path: Path, content: DataFileContent = DataFileContent.DATA, **more: Any
 ) -> ManifestWriter:
     spec_id = more.pop("spec_id", meta.default_spec_id)
     one = next(one for one in meta.partition_specs if one.spec_id == spec_id)
@@ -112,10 +122,10 @@ def _writer(
 def _written(
     meta: TableMetadata,
     tmp_path: Path,
-    entries: Sequence[Entry],
-    content: Content = Content.DATA,
+    entries: Sequence[ManifestEntry],
+    content: DataFileContent = DataFileContent.DATA,
     **more: Any,
-) -> Manifest:
+) -> ManifestFile:
     writer = _writer(meta, tmp_path, content, **more)
     with writer:
         for one in entries:
@@ -158,13 +168,14 @@ class TestRoundTrip:
     def test_delete_files_keep_what_only_they_have(self, tmp_path: Path) -> None:
         meta = _by_region(tmp_path, 3)
         files = [
-            file("dv.puffin", 0, ("eu",), content=Content.POSITION_DELETES, file_format="PUFFIN",
+            file("dv.puffin", 0, ("eu",), content=DataFileContent.POSITION_DELETES, file_format="PUFFIN",
                  referenced_data_file="data/a.parquet", content_offset=4, content_size_in_bytes=40),
-            file("eq.parquet", 0, ("eu",), content=Content.EQUALITY_DELETES, equality_ids=(1, 2)),
-            file("pos.parquet", 0, (None,), content=Content.POSITION_DELETES, referenced_data_file="b"),
+            file("eq.parquet", 0, ("eu",), content=DataFileContent.EQUALITY_DELETES, equality_ids=(1, 2)),
+            file("pos.parquet", 0, (None,), content=DataFileContent.POSITION_DELETES,
+                 referenced_data_file="b"),
         ]  # fmt: skip
-        written = _written(meta, tmp_path, [entry(one) for one in files], Content.POSITION_DELETES)
-        assert written.content is Content.POSITION_DELETES
+        written = _written(meta, tmp_path, [entry(one) for one in files], DataFileContent.POSITION_DELETES)
+        assert written.content is DataFileContent.POSITION_DELETES
         assert [one.file for one in read_manifest(IO, committed(written, 2))] == files
         assert _decoded(tmp_path / "m.avro")[1]["content"] == "deletes"
 
@@ -187,12 +198,13 @@ class TestRoundTrip:
         meta = _by_region(tmp_path, 3)
         old = {"snapshot_id": 2, "sequence_number": 2, "file_sequence_number": 3}
         entries = [
-            entry(full_file(f"f{n}", 0, ("eu",), format_version=3), Status.EXISTING, **old) for n in range(3)
+            entry(full_file(f"f{n}", 0, ("eu",), format_version=3), ManifestEntryStatus.EXISTING, **old)
+            for n in range(3)
         ]
         manifest = committed(_written(meta, tmp_path, entries), 5)
-        before = avro.decode((tmp_path / "m.avro").read_bytes(), "m")
+        before = avro.parse_avro((tmp_path / "m.avro").read_bytes(), "m")
         _written(meta, tmp_path, read_manifest(IO, manifest))
-        assert avro.decode((tmp_path / "m.avro").read_bytes(), "m").blocks == before.blocks
+        assert avro.parse_avro((tmp_path / "m.avro").read_bytes(), "m").blocks == before.blocks
 
 
 class TestInheritance:
@@ -215,8 +227,8 @@ class TestInheritance:
         meta = _by_region(tmp_path)
         old = {"snapshot_id": 2, "sequence_number": 2, "file_sequence_number": 3}
         entries = [
-            entry(file("kept", 0, ("eu",)), Status.EXISTING, **old),
-            entry(file("removed", 0, ("us",)), Status.DELETED, **old),
+            entry(file("kept", 0, ("eu",)), ManifestEntryStatus.EXISTING, **old),
+            entry(file("removed", 0, ("us",)), ManifestEntryStatus.DELETED, **old),
         ]
         manifest = committed(_written(meta, tmp_path, entries), 9)
         assert [one.file.file_path for one in read_manifest(IO, manifest)] == ["kept"]
@@ -227,7 +239,7 @@ class TestInheritance:
 
     def test_version_1_has_sequence_number_0(self, tmp_path: Path) -> None:
         meta = _by_region(tmp_path, 1)
-        entries = [entry(file(partition=("eu",)), Status.EXISTING, snapshot_id=3)]
+        entries = [entry(file(partition=("eu",)), ManifestEntryStatus.EXISTING, snapshot_id=3)]
         (found,) = read_manifest(IO, committed(_written(meta, tmp_path, entries), 0))
         assert (found.sequence_number, found.file_sequence_number, found.snapshot_id) == (0, 0, 3)
 
@@ -236,9 +248,11 @@ class TestInheritance:
         old = {"snapshot_id": 2, "sequence_number": 2, "file_sequence_number": 2}
         entries = [
             entry(file("new", 0, ("eu",), record_count=10)),
-            entry(file("kept", 0, ("eu",), first_row_id=4, record_count=5), Status.EXISTING, **old),
-            entry(file("gone", 0, ("eu",), record_count=5), Status.DELETED, **old),
-            entry(file("upgraded", 0, ("eu",), record_count=7), Status.EXISTING, **old),
+            entry(
+                file("kept", 0, ("eu",), first_row_id=4, record_count=5), ManifestEntryStatus.EXISTING, **old
+            ),
+            entry(file("gone", 0, ("eu",), record_count=5), ManifestEntryStatus.DELETED, **old),
+            entry(file("upgraded", 0, ("eu",), record_count=7), ManifestEntryStatus.EXISTING, **old),
             entry(file("last", 0, ("eu",), record_count=1)),
         ]
         manifest = replace(committed(_written(meta, tmp_path, entries), 9), first_row_id=100)
@@ -254,7 +268,7 @@ class TestInheritance:
 
     def test_a_kept_file_without_sequence_number_is_damage(self, tmp_path: Path) -> None:
         meta = _by_region(tmp_path, 1)
-        entries = [entry(file(partition=("eu",)), Status.EXISTING, snapshot_id=3)]
+        entries = [entry(file(partition=("eu",)), ManifestEntryStatus.EXISTING, snapshot_id=3)]
         manifest = committed(_written(meta, tmp_path, entries), 4)
         with pytest.raises(DamagedTable, match="without its sequence number"):
             read_manifest(IO, manifest)
@@ -270,15 +284,15 @@ class TestToManifest:
             [
                 entry(file(partition=("b",), record_count=1)),
                 entry(file(partition=("c",), record_count=2)),
-                entry(file(partition=(None,), record_count=4), Status.EXISTING, **old),
-                entry(file(partition=("a",), record_count=8), Status.DELETED, **old),
+                entry(file(partition=(None,), record_count=4), ManifestEntryStatus.EXISTING, **old),
+                entry(file(partition=("a",), record_count=8), ManifestEntryStatus.DELETED, **old),
             ],
         )
-        assert found == Manifest(
+        assert found == ManifestFile(
             manifest_path=f"{tmp_path}/m.avro",
             manifest_length=(tmp_path / "m.avro").stat().st_size,
             partition_spec_id=0,
-            content=Content.DATA,
+            content=DataFileContent.DATA,
             sequence_number=None,
             min_sequence_number=2,
             added_snapshot_id=7,
@@ -288,7 +302,7 @@ class TestToManifest:
             added_rows_count=3,
             existing_rows_count=4,
             deleted_rows_count=8,
-            partitions=(FieldSummary(True, False, b"a", b"c"),),
+            partitions=(PartitionFieldSummary(True, False, b"a", b"c"),),
         )
 
     def test_removed_files_do_not_count_for_the_least_sequence_number(self, tmp_path: Path) -> None:
@@ -300,7 +314,7 @@ class TestToManifest:
                 sequence_number=number,
                 file_sequence_number=number,
             )
-            for status, number in ((Status.DELETED, 1), (Status.EXISTING, 4))
+            for status, number in ((ManifestEntryStatus.DELETED, 1), (ManifestEntryStatus.EXISTING, 4))
         ]
         assert _written(_by_region(tmp_path), tmp_path, entries).min_sequence_number == 4
 
@@ -311,11 +325,11 @@ class TestToManifest:
         )
         values = [float("nan"), 0.0, -0.0, None]
         found = _written(meta, tmp_path, [entry(file(partition=(value,))) for value in values])
-        assert found.partitions == (FieldSummary(True, True, b"\0" * 7 + b"\x80", b"\0" * 8),)
+        assert found.partitions == (PartitionFieldSummary(True, True, b"\0" * 7 + b"\x80", b"\0" * 8),)
 
     def test_only_nulls_have_no_bounds(self, tmp_path: Path) -> None:
         found = _written(_by_region(tmp_path), tmp_path, [entry(file(partition=(None,)))])
-        assert found.partitions == (FieldSummary(True, False, None, None),)
+        assert found.partitions == (PartitionFieldSummary(True, False, None, None),)
 
     def test_unpartitioned_has_no_summaries(self, tmp_path: Path) -> None:
         meta = metadata(tmp_path, [Schema(NestedField(1, "id", LongType()))], [spec(0)])
@@ -339,7 +353,7 @@ class TestWriter:
             (file(spec_id=3, partition=("eu",)), "is of partition spec 3, not of 0"),
             (file(partition=("eu", 1)), "has 2 partition values; spec 0 has 1 fields"),
             (file(partition=(5,)), r"value 5 \(int\) for partition field 'region' of type string"),
-            (file(partition=("eu",), content=Content.POSITION_DELETES), "holds POSITION_DELETES"),
+            (file(partition=("eu",), content=DataFileContent.POSITION_DELETES), "holds POSITION_DELETES"),
         ],
         ids=["spec", "arity", "type", "content"],
     )
@@ -368,14 +382,17 @@ class TestWriter:
 
     def test_version_1_has_no_delete_files(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="delete files in a table of format version 1"):
-            _writer(_by_region(tmp_path, 1), tmp_path, Content.EQUALITY_DELETES)
+            _writer(_by_region(tmp_path, 1), tmp_path, DataFileContent.EQUALITY_DELETES)
 
     def test_version_2_has_no_deletion_vectors(self, tmp_path: Path) -> None:
         vector = file(
-            partition=("eu",), content=Content.POSITION_DELETES, file_format="PUFFIN", content_offset=4
+            partition=("eu",),
+            content=DataFileContent.POSITION_DELETES,
+            file_format="PUFFIN",
+            content_offset=4,
         )
         with pytest.raises(InputError, match="deletion vector in a table of format version 2"):
-            _writer(_by_region(tmp_path), tmp_path, Content.POSITION_DELETES).add(entry(vector))
+            _writer(_by_region(tmp_path), tmp_path, DataFileContent.POSITION_DELETES).add(entry(vector))
 
     def test_an_unknown_codec_is_refused(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match=r"write.manifest.compression-codec is 'brotli'"):
@@ -421,7 +438,7 @@ class TestOtherReaders:
         partition = tuple(kind[1] for kind in _READABLE)
         entries = [
             entry(full_file("new", 0, partition, format_version=format_version)),
-            entry(file("kept", 0, (None,) * len(_READABLE)), Status.EXISTING, **old),
+            entry(file("kept", 0, (None,) * len(_READABLE)), ManifestEntryStatus.EXISTING, **old),
         ]
         manifest = committed(_written(meta, tmp_path, entries), 0 if format_version == 1 else 9)
         new, kept = _as_pyiceberg(manifest).fetch_manifest_entry(IO)
@@ -432,7 +449,7 @@ class TestOtherReaders:
         assert new.data_file.column_sizes == {
             key: value % 2**64 for key, value in (one.column_sizes or {}).items()
         }
-        assert (new.status, kept.status) == (ManifestEntryStatus.ADDED, ManifestEntryStatus.EXISTING)
+        assert (new.status, kept.status) == (PyStatus.ADDED, PyStatus.EXISTING)
         assert (kept.snapshot_id, kept.sequence_number) == (2, 0 if format_version == 1 else 2)
 
     @pytest.mark.parametrize("format_version", [1, 2])
@@ -445,14 +462,14 @@ class TestOtherReaders:
         ) as writer:
             writer.add_entry(_pyiceberg_entry(one))
         theirs = writer.to_manifest_file()
-        manifest = Manifest(path, theirs.manifest_length, 0, Content.DATA, 4, 4, 7)
+        manifest = ManifestFile(path, theirs.manifest_length, 0, DataFileContent.DATA, 4, 4, 7)
         (found,) = read_manifest(IO, manifest)
-        assert (found.status, found.snapshot_id, found.sequence_number) == (Status.ADDED, 7, 4)
+        assert (found.status, found.snapshot_id, found.sequence_number) == (ManifestEntryStatus.ADDED, 7, 4)
         assert found.file == one
 
 
-def _as_pyiceberg(manifest: Manifest) -> ManifestFile:
-    return ManifestFile.from_args(
+def _as_pyiceberg(manifest: ManifestFile) -> PyManifest:
+    return PyManifest.from_args(
         manifest_path=manifest.manifest_path,
         manifest_length=manifest.manifest_length,
         partition_spec_id=manifest.partition_spec_id,
@@ -467,14 +484,14 @@ def _pyiceberg_entry(one: ContentFile) -> PyEntry:
     names = ("record_count", "file_size_in_bytes", "column_sizes", "value_counts", "null_value_counts",
              "nan_value_counts", "lower_bounds", "upper_bounds", "key_metadata", "sort_order_id")  # fmt: skip
     data = PyDataFile.from_args(
-        content=DataFileContent.DATA,
+        content=PyContent.DATA,
         file_path=one.file_path,
         file_format=FileFormat.PARQUET,
         partition=Record(*one.partition),
         split_offsets=list(one.split_offsets or ()),
         **{name: getattr(one, name) for name in names},
     )
-    return PyEntry.from_args(status=ManifestEntryStatus.ADDED, snapshot_id=7, data_file=data)
+    return PyEntry.from_args(status=PyStatus.ADDED, snapshot_id=7, data_file=data)
 
 
 class TestForeignForms:
@@ -520,7 +537,7 @@ class TestForeignForms:
 
 
 def _schema(tmp_path: Path) -> Any:
-    return avro.decode((tmp_path / "m.avro").read_bytes(), "m").schema
+    return avro.parse_avro((tmp_path / "m.avro").read_bytes(), "m").schema
 
 
 def _rewrite(tmp_path: Path, schema: Any) -> None:
@@ -530,9 +547,9 @@ def _rewrite(tmp_path: Path, schema: Any) -> None:
 
 def _reheader(tmp_path: Path, changed: dict[str, str], schema: Any = None) -> None:
     path = tmp_path / "m.avro"
-    old = avro.decode(path.read_bytes(), "m")
+    old = avro.parse_avro(path.read_bytes(), "m")
     header = {key: value.decode() for key, value in old.metadata.items() if not key.startswith("avro.")}
-    encoder = avro.Encoder(schema or old.schema, header | changed, "uncompressed")
+    encoder = avro.AvroFileWriter(schema or old.schema, header | changed, "uncompressed")
     encoder._count, encoder._block = old.blocks[0][0], bytearray(old.blocks[0][1])
     path.write_bytes(encoder.finish())
 
@@ -540,13 +557,13 @@ def _reheader(tmp_path: Path, changed: dict[str, str], schema: Any = None) -> No
 class TestDamage:
     def test_a_missing_manifest_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(DamagedTable, match="named by the table but does not exist") as caught:
-            read_manifest(IO, Manifest(f"{tmp_path}/none.avro", 1, 0, Content.DATA, 1, 1, 1))
+            read_manifest(IO, ManifestFile(f"{tmp_path}/none.avro", 1, 0, DataFileContent.DATA, 1, 1, 1))
         assert caught.value.path == f"{tmp_path}/none.avro"
 
     def test_what_is_no_avro_file_is_named(self, tmp_path: Path) -> None:
         (tmp_path / "x.avro").write_bytes(b"PAR1 and more")
         with pytest.raises(DamagedTable, match="not an Avro file"):
-            read_manifest(IO, Manifest(f"{tmp_path}/x.avro", 1, 0, Content.DATA, 1, 1, 1))
+            read_manifest(IO, ManifestFile(f"{tmp_path}/x.avro", 1, 0, DataFileContent.DATA, 1, 1, 1))
 
     @pytest.mark.parametrize("codec", ["gzip", "uncompressed", "snappy", "zstd"])
     def test_a_manifest_cut_anywhere_is_damaged(self, tmp_path: Path, codec: str) -> None:
@@ -555,7 +572,7 @@ class TestDamage:
         manifest = committed(_written(meta, tmp_path, map(entry, files), compression=codec), 1)
         path = tmp_path / "m.avro"
         data = path.read_bytes()
-        header = len(data) - len(data.split(avro.decode(data, "m").blocks and data[-16:], 1)[1])
+        header = len(data) - len(data.split(avro.parse_avro(data, "m").blocks and data[-16:], 1)[1])
         for size in [*range(0, header, 97), *range(header + 1, len(data), 7)]:
             path.write_bytes(data[:size])
             with pytest.raises(DamagedTable):
@@ -604,12 +621,12 @@ class TestSchemas:
             for n, (_, _, transform, name) in enumerate(self._COLUMNS)
         ]
         meta = metadata("t", [Schema(*columns)], [PartitionSpec(*fields)])
-        made = entry_schema(partition_type(meta, meta.spec()).fields, format_version)
+        made = make_entry_schema(partition_type(meta, meta.spec()).fields, format_version)
         assert made == self._JAVA[f"manifest_{format_version}"]
 
     @pytest.mark.parametrize("format_version", [1, 2, 3])
     def test_lists_are_as_java_writes_them(self, format_version: int) -> None:
-        assert list_schema(format_version) == self._JAVA[f"list_{format_version}"]
+        assert make_list_schema(format_version) == self._JAVA[f"list_{format_version}"]
 
     @pytest.mark.parametrize(
         ("name", "made"),
@@ -622,4 +639,4 @@ class TestSchemas:
         ],
     )
     def test_names_avro_does_not_take_are_replaced(self, name: str, made: str) -> None:
-        assert compatible_name(name) == made
+        assert make_compatible_name(name) == made

@@ -35,11 +35,11 @@ from pyiceberg.types import (
     TimestamptzType,
     UUIDType,
 )
-from tests.iceberg.lens_tools import identified, metadata_of, schema_of
+from tests.iceberg.scan_tools import identified, metadata_of, schema_of
 
-from intarsia.tables.iceberg.metrics import cut_lower, cut_upper, metrics_of
+from intarsia.tables.iceberg.metrics import read_metrics, truncate_lower_bound, truncate_upper_bound
 from intarsia.tables.iceberg.properties import WriteProperties
-from intarsia.tables.iceberg.schemas import arrow_schema
+from intarsia.tables.iceberg.schemas import to_arrow_schema
 
 JAVA = json.loads((Path(__file__).parent / "data" / "java_metrics.json").read_text())
 NAN = float("nan")
@@ -162,12 +162,12 @@ def plain(values: dict[int, Any]) -> dict[str, Any]:
 @pytest.mark.parametrize("group_rows", [3, 1])
 def test_metrics_are_those_that_java_writes(mode: str, group_rows: int) -> None:
     schema = java_schema()
-    arrow = arrow_schema(schema)
+    arrow = to_arrow_schema(schema)
     table = pa.table({name: [row[n] for row in ROWS] for n, name in enumerate(arrow.names)}, arrow)
     properties = properties_of(schema, MODES[mode])
     options = properties.layout.writer_options(arrow, dictionary_columns=["text"])
     footer = footer_of(table, row_group_size=group_rows, **options)
-    found = metrics_of(footer, schema, properties, NANS)
+    found = read_metrics(footer, schema, properties.metrics, NANS)
     # Whether an all-NaN row group has bounds cannot be told from its footer: they are left out then.
     unsure = {"4", "5", "23", "30"} if group_rows == 1 else set()
     for part in PARTS - {"column_sizes"}:
@@ -182,29 +182,32 @@ def test_metrics_are_those_that_java_writes(mode: str, group_rows: int) -> None:
 
 def test_split_offsets_are_where_row_groups_begin() -> None:
     schema = schema_of((1, "a", StringType()))
-    table = pa.table({"a": ["x", "y"] * 500}, arrow_schema(schema))
+    table = pa.table({"a": ["x", "y"] * 500}, to_arrow_schema(schema))
     footer = footer_of(table, row_group_size=500)
     first = footer.row_group(0).column(0)
     assert first.has_dictionary_page
-    assert metrics_of(footer, schema, properties_of(schema))["split_offsets"] == (
+    assert read_metrics(footer, schema, properties_of(schema).metrics)["split_offsets"] == (
         4,
         4 + first.total_compressed_size,
     )
-    assert metrics_of(footer_of(table.slice(0, 0)), schema, properties_of(schema))["split_offsets"] is None
+    assert (
+        read_metrics(footer_of(table.slice(0, 0)), schema, properties_of(schema).metrics)["split_offsets"]
+        is None
+    )
 
 
 def test_a_value_too_long_for_the_footer_leaves_no_bounds() -> None:
     schema = schema_of((1, "a", StringType()))
-    table = pa.table({"a": ["b", "a" * 10_000]}, arrow_schema(schema))
-    found = metrics_of(footer_of(table, row_group_size=1), schema, properties_of(schema))
+    table = pa.table({"a": ["b", "a" * 10_000]}, to_arrow_schema(schema))
+    found = read_metrics(footer_of(table, row_group_size=1), schema, properties_of(schema).metrics)
     assert found["value_counts"] == {1: 2}
     assert found["lower_bounds"] == found["upper_bounds"] == {}
 
 
 def test_a_column_without_statistics_has_a_size_only() -> None:
     schema = schema_of((1, "a", LongType()), (2, "b", LongType()))
-    table = pa.table({"a": [1], "b": [2]}, arrow_schema(schema))
-    found = metrics_of(footer_of(table, write_statistics=["b"]), schema, properties_of(schema))
+    table = pa.table({"a": [1], "b": [2]}, to_arrow_schema(schema))
+    found = read_metrics(footer_of(table, write_statistics=["b"]), schema, properties_of(schema).metrics)
     assert set(found["column_sizes"]) == {1, 2}
     assert found["value_counts"] == {2: 1}
     assert set(found["lower_bounds"]) == {2}
@@ -213,7 +216,9 @@ def test_a_column_without_statistics_has_a_size_only() -> None:
 def test_columns_of_another_type_or_without_an_id_have_no_bounds() -> None:
     schema = schema_of((1, "a", TimestampType()))
     stored = pa.schema([identified("a", 1, pa.timestamp("ms")), pa.field("stray", pa.int64())])
-    found = metrics_of(footer_of(pa.table({"a": [5], "stray": [1]}, stored)), schema, properties_of(schema))
+    found = read_metrics(
+        footer_of(pa.table({"a": [5], "stray": [1]}, stored)), schema, properties_of(schema).metrics
+    )
     assert found["value_counts"] == {1: 1}
     assert found["lower_bounds"] == {}
 
@@ -222,7 +227,7 @@ def test_sorted_columns_keep_their_bounds_where_the_default_is_less() -> None:
     from pyiceberg.table.sorting import SortField, SortOrder
     from pyiceberg.transforms import BucketTransform, IdentityTransform
 
-    from intarsia.tables.iceberg.metrics_config import MetricsConfig
+    from intarsia.tables.iceberg.metrics import MetricsConfig
 
     schema = schema_of((1, "a", LongType()), (2, "b", LongType()), (3, "c", LongType()))
     order = SortOrder(SortField(1, IdentityTransform()), SortField(2, BucketTransform(4)))
@@ -233,7 +238,7 @@ def test_sorted_columns_keep_their_bounds_where_the_default_is_less() -> None:
 
 
 def test_modes_that_are_none_are_passed_over() -> None:
-    from intarsia.tables.iceberg.metrics_config import MetricsConfig
+    from intarsia.tables.iceberg.metrics import MetricsConfig
 
     schema = schema_of((1, "a", LongType()))
     config = MetricsConfig.of({f"{PREFIX}.default": "truncate(0)", f"{PREFIX}.column.a": "lots"}, schema)
@@ -255,5 +260,5 @@ def test_modes_that_are_none_are_passed_over() -> None:
     ],
 )
 def test_bounds_are_cut_so_that_they_still_hold(value: Any, length: int, low: Any, high: Any) -> None:
-    assert cut_lower(value, length) == low
-    assert cut_upper(value, length) == high
+    assert truncate_lower_bound(value, length) == low
+    assert truncate_upper_bound(value, length) == high

@@ -25,12 +25,12 @@ from pyiceberg.transforms import (
 from pyiceberg.types import IntegerType, LongType, NestedField, StringType, StructType
 from tests.contract.iceberg_lakes import COW, MOR, Warehouse
 from tests.cross import content
-from tests.cross.checks import dead_positions
+from tests.cross.checks import deleted_positions
 
 import intarsia as it
 from intarsia.errors import InputError, NotSupported, SchemaMismatch
-from intarsia.tables.iceberg.entries import Content, ContentFile
-from intarsia.tables.iceberg.snapshots import FileChange
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent
+from intarsia.tables.iceberg.snapshot_producer import FileChange
 
 VERSIONS = [(2, COW), (2, MOR), (3, MOR)]
 TIMES = [dt.datetime(2024, 1, day, hour) for day, hour in ((1, 0), (1, 7), (2, 7), (31, 23))]
@@ -252,11 +252,11 @@ def test_row_ids_stay_with_their_rows(house: House) -> None:
     def ids() -> dict[int, int]:
         state, found = house.decoded(), {}
         for file in state.data:
-            held, dead = content.read(file.path).columns, dead_positions(state).get(file.path, ())
+            held, deleted = content.read(file.path).columns, deleted_positions(state).get(file.path, ())
             stored = held.get(content.ROW_ID, [None] * file.rows)
             assert file.first_row_id is not None
             for place, (key, own) in enumerate(zip(held[1], stored, strict=True)):
-                if place not in dead:
+                if place not in deleted:
                     found[key] = file.first_row_id + place if own is None else own
         return found
 
@@ -334,7 +334,7 @@ def test_rows_that_equality_deletes_took_do_not_come_back(tmp_path: Path, versio
         FileChange(
             added_deletes=[
                 ContentFile(
-                    Content.EQUALITY_DELETES, f"file://{place}", "PARQUET", 0, ("eu",), 1,
+                    DataFileContent.EQUALITY_DELETES, f"file://{place}", "PARQUET", 0, ("eu",), 1,
                     os.path.getsize(place), equality_ids=(1,),
                 )
             ]

@@ -21,18 +21,16 @@ from pyiceberg.table.metadata import TableMetadataV3
 from pyiceberg.table.snapshots import Snapshot
 from pyiceberg.transforms import IdentityTransform
 
-from intarsia.core.change import Change, StagedFile, Veil
+from intarsia.core.change import Change, PositionDeletes, StagedFile
 from intarsia.errors import CommitConflict, CommitUnknown, InputError, NotSupported, StorageError
 from intarsia.tables.iceberg import commit as committing
 from intarsia.tables.iceberg._pyiceberg import next_row_id
-from intarsia.tables.iceberg.batches import last_batch
-from intarsia.tables.iceberg.entries import Content, ContentFile
 from intarsia.tables.iceberg.maintenance import expire_snapshots, remove_orphans
-from intarsia.tables.iceberg.merging import Merging
-from intarsia.tables.iceberg.snapshots import FileChange
-from intarsia.tables.iceberg.state import Shelf
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent
+from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions
+from intarsia.tables.iceberg.state import ManifestCache, last_batch
 from intarsia.tables.iceberg.table import IcebergTable
-from intarsia.tables.iceberg.validate import Validation
+from intarsia.tables.iceberg.validation import Validation
 
 
 def soon() -> datetime.datetime:
@@ -46,9 +44,9 @@ def opened(lake: Lake, **options: Any) -> IcebergTable:
 
 def written(tx: Any, ids: Sequence[int]) -> StagedFile:
     table = pa.table({"id": ids, "region": ["eu"] * len(ids)}).cast(tx.snapshot.schema)
-    ((part, _),) = tx.snapshot.spread.split(table)
-    path = tx.place(part.values, "part", ids[0])
-    location = tx.locate(path)
+    ((part, _),) = tx.snapshot.partitioner.partition_rows(table)
+    path = tx.new_file_path(part.values, "part", ids[0])
+    location = tx.filesystem_path(path)
     pq.write_table(table, location)
     return StagedFile(location, path, len(ids), os.path.getsize(location), part.values, part.tag)
 
@@ -72,7 +70,7 @@ def test_trouble_after_a_commit_removes_nothing_of_it(
         raise error
 
     if moment == "clean":
-        monkeypatch.setattr(committing.Producer, "clean", fail)
+        monkeypatch.setattr(committing.SnapshotProducer, "clean", fail)
     else:
         monkeypatch.setattr(committing, "remove_old_metadata", fail)
     with pytest.raises(type(error)):
@@ -165,7 +163,7 @@ def test_new_rows_that_a_compaction_has_moved_since_are_still_new(tmp_path: Path
 
 def equality_delete(lake: Lake, spec_id: int, partition: tuple[Any, ...]) -> ContentFile:
     data = lake.data_file([1], spec_id=spec_id, partition=partition)
-    return replace(data, content=Content.EQUALITY_DELETES, equality_ids=(1,), sort_order_id=None)
+    return replace(data, content=DataFileContent.EQUALITY_DELETES, equality_ids=(1,), sort_order_id=None)
 
 
 def compacted(tx: Any) -> Change:
@@ -182,11 +180,11 @@ def test_equality_deletes_of_another_spec_do_not_spare_what_is_rewritten(tmp_pat
     table = opened(lake)
     with table.transaction("compact") as tx:
         rows = pa.table({"id": [1], "region": ["eu"]}).cast(tx.snapshot.schema)
-        ((part, _),) = tx.snapshot.spread.split(rows)
-        path = tx.place(part.values, "part", 1)
-        pq.write_table(rows, tx.locate(path))
-        size = os.path.getsize(tx.locate(path))
-        new = StagedFile(tx.locate(path), path, 1, size, part.values, part.tag)
+        ((part, _),) = tx.snapshot.partitioner.partition_rows(rows)
+        path = tx.new_file_path(part.values, "part", 1)
+        pq.write_table(rows, tx.filesystem_path(path))
+        size = os.path.getsize(tx.filesystem_path(path))
+        new = StagedFile(tx.filesystem_path(path), path, 1, size, part.values, part.tag)
         change = Change("compact", added=(new,), removed=tx.snapshot.files, exclusive=False)
         lake.commit(FileChange(added_deletes=[equality_delete(lake, 0, ("eu",))]))
         with pytest.raises(CommitConflict, match="added deletes of 1 data file"):
@@ -202,8 +200,8 @@ def test_equality_deletes_of_the_same_partition_go_on_after_a_rewrite(tmp_path: 
         lake.commit(FileChange(added_deletes=[equality_delete(lake, 0, ("eu",))]))
         tx.commit(change)
     (file,) = opened(lake).snapshot().files
-    assert file.lens is not None
-    assert file.lens.has_dead
+    assert file.scan_task is not None
+    assert file.scan_task.has_deletes
 
 
 def test_deletes_that_were_rolled_back_are_not_brought_back_by_another_delete(tmp_path: Path) -> None:
@@ -216,10 +214,10 @@ def test_deletes_that_were_rolled_back_are_not_brought_back_by_another_delete(tm
     def delete(position: int, meanwhile: Any = None) -> None:
         with table.transaction("delete") as tx:
             (file,) = tx.snapshot.files
-            veil = Veil(file, pa.array([position], pa.int64()))
+            deletes = PositionDeletes(file, pa.array([position], pa.int64()))
             if meanwhile is not None:
                 meanwhile()
-            tx.commit(Change("delete", veiled=(veil,), planned=(file,)))
+            tx.commit(Change("delete", position_deletes=(deletes,), planned=(file,)))
 
     delete(0)
     with pytest.raises(CommitConflict, match="removed deletes"):
@@ -272,9 +270,9 @@ def test_row_ids_given_by_another_writer_between_two_tries_are_kept(
     table = lake.table()
     first = {}
     for snapshot in table.metadata.snapshots[-2:]:
-        shelf = Shelf(table.io)
-        for manifest in shelf.manifests(snapshot.manifest_list):
-            for entry in shelf.entries(manifest):
+        cache = ManifestCache(table.io)
+        for manifest in cache.manifests(snapshot.manifest_list):
+            for entry in cache.entries(manifest):
                 first.setdefault(entry.file.file_path, set()).add(entry.file.first_row_id)
     assert all(len(numbers) == 1 for numbers in first.values()), first
 
@@ -306,7 +304,7 @@ def test_no_two_branches_get_the_same_sequence_number(
     assert head is not None
     lake.table().manage_snapshots().create_branch(head, "b").commit()
     (entry,) = lake.entries(branch="b")
-    deletes = lake.veil((entry, [0]))  # adds no rows, so that row ids do not tell
+    deletes = lake.write_deletes((entry, [0]))  # adds no rows, so that row ids do not tell
     begun = lake.begin(FileChange(added_data=[lake.data_file([3])]))
     really = lake.catalog.commit_table
     calls: list[int] = []
@@ -329,28 +327,28 @@ def test_no_two_branches_get_the_same_sequence_number(
 
 
 class _Swapping(dict[Any, Any]):
-    """Another thread tidies the shelf as soon as something was put there."""
+    """Another thread tidies the cache as soon as something was put there."""
 
-    def __init__(self, shelf: Shelf) -> None:
+    def __init__(self, cache: ManifestCache) -> None:
         super().__init__()
-        self.shelf = shelf
+        self.cache = cache
 
     def __setitem__(self, key: Any, value: Any) -> None:
         super().__setitem__(key, value)
-        self.shelf._entries = {}
-        self.shelf._lists = {}
+        self.cache._entries = {}
+        self.cache._lists = {}
 
 
-def test_a_shelf_that_another_thread_tidies_still_answers(tmp_path: Path) -> None:
+def test_a_cache_that_another_thread_tidies_still_answers(tmp_path: Path) -> None:
     lake = Lake.at(tmp_path)
     lake.append([1])
     state = lake.state()
     assert state.head is not None
-    shelf = Shelf(lake.table().io)
-    shelf._lists = _Swapping(shelf)
-    (manifest,) = shelf.manifests(state.head.manifest_list)
-    shelf._entries = _Swapping(shelf)
-    assert len(shelf.entries(manifest)) == 1
+    cache = ManifestCache(lake.table().io)
+    cache._lists = _Swapping(cache)
+    (manifest,) = cache.manifests(state.head.manifest_list)
+    cache._entries = _Swapping(cache)
+    assert len(cache.entries(manifest)) == 1
 
 
 def test_a_handle_serves_several_threads(tmp_path: Path) -> None:
@@ -406,7 +404,7 @@ def test_credentials_that_a_catalog_hands_out_anew_are_taken(
     assert second is not first
     assert table.state() is second
     assert table.state() is not second
-    assert table._shelf.io.properties["s3.session-token"] == "t2"
+    assert table._cache.io.properties["s3.session-token"] == "t2"
 
 
 def test_batches_are_found_in_a_long_history_without_walking_it_again_for_each_step(tmp_path: Path) -> None:
@@ -537,7 +535,7 @@ def test_merged_manifests_of_an_upgraded_table_keep_row_ids(tmp_path: Path) -> N
     lake.upgrade(3)
     lake.append([3])
     fresh = {e.file.file_path: e.file.first_row_id for e in Lake(lake.directory, lake.catalog).entries()}
-    lake.append([4], merging=Merging(min_count=2))
+    lake.append([4], merging=ManifestMergeOptions(min_count=2))
     after = {e.file.file_path: e.file.first_row_id for e in Lake(lake.directory, lake.catalog).entries()}
     assert fresh == {path: number for path, number in after.items() if path in fresh}
     assert len(set(after.values())) == 5

@@ -1,4 +1,4 @@
-"""Floats as partition values, open handles, equality deletes read once, veiled files in reports."""
+"""Floats as partition values, open handles, equality deletes read once, files with deletes in reports."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from tests.contract.iceberg_lakes import Warehouse
 from tests.iceberg.operation_tools import House
 
 import intarsia as it
-from intarsia.core.spread import Part
-from intarsia.engines.arrow import fan_out
+from intarsia.core.partitioner import PartitionKey
 from intarsia.errors import SchemaMismatch
-from intarsia.tables.iceberg import lens
-from intarsia.tables.iceberg.entries import Content, ContentFile
-from intarsia.tables.iceberg.snapshots import FileChange
+from intarsia.kernel import partitioned_writer
+from intarsia.tables.iceberg import scan
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent
+from intarsia.tables.iceberg.snapshot_producer import FileChange
 
 FLOATS = pa.schema([("id", pa.int64()), ("x", pa.float64())])
 NUMBERS = pa.schema([("id", pa.int64()), ("x", pa.int64())])
@@ -43,11 +43,11 @@ def _partitions(house: House) -> list[tuple[str, int]]:
 
 
 def test_the_key_of_a_partition_is_the_same_in_another_process() -> None:
-    part = Part(tag=(1, (math.nan, "a", None, 0.0)))
+    part = PartitionKey(tag=(1, (math.nan, "a", None, 0.0)))
     assert pickle.loads(pickle.dumps(part)).key == part.key
-    assert Part(tag=(1, (float("nan"), "a", None, 0.0))).key == part.key
-    assert Part(tag=(1, (math.nan, "a", None, -0.0))).key != part.key
-    assert Part(tag=(1, (math.nan, "a", None, 1.0))).key != part.key
+    assert PartitionKey(tag=(1, (float("nan"), "a", None, 0.0))).key == part.key
+    assert PartitionKey(tag=(1, (math.nan, "a", None, -0.0))).key != part.key
+    assert PartitionKey(tag=(1, (math.nan, "a", None, 1.0))).key != part.key
 
 
 def test_a_partition_of_nan_is_overwritten_like_any_other(house: House) -> None:
@@ -79,27 +79,27 @@ def test_more_partitions_than_handles_are_written(
     house: House, monkeypatch: pytest.MonkeyPatch, row_group_size: int | None
 ) -> None:
     house.make(NUMBERS, by=[("x", IdentityTransform())])
-    monkeypatch.setattr(fan_out, "BUFFERED_BYTES", 100)
-    monkeypatch.setattr(fan_out, "_most_begun", lambda: 3)
+    monkeypatch.setattr(partitioned_writer, "BUFFERED_BYTES", 100)
+    monkeypatch.setattr(partitioned_writer, "_most_begun", lambda: 3)
     most = 0
-    opened = fan_out.FileWriter._open
-    closed = fan_out.FileWriter.close
+    opened = partitioned_writer.FileWriter._open
+    closed = partitioned_writer.FileWriter.close
     begun: set[int] = set()
 
-    def count(writer: fan_out.FileWriter, sample: pa.Table) -> None:
+    def count(writer: partitioned_writer.FileWriter, sample: pa.Table) -> None:
         nonlocal most
         begun.add(id(writer))
         most = max(most, len(begun))
         opened(writer, sample)
 
-    def close(writer: fan_out.FileWriter, *args: object) -> object:
+    def close(writer: partitioned_writer.FileWriter, *args: object) -> object:
         try:
             return closed(writer, *args)  # type: ignore[arg-type]
         finally:
             begun.discard(id(writer))
 
-    monkeypatch.setattr(fan_out.FileWriter, "_open", count)
-    monkeypatch.setattr(fan_out.FileWriter, "close", close)
+    monkeypatch.setattr(partitioned_writer.FileWriter, "_open", count)
+    monkeypatch.setattr(partitioned_writer.FileWriter, "close", close)
     rows = pa.table({"id": range(80), "x": [number % 20 for number in range(80)]}, schema=NUMBERS)
     result = it.write(rows, house.target, threads=1, row_group_size=row_group_size)
     assert most == 4  # one is begun before it is known to be one too many
@@ -125,20 +125,20 @@ def test_equality_deletes_are_looked_for_once_in_each_file(
         FileChange(
             added_deletes=[
                 ContentFile(
-                    Content.EQUALITY_DELETES, f"file://{place}", "PARQUET", 0, ("eu",), 10,
+                    DataFileContent.EQUALITY_DELETES, f"file://{place}", "PARQUET", 0, ("eu",), 10,
                     os.path.getsize(place), equality_ids=(1,),
                 )
             ]
         )
     )  # fmt: skip
     calls = []
-    found = lens.dead_positions
+    found = scan.read_deleted_positions
 
     def counted(*args: object, **named: object) -> object:
         calls.append(args[1])
         return found(*args, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(lens, "dead_positions", counted)
+    monkeypatch.setattr(scan, "read_deleted_positions", counted)
     table = it.iceberg("db.t", catalog=lake.catalog)
     assert it.read(table).read_all().num_rows == 90
     assert len(calls) == 1
@@ -146,11 +146,11 @@ def test_equality_deletes_are_looked_for_once_in_each_file(
     assert it.read(table).read_all().num_rows == 72
 
 
-def test_a_result_says_which_files_have_rows_veiled(house: House) -> None:
+def test_a_result_says_which_files_have_deletes(house: House) -> None:
     house.make(NUMBERS, pa.table({"id": [1, 2, 3], "x": [1, 2, 3]}))
     result = it.delete(house.target, "id = 1", mode="merge-on-read")
     line = next(line for line in str(result).splitlines() if ".parquet" in line)
-    assert "rows veiled" in line
+    assert "with deletes" in line
     assert "rewritten" not in line
 
 

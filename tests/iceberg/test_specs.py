@@ -47,10 +47,10 @@ from pyiceberg.types import (
 
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, NotSupported
 from intarsia.tables.iceberg.specs import (
-    SpecSpread,
+    SpecPartitioner,
     find_compatible_schema,
-    implied_bounds,
-    partition_path,
+    find_implied_ranges,
+    partition_to_path,
     partition_type,
     spec_by_id,
 )
@@ -244,26 +244,26 @@ def test_paths_are_those_of_iceberg_for_java(
 ) -> None:
     column = NestedField(1, "c", kind, required=False)
     meta = metadata("t", [Schema(column)], [spec(0, PartitionField(1, 1000, transform, "odd name"))])
-    assert partition_path(meta, meta.partition_specs[0], (value,)) == f"odd+name={text}"
+    assert partition_to_path(meta, meta.partition_specs[0], (value,)) == f"odd+name={text}"
 
 
 def test_a_path_has_a_part_for_each_field_and_none_without_fields() -> None:
     meta = metadata("t", [Schema(_ID, _TS, _REGION)], [_UNPARTITIONED, spec(1, _day(), _region())])
-    assert partition_path(meta, meta.partition_specs[1], (0, None)) == "ts_day=1970-01-01/region=null"
-    assert partition_path(meta, meta.partition_specs[0], ()) == ""
+    assert partition_to_path(meta, meta.partition_specs[1], (0, None)) == "ts_day=1970-01-01/region=null"
+    assert partition_to_path(meta, meta.partition_specs[0], ()) == ""
 
 
 def test_a_tuple_of_the_wrong_length_is_refused() -> None:
     meta = metadata("t", [Schema(_ID, _TS)], [spec(3, _day())])
     with pytest.raises(InputError, match="2 values for partition spec 3, which has 1 fields"):
-        partition_path(meta, meta.partition_specs[0], (0, 1))
+        partition_to_path(meta, meta.partition_specs[0], (0, 1))
 
 
 class TestImpliedBounds:
     def test_they_are_given_by_source_column(self) -> None:
         bucket = PartitionField(1, 1002, BucketTransform(4), "b")
         meta = metadata("t", [Schema(_ID, _TS, _REGION)], [spec(0, _day(), _region(), bucket)])
-        assert implied_bounds(meta, meta.partition_specs[0], (1, None, 3)) == {
+        assert find_implied_ranges(meta, meta.partition_specs[0], (1, None, 3)) == {
             2: (86_400_000_000, 172_799_999_999, False),
             3: (None, None, True),
         }
@@ -272,26 +272,26 @@ class TestImpliedBounds:
         truncated = PartitionField(1, 1000, TruncateTransform(10), "t")
         exact = PartitionField(1, 1001, IdentityTransform(), "i")
         meta = metadata("t", [Schema(_ID)], [spec(0, truncated, exact)])
-        assert implied_bounds(meta, meta.partition_specs[0], (10, 12)) == {1: (12, 12, False)}
+        assert find_implied_ranges(meta, meta.partition_specs[0], (10, 12)) == {1: (12, 12, False)}
 
     def test_void_and_unknown_prove_nothing(self) -> None:
         void = PartitionField(1, 1000, VoidTransform(), "v")
         strange = PartitionField(1, 1001, parse_transform("zorder[2]"), "z")
         meta = metadata("t", [Schema(_ID)], [spec(0, void, strange)])
-        assert implied_bounds(meta, spec(0, void, strange), (None, "x")) == {}
+        assert find_implied_ranges(meta, spec(0, void, strange), (None, "x")) == {}
 
     def test_a_dropped_source_is_no_obstacle(self) -> None:
         meta = metadata(
             "t", [Schema(_ID, _REGION, schema_id=0), Schema(_ID, schema_id=1)], [spec(0, _region())]
         )
-        assert implied_bounds(meta, meta.partition_specs[0], ("eu",)) == {3: ("eu", "eu", False)}
+        assert find_implied_ranges(meta, meta.partition_specs[0], ("eu",)) == {3: ("eu", "eu", False)}
 
 
 class TestSpread:
     def test_rows_go_to_the_partitions_of_the_default_spec(self) -> None:
         schema = pa.schema({"id": pa.int64(), "ts": pa.timestamp("us"), "region": pa.string()})
         meta = metadata("t", [Schema(_ID, _TS, _REGION)], [spec(0, _region()), spec(1, _day(), _region())])
-        spread = SpecSpread.of(meta, schema)
+        partitioner = SpecPartitioner.of(meta, schema)
         day = 86_400_000_000
         rows = pa.table(
             [
@@ -301,8 +301,11 @@ class TestSpread:
             ],
             schema=schema,
         )
-        parts = {part.tag: (dict(part.values), found.to_pylist()) for part, found in spread.split(rows)}
-        assert spread.columns == ("ts", "region")
+        parts = {
+            part.tag: (dict(part.values), found.to_pylist())
+            for part, found in partitioner.partition_rows(rows)
+        }
+        assert partitioner.columns == ("ts", "region")
         assert parts == {
             (1, (0, "eu")): ({"ts_day": "1970-01-01", "region": "eu"}, [0, 5]),
             (1, (-1, "eu")): ({"ts_day": "1969-12-31", "region": "eu"}, [1]),
@@ -313,28 +316,30 @@ class TestSpread:
     def test_it_pickles_and_works_the_same(self) -> None:
         schema = pa.schema({"id": pa.int64()})
         bucket = PartitionField(1, 1000, BucketTransform(4), "b")
-        spread = SpecSpread.of(metadata("t", [Schema(_ID)], [spec(0, bucket)]), schema)
+        partitioner = SpecPartitioner.of(metadata("t", [Schema(_ID)], [spec(0, bucket)]), schema)
         rows = pa.table([range(50)], schema=schema)
-        copy = pickle.loads(pickle.dumps(spread))
-        assert [(p, r.to_pylist()) for p, r in copy.split(rows)] == [
-            (p, r.to_pylist()) for p, r in spread.split(rows)
+        copy = pickle.loads(pickle.dumps(partitioner))
+        assert [(p, r.to_pylist()) for p, r in copy.partition_rows(rows)] == [
+            (p, r.to_pylist()) for p, r in partitioner.partition_rows(rows)
         ]
 
     def test_one_partition_is_all_rows(self) -> None:
         schema = pa.schema({"region": pa.string()})
-        spread = SpecSpread.of(metadata("t", [Schema(_REGION)], [spec(0, _region())]), schema)
-        ((part, rows),) = spread.split(pa.table([["eu", "eu"]], schema=schema))
+        partitioner = SpecPartitioner.of(metadata("t", [Schema(_REGION)], [spec(0, _region())]), schema)
+        ((part, rows),) = partitioner.partition_rows(pa.table([["eu", "eu"]], schema=schema))
         assert (part.tag, rows) == ((0, ("eu",)), None)
 
     def test_without_fields_every_row_is_of_one_part(self) -> None:
-        spread = SpecSpread.of(metadata("t", [Schema(_ID)], [spec(2)]), pa.schema({"id": pa.int64()}))
-        ((part, rows),) = spread.split(pa.table({"id": [1, 2]}))
-        assert (part.tag, part.values, rows, spread.columns) == ((2, ()), {}, None, ())
+        partitioner = SpecPartitioner.of(
+            metadata("t", [Schema(_ID)], [spec(2)]), pa.schema({"id": pa.int64()})
+        )
+        ((part, rows),) = partitioner.partition_rows(pa.table({"id": [1, 2]}))
+        assert (part.tag, part.values, rows, partitioner.columns) == ((2, ()), {}, None, ())
 
     def test_no_rows_have_no_part(self) -> None:
         schema = pa.schema({"region": pa.string()})
-        spread = SpecSpread.of(metadata("t", [Schema(_REGION)], [spec(0, _region())]), schema)
-        assert spread.split(schema.empty_table()) == []
+        partitioner = SpecPartitioner.of(metadata("t", [Schema(_REGION)], [spec(0, _region())]), schema)
+        assert partitioner.partition_rows(schema.empty_table()) == []
 
     def test_a_nested_source_of_a_null_struct_is_null(self) -> None:
         inner = NestedField(11, "d", DateType(), required=False)
@@ -347,24 +352,24 @@ class TestSpread:
                 )
             }
         )
-        spread = SpecSpread.of(metadata("t", [Schema(point)], [by_month]), rows.schema)
-        found = {part.tag[1]: rows.to_pylist() for part, rows in spread.split(rows)}
+        partitioner = SpecPartitioner.of(metadata("t", [Schema(point)], [by_month]), rows.schema)
+        found = {part.tag[1]: rows.to_pylist() for part, rows in partitioner.partition_rows(rows)}
         assert found == {(1,): [0, 3], (None,): [1, 2]}
-        assert spread.columns == ("p",)
+        assert partitioner.columns == ("p",)
 
     def test_void_fields_are_null_and_need_no_column(self) -> None:
         void = spec(0, PartitionField(77, 1000, VoidTransform(), "gone"), _region())
         schema = pa.schema({"region": pa.string()})
-        spread = SpecSpread.of(metadata("t", [Schema(_REGION)], [void]), schema)
-        ((part, _),) = spread.split(pa.table([["eu"]], schema=schema))
+        partitioner = SpecPartitioner.of(metadata("t", [Schema(_REGION)], [void]), schema)
+        ((part, _),) = partitioner.partition_rows(pa.table([["eu"]], schema=schema))
         assert (part.tag, part.values) == ((0, (None, "eu")), {"gone": "null", "region": "eu"})
 
     def test_zeros_of_both_signs_differ_and_nans_do_not(self) -> None:
         column = NestedField(1, "x", DoubleType(), required=False)
         by_x = spec(0, PartitionField(1, 1000, IdentityTransform(), "x"))
         rows = pa.table({"x": [0.0, -0.0, float("nan"), -float("nan"), 0.0, None]})
-        spread = SpecSpread.of(metadata("t", [Schema(column)], [by_x]), rows.schema)
-        found = [(part.values["x"], rows.to_pylist()) for part, rows in spread.split(rows)]
+        partitioner = SpecPartitioner.of(metadata("t", [Schema(column)], [by_x]), rows.schema)
+        found = [(part.values["x"], rows.to_pylist()) for part, rows in partitioner.partition_rows(rows)]
         assert found == [("0.0", [0, 4]), ("-0.0", [1]), ("NaN", [2, 3]), ("null", [5])]
 
     def test_many_fields_with_many_values_do_not_overflow(self) -> None:
@@ -372,8 +377,8 @@ class TestSpread:
         columns = [NestedField(n + 1, name, LongType(), required=False) for n, name in enumerate(names)]
         fields = [PartitionField(n + 1, 1000 + n, IdentityTransform(), name) for n, name in enumerate(names)]
         rows = pa.table({name: range(n, n + 3000) for n, name in enumerate(names)})
-        spread = SpecSpread.of(metadata("t", [Schema(*columns)], [spec(0, *fields)]), rows.schema)
-        parts = spread.split(rows)
+        partitioner = SpecPartitioner.of(metadata("t", [Schema(*columns)], [spec(0, *fields)]), rows.schema)
+        parts = partitioner.partition_rows(rows)
         assert len(parts) == 3000
         assert all(part.tag[1] == tuple(range(n, n + 8)) for n, (part, _) in enumerate(parts))
 
@@ -382,9 +387,9 @@ class TestSpread:
         meta = metadata("t", [Schema(_ID)], [spec(0)])
         meta = meta.model_copy(update={"partition_specs": [strange]})
         with pytest.raises(NotSupported, match=r"zorder\[2\]"):
-            SpecSpread.of(meta, pa.schema({"id": pa.int64()}))
+            SpecPartitioner.of(meta, pa.schema({"id": pa.int64()}))
 
     def test_rows_without_the_source_column_are_refused(self) -> None:
         meta = metadata("t", [Schema(_ID, _REGION)], [spec(0, _region())])
         with pytest.raises(ColumnNotFound, match="'region'"):
-            SpecSpread.of(meta, pa.schema({"id": pa.int64()}))
+            SpecPartitioner.of(meta, pa.schema({"id": pa.int64()}))

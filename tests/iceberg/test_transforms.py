@@ -43,7 +43,7 @@ from pyiceberg.types import (
 )
 
 from intarsia.errors import NotSupported, SchemaMismatch
-from intarsia.tables.iceberg.transforms import Range, source_range, transformed
+from intarsia.tables.iceberg.transforms import SourceRange, apply_transform, find_source_range
 
 _DAYS = st.integers(-719_162, 2_932_896)  # the years of Python's own dates
 _MICROS = st.integers(-719_162 * 86_400_000_000, 2_932_896 * 86_400_000_000)
@@ -108,7 +108,7 @@ def test_columns_transform_as_single_values_do(transform: Transform[Any, Any], k
         expected = [one(value) for value in values]
         if isinstance(transform, TruncateTransform):
             expected = [_wrapped(kind, value) for value in expected]
-        assert transformed(transform, kind, _column(kind, values)).to_pylist() == expected
+        assert apply_transform(transform, kind, _column(kind, values)).to_pylist() == expected
 
     check()
 
@@ -120,8 +120,8 @@ def test_a_value_lies_in_the_range_its_partition_proves(
     @settings(max_examples=25, deadline=None)
     @given(_VALUES[kind][0])
     def check(value: Any) -> None:
-        proved = source_range(
-            transform, kind, transformed(transform, kind, _column(kind, [value])).to_pylist()[0]
+        proved = find_source_range(
+            transform, kind, apply_transform(transform, kind, _column(kind, [value])).to_pylist()[0]
         )
         if proved is None:
             return
@@ -151,28 +151,28 @@ def test_a_value_lies_in_the_range_its_partition_proves(
 def test_partitions_prove_exact_ranges(
     transform: Transform[Any, Any], kind: IcebergType, value: Any, expected: tuple[Any, Any]
 ) -> None:
-    assert source_range(transform, kind, value) == Range(*expected, False)
+    assert find_source_range(transform, kind, value) == SourceRange(*expected, False)
 
 
 def test_before_1970_the_range_reaches_one_unit_further_down_for_old_writers() -> None:
-    proved = source_range(DayTransform(), TimestampType(), 0)
-    assert proved == Range(-86_400_000_000, 86_399_999_999, False)
+    proved = find_source_range(DayTransform(), TimestampType(), 0)
+    assert proved == SourceRange(-86_400_000_000, 86_399_999_999, False)
 
 
 @pytest.mark.parametrize("transform", [IdentityTransform(), DayTransform(), TruncateTransform(3)], ids=str)
 def test_a_null_value_proves_that_all_are_null(transform: Transform[Any, Any]) -> None:
-    assert source_range(transform, TimestampType(), None) == Range(None, None, True)
+    assert find_source_range(transform, TimestampType(), None) == SourceRange(None, None, True)
 
 
 @pytest.mark.parametrize(
     "transform", [BucketTransform(3), VoidTransform(), parse_transform("zorder[2]")], ids=str
 )
 def test_buckets_and_what_is_unknown_prove_nothing(transform: Transform[Any, Any]) -> None:
-    assert source_range(transform, LongType(), 1) is None
+    assert find_source_range(transform, LongType(), 1) is None
 
 
 def test_nan_proves_nothing() -> None:
-    assert source_range(IdentityTransform(), DoubleType(), math.nan) is None
+    assert find_source_range(IdentityTransform(), DoubleType(), math.nan) is None
 
 
 @pytest.mark.parametrize(
@@ -188,41 +188,41 @@ def test_nan_proves_nothing() -> None:
 )
 def test_other_arrow_types_of_the_same_values_do(kind: IcebergType, column: Any) -> None:
     as_text = isinstance(kind, StringType)
-    assert transformed(TruncateTransform(3), kind, column).to_pylist() == ["abc" if as_text else b"abc"]
+    assert apply_transform(TruncateTransform(3), kind, column).to_pylist() == ["abc" if as_text else b"abc"]
     expected = BucketTransform(16).transform(kind)("abcd" if as_text else b"abcd")
-    assert transformed(BucketTransform(16), kind, column).to_pylist() == [expected]
+    assert apply_transform(BucketTransform(16), kind, column).to_pylist() == [expected]
 
 
 def test_coarser_timestamps_are_brought_to_the_tables_unit() -> None:
     column = pa.array([86_400, None], pa.int64()).cast(pa.timestamp("s"))
-    assert transformed(IdentityTransform(), TimestampType(), column).to_pylist() == [86_400_000_000, None]
+    assert apply_transform(IdentityTransform(), TimestampType(), column).to_pylist() == [86_400_000_000, None]
 
 
 def test_a_zone_does_not_move_a_timestamp() -> None:
     column = pa.array([0], pa.timestamp("us", "Asia/Tokyo"))
-    assert transformed(HourTransform(), TimestamptzType(), column).to_pylist() == [0]
-    assert transformed(YearTransform(), TimestamptzType(), column).to_pylist() == [0]
+    assert apply_transform(HourTransform(), TimestamptzType(), column).to_pylist() == [0]
+    assert apply_transform(YearTransform(), TimestamptzType(), column).to_pylist() == [0]
 
 
 def test_uuids_of_arrow_are_their_bytes() -> None:
     column = pa.array([b"0123456789abcdef", None], pa.uuid())
-    assert transformed(IdentityTransform(), UUIDType(), column).to_pylist() == [b"0123456789abcdef", None]
+    assert apply_transform(IdentityTransform(), UUIDType(), column).to_pylist() == [b"0123456789abcdef", None]
 
 
 def test_void_is_null() -> None:
-    assert transformed(VoidTransform(), LongType(), pa.array([1, 2])).to_pylist() == [None, None]
+    assert apply_transform(VoidTransform(), LongType(), pa.array([1, 2])).to_pylist() == [None, None]
 
 
 def test_an_unknown_transform_is_refused_by_its_name() -> None:
     with pytest.raises(NotSupported, match=r"zorder\[2\]"):
-        transformed(parse_transform("zorder[2]"), LongType(), pa.array([1]))
+        apply_transform(parse_transform("zorder[2]"), LongType(), pa.array([1]))
 
 
 def test_a_transform_of_a_type_it_does_not_take_is_refused() -> None:
     with pytest.raises(NotSupported, match=r"hour of a column of type date"):
-        transformed(HourTransform(), DateType(), pa.array([1], pa.int32()).view(pa.date32()))
+        apply_transform(HourTransform(), DateType(), pa.array([1], pa.int32()).view(pa.date32()))
 
 
 def test_a_column_of_another_type_is_refused() -> None:
     with pytest.raises(SchemaMismatch, match="string where the table has timestamp"):
-        transformed(DayTransform(), TimestampType(), pa.array(["no date"]))
+        apply_transform(DayTransform(), TimestampType(), pa.array(["no date"]))

@@ -10,12 +10,12 @@ import pyarrow.parquet as pq
 import pytest
 from pyiceberg.table.locations import load_location_provider
 from pyiceberg.types import ListType, LongType, MapType, NestedField, StringType, StructType
-from tests.iceberg.lens_tools import metadata_of, schema_of
+from tests.iceberg.scan_tools import metadata_of, schema_of
 
 from intarsia.errors import InputError, NotSupported
-from intarsia.tables.iceberg.locations import DataLocations, hash_directories
+from intarsia.tables.iceberg.file_io import LocationProvider, make_hash_directories
 from intarsia.tables.iceberg.properties import WriteProperties
-from intarsia.tables.iceberg.schemas import arrow_schema
+from intarsia.tables.iceberg.schemas import to_arrow_schema
 
 SCHEMA = schema_of((1, "a", LongType()))
 
@@ -128,7 +128,7 @@ def test_files_are_written_as_the_layout_says() -> None:
         "write.parquet.bloom-filter-enabled.column.p": "false",
     }
     layout = properties_of(said, schema).layout
-    arrow = arrow_schema(schema)
+    arrow = to_arrow_schema(schema)
     assert set(layout.bloom_filters) == {"t", "p.l.list.element"}
     sink = pa.BufferOutputStream()
     pq.write_table(
@@ -179,31 +179,36 @@ LOCATION = "file:///nowhere/t"
     ],
 )
 def test_data_files_lie_where_java_puts_them(said: dict[str, str], expected: str) -> None:
-    locations = DataLocations.of(metadata_of(SCHEMA, properties=said))
+    locations = LocationProvider.of(metadata_of(SCHEMA, properties=said))
     part = "day=2020-01-01/r%C3%A9gion=a%2Fb+c%7E*"
-    spread = hash_directories(f"{part}/f.parquet")
-    found = locations.data_file("f.parquet", {"day": "2020-01-01", "région": "a/b c~*"})
-    assert found == expected.format(part=part, hash=spread)
+    partitioner = make_hash_directories(f"{part}/f.parquet")
+    found = locations.new_data_location("f.parquet", {"day": "2020-01-01", "région": "a/b c~*"})
+    assert found == expected.format(part=part, hash=partitioner)
 
 
 @pytest.mark.parametrize("partitioned", ["true", "false"])
 @pytest.mark.parametrize("name", ["f.parquet", "00000-0-ä.parquet", ""])
 def test_hashed_places_are_those_of_pyiceberg(name: str, partitioned: str) -> None:
     said = {"write.object-storage.enabled": "true", "write.object-storage.partitioned-paths": partitioned}
-    mine = DataLocations.of(metadata_of(SCHEMA, properties=said)).data_file(name, {})
+    mine = LocationProvider.of(metadata_of(SCHEMA, properties=said)).new_data_location(name, {})
     assert mine == load_location_provider(LOCATION, said).new_data_location(name)
 
 
 def test_a_hash_without_partitions_is_joined_to_the_name() -> None:
     said = {"write.object-storage.enabled": "true", "write.object-storage.partitioned-paths": "false"}
-    found = DataLocations.of(metadata_of(SCHEMA, properties=said)).data_file("f.parquet", {"a": "1"})
-    assert found == f"{LOCATION}/data/{hash_directories('f.parquet')}-f.parquet"
+    found = LocationProvider.of(metadata_of(SCHEMA, properties=said)).new_data_location(
+        "f.parquet", {"a": "1"}
+    )
+    assert found == f"{LOCATION}/data/{make_hash_directories('f.parquet')}-f.parquet"
 
 
 def test_metadata_files_lie_in_their_own_directory() -> None:
-    assert DataLocations.of(metadata_of(SCHEMA)).metadata_file("m.avro") == f"{LOCATION}/metadata/m.avro"
+    assert (
+        LocationProvider.of(metadata_of(SCHEMA)).new_metadata_location("m.avro")
+        == f"{LOCATION}/metadata/m.avro"
+    )
     moved = metadata_of(SCHEMA, properties={"write.metadata.path": "s3://m/"})
-    assert DataLocations.of(moved).metadata_file("m.avro") == "s3://m/m.avro"
+    assert LocationProvider.of(moved).new_metadata_location("m.avro") == "s3://m/m.avro"
 
 
 def test_names_of_leaves_in_maps_are_parquets() -> None:

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from intarsia.errors import InputError
+from intarsia.pipeline import state
 from intarsia.pipeline import state as memory
-from intarsia.pipeline import state_file
 
 Ids = Callable[[Any], list[int]]
 
@@ -68,7 +68,7 @@ def test_a_crash_between_the_commit_and_the_state_appends_nothing_twice(
     log.run()
     log.lands("b.csv", {2: ("eu", 5.0)})
     with monkeypatch.context() as patched:
-        patched.setattr(memory.State, "note", _crash)
+        patched.setattr(memory.PipelineState, "note", _crash)
         with pytest.raises(KeyboardInterrupt):
             log.run()
     assert ids(log) == [1, 2]
@@ -86,7 +86,7 @@ def test_a_crash_before_the_commit_loses_nothing(log: Any, ids: Ids, monkeypatch
         patched.setattr("intarsia.api.write", _crash)
         with pytest.raises(KeyboardInterrupt):
             log.run()
-    assert state_file.read(log.state).pending
+    assert state.read_state(log.state).pending
     assert log.statuses() == {"append": "done"}
     assert ids(log) == [1, 2]
 

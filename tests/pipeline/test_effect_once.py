@@ -17,8 +17,8 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import CommitConflict, CommitUnknown, StorageError
-from intarsia.pipeline import state_file
-from intarsia.pipeline.ledger import Ledger
+from intarsia.pipeline import state
+from intarsia.pipeline.run_state import RunState
 from intarsia.tables.parquet.journal import Journal
 
 ROWS = {"id": [1, 2, 3, 3], "v": [10, 20, 30, 30]}
@@ -52,7 +52,7 @@ class Lake:
         (root / "landing").mkdir()
         self.lands("a", {"id": [2, 9], "v": [7, 90]})
         if kind == "iceberg":
-            from intarsia.tables.iceberg.catalogs import embedded_catalog
+            from intarsia.tables.iceberg.catalog import embedded_catalog
 
             self.catalog = embedded_catalog(root / "warehouse")
             self.catalog.create_namespace("db")
@@ -120,16 +120,16 @@ def lake(request: pytest.FixtureRequest, tmp_path: Path) -> Lake:
 
 @contextmanager
 def ended(at: str, monkeypatch: pytest.MonkeyPatch, step: str | None = None) -> Iterator[None]:
-    """The process ends before a method of the ledger is called, for a step: as a kill there would do."""
+    """The process ends before a method of the run_state is called, for a step: as a kill there would do."""
     with monkeypatch.context() as patched:
-        real = getattr(Ledger, at)
+        real = getattr(RunState, at)
 
-        def call(ledger: Ledger, *args: Any, **kwargs: Any) -> Any:
+        def call(run_state: RunState, *args: Any, **kwargs: Any) -> Any:
             if step is None or args[0].name == step:
                 raise KeyboardInterrupt
-            return real(ledger, *args, **kwargs)
+            return real(run_state, *args, **kwargs)
 
-        patched.setattr(Ledger, at, call)
+        patched.setattr(RunState, at, call)
         with pytest.raises(KeyboardInterrupt):
             yield
 
@@ -155,7 +155,7 @@ def test_a_step_that_ended_before_its_commit_is_done_by_the_next_run(
     lake: Lake, kind: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("intarsia.pipeline.course.carry_out", _end)
+        patched.setattr("intarsia.pipeline.step_runner.carry_out", _end)
         with pytest.raises(KeyboardInterrupt):
             lake.run(STEPS[kind])
     assert lake.rows() == [(1, 10), (2, 20), (3, 30), (3, 30)]
@@ -233,18 +233,18 @@ def test_two_runs_with_states_of_their_own_do_a_step_once(
     lake: Lake, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """As on two machines, which start at once: each has announced the same batch."""
-    real = Ledger.announce
+    real = RunState.announce
 
-    def announced(ledger: Ledger, *args: Any, **kwargs: Any) -> dict[str, Any]:
-        said = real(ledger, *args, **kwargs)
-        monkeypatch.setattr(Ledger, "announce", real)
+    def announced(run_state: RunState, *args: Any, **kwargs: Any) -> dict[str, Any]:
+        said = real(run_state, *args, **kwargs)
+        monkeypatch.setattr(RunState, "announce", real)
         other = pipeline.run(
             _elsewhere(lake.pipeline(STEPS["update"]), tmp_path), progress=False, session=lake.session
         )
         other.check()
         return said
 
-    monkeypatch.setattr(Ledger, "announce", announced)
+    monkeypatch.setattr(RunState, "announce", announced)
     with pytest.raises(CommitConflict, match="has committed step 's0' meanwhile"):
         lake.run(STEPS["update"]).check()
     assert lake.rows() == [(1, 11), (2, 21), (3, 31), (3, 31)]
@@ -300,7 +300,7 @@ def test_a_draft_of_the_state_that_a_kill_left_is_swept(tmp_path: Path) -> None:
     lake.run(STEPS["update"]).check()
     assert not draft.exists()
     assert json.loads((tmp_path / ".intarsia" / "p.state.json").read_text())["version"] == 2
-    assert state_file.read(tmp_path / ".intarsia" / "p.state.json").unfinished is None
+    assert state.read_state(tmp_path / ".intarsia" / "p.state.json").unfinished is None
 
 
 def _end(*_: Any, **__: Any) -> None:

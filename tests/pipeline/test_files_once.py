@@ -14,8 +14,8 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import DamagedTable, InputError, NothingMatched
-from intarsia.pipeline.fingerprints import definition_of, digest_of_files
-from intarsia.pipeline.inputs import Stamp
+from intarsia.pipeline.inputs import FileStamp
+from intarsia.pipeline.run_state import describe_definition, digest_files
 
 Ids = Callable[[Any], list[int]]
 Rows = Callable[..., list[dict[str, Any]]]
@@ -254,8 +254,8 @@ def test_a_lost_state_does_not_matter_when_the_target_is_gone(shop: Any, ids: Id
 def _as_first_version(shop: Any, step: str, files: list[Path], *, appended: bool) -> Path:
     """Make of the state one that version 1 would have left in the reports."""
     declared = pipeline.load(shop.file)
-    definition = next(definition_of(one, declared) for one in declared.steps if one.name == step)
-    stamps = [Stamp(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
+    definition = next(describe_definition(one, declared) for one in declared.steps if one.name == step)
+    stamps = [FileStamp(str(p), p.stat().st_size, p.stat().st_mtime_ns) for p in files]
     now = json.loads(shop.state.read_text())
     records = {name: one["successes"] for name, one in now["steps"].items()}
     for found in records.values():
@@ -263,7 +263,7 @@ def _as_first_version(shop: Any, step: str, files: list[Path], *, appended: bool
             one["files"] = []
             if one["definition"] == definition:
                 one["files"] = [stamp.as_list() for stamp in stamps] if appended else []
-                one["input"] = digest_of_files(stamps)
+                one["input"] = digest_files(stamps)
     old = shop.root / "reports" / "shop.state.json"
     plain = {"version": 1, "pending": {}, "steps": records}
     old.write_text(json.dumps(plain | {key: now[key] for key in ("counter", "targets", "foreign")}))

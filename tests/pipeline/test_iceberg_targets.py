@@ -11,8 +11,8 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import InputError
-from intarsia.pipeline.fingerprints import digest_of_snapshot
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.pipeline.run_state import digest_snapshot
+from intarsia.tables.iceberg.catalog import embedded_catalog
 
 pytest.importorskip("pyiceberg")
 
@@ -93,20 +93,20 @@ def test_steps_change_an_iceberg_table_across_its_specs(shop: Any, tmp_path: Pat
     assert (merged.result.updated, merged.result.inserted, deleted.result.deleted) == (2, 1, 1)
 
 
-def test_a_source_may_be_an_iceberg_target_with_rows_that_are_veiled(
+def test_a_source_may_be_an_iceberg_target_with_position_deletes(
     shop: Any, tmp_path: Path, rows: Any
 ) -> None:
     pipeline.run(pipeline.load(tmp_path / "p.toml"), progress=False).check()
     assert sorted(row["id"] for row in rows(tmp_path / "copy")) == [1, 3, 4]
 
 
-def test_a_table_counts_as_changed_when_rows_are_veiled_and_every_file_stays(shop: Any) -> None:
+def test_a_table_counts_as_changed_by_position_deletes_and_every_file_stays(shop: Any) -> None:
     table = shop.load_table("shop.orders")
     before = it.snapshot(table)
     it.delete(table, "id = 1", mode="merge-on-read")
     after = it.snapshot(table)
     assert [file.path for file in after.files] == [file.path for file in before.files]
-    assert digest_of_snapshot(after) != digest_of_snapshot(before)
+    assert digest_snapshot(after) != digest_snapshot(before)
 
 
 def test_a_table_that_is_not_there_ends_the_run_before_anything_is_written(tmp_path: Path) -> None:

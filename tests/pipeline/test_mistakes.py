@@ -9,7 +9,7 @@ import pytest
 
 from intarsia import pipeline
 from intarsia.errors import InputError, IntarsiaError, NotSupported, StorageError
-from intarsia.pipeline.foreign import told
+from intarsia.pipeline.step_runner import translate_error
 
 
 def _failed(shop: Any) -> IntarsiaError:
@@ -117,7 +117,7 @@ Caused by: java.lang.IllegalArgumentException: CSV header does not conform to th
 
 def test_an_error_of_spark_is_told_with_the_reason_that_it_gives_last() -> None:
     errors = pytest.importorskip("pyspark.errors", reason="pyspark is not installed")
-    made = told(errors.PySparkException(FROM_SPARK))
+    made = translate_error(errors.PySparkException(FROM_SPARK))
     assert isinstance(made, InputError)
     assert made.message == (
         "Spark could not do it: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file a.csv."

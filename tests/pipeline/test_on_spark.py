@@ -256,14 +256,14 @@ def test_a_target_that_somebody_changes_meanwhile_is_read_in_one_state_or_not_at
 ) -> None:
     table = pa.table({"id": [1, 2], "day": ["a", "b"]})
     intarsia.write(table, tmp_path / "bronze", partition_by="day")
-    listed = inputs.snapshot_frame
+    listed = inputs.read_snapshot_frame
 
     def changed_at_once(*given: Any) -> Any:
         frame = listed(*given)
         intarsia.update(tmp_path / "bronze", {"id": "id + 10"})
         return frame
 
-    monkeypatch.setattr(inputs, "snapshot_frame", changed_at_once)
+    monkeypatch.setattr(inputs, "read_snapshot_frame", changed_at_once)
     report = pipeline.run(_copied(tmp_path), session=spark, progress=False)
     assert isinstance(report.failed.error, CommitConflict)
     assert "since the step looked at it" in str(report.failed.error)

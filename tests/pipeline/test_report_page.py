@@ -31,7 +31,7 @@ def test_the_json_has_rows_files_bytes_times_plans_and_layouts(shop: Any) -> Non
     assert upsert["result"]["updated"] == 39
     assert upsert["result"]["bytes_written"] > 0
     assert upsert["seconds"] > 0
-    counts = {"rewritten": 2, "veiled": 0, "inserted": 1, "preserved": 0, "removed": 0}
+    counts = {"rewritten": 2, "with_deletes": 0, "inserted": 1, "preserved": 0, "removed": 0}
     assert upsert["result"]["file_counts"] == counts
     assert upsert["plan"]["actions"] == {"rewrite": 2}
     assert upsert["plan"]["reasons"][0]["reason"]

@@ -11,7 +11,7 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NothingMatched, NotSupported
-from intarsia.pipeline import state_file
+from intarsia.pipeline import state
 
 Ids = Callable[[Any], list[int]]
 ALL = {"upsert", "purge", "tidy"}
@@ -324,7 +324,7 @@ def test_a_run_that_is_interrupted_leaves_a_report_and_its_finished_steps(shop: 
 
 def test_two_runs_at_once_are_refused(shop: Any) -> None:
     shop.lands("a.csv", {1: ("eu", 5.0)})
-    with state_file.held(shop.state), pytest.raises(CommitConflict, match="under way"):
+    with state.lock_state(shop.state), pytest.raises(CommitConflict, match="under way"):
         shop.run()
     assert shop.run().ok
 

@@ -6,7 +6,7 @@ import pyarrow as pa
 import pytest
 
 import intarsia as it
-from intarsia.core import opened
+from intarsia.core import snapshot
 from intarsia.errors import CommitConflict
 from intarsia.pipeline import inputs
 from intarsia.pipeline.model import Source
@@ -19,14 +19,14 @@ def path(tmp_path, make_dataset):
 
 def test_a_target_of_more_files_than_may_be_open_is_read(path, monkeypatch):
     monkeypatch.setattr(inputs, "_OPEN_FILES", 3)
-    monkeypatch.setattr(opened, "open_limit", lambda: 6)
-    rows = inputs.snapshot_stream(Source(target="t"), it.snapshot(path)).read_all()
+    monkeypatch.setattr(snapshot, "open_limit", lambda: 6)
+    rows = inputs.read_snapshot_stream(Source(target="t"), it.snapshot(path)).read_all()
     assert rows["id"].to_pylist() == list(range(20))
 
 
 def test_a_target_that_is_changed_while_it_is_read_is_a_conflict(path, monkeypatch):
     monkeypatch.setattr(inputs, "_OPEN_FILES", 3)
-    stream = inputs.snapshot_stream(Source(target="t"), it.snapshot(path))
+    stream = inputs.read_snapshot_stream(Source(target="t"), it.snapshot(path))
     stream.read_next_batch()
     it.merge(pa.table({"id": [0, 19], "v": ["new"] * 2}), path, on="id")
     with pytest.raises(CommitConflict, match=r"part-00009\.parquet was replaced"):

@@ -18,7 +18,7 @@ from hypothesis import given, settings
 
 import intarsia as it
 from intarsia.common.partitions import parse_hive_partition_path
-from intarsia.engines.arrow import splice
+from intarsia.kernel import chunk_copy
 from tests.property import model
 
 MERGES = ["insert", "update", "upsert", "full_merge"]
@@ -123,7 +123,7 @@ def partition_of(row: model.Row, case: Case) -> str:
 
 
 def written(root: Path, case: Case, files: list[list[model.Row]], *, row_group_size: int = 2) -> None:
-    splice.CHUNK_BYTES = 0 if case.spliced else 1 << 20
+    chunk_copy.CHUNK_BYTES = 0 if case.spliced else 1 << 20
     for number, rows in enumerate(files):
         by_part: dict[str, list[model.Row]] = {}
         for row in rows:

@@ -19,10 +19,10 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType, Times
 
 import intarsia as it
 from intarsia.core.intent import Compact
-from intarsia.core.lens import LAST_UPDATED, ROW_ID, with_lineage
 from intarsia.core.plan import Plan
-from intarsia.engines.arrow.regroup import pieces_of
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.core.scan_task import LAST_UPDATED, ROW_ID, with_lineage
+from intarsia.kernel.compact import pieces_of
+from intarsia.tables.iceberg.catalog import embedded_catalog
 
 NAME = "db.t"
 _COLUMNS = (
@@ -72,7 +72,7 @@ class Twin:
     def lineage(self) -> dict[int, tuple[int, int]]:
         """By key the identity of each row, and the snapshot that last changed it."""
         snapshot = self.target.snapshot()
-        snapshot = snapshot.looked_into(snapshot.files)
+        snapshot = snapshot.with_footers(snapshot.files)
         plan = Plan(Compact(), snapshot, (), snapshot.schema)
         return {
             row["id"]: (row[ROW_ID], row[LAST_UPDATED])

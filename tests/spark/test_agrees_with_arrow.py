@@ -15,7 +15,7 @@ from hypothesis import HealthCheck, given, settings
 
 import intarsia as it
 from intarsia.core.rule import STRATEGIES
-from intarsia.engines.spark import routed
+from intarsia.engines.spark import route
 from tests.property import model
 from tests.property.test_operations_agree_with_model import KINDS, Case, read, rows_of, written
 
@@ -131,7 +131,7 @@ def test_merges_of_dataframes_agree(
     options["broadcast_bytes"] = 1 if way == "large" else 64 << 20
     with pytest.MonkeyPatch.context() as patch:
         if way == "routed":
-            patch.setattr(routed, "ROUTED_BYTES", 0)
+            patch.setattr(route, "ROUTED_BYTES", 0)
         found = outcome(lambda: it.merge(frame, there, **options), there, case)
     assert found == expected
 

@@ -16,8 +16,8 @@ import pytest
 import intarsia as it
 from intarsia.core.intent import Write, WriteOptions
 from intarsia.core.plan import Plan
-from intarsia.engines.spark import afresh, bundles, carrying, new_rows, routed, staging
-from intarsia.engines.spark.source import beside
+from intarsia.engines.spark import copies, new_rows, route, route_tasks, staging
+from intarsia.engines.spark.source import spool_location
 from intarsia.errors import StorageError
 from tests.spark.iceberg_twins import Twin, Twins, evolved, rows, unpartitioned
 
@@ -185,8 +185,8 @@ def test_dataframes_of_every_size_agree(
     arrow, other = twins(evolved, 2, mode)
     expected = operation(source, arrow.target, "arrow")
     if way == "routed":
-        monkeypatch.setattr(routed, "ROUTED_BYTES", 0)
-        monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1 << 10)
+        monkeypatch.setattr(route, "ROUTED_BYTES", 0)
+        monkeypatch.setattr(route_tasks, "FILE_BATCH_BYTES", 1 << 10)
     limit = 1 if way == "large" else 64 << 20
     before = other.data_files()
     compared(expected, operation(frame, other.target, spark, broadcast_bytes=limit), (arrow, other))
@@ -205,7 +205,7 @@ def test_rows_keep_their_identity_when_they_move(
     _, twin = twins(evolved, 3, mode)
     before = twin.lineage()
     changed = set(MOVED["id"].to_pylist()) & before.keys()
-    monkeypatch.setattr(routed, "ROUTED_BYTES", 0 if way == "routed" else 64 << 20)
+    monkeypatch.setattr(route, "ROUTED_BYTES", 0 if way == "routed" else 64 << 20)
     limit = 1 if way == "large" else 64 << 20
     frame = frame_of(spark, MOVED)
     result = it.merge(frame, twin.target, on="id", engine=spark, broadcast_bytes=limit)
@@ -237,9 +237,9 @@ def test_rows_that_wait_on_storage_and_many_new_rows_agree(
 ) -> None:
     """New rows by a stage of their own, from a file that tasks map; a partition shared among tasks."""
     monkeypatch.setattr(staging, "INLINE_BYTES", 0)
-    monkeypatch.setattr(afresh, "DRIVER_INSERT_ROWS", 0)
-    monkeypatch.setattr(afresh, "TASK_ROWS", 7)
-    monkeypatch.setattr(new_rows, "PLACE_BYTES", 1 << 10)
+    monkeypatch.setattr(copies, "DRIVER_INSERT_ROWS", 0)
+    monkeypatch.setattr(copies, "TASK_ROWS", 7)
+    monkeypatch.setattr(new_rows, "FILE_BYTES", 1 << 10)
     arrow, other = twins(evolved, 2, VEIL)
     wide = rows(range(150, 500), v=7.0)
     expected = it.merge(wide, arrow.target, on="id", engine="arrow")
@@ -252,7 +252,7 @@ def test_rows_that_wait_on_storage_and_many_new_rows_agree(
 def test_scratch_beside_a_table_is_hidden_from_sweeps(twins: Twins) -> None:
     _, twin = twins(evolved, 2, VEIL)
     snapshot = twin.target.snapshot()
-    room = beside(snapshot)
+    room = spool_location(snapshot)
     assert room is not None
     _, directory, dataset = room
     assert directory == f"{dataset}/.intarsia/spools"
@@ -269,12 +269,41 @@ def test_a_dry_run_counts_and_writes_nothing(spark: Any, twins: Twins) -> None:
     assert dict(it.merge(SOURCE, twin.target, on="id", engine=spark)) == dict(dry)
 
 
+JOINS = {
+    "spark.sql.shuffle.partitions": "3",
+    "spark.sql.autoBroadcastJoinThreshold": "-1",
+    "spark.sql.adaptive.enabled": "false",
+}
+
+
+@pytest.mark.parametrize("making", [evolved, unpartitioned])
+@pytest.mark.parametrize("mode", [COPY, VEIL])
+def test_a_dry_run_knows_the_bytes_however_spark_joins(
+    spark: Any, twins: Twins, monkeypatch: pytest.MonkeyPatch, making: Any, mode: str
+) -> None:
+    monkeypatch.setattr(new_rows, "PARTITION_BYTES", 10 << 10)  # so that several tasks write
+    _, twin = twins(making, 2, mode)
+    source = rows((n * 37 % 700 + 150 for n in range(700)), v=7.0, name="new")
+    options = {"on": "id", "engine": spark, "broadcast_bytes": 1}
+    planned = it.merge(source, twin.target, dry_run=True, **options)
+    before = {name: spark.conf.get(name, None) for name in JOINS}
+    for name, value in JOINS.items():
+        spark.conf.set(name, value)
+    try:
+        done = it.merge(source, twin.target, **options)
+    finally:
+        for name, value in before.items():
+            spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+    assert planned.bytes_exact
+    assert (planned.new_files, planned.bytes_written) == (done.new_files, done.bytes_written)
+
+
 def test_a_task_that_is_repeated_leaves_no_file(
     spark: Any, twins: Twins, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A worker that dies after its files were written is heard of by its note alone."""
     told = str(tmp_path / "died")
-    whole = carrying.carry_files
+    whole = copies.copy_matched
 
     def dying(work: Any, files: Any) -> Any:
         share = whole(work, files)
@@ -284,7 +313,7 @@ def test_a_task_that_is_repeated_leaves_no_file(
             return share
         raise RuntimeError("the first attempt is lost")
 
-    monkeypatch.setattr(afresh, "carry_files", dying)
+    monkeypatch.setattr(copies, "copy_matched", dying)
     arrow, other = twins(evolved, 2, COPY)
     expected = it.merge(SOURCE, arrow.target, on="id", engine="arrow")
     before = other.data_files()
@@ -297,7 +326,7 @@ def test_a_stage_that_fails_leaves_no_file(spark: Any, twins: Twins, monkeypatch
     def refused(work: Any, job: Any) -> Any:
         raise StorageError("no room is left")
 
-    monkeypatch.setattr(afresh, "insert_rows", refused)
+    monkeypatch.setattr(copies, "insert_rows", refused)
     _, twin = twins(evolved, 2, COPY)
     before, rows_before = twin.data_files(), twin.rows()
     with pytest.raises(StorageError, match="no room is left"):
@@ -321,7 +350,7 @@ def test_an_attempt_that_fails_takes_its_files_back(twins: Twins) -> None:
         intent = Write("append", options=WriteOptions(max_rows_per_file=2))
         plan = Plan(intent, tx.snapshot, (), tx.snapshot.schema)
         with pytest.raises(StorageError, match="read on"):
-            carrying.written(plan, tx.workplace(), pieces(), lineage=False)
+            copies.write_copies(plan, tx.output(), pieces(), lineage=False)
         assert new() == set()
 
 
@@ -348,9 +377,9 @@ def test_rows_of_one_partition_come_to_few_files(spark: Any, twins: Twins) -> No
 def test_shares_in_line_are_even_and_none_is_empty() -> None:
     for weights in ([5] * 20, [100, 1, 1, 1, 100], [0, 0, 0], [1], [7, 0, 0, 0, 0, 900]):
         for count in (1, 2, 3, 7):
-            shares = afresh.in_line(list(range(len(weights))), weights, count)
+            shares = copies.in_line(list(range(len(weights))), weights, count)
             assert [n for share in shares for n in share] == list(range(len(weights)))
             assert len(shares) <= count
             assert all(shares)
-    even = afresh.in_line(list(range(20)), [5] * 20, 4)
+    even = copies.in_line(list(range(20)), [5] * 20, 4)
     assert [len(share) for share in even] == [5, 5, 5, 5]

@@ -16,7 +16,7 @@ import pyarrow as pa
 import pytest
 
 import intarsia as it
-from intarsia.spark.collecting import collected
+from intarsia.spark.collect import collect
 
 ROWS = pa.table({"id": [1, 2, 3], "a": ["x", "y", "z"]})
 
@@ -87,8 +87,8 @@ def test_ctrl_c_cancels_our_jobs_alone(
 
 def test_what_a_job_raises_is_raised_where_it_was_asked_for(spark: Any) -> None:
     with pytest.raises(Exception, match="DIVIDE_BY_ZERO"):
-        collected(spark.sql("select 1 / (id - id) as x from range(3)"))
-    assert collected(spark.range(3)).num_rows == 3
+        collect(spark.sql("select 1 / (id - id) as x from range(3)"))
+    assert collect(spark.range(3)).num_rows == 3
     if hasattr(spark, "getTags"):
         assert not [tag for tag in spark.getTags() if tag.startswith("intarsia-")]
 

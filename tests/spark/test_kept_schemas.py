@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 
 import intarsia as it
 from intarsia.core.elements import elements_of
-from intarsia.errors import InputError, KeyColumnError
+from intarsia.errors import InputError, KeyColumnError, NotSupported
 
 TYPES = {
     "v": "parse_json('{\"a\": ' || id || '}')",
@@ -120,3 +121,71 @@ def test_s25_nested_keys_are_refused_as_on_the_other_engines(spark: Any, tmp_pat
             it.deduplicate(root, on="id", order_by="c", engine=engine)
         with pytest.raises(KeyColumnError, match="types that cannot be a key: 'c'"):
             it.optimize(root, by="id", deduplicate_on="c", engine=engine)
+
+
+@pytest.mark.parametrize("engine", ["arrow", "duckdb", "spark"])
+def test_s25_user_defined_types_of_spark_stay_what_they_are(spark: Any, tmp_path: Path, engine: str) -> None:
+    from pyspark.ml.linalg import Vectors, VectorUDT
+    from pyspark.sql.types import ArrayType, LongType, StringType, StructField, StructType
+
+    from tests.spark.point_type import Point, PointUDT
+
+    root = tmp_path / "lake"
+    kinds = {
+        "id": LongType(),
+        "v": VectorUDT(),
+        "p": PointUDT(),
+        "l": ArrayType(PointUDT()),
+        "s": StringType(),
+    }
+    schema = StructType([StructField(name, kind) for name, kind in kinds.items()])
+    vectors = [Vectors.dense([1.5, 2.5]), Vectors.sparse(4, [1], [3.5]), None]
+    rows = [(n, vectors[n % 3], Point(n + 0.5, 0.0), [Point(0.5, float(n))], f"s{n}") for n in range(6)]
+    spark.createDataFrame(rows, schema).coalesce(1).write.parquet(str(root))
+    before = {row.id: row for row in spark.read.parquet(str(root)).collect()}
+    [elements] = _schemas(root)
+    it.delete(root, "id = 1", engine=engine)
+    assert _schemas(root) == [elements]
+    it.update(root, {"s": "s"}, "id = 2", engine=engine)
+    source = it.snapshot(str(root)).dataset().to_table()
+    it.merge(source.slice(0, 2), root, on="id", engine=engine)
+    it.write(source.slice(0, 2), root, engine=engine)
+    it.deduplicate(root, on="id", engine=engine)
+    for path in root.glob("*.parquet"):
+        assert spark.read.parquet(str(path)).schema == schema, path.name
+    it.compact(root, engine=engine)
+    found = spark.read.parquet(str(root))
+    assert found.schema == schema
+    assert sorted(found.collect()) == [before[number] for number in (0, 2, 3, 4, 5)]
+
+
+@pytest.mark.parametrize("times", ["INT96", "TIMESTAMP_MICROS"])
+@pytest.mark.parametrize("engine", ["arrow", "duckdb", "spark"])
+def test_s25_dates_of_the_old_calendar_are_read_as_before(
+    spark: Any, tmp_path: Path, engine: str, times: str
+) -> None:
+    root = tmp_path / "lake"
+    names = ("datetimeRebaseModeInWrite", "int96RebaseModeInWrite", "outputTimestampType")
+    settings = [f"spark.sql.parquet.{name}" for name in names]
+    before = [spark.conf.get(name) for name in settings]
+    try:
+        for name, value in zip(settings, ("LEGACY", "LEGACY", times), strict=True):
+            spark.conf.set(name, value)
+        dates = "case when id = 0 then date '1400-01-01' else date '2000-01-01' end as d"
+        moments = "timestamp '2000-01-01 00:00:00' as at"
+        spark.range(4).selectExpr("id", dates, moments, "'s' as s").coalesce(1).write.parquet(str(root))
+    finally:
+        for name, value in zip(settings, before, strict=True):
+            spark.conf.set(name, value)
+    rows = {row.id: row for row in spark.read.parquet(str(root)).collect()}
+    it.delete(root, "id = 1", engine=engine)
+    it.update(root, {"s": "s"}, "id = 0", engine=engine)
+    now = pa.array([0], pa.timestamp("us", "UTC"))
+    source = pa.table({"id": [2], "d": [dt.date(1500, 1, 1)], "at": now, "s": ["s"]})
+    for dry_run in (True, False):
+        with pytest.raises(NotSupported, match="1 new value of column 'd'"):
+            it.update(root, {"d": "DATE '1500-01-01'"}, "id = 2", engine=engine, dry_run=dry_run)
+        with pytest.raises(NotSupported, match="1 new value of column 'd'"):
+            it.merge(source, root, on="id", engine=engine, dry_run=dry_run)
+    found = spark.read.parquet(str(root)).orderBy("id").collect()
+    assert found == [rows[number] for number in (0, 2, 3)]

@@ -58,8 +58,8 @@ def nothing_collected(monkeypatch):
         raise AssertionError("the source was collected, or sent along with the tasks")
 
     monkeypatch.setattr(spark_source.Spool, "read", refused)
-    monkeypatch.setattr(spark_engine.SparkEngine, "_merge", refused)
-    monkeypatch.setattr(spark_engine, "placed", refused)
+    monkeypatch.setattr(spark_engine, "match_merge", refused)
+    monkeypatch.setattr(spark_engine, "write_new_rows", refused)
 
 
 def _written(table: pa.Table, path: Path, write: Any) -> str:
@@ -162,7 +162,7 @@ def test_a_type_that_no_file_can_hold_is_refused_before_anything_changes(spark, 
 
 
 def test_a_spool_that_executors_do_not_see_is_a_storage_error(spark, target, unchanged, monkeypatch):
-    spooled = spark_engine.spooled_table
+    spooled = spark_engine.spool_table
 
     def elsewhere(*given: Any, **options: Any) -> Any:
         spool = spooled(*given, **options)
@@ -170,7 +170,7 @@ def test_a_spool_that_executors_do_not_see_is_a_storage_error(spark, target, unc
             Path(part.location).unlink()
         return spool
 
-    monkeypatch.setattr(spark_engine, "spooled_table", elsewhere)
+    monkeypatch.setattr(spark_engine, "spool_table", elsewhere)
     with unchanged(target), pytest.raises(StorageError, match="does not see") as caught:
         it.merge(SOURCE, target, on="id", engine=spark, broadcast_bytes=1)
     assert "spool_dir=" in str(caught.value)
@@ -187,16 +187,16 @@ def test_on_a_cluster_a_source_waits_beside_the_dataset(
     spark, tmp_path, make_dataset, rows, monkeypatch, filesystem
 ):
     """Also where Spark knows no name for the storage, and where a path looks like a pattern."""
-    monkeypatch.setattr(spark_source, "_is_here", lambda spark: False)
+    monkeypatch.setattr(spark_source, "_is_local", lambda spark: False)
     root = make_dataset(tmp_path / "a [b]{c}*" / "t", TARGET, files=2)
     seen: list[str] = []
-    spooled = spark_engine.spooled_table
+    spooled = spark_engine.spool_table
 
     def watched(table: Any, place: Any, **options: Any) -> Any:
         seen.append(place.directory)
         return spooled(table, place, **options)
 
-    monkeypatch.setattr(spark_engine, "spooled_table", watched)
+    monkeypatch.setattr(spark_engine, "spool_table", watched)
     options: dict[str, Any] = {}
     path = str(root)
     if filesystem == "another":
@@ -310,3 +310,76 @@ def test_names_that_spark_cannot_say_are_taken_as_they_are(spark, tmp_path, rows
     twice = frame.toDF("a", "b", "b", "d")
     with pytest.raises(SchemaMismatch, match="more than one column 'b'"):
         it.merge(twice, tmp_path / "u", on="a", broadcast_bytes=limit)
+
+
+MANY = 30_000
+WIDE = pa.table(
+    {
+        "id": range(MANY),
+        "p": pa.array([f"p{n % 4}" for n in range(MANY)]),
+        "name": pa.array([f"name {n * 7919 % MANY}" for n in range(MANY)]),
+        "code": pa.array([f"c{n * 31 % 50}" for n in range(MANY)]).dictionary_encode(),
+    }
+)
+"""Rows that take other bytes in another order."""
+HALF = MANY // 2
+
+ORDERED = {
+    "append": lambda path, **o: it.write(WIDE, path, **o),
+    "upsert": lambda path, **o: it.merge(WIDE, path, on="id", **o),
+    "deduplicate": lambda path, **o: it.merge(
+        pa.concat_tables([WIDE, WIDE.slice(0, HALF)]), path, on="id", strategy="deduplicate", **o
+    ),
+    "condition": lambda path, **o: it.merge(
+        WIDE,
+        path,
+        on="target.id = source.id and source.name > target.name",
+        clauses=[it.when_matched().update_all(), it.when_not_matched().insert_all()],
+        **o,
+    ),
+}
+
+SETTINGS = (
+    {},
+    {"spark.sql.shuffle.partitions": "3", "spark.sql.autoBroadcastJoinThreshold": "-1"},
+    {"spark.sql.shuffle.partitions": "7", "spark.sql.adaptive.enabled": "false"},
+)
+"""Ways to join that give rows to other tasks, in another order."""
+
+
+@pytest.mark.parametrize("call", ORDERED)
+@pytest.mark.parametrize("partition", ["p", ()], ids=["partitioned", "one directory"])
+def test_the_same_source_gives_the_same_files_however_spark_joins(
+    spark, tmp_path, make_dataset, monkeypatch, call, partition
+):
+    from intarsia.engines.spark import new_rows
+
+    monkeypatch.setattr(new_rows, "PARTITION_BYTES", 100 << 10)  # so that several tasks write
+    seen = []
+    for number, settings in enumerate(SETTINGS):
+        path = make_dataset(tmp_path / f"t{number}", WIDE.slice(0, HALF), files=2, partition=partition)
+        options = {"engine": spark, "broadcast_bytes": 1}
+        before = {name: spark.conf.get(name, None) for name in settings}
+        for name, value in settings.items():
+            spark.conf.set(name, value)
+        try:
+            planned = ORDERED[call](path, dry_run=True, **options)
+            done = ORDERED[call](path, **options)
+        finally:
+            for name, value in before.items():
+                spark.conf.unset(name) if value is None else spark.conf.set(name, value)
+        assert (planned.bytes_written, planned.bytes_exact) == (done.bytes_written, True)
+        assert planned.new_files == done.new_files > 1
+        new = [pq.read_table(path / name, partitioning=None) for name in done.inserted_files]
+        seen.append(sorted(str(table.to_pydict()) for table in new))
+    assert seen[0] == seen[1] == seen[2]
+
+
+def test_rows_of_a_source_that_stays_on_executors_are_appended_in_its_order(spark, tmp_path, monkeypatch):
+    from intarsia.engines.spark import new_rows
+
+    monkeypatch.setattr(new_rows, "PARTITION_BYTES", 100 << 10)
+    done = it.write(WIDE, tmp_path / "new", engine=spark, broadcast_bytes=1)
+    files = [pq.read_table(name)["id"].to_pylist() for name in (tmp_path / "new").glob("*.parquet")]
+    assert done.new_files == len(files) > 1
+    assert [number for file in sorted(files) for number in file] == list(range(MANY))

@@ -12,7 +12,7 @@ import pytest
 
 import intarsia as it
 from intarsia.engines.spark import staging
-from intarsia.engines.spark.apart import set_apart
+from intarsia.engines.spark.shared_buffers import share_buffers
 from intarsia.errors import StorageError
 
 N = 3000
@@ -39,11 +39,11 @@ def mapped(monkeypatch):
 
     def watched(value, room):
         seen.append(room.directory)
-        return set_apart(value, room)
+        return share_buffers(value, room)
 
     monkeypatch.setattr(staging, "INLINE_BYTES", 0)
     monkeypatch.setattr(staging, "DRIVER_INSERT_ROWS", 0)
-    monkeypatch.setattr("intarsia.engines.spark.crew.set_apart", watched)
+    monkeypatch.setattr("intarsia.engines.spark.tasks.share_buffers", watched)
     return seen
 
 
@@ -57,10 +57,10 @@ def test_a_value_comes_back_from_its_file_with_every_array_it_holds(tmp_path):
         "text": "t",
         "none": pa.array([], pa.int8()),
     }
-    found = set_apart(value, Place(pafs.LocalFileSystem(), str(tmp_path)))
+    found = share_buffers(value, Place(pafs.LocalFileSystem(), str(tmp_path)))
     assert len(found.value) < 4096
     for copy in (found, pickle.loads(pickle.dumps(found))):
-        opened = copy.opened()
+        opened = copy.load()
         assert opened["table"].equals(table.slice(1))
         assert opened["array"].equals(value["array"])
         assert (opened["text"], len(opened["none"])) == ("t", 0)
@@ -69,16 +69,16 @@ def test_a_value_comes_back_from_its_file_with_every_array_it_holds(tmp_path):
 def test_storage_without_files_to_map_is_read(tmp_path):
     place = Place(pafs.SubTreeFileSystem(str(tmp_path), pafs.LocalFileSystem()), "deep")
     place.filesystem.create_dir("deep")
-    assert set_apart(pa.array([1, 2]), place).opened().to_pylist() == [1, 2]
+    assert share_buffers(pa.array([1, 2]), place).load().to_pylist() == [1, 2]
 
 
 def test_a_file_that_a_task_does_not_see_is_a_storage_error(tmp_path):
-    found = set_apart(pa.array([1]), Place(pafs.LocalFileSystem(), str(tmp_path)))
+    found = share_buffers(pa.array([1]), Place(pafs.LocalFileSystem(), str(tmp_path)))
     os.remove(found.location)
     with pytest.raises(StorageError, match="does not see"):
-        found.opened()
+        found.load()
     with pytest.raises(StorageError, match="Could not write"):
-        set_apart(pa.array([1]), Place(pafs.LocalFileSystem(), str(tmp_path / "nowhere")))
+        share_buffers(pa.array([1]), Place(pafs.LocalFileSystem(), str(tmp_path / "nowhere")))
 
 
 @pytest.mark.spark

@@ -25,17 +25,17 @@ from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
 from intarsia.core.planning import plan_compact, plan_optimize
 from intarsia.core.report import MergeResult
-from intarsia.engines.arrow.duplicates import match_duplicates
-from intarsia.engines.arrow.optimize import NewFiles
-from intarsia.engines.arrow.ordering import Order
-from intarsia.engines.arrow.spill import Bucket
 from intarsia.errors import ColumnNotFound, DamagedTable
+from intarsia.kernel.duplicates import match_duplicates
+from intarsia.kernel.optimize import NewFiles
+from intarsia.kernel.sort import Order
+from intarsia.kernel.spill import Bucket
 from intarsia.tables.parquet import ParquetTable
 
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
-from intarsia.engines.spark import range_files, range_runs, range_terms, ranges
-from intarsia.engines.spark.crew import Attempt
+from intarsia.engines.spark import optimize, ranges
+from intarsia.engines.spark.output import AttemptOutput
 
 LITTLE = 20_000
 """Bytes of memory: a few thousand rows are many ranges then."""
@@ -46,7 +46,7 @@ def silent(_step: str, _done: int, _total: int) -> None: ...
 
 @dataclass(frozen=True)
 class HereTwice:
-    """A crew in this process: every job travels as bytes and is done twice, as if overtaken by a copy."""
+    """Tasks in this process: every job travels as bytes and is done twice, as if overtaken by a copy."""
 
     tasks: int = 3
 
@@ -65,7 +65,7 @@ def by_ranges(
     """Order a dataset by ranges, without Spark."""
     with ParquetTable(root).transaction("optimize") as tx:
         plan = plan_optimize(Optimize(tuple(by), target_rows=target_rows, **intent), tx.snapshot)
-        found = ranges.planned_ranges(plan, memory_bytes=memory, cores=2)
+        found = optimize.plan_ranges(plan, memory_bytes=memory, cores=2)
         assert len(found) == len(plan.groups)
         files = tuple(file for group in plan.groups for file in group.files)
         drops = Matches()
@@ -79,10 +79,10 @@ def by_ranges(
                 progress=silent,
                 files=files,
             )
-        added = ranges.optimize_ranges(
+        added = optimize.optimize_ranges(
             HereTwice(),  # type: ignore[arg-type]
             plan,
-            tx.workplace(),
+            tx.output(),
             found,
             drops=drops,
             memory_bytes=memory,
@@ -257,11 +257,14 @@ def test_on_spark_only_large_directories_are_cut_into_ranges(
     table = shuffled(3000).append_column("day", pa.array(["big"] * 2900 + ["small"] * 100))
     root = make_dataset(tmp_path / "d", table, files=2, partition="day", row_group_size=500)
     before = rows(root)
-    plan = it.plan("optimize", root, by="n", engine=spark, target_rows_per_file=500, memory_bytes=LITTLE)
+    options = {"by": "n", "engine": spark, "target_rows_per_file": 500, "memory_bytes": LITTLE}
+    plan = it.plan("optimize", root, **options)
     assert any(note.startswith("The order of one directory") for note in plan.notes), plan.notes
-    result = it.optimize(root, by="n", engine=spark, target_rows_per_file=500, memory_bytes=LITTLE)
-    assert "There may be more new files than 2: executors cut files where ranges of rows end." in plan.notes
-    assert result.notes == tuple(note for note in plan.notes if not note.startswith("There may be more"))
+    guess = it.plan("optimize", root, measured_bytes=0, **options)
+    assert "There may be more new files than 2: executors cut files where ranges of rows end." in guess.notes
+    result = it.optimize(root, **options)
+    assert result.notes == plan.notes
+    assert (result.new_files, result.bytes_written) == (plan.new_files, plan.bytes_to_write)
     assert rows(root) == before
     assert [file.parent.name for file in files(root)].count("day=small") == 1
     for day in ("day=big", "day=small"):
@@ -269,7 +272,7 @@ def test_on_spark_only_large_directories_are_cut_into_ranges(
 
 
 @pytest.mark.parametrize("curve", ["zorder", "hilbert", "linear"])
-@pytest.mark.parametrize(("memory", "least"), [(1, range_terms.LEAST_MEMORY), (1, 3000), (50_000, 1)])
+@pytest.mark.parametrize(("memory", "least"), [(1, ranges.LEAST_MEMORY), (1, 3000), (50_000, 1)])
 def test_ranges_make_one_order_with_any_memory(
     tmp_path: Path,
     make_dataset: Any,
@@ -280,9 +283,9 @@ def test_ranges_make_one_order_with_any_memory(
     memory: int,
     least: int,
 ) -> None:
-    for module in (ranges, range_runs, range_files):  # a range that is larger is cut again on disk
+    for module in (optimize, ranges):  # a range that is larger is cut again on disk
         monkeypatch.setattr(module, "LEAST_MEMORY", least)
-    monkeypatch.setattr(ranges, "MOST_RANGES", 16)
+    monkeypatch.setattr(optimize, "MOST_RANGES", 16)
     table = shuffled(3000)
     root = make_dataset(tmp_path / "d", table, files=5, row_group_size=250)
     by = ["b", "a"]
@@ -356,7 +359,7 @@ def test_one_huge_file_is_dealt_out_by_several_tasks(
     each = HereTwice.each
 
     def noting(self: HereTwice, work: Any, mine: Sequence[Any], **options: Any) -> list[Any]:
-        if work is range_runs.deal_rows:
+        if work is ranges.write_run:
             jobs.append(mine)
         return each(self, work, mine, **options)
 
@@ -406,6 +409,44 @@ def test_a_damaged_file_is_told_and_nothing_is_left(
         it.optimize(root, by="nope", engine=spark, target_rows_per_file=5000, memory_bytes=LITTLE)
 
 
+def stop(*_: Any) -> Any:
+    raise KeyboardInterrupt
+
+
+@pytest.mark.parametrize("ends", ["well", "damaged", "interrupted"])
+def test_a_dry_run_leaves_none_of_the_rows_that_wait_for_their_range(
+    spark: Any,
+    tmp_path: Path,
+    make_dataset: Any,
+    unchanged: Any,
+    monkeypatch: pytest.MonkeyPatch,
+    ends: str,
+) -> None:
+    root = make_dataset(tmp_path / "d", shuffled(6000), files=3, compression="none", use_dictionary=False)
+    spools = tmp_path / "spools"
+    waited: list[Any] = []
+    run_jobs = optimize.range_jobs
+
+    def noting(*given: Any) -> Any:
+        waited.extend(spools.rglob("run-*"))
+        return run_jobs(*given)
+
+    monkeypatch.setattr(optimize, "range_jobs", stop if ends == "interrupted" else noting)
+    if ends == "damaged":
+        bad = files(root)[2]
+        bad.write_bytes(bad.read_bytes()[:4] + bytes(36) + bad.read_bytes()[40:])
+    options = {"by": "s", "engine": spark, "target_rows_per_file": 2000, "memory_bytes": LITTLE}
+    with unchanged(root):
+        if ends == "well":
+            assert it.optimize(root, dry_run=True, spool_dir=str(spools), **options).bytes_exact
+            assert waited
+        else:
+            with pytest.raises(DamagedTable if ends == "damaged" else KeyboardInterrupt):
+                it.optimize(root, dry_run=True, spool_dir=str(spools), **options)
+    assert [path for path in spools.rglob("*") if path.is_file()] == []
+    assert not any(path.is_dir() for path in spools.glob("*"))
+
+
 def plan_of(root: Path, **intent: Any) -> Plan:
     with ParquetTable(root).transaction("optimize") as tx:
         return plan_optimize(Optimize(("n",), **intent), tx.snapshot)
@@ -417,27 +458,27 @@ def test_what_one_task_does_best_is_left_to_one(
     root = make_dataset(tmp_path / "d", shuffled(2000), files=2)
     plenty, one = 1 << 30, plan_of(root)
     several = plan_of(root, target_rows=500)
-    assert ranges.planned_ranges(one, memory_bytes=1000, cores=8) == {}  # one file has one writer
-    assert ranges.planned_ranges(several, memory_bytes=plenty, cores=8) == {}  # small
-    monkeypatch.setattr(ranges, "RANGE_BYTES", 1000)
-    assert ranges.planned_ranges(several, memory_bytes=plenty, cores=2) == {}  # nothing to gain
-    assert ranges.planned_ranges(several, memory_bytes=plenty, cores=8) == {0: 16}
-    assert ranges.planned_ranges(several, memory_bytes=1000, cores=2) == {0: 16}
-    monkeypatch.setattr(ranges, "LEAST_MEMORY", 1)
-    assert ranges.planned_ranges(several, memory_bytes=1000, cores=2)[0] > 16
+    assert optimize.plan_ranges(one, memory_bytes=1000, cores=8) == {}  # one file has one writer
+    assert optimize.plan_ranges(several, memory_bytes=plenty, cores=8) == {}  # small
+    monkeypatch.setattr(optimize, "RANGE_BYTES", 1000)
+    assert optimize.plan_ranges(several, memory_bytes=plenty, cores=2) == {}  # nothing to gain
+    assert optimize.plan_ranges(several, memory_bytes=plenty, cores=8) == {0: 16}
+    assert optimize.plan_ranges(several, memory_bytes=1000, cores=2) == {0: 16}
+    monkeypatch.setattr(optimize, "LEAST_MEMORY", 1)
+    assert optimize.plan_ranges(several, memory_bytes=1000, cores=2)[0] > 16
     in_place = plan_optimize(Optimize((), target_rows=500), several.snapshot)
-    assert ranges.planned_ranges(in_place, memory_bytes=1, cores=8) == {}
+    assert optimize.plan_ranges(in_place, memory_bytes=1, cores=8) == {}
     busy = replace(several, groups=several.groups * 8)
-    assert ranges.planned_ranges(busy, memory_bytes=plenty, cores=8) == {}  # as many groups as cores
+    assert optimize.plan_ranges(busy, memory_bytes=plenty, cores=8) == {}  # as many groups as cores
 
 
 def test_two_attempts_sort_on_disk_without_meeting(tmp_path: Path, make_dataset: Any) -> None:
     root = make_dataset(tmp_path / "d", shuffled(100), files=1)
     with ParquetTable(root).transaction("optimize") as tx:
         plan = plan_optimize(Optimize(("n",)), tx.snapshot)
-        new = NewFiles.of(plan.groups[0], plan, tx.workplace(), Order(("n",)))
+        new = NewFiles.of(plan.groups[0], plan, tx.output(), Order(("n",)))
         schema = pa.schema([("n", pa.int64())])
-        one, other = (replace(new, tx=Attempt.at(tx.workplace())) for _ in range(2))
+        one, other = (replace(new, tx=AttemptOutput.at(tx.output())) for _ in range(2))
         with one.spill(schema) as mine:
             bucket = mine.open()
             bucket.write(pa.table({"n": [1]}, schema=schema))
@@ -449,12 +490,12 @@ def test_two_attempts_sort_on_disk_without_meeting(tmp_path: Path, make_dataset:
 
 
 def test_files_are_cut_between_ranges_where_rows_are_about_equal() -> None:
-    assert list(range_files.file_cuts([10, 10, 10, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
-    assert list(range_files.file_cuts([10, 14, 6, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
-    assert list(range_files.file_cuts([100], 4)) == [(0, 1, 4)]
-    assert list(range_files.file_cuts([5, 90, 5], 4)) == [(0, 1, 1), (1, 2, 4), (2, 3, 1)]
-    assert list(range_files.file_cuts([], 3)) == []
-    assert [files for *_, files in range_files.file_cuts([1] * 100, 10)] == [1] * 10
+    assert list(ranges.file_cuts([10, 10, 10, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
+    assert list(ranges.file_cuts([10, 14, 6, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
+    assert list(ranges.file_cuts([100], 4)) == [(0, 1, 4)]
+    assert list(ranges.file_cuts([5, 90, 5], 4)) == [(0, 1, 1), (1, 2, 4), (2, 3, 1)]
+    assert list(ranges.file_cuts([], 3)) == []
+    assert [files for *_, files in ranges.file_cuts([1] * 100, 10)] == [1] * 10
 
 
 def test_compaction_of_one_directory_is_many_tasks(

@@ -7,7 +7,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.engines.arrow import splice
+from intarsia.kernel import chunk_copy
 
 N = 20_000
 TABLE = pa.table(
@@ -25,7 +25,7 @@ TABLE = pa.table(
 def test_spark_finds_each_row_by_filters_on_copied_and_on_new_columns(
     spark, tmp_path, monkeypatch, checksums, version
 ):
-    monkeypatch.setattr(splice, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(chunk_copy, "CHUNK_BYTES", 0)
     path = tmp_path / "t"
     path.mkdir()
     pq.write_table(

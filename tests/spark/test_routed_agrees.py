@@ -1,4 +1,4 @@
-"""Random merges whose rows are routed, on a crew in this process: as the in-process engine, row for row.
+"""Random merges whose rows are routed, with tasks in this process: as the in-process engine, row for row.
 
 No JVM is needed, so there is time for many. Everything that tasks are given and give back is pickled, and
 each of them runs twice, as if Spark had repeated it: what the first attempt left behind never counts.
@@ -18,11 +18,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 
 import intarsia as it
-from intarsia.common.arrow import Source, adopt
-from intarsia.engines.spark import SparkEngine, bundles, crew, routed, routing
-from intarsia.engines.spark.apart import set_apart
-from intarsia.engines.spark.source import SparkSource, spooled_table, workspace
-from intarsia.request import merge_rule
+from intarsia.arguments import make_rule
+from intarsia.common.arrow import Source, ingest
+from intarsia.engines.spark import SparkEngine, route, route_tasks, tasks
+from intarsia.engines.spark.shared_buffers import share_buffers
+from intarsia.engines.spark.source import SparkSource, create_spool, spool_table
 from tests.property.test_operations_agree_with_model import KINDS, rows_of
 from tests.spark.test_agrees_with_arrow import cases, made, merge_of, outcome, sources
 
@@ -43,16 +43,16 @@ class Session:
 
 
 @dataclass(frozen=True, slots=True)
-class HereCrew(crew.Crew):
+class TasksHere(tasks.TaskRunner):
     """Does the work itself, all of it twice."""
 
     def each(self, work: Any, jobs: Any, *, shared: Any, weights: Any, room: Any = None) -> list[Any]:
-        data = crew.packed((work, shared)) if room is None else set_apart((work, shared), room)
+        data = tasks.serialize((work, shared)) if room is None else share_buffers((work, shared), room)
         return [[self._done(data, job) for _ in range(2)][1] for job in jobs]
 
     def _done(self, data: Any, job: Any) -> Any:
-        work, shared = crew.work_of(data)
-        return pickle.loads(pickle.dumps(work(shared, crew.opened(crew.packed(job)))))
+        work, shared = tasks.load_work(data)
+        return pickle.loads(pickle.dumps(work(shared, tasks.deserialize(tasks.serialize(job)))))
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +60,12 @@ class HereEngine(SparkEngine):
     parts: int = 3
 
     @property
-    def crew(self) -> crew.Crew:
-        return HereCrew(self.spark, 3)
+    def runner(self) -> tasks.TaskRunner:
+        return TasksHere(self.spark, 3)
 
-    def adopt(self, source: Any, *, shared: Any = None, target: Any = None, **options: Any) -> Source:
-        place = workspace(self.spark, shared, None)
-        spool = spooled_table(adopt(source, **options).table, place, tasks=self.parts)
+    def ingest(self, source: Any, *, shared: Any = None, target: Any = None, **options: Any) -> Source:
+        place = create_spool(self.spark, shared, None)
+        spool = spool_table(ingest(source, **options).table, place, tasks=self.parts)
         return SparkSource(spool, origin="a table", ordered=True)
 
 
@@ -79,9 +79,9 @@ def roots(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 def everything_is_routed() -> Iterator[None]:
     """In many small pieces."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(routed, "ROUTED_BYTES", 0)
-        patch.setattr(bundles, "BUNDLE_BYTES", 64)
-        patch.setattr(routing, "SORTED_BYTES", 64)
+        patch.setattr(route, "ROUTED_BYTES", 0)
+        patch.setattr(route_tasks, "FILE_BATCH_BYTES", 64)
+        patch.setattr(route_tasks, "SORTED_BYTES", 64)
         yield
 
 
@@ -116,7 +116,7 @@ def agree(data: st.DataObject, roots: tuple[Path, Path], *, clauses: bool) -> No
         if data.draw(st.booleans()):
             same = [f"target.{name} = source.{name}" for name in case.keys]
             options["on"] = " and ".join([*same, "source.v > 0"])
-    rule = merge_rule(options.get("strategy", "upsert"), options.get("clauses"), None)
+    rule = make_rule(options.get("strategy", "upsert"), options.get("clauses"), None)
     if rule.inserts and data.draw(st.booleans()):
         options["max_rows_per_file"] = 2
     engines = "arrow", HereEngine(Session(), parts=data.draw(st.integers(1, 4)))

@@ -11,22 +11,22 @@ import pyarrow.fs as pafs
 import pytest
 
 import intarsia as it
-from intarsia.core.files import DataFile
 from intarsia.core.plan import FilePlan
-from intarsia.engines.spark import bundles, routed
+from intarsia.core.snapshot import DataFile
 from intarsia.engines.spark import engine as spark_engine
+from intarsia.engines.spark import route, route_tasks
 from intarsia.engines.spark import source as spark_source
-from intarsia.engines.spark.bundles import Bundle
-from intarsia.engines.spark.routing import (
+from intarsia.engines.spark.route_tasks import (
+    ArrowStore,
     CastWork,
+    FileBatch,
     RouteWork,
-    Shelf,
     cast_rows,
-    put_ways,
     route_part,
-    way,
+    route_rows,
+    write_routes,
 )
-from intarsia.engines.spark.source import Part
+from intarsia.engines.spark.source import SpoolPart
 from intarsia.errors import KeyColumnError, PartitionMoveError, SchemaMismatch, StorageError
 
 N = 300
@@ -61,10 +61,10 @@ def every_dataframe_is_routed(tmp_path, monkeypatch):
     place = tmp_path / "temporary"
     place.mkdir()
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    monkeypatch.setattr(routed, "ROUTED_BYTES", 0)
-    monkeypatch.setattr(bundles, "BUNDLE_BYTES", 1 << 10)
+    monkeypatch.setattr(route, "ROUTED_BYTES", 0)
+    monkeypatch.setattr(route_tasks, "FILE_BATCH_BYTES", 1 << 10)
     monkeypatch.setattr(spark_source.Spool, "read", refused)
-    monkeypatch.setattr(spark_engine, "prepare_merge", refused)
+    monkeypatch.setattr(spark_engine, "prepare_joined_merge", refused)
     yield
     assert list(place.glob("*/*")) == []
 
@@ -151,7 +151,7 @@ def test_clauses_and_conditions_decide_as_in_process(both, clauses):
 
 
 def test_a_merge_that_takes_no_value_of_the_source_brings_none_to_the_files(both, monkeypatch):
-    monkeypatch.setattr(routed, "route_part", None)
+    monkeypatch.setattr(route, "route_part", None)
     found = both(SOURCE, TARGET, on="id", clauses=[it.when_matched().update({"s": "'seen'"})])
     assert sum(row["s"] == "seen" for row in found) == 50
 
@@ -212,29 +212,14 @@ def test_an_arrow_table_too_large_to_travel_is_routed_by_keys_of_any_type(spark,
     assert rows(paths[1]) == rows(paths[0])
 
 
-def test_heap_is_given_back_where_that_is_little_work(spark, monkeypatch):
-    beans = spark._jvm.java.lang.management.ManagementFactory
-
-    def collections() -> int:
-        old = [bean for bean in beans.getGarbageCollectorMXBeans() if "Old" in bean.getName()]
-        return sum(bean.getCollectionCount() for bean in old)
-
-    before = collections()
-    monkeypatch.setattr(spark_source, "MUCH_HEAP", 1 << 60)
-    spark_source.give_back_heap(spark)
-    monkeypatch.setattr(spark_source, "MUCH_HEAP", 0)
-    spark_source.give_back_heap(spark)
-    assert collections() == before
-    committed = beans.getMemoryMXBean().getHeapMemoryUsage().getCommitted()
-    monkeypatch.setattr(spark_source, "MUCH_HEAP", committed)
-    spark_source.give_back_heap(spark)
-    assert collections() == before + 1
-
-
 @pytest.mark.parametrize("mapped", [True, False])
 def test_batches_of_a_shelf_come_back_one_by_one(tmp_path, mapped):
     local = pafs.LocalFileSystem()
-    shelf = Shelf(local, str(tmp_path)) if mapped else Shelf(pafs.SubTreeFileSystem(str(tmp_path), local), "")
+    shelf = (
+        ArrowStore(local, str(tmp_path))
+        if mapped
+        else ArrowStore(pafs.SubTreeFileSystem(str(tmp_path), local), "")
+    )
     batches = [pa.record_batch({"a": [n] * n}) for n in range(1, 4)]
     location = shelf.put(batches[0].schema, batches)
     assert shelf.get(location, [2, 0]) == [batches[2], batches[0]]
@@ -242,37 +227,37 @@ def test_batches_of_a_shelf_come_back_one_by_one(tmp_path, mapped):
     with pytest.raises(StorageError, match="does not see"):
         shelf.get(location, [0])
     with pytest.raises(StorageError, match="Could not write"):
-        Shelf(local, str(tmp_path / "nowhere")).put(batches[0].schema, batches)
+        ArrowStore(local, str(tmp_path / "nowhere")).put(batches[0].schema, batches)
 
 
 def test_a_part_that_an_executor_does_not_see_is_told_as_that(tmp_path):
-    shelf = Shelf(pafs.LocalFileSystem(), str(tmp_path))
-    ways = put_ways(shelf, [way(0, pa.array([0, 1]))], pa.array([0]))
+    shelf = ArrowStore(pafs.LocalFileSystem(), str(tmp_path))
+    ways = write_routes(shelf, [route_rows(0, pa.array([0, 1]))], pa.array([0]))
     schema = pa.schema([("a", pa.int64())])
-    gone = Part(str(tmp_path / "gone.parquet"), 2, 16)
+    gone = SpoolPart(str(tmp_path / "gone.parquet"), 2, 16)
     route = RouteWork(shelf, schema, (ways,), (0,), "upsert", "/t")
     with pytest.raises(StorageError, match=r"does not see .*gone\.parquet"):
         route_part(route, (0, gone))
     with pytest.raises(StorageError, match=r"does not see .*gone\.parquet"):
         cast_rows(CastWork(shelf, schema, "upsert", "/t"), gone)
-    nowhere = CastWork(Shelf(shelf.filesystem, str(tmp_path / "nowhere")), schema, "upsert", "/t")
+    unreachable = CastWork(ArrowStore(shelf.filesystem, str(tmp_path / "nowhere")), schema, "upsert", "/t")
     with pytest.raises(StorageError, match="Could not write"):
-        cast_rows(nowhere, gone)
+        cast_rows(unreachable, gone)
 
 
-def _alone(number: int, *, size: int, needed: int) -> Bundle:
+def _alone(number: int, *, size: int, needed: int) -> FileBatch:
     item = FilePlan(DataFile(f"{number}.parquet", f"/{number}.parquet", size, 10), "scan", "")
-    return Bundle(((number, item, ("noted", number)),), (), needed)
+    return FileBatch(((number, item, ("noted", number)),), (), needed)
 
 
 def test_files_for_which_few_rows_wait_are_many_tasks_work_all_the_same():
     alone = [_alone(number, size=1 << 20, needed=0) for number in range(40)]
-    made = list(bundles.bundled(alone, row_bytes=8.0, tasks=4))
+    made = list(route_tasks.batch_files(alone, row_bytes=8.0, tasks=4))
     assert [bundle.first for bundle in made] == sorted(bundle.first for bundle in made)
     assert [len(bundle.files) for bundle in made] == [3] * 13 + [1]
 
 
 def test_rows_that_wait_for_a_bundle_are_no_more_than_it_may_hold():
     alone = [_alone(number, size=1 << 20, needed=50) for number in range(40)]
-    made = list(bundles.bundled(alone, row_bytes=8.0, tasks=1))
+    made = list(route_tasks.batch_files(alone, row_bytes=8.0, tasks=1))
     assert [bundle.needed for bundle in made] == [150] * 13 + [50]  # 1 KiB is asked for above

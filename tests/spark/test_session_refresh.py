@@ -11,7 +11,7 @@ import pytest
 
 import intarsia as it
 from intarsia.spark import refresh
-from intarsia.spark.failures import foreign_errors
+from intarsia.spark.errors import spark_error_types
 from intarsia.tables.parquet import ParquetTable
 
 pytestmark = pytest.mark.session_at_hand
@@ -97,7 +97,7 @@ def rows_seen(frame):
 
     try:
         return frame.count()
-    except (PySparkException, *foreign_errors()):
+    except (PySparkException, *spark_error_types()):
         return None
 
 

@@ -16,15 +16,8 @@ import pyarrow as pa
 import pytest
 
 import intarsia as it
-from intarsia.errors import (
-    CommitConflict,
-    EngineError,
-    InputError,
-    IntarsiaError,
-    NotSupported,
-    StorageError,
-)
-from intarsia.spark.failures import spark_errors
+from intarsia.errors import CommitConflict, EngineError, InputError, IntarsiaError, NotSupported, StorageError
+from intarsia.spark.errors import spark_errors
 
 ROWS = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
 
@@ -130,9 +123,9 @@ def test_errors_are_told_apart_by_what_spark_says(text, kind, word):
     pytest.importorskip("pyspark")
     from pyspark.errors import PySparkException
 
-    from intarsia.spark.failures import as_ours
+    from intarsia.spark.errors import translate_error
 
-    error = as_ours(PySparkException(text))
+    error = translate_error(PySparkException(text))
     assert type(error) is kind
     assert word in error.message
 

@@ -12,8 +12,8 @@ import pytest
 
 from intarsia.datasets.duckdb import DuckDBDatasetIO
 from intarsia.datasets.pyarrow import PyarrowDatasetIO
-from intarsia.engines.arrow import reading
 from intarsia.engines.duckdb.scan import Scan
+from intarsia.kernel import read
 
 IOS = {"duckdb": DuckDBDatasetIO, "pyarrow": PyarrowDatasetIO}
 
@@ -70,7 +70,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
 
     monkeypatch.setattr(Scan, "sql", asked)
     names: dict[int, str] = {}
-    init = reading.FileReader.__init__
+    init = read.FileReader.__init__
 
     def opened(self: Any, file: Any, *args: Any, **kwargs: Any) -> None:
         init(self, file, *args, **kwargs)
@@ -93,7 +93,7 @@ def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
     def refused(*_args: Any, **_kwargs: Any) -> None:
         raise AssertionError("a whole dataset was read into memory")
 
-    monkeypatch.setattr(reading.FileReader, "__init__", opened)
+    monkeypatch.setattr(read.FileReader, "__init__", opened)
     for name in ("read", "read_row_group", "read_row_groups"):
         monkeypatch.setattr(pq.ParquetFile, name, spied(getattr(pq.ParquetFile, name)))
     monkeypatch.setattr(pq.ParquetFile, "iter_batches", spied_batches(pq.ParquetFile.iter_batches))

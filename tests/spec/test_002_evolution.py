@@ -15,7 +15,7 @@ from pyiceberg.transforms import DayTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimestampType
 
 import intarsia as it
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.tables.iceberg.catalog import embedded_catalog
 
 DATA, DELETES = 0, 1
 

@@ -10,24 +10,24 @@ from pyiceberg.transforms import BucketTransform
 from pyiceberg.types import LongType, NestedField
 
 from intarsia.errors import InputError
-from intarsia.tables.iceberg.entries import Content, ContentFile, Entry, Status
-from intarsia.tables.iceberg.transaction import (
+from intarsia.tables.iceberg.manifest_writer import (
     group_entries_by_spec,
     group_files_by_spec,
     validate_added_data_files,
 )
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry, ManifestEntryStatus
 
 
 def data_file_with_spec(spec_id: int, path: str = "data/a.parquet") -> ContentFile:
-    return ContentFile(Content.DATA, path, "PARQUET", spec_id, (), 1, 1)
+    return ContentFile(DataFileContent.DATA, path, "PARQUET", spec_id, (), 1, 1)
 
 
 def data_file_without_spec() -> ContentFile:
-    return ContentFile(Content.DATA, "data/old.parquet", "PARQUET", None, (), 1, 1)  # type: ignore[arg-type]
+    return ContentFile(DataFileContent.DATA, "data/old.parquet", "PARQUET", None, (), 1, 1)  # type: ignore[arg-type]
 
 
-def entry_with_spec(spec_id: int, path: str = "data/a.parquet") -> Entry:
-    return Entry(Status.EXISTING, 1, data_file_with_spec(spec_id, path), 1, 1)
+def entry_with_spec(spec_id: int, path: str = "data/a.parquet") -> ManifestEntry:
+    return ManifestEntry(ManifestEntryStatus.EXISTING, 1, data_file_with_spec(spec_id, path), 1, 1)
 
 
 def table_with_specs(*spec_ids: int) -> TableMetadata:

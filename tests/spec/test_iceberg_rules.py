@@ -41,7 +41,7 @@ RULES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "I3 deletes inherit spec and tuple, new data has the default spec": {
         "iceberg/test_commits.py": (
-            "test_veiled_rows_are_gone_and_the_veil_has_the_spec_and_tuple_of_its_file",
+            "test_deleted_rows_are_gone_and_the_delete_file_has_the_spec_and_tuple_of_its_file",
         ),
         "iceberg/test_iceberg_table.py": (
             "test_files_of_another_spec_keep_it_and_new_ones_have_the_default",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
 import struct
 from pathlib import Path
@@ -14,8 +15,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core.spark_note import SPARK_SCHEMA
-from intarsia.errors import SchemaMismatch
+from intarsia.core.key_value_metadata import is_legacy
+from intarsia.core.spark_metadata import SPARK_SCHEMA
+from intarsia.errors import NotSupported, SchemaMismatch
 
 ENGINES = pytest.mark.parametrize("engine", ["arrow", "duckdb"])
 
@@ -207,3 +209,100 @@ def test_s25_dates_of_two_calendars_do_not_come_together(tmp_path: Path, days: i
     else:
         it.compact(root, engine="arrow")
         assert _notes(_new(root))[b"org.apache.spark.version"] == b"4.1.0"
+
+
+ANCIENT = dt.date(1500, 1, 1)
+OLD_FILES = [
+    {b"org.apache.spark.version": b"2.4.8"},
+    {b"org.apache.spark.version": b"3.5.1", b"org.apache.spark.legacyDateTime": b""},
+]
+
+
+def _of_spark_2(root: Path, notes: dict[bytes, bytes]) -> None:
+    root.mkdir()
+    table = pa.table(
+        {
+            "id": [1, 2, 3],
+            "d": pa.array([dt.date(1400, 1, 1), dt.date(2000, 1, 1), None]),
+            "at": pa.array([None, 0, -(10**16)], pa.timestamp("us")),
+            "s": ["a", "b", "c"],
+        }
+    )
+    pq.write_table(table.replace_schema_metadata(notes), root / "a.parquet")
+
+
+def _with_moments(kind: pa.DataType, *years: int) -> pa.Table:
+    moments = [dt.datetime(year, 1, 1) for year in years]
+    at, dates = pa.array(moments, kind), pa.array([dt.date(2020, 1, 1)] * len(years))
+    return pa.table({"id": list(range(1, len(years) + 1)), "d": dates, "at": at, "s": ["z"] * len(years)})
+
+
+@pytest.mark.parametrize("measured", [None, 0], ids=["measured", "not measured"])
+@pytest.mark.parametrize("notes", OLD_FILES, ids=["version", "note"])
+@ENGINES
+def test_s25_new_dates_that_spark_would_shift_are_refused(
+    tmp_path: Path, engine: str, notes: dict[bytes, bytes], measured: int | None
+) -> None:
+    root = tmp_path / "lake"
+    _of_spark_2(root, notes)
+    rows = pq.read_table(root).to_pylist()
+    source = pa.table(
+        {"id": [2, 9], "d": [ANCIENT] * 2, "at": pa.array([0, 0], pa.timestamp("us")), "s": ["z"] * 2}
+    )
+    old = _with_moments(pa.timestamp("us"), 2000, 1850)
+    for dry in ({"dry_run": True, **({} if measured is None else {"measured_bytes": 0})}, {}):
+        how: dict[str, Any] = {"engine": engine, **dry}
+        with pytest.raises(NotSupported, match=r"1 new value of column 'd', such as 1500-01-01.*a\.parquet"):
+            it.merge(source, root, on="id", **how)
+        with pytest.raises(NotSupported, match=r"column 'at', such as 1850.* before 1900"):
+            it.merge(old, root, on="id", **how)
+        with pytest.raises(NotSupported, match="column 'd'"):
+            it.update(root, {"d": "DATE '1582-10-14'"}, "id = 2", **how)
+    assert [path.name for path in root.glob("*.parquet")] == ["a.parquet"]
+    assert pq.read_table(root).to_pylist() == rows
+
+
+@pytest.mark.parametrize("notes", OLD_FILES, ids=["version", "note"])
+@ENGINES
+def test_s25_old_dates_stay_beside_new_ones_that_no_calendar_shifts(
+    tmp_path: Path, engine: str, notes: dict[bytes, bytes]
+) -> None:
+    root = tmp_path / "lake"
+    _of_spark_2(root, notes)
+    it.update(root, {"s": "'x'"}, "id = 1", engine=engine)  # the old date itself stays as it is stored
+    it.update(root, {"d": "DATE '1582-10-15'"}, "id = 2", engine=engine)
+    new = pa.table({"id": [9], "d": [ANCIENT], "at": pa.array([0], pa.timestamp("us")), "s": ["n"]})
+    it.merge(new, root, on="id", engine=engine)  # into a file of its own, without the notes
+    it.delete(root, "id = 3", engine=engine)
+    found = {row["id"]: (row["d"], row["s"]) for row in pq.read_table(root).to_pylist()}
+    assert found == {
+        1: (dt.date(1400, 1, 1), "x"),
+        2: (dt.date(1582, 10, 15), "b"),
+        9: (ANCIENT, "n"),
+    }
+    for path in root.glob("*.parquet"):
+        ids, kept = pq.read_table(path)["id"].to_pylist(), _notes(path)
+        assert is_legacy(kept) == (9 not in ids)
+
+
+@ENGINES
+def test_s25_dates_beside_int96_keep_their_calendar(tmp_path: Path, engine: str) -> None:
+    root = tmp_path / "lake"
+    root.mkdir()
+    table = pa.table(
+        {"id": [1, 2], "d": [dt.date(1400, 1, 1), None], "at": pa.array([0, 1], pa.timestamp("us"))}
+    )
+    notes = {b"org.apache.spark.version": b"2.4.8", b"org.apache.spark.sql.parquet.row.metadata": b"{}"}
+    with pq.ParquetWriter(
+        root / "a.parquet", table.schema, use_deprecated_int96_timestamps=True, store_schema=False
+    ) as writer:
+        writer.write_table(table)
+        writer.add_key_value_metadata(notes)
+    it.delete(root, "id = 2", engine=engine)
+    (path,) = root.glob("*.parquet")
+    assert is_legacy(_notes(path))  # Spark goes on to shift the date
+    assert pq.read_table(path)["d"].to_pylist() == [dt.date(1400, 1, 1)]
+    ancient = pa.table({"id": [1], "at": pa.array([-(10**16)], pa.timestamp("us", "UTC"))})
+    it.merge(ancient, root, on="id", missing="keep", engine=engine)  # of INT96 nothing is shifted any more
+    with pytest.raises(NotSupported, match="column 'd'"):
+        it.update(root, {"d": "DATE '1500-01-01'"}, "id = 1", engine=engine)

@@ -410,7 +410,7 @@ def test_s25_a_column_that_cannot_be_kept_is_copied_or_refused(tmp_path: Path) -
 def test_s25_a_file_stored_otherwise_is_not_committed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from intarsia.engines.arrow import rewrite
+    from intarsia.kernel import rewrite
 
     root = tmp_path / "lake"
     root.mkdir()

@@ -49,13 +49,13 @@ target = "t"
 KILLED = """
 import os, signal, sys
 from intarsia import pipeline
-from intarsia.pipeline.ledger import Ledger
-note = Ledger.note
-def killed(ledger, step, *args, **kwargs):
+from intarsia.pipeline.run_state import RunState
+note = RunState.note
+def killed(run_state, step, *args, **kwargs):
     if step.name == sys.argv[2]:
         os.kill(os.getpid(), signal.SIGKILL)
-    note(ledger, step, *args, **kwargs)
-Ledger.note = killed
+    note(run_state, step, *args, **kwargs)
+RunState.note = killed
 pipeline.run_file(sys.argv[1], progress=False)
 """
 

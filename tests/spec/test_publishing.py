@@ -18,12 +18,13 @@ import pytest
 from spec_tables import table_of
 
 import intarsia as it
-from intarsia.core import opened
+from intarsia.core import snapshot
 from intarsia.core.change import StagedFile
-from intarsia.engines.arrow import ArrowEngine, splice
-from intarsia.engines.arrow.splice import Splice
-from intarsia.engines.arrow.writing import FileWriter
+from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import CommitConflict, DamagedTable, NotSupported
+from intarsia.kernel import chunk_copy
+from intarsia.kernel.chunk_copy import ChunkCopy
+from intarsia.kernel.write import FileWriter
 from intarsia.storage import PosixStorage
 from intarsia.tables.parquet import ParquetTable
 
@@ -45,7 +46,7 @@ def at_every_step(monkeypatch):
 
             return step
 
-        for name in ("publish", "move", "remove", "remove_directory", "claim", "twin", "write"):
+        for name in ("publish", "move", "remove", "remove_directory", "claim", "hard_link", "write"):
             monkeypatch.setattr(PosixStorage, name, watched(getattr(PosixStorage, name)))
         return steps
 
@@ -168,7 +169,7 @@ def test_p2_a_dataset_of_a_snapshot_whose_files_are_gone_is_a_conflict(tmp_path,
 
 def test_p2_more_files_than_may_be_open_are_refused_with_a_way_out(tmp_path, make_dataset, monkeypatch):
     path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
-    monkeypatch.setattr(opened, "open_limit", lambda: 6)
+    monkeypatch.setattr(snapshot, "open_limit", lambda: 6)
     with pytest.raises(NotSupported, match=r"4 files, of which 3 may be open.*materialise"):
         it.snapshot(path).dataset()
     with ParquetTable(path).materialise() as farm:
@@ -374,11 +375,11 @@ def test_p5_the_directory_of_a_table_format_is_refused(tmp_path, make_dataset, u
             call()
 
 
-@pytest.mark.parametrize("writer", [FileWriter, Splice])
+@pytest.mark.parametrize("writer", [FileWriter, ChunkCopy])
 def test_p6_a_staged_file_with_other_rows_than_it_should_have_is_not_committed(
     tmp_path, make_dataset, unchanged, monkeypatch, writer
 ):
-    monkeypatch.setattr(splice, "CHUNK_BYTES", 0 if writer is Splice else 1 << 20)
+    monkeypatch.setattr(chunk_copy, "CHUNK_BYTES", 0 if writer is ChunkCopy else 1 << 20)
     path = make_dataset(tmp_path / "ds", table_of(range(5)))
     close = writer.close
 

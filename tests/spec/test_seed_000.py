@@ -14,7 +14,9 @@ import intarsia as it
 def _candidates(plan: it.Plan) -> set[str]:
     """The files that might be rewritten, before their keys were read."""
     return {
-        item.file.path for item in plan.files if (item.scanned or item.action != "keep") and not item.foreign
+        item.file.path
+        for item in plan.files
+        if (item.scanned or item.action != "keep") and not item.is_move_check
     }
 
 

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 from spec_tables import bytes_of, pairs_of, table_of
 
-import intarsia.datasets.pyarrow as door
+import intarsia.datasets.pyarrow as facade
 from intarsia.common import partitions, schema
 from intarsia.common.log import cleanup, logger
 from intarsia.core import ext, incremental
@@ -30,7 +30,6 @@ from intarsia.datasets.pyarrow import (
     merge_parquet_dataset_pyarrow,
     optimize_parquet_dataset_pyarrow,
 )
-from intarsia.datasets.pyarrow import merge as merge_module
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.engines.duckdb import DuckDBEngine
 from intarsia.engines.duckdb.session import Session
@@ -307,13 +306,13 @@ def shared_calls(monkeypatch):
     """Which of the shared helpers were called, with what and what they gave back."""
     calls = {}
     for name in ("normalize_keys", "validate_keys_and_schema", "compute_merge_stats"):
-        real = getattr(merge_module, name)
+        real = getattr(facade, name)
 
         def spy(*args, name=name, real=real, **kwargs):
             calls[name] = (args, real(*args, **kwargs))
             return calls[name][1]
 
-        monkeypatch.setattr(merge_module, name, spy)
+        monkeypatch.setattr(facade, name, spy)
     return calls
 
 
@@ -604,7 +603,8 @@ def test_scenario_deduplication_ordering(tmp_path, make_dataset, rows):
 
 def test_scenario_local_schema_implementation():
     # Removed: there is no implementation of its own any more.
-    assert importlib.util.find_spec("intarsia.datasets.pyarrow.schema") is None
+    with pytest.raises(ModuleNotFoundError):
+        importlib.import_module("intarsia.datasets.pyarrow.schema")
 
 
 def test_scenario_schema_unification_uses_shared_helper(tmp_path, monkeypatch, make_dataset, io):
@@ -624,7 +624,7 @@ def test_scenario_schema_unification_uses_shared_helper(tmp_path, monkeypatch, m
     assert any(len(schemas) == 2 for schemas in calls)
     defined = [
         node.name
-        for file in Path(door.__file__).parent.rglob("*.py")
+        for file in Path(facade.__file__).parent.rglob("*.py")
         for node in ast.walk(ast.parse(file.read_text()))
         if isinstance(node, ast.FunctionDef) and ("unify" in node.name or "cast_schema" in node.name)
     ]
@@ -763,8 +763,8 @@ def test_scenario_insert_append_writes_only_new_keys(tmp_path, make_dataset, row
 
 def test_scenario_schema_utilities_moved_to_common():
     for name in ("cast_schema", "opt_dtype", "unify_schemas", "convert_large_types_to_normal"):
-        assert getattr(door, name) is getattr(schema, name)
-        assert name in door.__all__
+        assert getattr(facade, name) is getattr(schema, name)
+        assert name in facade.__all__
 
 
 def test_scenario_core_modules_use_common_schema_utilities():

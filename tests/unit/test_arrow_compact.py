@@ -10,12 +10,13 @@ import pytest
 
 from intarsia.core.change import Change
 from intarsia.core.intent import Compact, WriteOptions
+from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup
 from intarsia.core.planning import plan_compact
-from intarsia.engines.arrow import regroup, row_groups
-from intarsia.engines.arrow.compact import stage_compact
-from intarsia.engines.arrow.threads import in_order
 from intarsia.errors import DamagedTable
+from intarsia.kernel import write as kernel_write
+from intarsia.kernel.compact import check_rows, stage_compact
+from intarsia.kernel.threads import in_order
 from intarsia.tables.parquet import ParquetTable
 
 
@@ -27,7 +28,7 @@ def compacted(root: Path, *, threads: int = 2, progress: Any = silent, **intent:
     table = ParquetTable(root)
     with table.transaction("compact") as tx:
         plan = plan_compact(Compact(options=options, **intent), tx.snapshot)
-        change = stage_compact(plan, tx, threads=threads, progress=progress)
+        change = plan.change(Matches(), stage_compact(plan, tx, threads=threads, progress=progress))
         tx.commit(change)
     return change
 
@@ -136,7 +137,7 @@ def test_the_codec_and_the_notes_that_all_files_share_are_kept(tmp_path: Path) -
 def test_a_row_group_closes_when_it_is_large_in_memory(
     tmp_path: Path, make_dataset: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_groups, "PIECE_BYTES", 1000)
+    monkeypatch.setattr(kernel_write, "PIECE_BYTES", 1000)
     root = make_dataset(tmp_path / "d", pa.table({"id": pa.array(range(1000), pa.int64())}), files=20)
     compacted(root, threads=1)
     assert group_rows(files(root)[0]) == [150] * 6 + [100]
@@ -204,7 +205,7 @@ def test_a_row_count_that_does_not_add_up_is_refused(tmp_path: Path, make_datase
     snapshot = ParquetTable(root).snapshot()
     group = FileGroup(snapshot.files)
     with pytest.raises(DamagedTable, match="10 rows to write became 0"):
-        regroup.check_rows([], group.rows, group)
+        check_rows([], group.rows, group)
 
 
 def test_results_of_threads_come_in_order_and_an_error_ends_the_rest() -> None:

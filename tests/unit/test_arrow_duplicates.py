@@ -17,11 +17,11 @@ from intarsia.core.intent import Deduplicate
 from intarsia.core.matches import Matches
 from intarsia.core.planning import plan_deduplicate
 from intarsia.core.rule import Drop
-from intarsia.engines.arrow import duplicates
-from intarsia.engines.arrow.duplicates import match_duplicates
-from intarsia.engines.arrow.repeats import losing, repeated
-from intarsia.engines.arrow.separate import Span, cells, components
 from intarsia.errors import ColumnNotFound, InputError, KeyColumnError
+from intarsia.kernel import duplicates
+from intarsia.kernel.duplicate_units import KeySpan, cells, components
+from intarsia.kernel.duplicates import match_duplicates
+from intarsia.kernel.repeats import find_losers, find_repeats
 from intarsia.tables.parquet import ParquetTable
 
 PLENTY = 1 << 30
@@ -299,7 +299,7 @@ def test_long_columns_are_hashed_in_buckets_with_the_same_result(kind: str) -> N
     for row, value in enumerate(values.to_pylist()):
         last[value] = row
         repeats[value] = repeats.get(value, 0) + 1
-    answer = repeated(column, threads=2)
+    answer = find_repeats(column, threads=2)
     shown = values.to_pylist()
     assert sorted(answer.rows.to_pylist()) == [row for row in range(count) if repeats[shown[row]] > 1]
     groups: dict[int, set[Any]] = {}
@@ -307,7 +307,7 @@ def test_long_columns_are_hashed_in_buckets_with_the_same_result(kind: str) -> N
         groups.setdefault(group, set()).add(shown[row])
     assert len(groups) == answer.count == sum(many > 1 for many in repeats.values())
     assert all(len(equal) == 1 for equal in groups.values())
-    assert losing([column], []).to_pylist() == [row for row in range(count) if last[shown[row]] != row]
+    assert find_losers([column], []).to_pylist() == [row for row in range(count) if last[shown[row]] != row]
 
 
 def test_cells_hold_every_key_once_and_few_rows_each() -> None:
@@ -337,5 +337,5 @@ def test_equal_keys_cannot_be_cut() -> None:
 
 def test_the_open_span_has_null_and_nan() -> None:
     values = pa.array([1.0, 2.0, float("nan"), None])
-    assert Span("x", pa.scalar(2.0), None).mask(values).to_pylist() == [False, True, True, True]
-    assert Span("x", None, pa.scalar(2.0)).mask(values).to_pylist() == [True, False, False, False]
+    assert KeySpan("x", pa.scalar(2.0), None).mask(values).to_pylist() == [False, True, True, True]
+    assert KeySpan("x", None, pa.scalar(2.0)).mask(values).to_pylist() == [True, False, False, False]

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 from intarsia.core.change import Change
 from intarsia.core.curve import bits_for, curve_codes, sample_boundaries
 from intarsia.core.intent import Optimize, WriteOptions
+from intarsia.core.matches import Matches
 from intarsia.core.planning import plan_optimize
-from intarsia.engines.arrow import optimize, regroup
-from intarsia.engines.arrow.optimize import stage_optimize
-from intarsia.engines.arrow.ordering import Cuts, Ladder, Order, sort_codes
-from intarsia.engines.arrow.portions import Portion, spans
-from intarsia.engines.arrow.spill import Spill
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, StorageError
+from intarsia.kernel import compact, optimize
+from intarsia.kernel.optimize import stage_optimize
+from intarsia.kernel.sort import Cuts, Ladder, Order, Portion, sort_codes, spans
+from intarsia.kernel.spill import Spill
 from intarsia.tables.parquet import ParquetTable
 
 PLENTY = 1 << 30
@@ -38,7 +38,8 @@ def optimized(root: Path, by: Any, *, memory: int = PLENTY, threads: int = 2, **
     table = ParquetTable(root)
     with table.transaction("optimize") as tx:
         plan = plan_optimize(Optimize(tuple(by), options=options, **intent), tx.snapshot)
-        change = stage_optimize(plan, tx, threads=threads, memory_bytes=memory, progress=silent)
+        staged = stage_optimize(plan, tx, threads=threads, memory_bytes=memory, progress=silent)
+        change = plan.change(Matches(), staged)
         tx.commit(change)
     return change
 
@@ -398,7 +399,7 @@ def test_a_full_disk_is_told_with_its_errno(
     def full(self: Any, table: pa.Table) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("intarsia.engines.arrow.spill._Open.write", full)
+    monkeypatch.setattr("intarsia.kernel.spill._Open.write", full)
     with unchanged(root), pytest.raises(StorageError, match="No space left") as caught:
         optimized(root, ["n"], memory=4000)
     assert caught.value.errno == 28
@@ -408,8 +409,8 @@ def test_rows_that_do_not_add_up_are_refused(
     tmp_path: Path, make_dataset: Any, unchanged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     root = make_dataset(tmp_path / "d", shuffled(300), files=3)
-    whole = regroup.as_written
-    monkeypatch.setattr(regroup, "as_written", lambda table, *a, **k: whole(table.slice(1), *a, **k))
+    whole = compact.conform_written
+    monkeypatch.setattr(compact, "conform_written", lambda table, *a, **k: whole(table.slice(1), *a, **k))
     with unchanged(root), pytest.raises(DamagedTable):
         optimized(root, ["n"])
 

@@ -12,8 +12,7 @@ import pytest
 
 import intarsia as it
 from intarsia import engine_choice
-from intarsia.common import machine
-from intarsia.core.need import INDEX_BYTES
+from intarsia.engine_choice import INDEX_BYTES
 
 N = 5000
 TABLE = pa.table({"id": range(N), "s": ["some text"] * N, "v": [n % 7 for n in range(N)]})
@@ -93,11 +92,11 @@ def test_an_optimize_needs_its_largest_partition(tmp_path, make_dataset):
 
 def test_without_memory_bytes_a_quarter_of_the_memory_is_the_budget(root, monkeypatch):
     pytest.importorskip("duckdb")
-    monkeypatch.setattr(engine_choice, "memory_total", lambda: LITTLE * 4)
+    monkeypatch.setattr(engine_choice, "read_memory_total", lambda: LITTLE * 4)
     plan = _plan("merge", root)
     assert plan.engine == "duckdb"
     assert "a quarter of the memory is" in plan.engine_reason
-    monkeypatch.setattr(engine_choice, "memory_total", lambda: MUCH * 4)
+    monkeypatch.setattr(engine_choice, "read_memory_total", lambda: MUCH * 4)
     assert _plan("merge", root).engine == "arrow"
 
 
@@ -150,11 +149,11 @@ def test_a_dataframe_is_done_by_its_session(spark, root):
 
 
 def test_a_container_may_have_less_memory_than_its_machine(monkeypatch, tmp_path):
-    whole = machine.memory_total()
+    whole = engine_choice.read_memory_total()
     assert whole > 1 << 20
     limit = tmp_path / "memory.max"
-    monkeypatch.setattr(machine, "_LIMITS", (str(limit), str(tmp_path / "none")))
+    monkeypatch.setattr(engine_choice, "_LIMITS", (str(limit), str(tmp_path / "none")))
     limit.write_text("123456789\n")
-    assert machine.memory_total() == 123456789
+    assert engine_choice.read_memory_total() == 123456789
     limit.write_text("max\n")
-    assert machine.memory_total() >= whole
+    assert engine_choice.read_memory_total() >= whole

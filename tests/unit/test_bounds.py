@@ -10,8 +10,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia.core.bounds import bounds_of
-from intarsia.core.files import DataFile
 from intarsia.core.keys import comparable
+from intarsia.core.snapshot import DataFile
 
 NOON = dt.datetime(2024, 1, 1, 12)
 

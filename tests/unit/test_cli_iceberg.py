@@ -15,9 +15,9 @@ from click.testing import CliRunner, Result
 
 import intarsia as it
 from intarsia.cli.commands import cli
-from intarsia.cli.exits import Exit
+from intarsia.cli.frame import Exit
 from intarsia.cli.operations import OPERATIONS
-from intarsia.tables.iceberg.catalogs import embedded_catalog
+from intarsia.tables.iceberg.catalog import embedded_catalog
 
 Run = Callable[..., Result]
 RUNNING = [operation.name for operation in OPERATIONS]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from intarsia.common.disk import hasten, local_path
+from intarsia.common.disk import local_path, start_writeback
 
 LOCAL = pafs.LocalFileSystem()
 
@@ -22,6 +22,6 @@ def test_only_a_local_file_has_a_path(tmp_path: Path) -> None:
 def test_to_hasten_a_file_changes_nothing_and_never_fails(tmp_path: Path) -> None:
     file = tmp_path / "f"
     file.write_bytes(b"x" * 100_000)
-    hasten(LOCAL, str(file))
+    start_writeback(LOCAL, str(file))
     assert file.read_bytes() == b"x" * 100_000
-    hasten(LOCAL, str(tmp_path / "not there"))
+    start_writeback(LOCAL, str(tmp_path / "not there"))

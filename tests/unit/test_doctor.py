@@ -156,7 +156,7 @@ def test_a_file_system_without_hard_links_is_a_problem(orders: Path, monkeypatch
     def refuse(self: object, source: str, target: str) -> None:
         raise NotSupported("no hard links here")
 
-    monkeypatch.setattr("intarsia.storage.posix.PosixStorage.twin", refuse)
+    monkeypatch.setattr("intarsia.storage.posix.PosixStorage.hard_link", refuse)
     found = _look(orders)["File system"]
     assert found.state == "problem"
     assert "hard links failed: no hard links here" in found.detail

@@ -15,13 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from intarsia.core.execution import Execution
 from intarsia.core.intent import Deduplicate
 from intarsia.core.matches import Matches
 from intarsia.core.planning import plan_deduplicate
 from intarsia.core.prepare import prepare
 from intarsia.engines.arrow import ArrowEngine
-from intarsia.engines.arrow.duplicates import match_duplicates as arrow_duplicates
 from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, NotSupported
+from intarsia.kernel.duplicates import match_duplicates as arrow_duplicates
 from intarsia.tables.parquet import ParquetTable
 
 duckdb = pytest.importorskip("duckdb")
@@ -141,8 +142,9 @@ def test_every_plain_type_can_be_a_key_and_an_order(tmp_path: Path, kind: str) -
     snapshot = ParquetTable(dataset(tmp_path / "d", table, table, row_group_size=3)).snapshot()
     for intent in (Deduplicate(("k",)), Deduplicate(("n",), ("k",)), Deduplicate()):
         prepared, plan = prepare(intent, snapshot, None), plan_deduplicate(intent, snapshot)
-        matches = DuckDBEngine(threads=1, spool_dir=tmp_path).match(plan, prepared, silent)
-        assert shown(matches) == shown(ArrowEngine().match(plan, prepared, silent))
+        execution = Execution(plan, prepared, None, silent)
+        matches = DuckDBEngine(threads=1, spool_dir=tmp_path).match(execution)
+        assert shown(matches) == shown(ArrowEngine().match(execution))
         elsewhere = any("matched by PyArrow" in note and "'k'" in note for note in matches.notes)
         assert elsewhere == (kind in ("float16", "decimal256", "duration"))
 

@@ -15,6 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from intarsia.arguments import parse_where
+from intarsia.core.execution import Execution
 from intarsia.core.expr import (
     And,
     Arithmetic,
@@ -33,18 +35,17 @@ from intarsia.core.expr import (
 )
 from intarsia.core.intent import Delete, Update, WriteOptions
 from intarsia.core.matches import Matches
-from intarsia.core.plan import Plan
 from intarsia.core.planning import plan_predicate
-from intarsia.core.prepare import Prepared, prepare
+from intarsia.core.ports import Progress
+from intarsia.core.prepare import prepare
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import InputError, IntarsiaError, SchemaMismatch
-from intarsia.request import predicate_of
 from intarsia.tables.parquet import ParquetTable
 
 duckdb = pytest.importorskip("duckdb")
 
-from intarsia.engines.duckdb import DuckDBEngine, predicates  # noqa: E402
-from intarsia.engines.duckdb.conditions import condition, divided  # noqa: E402
+from intarsia.engines.duckdb import DuckDBEngine, predicate  # noqa: E402
+from intarsia.engines.duckdb.predicate import compile_condition, split_predicate  # noqa: E402
 
 TEXTS = ["", "a", "A", "ä", "'", '"', "%_\\", "a\nb", "\x00", "a\x00b", "𝄞", "x" * 70, "x" * 70 + "y", ";--"]
 VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
@@ -144,17 +145,17 @@ ROWS = st.lists(
 )
 
 
-def planned(root: Path, where: Any, **options: Any) -> tuple[Plan, Prepared]:
+def planned(root: Path, where: Any, *, progress: Progress = silent, **options: Any) -> Execution:
     snapshot = ParquetTable(root).snapshot()
     prepared = prepare(Delete(where, **options), snapshot, None)
     assert isinstance(prepared.intent, Delete)
-    return plan_predicate(prepared.intent, snapshot), prepared
+    return Execution(plan_predicate(prepared.intent, snapshot), prepared, None, progress)
 
 
 def outcome(engine: Any, root: Path, where: Any) -> Any:
     """What goes, or what is said."""
     try:
-        matches = engine.match(*planned(root, where), silent)
+        matches = engine.match(planned(root, where))
     except IntarsiaError as error:
         return type(error), str(error)
     return shown(matches)
@@ -203,7 +204,7 @@ def test_the_same_rows_are_hit_and_the_same_errors_said_as_by_arrow(
 def test_what_is_compiled_means_the_same_in_duckdb(connection: Any, rows: Any, where: Any) -> None:
     """Without plan, pruning and evaluation beside it: the bare condition on one file."""
     resolved = resolve(where, SCHEMA, expect=pa.bool_())
-    sql = condition(resolved, SCHEMA)
+    sql = compile_condition(resolved, SCHEMA)
     if sql is None:  # a text with a zero byte, or a constant that was folded away
         return
     with tempfile.TemporaryDirectory() as directory:
@@ -230,29 +231,29 @@ def test_what_is_compiled_means_the_same_in_duckdb(connection: Any, rows: Any, w
     ],
 )
 def test_plain_conditions_are_left_to_duckdb_as_a_whole(where: str) -> None:
-    resolved = resolve(predicate_of(where, None), SCHEMA, expect=pa.bool_())
-    picked, rest = divided(resolved, SCHEMA)
+    resolved = resolve(parse_where(where, None), SCHEMA, expect=pa.bool_())
+    picked, rest = split_predicate(resolved, SCHEMA)
     assert picked is not None
     assert rest is None
 
 
 @pytest.mark.parametrize("where", ["f > 1", "g = 1", "n < j", "i + 1 > 2", "lower(s) = 'a'", "s like 'a%'"])
 def test_what_computes_converts_or_may_be_nan_is_not_left_to_duckdb(where: str) -> None:
-    resolved = resolve(predicate_of(where, None), SCHEMA, expect=pa.bool_())
-    assert condition(resolved, SCHEMA) is None
-    assert divided(resolved, SCHEMA) == (None, resolved)
+    resolved = resolve(parse_where(where, None), SCHEMA, expect=pa.bool_())
+    assert compile_condition(resolved, SCHEMA) is None
+    assert split_predicate(resolved, SCHEMA) == (None, resolved)
 
 
 def test_parts_that_cannot_fail_are_picked_by_first_and_only_the_others_are_evaluated() -> None:
-    resolved = resolve(predicate_of("i > 1 and f > 2 and s is null", None), SCHEMA, expect=pa.bool_())
-    picked, rest = divided(resolved, SCHEMA)
+    resolved = resolve(parse_where("i > 1 and f > 2 and s is null", None), SCHEMA, expect=pa.bool_())
+    picked, rest = split_predicate(resolved, SCHEMA)
     assert picked == """("i" > CAST('1' AS BIGINT)) AND ("s" IS NULL)"""
     assert {path for _, path in columns(rest)} == {("f",)}
 
 
 def test_before_a_part_that_can_fail_only_rows_that_it_never_sees_are_left_out() -> None:
-    resolved = resolve(predicate_of("i > 1 and 1 / j > 0 and b", None), SCHEMA, expect=pa.bool_())
-    picked, rest = divided(resolved, SCHEMA)
+    resolved = resolve(parse_where("i > 1 and 1 / j > 0 and b", None), SCHEMA, expect=pa.bool_())
+    picked, rest = split_predicate(resolved, SCHEMA)
     assert picked == """(("i" > CAST('1' AS BIGINT)) IS DISTINCT FROM FALSE)"""
     assert rest == resolved
 
@@ -271,16 +272,16 @@ def test_a_division_fails_where_it_does_on_arrow(
 ) -> None:
     table = pa.table({"i": pa.array([None, 9], pa.int64()), "j": [0, 1], "b": [False, True]})
     pq.write_table(table, tmp_path / "a.parquet")
-    found = outcome(DuckDBEngine(connection), tmp_path, predicate_of(where, None))
-    assert found == outcome(ArrowEngine(), tmp_path, predicate_of(where, None))
+    found = outcome(DuckDBEngine(connection), tmp_path, parse_where(where, None))
+    assert found == outcome(ArrowEngine(), tmp_path, parse_where(where, None))
     assert (found[0] is InputError) == fails
 
 
 def test_row_groups_that_bounds_exclude_are_not_evaluated(tmp_path: Path, connection: Any) -> None:
     table = pa.table({"i": [1, 2, 8, 9], "j": [0, 0, 1, 1]})
     pq.write_table(table, tmp_path / "a.parquet", row_group_size=2)
-    where = predicate_of("1 / j > 0 and i > 5", None)
-    matches = DuckDBEngine(connection).match(*planned(tmp_path, where), silent)
+    where = parse_where("1 / j > 0 and i > 5", None)
+    matches = DuckDBEngine(connection).match(planned(tmp_path, where))
     assert matches.hits["a.parquet"].positions.to_pylist() == [2, 3]
 
 
@@ -307,8 +308,8 @@ def test_pyarrow_expressions_have_their_own_meaning(tmp_path: Path, connection: 
 
 def test_bounds_that_leave_nan_out_hide_no_row(tmp_path: Path, connection: Any) -> None:
     pq.write_table(pa.table({"f": [1.0, math.nan], "i": [1, 2]}), tmp_path / "a.parquet")
-    where = predicate_of("f > 5 and i > 0", None)
-    matches = DuckDBEngine(connection).match(*planned(tmp_path, where), silent)
+    where = parse_where("f > 5 and i > 0", None)
+    matches = DuckDBEngine(connection).match(planned(tmp_path, where))
     assert matches.hits["a.parquet"].positions.to_pylist() == [1]
 
 
@@ -321,20 +322,22 @@ def test_an_update_without_a_condition_hits_every_row(tmp_path: Path, connection
     snapshot = ParquetTable(tmp_path).snapshot()
     prepared = prepare(Update(((("i",), literal(1)),)), snapshot, None)
     plan = plan_predicate(prepared.intent, snapshot)  # type: ignore[arg-type]
-    matches = DuckDBEngine(connection).match(plan, prepared, silent)
-    assert shown(matches) == shown(ArrowEngine().match(plan, prepared, silent))
+    execution = Execution(plan, prepared, None, silent)
+    matches = DuckDBEngine(connection).match(execution)
+    assert shown(matches) == shown(ArrowEngine().match(execution))
     assert matches.updated == 3
 
 
 def test_many_files_are_read_some_at_a_time_and_told_of(
     tmp_path: Path, connection: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(predicates, "FILES_AT_ONCE", 2)
+    monkeypatch.setattr(predicate, "FILES_AT_ONCE", 2)
     for number in range(5):
         pq.write_table(pa.table({"i": [number, 10 + number, 5]}), tmp_path / f"{number}.parquet")
     told: list[tuple[str, int, int]] = []
-    plan, prepared = planned(tmp_path, predicate_of("i < 8", None))
-    matches = DuckDBEngine(connection).match(plan, prepared, lambda *step: told.append(step))
+    where = parse_where("i < 8", None)
+    execution = planned(tmp_path, where, progress=lambda *step: told.append(step))
+    matches = DuckDBEngine(connection).match(execution)
     assert {path: hits.positions.to_pylist() for path, hits in matches.hits.items()} == {
         f"{number}.parquet": [0, 2] for number in range(5)
     }
@@ -348,7 +351,7 @@ def test_order_is_kept_on_a_connection_that_keeps_none(tmp_path: Path) -> None:
         pq.write_table(table, tmp_path / f"{number}.parquet", row_group_size=20_000)
     with duckdb.connect(config={"preserve_insertion_order": "false"}) as connection:
         for where in ("i >= 1000", "f >= 1000.0", "i >= 500 and f >= 1000.0"):
-            matches = DuckDBEngine(connection).match(*planned(tmp_path, predicate_of(where, None)), silent)
+            matches = DuckDBEngine(connection).match(planned(tmp_path, parse_where(where, None)))
             for hits in matches.hits.values():
                 assert hits.positions.equals(pa.array(range(1000, 300_000), pa.int64()))
 
@@ -357,7 +360,7 @@ def test_a_collation_of_the_connection_does_not_decide_which_texts_are_equal(tmp
     pq.write_table(pa.table({"s": ["a", "A", "b"]}), tmp_path / "a.parquet")
     with duckdb.connect() as connection:
         connection.execute("SET default_collation = 'NOCASE'")
-        matches = DuckDBEngine(connection).match(*planned(tmp_path, predicate_of("s = 'a'", None)), silent)
+        matches = DuckDBEngine(connection).match(planned(tmp_path, parse_where("s = 'a'", None)))
         assert matches.hits["a.parquet"].positions.to_pylist() == [0]
         assert connection.execute("SELECT 'a' = 'A'").fetchall() == [(True,)]
 
@@ -368,10 +371,10 @@ def test_types_that_duckdb_lacks_are_matched_by_pyarrow_and_the_plan_says_so(
     table = pa.table({"d": pa.array([1, 2], pa.duration("s")), "i": [1, 2]})
     pq.write_table(table, tmp_path / "a.parquet")
     where = pc.field("i") > 1
-    matches = DuckDBEngine(connection).match(*planned(tmp_path, where), silent)
+    matches = DuckDBEngine(connection).match(planned(tmp_path, where))
     assert matches.deleted == 1
     assert any("matched by PyArrow" in note and "'d' (duration[s])" in note for note in matches.notes)
-    only_i = DuckDBEngine(connection).match(*planned(tmp_path, predicate_of("i > 1", None)), silent)
+    only_i = DuckDBEngine(connection).match(planned(tmp_path, parse_where("i > 1", None)))
     assert not any("matched by PyArrow" in note for note in only_i.notes)
 
 
@@ -379,12 +382,12 @@ def test_a_file_that_contradicts_its_directory_is_refused(tmp_path: Path, connec
     place = tmp_path / "p=1"
     place.mkdir()
     pq.write_table(pa.table({"i": [1, 2], "p": [1, 1]}), place / "a.parquet")
-    where = predicate_of("p = 1 and i > 1", None)
-    agreed = DuckDBEngine(connection).match(*planned(tmp_path, where), silent)
+    where = parse_where("p = 1 and i > 1", None)
+    agreed = DuckDBEngine(connection).match(planned(tmp_path, where))
     assert agreed.hits["p=1/a.parquet"].positions.to_pylist() == [1]
     pq.write_table(pa.table({"i": [1, 2], "p": [1, 2]}), place / "a.parquet")
     with pytest.raises(SchemaMismatch, match="other values than the partition directory"):
-        DuckDBEngine(connection).match(*planned(tmp_path, where), silent)
+        DuckDBEngine(connection).match(planned(tmp_path, where))
 
 
 def test_deep_and_long_conditions_stay_within_what_duckdb_takes(tmp_path: Path, connection: Any) -> None:
@@ -400,6 +403,6 @@ def test_deep_and_long_conditions_stay_within_what_duckdb_takes(tmp_path: Path, 
 
 def test_small_batches_give_the_same(tmp_path: Path, connection: Any) -> None:
     pq.write_table(pa.table({"f": [float(n % 7) for n in range(5000)]}), tmp_path / "a.parquet")
-    plan, prepared = planned(tmp_path, predicate_of("f > 5", None), options=WriteOptions(batch_rows=100))
-    matches = DuckDBEngine(connection).match(plan, prepared, silent)
+    execution = planned(tmp_path, parse_where("f > 5", None), options=WriteOptions(batch_rows=100))
+    matches = DuckDBEngine(connection).match(execution)
     assert matches.hits["a.parquet"].positions.to_pylist() == [n for n in range(5000) if n % 7 == 6]

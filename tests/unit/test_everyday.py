@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core import opened
+from intarsia.core import snapshot
 from intarsia.errors import ColumnNotFound, CommitConflict, InputError, NothingMatched
 
 ROWS = pa.table({"id": [1, 2, 3, 4], "n": ["a", "b", "c", "d"], "day": ["x", "x", "y", "y"]})
@@ -75,13 +75,13 @@ def test_read_of_more_files_than_may_be_open_notices_a_commit(
     root = tmp_path / "t"
     for number in range(4):
         it.write(pa.table({"id": [number]}), root)
-    monkeypatch.setattr("intarsia.engines.arrow.scan.open_limit", lambda: 2)
+    monkeypatch.setattr("intarsia.kernel.read.open_limit", lambda: 2)
     assert ids(root) == [0, 1, 2, 3]
     reader = it.read(root, threads=1)
     it.update(root, {"id": "id + 10"})
     with pytest.raises(CommitConflict, match="replaced"):
         reader.read_all()
-    assert opened.open_limit() > 2
+    assert snapshot.open_limit() > 2
 
 
 def test_read_of_what_is_missing_or_empty(tmp_path: Path) -> None:

@@ -29,7 +29,7 @@ from intarsia.storage import posix as posix_module
 from intarsia.tables.parquet import ParquetTable, ParquetTransaction
 from intarsia.tables.parquet import control as control_module
 from intarsia.tables.parquet.journal import Journal
-from intarsia.tables.parquet.record import Coming, Going, Record
+from intarsia.tables.parquet.record import FileAdd, FileRemove, Record
 
 Rows = Callable[..., list[dict[str, Any]]]
 Leftovers = Callable[[Path], list[str]]
@@ -66,7 +66,7 @@ def upsert(root: Path, properties: dict[str, str] | None = None, **options: Any)
         change = Change(
             "upsert",
             replaced=(Replacement(first, stage(tx, "r", [1, 2], first.path)),),
-            added=(stage(tx, "a", [3, 5], tx.place({}, "part", 0)),),
+            added=(stage(tx, "a", [3, 5], tx.new_file_path({}, "part", 0)),),
             removed=(second,),
             planned=tx.snapshot.files,
             properties=properties or {},
@@ -76,7 +76,7 @@ def upsert(root: Path, properties: dict[str, str] | None = None, **options: Any)
 
 def append(root: Path, key: int, properties: dict[str, str] | None = None, **options: Any) -> Committed:
     with ParquetTable(root, **options).transaction("append") as tx:
-        added = (stage(tx, "a", [key], tx.place({}, "part", 0)),)
+        added = (stage(tx, "a", [key], tx.new_file_path({}, "part", 0)),)
         return tx.commit(Change("append", added=added, exclusive=False, properties=properties or {}))
 
 
@@ -196,7 +196,7 @@ def test_the_next_writer_finishes_what_a_crash_left(
     assert rows(root) == [*NEW, {"k": 9, "v": 1}]
 
 
-@pytest.mark.parametrize("verb", ["claim", "twin"])
+@pytest.mark.parametrize("verb", ["claim", "hard_link"])
 def test_a_crash_before_the_commit_point_is_swept(
     root: Path, unchanged: Any, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
@@ -244,7 +244,7 @@ _VERBS = [
     "remove_directory",
     "stat",
     "sync",
-    "twin",
+    "hard_link",
     "write",
 ]
 
@@ -515,19 +515,19 @@ def undone(root: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     [
         lambda record: record.update(version=2),
         lambda record: record.update(txid="../../../../etc"),
-        lambda record: record["coming"][0].update(path="../evil.parquet"),
-        lambda record: record["coming"][0].update(path="/etc/evil.parquet"),
-        lambda record: record["coming"][0].update(path="a/../../evil.parquet"),
-        lambda record: record["coming"][0].update(path="a//evil.parquet"),
-        lambda record: record["coming"][0].update(path=".hidden/evil.parquet"),
-        lambda record: record["coming"][0].update(path="evil.sh"),
-        lambda record: record["coming"][0].update(path="a\0.parquet"),
-        lambda record: record["coming"][0].update(staged="../../../../f1.parquet"),
-        lambda record: record["coming"][0].update(staged="..part/x"),
-        lambda record: record["going"][0].update(path="../precious.parquet"),
-        lambda record: record["going"][0].update(kept="../../x.part"),
-        lambda record: record["going"][0].pop("was"),
-        lambda record: record.update(coming="everything"),
+        lambda record: record["adds"][0].update(path="../evil.parquet"),
+        lambda record: record["adds"][0].update(path="/etc/evil.parquet"),
+        lambda record: record["adds"][0].update(path="a/../../evil.parquet"),
+        lambda record: record["adds"][0].update(path="a//evil.parquet"),
+        lambda record: record["adds"][0].update(path=".hidden/evil.parquet"),
+        lambda record: record["adds"][0].update(path="evil.sh"),
+        lambda record: record["adds"][0].update(path="a\0.parquet"),
+        lambda record: record["adds"][0].update(staged="../../../../f1.parquet"),
+        lambda record: record["adds"][0].update(staged="..part/x"),
+        lambda record: record["removes"][0].update(path="../precious.parquet"),
+        lambda record: record["removes"][0].update(kept="../../x.part"),
+        lambda record: record["removes"][0].pop("was"),
+        lambda record: record.update(adds="everything"),
         lambda record: record.update(extra=1),
         lambda record: record.update(operation=7),
         lambda record: record.pop("root"),
@@ -563,7 +563,7 @@ def test_a_link_put_in_the_way_does_not_lead_recovery_out_of_the_dataset(
     root.mkdir()
     (tmp_path / "elsewhere").mkdir()
     with crashing(monkeypatch, PosixStorage, "publish"), ParquetTable(root).transaction("append") as tx:
-        tx.commit(Change("append", added=(stage(tx, "a", [1], tx.place({"p": 1}, "part", 0)),)))
+        tx.commit(Change("append", added=(stage(tx, "a", [1], tx.new_file_path({"p": 1}, "part", 0)),)))
     shutil.rmtree(root / "p=1", ignore_errors=True)
     (root / "p=1").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(StorageError, match="symlink"):
@@ -585,8 +585,8 @@ def test_a_record_reads_back_as_it_was_written() -> None:
         txid="0" * 32,
         operation="upsert",
         root="/data/ä",
-        coming=(Coming("p=1/a.parquet", "x.part", (1, 2, 3), "00000.part"), Coming("b.parquet", "y.part")),
-        going=(Going("c.parquet", (4, 5, "etag"), "00001.part"),),
+        adds=(FileAdd("p=1/a.parquet", "x.part", (1, 2, 3), "00000.part"), FileAdd("b.parquet", "y.part")),
+        removes=(FileRemove("c.parquet", (4, 5, "etag"), "00001.part"),),
         properties={"app_id": "s", "batch_id": "1"},
         retain=2,
         fresh=True,

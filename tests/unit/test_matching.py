@@ -9,14 +9,16 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intarsia.common.arrow import adopt
+from intarsia.common.arrow import ingest
+from intarsia.core.execution import Execution
 from intarsia.core.intent import Merge, WriteOptions
 from intarsia.core.keys import arange
 from intarsia.core.prepare import prepare
 from intarsia.core.rule import Rule, strategy_rule, when_matched, when_not_matched_by_source
 from intarsia.core.run import make_plan, silent
-from intarsia.engines.arrow import ArrowEngine, matching
+from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import KeyColumnError, PartitionMoveError
+from intarsia.kernel import match
 from intarsia.sql.parse import parse_predicate
 from intarsia.tables.parquet import ParquetTable
 
@@ -25,9 +27,10 @@ def _matches(root, source, *, rule="upsert", keys=("id",), **options):
     rule = strategy_rule(rule) if isinstance(rule, str) else rule
     intent = Merge(rule, keys, keys, **options)
     snapshot = ParquetTable(root).snapshot()
-    with adopt(source) as adopted:
+    with ingest(source) as adopted:
         prepared = prepare(intent, snapshot, adopted)
-        return ArrowEngine(threads=1).match(make_plan(prepared, snapshot), prepared, silent)
+        execution = Execution(make_plan(prepared, snapshot), prepared, None, silent)
+        return ArrowEngine(threads=1).match(execution)
 
 
 def _flat(matches):
@@ -63,8 +66,8 @@ def test_sorted_and_unsorted_files_match_alike(tmp_path_factory, make_dataset, s
 def test_few_rows_at_a_time_make_several_batches_of_files(tmp_path, make_dataset, monkeypatch):
     root = make_dataset(tmp_path / "t", pa.table({"id": range(100)}), files=10)
     whole = _flat(_matches(root, pa.table({"id": range(0, 100, 9)})))
-    monkeypatch.setattr(matching, "BATCH_ROWS", 25)
-    monkeypatch.setattr(matching, "MOST_BATCH_ROWS", 25)
+    monkeypatch.setattr(match, "BATCH_ROWS", 25)
+    monkeypatch.setattr(match, "MOST_BATCH_ROWS", 25)
     assert _flat(_matches(root, pa.table({"id": range(0, 100, 9)}))) == whole
 
 
@@ -119,11 +122,11 @@ def test_a_file_whose_partition_is_not_known_is_matched_by_its_own_column(tmp_pa
 
 def test_hits_hold_and_pickle_nothing_but_themselves() -> None:
     many = arange(100_000)
-    part = matching._Classified(0)
+    part = match._Classified(0)
     part.add(many.slice(5, 10), many.slice(7, 10), 0)
-    found = matching.joined([part])
+    found = match.join_hits([part])
     assert (found.positions.to_pylist(), found.sources.to_pylist()) == ([*range(5, 15)], [*range(7, 17)])
     assert len(pickle.dumps(found)) < 2_000
-    whole = matching._Classified(0)
+    whole = match._Classified(0)
     whole.add(many, many, 0)
-    assert matching.joined([whole]).positions is many
+    assert match.join_hits([whole]).positions is many

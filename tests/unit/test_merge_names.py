@@ -5,12 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from intarsia.core.merge import (
-    MergeStrategy,
-    compute_merge_stats,
-    normalize_keys,
-    validate_keys_and_schema,
-)
+from intarsia.core.merge import MergeStrategy, compute_merge_stats, normalize_keys, validate_keys_and_schema
 from intarsia.core.rule import STRATEGIES
 from intarsia.errors import InputError, KeyColumnError, SchemaMismatch
 

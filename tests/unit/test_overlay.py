@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intarsia.engines.arrow.overlay import Overlay, take_rows, without
 from intarsia.errors import SchemaMismatch
+from intarsia.kernel.overlay import Overlay, drop_rows, take_rows
 
 DAYS = [dt.date(2024, 1, day) for day in range(1, 5)]
 STAMPS = [dt.datetime(2024, 1, 1, hour) for hour in range(4)]
@@ -98,9 +98,9 @@ def test_rows_are_dropped_and_taken_whatever_their_type(name):
     kind, known = TYPES[name]
     values = [known[n % len(known)] for n in range(6)]
     table = pa.table({"c": column(kind, values), "n": range(6)})
-    assert without(table, pa.array([0, 3], pa.int64()))["n"].to_pylist() == [1, 2, 4, 5]
-    assert without(table, pa.array([], pa.int64())) is table
-    assert without(table, pa.array([5, 4, 3, 2, 1, 0], pa.int64())).num_rows == 0
+    assert drop_rows(table, pa.array([0, 3], pa.int64()))["n"].to_pylist() == [1, 2, 4, 5]
+    assert drop_rows(table, pa.array([], pa.int64())) is table
+    assert drop_rows(table, pa.array([5, 4, 3, 2, 1, 0], pa.int64())).num_rows == 0
     taken = take_rows(table, pa.array([4, 0, 0], pa.int64()))
     assert taken["c"].to_pylist() == column(kind, [values[4], values[0], values[0]]).to_pylist()
     assert taken.schema.equals(table.schema)

@@ -136,9 +136,9 @@ def test_the_version_is_told_once():
     assert version in (ROOT / "CHANGELOG.md").read_text()
 
 
-def test_the_doors_below_core_are_held_by_the_import_contract():
+def test_the_facades_below_core_are_held_by_the_import_contract():
     contracts = {contract["id"]: contract for contract in PROJECT["tool"]["importlinter"]["contracts"]}
-    held = set(contracts["core-doors"]["protected_modules"])
+    held = set(contracts["core-facades"]["protected_modules"])
     core = ROOT / "src" / "intarsia" / "core"
     there = {
         f"intarsia.core.{n}"

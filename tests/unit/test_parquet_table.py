@@ -21,8 +21,8 @@ import pytest
 
 from intarsia.common.partitions import PARTITION_SCHEMA_KEY, encode_partition_schema
 from intarsia.core.change import Change, Replacement, StagedFile
-from intarsia.core.files import DataFile
 from intarsia.core.ports import Table, Transaction
+from intarsia.core.snapshot import DataFile
 from intarsia.errors import (
     CommitConflict,
     DamagedTable,
@@ -320,22 +320,22 @@ def test_a_file_that_may_not_be_read_is_a_storage_error(root: Path, monkeypatch:
 
 def test_the_place_of_a_new_file_is_its_partitions_directory_and_a_name_of_its_own(root: Path) -> None:
     with ParquetTable(root).transaction("x") as tx:
-        assert tx.place({"p": 3}, "part", 7) == f"p=3/part-{tx.txid}-00007.parquet"
-        assert tx.place({"p": None}, "part", 0).startswith("p=__HIVE_DEFAULT_PARTITION__/")
-        assert tx.place({"p": "a/b"}, "part", 0).startswith("p=a%2Fb/")
-        assert tx.place({}, "compacted", 0) == f"compacted-{tx.txid}-00000.parquet"
+        assert tx.new_file_path({"p": 3}, "part", 7) == f"p=3/part-{tx.txid}-00007.parquet"
+        assert tx.new_file_path({"p": None}, "part", 0).startswith("p=__HIVE_DEFAULT_PARTITION__/")
+        assert tx.new_file_path({"p": "a/b"}, "part", 0).startswith("p=a%2Fb/")
+        assert tx.new_file_path({}, "compacted", 0) == f"compacted-{tx.txid}-00000.parquet"
         for value in ("", "a\0b", "__HIVE_DEFAULT_PARTITION__", "x" * 300):
             with pytest.raises(UnsafePath):
-                tx.place({"p": value}, "part", 0)
+                tx.new_file_path({"p": value}, "part", 0)
         with pytest.raises(UnsafePath):
-            tx.place({"_p": 1}, "part", 0)
+            tx.new_file_path({"_p": 1}, "part", 0)
 
 
 def test_partition_directories_are_nested_as_those_that_are_there(tmp_path: Path) -> None:
     (tmp_path / "a=1" / "b=2").mkdir(parents=True)
     pq.write_table(ROW, tmp_path / "a=1" / "b=2" / "f.parquet")
     with ParquetTable(tmp_path).transaction("x") as tx:
-        assert tx.place({"b": 4, "a": 3}, "part", 0).startswith("a=3/b=4/")
+        assert tx.new_file_path({"b": 4, "a": 3}, "part", 0).startswith("a=3/b=4/")
 
 
 def test_staging_travels_to_another_process(root: Path) -> None:
@@ -352,7 +352,7 @@ def test_a_commit_replaces_adds_and_removes(root: Path, rows: Rows) -> None:
         change = Change(
             "upsert",
             replaced=(Replacement(a, stage(tx, "r", pa.table({"k": [1], "v": ["new"]}), a.path)),),
-            added=(stage(tx, "n", ROW, tx.place({"p": 5}, "part", 0)),),
+            added=(stage(tx, "n", ROW, tx.new_file_path({"p": 5}, "part", 0)),),
             removed=(b,),
             planned=tx.snapshot.files,
         )
@@ -393,15 +393,15 @@ def test_a_file_where_a_partition_should_be_is_told_before_the_commit_point(
 ) -> None:
     (root / "p=5").write_text("not a directory")
     with unchanged(root), pytest.raises(StorageError) as caught, ParquetTable(root).transaction("x") as tx:
-        tx.commit(Change("x", added=(stage(tx, "n", ROW, tx.place({"p": 5}, "part", 0)),)))
+        tx.commit(Change("x", added=(stage(tx, "n", ROW, tx.new_file_path({"p": 5}, "part", 0)),)))
     assert caught.value.changed is False
 
 
 def test_a_transaction_commits_once(root: Path) -> None:
     with ParquetTable(root).transaction("append") as tx:
-        tx.commit(Change("append", added=(stage(tx, "a", ROW, tx.place({"p": 1}, "part", 0)),)))
+        tx.commit(Change("append", added=(stage(tx, "a", ROW, tx.new_file_path({"p": 1}, "part", 0)),)))
         with pytest.raises(InputError, match="already"):
-            tx.commit(Change("append", added=(stage(tx, "b", ROW, tx.place({"p": 1}, "part", 1)),)))
+            tx.commit(Change("append", added=(stage(tx, "b", ROW, tx.new_file_path({"p": 1}, "part", 1)),)))
 
 
 def _rewrite(root: Path) -> None:
@@ -428,7 +428,7 @@ def test_a_planned_file_that_changed_underneath_is_a_conflict(
         pytest.raises(CommitConflict, match=r"a\.parquet was") as caught,
         ParquetTable(root).transaction("x") as tx,
     ):
-        staged = stage(tx, "n", ROW, tx.place({"p": 1}, "part", 0))
+        staged = stage(tx, "n", ROW, tx.new_file_path({"p": 1}, "part", 0))
         meddle(root)
         with unchanged_data(root):
             tx.commit(Change("x", added=(staged,), planned=tx.snapshot.files))
@@ -471,7 +471,7 @@ def test_a_file_that_another_writer_added_is_a_conflict_for_an_exclusive_change_
 ) -> None:
     for exclusive in (True, False):
         with ParquetTable(root).transaction("x") as tx:
-            added = (stage(tx, "n", ROW, tx.place({"p": 1}, "part", 0)),)
+            added = (stage(tx, "n", ROW, tx.new_file_path({"p": 1}, "part", 0)),)
             pq.write_table(ROW, root / f"foreign-{exclusive}.parquet")
             change = Change("x", added=added, planned=tx.snapshot.files, exclusive=exclusive)
             if exclusive:
@@ -493,13 +493,13 @@ def test_a_new_file_never_takes_a_name_that_is_there(root: Path) -> None:
 def test_a_staged_file_with_other_rows_than_said_is_not_committed(root: Path, unchanged: Any) -> None:
     wrong = pytest.raises(DamagedTable, match="1 rows instead of 2")
     with unchanged(root), wrong, ParquetTable(root).transaction("x") as tx:
-        tx.commit(Change("x", added=(stage(tx, "n", ROW, tx.place({"p": 1}, "part", 0), rows=2),)))
+        tx.commit(Change("x", added=(stage(tx, "n", ROW, tx.new_file_path({"p": 1}, "part", 0), rows=2),)))
 
 
 def test_a_staged_file_that_is_torn_or_gone_is_not_committed(root: Path, unchanged: Any) -> None:
     for spoil in (lambda path: os.truncate(path, 50), os.unlink):
         with unchanged(root), pytest.raises(DamagedTable), ParquetTable(root).transaction("x") as tx:
-            staged = stage(tx, "n", ROW, tx.place({"p": 1}, "part", 0))
+            staged = stage(tx, "n", ROW, tx.new_file_path({"p": 1}, "part", 0))
             spoil(staged.location)
             tx.commit(Change("x", added=(staged,)))
 
@@ -573,7 +573,9 @@ def test_writers_in_threads_take_turns_and_lose_nothing(root: Path) -> None:
         for i in range(4):
             with ParquetTable(root).transaction("append") as tx:
                 table = pa.table({"k": [number * 10 + i], "v": ["t"]})
-                tx.commit(Change("append", added=(stage(tx, "n", table, tx.place({"p": 7}, "part", 0)),)))
+                tx.commit(
+                    Change("append", added=(stage(tx, "n", table, tx.new_file_path({"p": 7}, "part", 0)),))
+                )
 
     threads = [threading.Thread(target=work, args=(n,)) for n in range(4)]
     for thread in threads:
@@ -649,7 +651,7 @@ def test_a_store_without_atomic_rename_can_be_read_and_appended_to(memory: str) 
     assert table.appends_only
     assert table.snapshot().rows == 2
     with table.transaction("append") as tx:
-        tx.commit(Change("append", added=(stage(tx, "n", ROW, tx.place({"p": 3}, "part", 0)),)))
+        tx.commit(Change("append", added=(stage(tx, "n", ROW, tx.new_file_path({"p": 3}, "part", 0)),)))
     assert keys(memory) == [1, 2, 9]
     assert table.snapshot().version == 1
     assert [file.partition["p"] for file in table.snapshot().files] == [1, 2, 3]
@@ -681,7 +683,7 @@ def test_a_single_writer_may_replace_and_remove_on_any_store(memory: str) -> Non
     assert keys(memory) == [7]
     assert staged_in_memory(memory) == []
     with table.transaction("overwrite") as tx:
-        added = (stage(tx, "n", ROW, tx.place({"p": 1}, "part", 0)),)
+        added = (stage(tx, "n", ROW, tx.new_file_path({"p": 1}, "part", 0)),)
         tx.commit(Change("overwrite", added=added, removed=tx.snapshot.files))
     assert keys(memory) == [9]
     assert table.snapshot().version == 2
@@ -721,7 +723,7 @@ def test_a_crash_on_a_store_without_links_is_recovered_from(
                 Replacement(f, stage(tx, f"r{n}", pa.table({"k": [10 + n], "v": ["z"]}), f.path))
                 for n, f in enumerate(tx.snapshot.files)
             )
-            added = (stage(tx, "n", ROW, tx.place({"p": 1}, "part", 0)),)
+            added = (stage(tx, "n", ROW, tx.new_file_path({"p": 1}, "part", 0)),)
             tx.commit(Change("x", replaced=replaced, added=added, planned=tx.snapshot.files))
     seen = table.snapshot()
     read = pa.concat_tables(pq.read_table(file.location, filesystem=seen.filesystem) for file in seen.files)
@@ -735,9 +737,11 @@ def test_a_crash_on_a_store_without_links_is_recovered_from(
 
 def test_two_appenders_without_a_lock_do_not_sweep_each_other(memory: str) -> None:
     with ParquetTable(memory).transaction("append") as first:
-        mine = stage(first, "n", pa.table({"k": [20], "v": ["a"]}), first.place({"p": 1}, "part", 0))
+        mine = stage(first, "n", pa.table({"k": [20], "v": ["a"]}), first.new_file_path({"p": 1}, "part", 0))
         with ParquetTable(memory).transaction("append") as second:
-            other = stage(second, "n", pa.table({"k": [21], "v": ["a"]}), second.place({"p": 1}, "part", 0))
+            other = stage(
+                second, "n", pa.table({"k": [21], "v": ["a"]}), second.new_file_path({"p": 1}, "part", 0)
+            )
             second.commit(Change("append", added=(other,), exclusive=False))
         first.commit(Change("append", added=(mine,), exclusive=False))
     assert keys(memory) == [1, 2, 20, 21]

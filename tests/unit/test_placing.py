@@ -12,13 +12,14 @@ import pytest
 from intarsia.common.partitions import decode_partition_schema
 from intarsia.core.change import Staging
 from intarsia.core.expr import resolve
-from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import WriteOptions
 from intarsia.core.rule import Insert
-from intarsia.engines.arrow import placing as module
-from intarsia.engines.arrow.placing import Placing, all_rows
-from intarsia.engines.arrow.writing import stamp
+from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import InputError
+from intarsia.kernel import new_rows as module
+from intarsia.kernel.new_rows import NewRowWriter, all_rows
+from intarsia.kernel.output_format import ROW_GROUP_ROWS
+from intarsia.kernel.write import make_file_metadata
 from intarsia.sql.parse import parse_expression
 
 LOCAL = pafs.LocalFileSystem()
@@ -30,12 +31,13 @@ class Tx:
     """The part of a transaction that placing needs."""
 
     directory: str
+    txid: str = "tx1"
 
     @property
     def staging(self) -> Staging:
         return Staging(LOCAL, self.directory, "tx1")
 
-    def place(self, partition, prefix, ordinal) -> str:
+    def new_file_path(self, partition, prefix, ordinal) -> str:
         return "/".join(
             [*(f"{name}={value}" for name, value in partition.items()), f"{prefix}-{ordinal}.parquet"]
         )
@@ -46,9 +48,9 @@ def tx(tmp_path):
     return Tx(str(tmp_path))
 
 
-def _placing(schema, *, partition=(), files=(), **options) -> Placing:
+def _placing(schema, *, partition=(), files=(), **options) -> NewRowWriter:
     snapshot = Snapshot("lake", tuple(files), schema, tuple(partition), LOCAL)
-    return Placing(snapshot, schema, tuple(partition), WriteOptions(**options), "merge")
+    return NewRowWriter(snapshot, schema, tuple(partition), WriteOptions(**options), "merge")
 
 
 def _written(placing, inserts, source, tx):
@@ -108,19 +110,19 @@ def test_a_new_file_looks_like_the_first_of_the_table(tx, tmp_path):
     pq.write_table(SOURCE, path, compression="zstd", sorting_columns=[pq.SortingColumn(0)],
                    row_group_size=2)  # fmt: skip
     first = DataFile("old.parquet", str(path), 1, 6, footer=pq.read_metadata(path))
-    layout = _placing(SOURCE.schema, files=[first]).layout()
-    assert (layout.compression, layout.sorting, layout.row_group_rows) == ("zstd", (), module.ROW_GROUP_ROWS)
-    asked = _placing(SOURCE.schema, files=[first], compression="gzip", row_group_size=9).layout()
+    layout = _placing(SOURCE.schema, files=[first]).form("tx1").layout
+    assert (layout.compression, layout.sorting, layout.row_group_rows) == ("zstd", (), ROW_GROUP_ROWS)
+    asked = _placing(SOURCE.schema, files=[first], compression="gzip", row_group_size=9).form("tx1").layout
     assert (asked.compression, asked.row_group_rows) == ("gzip", 9)
-    assert _placing(SOURCE.schema).layout().compression == "snappy"
+    assert _placing(SOURCE.schema).form("tx1").layout.compression == "snappy"
 
 
 def test_a_file_says_its_transaction_and_the_types_of_its_partition():
     schema = pa.schema([("id", pa.int64()), ("p", pa.date32())])
-    notes = stamp("tx1", schema, ("p",))
+    notes = make_file_metadata("tx1", schema, ("p",))
     assert notes[b"intarsia.txid"] == b"tx1"
     assert decode_partition_schema(notes[b"intarsia.partitions"]) == pa.schema([("p", pa.date32())])
-    assert list(stamp("tx1", schema, ())) == [b"intarsia.txid"]
+    assert list(make_file_metadata("tx1", schema, ())) == [b"intarsia.txid"]
 
 
 def test_a_file_needs_a_column_beside_its_partition(tx):

@@ -1,4 +1,4 @@
-"""The plan as a value: what it adds up, and how matching settles it."""
+"""The plan as a value: what it adds up, and how matching resolves it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Delete, Merge
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
 from intarsia.core.rule import strategy_rule
+from intarsia.core.snapshot import DataFile, Snapshot
 
 SCHEMA = pa.schema([("id", pa.int64())])
 FILES = tuple(
@@ -38,7 +38,7 @@ def test_bytes_to_read_are_scans_and_whole_files_that_change():
     )
     assert (plan.bytes_to_scan, plan.bytes_to_read, plan.bytes_to_write) == (10, 210, 200)
     assert plan.count("keep") == 1
-    assert [item.file.path for item in plan.chosen("remove")] == ["c.parquet"]
+    assert [item.file.path for item in plan.select("remove")] == ["c.parquet"]
     assert plan.operation == "delete"
 
 
@@ -47,26 +47,26 @@ def test_bytes_to_read_are_scans_and_whole_files_that_change():
     [
         (SCAN, Matches(hits={"a.parquet": _hits(1, 2)}), "rewrite", "key scan: rows hit", 2),
         (SCAN, Matches(), "keep", "key scan: no row hit", 0),
-        (replace(SCAN, foreign=True), Matches(), "keep", "key scan: key in no other partition", 0),
+        (replace(SCAN, is_move_check=True), Matches(), "keep", "key scan: key in no other partition", 0),
         (replace(SCAN, forced="widened"), Matches(), "rewrite", "widened", 0),
         (SCAN, Matches(dropped=frozenset({"a.parquet"})), "remove", "every row goes", 10),
         (FilePlan(FILES[0], "remove", "why"), Matches(dropped=frozenset({"a.parquet"})), "remove", "why", 10),
         (FilePlan(FILES[0], "keep", "why"), Matches(), "keep", "why", 0),
     ],
 )
-def test_matching_settles_what_becomes_of_a_file(before, matches, action, reason, hits):
-    (settled,) = _plan(before).refined(matches).files
-    assert (settled.action, settled.reason, settled.hits) == (action, reason, hits)
-    assert settled.scanned == (before.action == "scan")
+def test_matching_resolves_what_becomes_of_a_file(before, matches, action, reason, hits):
+    (resolved,) = _plan(before).with_matches(matches).files
+    assert (resolved.action, resolved.reason, resolved.hits) == (action, reason, hits)
+    assert resolved.scanned == (before.action == "scan")
 
 
-def test_a_settled_plan_has_the_counts_and_the_first_one_stays_as_it_was():
+def test_a_resolved_plan_has_the_counts_and_the_first_one_stays_as_it_was():
     plan = _plan(FilePlan(FILES[0], "scan", "?"))
-    settled = plan.refined(Matches(inserted=1, updated=2, deleted=3), insert_bytes=50)
-    assert (settled.matched, settled.inserted, settled.updated, settled.deleted) == (True, 1, 2, 3)
-    assert settled.bytes_to_write == 50
+    resolved = plan.with_matches(Matches(inserted=1, updated=2, deleted=3), insert_bytes=50)
+    assert (resolved.matched, resolved.inserted, resolved.updated, resolved.deleted) == (True, 1, 2, 3)
+    assert resolved.bytes_to_write == 50
     assert (plan.matched, plan.inserted) == (False, 0)
-    assert plan.chosen("scan")
+    assert plan.select("scan")
 
 
 def test_groups_and_snapshots_add_up_their_files():

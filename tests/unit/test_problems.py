@@ -6,17 +6,17 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Merge
 from intarsia.core.keys import KeyIndex
-from intarsia.core.problems import (
+from intarsia.core.rule import strategy_rule
+from intarsia.core.snapshot import DataFile, Snapshot
+from intarsia.core.validation import (
     duplicate_source_keys,
     null_source_keys,
     null_target_keys,
     partition_moves,
     several_matches,
 )
-from intarsia.core.rule import strategy_rule
 from intarsia.errors import KeyColumnError, PartitionMoveError
 
 WHERE = {"operation": "upsert", "path": "lake"}

@@ -14,8 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.prune import KeyRange, PartitionSet, key_scan_bytes, row_groups_that_may_hold, search
+from intarsia.core.snapshot import DataFile, Snapshot
 
 
 def data_file(table: pa.Table, rows: int) -> DataFile:

@@ -10,10 +10,10 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
-from intarsia.core.files import DataFile
-from intarsia.engines.arrow import reading
-from intarsia.engines.arrow.reading import FileReader, constant_column, constant_key, encoded_columns
+from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
+from intarsia.kernel import read
+from intarsia.kernel.read import FileReader, constant_column, constant_key, encoded_columns
 
 LOCAL = pafs.LocalFileSystem()
 
@@ -85,11 +85,11 @@ def test_a_large_row_group_is_read_in_pieces_of_itself(path, monkeypatch):
         assert reader.piece_rows(0, None) is None
         assert reader.piece_rows(0, 5000) is None
         assert reader.piece_rows(0, 4999) == 4999
-        monkeypatch.setattr(reading, "PIECE_ROWS", 4000)
+        monkeypatch.setattr(read, "PIECE_ROWS", 4000)
         assert reader.piece_rows(0, None) == 1000
         assert [piece.num_rows for piece in reader.pieces(["id"], 0)] == [1000] * 5
-        monkeypatch.setattr(reading, "PIECE_ROWS", 1 << 20)
-        monkeypatch.setattr(reading, "PIECE_BYTES", 10)
+        monkeypatch.setattr(read, "PIECE_ROWS", 1 << 20)
+        monkeypatch.setattr(read, "PIECE_BYTES", 10)
         assert reader.piece_rows(0, None) == 1024  # never silly
 
 

@@ -11,12 +11,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia.core.expr import resolve
-from intarsia.core.files import DataFile
 from intarsia.core.intent import WriteOptions
 from intarsia.core.matches import Hits
 from intarsia.core.rule import Assign, Drop, Insert, Replace
-from intarsia.engines.arrow.rewrite import Rewrite, rewrite
+from intarsia.core.snapshot import DataFile
 from intarsia.errors import SchemaMismatch
+from intarsia.kernel.rewrite import Rewrite, rewrite
 from intarsia.sql.parse import parse_expression
 
 LOCAL = pafs.LocalFileSystem()

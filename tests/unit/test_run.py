@@ -10,16 +10,15 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-from intarsia.common.arrow import adopt
-from intarsia.core.change import Change, Committed, StagedFile
-from intarsia.core.files import DataFile, Snapshot
+from intarsia.common.arrow import ingest
+from intarsia.core.change import Change, Committed, Replacement, Staged, StagedFile
+from intarsia.core.execution import Execution
 from intarsia.core.intent import Compact, Delete, Merge, Write
 from intarsia.core.matches import Hits, Matches
-from intarsia.core.plan import Plan
 from intarsia.core.prepare import Prepared, prepare
-from intarsia.core.rehearsal import nowhere
 from intarsia.core.rule import strategy_rule
-from intarsia.core.run import ATTEMPTS, explain, run, settled
+from intarsia.core.run import ATTEMPTS, explain, run
+from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, KeyColumnError
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -34,7 +33,8 @@ class Notes:
 
     conflicts: int = 0
     matches: Matches = field(default_factory=Matches)
-    change: Change = field(default_factory=lambda: Change("merge"))
+    staged: Staged = field(default_factory=Staged)
+    commits: list[Change] = field(default_factory=list)
     snapshot_: Snapshot = SNAPSHOT
     calls: list[str] = field(default_factory=list)
     name: str = "notes"
@@ -43,6 +43,12 @@ class Notes:
     def snapshot(self) -> Snapshot:
         self.calls.append("snapshot")
         return self.snapshot_
+
+    def check(self) -> None:
+        """Nothing is wrong with this table."""
+
+    def check_change(self, snapshot, change, staging=None) -> None:
+        self.calls.append("check")
 
     @contextlib.contextmanager
     def transaction(self, operation: str) -> Any:
@@ -55,18 +61,16 @@ class Notes:
     def prepare(self, intent, snapshot, source) -> Prepared:
         return prepare(intent, snapshot, source)
 
-    def match(self, plan, prepared, progress) -> Matches:
+    def match(self, execution: Execution) -> Matches:
         self.calls.append("match")
-        progress("scan keys", 1, 1)
+        execution.progress("scan keys", 1, 1)
         return self.matches
 
-    def measuring(self, plan) -> Any:
-        return contextlib.nullcontext(nowhere())
-
-    def execute(self, plan, prepared, tx, progress) -> tuple[Plan, Change]:
-        matches = self.match(plan, prepared, progress)
+    def stage(self, execution: Execution, matches: Matches) -> Staged:
+        assert execution.plan.matched
+        assert matches is self.matches
         self.calls.append("stage")
-        return settled(plan, prepared, matches), self.change
+        return self.staged
 
 
 @dataclass
@@ -79,6 +83,7 @@ class Attempt:
 
     def commit(self, change: Change) -> Committed:
         self.notes.calls.append("commit")
+        self.notes.commits.append(change)
         if self.notes.conflicts:
             self.notes.conflicts -= 1
             raise CommitConflict("another writer", path="lake")
@@ -87,7 +92,7 @@ class Attempt:
 
 @pytest.fixture
 def source():
-    with adopt(pa.table({"id": [1, 2]})) as adopted:
+    with ingest(pa.table({"id": [1, 2]})) as adopted:
         yield adopted
 
 
@@ -100,7 +105,7 @@ def test_an_operation_matches_stages_and_commits_within_one_transaction(source):
 def test_a_dry_run_takes_a_snapshot_matches_and_measures_and_that_is_all(source):
     notes = Notes(matches=Matches(inserted=2))
     result = run(UPSERT, notes, notes, source, dry_run=True)
-    assert notes.calls == ["snapshot", "match", "stage"]
+    assert notes.calls == ["snapshot", "match", "stage", "check"]
     assert (result.dry_run, result.inserted, result.total, result.version) == (True, 2, 12, None)
     assert explain(UPSERT, notes, notes, source).bytes_exact
 
@@ -108,7 +113,7 @@ def test_a_dry_run_takes_a_snapshot_matches_and_measures_and_that_is_all(source)
 def test_a_dry_run_beyond_what_it_measures_matches_and_that_is_all(source):
     notes = Notes(matches=Matches(inserted=2))
     result = run(UPSERT, notes, notes, source, dry_run=True, measured_bytes=1)
-    assert notes.calls == ["snapshot", "match"]
+    assert notes.calls == ["snapshot", "match", "check"]
     assert (result.inserted, result.bytes_exact) == (2, False)
     assert not explain(UPSERT, notes, notes, source, measured_bytes=1).bytes_exact
 
@@ -133,23 +138,27 @@ def test_conflicts_without_end_are_an_error_after_some_attempts(source):
 
 def test_what_is_wrong_is_said_before_anything_is_matched():
     notes = Notes()
-    with adopt(pa.table({"id": [1, 1]})) as twice, pytest.raises(KeyColumnError):
+    with ingest(pa.table({"id": [1, 1]})) as twice, pytest.raises(KeyColumnError):
         run(UPSERT, notes, notes, twice)
     assert notes.calls == ["begin merge", "end"]
-    with pytest.raises(InputError), adopt(pa.table({"id": [1]})) as rows:
+    with pytest.raises(InputError), ingest(pa.table({"id": [1]})) as rows:
         run(Write("overwrite_partitions"), notes, notes, rows)
     assert "match" not in notes.calls
 
 
 def test_the_report_counts_what_was_staged(source):
-    staged = StagedFile("s", "new.parquet", 1, 70)
+    new = StagedFile("s", "new.parquet", 1, 70)
+    rewritten = StagedFile("r", "a.parquet", 10, 30)
     matches = Matches(hits={"a.parquet": Hits(pa.array([0, 1]))}, inserted=1, updated=2)
-    notes = Notes(matches=matches, change=Change("merge", added=(staged,)))
+    notes = Notes(matches=matches, staged=Staged({"a.parquet": rewritten}, (new,)))
     result = run(UPSERT, notes, notes, source)
     assert (result.target_count_before, result.target_count_after) == (10, 11)
     assert result.inserted_files == ["lake/new.parquet"]
     assert result.rewritten_files == ["lake/a.parquet"]
-    assert (result.bytes_written, result.version, result.txid) == (70, 4, "t1")
+    assert (result.bytes_written, result.version, result.txid) == (100, 4, "t1")
+    (change,) = notes.commits
+    assert change.replaced == (Replacement(FILE, rewritten),)
+    assert (change.added, change.removed, change.planned, change.exclusive) == ((new,), (), (FILE,), True)
     assert (result.source_count, result.engine, result.strategy) == (2, "notes", "upsert")
 
 
@@ -159,10 +168,13 @@ def test_an_empty_change_has_no_transaction_to_name(source):
 
 
 def test_a_regrouping_that_loses_rows_tells_how_many():
-    change = Change("compact", added=(StagedFile("s", "n.parquet", 7, 70),), removed=(FILE,))
-    notes = Notes(change=change)
+    files = (FILE, DataFile("b.parquet", "b.parquet", 100, 10))
+    staged = Staged(added=(StagedFile("s", "n.parquet", 17, 70),))
+    notes = Notes(staged=staged, snapshot_=replace(SNAPSHOT, files=files))
     result = run(Compact(), notes, notes)
-    assert (result.deleted, result.total) == (3, 7)
+    assert (result.deleted, result.total) == (3, 17)
+    (change,) = notes.commits
+    assert (change.removed, change.planned, change.exclusive) == (files, files, False)
 
 
 def test_progress_is_passed_on():
@@ -179,13 +191,13 @@ class Restless(Notes):
     changes: bool = True
     failures: int = 1
 
-    def match(self, plan, prepared, progress) -> Matches:
+    def match(self, execution: Execution) -> Matches:
         if self.failures:
             self.failures -= 1
             if self.changes:
                 self.snapshot_ = replace(SNAPSHOT, files=(replace(FILE, fingerprint=(1,)),))
             raise DamagedTable("half a file", path="lake/a.parquet")
-        return super().match(plan, prepared, progress)
+        return super().match(execution)
 
 
 def test_a_file_that_was_replaced_while_it_was_read_is_read_again(source):

@@ -18,12 +18,12 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia import show
-from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.inspection import FileRange, Inspection, depth, file_ranges, inspect_snapshot
 from intarsia.core.intent import Compact, Merge, Optimize
 from intarsia.core.plan import FileGroup, FilePlan, Plan
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.rule import strategy_rule
+from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import ColumnNotFound
 from intarsia.show import html, progress, svg, text, tiles, units
 

@@ -17,13 +17,13 @@ from hypothesis import strategies as st
 
 from intarsia.common.thrift import I64, get, read_struct, write_struct
 from intarsia.core.expr import resolve
-from intarsia.core.files import DataFile
 from intarsia.core.matches import Hits
 from intarsia.core.rule import Assign, Drop, Replace
-from intarsia.engines.arrow import chunks, splice
-from intarsia.engines.arrow.chunks import Donor
-from intarsia.engines.arrow.rewrite import Rewrite, rewrite
+from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, IntarsiaError
+from intarsia.kernel import chunk_copy, chunks
+from intarsia.kernel.chunks import ChunkSource
+from intarsia.kernel.rewrite import Rewrite, rewrite
 from intarsia.sql.parse import parse_expression
 
 LOCAL = pafs.LocalFileSystem()
@@ -47,7 +47,7 @@ FLAT = TABLE.select(["id", "s", "u", "x", "d", "t", "b"])
 
 @pytest.fixture(autouse=True)
 def _small_chunks(monkeypatch):
-    monkeypatch.setattr(splice, "CHUNK_BYTES", 0)
+    monkeypatch.setattr(chunk_copy, "CHUNK_BYTES", 0)
 
 
 @pytest.fixture
@@ -75,13 +75,13 @@ def kernel(tmp_path):
 def taken(monkeypatch):
     """The columns whose chunks were taken over, one set per row group."""
     groups = []
-    add = splice.Splice.add
+    add = chunk_copy.ChunkCopy.add
 
     def watched(self, group, table):
         groups.append(set(self.schema.names) - set(table.column_names))
         add(self, group, table)
 
-    monkeypatch.setattr(splice.Splice, "add", watched)
+    monkeypatch.setattr(chunk_copy.ChunkCopy, "add", watched)
     return groups
 
 
@@ -102,7 +102,7 @@ def _pages(path):
     """Every page's header with its place, by row group and leaf."""
     with open(path, "rb") as file:
         data = file.read()
-    donor = Donor.of_buffer(pa.py_buffer(data))
+    donor = ChunkSource.of_buffer(pa.py_buffer(data))
     for group in donor.groups():
         for chunk in get(group, chunks.GROUP_CHUNKS)[1]:
             meta = get(chunk, chunks.CHUNK_META)
@@ -261,7 +261,7 @@ def test_logical_types_that_arrow_does_not_know_stay(kernel, tmp_path):
         rows.write_parquet(path)
     before = [str(pq.read_metadata(path).schema.column(n).logical_type) for n in range(3)]
     _, out = kernel(_hits(7), [_assign(x="x + 1")])
-    donor = Donor.of_buffer(pa.py_buffer(out.read_bytes()))
+    donor = ChunkSource.of_buffer(pa.py_buffer(out.read_bytes()))
     assert [str(pq.read_metadata(out).schema.column(n).logical_type) for n in range(3)] == before
     assert donor.columns().keys() == {"id", "j", "x"}
 
@@ -347,7 +347,7 @@ def test_a_damaged_page_that_is_taken_over_is_told_where_a_checksum_tells_it(ker
 
 
 def test_small_chunks_are_not_worth_it(kernel, taken, tmp_path, monkeypatch):
-    monkeypatch.setattr(splice, "CHUNK_BYTES", 16 << 10)
+    monkeypatch.setattr(chunk_copy, "CHUNK_BYTES", 16 << 10)
     pq.write_table(FLAT, tmp_path / "f.parquet", row_group_size=10)
     kernel(_hits(3), [_assign(x="x + 1000")])
     assert taken == []
@@ -356,13 +356,13 @@ def test_small_chunks_are_not_worth_it(kernel, taken, tmp_path, monkeypatch):
 def test_chunks_that_are_written_are_not_held(kernel, tmp_path, monkeypatch):
     pq.write_table(FLAT, tmp_path / "f.parquet", row_group_size=500)
     held = []
-    close = splice.Splice.close
+    close = chunk_copy.ChunkCopy.close
 
     def watched(self, *args):
         held.extend(len(part) for item in self._chunks._written for part in item.pages)
         return close(self, *args)
 
-    monkeypatch.setattr(splice.Splice, "close", watched)
+    monkeypatch.setattr(chunk_copy.ChunkCopy, "close", watched)
     kernel(_hits(3), [_assign(x="x + 1000")])
     assert held == []
 

@@ -181,7 +181,7 @@ def test_publishing_replaces_and_can_be_repeated(place: tuple[Storage, str]) -> 
     storage, root = place
     storage.write(f"{root}/target", b"old")
     storage.write(f"{root}/source", b"new")
-    storage.twin(f"{root}/source", f"{root}/spare")
+    storage.hard_link(f"{root}/source", f"{root}/spare")
     for _ in range(2):
         storage.publish(f"{root}/source", f"{root}/spare", f"{root}/target")
         assert storage.read(f"{root}/target") == b"new"
@@ -227,7 +227,7 @@ def test_directories_that_are_new_are_named_outermost_first(place: tuple[Storage
 
 def test_a_missing_file_is_a_storage_error_with_its_number_and_path(place: tuple[Storage, str]) -> None:
     storage, root = place
-    for action in (storage.read, lambda path: storage.twin(path, f"{root}/x")):
+    for action in (storage.read, lambda path: storage.hard_link(path, f"{root}/x")):
         with pytest.raises(StorageError) as caught:
             action(f"{root}/nothing")
         assert caught.value.errno == errno.ENOENT
@@ -270,7 +270,7 @@ def test_a_disk_without_hard_links_is_named_as_such(tmp_path: Path, monkeypatch:
     (tmp_path / "f").write_bytes(b"1")
     monkeypatch.setattr(posix_module.os, "link", refuse)
     with pytest.raises(NotSupported, match="no hard links"):
-        PosixStorage().twin(str(tmp_path / "f"), str(tmp_path / "g"))
+        PosixStorage().hard_link(str(tmp_path / "f"), str(tmp_path / "g"))
 
 
 def test_a_lock_excludes_another_holder_until_it_is_released(tmp_path: Path) -> None:

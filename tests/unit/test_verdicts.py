@@ -11,8 +11,8 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia.core.expr import resolve
-from intarsia.core.files import DataFile, Snapshot
-from intarsia.core.verdicts import verdicts
+from intarsia.core.prune import verdicts
+from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.sql.parse import parse_predicate
 
 

@@ -10,10 +10,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia.core.layout import Layout
-from intarsia.engines.arrow.file_form import dictionary_columns
-from intarsia.engines.arrow.row_groups import RowGroups, in_declared_order
-from intarsia.engines.arrow.writing import FileWriter
 from intarsia.errors import StorageError
+from intarsia.kernel.file_format import dictionary_columns
+from intarsia.kernel.write import FileWriter, RowGroups, sort_declared
 
 LOCAL = pafs.LocalFileSystem()
 
@@ -145,6 +144,6 @@ def test_row_groups_are_in_the_order_that_is_declared(path):
 def test_a_table_in_order_is_left_alone():
     table = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
     keys = [("id", "ascending", "at_end")]
-    assert in_declared_order(table, keys) is table
-    assert in_declared_order(table, []) is table
-    assert in_declared_order(table.take([2, 0, 1]), keys)["v"].to_pylist() == ["a", "b", "c"]
+    assert sort_declared(table, keys) is table
+    assert sort_declared(table, []) is table
+    assert sort_declared(table.take([2, 0, 1]), keys)["v"].to_pylist() == ["a", "b", "c"]

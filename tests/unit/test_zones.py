@@ -13,7 +13,7 @@ import pytest
 from intarsia.core.evaluate import evaluate, true_mask
 from intarsia.core.expr import resolve, type_of
 from intarsia.core.prove import Facts, always_true, never_true
-from intarsia.engines.duckdb.conditions import condition
+from intarsia.engines.duckdb.predicate import compile_condition
 from intarsia.errors import NotSupported, SchemaMismatch
 from intarsia.sql.parse import parse_expression as sql
 
@@ -263,12 +263,12 @@ def test_bounds_prove_instants_and_nothing_of_the_calendar() -> None:
     for text in ("cast(t as date) = '2025-06-30'", "cast(t as timestamp) < '2025-07-01'", "day(t) = 30"):
         expr = resolve(sql(text), schema)
         assert not never_true(expr, bounds), text
-        assert condition(expr, schema) is None  # DuckDB has no zone for it
+        assert compile_condition(expr, schema) is None  # DuckDB has no zone for it
     wall = resolve(sql("cast(t as timestamp) >= '2025-07-01'"), schema)
     assert not always_true(wall, bounds)
     assert never_true(resolve(sql("t > '2025-07-01 03:00:00'"), schema), bounds)
     assert always_true(resolve(sql("t >= timestamptz '2025-06-30 21:00:00-04'"), schema), bounds)
-    assert condition(resolve(sql("t > '2025-07-01'"), schema), schema) is not None
+    assert compile_condition(resolve(sql("t > '2025-07-01'"), schema), schema) is not None
 
 
 @pytest.mark.parametrize("zone", ZONES[:-1])

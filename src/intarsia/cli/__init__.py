@@ -12,7 +12,7 @@ _INTERRUPTED = 130  # as in exits, which may not be loaded yet
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "intarsia") -> None:
-    """Run the command line and exit with its code. Exit codes are listed in :mod:`intarsia.cli.exits`."""
+    """Run the command line and exit with its code. Exit codes are listed in :mod:`intarsia.cli.frame`."""
     try:
         commands = importlib.import_module("intarsia.cli.commands")
     except KeyboardInterrupt:  # before there is anything to undo

@@ -8,11 +8,10 @@ import click
 
 import intarsia
 from intarsia import api
-from intarsia.cli.exits import Exit
-from intarsia.cli.frame import Frame
+from intarsia.cli.frame import Exit, Frame
 from intarsia.cli.iceberg import branch_options, expire, sweep, target_of, upkeep_options
 from intarsia.cli.operations import OPERATIONS, planning_command, running_command
-from intarsia.cli.options import assigned, decorated, offer_paths, place_options, talk_options, without_none
+from intarsia.cli.options import decorate, offer_paths, parse_pairs, place_options, talk_options, without_none
 from intarsia.cli.plain import plain_inspection
 from intarsia.cli.screen import Screen, screen
 from intarsia.doctor import Finding, State, examine
@@ -107,8 +106,8 @@ def _run(pipeline: str, **given: Any) -> None:
     run_pipeline(pipeline, **given)
 
 
-def _added(function: Any, name: str, text: str, *decorators: Any) -> None:
-    cli.add_command(click.command(name, help=text)(decorated(function, [*decorators, *talk_options])))
+def _add_command(function: Any, name: str, text: str, *decorators: Any) -> None:
+    cli.add_command(click.command(name, help=text)(decorate(function, [*decorators, *talk_options])))
 
 
 _TARGET = click.argument("target", shell_complete=offer_paths)
@@ -116,7 +115,7 @@ _MASTER = click.option(
     "--master", metavar="URL", help="Where Spark runs: local[*], spark://, yarn, k8s://, sc://."
 )
 
-_added(
+_add_command(
     _inspect,
     "inspect",
     "What TARGET looks like: files, rows, partitions, columns.",
@@ -124,28 +123,28 @@ _added(
     *branch_options,
     *place_options,
 )
-_added(
+_add_command(
     _recover,
     "recover",
     "Finish or undo what a crashed writer left in the dataset TARGET.",
     _TARGET,
     *place_options,
 )
-_added(
+_add_command(
     expire,
     "expire",
     "Which snapshots of the Iceberg table TARGET are too old; --apply removes them and their files.",
     _TARGET,
     *upkeep_options["expire"],
 )
-_added(
+_add_command(
     sweep,
     "sweep",
     "Which files at the Iceberg table TARGET nothing refers to; --apply removes them.",
     _TARGET,
     *upkeep_options["sweep"],
 )
-_added(
+_add_command(
     _run,
     "run",
     "Run the pipeline that a TOML file declares, on Spark.",
@@ -165,11 +164,11 @@ _added(
         "params",
         metavar="NAME=VALUE",
         multiple=True,
-        callback=assigned,
+        callback=parse_pairs,
         help="A value for ${NAME} in the file; may be repeated.",
     ),
 )
-_added(
+_add_command(
     _doctor,
     "doctor",
     "What is installed, what is missing and how to get it; at PATH, what a dataset there can rely on.",

@@ -13,6 +13,7 @@ import click
 from intarsia import api
 from intarsia.cli.options import Decorator
 from intarsia.cli.screen import screen
+from intarsia.options import KEYWORDS
 from intarsia.show import units
 
 __all__ = ["branch_options", "expire", "mode_option", "sweep", "table_of", "target_of", "upkeep_options"]
@@ -28,13 +29,13 @@ _CATALOG = click.option(
 )
 branch_options: list[Decorator] = [
     _CATALOG,
-    click.option("--branch", metavar="NAME", help="Of an Iceberg table; main without it."),
+    click.option("--branch", metavar="NAME", help=KEYWORDS["branch"].help),
 ]
 mode_option: Decorator = click.option(
     "--mode",
-    "veil",  # since write has a mode of its own
+    "delete_mode",  # since write has a mode of its own
     type=click.Choice(["copy-on-write", "merge-on-read"]),
-    help="Of an Iceberg table: rewrite files, or write deletes beside them.  [default: the table's own]",
+    help=f"{KEYWORDS['mode'].help}  [default: the table's own]",
 )
 
 

@@ -12,12 +12,12 @@ from intarsia import api
 from intarsia.cli.iceberg import branch_options, mode_option, target_of
 from intarsia.cli.options import (
     Decorator,
-    assigned,
-    decorated,
+    decorate,
     engine_for,
     engine_options,
     library_options,
     offer_paths,
+    parse_pairs,
     place_options,
     talk_options,
     without_none,
@@ -74,7 +74,7 @@ def running_command(operation: Operation) -> click.Command:
     dry_run = click.option("--dry-run", is_flag=True, help="Plan and count; write nothing.")
 
     def run(dry_run: bool, **given: Any) -> None:
-        result = _called(operation, given, dry_run=dry_run)
+        result = _call(operation, given, dry_run=dry_run)
         screen().value(result, plain_result(result))
 
     return _command(operation, run, operation.help, [dry_run])
@@ -84,7 +84,7 @@ def planning_command(operation: Operation) -> click.Command:
     """``intarsia plan merge ...``: what it would do to each file, and why."""
 
     def run(**given: Any) -> None:
-        plan = _called(operation, given, dry_run=True).plan
+        plan = _call(operation, given, dry_run=True).plan
         assert plan is not None
         screen().value(plan, plain_plan(plan))
 
@@ -104,16 +104,20 @@ def _command(
         *talk_options,
     ]
     made: click.Command = click.command(operation.name, help=text, no_args_is_help=True)(
-        decorated(run, decorators)
+        decorate(run, decorators)
     )
     return made
 
 
-def _called(operation: Operation, given: dict[str, Any], *, dry_run: bool) -> MergeResult:
+def _call(operation: Operation, given: dict[str, Any], *, dry_run: bool) -> MergeResult:
     shown = screen()
     given = operation.settle(given)
     of_paths = {"--storage-option": given.pop("storage_options"), "--control-path": given.pop("control_path")}
-    named = {"catalog": given.pop("catalog"), "branch": given.pop("branch"), "mode": given.pop("veil", None)}
+    named = {
+        "catalog": given.pop("catalog"),
+        "branch": given.pop("branch"),
+        "mode": given.pop("delete_mode", None),
+    }
     shared = without_none(
         storage_options=of_paths["--storage-option"],
         control_path=of_paths["--control-path"],
@@ -151,7 +155,7 @@ _TYPES = click.option(
     "columns",
     metavar="NAME=TYPE",
     multiple=True,
-    callback=assigned,
+    callback=parse_pairs,
     help='The SQL type of a column of CSV or JSON files, as in "price=decimal(10, 2)"; may be repeated.',
 )
 _SIZES = (
@@ -237,7 +241,7 @@ OPERATIONS: tuple[Operation, ...] = (
                 metavar="COLUMN=SQL",
                 multiple=True,
                 required=True,
-                callback=assigned,
+                callback=parse_pairs,
                 help="A column and its new value, as in \"note='late'\"; may be repeated.",
             ),
             click.option("--where", metavar="SQL", help="Which rows; all without it."),

@@ -12,17 +12,17 @@ import click.shell_completion
 
 from intarsia.cli.screen import screen
 from intarsia.common.names import near_names
-from intarsia.engine_choice import Opening
-from intarsia.request import ALL_OPTIONS, ICEBERG_OPTIONS
+from intarsia.engine_choice import DeferredSession
+from intarsia.options import ICEBERG_OPTIONS, KEYWORDS
 
 __all__ = [
     "Decorator",
-    "assigned",
-    "decorated",
+    "decorate",
     "engine_for",
     "engine_options",
     "library_options",
     "offer_paths",
+    "parse_pairs",
     "place_options",
     "talk_options",
     "without_none",
@@ -30,18 +30,9 @@ __all__ = [
 
 Decorator = Callable[[Any], Any]
 
-# What a text on the command line cannot be, or what has a flag of its own.
-_ELSEWHERE = (
-    "columns",
-    "filesystem",
-    "lock",
-    "progress",
-    "storage_options",
-    "dialect",
-    "properties",
-    *ICEBERG_OPTIONS,
-)
-_NAMED = sorted(name for name in ALL_OPTIONS if name not in _ELSEWHERE)
+_FLAGS = ("dialect", *ICEBERG_OPTIONS)
+"""Options that have a flag of their own."""
+_NAMED = sorted(name for name, option in KEYWORDS.items() if option.is_text and name not in _FLAGS)
 
 
 def offer_paths(
@@ -51,14 +42,14 @@ def offer_paths(
     return [click.shell_completion.CompletionItem(incomplete, type="file")]
 
 
-def decorated(function: Any, decorators: Sequence[Decorator]) -> Any:
+def decorate(function: Any, decorators: Sequence[Decorator]) -> Any:
     """The function with options, in the order in which the help shows them."""
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
 
 
-def assigned(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, str]:
+def parse_pairs(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, str]:
     """``name=text`` options as a dict. A name twice, or none, is a mistake in the command line."""
     found: dict[str, str] = {}
     for text in given:
@@ -72,17 +63,17 @@ def assigned(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -
     return found
 
 
-def _options(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
-    found = assigned(ctx, param, given)
+def _parse_options(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, Any]:
+    found = parse_pairs(ctx, param, given)
     for name in found:
         if name not in _NAMED:
             near = near_names(name, _NAMED)
             told = f"did you mean {near[0]!r}?" if near else f"There is {', '.join(_NAMED)}."
             raise click.BadParameter(f"there is no {name!r}. {told}", ctx, param)
-    return {name: _meant(value) for name, value in found.items()}
+    return {name: _parse_value(value) for name, value in found.items()}
 
 
-def _meant(text: str) -> Any:
+def _parse_value(text: str) -> Any:
     """A number, true, false or null where it reads as one; else the text itself."""
     try:
         return json.loads(text)
@@ -90,7 +81,7 @@ def _meant(text: str) -> Any:
         return text
 
 
-def _noted(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
+def _note_flag(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
     def note(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value:
             with ctx.scope(cleanup=False):
@@ -99,23 +90,23 @@ def _noted(name: str) -> Callable[[click.Context, click.Parameter, bool], None]:
     return note
 
 
-def _talk(flag: str, name: str, text: str) -> Decorator:
+def _talk_option(flag: str, name: str, text: str) -> Decorator:
     return click.option(
         *flag.split("/"),
         name,
         is_flag=True,
         is_eager=True,
         expose_value=False,
-        callback=_noted(name),
+        callback=_note_flag(name),
         help=text,
     )
 
 
 talk_options: list[Decorator] = [
-    _talk("--json", "json", "One JSON document on standard output; errors as JSON on standard error."),
-    _talk("-q/--quiet", "quiet", "Say nothing but errors."),
-    _talk("-v/--verbose", "verbose", "Tell what is done."),
-    _talk("--debug", "debug", "Show where an error comes from."),
+    _talk_option("--json", "json", "One JSON document on standard output; errors as JSON on standard error."),
+    _talk_option("-q/--quiet", "quiet", "Say nothing but errors."),
+    _talk_option("-v/--verbose", "verbose", "Tell what is done."),
+    _talk_option("--debug", "debug", "Show where an error comes from."),
 ]
 
 engine_options: list[Decorator] = [
@@ -137,14 +128,14 @@ place_options: list[Decorator] = [
         "storage_options",
         metavar="NAME=VALUE",
         multiple=True,
-        callback=assigned,
+        callback=parse_pairs,
         help="For opening a URL; may be repeated.",
     ),
     click.option(
         "--control-path",
         metavar="PATH",
         shell_complete=offer_paths,
-        help="Where the journal is kept, if not beside the dataset.",
+        help=KEYWORDS["control_path"].help,
     ),
 ]
 
@@ -154,10 +145,10 @@ library_options: list[Decorator] = [
         "options",
         metavar="NAME=VALUE",
         multiple=True,
-        callback=_options,
+        callback=_parse_options,
         help="Any other option of the library, such as compression=zstd or threads=4; may be repeated.",
     ),
-    click.option("--dialect", help="The SQL dialect that expressions are written in."),
+    click.option("--dialect", help=KEYWORDS["dialect"].help),
 ]
 
 
@@ -180,4 +171,4 @@ def engine_for(engine: str, master: str | None) -> Iterator[Any]:
 
     place_of(master)  # what is no master is refused at once
     with ExitStack() as stack:
-        yield Opening(lambda: stack.enter_context(session_on(master)))
+        yield DeferredSession(lambda: stack.enter_context(session_on(master)))

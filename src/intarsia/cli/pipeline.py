@@ -7,7 +7,7 @@ from typing import Any
 
 from intarsia import pipeline
 from intarsia.cli.screen import Screen, screen
-from intarsia.pipeline.report import StepReport, as_json, status_words
+from intarsia.pipeline.report import StepReport, as_json, describe_status
 from intarsia.show import progress, units
 
 __all__ = ["run_pipeline"]
@@ -35,13 +35,15 @@ def run_pipeline(path: str, *, params: Mapping[str, str], **options: Any) -> Non
             watch.told(step)
     if shown.json:
         shown.data({**as_json(report), "json_path": report.json_path, "html_path": report.html_path})
-    shown.say((f"{report.pipeline}: {status_words(report)}", "bold"), f" in {units.seconds(report.seconds)}")
+    shown.say(
+        (f"{report.pipeline}: {describe_status(report)}", "bold"), f" in {units.seconds(report.seconds)}"
+    )
     if report.finished_first is not None and report.finished_first.html_path is not None:
         shown.say(f"Report of the run that was finished first: {report.finished_first.html_path}")
     if report.html_path is not None:
         shown.say(f"Report: {report.html_path}")
     if shown.quiet and not report.ok:
-        shown.complain(f"{report.pipeline}: {status_words(report)}")
+        shown.complain(f"{report.pipeline}: {describe_status(report)}")
     report.check()
 
 

@@ -108,13 +108,13 @@ class Screen:
         loud.setLevel(logging.DEBUG if self.debug else logging.INFO if self.verbose else logging.WARNING)
         try:
             with warnings.catch_warnings():
-                warnings.showwarning = self._warned
+                warnings.showwarning = self._show_warning
                 yield
         finally:
             loud.setLevel(before)
             loud.removeHandler(handler)
 
-    def _warned(self, message: Warning | str, *_: Any, **__: Any) -> None:
+    def _show_warning(self, message: Warning | str, *_: Any, **__: Any) -> None:
         """A Python warning as a line like those of the log."""
         if not self.quiet:
             _line(self.err, "warning", redact(str(message)))

@@ -14,15 +14,15 @@ import pyarrow as pa
 
 from intarsia.common.formats import SUFFIXES, Format, agreed_types, format_of, partition_scalars, stream
 from intarsia.common.log import redact
-from intarsia.common.names import check_columns, elided
+from intarsia.common.names import check_columns, elide
 from intarsia.common.paths import InputFile, find_input_files, path_text
 from intarsia.common.schema import conform_table, unify_schemas, unreadable
-from intarsia.common.source import Source, conformed_batches
-from intarsia.common.spool import Intake, combined, tidy_schema
+from intarsia.common.source import Source, conform_batches
+from intarsia.common.spool import Intake, combine, tidy_schema
 from intarsia.common.zones import utc_table
 from intarsia.errors import InputError, NothingMatched, NotSupported, SchemaMismatch
 
-__all__ = ["SPOOL_BYTES", "Source", "adopt"]
+__all__ = ["SPOOL_BYTES", "Source", "ingest"]
 
 SPOOL_BYTES = 512 << 20
 
@@ -33,7 +33,7 @@ _TAKEN = (
 )
 
 
-def adopt(
+def ingest(
     source: Any,
     *,
     spool_bytes: int = SPOOL_BYTES,
@@ -64,7 +64,7 @@ def adopt(
         filesystem: The pyarrow or fsspec file system that paths are on.
         utc_for: The target's columns, where timestamps without a zone are to be taken for UTC; None leaves
             them as they are.
-        progress: told of the rows that were read, as ``"read source"``; how many there are is not known.
+        progress: called with the rows that were read, as ``"read source"``; how many there are is not known.
 
     Raises:
         InputError: this is no source, or it has no columns.
@@ -73,9 +73,9 @@ def adopt(
         NothingMatched: a path without a data file.
         StorageError, DamagedTable: a file cannot be read.
     """
-    reading = _Reading(tuple(partition_columns), types, filesystem, tuple(declared))
-    told = None if progress is None else lambda rows: progress("read source", rows, 0)
-    with Intake(spool_bytes, spool_dir, told=told) as intake:
+    reading = _Ingestion(tuple(partition_columns), types, filesystem, tuple(declared))
+    report = None if progress is None else lambda rows: progress("read source", rows, 0)
+    with Intake(spool_bytes, spool_dir, report=report) as intake:
         origin = reading.take_in(source, intake)
         tables = intake.tables()
         for table in tables:
@@ -106,7 +106,7 @@ def _concatenated(
     size = sum(table.nbytes for table in tables)
     if size <= spool_bytes:
         tables = [_in_schema(table, schema, origin) for table in tables]
-        return combined(pa.concat_tables(tables)), False
+        return combine(pa.concat_tables(tables)), False
     # Larger than may be held: only what has another schema is copied, and that into a spool.
     whole = []
     respooled = False
@@ -115,7 +115,7 @@ def _concatenated(
             whole.append(table.replace_schema_metadata(schema.metadata))
             continue
         with Intake(0, spool_dir) as intake:
-            intake.add(schema, conformed_batches(table, schema, "source", origin), as_is=True)
+            intake.add(schema, conform_batches(table, schema, "source", origin), as_is=True)
             whole += intake.tables()
             respooled = respooled or intake.spooled
     return pa.concat_tables(whole), respooled
@@ -128,7 +128,7 @@ def _in_schema(table: pa.Table, schema: pa.Schema, origin: str) -> pa.Table:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _Ingestion:
     """How to take in one source, and the sources inside a list."""
 
     partition_columns: tuple[str, ...]
@@ -194,7 +194,7 @@ class _Reading:
         partitions = partition_scalars(files, kind, columns=self.partition_columns, types=self.types)
         types = self.types
         if kind in ("csv", "json") and len(files) > 1:
-            # Their types are inferred, so files have to be looked at before any of them can be read.
+            # Their types are inferred, so files have to be sampled before any of them can be read.
             types = agreed_types([stream(file, kind, types=types)[0] for file in files], types)
         for file, scalars in zip(files, partitions, strict=True):
             schema, batches = stream(file, kind, types=types)
@@ -370,7 +370,7 @@ def _beyond_arrow(columns: Mapping[Any, Any], origin: str) -> InputError:
             except (OverflowError, UnicodeEncodeError):
                 return InputError(
                     f"Column {str(name)!r} of the {origin} has a value in row {row} that cannot be held:"
-                    f" {elided(value)}.",
+                    f" {elide(value)}.",
                     hint="an integer has 64 bits, text is Unicode; give larger numbers as decimal.Decimal.",
                 )
     return InputError(f"The columns of the {origin} have names that are not Unicode text.")

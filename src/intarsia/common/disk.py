@@ -7,7 +7,7 @@ from contextlib import suppress
 
 import pyarrow.fs as pafs
 
-__all__ = ["hasten", "local_path"]
+__all__ = ["local_path", "start_writeback"]
 
 
 def local_path(filesystem: pafs.FileSystem, location: str) -> str | None:
@@ -17,7 +17,7 @@ def local_path(filesystem: pafs.FileSystem, location: str) -> str | None:
     return location if isinstance(filesystem, pafs.LocalFileSystem) else None
 
 
-def hasten(filesystem: pafs.FileSystem, location: str) -> None:
+def start_writeback(filesystem: pafs.FileSystem, location: str) -> None:
     """Have the system begin to write a finished file to disk, without waiting for it.
 
     A commit has to wait until all its files are there; so it waits while others are still being made.

@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.mismatch import mismatch, name_problems
+from intarsia.common.names import mismatch, name_problems
 from intarsia.common.types import NUMBERS, as_decimal, bit_width, is_encoded, kind_of, normal_type
 from intarsia.common.zones import cast_hint
 
-__all__ = ["cast_exact", "conform_table", "widened"]
+__all__ = ["cast_exact", "conform_table", "widen_float16"]
 
 
 class _Refused(Exception):
@@ -177,7 +177,7 @@ def _cast_leaf(array: pa.Array, to: pa.DataType) -> pa.Array:
         raise _Refused
     cast = _steps(array, to)
     if _may_round(array.type, to):
-        before, back = widened(array), widened(_steps(cast, array.type))
+        before, back = widen_float16(array), widen_float16(_steps(cast, array.type))
         same = pc.equal(before, back)
         if kinds[0] == "float":
             same = pc.or_(same, pc.and_(pc.is_nan(before), pc.is_nan(back)))
@@ -186,7 +186,7 @@ def _cast_leaf(array: pa.Array, to: pa.DataType) -> pa.Array:
     return cast
 
 
-def widened(array: pa.Array) -> pa.Array:
+def widen_float16(array: pa.Array) -> pa.Array:
     """Arrow has no comparison of the narrowest floats."""
     return pc.cast(array, pa.float32()) if pt.is_float16(array.type) else array
 

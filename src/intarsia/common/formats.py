@@ -104,7 +104,7 @@ def _parquet_batches(file: InputFile, opened: ParquetInput) -> Iterator[pa.Recor
 
 
 def _arrow_stream(file: InputFile) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    """An IPC file (Feather's second version, too) or an IPC stream, told apart by how it begins."""
+    """An IPC file (Feather's second version, too) or an IPC stream, distinguished by how it begins."""
     with file_errors(file, "an Arrow"):
         opened = file.filesystem.open_input_file(file.location)
         begins = opened.read(6)

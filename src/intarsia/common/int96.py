@@ -24,9 +24,10 @@ from intarsia.errors import NotSupported
 __all__ = [
     "Int96",
     "arrow_schema",
-    "corrected_notes",
+    "correct_metadata",
     "int96_columns",
     "int96_of",
+    "iterate_leaves",
     "leaf_types",
     "noted_schema",
     "noted_units",
@@ -42,6 +43,8 @@ _UNITS = b"intarsia.int96"
 _SPARK = (b"org.apache.spark.version", b"org.apache.spark.sql.parquet.row.metadata")
 _SPARK_VERSION = b"org.apache.spark.version"
 _LEGACY = b"org.apache.spark.legacyINT96"
+_LEGACY_TIMES = b"org.apache.spark.legacyDateTime"
+"""Of dates, and of timestamps that are not INT96."""
 _REBASED_BEFORE = -2_208_988_800_000_000
 """1900-01-01 in microseconds: only earlier instants differ between the calendars that Spark has used."""
 _FURTHEST = (2**63 - 1) // 1000
@@ -65,9 +68,9 @@ class Int96:
 
     def zoned(self, schema: pa.Schema) -> pa.Schema:
         """The file's Arrow schema with its INT96 columns as instants."""
-        kinds = (pa.timestamp(unit, _ZONE) for unit in self.units)
-        leaves = iter(zip(self.leaves, kinds, strict=True))
-        fields = [field.with_type(_retyped(field.type, leaves)) for field in schema]
+        dtypes = (pa.timestamp(unit, _ZONE) for unit in self.units)
+        leaves = iter(zip(self.leaves, dtypes, strict=True))
+        fields = [field.with_type(_retype(field.type, leaves)) for field in schema]
         return pa.schema(fields, schema.metadata)
 
     def needs_both(self, names: Sequence[str]) -> list[str]:
@@ -97,16 +100,16 @@ class Int96:
         for number, name in enumerate(table.column_names):
             if name not in self.columns:
                 continue
-            column, kind = table.column(number), schema.field(name).type
+            column, dtype = table.column(number), schema.field(name).type
             if self.legacy:
                 _check_calendar(column, name, path)
             if fine is not None and name in fine.column_names:
-                target = wanted.field(name).type if name in wanted.names else kind
+                target = wanted.field(name).type if name in wanted.names else dtype
                 unit: Unit = "ns" if _has_nanoseconds(target) else "us"
                 _check_exact(column, fine[name], unit, name, path)
                 column = fine[name] if unit == "ns" else column
-                kind = _in_unit(kind, unit)
-            table = table.set_column(number, schema.field(name).with_type(kind), column.cast(kind))
+                dtype = _in_unit(dtype, unit)
+            table = table.set_column(number, schema.field(name).with_type(dtype), column.cast(dtype))
         return table
 
 
@@ -169,8 +172,8 @@ def noted_units(schema: pa.Schema, leaves: Sequence[bool]) -> dict[bytes, bytes]
         schema: the Arrow columns that are written.
         leaves: for each leaf of the file whether it is INT96.
     """
-    kinds = leaf_types(schema)
-    units = [kind.unit for kind, is_int96 in zip(kinds, leaves, strict=True) if is_int96]
+    dtypes = leaf_types(schema)
+    units = [dtype.unit for dtype, is_int96 in zip(dtypes, leaves, strict=True) if is_int96]
     return {_UNITS: ",".join("ns" if unit == "ns" else "us" for unit in units).encode()} if units else {}
 
 
@@ -180,7 +183,7 @@ def noted_schema(schema: pa.Schema, leaves: Sequence[bool]) -> pa.Schema:
     Some readers (Polars) take the note at its word, and others do not; and files of Spark beside have none.
     """
     marks = iter((is_int96, pa.timestamp("ns")) for is_int96 in leaves)
-    return pa.schema([f.with_type(_retyped(f.type, marks)) for f in schema], schema.metadata)
+    return pa.schema([f.with_type(_retype(f.type, marks)) for f in schema], schema.metadata)
 
 
 def _noted_units(note: bytes | None, leaves: Sequence[bool]) -> tuple[Unit, ...] | None:
@@ -199,25 +202,30 @@ def _declared_units(encoded: bytes | None, leaves: Sequence[bool]) -> tuple[Unit
         schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(encoded)))
     except (pa.ArrowException, OSError, ValueError):  # a note that nobody can read says nothing
         return None
-    kinds = leaf_types(schema)
-    if len(kinds) != len(leaves):
+    dtypes = leaf_types(schema)
+    if len(dtypes) != len(leaves):
         return None
-    times = [kind for kind, is_int96 in zip(kinds, leaves, strict=True) if is_int96]
+    times = [dtype for dtype, is_int96 in zip(dtypes, leaves, strict=True) if is_int96]
     if not all(map(pa.types.is_timestamp, times)):
         return None
     units: tuple[Unit, ...] = tuple(
-        "ns" if is_int96 and kind.unit == "ns" else "us" for kind, is_int96 in zip(kinds, leaves, strict=True)
+        "ns" if is_int96 and dtype.unit == "ns" else "us"
+        for dtype, is_int96 in zip(dtypes, leaves, strict=True)
     )
     return units
 
 
-def corrected_notes(notes: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
+def correct_metadata(notes: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
     """The notes of a file with INT96 columns for one that is written from what was read of it.
 
-    No instant that was read depends on the calendar; new ones must not be shifted by Spark.
+    No instant that was read depends on the calendar; new ones must not be shifted by Spark. Dates and times
+    of other types may depend on it, so that a file of Spark 2 says in a note what its version has said.
     """
     kept = {key: value for key, value in notes.items() if key not in (_LEGACY, _UNITS)}
-    return {**kept, _SPARK_VERSION: b"3.1.0"} if _is_legacy(kept) else kept
+    if not _is_legacy(kept):
+        return kept
+    others = {_LEGACY_TIMES: b""} if kept[_SPARK_VERSION] < b"3" else {}
+    return {**kept, **others, _SPARK_VERSION: b"3.1.0"}
 
 
 def _is_legacy(notes: Mapping[bytes, bytes]) -> bool:
@@ -234,80 +242,87 @@ def _is_legacy(notes: Mapping[bytes, bytes]) -> bool:
 
 def leaf_types(schema: pa.Schema) -> list[pa.DataType]:
     """The types of the leaves that columns have in Parquet, in order."""
-    return [kind for field in schema for kind in _leaf_types(field.type)]
+    return [dtype for field in schema for dtype in _leaf_types(field.type)]
 
 
-def _leaf_types(kind: pa.DataType) -> Iterator[pa.DataType]:
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    match kind_of(kind):
+def _leaf_types(dtype: pa.DataType) -> Iterator[pa.DataType]:
+    if isinstance(dtype, pa.BaseExtensionType):
+        dtype = dtype.storage_type
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
+    match kind_of(dtype):
         case "struct":
-            for field in kind.fields:
+            for field in dtype.fields:
                 yield from _leaf_types(field.type)
         case "map":
-            yield from _leaf_types(kind.key_type)
-            yield from _leaf_types(kind.item_type)
+            yield from _leaf_types(dtype.key_type)
+            yield from _leaf_types(dtype.item_type)
         case "list":
-            yield from _leaf_types(kind.value_type)
+            yield from _leaf_types(dtype.value_type)
         case _:
-            yield kind
+            yield dtype
 
 
-def _retyped(kind: pa.DataType, leaves: Iterator[tuple[bool, pa.DataType]]) -> pa.DataType:
+def _retype(dtype: pa.DataType, leaves: Iterator[tuple[bool, pa.DataType]]) -> pa.DataType:
     """The type with some leaves of others; takes as many leaves as the type has."""
 
     def inner(field: pa.Field) -> pa.Field:
-        return field.with_type(_retyped(field.type, leaves))
+        return field.with_type(_retype(field.type, leaves))
 
-    if isinstance(kind, pa.BaseExtensionType):
-        for _ in _leaf_types(kind):
+    if isinstance(dtype, pa.BaseExtensionType):
+        for _ in _leaf_types(dtype):
             next(leaves)
-        return kind
-    match kind_of(kind):
+        return dtype
+    match kind_of(dtype):
         case "struct":
-            return pa.struct([inner(field) for field in kind.fields])
+            return pa.struct([inner(field) for field in dtype.fields])
         case "map":
-            key, item = inner(kind.key_field), inner(kind.item_field)
-            return pa.map_(key, item, keys_sorted=kind.keys_sorted)
+            key, item = inner(dtype.key_field), inner(dtype.item_field)
+            return pa.map_(key, item, keys_sorted=dtype.keys_sorted)
         case "list":
-            return list_like(kind, inner(kind.value_field))
+            return list_like(dtype, inner(dtype.value_field))
         case _:
             is_int96, other = next(leaves)
-            return other if is_int96 else kind
+            return other if is_int96 else dtype
 
 
-def _in_unit(kind: pa.DataType, unit: Unit) -> pa.DataType:
+def _in_unit(dtype: pa.DataType, unit: Unit) -> pa.DataType:
     """The type with its instants in one unit."""
     instant = pa.timestamp(unit, _ZONE)
-    return _retyped(
-        kind, iter((pa.types.is_timestamp(t) and t.tz == _ZONE, instant) for t in _leaf_types(kind))
+    return _retype(
+        dtype, iter((pa.types.is_timestamp(t) and t.tz == _ZONE, instant) for t in _leaf_types(dtype))
     )
 
 
-def _has_nanoseconds(kind: pa.DataType) -> bool:
-    return any(pa.types.is_timestamp(leaf) and leaf.unit == "ns" for leaf in _leaf_types(kind))
+def _has_nanoseconds(dtype: pa.DataType) -> bool:
+    return any(pa.types.is_timestamp(leaf) and leaf.unit == "ns" for leaf in _leaf_types(dtype))
 
 
 # ---------------------------------------------------------------------------------------------------
 # Values.
 
 
-def _times(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
-    """The values of every naive timestamp inside a column, as numbers."""
+def iterate_leaves(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+    """The columns of plain values inside a column, at any depth; a plain column is its own."""
     match kind_of(column.type):
         case "struct":
             for number in range(column.type.num_fields):
-                yield from _times(pc.struct_field(column, number))
+                yield from iterate_leaves(pc.struct_field(column, number))
         case "map":
-            for number, kind in enumerate((column.type.key_type, column.type.item_type)):
+            for number, dtype in enumerate((column.type.key_type, column.type.item_type)):
                 parts = [(chunk.keys, chunk.items)[number] for chunk in column.chunks]
-                yield from _times(pa.chunked_array(parts, kind))
+                yield from iterate_leaves(pa.chunked_array(parts, dtype))
         case "list":
-            yield from _times(pc.list_flatten(column))
-        case "timestamp":
-            yield column.cast(pa.int64())
+            yield from iterate_leaves(pc.list_flatten(column))
+        case _:
+            yield column
+
+
+def _times(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+    """The values of every naive timestamp inside a column, as numbers."""
+    for leaf in iterate_leaves(column):
+        if kind_of(leaf.type) == "timestamp":
+            yield leaf.cast(pa.int64())
 
 
 def _check_exact(coarse: pa.ChunkedArray, fine: pa.ChunkedArray, unit: Unit, column: str, path: str) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import base64
 import binascii
+import itertools
+import math
 import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
@@ -11,21 +13,21 @@ from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.ipc
 import pyarrow.types as pt
 
 from intarsia.common.names import check_columns
-from intarsia.common.partition_filter import PartitionFilter, parse_partition_filter, partition_matches
-from intarsia.common.partition_rows import split_by_partition
 from intarsia.common.partition_values import (
     HIVE_NULL,
     escape,
     partition_text,
+    python_value,
     typed_text,
     unescape,
     value_type,
 )
-from intarsia.common.schema import is_nested
+from intarsia.common.schema import cast_exact, convert_large_types_to_normal, is_nested
 from intarsia.errors import DamagedTable, InputError, UnsafePath
 
 __all__ = [
@@ -46,6 +48,7 @@ __all__ = [
     "split_by_partition",
     "typed_partition",
 ]
+
 
 PARTITION_SCHEMA_KEY = b"intarsia.partitions"
 """Key-value metadata of a data file: the types of the partition columns, as encoded below."""
@@ -333,3 +336,129 @@ def decode_partition_schema(encoded: bytes, *, path: str | None = None) -> pa.Sc
         raise DamagedTable(
             f"the metadata {PARTITION_SCHEMA_KEY.decode()!r} of a file is damaged", path=path
         ) from error
+
+
+def split_by_partition(table: pa.Table, columns: Sequence[str]) -> list[tuple[dict[str, Any], pa.Table]]:
+    """The rows of each partition, with its typed values; partitions in order of first appearance.
+
+    Rows keep their order, and all columns stay. NULL is a partition of its own, NaN is one value, -0.0
+    is 0.0. One sort however many partitions there are; memory: one copy of the table, which the parts
+    share. A table whose partitions lie together already is not copied.
+    """
+    if not table.num_rows:
+        return []
+    if not columns:
+        return [({}, table)]
+    keys = [_comparable(table[name]) for name in columns]
+    codes = _codes(keys[0])
+    for key in keys[1:]:
+        inner = _codes(key)
+        width = pc.max(inner).as_py() + 1
+        # Dense codes stay below 2^31, so their product fits 64 bits.
+        codes = _codes(pa.chunked_array([pc.add(pc.multiply(codes, width), inner)]))
+    counts = pc.value_counts(codes).field("counts").to_pylist()
+    order = None
+    if not pc.all(pc.greater_equal(codes[1:], codes[:-1]), min_count=0).as_py():
+        order = pc.array_sort_indices(codes)  # stable
+        table = _take(table, order)
+    starts = [0, *itertools.accumulate(counts)][:-1]
+    firsts = pa.array(starts, pa.int64()) if order is None else order.take(pa.array(starts, pa.int64()))
+    values = [[python_value(scalar) for scalar in key.take(firsts)] for key in keys]
+    return [
+        (dict(zip(columns, found, strict=True)), table.slice(start, count))
+        for start, count, *found in zip(starts, counts, *values, strict=True)
+    ]
+
+
+def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+    """The column in a type Arrow can hash and take from, with one NaN and one zero."""
+    plain = value_type(column.type)
+    normal = convert_large_types_to_normal(pa.schema([("", plain)])).field(0).type
+    if pt.is_decimal32(plain) or pt.is_decimal64(plain):
+        normal = pa.decimal128(plain.precision, plain.scale)
+    if pt.is_float16(plain):
+        normal = pa.float32()
+    column = cast_exact(column, normal, column="", operation="split_by_partition")
+    if not pt.is_floating(normal):
+        return column
+    return pc.if_else(pc.is_nan(column), pa.scalar(math.nan, normal), pc.add(column, pa.scalar(0.0, normal)))
+
+
+def _codes(column: pa.ChunkedArray) -> pa.Array:
+    """A number per row from 0, in order of first appearance; NULL has its own."""
+    encoded = column.dictionary_encode(null_encoding="encode")
+    indices = [chunk.indices for chunk in encoded.chunks]
+    return pc.cast(pa.concat_arrays(indices), pa.int64())
+
+
+def _take(table: pa.Table, order: pa.Array) -> pa.Table:
+    columns = []
+    for field, column in zip(table.schema, table.columns, strict=True):
+        try:
+            columns.append(column.take(order))
+        except pa.ArrowNotImplementedError:  # views: through their normal type and back
+            normal = convert_large_types_to_normal(pa.schema([field])).field(0).type
+            there = cast_exact(column, normal, column=field.name).take(order)
+            columns.append(cast_exact(there, field.type, column=field.name))
+    return pa.Table.from_arrays(columns, schema=table.schema)
+
+
+PartitionFilter = tuple[tuple[tuple[str, str | None], ...], ...]
+"""Alternatives; each is met when all of its (column, text) pairs are."""
+
+
+def parse_partition_filter(partition_filter: str | Sequence[str] | None) -> PartitionFilter:
+    """A filter such as ``"date=2025-11-04"`` or ``"date=2025-11-04/region=eu"``, or a list: any of them.
+
+    The text is only taken apart, never evaluated. Values are escaped as in paths (``%2F`` for ``/``).
+    None is no filter.
+
+    Raises:
+        InputError: The text is anything else than column=value, parted by slashes.
+    """
+    if partition_filter is None:
+        return ()
+    listed = isinstance(partition_filter, (list, tuple, set, frozenset))
+    texts = list(partition_filter) if listed else [partition_filter]
+    if not texts:
+        raise InputError("partition_filter is an empty list", hint="use None for all partitions")
+    return tuple(_parse_filter(text) for text in texts)
+
+
+def _parse_filter(text: Any) -> tuple[tuple[str, str | None], ...]:
+    if not isinstance(text, str):
+        raise _not_understood(text)
+    pairs = []
+    for part in text.strip("/").split("/"):
+        name, equals, value = part.partition("=")
+        # An operator, as in "day>=1" or "day == 1", would be a column that no file has.
+        if not (name and equals) or name.strip(" <>!~") != name or "=" in value:
+            raise _not_understood(text)
+        pairs.append((unescape(name), None if value == HIVE_NULL else unescape(value)))
+    return tuple(pairs)
+
+
+def _not_understood(text: Any) -> InputError:
+    return InputError(
+        f"partition_filter {text!r} is not understood",
+        hint='write "column=value" or "column=value/column=value"; "=" in a value is %3D, "/" is %2F',
+    )
+
+
+def partition_matches(partition: Mapping[str, Any], partition_filter: PartitionFilter) -> bool:
+    """True where a file with these values, text or typed, passes a parsed filter.
+
+    A column that is not known for the file does not match.
+    """
+    if not partition_filter:
+        return True
+    return any(
+        all(name in partition and _same(partition[name], text) for name, text in alternative)
+        for alternative in partition_filter
+    )
+
+
+def _same(value: Any, text: str | None) -> bool:
+    if value is None or text is None:
+        return value is None and text is None
+    return partition_text(value) == text

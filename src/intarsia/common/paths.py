@@ -13,8 +13,8 @@ from urllib.parse import unquote, urlsplit
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from intarsia.common.foreign import LOGS, refusal, sign_of, table_of
 from intarsia.common.log import is_store_error, redact
+from intarsia.common.table_formats import LOGS, refusal, sign_of, table_of
 from intarsia.errors import InputError, IntarsiaError, NothingMatched, NotSupported, StorageError
 
 __all__ = [
@@ -30,7 +30,7 @@ __all__ = [
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
-"""Schemes of URLs in which a container stands before its account, where others have who signs in."""
+"""Schemes of URLs in which a container stands before its account, where others have credentials."""
 _SIGNED_IN = re.compile(r"[^/@:]+:(?!\d+(?:/|$))[^@]*@")
 """A name and a secret, which may have a slash in it; not a host with its port."""
 _RETRY = "retry_limit_seconds"
@@ -72,7 +72,7 @@ def path_text(path: Any, what: str = "A path") -> str:
 
 
 def shown_path(path: str | os.PathLike[str], what: str = "A path") -> str:
-    """A path or URL as people get to see it: without who signs in, and without options.
+    """A path or URL as people get to see it: without credentials, and without options.
 
     >>> shown_path("s3://me:pw@bucket/lake/orders?region=x")
     's3://bucket/lake/orders'
@@ -85,7 +85,7 @@ def shown_path(path: str | os.PathLike[str], what: str = "A path") -> str:
 
 
 def refuse_sign_in(url: str, path: str) -> None:
-    """Raise InputError where a library took who signs in by a URL for a part of the path."""
+    """Raise InputError where a library took the credentials in a URL for a part of the path."""
     who = _signed_in(url)
     if who and path.startswith(who):
         raise InputError(
@@ -96,7 +96,7 @@ def refuse_sign_in(url: str, path: str) -> None:
 
 
 def _signed_in(url: str) -> str:
-    """Who signs in by a URL, up to the ``@``; empty where nobody does."""
+    """The credentials in a URL, up to the ``@``; empty where there are none."""
     scheme, _, rest = url.partition("://")
     if secret := _SIGNED_IN.match(rest):
         return secret[0]

@@ -12,13 +12,13 @@ from intarsia.common.schema import conform_table
 from intarsia.common.spool import Intake, take_rows
 from intarsia.errors import InputError
 
-__all__ = ["Source", "conformed", "conformed_batches", "select_known", "selected"]
+__all__ = ["Source", "conform_batches", "conform_source", "select_known", "select_rows"]
 
 _CHUNK_ROWS = 1 << 20
 
 
 class Source:
-    """Rows that were taken in, ready to be looked at as often as needed. A context manager.
+    """Rows that were taken in, ready to be read as often as needed. A context manager.
 
     ``table`` is in memory, or mapped from a spool on disk where ``spooled``; closing lets go of both, and
     the spool is gone when nothing refers to the table any more.
@@ -57,7 +57,7 @@ class Source:
         return f"Source({self.origin}, {self.rows} rows{', spooled' if self.spooled else ''})"
 
 
-def conformed(
+def conform_source(
     source: Source,
     schema: pa.Schema,
     *,
@@ -80,7 +80,7 @@ def conformed(
         known = select_known(table, schema)
         return Source(conform_table(known, schema, operation=operation, path=path), origin=source.origin)
     with Intake(0, spool_dir) as intake:
-        intake.add(schema, conformed_batches(table, schema, operation, path), as_is=True)
+        intake.add(schema, conform_batches(table, schema, operation, path), as_is=True)
         (result,) = intake.tables()
         return Source(result, origin=source.origin, spooled=intake.spooled)
 
@@ -90,7 +90,7 @@ def select_known(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return table.select([name for name in table.column_names if name in schema.names])
 
 
-def conformed_batches(
+def conform_batches(
     table: pa.Table, schema: pa.Schema, operation: str, path: str
 ) -> Iterator[pa.RecordBatch]:
     """The table's rows in the schema, some at a time."""
@@ -101,7 +101,7 @@ def conformed_batches(
         ).to_batches()
 
 
-def selected(source: Source, rows: pa.Array, *, spool_dir: str | os.PathLike[str] | None = None) -> Source:
+def select_rows(source: Source, rows: pa.Array, *, spool_dir: str | os.PathLike[str] | None = None) -> Source:
     """The source with only the rows of these numbers; a spooled one is spooled again."""
     if not source.spooled:
         return Source(source.take(rows), origin=source.origin)

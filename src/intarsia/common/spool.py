@@ -2,7 +2,7 @@
 
 The spool is a file without a name: readable by its owner alone, and gone with the last table that maps it,
 also when the process is killed. It holds Arrow IPC streams one after the other, uncompressed, and is
-mapped into memory, so rows are paged in when they are looked at.
+mapped into memory, so rows are paged in when they are read.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from intarsia.common.schema import cast_exact, is_nested
 from intarsia.errors import StorageError
 
-__all__ = ["Intake", "combined", "take", "take_rows", "tidy", "tidy_schema"]
+__all__ = ["Intake", "combine", "take", "take_rows", "tidy", "tidy_schema"]
 
 _TELL_SECONDS = 0.2
 _UNIT = 64 << 20
@@ -30,7 +30,7 @@ _UNIT = 64 << 20
 
 
 @dataclass(slots=True)
-class _Part:
+class _MappedPart:
     """Rows of one schema: first what is in the spool, then what is in memory."""
 
     schema: pa.Schema
@@ -48,15 +48,15 @@ class Intake:
         limit: int,
         directory: str | os.PathLike[str] | None = None,
         *,
-        told: Callable[[int], None] | None = None,
+        report: Callable[[int], None] | None = None,
     ) -> None:
         """``told`` is called with the number of rows so far, a few times a second at most."""
-        self._told = told
+        self._report = report
         self._rows = 0
         self._next = time.monotonic() + _TELL_SECONDS
         self._limit = limit
         self._directory = directory
-        self._parts: list[_Part] = []
+        self._parts: list[_MappedPart] = []
         self._held = 0
         self._file: IO[bytes] | None = None
 
@@ -74,12 +74,12 @@ class Intake:
 
     def keep(self, table: pa.Table) -> None:
         """Take in a table that is in memory anyway. No copy."""
-        self._parts.append(_Part(table.schema, own=[table]))
+        self._parts.append(_MappedPart(table.schema, own=[table]))
 
     def add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, as_is: bool = False) -> None:
-        """Take in a stream in tidy types, or ``as_is``; each batch is looked at once."""
+        """Take in a stream in tidy types, or ``as_is``; each batch is read once."""
         schema = schema if as_is else tidy_schema(schema)
-        part = _Part(schema)
+        part = _MappedPart(schema)
         self._parts.append(part)
         for batch in batches:
             tidied = tidy(batch, schema)
@@ -91,9 +91,9 @@ class Intake:
 
     def _count(self, rows: int) -> None:
         self._rows += rows
-        if self._told is not None and (now := time.monotonic()) >= self._next:
+        if self._report is not None and (now := time.monotonic()) >= self._next:
             self._next = now + _TELL_SECONDS
-            self._told(self._rows)
+            self._report(self._rows)
 
     def tables(self) -> list[pa.Table]:
         """What was taken in, one table per part. Call it once, at the end."""
@@ -104,7 +104,7 @@ class Intake:
                 pa.ipc.open_stream(pa.BufferReader(buffer.slice(start, stop - start))).read_all()
                 for start, stop in part.spooled
             ]
-            pieces = [_typed(piece, part.schema) for piece in pieces]
+            pieces = [_cast_tables(piece, part.schema) for piece in pieces]
             pieces += part.own
             if part.held or not pieces:
                 pieces.append(pa.Table.from_batches(part.held, part.schema))
@@ -155,7 +155,7 @@ def _write(file: IO[bytes], schema: pa.Schema, batches: list[pa.RecordBatch]) ->
     # The stream format, since the file format cannot change a dictionary between batches.
     with pa.ipc.new_stream(pa.PythonFile(file, "w"), schema) as writer:
         for group in _units(batches):
-            writer.write_table(combined(pa.Table.from_batches(group, schema)))
+            writer.write_table(combine(pa.Table.from_batches(group, schema)))
 
 
 def _units(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
@@ -171,23 +171,23 @@ def _units(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
         yield group
 
 
-def combined(table: pa.Table) -> pa.Table:
+def combine(table: pa.Table) -> pa.Table:
     """The table in as few chunks as its types allow (32-bit offsets end at 2 GiB)."""
     if table.num_columns < 2 or table.nbytes < _UNIT:
-        return _combined(table)
+        return _combine(table)
     with ThreadPoolExecutor(pa.cpu_count(), "intarsia-combine") as pool:
-        each = list(pool.map(lambda n: _combined(table.select([n])), range(table.num_columns)))
+        each = list(pool.map(lambda n: _combine(table.select([n])), range(table.num_columns)))
     return pa.Table.from_arrays([one.column(0) for one in each], schema=table.schema)
 
 
-def _combined(table: pa.Table) -> pa.Table:
+def _combine(table: pa.Table) -> pa.Table:
     try:
         return table.combine_chunks()
     except (pa.ArrowInvalid, pa.ArrowCapacityError):  # nested values of more than 2 GiB
         return table
 
 
-def _typed(table: pa.Table, schema: pa.Schema) -> pa.Table:
+def _cast_tables(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """With the extension types that a stream cannot carry because nobody registered them."""
     if table.schema.equals(schema):
         return table
@@ -203,7 +203,7 @@ def take_rows(table: pa.Table, rows: Any) -> pa.Table:
     """The rows with these numbers, in this order; a NULL gives a row of NULLs.
 
     ``table.take`` would first put each column of several chunks together, which for a spooled table is all
-    of it. Here only the chunks that are hit are looked at; memory is that of the result, twice.
+    of it. Here only the chunks that are hit are read; memory is that of the result, twice.
     """
     numbers = rows.combine_chunks() if isinstance(rows, pa.ChunkedArray) else rows
     numbers = numbers.cast(pa.int64())
@@ -222,9 +222,9 @@ def take_rows(table: pa.Table, rows: Any) -> pa.Table:
 
 def take(values: Any, rows: pa.Array) -> Any:
     """``take`` for every type, also those without a kernel of their own, such as views."""
-    kind = values.type
-    plain = _tidy_type(kind)
-    return values.take(rows) if plain == kind else values.cast(plain).take(rows).cast(kind)
+    dtype = values.type
+    plain = _tidy_type(dtype)
+    return values.take(rows) if plain == dtype else values.cast(plain).take(rows).cast(dtype)
 
 
 @dataclass(frozen=True, slots=True)

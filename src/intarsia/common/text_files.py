@@ -1,4 +1,4 @@
-"""CSV and JSON files as Arrow, in the types that are known; a value that is none is told by its line."""
+"""CSV and JSON files as Arrow, in the types that are known; a bad value is reported with its line."""
 
 from __future__ import annotations
 

@@ -6,7 +6,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from intarsia.common.mismatch import CAST_IT
+from intarsia.common.names import CAST_IT
 from intarsia.common.types import common_type, kind_of, list_like, plain_type
 
 __all__ = ["cast_hint", "utc_schema", "utc_table", "with_zones"]
@@ -44,26 +44,26 @@ def with_zones(rows: Any, schema: pa.Schema) -> Any:
     return type(rows).from_arrays(columns, schema=schema)
 
 
-def _in_utc(kind: pa.DataType, like: pa.DataType | None) -> pa.DataType:
+def _in_utc(dtype: pa.DataType, like: pa.DataType | None) -> pa.DataType:
     def inner(field: pa.Field, other: pa.DataType | None) -> pa.Field:
         return field.with_type(_in_utc(field.type, other))
 
     plain = None if like is None else plain_type(like)
-    same = plain if plain is not None and kind_of(plain) == kind_of(kind) else None
-    match kind_of(kind):
+    same = plain if plain is not None and kind_of(plain) == kind_of(dtype) else None
+    match kind_of(dtype):
         case "timestamp":
-            return kind if same is not None else pa.timestamp(kind.unit, "UTC")
+            return dtype if same is not None else pa.timestamp(dtype.unit, "UTC")
         case "struct":
             others = {} if same is None else {field.name: field.type for field in same.fields}
-            return pa.struct([inner(field, others.get(field.name)) for field in kind.fields])
+            return pa.struct([inner(field, others.get(field.name)) for field in dtype.fields])
         case "map":
-            key = inner(kind.key_field, None if same is None else same.key_type)
-            item = inner(kind.item_field, None if same is None else same.item_type)
-            return pa.map_(key, item, keys_sorted=kind.keys_sorted)
+            key = inner(dtype.key_field, None if same is None else same.key_type)
+            item = inner(dtype.item_field, None if same is None else same.item_type)
+            return pa.map_(key, item, keys_sorted=dtype.keys_sorted)
         case "list":
-            return list_like(kind, inner(kind.value_field, None if same is None else same.value_type))
+            return list_like(dtype, inner(dtype.value_field, None if same is None else same.value_type))
         case _:
-            return kind
+            return dtype
 
 
 def cast_hint(source: pa.DataType, target: pa.DataType) -> str:

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from intarsia.common.types import value_type
-from intarsia.core.files import DataFile
 from intarsia.core.keys import comparable
+from intarsia.core.snapshot import DataFile
 
 _LONGEST_EXACT_BOUND = 31
 """Writers cut longer strings (at 64 bytes or less), and footers do not say whether one did."""
@@ -42,23 +42,23 @@ class Bounds:
     """NULL where it is not known."""
 
 
-def bounds_of(files: Sequence[DataFile], column: str, kind: pa.DataType) -> Bounds:
+def bounds_of(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bounds:
     """The bounds of a top-level column whose type in the dataset is ``kind``."""
-    found = _Found()
+    found = _BoundsBuilder()
     leaf: Any = None
-    reading: _Reading | None = None
+    reading: _BoundReader | None = None
     position = 0
     for number, file in enumerate(files):
         footer = file.footer
         if footer is None:
-            found.add(number, 0, file.records, *_told(file, column, kind))
+            found.add(number, 0, file.record_count, *_read_table_bounds(file, column, dtype))
             continue
         position = _leaf_of(file, footer, column, max(position, 0))
         if position >= 0:
             # The types of a column are the same in most files, and telling them costs far more than that.
             before, leaf = leaf, footer.schema.column(position)
             if before is None or not leaf.equals(before):
-                reading = _reading(leaf, kind)
+                reading = _choose_reader(leaf, dtype)
         for group in range(footer.num_row_groups):
             meta = footer.row_group(group)
             rows = meta.num_rows
@@ -69,25 +69,27 @@ def bounds_of(files: Sequence[DataFile], column: str, kind: pa.DataType) -> Boun
             else:
                 # A file that lacks the column reads as NULL throughout; of a nested one nothing is known.
                 found.add(number, group, rows, nulls=rows if position == _ABSENT else None)
-    return found.bounds(kind)
+    return found.bounds(dtype)
 
 
-def _told(file: DataFile, column: str, kind: pa.DataType) -> tuple[Any, Any, int | None, _Reading | None]:
+def _read_table_bounds(
+    file: DataFile, column: str, dtype: pa.DataType
+) -> tuple[Any, Any, int | None, _BoundReader | None]:
     """What the table itself knows of a whole file."""
-    if file.lens is None:
+    if file.scan_task is None:
         return None, None, None, None
-    low, high, nulls = file.lens.bounds(column)
-    return low, high, nulls, _Reading(value_type(kind), raw=True)
+    low, high, nulls = file.scan_task.bounds(column)
+    return low, high, nulls, _BoundReader(value_type(dtype), raw=True)
 
 
 def _leaf_of(file: DataFile, footer: pq.FileMetaData, column: str, guess: int) -> int:
-    if file.lens is None:
+    if file.scan_task is None:
         return _leaf(footer, column, guess)
-    position = file.lens.leaf(footer, column)
+    position = file.scan_task.find_leaf(footer, column)
     return _NESTED if position is None else position  # what it lacks may read as its default
 
 
-class _Found:
+class _BoundsBuilder:
     """Bounds as they are found, column by column."""
 
     def __init__(self) -> None:
@@ -97,7 +99,7 @@ class _Found:
         self.lower: list[Any] = []
         self.upper: list[Any] = []
         self.null_count: list[int | None] = []
-        self.readings: list[_Reading | None] = []
+        self.readings: list[_BoundReader | None] = []
 
     def add(
         self,
@@ -107,7 +109,7 @@ class _Found:
         lower: Any = None,
         upper: Any = None,
         nulls: int | None = None,
-        reading: _Reading | None = None,
+        reading: _BoundReader | None = None,
     ) -> None:
         self.file.append(file)
         self.row_group.append(row_group)
@@ -117,13 +119,13 @@ class _Found:
         self.null_count.append(nulls)
         self.readings.append(reading)
 
-    def bounds(self, kind: pa.DataType) -> Bounds:
+    def bounds(self, dtype: pa.DataType) -> Bounds:
         return Bounds(
             pa.array(self.file, pa.int32()),
             pa.array(self.row_group, pa.int32()),
             pa.array(self.rows, pa.int64()),
-            _typed(self.lower, self.readings, kind),
-            _typed(self.upper, self.readings, kind),
+            _convert_all(self.lower, self.readings, dtype),
+            _convert_all(self.upper, self.readings, dtype),
             pa.array(self.null_count, pa.int64()),
         )
 
@@ -148,7 +150,7 @@ def _is_flat(leaf: pq.ColumnSchema, column: str) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _BoundReader:
     """How the statistics of one physical column become values of the dataset's type."""
 
     stored: pa.DataType
@@ -162,72 +164,72 @@ class _Reading:
             return low, high
         if isinstance(low, float) and (low != low or high != high):
             return None, None
-        return (None if _cut(low) else low), (None if _cut(high) else high)
+        return (None if _is_cut(low) else low), (None if _is_cut(high) else high)
 
 
-def _cut(value: Any) -> bool:
+def _is_cut(value: Any) -> bool:
     if isinstance(value, str):
         return len(value.encode()) > _LONGEST_EXACT_BOUND
     return isinstance(value, bytes) and len(value) > _LONGEST_EXACT_BOUND
 
 
-def _reading(column: pq.ColumnSchema, kind: pa.DataType) -> _Reading | None:
+def _choose_reader(column: pq.ColumnSchema, dtype: pa.DataType) -> _BoundReader | None:
     """None when the column's statistics cannot be trusted for this type."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
     logical = json.loads(column.logical_type.to_json()) if column.logical_type.type != "NONE" else {}
     physical, name = column.physical_type, logical.get("Type")
-    if pa.types.is_timestamp(kind) or pa.types.is_time(kind):
+    if pa.types.is_timestamp(dtype) or pa.types.is_time(dtype):
         unit = _UNITS.get(logical.get("timeUnit", ""))
         if unit is None or physical not in ("INT32", "INT64"):
             return None
-        if pa.types.is_timestamp(kind):
-            return _Reading(pa.timestamp(unit, kind.tz), raw=True) if name == "Timestamp" else None
-        return _Reading(pa.time32("ms") if unit == "ms" else pa.time64(unit), raw=True)
-    if pa.types.is_date(kind):
-        return _Reading(pa.date32(), raw=True) if name == "Date" else None
-    if pa.types.is_duration(kind):
-        return _Reading(kind, raw=True) if physical == "INT64" and name is None else None
-    if pa.types.is_decimal(kind):
+        if pa.types.is_timestamp(dtype):
+            return _BoundReader(pa.timestamp(unit, dtype.tz), raw=True) if name == "Timestamp" else None
+        return _BoundReader(pa.time32("ms") if unit == "ms" else pa.time64(unit), raw=True)
+    if pa.types.is_date(dtype):
+        return _BoundReader(pa.date32(), raw=True) if name == "Date" else None
+    if pa.types.is_duration(dtype):
+        return _BoundReader(dtype, raw=True) if physical == "INT64" and name is None else None
+    if pa.types.is_decimal(dtype):
         if name != "Decimal":
             return None
-        return _Reading(pa.decimal256(max(column.precision, 1), column.scale), raw=False)
-    if pa.types.is_boolean(kind):
-        return _Reading(kind, raw=False) if physical == "BOOLEAN" else None
-    if pa.types.is_integer(kind):
+        return _BoundReader(pa.decimal256(max(column.precision, 1), column.scale), raw=False)
+    if pa.types.is_boolean(dtype):
+        return _BoundReader(dtype, raw=False) if physical == "BOOLEAN" else None
+    if pa.types.is_integer(dtype):
         if physical not in ("INT32", "INT64") or name not in (None, "Int"):
             return None
         signed = logical.get("isSigned", True)  # an unsigned bound is a signed one physically
-        return _Reading(pa.int64(), raw=True) if signed else _Reading(pa.uint64(), raw=False)
-    if pa.types.is_float32(kind) or pa.types.is_float64(kind):
+        return _BoundReader(pa.int64(), raw=True) if signed else _BoundReader(pa.uint64(), raw=False)
+    if pa.types.is_float32(dtype) or pa.types.is_float64(dtype):
         if physical in ("FLOAT", "DOUBLE"):
-            return _Reading(pa.float64(), raw=False)
-        return _Reading(pa.int64(), raw=False) if physical == "INT32" and name in (None, "Int") else None
-    if pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind):
-        return _Reading(pa.string(), raw=False) if name == "String" else None
-    if pa.types.is_binary(kind) or pa.types.is_large_binary(kind) or pa.types.is_binary_view(kind):
-        return _Reading(pa.binary(), raw=False) if physical == "BYTE_ARRAY" and name is None else None
-    if pa.types.is_fixed_size_binary(kind):
-        return _Reading(pa.binary(), raw=False) if name is None else None
+            return _BoundReader(pa.float64(), raw=False)
+        return _BoundReader(pa.int64(), raw=False) if physical == "INT32" and name in (None, "Int") else None
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype):
+        return _BoundReader(pa.string(), raw=False) if name == "String" else None
+    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_binary_view(dtype):
+        return _BoundReader(pa.binary(), raw=False) if physical == "BYTE_ARRAY" and name is None else None
+    if pa.types.is_fixed_size_binary(dtype):
+        return _BoundReader(pa.binary(), raw=False) if name is None else None
     return None
 
 
-def _typed(values: list[Any], readings: list[_Reading | None], kind: pa.DataType) -> pa.Array:
+def _convert_all(values: list[Any], readings: list[_BoundReader | None], dtype: pa.DataType) -> pa.Array:
     """The values in the comparable form of the dataset's type; NULL where one cannot be turned."""
-    if pa.types.is_dictionary(kind):
-        kind = kind.value_type
-    if pa.types.is_nested(kind) or pa.types.is_null(kind) or pa.types.is_float16(kind):
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
+    if pa.types.is_nested(dtype) or pa.types.is_null(dtype) or pa.types.is_float16(dtype):
         return pa.nulls(len(values), pa.int64())
     stored = {reading.stored for reading in {id(r): r for r in readings}.values() if reading is not None}
     if len(stored) == 1:
-        return _converted(values, stored.pop(), kind)
+        return _convert(values, stored.pop(), dtype)
     pieces = []
     for of in stored:
         mine = [
             v if r is not None and r.stored == of else None for v, r in zip(values, readings, strict=True)
         ]
-        pieces.append(_converted(mine, of, kind))
-    empty = pa.nulls(len(values), _comparable_type(kind))
+        pieces.append(_convert(mine, of, dtype))
+    empty = pa.nulls(len(values), _comparable_type(dtype))
     if not pieces:
         return empty
     result = pieces[0]
@@ -236,7 +238,7 @@ def _typed(values: list[Any], readings: list[_Reading | None], kind: pa.DataType
     return result
 
 
-def _converted(values: list[Any], stored: pa.DataType, kind: pa.DataType) -> pa.Array:
+def _convert(values: list[Any], stored: pa.DataType, dtype: pa.DataType) -> pa.Array:
     try:
         if pa.types.is_time(stored) or pa.types.is_timestamp(stored) or pa.types.is_date32(stored):
             width = pa.int32() if stored.bit_width == 32 else pa.int64()
@@ -245,10 +247,10 @@ def _converted(values: list[Any], stored: pa.DataType, kind: pa.DataType) -> pa.
             column = pa.array(values, pa.int64()).cast(stored)
         else:
             column = pa.array(values, stored)
-        return comparable(column.cast(kind)).combine_chunks()
+        return comparable(column.cast(dtype)).combine_chunks()
     except pa.ArrowInvalid:  # a bound outside of the dataset's type proves nothing
-        return pa.nulls(len(values), _comparable_type(kind))
+        return pa.nulls(len(values), _comparable_type(dtype))
 
 
-def _comparable_type(kind: pa.DataType) -> pa.DataType:
-    return comparable(pa.nulls(0, kind)).type
+def _comparable_type(dtype: pa.DataType) -> pa.DataType:
+    return comparable(pa.nulls(0, dtype)).type

@@ -11,10 +11,10 @@ import pyarrow as pa
 from intarsia.common.partitions import typed_partition
 from intarsia.common.schema import common_type, conform_table
 from intarsia.core.bounds import Bounds
-from intarsia.core.files import DataFile
 from intarsia.core.keys import comparable
 from intarsia.core.merge import normalize_keys
 from intarsia.core.prune import KeyRange, PartitionSet
+from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, KeyColumnError, SchemaMismatch
 
 Columns = str | Sequence[str]
@@ -55,17 +55,23 @@ class PartitionPruner:
         keys = key_table(source_keys, key_columns)
         if not keys.num_rows:
             return []
-        apart = [name for name in keys.column_names if partition_schema and name in partition_schema.names]
+        path_columns = [
+            name for name in keys.column_names if partition_schema and name in partition_schema.names
+        ]
         try:
-            wanted = pa.schema([partition_schema.field(name) for name in apart] if partition_schema else [])
-            source = conform_table(keys.select(apart), wanted, operation="prune", path="")
-        except SchemaMismatch:  # keys of another type: nothing can be told
+            wanted = pa.schema(
+                [partition_schema.field(name) for name in path_columns] if partition_schema else []
+            )
+            source = conform_table(keys.select(path_columns), wanted, operation="prune", path="")
+        except SchemaMismatch:  # keys of another type: nothing is known
             return [metadata.path for metadata in file_metadata]
-        homes = PartitionSet.of(source, apart).rows_of([_located(m, wanted) for m in file_metadata])
+        homes = PartitionSet.of(source, path_columns).rows_of(
+            [_with_partition(m, wanted) for m in file_metadata]
+        )
         return [m.path for m, home in zip(file_metadata, homes, strict=True) if home is not None]
 
 
-def _located(metadata: ParquetFileMetadata, schema: pa.Schema) -> DataFile:
+def _with_partition(metadata: ParquetFileMetadata, schema: pa.Schema) -> DataFile:
     given = metadata.partition_values or {}
     values = {name: value for name, value in given.items() if name in schema.names}
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
@@ -95,11 +101,11 @@ def _might_hold(metadata: ParquetFileMetadata, name: str, keys: pa.ChunkedArray)
         return True
     try:
         ends = pa.array([stats.get("min"), stats.get("max")])
-        kind = common_type(ends.type, keys.type)
-        if kind is None:
+        dtype = common_type(ends.type, keys.type)
+        if dtype is None:
             return True
-        limits = comparable(ends.cast(kind)).combine_chunks()
-        values = KeyRange.of(keys.cast(kind))
+        limits = comparable(ends.cast(dtype)).combine_chunks()
+        values = KeyRange.of(keys.cast(dtype))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):  # not to be compared
         return True
     bounds = Bounds(

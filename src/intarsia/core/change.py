@@ -8,9 +8,10 @@ from typing import Any
 
 import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
-from intarsia.core.files import DataFile
 from intarsia.core.refusals import Refusal, sum_refusals
+from intarsia.core.snapshot import DataFile
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +26,15 @@ class StagedFile:
     size: int
     partition: Mapping[str, Any] = field(default_factory=dict)
     tag: Any = None
-    """The note of the :class:`~intarsia.core.spread.Part` that its rows belong to."""
+    """The note of the :class:`~intarsia.core.partitioner.Part` that its rows belong to."""
     nans: Mapping[str, int] | None = None
     """How many NaN each column of floats has, by the path of its leaf, where they were counted."""
     retyped: frozenset[str] = frozenset()
     """Columns that are stored otherwise than in the file it replaces, and are meant to be."""
     refused: tuple[Refusal, ...] = ()
     """Values that its columns cannot take; with any, there is no such file, and the change is not to be."""
+    footer: pq.FileMetaData | None = field(default=None, repr=False, compare=False)
+    """What its writer put at its end, where the file was only measured and cannot be opened again."""
 
     @staticmethod
     def unwritten(refused: Iterable[Refusal], path: str = "") -> StagedFile:
@@ -40,12 +43,12 @@ class StagedFile:
 
 
 @dataclass(frozen=True, slots=True)
-class Veil:
-    """Rows of a file that go while the file stays."""
+class PositionDeletes:
+    """Rows of a file that are deleted while the file stays."""
 
     file: DataFile
     positions: pa.Int64Array = field(repr=False)
-    """Ascending; none of them dead before."""
+    """Ascending; none of them deleted before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,10 +60,19 @@ class Replacement:
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """Files that go and files that come, as one commit.
+class Staged:
+    """The files that an engine has written for one operation."""
 
-    ``planned`` are all files the operation has looked at: one of them changing underneath is a
+    rewritten: Mapping[str, StagedFile] = field(default_factory=dict)
+    """Files that take the place of another under its name, by the path of that one."""
+    added: tuple[StagedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """Files that are removed, replaced and added, as one commit.
+
+    ``planned`` are all files the operation has read: one of them changing underneath is a
     conflict. With ``exclusive``, so is a data file that has appeared since, because it might hold
     a key that was taken for new.
     """
@@ -73,24 +85,24 @@ class Change:
     exclusive: bool = True
     properties: Mapping[str, str] = field(default_factory=dict)
     """Recorded with the commit, such as a streaming query's id and batch."""
-    veiled: tuple[Veil, ...] = ()
+    position_deletes: tuple[PositionDeletes, ...] = ()
     reads: Any = None
     """The condition (an Expr over the table's columns) outside of which the operation has read nothing;
     None is everything."""
     schema: pa.Schema | None = None
-    """The dataset's schema after the operation, where it decides that; kept where no file is left to tell it,
-    and then a change of no file is one all the same."""
+    """The dataset's schema after the operation, where it decides that; kept where no file has it any more,
+    and then a change without files is committed, too."""
     partition_columns: tuple[str, ...] = ()
     """With ``schema``: what the dataset is partitioned by."""
 
     @property
     def written(self) -> tuple[StagedFile, ...]:
-        """Every file that comes, new or in another's place."""
+        """Every file that was written, new or as a replacement."""
         return (*(one.new for one in self.replaced), *self.added)
 
     @property
     def empty(self) -> bool:
-        return not (self.replaced or self.added or self.removed or self.veiled)
+        return not (self.replaced or self.added or self.removed or self.position_deletes)
 
 
 class Discard:
@@ -101,6 +113,11 @@ class Discard:
 
     def delete_file(self, _location: str) -> None:
         """Nothing: there is none."""
+
+
+def is_discarded(filesystem: Any) -> bool:
+    """Whether what is written to a file system is only measured."""
+    return isinstance(filesystem, Discard)
 
 
 BEGUN = "begun-"
@@ -122,7 +139,7 @@ class Staging:
     @property
     def discards(self) -> bool:
         """Whether what is written cannot be read."""
-        return isinstance(self.filesystem, Discard)
+        return is_discarded(self.filesystem)
 
     def location(self, label: str) -> str:
         """A place to write one file; ``label`` must be unique within the transaction."""

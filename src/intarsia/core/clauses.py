@@ -1,23 +1,26 @@
-"""The clauses of a merge and the assignments of an update, with every name and type in them settled."""
+"""The clauses of a merge and the assignments of an update, with every name and type in them resolved."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from intarsia.common.names import suggestion
+from intarsia.common.names import check_columns, join_names, mismatch, name_problems, suggestion
 from intarsia.common.zones import cast_hint
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.expr import resolve, to_sql, type_of
+from intarsia.core.intent import Merge
 from intarsia.core.refusals import ValuesRefused
-from intarsia.core.rule import Assign, Clause, Insert, Rule
+from intarsia.core.rule import STRATEGIES, Assign, Clause, Insert, Rule
+from intarsia.core.snapshot import Snapshot
 from intarsia.errors import ColumnNotFound, InputError, PartitionMoveError, SchemaMismatch
 
-__all__ = ["resolve_assignments", "resolve_rule"]
+__all__ = ["Star", "resolve_assignments", "resolve_rule", "resolve_star"]
+
 
 _NO_COLUMNS = pa.schema([])
 
@@ -25,12 +28,12 @@ _NO_COLUMNS = pa.schema([])
 def resolve_rule(
     rule: Rule, target: pa.Schema, source: pa.Schema, partition_columns: Sequence[str], path: str
 ) -> Rule:
-    """The rule with every name and type in its clauses settled."""
-    clauses = [_resolved_clause(clause, target, source, partition_columns, path) for clause in rule.clauses]
+    """The rule with every name and type in its clauses resolved."""
+    clauses = [_resolve_clause(clause, target, source, partition_columns, path) for clause in rule.clauses]
     return replace(rule, clauses=tuple(clauses))
 
 
-def _resolved_clause(
+def _resolve_clause(
     clause: Clause, target: pa.Schema, source: pa.Schema, partition_columns: Sequence[str], path: str
 ) -> Clause:
     # Where there is no target row, a bare name can only be the source's.
@@ -46,8 +49,10 @@ def _resolved_clause(
         if clause.side == "source_only":
             for _, value in action.values:
                 _only_source_columns(value, "insert", path)
-        apart = partition_columns if isinstance(action, Assign) else ()
-        values = resolve_assignments(action.values, target, left=left, other=other, apart=apart, path=path)
+        path_columns = partition_columns if isinstance(action, Assign) else ()
+        values = resolve_assignments(
+            action.values, target, left=left, other=other, path_columns=path_columns, path=path
+        )
         if isinstance(action, Insert):
             _check_required([column for column, _ in values], list(target), (), path)
         action = replace(action, values=values)
@@ -84,14 +89,14 @@ def resolve_assignments(
     *,
     left: pa.Schema,
     other: pa.Schema | None,
-    apart: Sequence[str],
+    path_columns: Sequence[str],
     path: str,
 ) -> tuple[tuple[tuple[str, ...], Any], ...]:
     resolved = []
     seen: set[tuple[str, ...]] = set()
     for name, expression in values:
-        column = _assigned_path(name, target, path)
-        if column[0] in apart:
+        column = _resolve_assigned(name, target, path)
+        if column[0] in path_columns:
             raise PartitionMoveError(
                 f"partition columns cannot change for existing rows, but {column[0]!r} is assigned.",
                 path=path,
@@ -100,15 +105,15 @@ def resolve_assignments(
         if any(column[: len(s)] == s or s[: len(column)] == column for s in seen):
             raise InputError(f"column {'.'.join(column)!r} is assigned twice.", path=path)
         seen.add(column)
-        kind = _field_type(target, column)
+        dtype = _field_type(target, column)
         with naming_column(column):
-            if other is not None and pa.types.is_timestamp(kind) and kind.tz is not None:
-                _check_zone(expression, kind, left, other)
-            resolved.append((column, resolve(expression, left, source=other, expect=kind)))
+            if other is not None and pa.types.is_timestamp(dtype) and dtype.tz is not None:
+                _check_zone(expression, dtype, left, other)
+            resolved.append((column, resolve(expression, left, source=other, expect=dtype)))
     return tuple(resolved)
 
 
-def _check_zone(expression: Any, kind: pa.DataType, left: pa.Schema, other: pa.Schema) -> None:
+def _check_zone(expression: Any, dtype: pa.DataType, left: pa.Schema, other: pa.Schema) -> None:
     """Raise SchemaMismatch for times of the source without a zone, as where a whole row takes their place."""
     if not any(side == "source" or path[0] not in left.names for side, path in columns_of(expression)):
         return
@@ -116,8 +121,8 @@ def _check_zone(expression: Any, kind: pa.DataType, left: pa.Schema, other: pa.S
     if pa.types.is_timestamp(given) and given.tz is None:
         shown = to_sql(expression)
         raise SchemaMismatch(
-            f"{shown} is {given}, without a zone, and the column is {kind}.",
-            hint=f"{cast_hint(given, kind)}, or assign cast({shown} as timestamptz), which does the same",
+            f"{shown} is {given}, without a zone, and the column is {dtype}.",
+            hint=f"{cast_hint(given, dtype)}, or assign cast({shown} as timestamptz), which does the same",
         )
 
 
@@ -137,7 +142,7 @@ def naming_column(column: Sequence[str]) -> Iterator[None]:
         ) from error
 
 
-def _assigned_path(name: Any, target: pa.Schema, path: str) -> tuple[str, ...]:
+def _resolve_assigned(name: Any, target: pa.Schema, path: str) -> tuple[str, ...]:
     parts = (name,) if isinstance(name, str) else tuple(name)
     whole = ".".join(parts)
     try:
@@ -165,9 +170,120 @@ def _beside(parts: Sequence[str], schema: pa.Schema) -> list[str]:
 
 
 def _field_type(schema: pa.Schema, parts: Sequence[str]) -> pa.DataType:
-    kind = schema.field(parts[0]).type
+    dtype = schema.field(parts[0]).type
     for part in parts[1:]:
-        if not pa.types.is_struct(kind) or kind.get_field_index(part) < 0:
+        if not pa.types.is_struct(dtype) or dtype.get_field_index(part) < 0:
             raise KeyError(part)
-        kind = kind.field(part).type
-    return kind
+        dtype = dtype.field(part).type
+    return dtype
+
+
+@dataclass(frozen=True, slots=True)
+class Star:
+    """What ``update set *``, ``insert *`` and the strategies write of a source."""
+
+    columns: pa.Schema
+    """The source's columns that are written."""
+    passed_over: tuple[str, ...] = ()
+    """The source's other columns, which clauses may read."""
+    kept: tuple[str, ...] = ()
+    """The target's columns that the source lacks: they keep their values, and are NULL in new rows."""
+    read: tuple[str, ...] = ()
+    """Those that are passed over, but that a condition, a value or an order reads."""
+
+    def wanted(self, source: pa.Schema, schema: pa.Schema, *, strict: bool) -> pa.Schema:
+        """The schema that the source is cast to, of a dataset of ``schema``.
+
+        Unless ``strict``, NULL is refused when a row is written: a row that only deletes may lack values.
+        """
+        fields = [field for field in schema if field.name not in self.kept]
+        if not strict:
+            fields = [field.with_nullable(True) for field in fields]
+        return pa.schema([*fields, *(source.field(name) for name in self.read)], schema.metadata)
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What plan and result say."""
+        notes = []
+        if self.passed_over:
+            notes.append(f"Columns of the source that are not written: {join_names(self.passed_over)}.")
+        if self.kept:
+            kept = join_names(self.kept)
+            notes.append(f"Columns that the source lacks keep their values (new rows get NULL): {kept}.")
+        return tuple(notes)
+
+
+def resolve_star(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Star:
+    """What whole rows take of the source. Raises InputError for what cannot be left out or kept."""
+    _check_excepted(intent, snapshot, source)
+    if not intent.rule.replaces_rows:
+        return Star(source)
+    excepted = set(intent.except_columns)
+    target = snapshot.schema if snapshot.has_schema else None
+    if target is not None and (problems := name_problems([target, source])):
+        hint = "rename columns of the source to the target's spelling"
+        raise mismatch(problems, intent.rule.name, snapshot.root, hint)
+    if target is not None and intent.rule.name not in STRATEGIES and not _adds(intent):
+        excepted |= set(source.names) - set(target.names)
+    written = pa.schema([f for f in source if f.name not in excepted], source.metadata)
+    kept: tuple[str, ...] = ()
+    if target is not None and intent.missing == "keep":
+        kept = tuple(name for name in target.names if name not in written.names)
+    passed_over = tuple(name for name in source.names if name in excepted)
+    mentioned = {name.lower() for name in _mentioned_columns(intent)}
+    read = tuple(name for name in passed_over if name.lower() in mentioned)
+    clash = [name for name in read if target is not None and name in target.names]
+    if clash:
+        raise InputError(
+            f"{intent.rule.name}: {join_names(clash)} is left out by except_columns=, but a clause reads"
+            " it, and the target has a column of that name.",
+            path=snapshot.root,
+            hint="give the source's column another name.",
+        )
+    return Star(written, passed_over, kept, read)
+
+
+def _adds(intent: Merge) -> bool:
+    evolution: Any = intent.schema_evolution or ()
+    return "add" in (evolution.split(",") if isinstance(evolution, str) else evolution)
+
+
+def _check_excepted(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
+    named, path = intent.except_columns, snapshot.root
+    if not named:
+        return
+    if not intent.rule.replaces_rows:
+        raise InputError(
+            "except_columns= goes with a strategy, or with `update set *` and `insert *`: no clause takes"
+            " whole rows.",
+            path=path,
+            hint="leave it out.",
+        )
+    what = "except_columns: column of the source"
+    check_columns(named, source.names, operation=intent.rule.name, path=path, what=what)
+    keys = [name for name in named if name in intent.source_keys]
+    if keys:
+        raise InputError(
+            f"{intent.rule.name}: key column {join_names(keys)} cannot be left out: rows are found by it.",
+            path=path,
+            hint="take it out of except_columns.",
+        )
+
+
+def _mentioned_columns(intent: Merge) -> Iterator[str]:
+    """Names of columns that anything but a star reads."""
+    yield from intent.source_keys
+    yield from intent.dedup_order_by
+    for expression in _expressions(intent):
+        for _, path in columns_of(expression):
+            yield path[0]
+
+
+def _expressions(intent: Merge) -> Iterator[Any]:
+    if intent.residual is not None:
+        yield intent.residual
+    for clause in intent.rule.clauses:
+        if clause.condition is not None:
+            yield clause.condition
+        if isinstance(clause.action, (Assign, Insert)):
+            yield from (value for _, value in clause.action.values or ())

@@ -206,7 +206,7 @@ def _u16(value: int) -> pa.Scalar:
 
 
 def _hilbert(ranks: list[pa.Array], bits: int) -> list[pa.Array]:
-    """Skilling's AxesToTranspose: the Hilbert index, its bits dealt out over the axes."""
+    """Skilling's AxesToTranspose: the Hilbert index, its bits distributed over the axes."""
     x = list(ranks)
     for q in range(bits - 1, 0, -1):
         below = _u16((1 << q) - 1)
@@ -247,8 +247,8 @@ def _interleave(ranks: Sequence[pa.Array], bits: int) -> pa.Array:
 def spread_bits(bits: int, width: int) -> pa.Array:
     """For each value of so many bits the value with its bits ``width`` places apart."""
     values = arange(1 << bits).cast(pa.uint64())
-    spread = pc.bit_wise_xor(values, values)
+    widened = pc.bit_wise_xor(values, values)
     for q in range(bits):
         bit = pc.bit_wise_and(pc.shift_right(values, pa.scalar(q, pa.uint64())), pa.scalar(1, pa.uint64()))
-        spread = pc.bit_wise_or(spread, pc.shift_left(bit, pa.scalar(q * width, pa.uint64())))
-    return spread
+        widened = pc.bit_wise_or(widened, pc.shift_left(bit, pa.scalar(q * width, pa.uint64())))
+    return widened

@@ -10,7 +10,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, assert_never
 
-from intarsia.core.files import Snapshot
 from intarsia.core.intent import (
     Compact,
     Deduplicate,
@@ -23,19 +22,20 @@ from intarsia.core.intent import (
     WriteOptions,
 )
 from intarsia.core.rule import Drop
+from intarsia.core.snapshot import Snapshot
 from intarsia.errors import InputError
 
 __all__ = [
     "CHANGES",
     "ENGINE_OPTIONS",
     "OPTIONS",
-    "Call",
+    "OperationCall",
     "SourceKind",
     "check_effects",
     "check_options",
     "check_overwrite",
     "check_write_options",
-    "options_with_effect",
+    "select_effective",
 ]
 
 CHANGES = ("merge", "delete", "update", "write", "compact", "optimize", "deduplicate")
@@ -44,7 +44,7 @@ _NO_DATA_FILE = "the table is merge-on-read, and rows that go are noted beside i
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
+class OperationCall:
     """What is known of a call; what is not known yet counts as possible."""
 
     operation: str
@@ -70,12 +70,12 @@ class Call:
 class _Need:
     """What has to be so for an option to have an effect, why it has none elsewhere, and what to do."""
 
-    holds: Callable[[Call], bool]
-    why: Callable[[Call], str]
+    holds: Callable[[OperationCall], bool]
+    why: Callable[[OperationCall], str]
     hint: str = "leave it out."
 
 
-def _engines(call: Call) -> str:
+def _engines(call: OperationCall) -> str:
     named = {"arrow": "PyArrow", "duckdb": "DuckDB", "spark": "Spark", "object": "an engine that you made"}
     shown = " or ".join(named[name] for name in sorted(call.engines) if name in named)
     return f"{call.operation} runs on {shown} here" if shown else f"{call.operation} moves no rows"
@@ -204,11 +204,11 @@ def _asks(name: str, value: Any) -> bool:
     )
 
 
-def _unmet(call: Call, name: str) -> _Need | None:
+def _unmet(call: OperationCall, name: str) -> _Need | None:
     return next((need for need in OPTIONS[name] if not need.holds(call)), None)
 
 
-def check_options(call: Call, options: Mapping[str, Any]) -> None:
+def check_options(call: OperationCall, options: Mapping[str, Any]) -> None:
     """Raise InputError for an option that asks for something and cannot have an effect in the call."""
     for name, value in options.items():
         need = _unmet(call, name) if _asks(name, value) else None
@@ -216,7 +216,7 @@ def check_options(call: Call, options: Mapping[str, Any]) -> None:
             raise InputError(f"{name}= would have no effect: {need.why(call)}.", hint=need.hint)
 
 
-def options_with_effect(call: Call, options: Mapping[str, Any]) -> dict[str, Any]:
+def select_effective(call: OperationCall, options: Mapping[str, Any]) -> dict[str, Any]:
     """Those of some options that a caller gives to many calls that have an effect in this one."""
     return {name: value for name, value in options.items() if _unmet(call, name) is None}
 
@@ -227,10 +227,10 @@ def check_write_options(intent: Intent, snapshot: Snapshot) -> None:
     check_options(call, {field.name: getattr(intent.options, field.name) for field in fields(WriteOptions)})
 
 
-def _writing(intent: Intent, snapshot: Snapshot) -> Call:
+def _writing(intent: Intent, snapshot: Snapshot) -> OperationCall:
     """What an operation does to the files of a table."""
-    call = Call(intent.operation if not isinstance(intent, Write) else "write")
-    owns_files = snapshot.spread is not None  # rows come into new files there
+    call = OperationCall(intent.operation if not isinstance(intent, Write) else "write")
+    owns_files = not snapshot.replaces_in_place  # rows are copied into new files there
     match intent:
         case Merge():
             drops = all(isinstance(clause.action, Drop) for clause in intent.rule.clauses)
@@ -246,7 +246,7 @@ def _writing(intent: Intent, snapshot: Snapshot) -> Call:
             drops, adds = False, owns_files and intent.target_rows is None
         case _:
             assert_never(intent)
-    noted = snapshot.veils.get(intent.operation, False)
+    noted = snapshot.format.merge_on_read.get(intent.operation, False)
     return replace(call, writes_files=not (noted and drops), adds_files=adds)
 
 
@@ -281,7 +281,7 @@ def check_effects(intent: Intent) -> None:
 
 def check_overwrite(intent: Write, snapshot: Snapshot) -> None:
     """Raise InputError for options about columns where the rows that come decide about these."""
-    if intent.replaces_all and snapshot.spread is None:
+    if intent.replaces_all and not snapshot.format.owns_schema:
         why = 'mode="overwrite" replaces the schema with the rows'
         _refuse(_about_columns(intent), why, "leave it out, or replace a part of the rows with where=.")
 

@@ -23,8 +23,8 @@ __all__ = [
     "elements_of_files",
     "footer_of",
     "leaves_of",
-    "respelled",
     "same_leaves",
+    "with_repetition",
 ]
 
 SCHEMA = 2
@@ -96,7 +96,7 @@ class Elements:
 
 def elements_of(footer: pq.FileMetaData) -> Elements | None:
     """The elements of a file; None where two of its columns share a name."""
-    root, columns = _parsed(bytes(footer_of(footer)))
+    root, columns = _parse_footer(bytes(footer_of(footer)))
     if len(columns) != get(root, CHILDREN, 0):
         return None
     return Elements(root, columns, arrow_schema(footer))
@@ -150,7 +150,7 @@ def split(elements: Sequence[Struct]) -> tuple[Struct, dict[str, tuple[Struct, .
 _last_parsed: list[tuple[bytes, tuple[Struct, dict[str, tuple[Struct, ...]]]]] = []
 
 
-def _parsed(raw: bytes) -> tuple[Struct, dict[str, tuple[Struct, ...]]]:
+def _parse_footer(raw: bytes) -> tuple[Struct, dict[str, tuple[Struct, ...]]]:
     """The elements that a footer begins with; files of a dataset mostly share theirs, read once."""
     for known, found in _last_parsed:
         if raw.startswith(known):
@@ -202,7 +202,7 @@ def same_leaves(some: Sequence[Struct], others: Sequence[Struct]) -> bool:
     ]
 
 
-def respelled(elements: Sequence[Struct], like: Sequence[Struct]) -> tuple[Struct, ...] | None:
+def with_repetition(elements: Sequence[Struct], like: Sequence[Struct]) -> tuple[Struct, ...] | None:
     """Elements ``like`` those of a column with the repetition it is written with; None where more differs."""
     if [get(one, CHILDREN, 0) for one in elements] != [get(one, CHILDREN, 0) for one in like]:
         return None

@@ -11,7 +11,7 @@ import pyarrow.compute as pc
 from intarsia.common.spool import tidy_schema
 from intarsia.core.expr import Cast, Expr, columns, resolve, type_of
 from intarsia.core.expr.casts import cast
-from intarsia.core.expr.run import Rows, run, spread
+from intarsia.core.expr.run import ExprRows, broadcast, run
 from intarsia.core.keys import arange, flat
 from intarsia.core.refusals import Refusal, ValuesRefused, sum_refusals
 from intarsia.errors import ColumnNotFound, InputError, SchemaMismatch
@@ -50,12 +50,12 @@ def _evaluate(
     other = None if source is None else source.schema
     resolved = resolve(expr, batch.schema, source=other, expect=expect)
     if isinstance(batch, pa.RecordBatch) and not isinstance(source, pa.Table):
-        return _values(resolved, Rows.of(resolved, batch, source, length=batch.num_rows))
+        return _values(resolved, ExprRows.of(resolved, batch, source, length=batch.num_rows))
     type = expect or type_of(resolved, batch.schema, source=other)
     return pa.chunked_array([_values(resolved, rows) for rows in _pieces(resolved, batch, source)], type)
 
 
-def refused_values(expr: Expr, batch: Batch, source: Batch | None = None) -> tuple[Refusal, ...]:
+def find_refused_values(expr: Expr, batch: Batch, source: Batch | None = None) -> tuple[Refusal, ...]:
     """The values of all rows that the column cannot take which they are assigned to.
 
     Raises as :func:`evaluate` does for any other reason.
@@ -70,22 +70,22 @@ def refused_values(expr: Expr, batch: Batch, source: Batch | None = None) -> tup
     return sum_refusals(found)
 
 
-def _values(expr: Expr, rows: Rows) -> pa.Array:
-    values = spread(run(expr, rows), rows.length)
+def _values(expr: Expr, rows: ExprRows) -> pa.Array:
+    values = broadcast(run(expr, rows), rows.length)
     # A constant has no dictionary until it is spread over the rows.
     return cast(values, expr.type) if isinstance(expr, Cast) else values
 
 
-def _pieces(expr: Expr, batch: Batch, source: Batch | None) -> list[Rows]:
+def _pieces(expr: Expr, batch: Batch, source: Batch | None) -> list[ExprRows]:
     """The rows of both sides in pieces that need no copy, with the columns that are read."""
     reads = columns(expr)
     target_columns = _columns(batch, {path[0] for side, path in reads if side != "source"})
     source_columns = _columns(source, {path[0] for side, path in reads if side == "source"})
     if not reads:
-        return [Rows({}, batch.num_rows)]
+        return [ExprRows({}, batch.num_rows)]
     ends = sorted({batch.num_rows, *_ends(target_columns), *_ends(source_columns)} - {0})
     return [
-        Rows.of(
+        ExprRows.of(
             expr,
             _slice(target_columns, start, end),
             _slice(source_columns, start, end),

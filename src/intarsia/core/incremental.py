@@ -27,15 +27,15 @@ from intarsia.core.candidates import (
     PartitionPruner,
     key_table,
 )
-from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import ROWS_PER_FILE
 from intarsia.core.keys import KeyIndex, flat
 from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.problems import null_source_keys
 from intarsia.core.report import MergeFileMetadata, MergeResult
-from intarsia.core.retype import retyped
+from intarsia.core.retype import retype
 from intarsia.core.rule import when_matched
+from intarsia.core.snapshot import DataFile, Snapshot
+from intarsia.core.validation import null_source_keys
 from intarsia.errors import InputError, KeyColumnError, NothingMatched, NotSupported, PartitionMoveError
 from intarsia.storage import open_storage
 from intarsia.tables.parquet import ParquetTable, list_data_files
@@ -81,7 +81,7 @@ _ROWS_PER_FILE = _UnaskedNumber(ROWS_PER_FILE)
 def merge(
     data: Any,
     path: Path | ParquetTable,
-    strategy: str,
+    strategy: api.Strategy,
     key_columns: Columns,
     *,
     partition_columns: Columns | None = None,
@@ -114,13 +114,13 @@ def merge(
     """
     with operation_log(log, "merge", str(path)):
         keys = normalize_keys(key_columns)
-        apart = partition_names(partition_columns, partition_by)
+        path_columns = partition_names(partition_columns, partition_by)
     return api.merge(
         data,
         path,
         on=keys,
         strategy=strategy,
-        partition_by=apart,
+        partition_by=path_columns,
         filesystem=filesystem,
         compression=None if isinstance(compression, _UnaskedText) else compression,
         row_group_size=None if isinstance(row_group_size, _UnaskedNumber) else row_group_size,
@@ -184,9 +184,9 @@ class ParquetMetadataAnalyzer:
         ]
 
 
-def _column_stats(bounds: Bounds, kind: pa.DataType, count: int) -> list[dict[str, Any]]:
+def _column_stats(bounds: Bounds, dtype: pa.DataType, count: int) -> list[dict[str, Any]]:
     """The bounds of whole files; one row group without them leaves the file without."""
-    low, high = _python_values(bounds.lower, kind), _python_values(bounds.upper, kind)
+    low, high = _python_values(bounds.lower, dtype), _python_values(bounds.upper, dtype)
     found: list[list[tuple[Any, Any]]] = [[] for _ in range(count)]
     nulls: list[int | None] = [0] * count
     counts = zip(bounds.file.to_pylist(), bounds.null_count.to_pylist(), bounds.rows.to_pylist(), strict=True)
@@ -211,10 +211,10 @@ def _extreme(choose: Any, values: list[Any]) -> Any:
     return choose(values, key=lambda value: value.value if isinstance(value, pa.Scalar) else value)
 
 
-def _python_values(values: pa.Array, kind: pa.DataType) -> list[Any]:
+def _python_values(values: pa.Array, dtype: pa.DataType) -> list[Any]:
     if values.null_count == len(values):
         return [None] * len(values)
-    typed = values.cast(kind.value_type if pa.types.is_dictionary(kind) else kind)
+    typed = values.cast(dtype.value_type if pa.types.is_dictionary(dtype) else dtype)
     try:
         return list(typed.to_pylist())
     except ValueError:  # nanoseconds, which Python's own types would lose
@@ -249,8 +249,8 @@ def files_snapshot(paths: Sequence[str], columns: Sequence[str], *, filesystem: 
     except FileNotFoundError as error:
         raise NothingMatched(f"A candidate file is not there: {error}") from error
     stored = unify_schemas(file_schemas(footers)[0], operation="confirm_affected_files")
-    apart = [name for name in columns if name not in stored.names]
-    texts = [parse_hive_partition_path(path, apart) for path in paths]
+    path_columns = [name for name in columns if name not in stored.names]
+    texts = [parse_hive_partition_path(path, path_columns) for path in paths]
     partitions = infer_partition_schema(texts)
     files = tuple(
         DataFile(
@@ -276,12 +276,18 @@ class _Fixed:
     def snapshot(self) -> Snapshot:
         return self.state
 
+    def check(self) -> None:
+        """Nothing: nothing is committed."""
+
+    def check_change(self, *_: Any) -> None:
+        """Nothing: nothing is committed."""
+
     def transaction(self, operation: str) -> Any:
         raise NotSupported(f"{operation}: these files can only be looked at.")
 
 
 def _touched(keys: pa.Table, snapshot: Snapshot) -> Plan:
-    """The settled plan of a merge that touches every row with one of the keys."""
+    """The resolved plan of a merge that touches every row with one of the keys."""
     clause = when_matched().delete()  # needs no column but the keys
     on = keys.column_names
     return api.plan(
@@ -290,7 +296,7 @@ def _touched(keys: pa.Table, snapshot: Snapshot) -> Plan:
 
 
 def _hit(plan: Plan) -> list[FilePlan]:
-    return [*plan.chosen("rewrite"), *plan.chosen("remove")]
+    return [*plan.select("rewrite"), *plan.select("remove")]
 
 
 @dataclass(frozen=True, slots=True)
@@ -320,11 +326,11 @@ def plan_incremental_rewrite(
     if not snapshot.files or not keys.num_rows:
         return IncrementalRewritePlan([], [snapshot.shown(file) for file in snapshot.files], [], 0)
     if partition_schema is not None:
-        snapshot = retyped(snapshot, partition_schema)
+        snapshot = retype(snapshot, partition_schema)
     plan = _touched(keys, snapshot)
     return IncrementalRewritePlan(
         affected_files=sorted(snapshot.shown(item.file) for item in _hit(plan)),
-        unaffected_files=sorted(snapshot.shown(item.file) for item in plan.chosen("keep")),
+        unaffected_files=sorted(snapshot.shown(item.file) for item in plan.select("keep")),
         new_files=[],
         affected_rows=sum(item.file.rows for item in _hit(plan)),
     )
@@ -346,20 +352,20 @@ def validate_partition_column_immutability(
 
     For tables in memory; a merge checks the same of the files it touches.
     """
-    keys, apart = normalize_keys(key_columns), normalize_keys(partition_columns)
-    names = list(dict.fromkeys([*keys, *apart]))
+    keys, path_columns = normalize_keys(key_columns), normalize_keys(partition_columns)
+    names = list(dict.fromkeys([*keys, *path_columns]))
     source, target = _in_one_schema(source_table.select(names), target_table.select(names))
     there, here = KeyIndex([source[name] for name in keys]).pairs([target[name] for name in keys])
-    homes = KeyIndex([source[name] for name in apart], null_match=True)
-    asked = flat(homes.lookup([source[name] for name in apart])).take(here)
-    actual = flat(homes.lookup([target[name] for name in apart])).take(there)
+    homes = KeyIndex([source[name] for name in path_columns], null_match=True)
+    asked = flat(homes.lookup([source[name] for name in path_columns])).take(here)
+    actual = flat(homes.lookup([target[name] for name in path_columns])).take(there)
     moves = pc.indices_nonzero(pc.fill_null(pc.not_equal(asked, actual), True))
     if not len(moves):
         return
     first = moves[0].as_py()
     key = source.select(keys).slice(here[first].as_py(), 1).to_pylist()[0]
-    old = target.select(apart).slice(there[first].as_py(), 1).to_pylist()[0]
-    new = source.select(apart).slice(here[first].as_py(), 1).to_pylist()[0]
+    old = target.select(path_columns).slice(there[first].as_py(), 1).to_pylist()[0]
+    new = source.select(path_columns).slice(here[first].as_py(), 1).to_pylist()[0]
     raise PartitionMoveError(
         f"Partition columns cannot change for existing keys: {len(moves):,} row(s) would move to another"
         f" partition, such as {key} from {old} to {new}.",

@@ -15,11 +15,11 @@ from intarsia.common.int96 import int96_columns, leaf_types
 from intarsia.common.names import check_columns
 from intarsia.core import render
 from intarsia.core.bounds import bounds_of
-from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.snapshot import DataFile, Snapshot
 
 SMALL_BYTES = 32 * 1024 * 1024
 MOST_CHUNKS = 200_000
-"""Column chunks that are looked at one by one (about half a second); beyond, columns are not counted."""
+"""Column chunks that are read one by one (about half a second); beyond, columns are not counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,7 +130,7 @@ def inspect_snapshot(
     chunks = _chunks(footers)
     parts = _partitions(snapshot)
     orders = Counter(text for text in map(_declared_order, footers) if text)
-    times = any(pa.types.is_timestamp(kind) for kind in leaf_types(snapshot.schema))
+    times = any(pa.types.is_timestamp(dtype) for dtype in leaf_types(snapshot.schema))
     int96 = Counter(name for footer in footers if times for name in int96_columns(footer.schema))
     return Inspection(
         snapshot=snapshot,
@@ -182,10 +182,10 @@ def file_ranges(snapshot: Snapshot, column: str) -> tuple[FileRange, ...]:
 
 def _plain(values: pa.Array) -> pa.Array:
     """The values in a form that Python has, too: it counts microseconds."""
-    kind = values.type
-    if pa.types.is_timestamp(kind) and kind.unit == "ns":
-        return values.cast(pa.timestamp("us", kind.tz), safe=False)
-    if pa.types.is_time64(kind) and kind.unit == "ns":
+    dtype = values.type
+    if pa.types.is_timestamp(dtype) and dtype.unit == "ns":
+        return values.cast(pa.timestamp("us", dtype.tz), safe=False)
+    if pa.types.is_time64(dtype) and dtype.unit == "ns":
         return values.cast(pa.time64("us"), safe=False)
     return values
 
@@ -289,8 +289,8 @@ def _partitions(snapshot: Snapshot) -> list[PartitionFacts]:
 
 
 def _place_of(file: DataFile, snapshot: Snapshot) -> Mapping[str, Any]:
-    if snapshot.spread is not None:
-        return snapshot.spread.home(file).values
+    if snapshot.format.owns_schema:
+        return snapshot.partitioner.partition_of(file).values
     return {name: file.partition.get(name) for name in snapshot.partition_columns}
 
 

@@ -36,7 +36,7 @@ class WriteOptions:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Writing:
+class _Intent:
     """What every operation says of what it writes."""
 
     options: WriteOptions = field(default_factory=WriteOptions)
@@ -45,7 +45,7 @@ class _Writing:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge(_Writing):
+class Merge(_Intent):
     """Set source rows into the table by key."""
 
     operation: ClassVar[str] = "merge"
@@ -87,7 +87,7 @@ class Merge(_Writing):
 
 
 @dataclass(frozen=True, slots=True)
-class Delete(_Writing):
+class Delete(_Intent):
     """Remove the rows for which the predicate is TRUE."""
 
     operation: ClassVar[str] = "delete"
@@ -96,7 +96,7 @@ class Delete(_Writing):
 
 
 @dataclass(frozen=True, slots=True)
-class Update(_Writing):
+class Update(_Intent):
     """Assign columns of the rows for which the predicate is TRUE."""
 
     operation: ClassVar[str] = "update"
@@ -106,7 +106,7 @@ class Update(_Writing):
 
 
 @dataclass(frozen=True, slots=True)
-class Write(_Writing):
+class Write(_Intent):
     """Add rows, or put them in the place of all rows or of their partitions' rows."""
 
     mode: Literal["append", "overwrite", "overwrite_partitions"]
@@ -122,12 +122,12 @@ class Write(_Writing):
 
     @property
     def replaces_all(self) -> bool:
-        """Whether nothing of what is there stays, so that the rows that come decide about the schema."""
+        """Whether nothing of what is there stays, so that the new rows decide about the schema."""
         return self.mode == "overwrite" and self.where is None
 
 
 @dataclass(frozen=True, slots=True)
-class Compact(_Writing):
+class Compact(_Intent):
     """Bring small files of a partition together into files of about the target size."""
 
     operation: ClassVar[str] = "compact"
@@ -138,7 +138,7 @@ class Compact(_Writing):
 
 
 @dataclass(frozen=True, slots=True)
-class Optimize(_Writing):
+class Optimize(_Intent):
     """Order the rows of each partition along a curve over the given columns, in new files."""
 
     operation: ClassVar[str] = "optimize"
@@ -153,9 +153,13 @@ class Optimize(_Writing):
     """With no ``deduplicate_keys``: rows that are equal in every column count as one."""
     dedup_order_by: tuple[str, ...] = ()
 
+    @property
+    def removes_duplicates(self) -> bool:
+        return self.deduplicate or bool(self.deduplicate_keys)
+
 
 @dataclass(frozen=True, slots=True)
-class Deduplicate(_Writing):
+class Deduplicate(_Intent):
     """Leave one row per key; without keys, one of each set of equal rows."""
 
     operation: ClassVar[str] = "deduplicate"

@@ -28,17 +28,17 @@ def comparable(values: Column) -> pa.ChunkedArray:
     Dictionary-encoded values stay encoded when their dictionary needs no change.
     """
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
-    kind = column.type
-    if isinstance(kind, pa.BaseExtensionType):
-        kind = kind.storage_type
-        column = pa.chunked_array([chunk.storage for chunk in column.chunks], kind)
-    if pa.types.is_dictionary(kind):
-        if _plain_type(kind.value_type) == kind.value_type and not pa.types.is_floating(kind.value_type):
+    dtype = column.type
+    if isinstance(dtype, pa.BaseExtensionType):
+        dtype = dtype.storage_type
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], dtype)
+    if pa.types.is_dictionary(dtype):
+        if _plain_type(dtype.value_type) == dtype.value_type and not pa.types.is_floating(dtype.value_type):
             return column
-        column = column.cast(kind.value_type)
-        kind = column.type
-    plain = _plain_type(kind)
-    if plain != kind:
+        column = column.cast(dtype.value_type)
+        dtype = column.type
+    plain = _plain_type(dtype)
+    if plain != dtype:
         column = column.cast(plain)
     if pa.types.is_floating(plain):
         nan = pa.scalar(float("nan"), plain)
@@ -46,19 +46,19 @@ def comparable(values: Column) -> pa.ChunkedArray:
     return column
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def _plain_type(dtype: pa.DataType) -> pa.DataType:
     """A type of the same values on which every kernel used here is implemented."""
-    if pa.types.is_string_view(kind):
+    if pa.types.is_string_view(dtype):
         return pa.string()
-    if pa.types.is_binary_view(kind) or pa.types.is_fixed_size_binary(kind):
+    if pa.types.is_binary_view(dtype) or pa.types.is_fixed_size_binary(dtype):
         return pa.binary()
-    if pa.types.is_float16(kind):
+    if pa.types.is_float16(dtype):
         return pa.float32()
-    if pa.types.is_duration(kind):
+    if pa.types.is_duration(dtype):
         return pa.int64()
-    if pa.types.is_decimal32(kind) or pa.types.is_decimal64(kind):
-        return pa.decimal128(kind.precision, kind.scale)
-    return kind
+    if pa.types.is_decimal32(dtype) or pa.types.is_decimal64(dtype):
+        return pa.decimal128(dtype.precision, dtype.scale)
+    return dtype
 
 
 def find(values: Column, *, among: pa.Array, null_match: bool = False) -> pa.ChunkedArray:
@@ -76,9 +76,9 @@ def find(values: Column, *, among: pa.Array, null_match: bool = False) -> pa.Chu
     return found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
 
 
-def _typed(values: Column, kind: pa.DataType) -> Column:
+def _typed(values: Column, dtype: pa.DataType) -> Column:
     """The side that is looked up takes the type of the other, which may be the wider one."""
-    return values if values.type == kind else values.cast(kind)
+    return values if values.type == dtype else values.cast(dtype)
 
 
 def _find_plain(values: Column, among: pa.Array, null_match: bool) -> Column:
@@ -228,9 +228,9 @@ class KeyIndex:
         grouped = flat(leaders).take(order).cast(pa.int64())
         begin = pc.search_sorted(grouped.drop_null(), wanted, side="left").cast(pa.int64())
         end = pc.search_sorted(grouped.drop_null(), wanted, side="right").cast(pa.int64())
-        spread, offset = explode(pc.subtract(end, begin))
-        here = order.cast(pa.int64()).take(pc.add(begin.take(spread), offset))
-        return there.take(spread), here
+        partitioner, offset = explode(pc.subtract(end, begin))
+        here = order.cast(pa.int64()).take(pc.add(begin.take(partitioner), offset))
+        return there.take(partitioner), here
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,16 +272,16 @@ class OrderedKeys:
         if len(wanted) <= len(there):
             begin = pc.search_sorted(there, wanted, side="left").cast(pa.int64())
             end = pc.search_sorted(there, wanted, side="right").cast(pa.int64())
-            spread, offset = explode(pc.subtract(end, begin))
-            return pc.add(begin.take(spread), offset), rows.take(spread)
+            partitioner, offset = explode(pc.subtract(end, begin))
+            return pc.add(begin.take(partitioner), offset), rows.take(partitioner)
         place = pc.search_sorted(wanted, there, side="left").cast(pa.int64())
         inside = pc.min_element_wise(place, pa.scalar(len(wanted) - 1, pa.int64()))
         hit = pc.indices_nonzero(pc.equal(wanted.take(inside), there)).cast(pa.int64())
         return hit, rows.take(place.take(hit))
 
 
-def _searchable(kind: pa.DataType) -> bool:
-    return pa.types.is_integer(kind) or pa.types.is_temporal(kind) or pa.types.is_string(kind)
+def _searchable(dtype: pa.DataType) -> bool:
+    return pa.types.is_integer(dtype) or pa.types.is_temporal(dtype) or pa.types.is_string(dtype)
 
 
 def _ascending(values: pa.Array) -> bool:

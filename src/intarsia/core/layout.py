@@ -12,7 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import corrected_notes, int96_columns
+from intarsia.common.int96 import correct_metadata, int96_columns
 
 DEFAULT_ROW_GROUP_ROWS = 1 << 20
 _BLOOM_FPP = 0.05
@@ -180,7 +180,7 @@ def layout_of(footer: pq.FileMetaData) -> Layout:
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     metadata = {key: value for key, value in (footer.metadata or {}).items() if key != b"ARROW:schema"}
     if int96_columns(footer.schema):
-        metadata = corrected_notes(metadata)
+        metadata = correct_metadata(metadata)
     if not groups:
         return Layout(key_value_metadata=metadata, like=(footer,))
     chunks = [groups[0].column(number) for number in range(footer.num_columns)]

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.core.change import Staged
 from intarsia.core.rule import Action
 
 
@@ -71,6 +72,10 @@ class Matches:
     """How many rows of a file change, where their positions stayed with whoever found them."""
     notes: tuple[str, ...] = ()
     """What the plan should say besides."""
+    staged: Staged = field(default_factory=Staged)
+    """What was written while rows were matched, by an engine that does both in one pass."""
+    done: frozenset[str] = frozenset()
+    """Paths of the files of which everything is written."""
 
     def hit_rows(self, path: str) -> int:
         """How many rows of a file change."""

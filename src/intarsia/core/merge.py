@@ -8,9 +8,9 @@ from typing import Any, Literal
 
 import pyarrow as pa
 
-from intarsia.common.names import spelled_as
+from intarsia.common.names import find_spelling
 from intarsia.common.schema import check_key_types, conform_schema
-from intarsia.core.problems import missing_keys, null_source_keys
+from intarsia.core.validation import missing_keys, null_source_keys
 from intarsia.errors import InputError, KeyColumnError
 
 _SUCH_AS = 'such as ["id", "day"].'
@@ -82,9 +82,9 @@ def validate_keys_and_schema(
     """
     keys = normalize_keys(key_columns)
     schema = source.schema if isinstance(source, pa.Table) else source
-    keys = list(spelled_as(keys, schema.names, path=path))
+    keys = list(find_spelling(keys, schema.names, path=path))
     for side, names in (("source", schema.names), ("target", getattr(target_schema, "names", keys))):
-        absent = [key for key in spelled_as(keys, names, path=path) if key not in names]
+        absent = [key for key in find_spelling(keys, names, path=path) if key not in names]
         if absent:
             raise missing_keys(absent, names, side=side, operation=operation, path=path)
     check_key_types(schema, keys, side="source", operation=operation, path=path)

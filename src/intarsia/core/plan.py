@@ -9,12 +9,12 @@ from typing import Literal
 import pyarrow as pa
 
 from intarsia.core import render
-from intarsia.core.change import Change, Replacement, StagedFile
-from intarsia.core.files import DataFile, Snapshot
-from intarsia.core.intent import Delete, Intent, Predicate, Update, Write
-from intarsia.core.matches import Matches
+from intarsia.core.change import Change, PositionDeletes, Replacement, Staged
+from intarsia.core.intent import Compact, Delete, Intent, Optimize, Predicate, Update, Write
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.snapshot import DataFile, Snapshot
 
-Action = Literal["keep", "scan", "rewrite", "veil", "remove", "regroup"]
+Action = Literal["keep", "scan", "rewrite", "add_deletes", "remove", "regroup"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,19 +25,19 @@ class FilePlan:
     action: Action
     reason: str
     row_groups: tuple[int, ...] = ()
-    """The row groups that a scan has to look into."""
+    """The row groups that a scan has to read."""
     scan_bytes: int = 0
-    foreign: bool = False
+    is_move_check: bool = False
     """Scanned only because a key might sit in a partition it must not leave."""
     scanned: bool = False
     hits: int = 0
     forced: str = ""
-    """Why the file is written anew even if no row of it is hit."""
+    """Why the file is rewritten even if no row of it is hit."""
 
 
 @dataclass(frozen=True, slots=True)
 class FileGroup:
-    """Files of one partition that are written anew together."""
+    """Files of one partition that are rewritten together."""
 
     files: tuple[DataFile, ...]
     partition: Mapping[str, object] = field(default_factory=dict)
@@ -76,13 +76,11 @@ class Plan:
     deleted: int = 0
     insert_bytes: int = 0
     new_files: int = 0
-    """How many files will come, once rows are matched; those rewritten under their names are none."""
+    """How many new files there will be, once rows are matched; files rewritten in place do not count."""
     new_files_exact: bool = False
-    """Whether there will be just so many, and not more; the notes say why there may be."""
+    """Whether the number is exact; otherwise the notes say why there may be more."""
     measured_bytes: int | None = None
     """The size of all files that are written, where they were encoded to know it."""
-    bytes_vary: bool = False
-    """Whether rows come to files in an order that may differ from run to run, and with it their size."""
 
     @property
     def operation(self) -> str:
@@ -91,7 +89,7 @@ class Plan:
     def count(self, action: Action) -> int:
         return sum(plan.action == action for plan in self.files)
 
-    def chosen(self, action: Action) -> tuple[FilePlan, ...]:
+    def select(self, action: Action) -> tuple[FilePlan, ...]:
         return tuple(plan for plan in self.files if plan.action == action)
 
     @property
@@ -123,11 +121,11 @@ class Plan:
         """Whether just so many bytes are written; nothing is exact, too."""
         if self.matched and not self.bytes_to_write:
             return True
-        return self.measured_bytes is not None and not self.bytes_vary
+        return self.measured_bytes is not None
 
-    def refined(self, matches: Matches, *, insert_bytes: int = 0) -> Plan:
-        """The plan after matching: scans are settled by what they found."""
-        files = tuple(_settled(plan, matches, self._changed) for plan in self.files)
+    def with_matches(self, matches: Matches, *, insert_bytes: int = 0) -> Plan:
+        """The plan after matching: scans are resolved by what they found."""
+        files = tuple(_resolve_file(plan, matches, self._changed) for plan in self.files)
         return replace(
             self,
             files=files,
@@ -142,26 +140,50 @@ class Plan:
     @property
     def _changed(self) -> Action:
         """What becomes of a file with rows that are hit."""
-        return "veil" if self.snapshot.veils.get(self.operation) else "rewrite"
+        return "add_deletes" if self.snapshot.format.merge_on_read.get(self.operation) else "rewrite"
 
-    def change(self, *, replaced: Sequence[Replacement] = (), added: Sequence[StagedFile] = ()) -> Change:
-        """What the plan, once carried out, does to the table's files."""
-        looked_at = [item.file for item in self.files if item.scanned or item.action != "keep"]
+    def change(self, matches: Matches, staged: Staged) -> Change:
+        """What the plan, once resolved and executed, does to the table's files."""
+        rewritten = self.select("rewrite")
+        in_place = self.snapshot.replaces_in_place
+        removed = [item.file for item in self.select("remove")]
+        removed += [] if in_place else [item.file for item in rewritten]
+        removed += [file for group in self.groups for file in group.files]
         return Change(
             self.operation,
-            replaced=tuple(replaced),
-            added=tuple(added),
-            removed=tuple(item.file for item in self.chosen("remove")),
-            planned=tuple(looked_at),
+            replaced=tuple(
+                Replacement(item.file, staged.rewritten[item.file.path]) for item in rewritten if in_place
+            ),
+            added=staged.added,
+            removed=tuple(removed),
+            position_deletes=tuple(
+                PositionDeletes(item.file, matches.hits.get(item.file.path, Hits.empty()).positions)
+                for item in self.select("add_deletes")
+            ),
+            planned=tuple(self._read_files()),
             exclusive=self.exclusive,
             properties=self.intent.properties,
             reads=self.reads,
         )
 
+    def _read_files(self) -> list[DataFile]:
+        """The files that were scanned, or are replaced or removed."""
+        if self.groups or isinstance(self.intent, (Compact, Optimize)):
+            return [file for group in self.groups for file in group.files]
+        return [item.file for item in self.files if item.scanned or item.action != "keep"]
+
     @property
     def exclusive(self) -> bool:
-        """Whether rows that others add meanwhile might matter; a write does not look at those there are."""
-        return not isinstance(self.intent, Write) or self.intent.where is not None
+        """Whether rows that others add meanwhile might matter to the result."""
+        match self.intent:
+            case Write() as intent:
+                return intent.where is not None
+            case Compact():
+                return False
+            case Optimize() as intent:
+                return intent.removes_duplicates
+            case _:
+                return True
 
     @property
     def reads(self) -> Predicate:
@@ -175,7 +197,7 @@ class Plan:
         return render.html(self)
 
 
-def _settled(plan: FilePlan, matches: Matches, changed: Action) -> FilePlan:
+def _resolve_file(plan: FilePlan, matches: Matches, changed: Action) -> FilePlan:
     path = plan.file.path
     scanned = plan.action == "scan"
     if path in matches.dropped:
@@ -190,7 +212,7 @@ def _settled(plan: FilePlan, matches: Matches, changed: Action) -> FilePlan:
     if plan.forced:
         return replace(plan, action="rewrite", reason=plan.forced, scanned=scanned)
     if scanned:
-        why = "key scan: key in no other partition" if plan.foreign else "key scan: no row hit"
+        why = "key scan: key in no other partition" if plan.is_move_check else "key scan: no row hit"
         return replace(plan, action="keep", reason=why, scanned=True)
     return plan
 

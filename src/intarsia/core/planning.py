@@ -10,15 +10,18 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.names import listed_names, suggestion
-from intarsia.common.partition_filter import PartitionFilter, parse_partition_filter, partition_matches
-from intarsia.common.partitions import parse_hive_partition_path
-from intarsia.core.directories import PartitionDirectories, partition_key
+from intarsia.common.names import join_names, suggestion
+from intarsia.common.partitions import (
+    PartitionFilter,
+    parse_hive_partition_path,
+    parse_partition_filter,
+    partition_matches,
+)
 from intarsia.core.expr import columns as columns_of
-from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
-from intarsia.core.notes import check_notes
+from intarsia.core.key_value_metadata import check_metadata
 from intarsia.core.pack import FULL, pack
+from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
 from intarsia.core.prune import (
     KeyRange,
@@ -26,9 +29,10 @@ from intarsia.core.prune import (
     every_row_group,
     key_scan_bytes,
     row_groups_that_may_hold,
+    verdicts,
 )
 from intarsia.core.rule import Drop
-from intarsia.core.verdicts import verdicts
+from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import InputError, NothingMatched, PartitionColumnNotFound
 
 DEFAULT_TARGET_BYTES = 128 << 20
@@ -49,7 +53,7 @@ class SourceFacts:
 def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
     """Candidates by partition first, then by the bounds of every key column."""
     files = snapshot.files
-    homes = facts.partitions.rows_of(files)
+    partitions_of_files = facts.partitions.rows_of(files)
     covered = intent.pins(snapshot.partition_columns)
     ranges = {name: values for name, values in facts.ranges.items() if name not in snapshot.partition_columns}
     groups = row_groups_that_may_hold(files, snapshot.schema, ranges, null_match=intent.matches_null)
@@ -58,7 +62,7 @@ def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema:
     alone = _TargetOnly.of(intent)
     plans = [
         _merge_file(intent, snapshot, file, home=home, may_hold=may_hold, covered=covered, alone=alone)
-        for file, home, may_hold in zip(files, homes, groups, strict=True)
+        for file, home, may_hold in zip(files, partitions_of_files, groups, strict=True)
     ]
     return Plan(
         intent,
@@ -112,7 +116,7 @@ def _merge_file(
         reason,
         groups,
         scan_bytes=key_scan_bytes(snapshot, file, columns, groups),
-        foreign=home is None and bool(may_hold),
+        is_move_check=home is None and bool(may_hold),
     )
 
 
@@ -162,12 +166,12 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
     elif intent.mode == "overwrite":
         plans = [FilePlan(file, "remove", "overwritten") for file in snapshot.files]
     else:
-        homes = _written_to(snapshot, facts)
+        partitions_of_files = _written_to(snapshot, facts)
         plans = [
             FilePlan(file, "remove", "partition overwritten")
             if home
             else FilePlan(file, "keep", "partition: not in the source")
-            for file, home in zip(snapshot.files, homes, strict=True)
+            for file, home in zip(snapshot.files, partitions_of_files, strict=True)
         ]
         notes += _left_alone(snapshot)
     if any(plan.action in ("remove", "scan") for plan in plans):
@@ -184,8 +188,8 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
 
 def _left_alone(snapshot: Snapshot) -> list[str]:
     """What a dynamic overwrite does not reach."""
-    spread = snapshot.spread
-    stale = sum(spread.stale(file) for file in snapshot.files) if spread is not None else 0
+    partitioner = snapshot.partitioner
+    stale = sum(partitioner.is_old_spec(file) for file in snapshot.files)
     if not stale:
         return []
     return [f"{stale:,} files of earlier specs stay: only partitions of the current spec are overwritten."]
@@ -193,14 +197,14 @@ def _left_alone(snapshot: Snapshot) -> list[str]:
 
 def _written_to(snapshot: Snapshot, facts: SourceFacts) -> list[bool]:
     """Per file whether it is of a partition that rows go to."""
-    if facts.parts is None or snapshot.spread is None:
+    if facts.parts is None:
         return [home is not None for home in facts.partitions.rows_of(snapshot.files)]
-    return [snapshot.spread.home(file).key in facts.parts for file in snapshot.files]
+    return [snapshot.partitioner.partition_of(file).key in facts.parts for file in snapshot.files]
 
 
 def for_a_moment(snapshot: Snapshot) -> list[str]:
     """What readers may see while files are swapped; a table with snapshots swaps all of them at once."""
-    return [DUPLICATES_FOR_A_MOMENT] if snapshot.spread is None else []
+    return [DUPLICATES_FOR_A_MOMENT] if snapshot.replaces_in_place else []
 
 
 DUPLICATES_FOR_A_MOMENT = (
@@ -209,7 +213,7 @@ DUPLICATES_FOR_A_MOMENT = (
 )
 
 
-def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile, ...]:
+def select_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile, ...]:
     """The files a maintenance operation may touch; raises NothingMatched when there are none."""
     files = snapshot.files
     wanted = "" if partition_filter is None else f" matching partition_filter {partition_filter!r}"
@@ -220,7 +224,7 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
         pairs = zip(files, partitions, strict=True)
         files = tuple(file for file, values in pairs if partition_matches(values, parsed))
     if not files:
-        if snapshot.spread is not None:
+        if snapshot.format.owns_schema:
             raise NothingMatched(f"{snapshot.root} has no data files{wanted}.", path=snapshot.root)
         raise NothingMatched(
             f"No matching Parquet files were found under {snapshot.root}{wanted}.",
@@ -232,8 +236,8 @@ def selected_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile,
 
 def _place_of(file: DataFile, snapshot: Snapshot) -> Mapping[str, Any]:
     """The partition values that a filter is held against."""
-    if snapshot.spread is not None:
-        return snapshot.spread.home(file).values
+    if snapshot.format.owns_schema:
+        return snapshot.partitioner.partition_of(file).values
     return parse_hive_partition_path(file.path)
 
 
@@ -244,7 +248,7 @@ def _check_filter(parsed: PartitionFilter, found: Collection[str], snapshot: Sna
     if absent and snapshot.files:
         raise PartitionColumnNotFound(
             f"No matching Parquet files were found under {snapshot.root}{wanted}:"
-            f" there is no partition column {listed_names(absent)}.",
+            f" there is no partition column {join_names(absent)}.",
             path=snapshot.root,
             hint=suggestion(absent, sorted(found)),
         )
@@ -268,14 +272,14 @@ def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
 
     Files in a second directory of their partition, which another writer's escaping made, move to the first.
     """
-    files = selected_files(snapshot, intent.partition_filter)
+    files = select_files(snapshot, intent.partition_filter)
     target_bytes = _target_bytes(intent, snapshot)
     stale, current = _by_age(files, snapshot)
     if stale and target_bytes is not None:  # they may come to lie beside any small file
         stale += [file for file in current if file.size < target_bytes * FULL]
         current = [file for file in current if file.size >= target_bytes * FULL]
     groups = [FileGroup(tuple(stale))] if stale else []
-    twins = PartitionDirectories.of(snapshot.files).twins if snapshot.spread is None else {}
+    aliases = PartitionDirectories.of(snapshot.files).aliases if snapshot.replaces_in_place else {}
     for members in by_partition(current, snapshot):
         packed = pack(
             [(file.size, file.rows) for file in members],
@@ -284,16 +288,16 @@ def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
         )
         groups += [FileGroup(tuple(members[i] for i in group), members[0].partition) for group in packed]
         lone = set(range(len(members))).difference(*packed)
-        groups += [FileGroup((members[i],)) for i in sorted(lone) if _has_dead(members[i])]
-        moved = [members[i] for i in sorted(lone) if members[i].path.rpartition("/")[0] in twins]
+        groups += [FileGroup((members[i],)) for i in sorted(lone) if _has_deletes(members[i])]
+        moved = [members[i] for i in sorted(lone) if members[i].path.rpartition("/")[0] in aliases]
         groups += [FileGroup((file,), file.partition) for file in moved]
     _check_groups(groups, snapshot)
     return _regroup(intent, snapshot, groups, files, kept="already of the target size, or alone")
 
 
 def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
-    """Every selected file of a partition is one group, written anew in the order of the curve."""
-    files = selected_files(snapshot, intent.partition_filter)
+    """Every selected file of a partition is one group, rewritten in the order of the curve."""
+    files = select_files(snapshot, intent.partition_filter)
     groups = []
     stale, current = _by_age(files, snapshot)
     for members in [*([stale] if stale else []), *by_partition(current, snapshot)]:
@@ -305,15 +309,15 @@ def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
 
 def _check_groups(groups: Sequence[FileGroup], snapshot: Snapshot) -> None:
     """Raise where files are to come together whose notes contradict; a table with a schema reads none."""
-    for group in groups if snapshot.spread is None else ():
-        check_notes(group.files, snapshot.root)
+    for group in () if snapshot.format.owns_schema else groups:
+        check_metadata(group.files, snapshot.root)
 
 
 def _target_bytes(intent: Compact | Optimize, snapshot: Snapshot) -> int | None:
     """How large files are to be: as the caller says, else as the table does; None where rows decide."""
     if intent.target_bytes is not None or intent.target_rows is not None:
         return intent.target_bytes
-    return snapshot.target_bytes or DEFAULT_TARGET_BYTES
+    return snapshot.format.target_bytes or DEFAULT_TARGET_BYTES
 
 
 def _outputs(group: FileGroup, intent: Optimize, snapshot: Snapshot) -> int:
@@ -324,39 +328,23 @@ def _outputs(group: FileGroup, intent: Optimize, snapshot: Snapshot) -> int:
 
 
 def _by_age(files: Sequence[DataFile], snapshot: Snapshot) -> tuple[list[DataFile], list[DataFile]]:
-    """Files of an earlier partitioning, which are dealt out anew together, and the others."""
-    spread = snapshot.spread
-    if spread is None:
-        return [], list(files)
-    old = {file.path for file in files if spread.stale(file)}
+    """Files of an earlier partitioning, which are partitioned again together, and the others."""
+    partitioner = snapshot.partitioner
+    old = {file.path for file in files if partitioner.is_old_spec(file)}
     return [f for f in files if f.path in old], [f for f in files if f.path not in old]
 
 
-def _has_dead(file: DataFile) -> bool:
-    """Whether writing a file anew leaves rows out that no longer count."""
-    return file.lens is not None and file.lens.has_dead
+def _has_deletes(file: DataFile) -> bool:
+    """Whether rewriting a file leaves out deleted rows."""
+    return file.scan_task is not None and file.scan_task.has_deletes
 
 
 def by_partition(files: Sequence[DataFile], snapshot: Snapshot) -> list[list[DataFile]]:
-    """Files that belong together: by partition where the table tells it, else by directory."""
-    spread = snapshot.spread
-    if spread is None:
-        return _by_directory(files)
+    """Files of one partition together, the first to the last."""
+    partitioner = snapshot.partitioner
     groups: dict[Any, list[DataFile]] = {}
     for file in snapshot.in_order(files):
-        groups.setdefault(spread.home(file).key, []).append(file)
-    return list(groups.values())
-
-
-def _by_directory(files: Sequence[DataFile]) -> list[list[DataFile]]:
-    """Files by the directory they lie in, both in name order; spellings of one partition are one."""
-    keys: dict[str, Any] = {}
-    groups: dict[Any, list[DataFile]] = {}
-    for file in sorted(files, key=lambda f: f.path):
-        directory = file.path.rpartition("/")[0]
-        if directory not in keys:
-            keys[directory] = partition_key(directory, file.partition) or directory
-        groups.setdefault(keys[directory], []).append(file)
+        groups.setdefault(partitioner.partition_of(file).key, []).append(file)
     return list(groups.values())
 
 
@@ -382,7 +370,7 @@ def _regroup(
 
 def plan_deduplicate(intent: Deduplicate, snapshot: Snapshot) -> Plan:
     """Every selected file is scanned; which of them change is known after the key scan."""
-    chosen = {file.path for file in selected_files(snapshot, intent.partition_filter)}
+    chosen = {file.path for file in select_files(snapshot, intent.partition_filter)}
     columns = [*(intent.keys or snapshot.schema.names), *intent.order_by]
     plans = []
     for file in snapshot.files:

@@ -6,24 +6,24 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, Protocol
 
-from intarsia.core.change import Change, Committed, Staging
-from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.change import Change, Committed, Staged, Staging
+from intarsia.core.snapshot import DataFile, Snapshot
 
 if TYPE_CHECKING:
     from intarsia.common.source import Source
+    from intarsia.core.execution import Execution
     from intarsia.core.intent import Intent
     from intarsia.core.matches import Matches
-    from intarsia.core.plan import Plan
     from intarsia.core.prepare import Prepared
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, how much of it is done, and how much there is."""
 
 
-class Workplace(Protocol):
+class OutputLocation(Protocol):
     """Where new files are written and what they will be called; the part of a transaction that travels.
 
-    What :meth:`Transaction.workplace` gives is a value: it pickles, and works in another process.
+    What :meth:`Transaction.output` gives is a value: it pickles, and works in another process.
     """
 
     @property
@@ -33,7 +33,7 @@ class Workplace(Protocol):
     def staging(self) -> Staging:
         """Where to write; the directory exists."""
 
-    def place(
+    def new_file_path(
         self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
         """The table path of a new file with these typed partition values.
@@ -42,19 +42,19 @@ class Workplace(Protocol):
         them.
         """
 
-    def locate(self, path: str) -> str:
+    def filesystem_path(self, path: str) -> str:
         """Where on the staging file system a file of this table path is, for files that are written where
         they stay; its directory exists."""
 
 
-class Transaction(Workplace, Protocol):
+class Transaction(OutputLocation, Protocol):
     """One attempt to change a table, begun by :meth:`Table.transaction`."""
 
     @property
     def snapshot(self) -> Snapshot:
         """The state the attempt starts from."""
 
-    def workplace(self) -> Workplace:
+    def output(self) -> OutputLocation:
         """The same place as a value."""
 
     def last_batch(self, app_id: str) -> int | None:
@@ -79,42 +79,52 @@ class Table(Protocol):
         Leaving the block without a commit removes everything that was staged.
         """
 
+    def check(self) -> None:
+        """Refuse what would keep every change of the table from being committed; transactions ask it first.
+
+        Writes nothing, and asks for no permission to write.
+        """
+
+    def check_change(self, snapshot: Snapshot, change: Change, staging: Staging | None = None) -> None:
+        """Refuse what no commit of a change to this state could do, whoever else writes; commits ask it.
+
+        With ``staging``, where the change's files are, these are read as well. Writes nothing.
+        """
+
+    def last_batch(self, app_id: str) -> int | None:
+        """The highest batch that was committed with this ``app_id``, or None."""
+
     def recover(self, *, run_id: str | None = None) -> tuple[str, ...]:
         """Finish or undo what a crash left; the sentences say what was done.
 
-        ``run_id`` names a run whose process is gone: what it committed is finished also where nothing
-        else can be told from the work of writers alive.
+        ``run_id`` names a run whose process is gone: what it committed is finished also where the work of
+        crashed writers cannot be distinguished from that of running ones.
         """
 
 
 class Engine(Protocol):
-    """Moves rows; knows no tables."""
+    """Finds rows and writes them to files; knows no tables."""
 
     @property
     def name(self) -> str: ...
 
-    def adopt(self, source: Any, **options: Any) -> Source:
+    def ingest(self, source: Any, **options: Any) -> Source:
         """Take a source in, reading it once; a context manager that lets go of it."""
 
     def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
-        """Settle every name and type and check the source's rows.
+        """Resolve every name and type and check the source's rows.
 
-        Raises InputError and its kin before anything of the table is read or written.
+        Raises InputError and related errors before anything of the table is read or written.
         """
 
-    def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
-        """Which rows change, exactly. Reads as little as it can and writes nothing.
+    def match(self, execution: Execution) -> Matches:
+        """Which rows change, exactly. Reads as little as it can.
+
+        An engine that matches and writes a file in one pass may write it here, unless the execution has no
+        transaction; ``Matches.staged`` says what was written.
 
         Raises KeyColumnError or PartitionMoveError for target rows that make the operation impossible.
         """
 
-    def execute(
-        self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
-    ) -> tuple[Plan, Change]:
-        """Match, and write the files that come to staging; the settled plan, and what takes whose place."""
-
-    def measuring(self, plan: Plan) -> AbstractContextManager[Staging | None]:
-        """Staging for a dry run that writes what the run would, just so, and leaves nothing behind.
-
-        None where there is no such place.
-        """
+    def stage(self, execution: Execution, matches: Matches) -> Staged:
+        """Write the files of the execution's plan, which is resolved; all of them, with those of matching."""

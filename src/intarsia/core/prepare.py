@@ -1,39 +1,37 @@
-"""From what was asked to what can run: names and types settled, the source cast and checked."""
+"""From what was asked to what can run: names and types resolved, the source cast and checked."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.names import check_columns, listed_names
+from intarsia.common.names import check_columns, find_spelling, join_names
 from intarsia.common.partitions import check_partition_columns
 from intarsia.common.schema import check_key_types, conform_schema, convert_large_types_to_normal
-from intarsia.common.source import Source, conformed, selected
-from intarsia.core.clauses import resolve_assignments, resolve_rule
+from intarsia.common.source import Source, conform_source, select_rows
+from intarsia.core.clauses import resolve_assignments, resolve_rule, resolve_star
 from intarsia.core.effects import check_overwrite
 from intarsia.core.evaluate import hit_positions
 from intarsia.core.expr import resolve
-from intarsia.core.files import Snapshot
 from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Predicate, Update, Write
 from intarsia.core.keys import KeyIndex, marked, winners
 from intarsia.core.planning import SourceFacts
-from intarsia.core.problems import (
+from intarsia.core.prune import KeyRange, PartitionSet
+from intarsia.core.rule import STRATEGIES
+from intarsia.core.snapshot import Snapshot
+from intarsia.core.spark_metadata import conform_to_stored
+from intarsia.core.validation import (
     check_exists,
     duplicate_source_keys,
     missing_keys,
     null_source_keys,
     refuse_outside,
 )
-from intarsia.core.prune import KeyRange, PartitionSet
-from intarsia.core.rule import STRATEGIES
-from intarsia.core.spark_note import as_stored
-from intarsia.core.spelling import spell_columns, spell_merge, spell_partitions
-from intarsia.core.stars import resolve_star
-from intarsia.errors import InputError, NotSupported, SchemaMismatch
+from intarsia.errors import InputError, KeyColumnError, NotSupported, SchemaMismatch
 
 _NOTHING = pa.table({})
 _BEGIN_ANEW = 'the dataset has no rows but keeps its schema and partitions: mode="overwrite" gives it others'
@@ -57,8 +55,6 @@ class Prepared:
     """What an engine keeps of the source elsewhere; ``table`` may have no row then."""
     notes: tuple[str, ...] = ()
     """What the plan should say besides."""
-    shuffled: bool = False
-    """Whether rows come to new files in an order that may differ from run to run, and with it their size."""
 
     @property
     def source_bytes(self) -> int:
@@ -67,27 +63,27 @@ class Prepared:
 
 
 def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
-    """Settle every name and type; raises InputError and its kin before anything is read or written.
+    """Resolve every name and type; raises InputError and related errors before anything is read or written.
 
     Raises NothingMatched where rows of a table that does not exist are to be deleted or updated.
     """
     match intent:
         case Merge():
             assert source is not None
-            return _prepare_merge(intent, snapshot, _fitted(source, intent, snapshot))
+            return _prepare_merge(intent, snapshot, _fit_source(source, intent, snapshot))
         case Write():
             assert source is not None
-            return _prepare_write(intent, snapshot, _fitted(source, intent, snapshot))
+            return _prepare_write(intent, snapshot, _fit_source(source, intent, snapshot))
         case Delete():
             check_exists(snapshot, "delete")
-            return _plain(replace(intent, where=_resolved_predicate(intent.where, snapshot)), snapshot)
+            return _plain(replace(intent, where=_resolve_predicate(intent.where, snapshot)), snapshot)
         case Update():
             check_exists(snapshot, "update")
-            return _plain(_resolved_update(intent, snapshot), snapshot)
+            return _plain(_resolve_update(intent, snapshot), snapshot)
         case Deduplicate():
             intent = spell_columns(intent, snapshot)
             _check_columns([*intent.keys, *intent.order_by], snapshot, "deduplicate")
-            if snapshot.settled:  # without any file, planning says that there is nothing
+            if snapshot.has_schema:  # without any file, planning says that there is nothing
                 keys = intent.keys or snapshot.schema.names
                 check_key_types(
                     snapshot.schema, keys, side="target", operation="deduplicate", path=snapshot.root
@@ -103,11 +99,11 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
             return _plain(intent, snapshot)
 
 
-def _fitted(source: Source, intent: Merge | Write, snapshot: Snapshot) -> Source:
+def _fit_source(source: Source, intent: Merge | Write, snapshot: Snapshot) -> Source:
     """The source with Spark's intervals as the files hold them; what is overwritten has no say."""
     if intent.operation == "overwrite":
         return source
-    return as_stored(source, snapshot, operation=intent.operation)
+    return conform_to_stored(source, snapshot, operation=intent.operation)
 
 
 def _plain(intent: Intent, snapshot: Snapshot) -> Prepared:
@@ -116,7 +112,7 @@ def _plain(intent: Intent, snapshot: Snapshot) -> Prepared:
 
 @dataclass(frozen=True, slots=True)
 class MergeTerms:
-    """A merge with every name and type settled by the two schemas alone."""
+    """A merge with every name and type resolved by the two schemas alone."""
 
     intent: Merge
     schema: pa.Schema
@@ -138,15 +134,15 @@ class MergeTerms:
         return tuple(name for name in self.partition_columns if name in self.wanted.names)
 
 
-def settle_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> MergeTerms:
-    """Raises InputError and its kin for what the schemas alone make impossible."""
+def resolve_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> MergeTerms:
+    """Raises InputError and related errors for what the schemas alone make impossible."""
     intent = spell_merge(intent, snapshot, source)
     operation, path = intent.rule.name, snapshot.root
     _check_keys(intent, snapshot, source)
     star = resolve_star(intent, snapshot, source)
     asked = intent.partition_columns
-    partition_columns = settle_partition_columns(asked, snapshot, star.columns, operation)
-    schema = _merged_schema(intent, snapshot, star.columns, partition_columns, kept=star.kept)
+    partition_columns = resolve_partition_columns(asked, snapshot, star.columns, operation)
+    schema = _merge_schema(intent, snapshot, star.columns, partition_columns, kept=star.kept)
     wanted = _with_key_types(intent, source, schema)
     if intent.rule.replaces_rows:
         wanted = star.wanted(wanted, schema, strict=operation in STRATEGIES)
@@ -154,22 +150,22 @@ def settle_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> MergeT
     residual = None
     if intent.residual is not None:
         residual = resolve(intent.residual, schema, source=wanted, expect=pa.bool_())
-    settled = replace(intent, rule=rule, residual=residual)
-    return MergeTerms(settled, schema, wanted, partition_columns, star.notes)
+    resolved = replace(intent, rule=rule, residual=residual)
+    return MergeTerms(resolved, schema, wanted, partition_columns, star.notes)
 
 
 def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepared:
     path, rows = snapshot.root, source.rows
-    terms = settle_merge(intent, snapshot, source.schema)
-    source = conformed(source, terms.wanted, operation=terms.intent.rule.name, path=path)
-    return prepared_merge(terms, source, path=path, rows=rows)
+    terms = resolve_merge(intent, snapshot, source.schema)
+    source = conform_source(source, terms.wanted, operation=terms.intent.rule.name, path=path)
+    return prepare_rows(terms, source, path=path, rows=rows)
 
 
-def prepared_merge(terms: MergeTerms, source: Source, *, path: str, rows: int) -> Prepared:
-    """A settled merge and its rows, in the types it wants; columns that decide nothing may be left out."""
+def prepare_rows(terms: MergeTerms, source: Source, *, path: str, rows: int) -> Prepared:
+    """A resolved merge and its rows, in the types it wants; columns that decide nothing may be left out."""
     intent = terms.intent
-    table = _checked_rows(intent, source, path).table
-    index = indexed_keys(intent, table, path)
+    table = _check_rows(intent, source, path).table
+    index = index_keys(intent, table, path)
     ranges = {
         name: KeyRange.of_index(index, number, table[other])
         for number, (name, other) in enumerate(zip(intent.keys, intent.source_keys, strict=True))
@@ -180,7 +176,7 @@ def prepared_merge(terms: MergeTerms, source: Source, *, path: str, rows: int) -
     )
 
 
-def indexed_keys(intent: Merge, table: pa.Table, path: str) -> KeyIndex:
+def index_keys(intent: Merge, table: pa.Table, path: str) -> KeyIndex:
     """The index over a source's keys; raises KeyColumnError where one stands twice and must not."""
     index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.matches_null)
     operation = intent.rule.name
@@ -197,7 +193,7 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
     check_key_types(source, intent.source_keys, side="source", operation=operation, path=path)
     what = "dedup_order_by column of the source"
     check_columns(intent.dedup_order_by, source.names, operation=operation, path=path, what=what)
-    if not snapshot.settled:
+    if not snapshot.has_schema:
         return
     absent = [name for name in intent.keys if name not in snapshot.schema.names]
     if absent:
@@ -205,7 +201,7 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
     check_key_types(snapshot.schema, intent.keys, side="target", operation=operation, path=path)
 
 
-def _merged_schema(
+def _merge_schema(
     intent: Merge | Write,
     snapshot: Snapshot,
     source: pa.Schema,
@@ -215,12 +211,12 @@ def _merged_schema(
 ) -> pa.Schema:
     """The dataset's schema afterwards; ``kept`` are columns that rows keep their values of."""
     operation = intent.rule.name if isinstance(intent, Merge) else intent.mode
-    if not snapshot.settled:
+    if not snapshot.has_schema:
         _check_new_names(source, operation, snapshot.root)
         return _fresh(source, partition_columns)
     if isinstance(intent, Merge) and not intent.rule.replaces_rows:
         return snapshot.schema
-    if intent.schema_evolution is not None and snapshot.spread is not None:
+    if intent.schema_evolution is not None and snapshot.format.owns_schema:
         raise NotSupported(
             f"{operation}: schema_evolution= is for Parquet datasets; a table's schema has ids of its own.",
             path=snapshot.root,
@@ -228,8 +224,8 @@ def _merged_schema(
         )
     # Rows that are only updated may keep any column; a new row needs those that cannot be NULL.
     inserts = not isinstance(intent, Merge) or intent.rule.inserts
-    apart = () if inserts else tuple(kept)
-    target = pa.schema([f for f in snapshot.schema if f.name not in apart], snapshot.schema.metadata)
+    path_columns = () if inserts else tuple(kept)
+    target = pa.schema([f for f in snapshot.schema if f.name not in path_columns], snapshot.schema.metadata)
     try:
         merged = conform_schema(
             source,
@@ -242,10 +238,10 @@ def _merged_schema(
             options=_options_for(intent, snapshot),
         )
     except SchemaMismatch as error:
-        if not snapshot.files and snapshot.spread is None:
+        if not snapshot.files and not snapshot.format.owns_schema:
             error.hint = f"{error.hint}; {_BEGIN_ANEW}"
         raise
-    if not apart:
+    if not path_columns:
         return merged
     fields = {field.name: field for field in (*snapshot.schema, *merged)}
     return pa.schema(list(fields.values()), merged.metadata)
@@ -253,7 +249,7 @@ def _merged_schema(
 
 def _options_for(intent: Merge | Write, snapshot: Snapshot) -> frozenset[str]:
     """The options that a hint may name, since they would be taken."""
-    owns_schema = snapshot.spread is not None
+    owns_schema = snapshot.format.owns_schema
     merges = {"keep", "except_columns"} if isinstance(intent, Merge) else set()
     return frozenset({"null", *merges, *(() if owns_schema else ("schema_evolution",))})
 
@@ -262,9 +258,11 @@ def _fresh(source: pa.Schema, partition_columns: Sequence[str]) -> pa.Schema:
     """The schema of a dataset that is made from this source: partition columns come last."""
     normal = convert_large_types_to_normal(source)
     stored = [f for f in normal if f.name not in partition_columns]
-    apart = [normal.field(name) for name in partition_columns]
-    apart = [f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in apart]
-    return pa.schema([*stored, *apart], normal.metadata)
+    path_columns = [normal.field(name) for name in partition_columns]
+    path_columns = [
+        f.with_type(f.type.value_type) if pa.types.is_dictionary(f.type) else f for f in path_columns
+    ]
+    return pa.schema([*stored, *path_columns], normal.metadata)
 
 
 def _check_new_names(schema: pa.Schema, operation: str, path: str) -> None:
@@ -286,7 +284,7 @@ def _with_key_types(intent: Merge, source: pa.Schema, target: pa.Schema) -> pa.S
     return pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in source])
 
 
-def _checked_rows(intent: Merge, source: Source, path: str) -> Source:
+def _check_rows(intent: Merge, source: Source, path: str) -> Source:
     """The source without NULL keys, and with one row per key where that is asked for."""
     operation, keys, table = intent.rule.name, intent.source_keys, source.table
     nulls = {name: table[name].null_count for _, name in intent.never_null}
@@ -297,45 +295,45 @@ def _checked_rows(intent: Merge, source: Source, path: str) -> Source:
             [table[n] for n in intent.dedup_order_by],
             null_match=intent.matches_null,
         )
-        return source if len(kept) == table.num_rows else selected(source, kept)
+        return source if len(kept) == table.num_rows else select_rows(source, kept)
     return source
 
 
-def settle_write(intent: Write, snapshot: Snapshot, source: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
+def resolve_write(intent: Write, snapshot: Snapshot, source: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
     """The dataset's schema after a write, and its partition columns."""
     intent = replace(intent, partition_columns=spell_partitions(intent.partition_columns, snapshot, source))
     check_overwrite(intent, snapshot)
     operation, replaces_all = intent.mode, intent.replaces_all
-    base = snapshot.unsettled() if replaces_all and snapshot.spread is None else snapshot
+    base = snapshot.without_files() if replaces_all and not snapshot.format.owns_schema else snapshot
     wanted = intent.partition_columns
     if replaces_all and wanted is None and set(snapshot.partition_columns) <= set(source.names):
         wanted = snapshot.partition_columns
-    partition_columns = settle_partition_columns(wanted, base, source, operation)
-    decide = partition_columns if snapshot.spread is None else snapshot.spread.columns
+    partition_columns = resolve_partition_columns(wanted, base, source, operation)
+    decide = snapshot.partitioner.columns if snapshot.format.owns_schema else partition_columns
     if operation == "overwrite_partitions" and not decide:
         raise InputError(
             "overwrite_partitions needs a partitioned dataset.",
             path=snapshot.root,
             hint='name partition_by=, or use mode="overwrite".',
         )
-    return _merged_schema(intent, base, source, partition_columns), partition_columns
+    return _merge_schema(intent, base, source, partition_columns), partition_columns
 
 
 def _prepare_write(intent: Write, snapshot: Snapshot, source: Source) -> Prepared:
     operation = intent.mode
-    schema, partition_columns = settle_write(intent, snapshot, source.schema)
+    schema, partition_columns = resolve_write(intent, snapshot, source.schema)
     intent = resolve_overwrite(intent, schema)
-    table = conformed(source, schema, operation=operation, path=snapshot.root).table
+    table = conform_source(source, schema, operation=operation, path=snapshot.root).table
     if intent.where is not None:
         outside = rows_outside(intent.where, table)
         refuse_outside(table, outside, len(outside), intent, rows=table.num_rows, path=snapshot.root)
-    apart = PartitionSet.of(table, partition_columns if operation == "overwrite_partitions" else ())
-    facts = SourceFacts(table.num_rows, {}, apart, _parts(operation, table, snapshot))
+    path_columns = PartitionSet.of(table, partition_columns if operation == "overwrite_partitions" else ())
+    facts = SourceFacts(table.num_rows, {}, path_columns, _parts(operation, table, snapshot))
     return Prepared(intent, schema, partition_columns, table, facts, source.rows)
 
 
 def resolve_overwrite(intent: Write, schema: pa.Schema) -> Write:
-    """The write with every name and type of its condition settled."""
+    """The write with every name and type of its condition resolved."""
     if intent.where is None or isinstance(intent.where, pc.Expression):
         return intent
     return replace(intent, where=resolve(intent.where, schema, expect=pa.bool_()))
@@ -348,32 +346,36 @@ def rows_outside(where: Predicate, table: pa.Table) -> pa.Array:
 
 
 def _parts(operation: str, table: pa.Table, snapshot: Snapshot) -> frozenset[Any] | None:
-    """The partitions that a dynamic overwrite replaces, where the table deals rows out by itself."""
-    if operation != "overwrite_partitions" or snapshot.spread is None:
+    """The partitions that a dynamic overwrite replaces, where the table's spec decides."""
+    if operation != "overwrite_partitions" or not snapshot.format.owns_schema:
         return None
-    chosen = table.select(list(snapshot.spread.columns))
-    return frozenset(part.key for part, _ in snapshot.spread.split(chosen)) if table.num_rows else frozenset()
+    chosen = table.select(list(snapshot.partitioner.columns))
+    return (
+        frozenset(part.key for part, _ in snapshot.partitioner.partition_rows(chosen))
+        if table.num_rows
+        else frozenset()
+    )
 
 
-def settle_partition_columns(
+def resolve_partition_columns(
     asked: Sequence[str] | None, snapshot: Snapshot, source: pa.Schema, operation: str
 ) -> tuple[str, ...]:
     """The columns the dataset is partitioned by: its layout decides, a new one follows the caller."""
     found = snapshot.partition_columns
-    if snapshot.spread is not None:
+    if snapshot.format.owns_schema:
         if asked:
             raise InputError(
-                f"{operation}: partition columns {listed_names(asked)} were asked for, but the table's own"
+                f"{operation}: partition columns {join_names(asked)} were asked for, but the table's own"
                 " partition spec decides.",
                 path=snapshot.root,
                 hint="leave partition_by out, or evolve the table's spec.",
             )
         return ()
-    if snapshot.settled:
+    if snapshot.has_schema:
         if asked is not None and set(asked) != set(found):
             raise InputError(
-                f"{operation}: partition columns {listed_names(asked) or 'none'} were asked for, but the"
-                f" dataset is partitioned by {listed_names(found) or 'nothing'}.",
+                f"{operation}: partition columns {join_names(asked) or 'none'} were asked for, but the"
+                f" dataset is partitioned by {join_names(found) or 'nothing'}.",
                 path=snapshot.root,
                 hint="leave partition_columns out, or write a new dataset."
                 if snapshot.files
@@ -385,26 +387,77 @@ def settle_partition_columns(
     return columns
 
 
-def _resolved_predicate(where: Any, snapshot: Snapshot) -> Any:
-    if where is None or isinstance(where, pc.Expression) or not snapshot.settled:
+def _resolve_predicate(where: Any, snapshot: Snapshot) -> Any:
+    if where is None or isinstance(where, pc.Expression) or not snapshot.has_schema:
         return where
     return resolve(where, snapshot.schema, expect=pa.bool_())
 
 
-def _resolved_update(intent: Update, snapshot: Snapshot) -> Update:
-    if not snapshot.settled:
+def _resolve_update(intent: Update, snapshot: Snapshot) -> Update:
+    if not snapshot.has_schema:
         return intent
     values = resolve_assignments(
         intent.assignments,
         snapshot.schema,
         left=snapshot.schema,
         other=None,
-        apart=snapshot.partition_columns,
+        path_columns=snapshot.partition_columns,
         path=snapshot.root,
     )
-    return replace(intent, assignments=values, where=_resolved_predicate(intent.where, snapshot))
+    return replace(intent, assignments=values, where=_resolve_predicate(intent.where, snapshot))
 
 
 def _check_columns(names: Sequence[str], snapshot: Snapshot, operation: str) -> None:
-    if snapshot.settled:
+    if snapshot.has_schema:
         check_columns(names, snapshot.schema.names, operation=operation, path=snapshot.root)
+
+
+Maintenance = TypeVar("Maintenance", Deduplicate, Optimize)
+_COLUMNS = ("keys", "order_by", "by", "deduplicate_keys", "dedup_order_by")
+
+
+def spell_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Merge:
+    """The merge with its keys and other columns in the spelling that each side has.
+
+    Raises:
+        InputError: a name that could be any of several columns.
+        KeyColumnError: two names of one key column.
+    """
+    path = snapshot.root
+    target = snapshot.schema if snapshot.has_schema else source
+    quoted = {side: {name for where, name in intent.quoted if where == side} for side in ("target", "source")}
+    keys = find_spelling(intent.keys, target.names, path=path, exact=quoted["target"])
+    theirs = find_spelling(intent.source_keys, source.names, path=path, exact=quoted["source"])
+    pairs = list(zip(keys, theirs, strict=True))
+    twice = [pair[0] for number, pair in enumerate(pairs) if pair in pairs[:number]]
+    if twice:
+        raise KeyColumnError(
+            f"key column {join_names(twice)} is given more than once.", path=path, hint="name it once."
+        )
+    return replace(
+        intent,
+        keys=keys,
+        source_keys=theirs,
+        dedup_order_by=find_spelling(intent.dedup_order_by, source.names, path=path),
+        except_columns=find_spelling(intent.except_columns, source.names, path=path),
+        partition_columns=spell_partitions(intent.partition_columns, snapshot, source),
+    )
+
+
+def spell_partitions(
+    asked: tuple[str, ...] | None, snapshot: Snapshot, source: pa.Schema
+) -> tuple[str, ...] | None:
+    """Partition columns in the dataset's spelling, else in the source's."""
+    if asked is None:
+        return None
+    return find_spelling(asked, snapshot.partition_columns or source.names, path=snapshot.root)
+
+
+def spell_columns(intent: Maintenance, snapshot: Snapshot) -> Maintenance:
+    """The operation with its columns in the table's spelling, where it has one."""
+    if not snapshot.has_schema:
+        return intent
+    names, path = snapshot.schema.names, snapshot.root
+    given = {name: getattr(intent, name) for name in _COLUMNS if hasattr(intent, name)}
+    spelled: dict[str, Any] = {name: find_spelling(value, names, path=path) for name, value in given.items()}
+    return replace(intent, **spelled)

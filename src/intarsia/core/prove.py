@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.types as pt
 
-from intarsia.core.expr.kernels import ANY, ONE, like_parts, mirrored
+from intarsia.core.expr.kernels import ANY, ONE, like_parts, mirror_operator
 from intarsia.core.expr.nodes import (
     And,
     Cast,
@@ -64,17 +64,17 @@ def never_true(expr: Expr, bounds: Bounds) -> bool:
 
     The predicate must be resolved. Source columns of a merge are unknown.
     """
-    return not _outcome(expr, bounds).true
+    return not _truth_values(expr, bounds).true
 
 
 def always_true(expr: Expr, bounds: Bounds) -> bool:
     """True only where it is proven that the predicate is TRUE in each of the rows."""
-    outcome = _outcome(expr, bounds)
+    outcome = _truth_values(expr, bounds)
     return not outcome.false and not outcome.null
 
 
 @dataclass(frozen=True, slots=True)
-class _Outcome:
+class _TruthValues:
     """Which of SQL's three truth values may occur."""
 
     true: bool = True
@@ -82,26 +82,30 @@ class _Outcome:
     null: bool = True
 
 
-_UNKNOWN = _Outcome()
+_UNKNOWN = _TruthValues()
 
 
-def _outcome(expr: Expr, bounds: Bounds) -> _Outcome:
+def _truth_values(expr: Expr, bounds: Bounds) -> _TruthValues:
     match expr:
         case Literal(value) if value is None or isinstance(value, bool):
-            return _Outcome(value is True, value is False, value is None)
+            return _TruthValues(value is True, value is False, value is None)
         case Not(operand):
-            return _opposite(_outcome(operand, bounds))
+            return _opposite(_truth_values(operand, bounds))
         case And(left, right):
-            return _both(_outcome(left, bounds), _outcome(right, bounds))
+            return _both(_truth_values(left, bounds), _truth_values(right, bounds))
         case Or(left, right):
-            return _either(_outcome(left, bounds), _outcome(right, bounds))
+            return _either(_truth_values(left, bounds), _truth_values(right, bounds))
         case IsNull(operand):
             facts = _facts(operand, bounds)
-            return _UNKNOWN if facts is None else _Outcome(_may_be_null(facts), _may_have_value(facts), False)
+            return (
+                _UNKNOWN
+                if facts is None
+                else _TruthValues(_may_be_null(facts), _may_have_value(facts), False)
+            )
         case Compare(op, left, right) if left == right:
-            same = _outcome(Not(IsNull(left)), bounds)  # NaN equals itself, so only NULL is in the way
+            same = _truth_values(Not(IsNull(left)), bounds)  # NaN equals itself, so only NULL is in the way
             holds = op in ("=", "<=", ">=")
-            return _Outcome(same.true and holds, same.true and not holds, same.false)
+            return _TruthValues(same.true and holds, same.true and not holds, same.false)
         case Compare(op, left, right):
             return _compared(op, _facts(left, bounds), _facts(right, bounds))
         case In(operand, items, negated):
@@ -114,19 +118,19 @@ def _outcome(expr: Expr, bounds: Bounds) -> _Outcome:
     return _UNKNOWN
 
 
-def _both(left: _Outcome, right: _Outcome) -> _Outcome:
-    return _Outcome(
+def _both(left: _TruthValues, right: _TruthValues) -> _TruthValues:
+    return _TruthValues(
         left.true and right.true,
         left.false or right.false,
         (left.null and (right.null or right.true)) or (right.null and (left.null or left.true)),
     )
 
 
-def _opposite(outcome: _Outcome) -> _Outcome:
-    return _Outcome(outcome.false, outcome.true, outcome.null)
+def _opposite(outcome: _TruthValues) -> _TruthValues:
+    return _TruthValues(outcome.false, outcome.true, outcome.null)
 
 
-def _either(left: _Outcome, right: _Outcome) -> _Outcome:
+def _either(left: _TruthValues, right: _TruthValues) -> _TruthValues:
     return _opposite(_both(_opposite(left), _opposite(right)))
 
 
@@ -205,14 +209,14 @@ def _may_have_value(facts: Facts) -> bool:
     return facts.null_count is None or facts.rows is None or facts.null_count < facts.rows
 
 
-def _compared(op: CompareOp, left: Facts | None, right: Facts | None) -> _Outcome:
+def _compared(op: CompareOp, left: Facts | None, right: Facts | None) -> _TruthValues:
     if left is None or right is None:
         return _UNKNOWN
     null = _may_be_null(left) or _may_be_null(right)
     if not (_may_have_value(left) and _may_have_value(right)):
-        return _Outcome(False, False, null)
+        return _TruthValues(False, False, null)
     try:
-        return _Outcome(_possible(op, left, right), _possible(_OPPOSITE[op], left, right), null)
+        return _TruthValues(_possible(op, left, right), _possible(_OPPOSITE[op], left, right), null)
     except TypeError:  # bounds of another kind than the constant prove nothing
         return _UNKNOWN
 
@@ -223,7 +227,7 @@ _OPPOSITE: dict[CompareOp, CompareOp] = {"=": "<>", "<>": "=", "<": ">=", ">=": 
 def _possible(op: CompareOp, left: Facts, right: Facts) -> bool:
     """Whether some value within the bounds of each makes the comparison hold."""
     if op in (">", ">="):
-        return _possible(mirrored(op), right, left)
+        return _possible(mirror_operator(op), right, left)
     if op == "=":
         overlap = _reach(operator.le, left, right) and _reach(operator.le, right, left)
         return overlap or (left.maybe_nan and right.maybe_nan)
@@ -255,17 +259,17 @@ def _same_kind(value: Any, other: Any) -> Any:
     return value
 
 
-def _member(operand: Facts | None, items: list[Facts | None]) -> _Outcome:
+def _member(operand: Facts | None, items: list[Facts | None]) -> _TruthValues:
     """x IN (a, b) is x = a OR x = b."""
     if operand is None:
         return _UNKNOWN
-    outcome = _Outcome(False, _may_have_value(operand), _may_be_null(operand))
+    outcome = _TruthValues(False, _may_have_value(operand), _may_be_null(operand))
     for item in items:
         outcome = _either(outcome, _compared("=", operand, item))
     return outcome
 
 
-def _prefixed(facts: Facts | None, pattern: str, escape: str | None) -> _Outcome:
+def _prefixed(facts: Facts | None, pattern: str, escape: str | None) -> _TruthValues:
     parts = like_parts(pattern, escape)
     texts = facts is not None and all(isinstance(bound, str | None) for bound in (facts.lower, facts.upper))
     if facts is None or not texts or not parts or parts[0] is ANY or parts[0] is ONE:
@@ -275,11 +279,11 @@ def _prefixed(facts: Facts | None, pattern: str, escape: str | None) -> _Outcome
         return _compared("=", facts, Facts.constant(prefix))
     null = _may_be_null(facts)
     if not _may_have_value(facts):
-        return _Outcome(False, False, null)
+        return _TruthValues(False, False, null)
     possible = _may_begin(facts, prefix)
     whole = len(parts) == 2 and parts[1] is ANY
     inside = all(isinstance(bound, str) and bound.startswith(prefix) for bound in (facts.lower, facts.upper))
-    return _Outcome(possible, not (whole and inside), null)
+    return _TruthValues(possible, not (whole and inside), null)
 
 
 def _may_begin(facts: Facts, prefix: str) -> bool:

@@ -72,7 +72,7 @@ def refuse(
 ) -> None:
     """Raise SchemaMismatch if there are any, with the counts of the whole operation.
 
-    The columns are told in the ``order`` in which they are assigned, whichever task found them first.
+    The columns are named in the ``order`` in which they are assigned, whichever task found them first.
     """
     places = {column: number for number, column in enumerate(order)}
     found = sorted(
@@ -81,9 +81,9 @@ def refuse(
     )
     if not found:
         return
-    told = [
+    sentences = [
         f"column {one.column!r} cannot be set: {one.sentence(inserted if one.inserted else updated)}"
         for one in found
     ]
     hints = list(dict.fromkeys(one.hint for one in found))
-    raise SchemaMismatch("; ".join(told), path=path, hint="; ".join(hints))
+    raise SchemaMismatch("; ".join(sentences), path=path, hint="; ".join(hints))

@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class MergeFileMetadata:
-    """One file that an operation has looked at."""
+    """One file that an operation has considered."""
 
     path: str
     row_count: int
-    operation: Literal["rewritten", "veiled", "inserted", "preserved", "removed"]
-    """A veiled file stays, with a delete file beside it."""
+    operation: Literal["rewritten", "with_deletes", "inserted", "preserved", "removed"]
+    """A file with deletes stays; a delete file is written beside it."""
     size_bytes: int | None = None
 
 
@@ -43,7 +43,7 @@ class MergeResult:
     inserted_files: list[str] = field(default_factory=list)
     preserved_files: list[str] = field(default_factory=list)
     removed_files: list[str] = field(default_factory=list)
-    veiled_files: list[str] = field(default_factory=list)
+    files_with_deletes: list[str] = field(default_factory=list)
     operation: str = "merge"
     path: str = ""
     engine: str = "arrow"
@@ -73,7 +73,7 @@ class MergeResult:
     def changed(self) -> bool:
         """Whether any file was (or, in a dry run, would be) written or removed."""
         planned = self.dry_run and (self.inserted > 0 or self.new_files > 0)  # files that have no name yet
-        touched = (*self.rewritten_files, *self.veiled_files, *self.inserted_files, *self.removed_files)
+        touched = (*self.rewritten_files, *self.files_with_deletes, *self.inserted_files, *self.removed_files)
         return bool(touched or planned)
 
     def keys(self) -> Iterator[str]:

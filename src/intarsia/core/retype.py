@@ -19,19 +19,19 @@ from intarsia.common.partitions import (
 )
 from intarsia.common.schema import common_type
 from intarsia.common.types import rewrite_type, value_type
-from intarsia.core.files import Snapshot
+from intarsia.core.snapshot import Snapshot
 from intarsia.errors import DamagedTable
 
 
-def retyped(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
+def retype(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
     """The snapshot with its partition values read as ``types`` says; other columns stay.
 
     Raises:
         DamagedTable: a directory's text is no value of the type.
     """
-    apart = [name for name in snapshot.partition_columns if name in types.names]
+    path_columns = [name for name in snapshot.partition_columns if name in types.names]
     fields = [
-        field.with_type(value_type(types.field(field.name).type)) if field.name in apart else field
+        field.with_type(value_type(types.field(field.name).type)) if field.name in path_columns else field
         for field in snapshot.schema
     ]
     schema = pa.schema(fields, snapshot.schema.metadata)
@@ -56,7 +56,7 @@ def with_types_of(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
         return snapshot
     types = pa.schema([source.field(name) for name in guessed])
     try:
-        read = retyped(snapshot, types)
+        read = retype(snapshot, types)
     except DamagedTable:  # a text that is no such value: the guess stands
         return snapshot
     for file in read.files:
@@ -71,9 +71,9 @@ def with_types_of(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
 def with_microseconds(snapshot: Snapshot) -> Snapshot:
     """The snapshot with columns that are INT96 in every file in microseconds, to which they are converted.
 
-    Whether the values fit is told when they are read.
+    Whether the values fit is known when they are read.
     """
-    if snapshot.spread is not None:
+    if snapshot.format.owns_schema:
         nothing = 'int96="convert" has no meaning here: an Iceberg table has no INT96 columns of its own.'
         return replace(snapshot, notes=(*snapshot.notes, nothing))
     footers = [file.footer for file in snapshot.files if file.footer is not None]
@@ -91,8 +91,8 @@ def with_microseconds(snapshot: Snapshot) -> Snapshot:
     return replace(snapshot, schema=schema, notes=(*snapshot.notes, note))
 
 
-def _micros(kind: pa.DataType) -> pa.DataType:
-    return pa.timestamp("us", kind.tz) if pa.types.is_timestamp(kind) else kind
+def _micros(dtype: pa.DataType) -> pa.DataType:
+    return pa.timestamp("us", dtype.tz) if pa.types.is_timestamp(dtype) else dtype
 
 
 def _clash(name: str, source: pa.Schema, snapshot: Snapshot) -> bool:

@@ -159,15 +159,58 @@ def _pairs(values: Any, method: str) -> tuple[tuple[Any, Any], ...]:
 
 
 def when_matched(condition: Condition = None) -> When:
-    """A clause for target rows whose key is in the source."""
+    """Begin a clause for target rows whose key is in the source; a method of it names the action.
+
+    Args:
+        condition: SQL text over ``source`` and ``target`` that has to be TRUE, too.
+
+    Raises:
+        InputError: from :func:`intarsia.merge`, where the condition is not SQL text.
+
+    Example:
+        >>> import pyarrow as pa, intarsia as it
+        >>> rows = pa.table({"id": [2, 3], "n": pa.array([None, "c"])})
+        >>> gone = it.when_matched("source.n is null").delete()
+        >>> result = it.merge(rows, "lake/orders", on="id", clauses=gone)
+        >>> result.deleted, result.inserted
+        (1, 0)
+    """
     return When("matched", condition)
 
 
 def when_not_matched(condition: Condition = None) -> When:
-    """A clause for source rows whose key is not in the target."""
+    """Begin a clause for source rows whose key is not in the target; a method of it names the action.
+
+    Args:
+        condition: SQL text over ``source`` and ``target`` that has to be TRUE, too.
+
+    Raises:
+        InputError: from :func:`intarsia.merge`, where the condition is not SQL text.
+
+    Example:
+        >>> import pyarrow as pa, intarsia as it
+        >>> rows = pa.table({"id": [2, 3], "n": pa.array([None, "c"])})
+        >>> result = it.merge(rows, "lake/orders", on="id", clauses=it.when_not_matched().insert_all())
+        >>> result.deleted, result.inserted
+        (0, 1)
+    """
     return When("source_only", condition)
 
 
 def when_not_matched_by_source(condition: Condition = None) -> When:
-    """A clause for target rows whose key is not in the source."""
+    """Begin a clause for target rows whose key is not in the source; a method of it names the action.
+
+    Args:
+        condition: SQL text over ``source`` and ``target`` that has to be TRUE, too.
+
+    Raises:
+        InputError: from :func:`intarsia.merge`, where the condition is not SQL text.
+
+    Example:
+        >>> import pyarrow as pa, intarsia as it
+        >>> rows = pa.table({"id": [2, 3], "n": pa.array([None, "c"])})
+        >>> result = it.merge(rows, "lake/orders", on="id", clauses=it.when_not_matched_by_source().delete())
+        >>> result.deleted, result.inserted
+        (1, 0)
+    """
     return When("target_only", condition)

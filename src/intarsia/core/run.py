@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator, Mapping
+from copy import copy
 from dataclasses import replace
+
+import pyarrow as pa
 
 from intarsia.common.log import logger
 from intarsia.common.source import Source
-from intarsia.core.change import Change, Committed, Staging
+from intarsia.core.calendars import exact_columns
+from intarsia.core.change import Change, Committed, Staged, StagedFile, Staging
+from intarsia.core.dry_run import MEASURED_BYTES, DryRun, discard_output
 from intarsia.core.effects import check_write_options
-from intarsia.core.files import Snapshot
+from intarsia.core.estimates import count_new_files, estimate_new_bytes
+from intarsia.core.execution import Execution
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
+from intarsia.core.key_value_metadata import check_geometries
 from intarsia.core.matches import Matches
-from intarsia.core.notes import check_geometries
-from intarsia.core.outputs import count_new_files, estimate_new_bytes
-from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.plan import FilePlan, Plan, keep_all
 from intarsia.core.planning import (
     plan_compact,
     plan_deduplicate,
@@ -27,12 +32,12 @@ from intarsia.core.planning import (
 from intarsia.core.ports import Engine, Progress, Table, Transaction
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.refusals import refuse
-from intarsia.core.rehearsal import MEASURED_BYTES, Rehearsal, nowhere
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.retype import with_microseconds, with_types_of
 from intarsia.core.rule import Action, Assign, Insert
-from intarsia.core.spark_note import check_variants
-from intarsia.errors import CommitConflict, DamagedTable, InputError, StorageError
+from intarsia.core.snapshot import Snapshot
+from intarsia.core.spark_metadata import check_variants
+from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
 
 log = logger(__name__)
 
@@ -44,7 +49,7 @@ def silent(_step: str, _done: int, _total: int) -> None:
 
 
 def make_plan(prepared: Prepared, snapshot: Snapshot) -> Plan:
-    """What the operation will look at; pure."""
+    """Which files the operation will read; pure."""
     match prepared.intent:
         case Merge() as intent:
             return plan_merge(intent, snapshot, prepared.facts, schema=prepared.schema)
@@ -60,52 +65,57 @@ def make_plan(prepared: Prepared, snapshot: Snapshot) -> Plan:
             return plan_deduplicate(intent, snapshot)
 
 
-def _planned(
+def _make_engine_plan(
     prepared: Prepared, snapshot: Snapshot, engine: Engine, *, reason: str, progress: Progress
 ) -> Plan:
-    plan = _closer(make_plan(prepared, snapshot), prepared, progress)
+    plan = _load_footers(make_plan(prepared, snapshot), prepared, progress)
     notes = (*plan.notes, *prepared.notes)
     return replace(plan, engine=engine.name, engine_reason=reason, notes=notes)
 
 
-def _closer(plan: Plan, prepared: Prepared, progress: Progress) -> Plan:
-    """The plan again, with what the footers of the files it has to look into say."""
-    if plan.snapshot.closer is None:
+def _load_footers(plan: Plan, prepared: Prepared, progress: Progress) -> Plan:
+    """The plan again, with the footers of the files that it has to scan."""
+    if plan.snapshot.footer_loader is None:
         return plan
     # What is found out may bring other files in, such as those that exact row counts leave room for.
     while unknown := [item.file for item in plan.files if _needs_footer(item)]:
         progress("read footers", 0, len(unknown))
-        plan = make_plan(prepared, plan.snapshot.looked_into(unknown))
+        plan = make_plan(prepared, plan.snapshot.with_footers(unknown))
     return plan
 
 
 def _needs_footer(item: FilePlan) -> bool:
     file = item.file
     if item.action == "remove":  # only its rows are to be counted
-        return file.footer is None and file.lens is not None and not file.lens.counted
+        return file.footer is None and file.scan_task is not None and not file.scan_task.has_exact_count
     return item.action != "keep" and file.footer is None
 
 
-def look(intent: Intent, table: Table) -> Plan:
-    """What an intent without a source will look at, before any row is read and whatever the engine.
+def preview_plan(intent: Intent, table: Table) -> Plan:
+    """What an intent without a source will read, before any row is read and whatever the engine.
 
     Raises what names, types and the table's state alone make impossible.
     """
-    snapshot = _own(table.snapshot(), intent)
+    snapshot = _check_writable(table.snapshot(), intent)
     return make_plan(prepare(intent, snapshot, None), snapshot)
 
 
-def _own(snapshot: Snapshot, intent: Intent) -> Snapshot:
-    """The snapshot; raises InputError where its files have a journal and a lock under another root, and
-    for options that could have no effect on them."""
+def _check_writable(snapshot: Snapshot, intent: Intent) -> Snapshot:
+    """The snapshot with the columns that files hold; raises why it cannot be changed, and InputError where
+    its files have a journal and a lock under another root, and for options that could have no effect."""
+    if snapshot.unwritable is not None:
+        raise copy(snapshot.unwritable)  # each operation puts its own name on it
     check_write_options(intent, snapshot)
-    if snapshot.others is not None:
+    if snapshot.owner_error is not None:
         raise InputError(
-            f"{snapshot.root} {snapshot.others}.",
+            f"{snapshot.root} {snapshot.owner_error}.",
             path=snapshot.root,
             hint="name the dataset that is meant; a condition on its partition columns chooses a part of it",
         )
-    return snapshot
+    if not snapshot.unstored:
+        return snapshot
+    stored = [field for field in snapshot.schema if field.name not in snapshot.unstored]
+    return replace(snapshot, schema=pa.schema(stored, snapshot.schema.metadata))
 
 
 def explain(
@@ -118,16 +128,16 @@ def explain(
     progress: Progress = silent,
     reason: str = "",
 ) -> Plan:
-    """The settled plan of an operation: exact counts, no lock taken, nothing left behind.
+    """The resolved plan of an operation: exact counts, no lock taken, nothing left behind.
 
     Up to ``measured_bytes`` of what the operation would write are encoded, as the run does it, to know the
     new files and their size; beyond that these are estimates, and say so. What the run would refuse is
     refused in any case.
     """
-    return _rehearsed(intent, table, engine, source, measured_bytes, progress=progress, reason=reason)[0]
+    return _dry_run(intent, table, engine, source, measured_bytes, progress=progress, reason=reason)[0]
 
 
-def _rehearsed(
+def _dry_run(
     intent: Intent,
     table: Table,
     engine: Engine,
@@ -139,23 +149,24 @@ def _rehearsed(
 ) -> tuple[Plan, Change | None]:
     """The plan, and what it would do to files; None where they are too large to be encoded for that."""
     progress("list target", 0, 0)
-    snapshot = _typed(_own(table.snapshot(), intent), source, intent)
+    snapshot = _check_writable(table.snapshot(), intent)
+    table.check()
+    if (note := _find_committed_batch(intent, table)) is not None:
+        return _make_skipped_plan(intent, snapshot, engine, note=note, reason=reason), None
+    snapshot = _with_source_types(snapshot, source, intent)
     progress("plan", 0, 0)
     prepared = engine.prepare(intent, snapshot, source)
-    plan = _planned(prepared, snapshot, engine, reason=reason, progress=progress)
-    scanned = sum(item.file.size for item in plan.chosen("scan"))
+    plan = _make_engine_plan(prepared, snapshot, engine, reason=reason, progress=progress)
+    scanned = sum(item.file.size for item in plan.select("scan"))
     if 0 < most >= plan.bytes_to_write + scanned + prepared.source_bytes:
-        measured = _measured(plan, prepared, engine, progress)
-        if measured is not None:
-            return measured
-    matches = engine.match(plan, prepared, progress)
-    estimated = settled(plan, prepared, matches)
+        return _measure(plan, prepared, table, engine, progress)
+    matches = engine.match(Execution(plan, prepared, None, progress))
+    estimated = resolve_plan(plan, prepared, matches)
     if 0 < most >= estimated.bytes_to_write:
-        measured = _measured(plan, prepared, engine, progress)
-        if measured is not None:
-            return measured
-    if _assigns(prepared.intent):
-        _executed(plan, prepared, engine, nowhere(writes=False), progress)
+        return _measure(plan, prepared, table, engine, progress)
+    table.check_change(snapshot, _with_schema(_unwritten_change(estimated, matches), prepared, snapshot))
+    if _assigns(prepared.intent) or _meets_old_calendar(prepared.intent, snapshot):
+        _execute_dry(plan, prepared, engine, discard_output(writes=False), progress)
     new = count_new_files(estimated, prepared, matches)
     estimated = replace(
         estimated,
@@ -167,27 +178,45 @@ def _rehearsed(
     return estimated, None
 
 
-def _measured(
-    plan: Plan, prepared: Prepared, engine: Engine, progress: Progress
-) -> tuple[Plan, Change] | None:
-    """What a run would do, found out by doing it, short of the commit."""
-    with engine.measuring(plan) as staging:
-        return None if staging is None else _executed(plan, prepared, engine, staging, progress)
+def _unwritten_change(plan: Plan, matches: Matches) -> Change:
+    """What a resolved plan does to the files that are there, as long as none is written."""
+    unwritten = {item.file.path: StagedFile("", item.file.path, 0, 0) for item in plan.select("rewrite")}
+    return plan.change(matches, Staged(unwritten))
 
 
-def _executed(
+def _measure(
+    plan: Plan, prepared: Prepared, table: Table, engine: Engine, progress: Progress
+) -> tuple[Plan, Change]:
+    """What a run would do, found out by doing it, short of the commit; what that refuses is refused."""
+    staging = discard_output()
+    plan, change = _execute_dry(plan, prepared, engine, staging, progress)
+    snapshot = plan.snapshot
+    table.check_change(snapshot, _with_schema(change, prepared, snapshot), staging)
+    return plan, change
+
+
+def _execute_dry(
     plan: Plan, prepared: Prepared, engine: Engine, staging: Staging, progress: Progress
 ) -> tuple[Plan, Change]:
+    """What a run would do, found out by doing it, short of the commit."""
     doing = "measure" if staging.writes else "check"
 
-    def told(step: str, done: int, total: int) -> None:
+    def report(step: str, done: int, total: int) -> None:
         progress(step.replace("write", doing), done, total)
 
-    plan, change = engine.execute(plan, prepared, Rehearsal.at(plan.snapshot, staging), told)
-    return _accounted(replace(plan, bytes_vary=prepared.shuffled), change), change
+    execution = Execution(plan, prepared, DryRun.at(plan.snapshot, staging), report)
+    return _execute(execution, engine)
 
 
-def _accounted(plan: Plan, change: Change) -> Plan:
+def _execute(execution: Execution, engine: Engine) -> tuple[Plan, Change]:
+    """Match rows, resolve the plan with what was found, and write the files: all but the commit."""
+    matches = engine.match(execution)
+    plan = resolve_plan(execution.plan, execution.prepared, matches)
+    change = plan.change(matches, engine.stage(execution.with_plan(plan), matches))
+    return _account(plan, change), change
+
+
+def _account(plan: Plan, change: Change) -> Plan:
     """The plan with what came of it; raises where values cannot be written."""
     refuse(
         (one for file in change.written for one in file.refused),
@@ -207,6 +236,11 @@ def _accounted(plan: Plan, change: Change) -> Plan:
         insert_bytes=0 if plan.groups else sum(file.size for file in change.added),
         measured_bytes=sum(file.size for file in change.written),
     )
+
+
+def _meets_old_calendar(intent: Intent, snapshot: Snapshot) -> bool:
+    """Whether source rows may go into files in which some of their dates would be others."""
+    return isinstance(intent, Merge) and any(exact_columns(file) is not None for file in snapshot.files)
 
 
 def _assigns(intent: Intent) -> bool:
@@ -244,7 +278,7 @@ def run(
     """
     begun = time.perf_counter()
     if dry_run:
-        plan, rehearsed = _rehearsed(
+        plan, rehearsed = _dry_run(
             intent, table, engine, source, measured_bytes, progress=progress, reason=reason
         )
         return _report(plan, engine, begun, source=source, change=rehearsed, dry_run=True)
@@ -253,24 +287,23 @@ def run(
         progress("list target", 0, 0)
         try:
             with table.transaction(intent.operation) as tx:
-                seen = _own(tx.snapshot, intent)
-                if (note := _done_before(intent, tx)) is not None:
+                seen = _check_writable(tx.snapshot, intent)
+                if (note := _find_committed_batch(intent, tx)) is not None:
                     log.info("%s %s: %s", intent.operation, seen.root, note)
-                    return _skipped(intent, seen, engine, begun, source=source, note=note)
-                snapshot = _typed(tx.snapshot, source, intent)
+                    return _report_skipped(intent, seen, engine, begun, source=source, note=note)
+                snapshot = _with_source_types(seen, source, intent)
                 progress("plan", 0, 0)
                 prepared = engine.prepare(intent, snapshot, source)
-                plan = _planned(prepared, snapshot, engine, reason=reason, progress=progress)
-                plan, change = engine.execute(plan, prepared, tx, progress)
-                plan = _accounted(plan, change)
+                plan = _make_engine_plan(prepared, snapshot, engine, reason=reason, progress=progress)
+                plan, change = _execute(Execution(plan, prepared, tx, progress), engine)
                 progress("commit", 0, 0)
                 committed = tx.commit(_with_schema(change, prepared, snapshot))
         except (DamagedTable, StorageError) as error:
-            # Unreadable, or merely replaced by a foreign writer while it was read?
+            # Unreadable, or merely replaced by another writer while it was read?
             if seen is None or not _has_changed(seen, table):
                 raise
             if attempt == attempts:
-                raise _kept_changing(seen, attempts) from error
+                raise _conflict_of_changes(seen, attempts) from error
             log.info("%s %s: planning again, files have changed: %s", intent.operation, error.path, error)
             continue
         except CommitConflict as conflict:
@@ -290,7 +323,7 @@ def _with_schema(change: Change, prepared: Prepared, snapshot: Snapshot) -> Chan
     """The change with the schema and partition columns that it gives the table, where it decides them."""
     match prepared.intent:
         case Merge() as intent:
-            decides = intent.rule.inserts or snapshot.settled
+            decides = intent.rule.inserts or snapshot.has_schema
         case intent:
             decides = isinstance(intent, Write)
     if not decides:
@@ -298,8 +331,8 @@ def _with_schema(change: Change, prepared: Prepared, snapshot: Snapshot) -> Chan
     return replace(change, schema=prepared.schema, partition_columns=prepared.partition_columns)
 
 
-def _done_before(intent: Intent, tx: Transaction) -> str | None:
-    """A sentence when the intent's batch was committed before; asked and answered under one lock."""
+def _find_committed_batch(intent: Intent, tx: Transaction | Table) -> str | None:
+    """A sentence when the intent's batch was committed before; of a transaction under its lock."""
     app, batch = intent.properties.get("app_id"), intent.properties.get("batch_id", "")
     if app is None or not batch.isdecimal():
         return None  # the commit refuses the one without the other
@@ -309,7 +342,23 @@ def _done_before(intent: Intent, tx: Transaction) -> str | None:
     return f"Batch {batch} of {app!r} was committed before (the last one is {last}); nothing was done."
 
 
-def _skipped(
+def _make_skipped_plan(intent: Intent, snapshot: Snapshot, engine: Engine, *, note: str, reason: str) -> Plan:
+    """The plan of an operation that finds itself done."""
+    return Plan(
+        intent,
+        snapshot,
+        keep_all(snapshot.files, "batch committed before"),
+        snapshot.schema,
+        engine=engine.name,
+        engine_reason=reason,
+        notes=(note,),
+        matched=True,
+        new_files_exact=True,
+        measured_bytes=0,
+    )
+
+
+def _report_skipped(
     intent: Intent, snapshot: Snapshot, engine: Engine, begun: float, *, source: Source | None, note: str
 ) -> MergeResult:
     """What an operation gives that finds itself done."""
@@ -333,7 +382,13 @@ def _skipped(
     )
 
 
-def _typed(snapshot: Snapshot, source: Source | None, intent: Intent) -> Snapshot:
+def _with_source_types(snapshot: Snapshot, source: Source | None, intent: Intent) -> Snapshot:
+    if source is not None and (given := set(snapshot.unstored).intersection(source.schema.names)):
+        raise NotSupported(
+            f"Column {min(given)!r} of the target has no type, so that no file can hold values of it.",
+            path=snapshot.root,
+            hint="leave it out of the source: it is NULL in every row.",
+        )
     if intent.operation != "overwrite":
         check_variants(snapshot)
         if source is not None:
@@ -349,7 +404,7 @@ def _has_changed(before: Snapshot, table: Table) -> bool:
     return any(now.get(file.path) != file.fingerprint for file in before.files)
 
 
-def _kept_changing(snapshot: Snapshot, attempts: int) -> CommitConflict:
+def _conflict_of_changes(snapshot: Snapshot, attempts: int) -> CommitConflict:
     return CommitConflict(
         f"Files of {snapshot.root} were replaced by another writer while they were read, {attempts} times.",
         path=snapshot.root,
@@ -357,9 +412,9 @@ def _kept_changing(snapshot: Snapshot, attempts: int) -> CommitConflict:
     )
 
 
-def settled(plan: Plan, prepared: Prepared, matches: Matches) -> Plan:
+def resolve_plan(plan: Plan, prepared: Prepared, matches: Matches) -> Plan:
     """The plan with what matching found: every file kept, rewritten or removed, and exact counts."""
-    return plan.refined(matches, insert_bytes=estimate_new_bytes(plan, prepared, matches, files=0))
+    return plan.with_matches(matches, insert_bytes=estimate_new_bytes(plan, prepared, matches, files=0))
 
 
 def _report(
@@ -378,7 +433,7 @@ def _report(
         files = [entry for entry in files if entry.operation != "inserted"]
     paths: Mapping[str, list[str]] = {
         kind: [entry.path for entry in files if entry.operation == kind]
-        for kind in ("rewritten", "veiled", "inserted", "preserved", "removed")
+        for kind in ("rewritten", "with_deletes", "inserted", "preserved", "removed")
     }
     before = snapshot.rows
     inserted, updated, deleted = plan.inserted, plan.updated, plan.deleted
@@ -388,7 +443,7 @@ def _report(
     intent = plan.intent
     strategy = intent.rule.name if isinstance(intent, Merge) else intent.operation
     makes = inserted > 0 if change is None else not change.empty
-    created = _created(snapshot, makes=makes, dry_run=dry_run)
+    created = _note_creation(snapshot, makes=makes, dry_run=dry_run)
     return MergeResult(
         strategy=strategy,
         source_count=source.rows if source is not None else 0,
@@ -402,7 +457,7 @@ def _report(
         inserted_files=paths["inserted"],
         preserved_files=paths["preserved"],
         removed_files=paths["removed"],
-        veiled_files=paths["veiled"],
+        files_with_deletes=paths["with_deletes"],
         new_files=plan.new_files,
         new_files_exact=plan.new_files_exact,
         operation=intent.operation,
@@ -421,7 +476,7 @@ def _report(
     )
 
 
-def _created(snapshot: Snapshot, *, makes: bool, dry_run: bool) -> tuple[str, ...]:
+def _note_creation(snapshot: Snapshot, *, makes: bool, dry_run: bool) -> tuple[str, ...]:
     """A sentence where the operation makes a dataset that was not there."""
     if snapshot.exists or not makes:
         return ()
@@ -440,8 +495,10 @@ def _file_entries(plan: Plan, change: Change | None) -> list[MergeFileMetadata]:
             case "rewrite":
                 rows, size = (new.rows, new.size) if new is not None else (file.rows, file.size)
                 entries.append(MergeFileMetadata(shown(file), rows, "rewritten", size))
-            case "veil":
-                entries.append(MergeFileMetadata(shown(file), file.rows - item.hits, "veiled", file.size))
+            case "add_deletes":
+                entries.append(
+                    MergeFileMetadata(shown(file), file.rows - item.hits, "with_deletes", file.size)
+                )
             case "remove" | "regroup":
                 entries.append(MergeFileMetadata(shown(file), file.rows, "removed", file.size))
             case _:

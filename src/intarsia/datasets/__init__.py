@@ -1,1 +1,1 @@
-"""Doors under the names other programs know: one package per engine, each translates and delegates."""
+"""Facades under the names that other programs know: one per engine; each translates and delegates."""

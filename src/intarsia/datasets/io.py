@@ -1,4 +1,4 @@
-"""Reading, writing and changing Parquet datasets under the doors' names, for any engine."""
+"""ReadRequest, writing and changing Parquet datasets under the facades' names, for any engine."""
 
 from __future__ import annotations
 
@@ -11,22 +11,24 @@ from typing import Any, ClassVar
 import pyarrow as pa
 
 from intarsia import api
+from intarsia.arguments import Curve, Operation, Strategy, WriteMode
 from intarsia.common.log import logger, operation_log
-from intarsia.core.effects import ENGINE_OPTIONS, OPTIONS, Call, check_options, options_with_effect
+from intarsia.core.effects import ENGINE_OPTIONS, OPTIONS, OperationCall, check_options, select_effective
 from intarsia.core.incremental import merge, partition_names
 from intarsia.core.plan import Plan
 from intarsia.core.report import MergeResult, WriteDatasetResult, metadata_of
 from intarsia.core.rule import strategy_rule
-from intarsia.datasets.reading import Reading, Rows, read_dataset
+from intarsia.datasets.reading import ReadRequest, RowReader, read_dataset
 from intarsia.datasets.statistics import (
     Statistics,
-    deduplicate_statistics,
-    maintenance_statistics,
-    optimize_statistics,
+    make_deduplicate_statistics,
+    make_maintenance_statistics,
+    make_optimize_statistics,
 )
-from intarsia.engine_choice import engines_for
+from intarsia.engine_choice import list_engines
 from intarsia.errors import InputError
-from intarsia.request import TABLE_OPTIONS, call_of, shown
+from intarsia.options import TABLE_OPTIONS, RowSource
+from intarsia.request import describe_call, show_target
 from intarsia.tables.parquet import ParquetTable
 
 log = logger(__name__)
@@ -60,7 +62,7 @@ class DatasetIO:
 
     def __init__(self, filesystem: Any = None, **options: Any) -> None:
         own = {name: value for name, value in options.items() if name in ENGINE_OPTIONS[1:]}
-        check_options(Call("this IO", engines=engines_for(self.engine, "merge", None)), own)
+        check_options(OperationCall("this IO", engines=list_engines(self.engine, "merge", None)), own)
         self._options = {**options, "filesystem": filesystem, "engine": self.engine}
 
     def _with(
@@ -76,13 +78,13 @@ class DatasetIO:
         """A call's options, and those of every call that have an effect in this one."""
         adds = operation == "write" or (operation == "merge" and strategy_rule(strategy).inserts)
         call = replace(
-            call_of(operation, self._options["engine"], path, source=source, sql=sql),
+            describe_call(operation, self._options["engine"], path, source=source, sql=sql),
             adds_files=adds,
             reads_rows=operation != "write",
         )
         rest = {name: value for name, value in self._options.items() if name not in OPTIONS}
         shared = {name: value for name, value in self._options.items() if name in OPTIONS}
-        return {**rest, **options_with_effect(call, shared), **options}
+        return {**rest, **select_effective(call, shared), **options}
 
     def read_parquet(
         self,
@@ -113,24 +115,61 @@ class DatasetIO:
         Raises:
             NothingMatched: there is no such path.
             ColumnNotFound: a column that is named is not there.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.read_parquet("lake/orders", columns=["id"], filters="n = 'b'").num_rows
+            1
         """
-        with operation_log(log, "read_parquet", shown(path)):
-            wanted = Reading(columns, filters, include_file_path, use_threads, batch_rows, dialect)
+        with operation_log(log, "read_parquet", show_target(path)):
+            wanted = ReadRequest(columns, filters, include_file_path, use_threads, batch_rows, dialect)
             return read_dataset(self.table(path), wanted, self._reader())
 
-    def _reader(self) -> Callable[[], Rows] | None:
+    def _reader(self) -> Callable[[], RowReader] | None:
         """What makes that which reads; None for Arrow in this process."""
         return None
 
-    def plan(self, operation: str, *args: Any, **options: Any) -> Plan:
-        """The plan of any operation, by its name, on this engine; see :func:`intarsia.plan`."""
+    def plan(self, operation: Operation, *args: Any, **options: Any) -> Plan:
+        """Plan an operation, by its name, on this engine; see :func:`intarsia.plan`.
+
+        Args:
+            operation: the name of the operation.
+            args: its positional arguments.
+            options: its keyword arguments and options.
+
+        Raises:
+            InputError: there is no such operation; else as the operation itself.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.plan("delete", "lake/orders", "id = 1").count("rewrite")
+            1
+        """
         given = dict(zip(_POSITIONS.get(operation, ("target",)), args, strict=False)) | options
         source, where = given.get("source"), given.get("where")
         asked = self._with(operation, given.get("target"), options, source=source, sql=(where,))
         return api.plan(operation, *args, **asked)
 
     def table(self, path: Path) -> ParquetTable:
-        """The dataset as a table, with this IO's options; what every ``path`` may also be given as."""
+        """Open the dataset as a table with this IO's options; every method takes it as ``path``.
+
+        Args:
+            path: path or URL of the dataset.
+
+        Raises:
+            InputError, NotSupported: this is no place for a dataset.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.table("lake/orders").snapshot().rows
+            2
+        """
         if isinstance(path, ParquetTable):
             return path
         given = {name: self._options[name] for name in TABLE_OPTIONS if name in self._options}
@@ -138,15 +177,15 @@ class DatasetIO:
 
     def write_dataset(
         self,
-        data: Any,
+        data: RowSource,
         path: Path,
         *,
-        mode: api.WriteMode = "append",
+        mode: WriteMode = "append",
         partition_by: Columns | None = None,
         partition_columns: Columns | None = None,
         **options: Any,
     ) -> WriteDatasetResult:
-        """Append rows in new files, or put them in the place of all rows. Atomic.
+        """Append rows in new files, or replace all rows or whole partitions. Atomic.
 
         Args:
             data: any source that :func:`intarsia.write` takes.
@@ -155,8 +194,19 @@ class DatasetIO:
             partition_by: of a new dataset; else its layout decides.
             partition_columns: another name for ``partition_by``.
             options: as of :func:`intarsia.write`.
+
+        Raises:
+            SchemaMismatch: a column or a value that does not fit.
+            CommitConflict: other writers changed the same files, again after several attempts.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.write_dataset(pa.table({"id": [3], "n": ["c"]}), "lake/orders").total_rows
+            1
         """
-        with operation_log(log, "write", shown(path)):
+        with operation_log(log, "write", show_target(path)):
             names = partition_names(partition_columns, partition_by)
         asked = self._with("write", path, options, source=data, sql=(options.get("where"),))
         result = api.write(data, path, mode=mode, partition_by=names, **asked)
@@ -165,11 +215,11 @@ class DatasetIO:
 
     def write_parquet_dataset(
         self,
-        data: Any,
+        data: RowSource,
         path: Path,
         *,
-        mode: api.WriteMode | None = None,
-        strategy: str | None = None,
+        mode: WriteMode | None = None,
+        strategy: Strategy | None = None,
         key_columns: Columns | None = None,
         rewrite_mode: str = "full",
         partition_by: Columns | None = None,
@@ -192,8 +242,16 @@ class DatasetIO:
 
         Raises:
             InputError: the arguments contradict each other; nothing was read or written.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> rows = pa.table({"id": [2], "n": ["B"]})
+            >>> io.write_parquet_dataset(rows, "lake/orders", strategy="upsert", key_columns="id").updated
+            1
         """
-        with operation_log(log, "write", shown(path)):
+        with operation_log(log, "write", show_target(path)):
             _check_modes(mode, strategy, key_columns, rewrite_mode)
         if strategy is None:
             return self.write_dataset(data, path, mode=mode or "append", partition_by=partition_by, **options)
@@ -208,9 +266,9 @@ class DatasetIO:
 
     def merge(
         self,
-        data: Any,
+        data: RowSource,
         path: Path,
-        strategy: str,
+        strategy: Strategy,
         key_columns: Columns,
         *,
         partition_columns: Columns | None = None,
@@ -218,10 +276,29 @@ class DatasetIO:
         dedup_order_by: Columns | None = None,
         **options: Any,
     ) -> MergeResult:
-        """Set rows into a dataset by key; only files that really change are rewritten. Atomic.
+        """Merge rows into a dataset by key; only files with changed rows are rewritten. Atomic.
 
-        As :func:`intarsia.core.incremental.merge` on this engine; ``options`` as of
-        :func:`intarsia.merge`.
+        Args:
+            data: any source that :func:`intarsia.merge` takes.
+            path: path or URL of the dataset.
+            strategy: ``insert``, ``update``, ``upsert``, ``full_merge`` or ``deduplicate``.
+            key_columns: what rows are matched by.
+            partition_columns: of a new dataset; else its layout decides.
+            partition_by: another name for ``partition_columns``.
+            dedup_order_by: with ``deduplicate``, the row with the highest values of these wins.
+            options: as of :func:`intarsia.merge`.
+
+        Raises:
+            KeyColumnError: keys missing, NULL or duplicate; nothing was written.
+            SchemaMismatch: a column or a value that does not fit.
+            CommitConflict: other writers changed the same files, again after several attempts.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.merge(pa.table({"id": [3], "n": ["c"]}), "lake/orders", "upsert", ["id"]).inserted
+            1
         """
         return merge(
             data,
@@ -235,13 +312,48 @@ class DatasetIO:
         )
 
     def delete(self, path: Path, where: Any, **options: Any) -> MergeResult:
-        """Delete the rows for which ``where`` is TRUE; see :func:`intarsia.delete`."""
+        """Delete the rows for which ``where`` is TRUE; see :func:`intarsia.delete`. Atomic.
+
+        Args:
+            path: path or URL of the dataset.
+            where: SQL text or a ``pyarrow.compute`` expression.
+            options: as of :func:`intarsia.delete`.
+
+        Raises:
+            NothingMatched: there is no such dataset.
+            InputError: ``where`` does not fit it.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.delete("lake/orders", "id = 1").deleted
+            1
+        """
         return api.delete(path, where, **self._with("delete", path, options, sql=(where,)))
 
     def update(
         self, path: Path, assignments: dict[str, Any], where: Any = None, **options: Any
     ) -> MergeResult:
-        """Assign columns of the rows for which ``where`` is TRUE; see :func:`intarsia.update`."""
+        """Assign columns of the rows for which ``where`` is TRUE; see :func:`intarsia.update`. Atomic.
+
+        Args:
+            path: path or URL of the dataset.
+            assignments: SQL text by column.
+            where: SQL text or a ``pyarrow.compute`` expression; every row without it.
+            options: as of :func:`intarsia.update`.
+
+        Raises:
+            NothingMatched: there is no such dataset.
+            InputError: a column, a value or ``where`` does not fit it.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.update("lake/orders", {"n": "upper(n)"}, "id = 1").updated
+            1
+        """
         asked = self._with("update", path, options, sql=(assignments, where))
         return api.update(path, assignments, where, **asked)
 
@@ -255,13 +367,29 @@ class DatasetIO:
         dry_run: bool = False,
         **options: Any,
     ) -> Statistics:
-        """Bring small files of each partition together; see :func:`intarsia.compact`.
+        """Rewrite small files of each partition into larger ones; see :func:`intarsia.compact`. Atomic.
 
-        Returns files and bytes before and after, and ``planned_groups``: which files go together.
+        Args:
+            path: path or URL of the dataset.
+            target_mb_per_file: size of a file in MiB.
+            target_rows_per_file: rows of a file.
+            partition_filter: only these partitions.
+            dry_run: plan and count, write nothing.
+            options: as of :func:`intarsia.compact`.
+
+        Returns:
+            Files and bytes before and after, and ``planned_groups``: which files are rewritten together.
 
         Raises:
             InputError: a threshold is not greater than zero; nothing was read.
             NothingMatched: no Parquet file under the path, or under ``partition_filter``.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.compact_parquet_dataset("lake/orders", target_mb_per_file=64)["after_file_count"]
+            1
         """
         result = api.compact(
             path,
@@ -271,14 +399,14 @@ class DatasetIO:
             dry_run=dry_run,
             **self._with("compact", path, options),
         )
-        return maintenance_statistics(result)
+        return make_maintenance_statistics(result)
 
     def optimize_parquet_dataset(
         self,
         path: Path,
         zorder_columns: Columns = (),
         *,
-        curve: api.Curve = "zorder",
+        curve: Curve = "zorder",
         target_mb_per_file: float | None = None,
         target_rows_per_file: int | None = None,
         partition_filter: Any = None,
@@ -287,9 +415,30 @@ class DatasetIO:
         dry_run: bool = False,
         **options: Any,
     ) -> Statistics:
-        """Order the rows of each partition along some columns, in new files; see :func:`intarsia.optimize`.
+        """Sort the rows of each partition along some columns, into new files; see :func:`intarsia.optimize`.
 
-        Raises as :meth:`compact_parquet_dataset` does.
+        Args:
+            path: path or URL of the dataset.
+            zorder_columns: the columns to sort by.
+            curve: ``"zorder"``, ``"hilbert"`` or ``"linear"``.
+            target_mb_per_file: size of a file in MiB.
+            target_rows_per_file: rows of a file.
+            partition_filter: only these partitions.
+            deduplicate_key_columns: also keep one row per key of these columns.
+            dedup_order_by: the row with the highest values of these is kept.
+            dry_run: plan and count, write nothing.
+            options: as of :func:`intarsia.optimize`.
+
+        Raises:
+            InputError: a threshold is not greater than zero, or a column is not there.
+            NothingMatched: no Parquet file under the path, or under ``partition_filter``.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.optimize_parquet_dataset("lake/orders", ["id", "n"])["total_rows"]
+            2
         """
         result = api.optimize(
             path,
@@ -303,7 +452,7 @@ class DatasetIO:
             dry_run=dry_run,
             **self._with("optimize", path, options),
         )
-        return optimize_statistics(result)
+        return make_optimize_statistics(result)
 
     def deduplicate_parquet_dataset(
         self,
@@ -315,9 +464,26 @@ class DatasetIO:
         dry_run: bool = False,
         **options: Any,
     ) -> Statistics:
-        """Leave one row per key, else one of each set of equal rows; see :func:`intarsia.deduplicate`.
+        """Keep one row per key, else one of each set of equal rows; see :func:`intarsia.deduplicate`.
 
-        Raises as :meth:`compact_parquet_dataset` does.
+        Args:
+            path: path or URL of the dataset.
+            key_columns: columns of the key.
+            dedup_order_by: the row with the highest values of these is kept.
+            partition_filter: only these partitions.
+            dry_run: plan and count, write nothing.
+            options: as of :func:`intarsia.deduplicate`.
+
+        Raises:
+            InputError: a column is not there.
+            NothingMatched: no Parquet file under the path, or under ``partition_filter``.
+
+        Example:
+            >>> import pyarrow as pa
+            >>> from intarsia.datasets.pyarrow import PyarrowDatasetIO
+            >>> io = PyarrowDatasetIO()
+            >>> io.deduplicate_parquet_dataset("lake/orders", ["id"])["deduplicated_rows"]
+            0
         """
         result = api.deduplicate(
             path,
@@ -327,7 +493,7 @@ class DatasetIO:
             dry_run=dry_run,
             **self._with("deduplicate", path, options),
         )
-        return deduplicate_statistics(result)
+        return make_deduplicate_statistics(result)
 
 
 def _check_modes(

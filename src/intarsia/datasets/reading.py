@@ -1,4 +1,4 @@
-"""Reading one consistent state of a Parquet dataset into Arrow, file by file; nothing is written."""
+"""ReadRequest one consistent state of a Parquet dataset into Arrow, file by file; nothing is written."""
 
 from __future__ import annotations
 
@@ -15,12 +15,10 @@ from intarsia.common.names import check_columns, suggestion
 from intarsia.core.evaluate import true_mask
 from intarsia.core.expr import And, Column, Compare, Expr, In, Not, Or, literal, resolve
 from intarsia.core.expr import columns as columns_of
-from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.incremental import files_snapshot
 from intarsia.core.merge import listed_columns
-from intarsia.core.verdicts import Verdict, verdicts
-from intarsia.engines.arrow.reading import FileReader
-from intarsia.engines.arrow.threads import in_order
+from intarsia.core.prune import Verdict, verdicts
+from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import (
     ColumnNotFound,
     DamagedTable,
@@ -29,7 +27,9 @@ from intarsia.errors import (
     SchemaMismatch,
     StorageError,
 )
-from intarsia.request import check_whole
+from intarsia.kernel.read import FileReader
+from intarsia.kernel.threads import in_order
+from intarsia.options import check_whole
 from intarsia.sql.parse import parse_predicate
 from intarsia.tables.parquet import ParquetTable
 
@@ -39,7 +39,7 @@ FILE_PATH = "file_path"
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
+class ReadRequest:
     """What to read: names and the filter as they were given."""
 
     columns: str | Sequence[str] | None = None
@@ -55,18 +55,20 @@ class Reading:
         check_whole("batch_rows", self.batch_rows)
 
 
-class Rows(Protocol):
+class RowReader(Protocol):
     """What reads rows: this process with Arrow, or an engine. A context manager, used once."""
 
-    def __enter__(self) -> Rows: ...
+    def __enter__(self) -> RowReader: ...
 
     def __exit__(self, *_: object) -> None: ...
 
-    def rows(self, task: Task) -> Iterator[pa.Table]:
+    def rows(self, task: DatasetScan) -> Iterator[pa.Table]:
         """The rows asked for, in the order of files and of the rows in them."""
 
 
-def read_dataset(table: ParquetTable, wanted: Reading, reader: Callable[[], Rows] | None = None) -> pa.Table:
+def read_dataset(
+    table: ParquetTable, wanted: ReadRequest, reader: Callable[[], RowReader] | None = None
+) -> pa.Table:
     """One consistent state of a dataset, or of a single file, as a table.
 
     Memory: the rows and columns that are asked for, and a piece of a file per thread. A dataset that
@@ -77,8 +79,8 @@ def read_dataset(table: ParquetTable, wanted: Reading, reader: Callable[[], Rows
         NothingMatched: there is no such path.
         ColumnNotFound, InputError: a column or the filter does not fit the dataset.
     """
-    make = reader or InProcess
-    snapshot = state_of(table)
+    make = reader or ArrowRows
+    snapshot = read_snapshot(table)
     try:
         result = _read(snapshot, wanted, make)
         changed = _changed(table, snapshot)
@@ -93,7 +95,7 @@ def read_dataset(table: ParquetTable, wanted: Reading, reader: Callable[[], Rows
         return _read(farm.snapshot, wanted, make)
 
 
-def state_of(table: ParquetTable) -> Snapshot:
+def read_snapshot(table: ParquetTable) -> Snapshot:
     """The snapshot to read: a dataset's, or that of a single file. Raises NothingMatched without either."""
     found = table.storage.stat(table.control.root)
     if found is not None and found.kind == "file":
@@ -121,29 +123,29 @@ def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
     return None
 
 
-def _read(snapshot: Snapshot, wanted: Reading, make: Callable[[], Rows]) -> pa.Table:
-    task = Task.of(snapshot, wanted)
+def _read(snapshot: Snapshot, wanted: ReadRequest, make: Callable[[], RowReader]) -> pa.Table:
+    task = DatasetScan.of(snapshot, wanted)
     with make() as reader:
         return pa.concat_tables([pa.Table.from_batches([], task.schema), *reader.rows(task)])
 
 
-class InProcess:
+class ArrowRows:
     """Reads with Arrow, files in parallel threads."""
 
-    def __enter__(self) -> InProcess:
+    def __enter__(self) -> ArrowRows:
         return self
 
     def __exit__(self, *_: object) -> None:
         return
 
-    def rows(self, task: Task) -> Iterator[pa.Table]:
+    def rows(self, task: DatasetScan) -> Iterator[pa.Table]:
         threads = (os.cpu_count() or 1) if task.wanted.use_threads else 1
         for tables in in_order(task.read, task.files(), threads=threads):
             yield from tables
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
+class DatasetScan:
     """A reading settled against one snapshot."""
 
     snapshot: Snapshot
@@ -152,20 +154,20 @@ class Task:
     needed: tuple[str, ...]
     """Those that are read."""
     where: Any
-    wanted: Reading
+    wanted: ReadRequest
 
     @staticmethod
-    def of(snapshot: Snapshot, wanted: Reading) -> Task:
+    def of(snapshot: Snapshot, wanted: ReadRequest) -> DatasetScan:
         schema = snapshot.schema
         names = schema.names if wanted.columns is None else list(wanted.columns)
-        if not snapshot.settled:  # without files or a log there is no schema to hold anything against
+        if not snapshot.has_schema:  # without files or a log there is no schema to hold anything against
             empty = pa.schema([(name, pa.null()) for name in names])
-            return Task(replace(snapshot, schema=empty), tuple(names), (), None, wanted)
+            return DatasetScan(replace(snapshot, schema=empty), tuple(names), (), None, wanted)
         _check_names(names, wanted, snapshot)
-        where = predicate(wanted.filters, schema, dialect=wanted.dialect)
-        used = {*names, *filter_columns(where, schema)}
+        where = parse_filters(wanted.filters, schema, dialect=wanted.dialect)
+        used = {*names, *list_filter_columns(where, schema)}
         needed = tuple(name for name in schema.names if name in used)
-        return Task(snapshot, tuple(names), needed, where, wanted)
+        return DatasetScan(snapshot, tuple(names), needed, where, wanted)
 
     @property
     def schema(self) -> pa.Schema:
@@ -185,13 +187,13 @@ class Task:
     def _partition_may(self, file: DataFile) -> bool:
         """A pyarrow expression over partition columns alone is decided by the path."""
         schema = self.snapshot.schema
-        used = filter_columns(self.where, schema)
+        used = list_filter_columns(self.where, schema)
         if not used or any(name not in file.partition for name in used):
             return True
         row = pa.table(
             {name: pa.array([file.partition[name]], _plain(schema.field(name).type)) for name in used}
         )
-        return bool(filtered(row, self.where).num_rows)
+        return bool(filter_rows(row, self.where).num_rows)
 
     def read(self, item: tuple[DataFile, Verdict]) -> list[pa.Table]:
         """The rows and columns asked for of one file."""
@@ -203,7 +205,7 @@ class Task:
         with FileReader(file, self.snapshot.schema, self.snapshot.filesystem) as reader:
             for group in verdict.row_groups:
                 for piece in reader.pieces(self.needed, group, batch_rows=self.wanted.batch_rows):
-                    kept = piece if self.where is None else filtered(piece, self.where)
+                    kept = piece if self.where is None else filter_rows(piece, self.where)
                     yield self._finished(kept, file)
 
     def shown(self, file: DataFile) -> str:
@@ -218,7 +220,7 @@ class Task:
         return pa.Table.from_arrays(columns, schema=self.schema)
 
 
-def _check_names(names: Sequence[str], wanted: Reading, snapshot: Snapshot) -> None:
+def _check_names(names: Sequence[str], wanted: ReadRequest, snapshot: Snapshot) -> None:
     check_columns(names, snapshot.schema.names, operation="read_parquet", path=snapshot.root)
     if wanted.include_file_path and FILE_PATH in snapshot.schema.names:
         raise InputError(
@@ -232,7 +234,7 @@ def _plain(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
-def predicate(filters: Any, schema: pa.Schema, *, dialect: str | None = None) -> Any:
+def parse_filters(filters: Any, schema: pa.Schema, *, dialect: str | None = None) -> Any:
     """A filter as an expression: SQL text, tuples as ``pyarrow.parquet`` takes them, or one of pyarrow's.
 
     Raises:
@@ -323,7 +325,7 @@ def _read_text(text: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
         return text.cast(pa.timestamp(kind.unit)).cast(kind)
 
 
-def filter_columns(where: Any, schema: pa.Schema) -> list[str]:
+def list_filter_columns(where: Any, schema: pa.Schema) -> list[str]:
     """The columns a filter reads.
 
     A pyarrow expression does not tell, but its text names them: a name that stands in the text only
@@ -340,7 +342,7 @@ def filter_columns(where: Any, schema: pa.Schema) -> list[str]:
     return [name for name in schema.names if name in used]
 
 
-def filtered(table: pa.Table, where: Any) -> pa.Table:
+def filter_rows(table: pa.Table, where: Any) -> pa.Table:
     if not isinstance(where, pc.Expression):
         return table.filter(true_mask(where, table))
     try:

@@ -1,21 +1,21 @@
-"""What maintenance did, as the plain dictionaries that the doors return."""
+"""What maintenance did, as the plain dictionaries that the facades return."""
 
 from __future__ import annotations
 
 from collections import Counter
 from typing import Any
 
-from intarsia.core.files import DataFile
 from intarsia.core.intent import Compact, Deduplicate, Optimize
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.plan import Plan
-from intarsia.core.planning import selected_files
+from intarsia.core.planning import select_files
 from intarsia.core.report import MergeResult
+from intarsia.core.snapshot import DataFile
 
 Statistics = dict[str, Any]
 
 
-def maintenance_statistics(result: MergeResult) -> Statistics:
+def make_maintenance_statistics(result: MergeResult) -> Statistics:
     """Files and bytes before and after, counted over the files that ``partition_filter`` selects.
 
     Of a dry run, what comes after is an estimate. ``planned_groups`` lists the files that are (to be)
@@ -24,7 +24,7 @@ def maintenance_statistics(result: MergeResult) -> Statistics:
     plan = result.plan
     assert plan is not None
     assert isinstance(plan.intent, (Compact, Optimize, Deduplicate))
-    chosen = selected_files(plan.snapshot, plan.intent.partition_filter)
+    chosen = select_files(plan.snapshot, plan.intent.partition_filter)
     touched = [item.file for item in plan.files if item.action != "keep"]
     files, size = len(chosen), sum(file.size for file in chosen)
     gone, gone_size = len(touched), sum(file.size for file in touched)
@@ -61,12 +61,12 @@ def _codec(files: list[DataFile]) -> str:
     return Counter(codecs).most_common(1)[0][0] if codecs else Layout().compression
 
 
-def optimize_statistics(result: MergeResult) -> Statistics:
+def make_optimize_statistics(result: MergeResult) -> Statistics:
     """As :func:`maintenance_statistics`, with the order of the rows and what deduplication removed."""
     intent = result.plan.intent if result.plan is not None else None
     assert isinstance(intent, Optimize)
     return {
-        **maintenance_statistics(result),
+        **make_maintenance_statistics(result),
         "zorder_columns": list(intent.by),
         "curve": intent.curve,
         "deduplicated": intent.deduplicate,
@@ -75,12 +75,12 @@ def optimize_statistics(result: MergeResult) -> Statistics:
     }
 
 
-def deduplicate_statistics(result: MergeResult) -> Statistics:
+def make_deduplicate_statistics(result: MergeResult) -> Statistics:
     """As :func:`maintenance_statistics`, with what was (or would be) removed."""
     intent = result.plan.intent if result.plan is not None else None
     assert isinstance(intent, Deduplicate)
     return {
-        **maintenance_statistics(result),
+        **make_maintenance_statistics(result),
         "key_columns": list(intent.keys),
         "dedup_order_by": list(intent.order_by),
         "deduplicated": True,

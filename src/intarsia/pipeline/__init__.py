@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING
 from intarsia.common.lazy import lazily as _lazily
 
 if TYPE_CHECKING:
-    from intarsia.pipeline.check import check
-    from intarsia.pipeline.declare import load, loads
     from intarsia.pipeline.model import (
         Compact,
         Deduplicate,
@@ -31,8 +29,10 @@ if TYPE_CHECKING:
         Update,
         Write,
     )
+    from intarsia.pipeline.parse import load, loads
     from intarsia.pipeline.report import PipelineReport, StepReport, as_json
     from intarsia.pipeline.runner import run, run_file
+    from intarsia.pipeline.validation import check
 
 _HOMES = {
     "Compact": "model",
@@ -51,9 +51,9 @@ _HOMES = {
     "Update": "model",
     "Write": "model",
     "as_json": "report",
-    "check": "check",
-    "load": "declare",
-    "loads": "declare",
+    "check": "validation",
+    "load": "parse",
+    "loads": "parse",
     "run": "runner",
     "run_file": "runner",
 }

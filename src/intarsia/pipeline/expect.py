@@ -12,8 +12,8 @@ from intarsia import api
 from intarsia.core.expr import Column, Expr, In, IsNull, Not, literal, to_sql
 from intarsia.core.ports import Table
 from intarsia.errors import ColumnNotFound, InputError
-from intarsia.pipeline.model import Expect, names
-from intarsia.pipeline.shape import Tally
+from intarsia.pipeline.model import Expect, list_names
+from intarsia.pipeline.row_transform import RowCounter
 from intarsia.sql.parse import parse_predicate
 
 
@@ -30,16 +30,16 @@ class Check:
         return self.failing == 0
 
 
-def conditions(step: Expect) -> list[tuple[str, Expr]]:
+def parse_conditions(step: Expect) -> list[tuple[str, Expr]]:
     """The expectations on single rows, each with the condition under which a row is against it."""
     found: list[tuple[str, Expr]] = []
-    for name in names(step.not_null):
+    for name in list_names(step.not_null):
         found.append((f"{name} is not NULL", IsNull(Column((name,), exact=True))))
     for name, values in step.accepted.items():
         items = tuple(_literal(name, value) for value in values)
         shown = ", ".join(map(str, values))
         found.append((f"{name} is one of {shown}", In(Column((name,), exact=True), items, negated=True)))
-    for text in names(step.holds):
+    for text in list_names(step.holds):
         found.append((text, Not(parse_predicate(text))))
     return found
 
@@ -51,7 +51,7 @@ def _literal(name: str, value: Any) -> Any:
         raise InputError(f"accepted: {value!r} cannot be a value of {name!r}.") from error
 
 
-def row_bounds(step: Expect, rows: int) -> list[Check]:
+def check_row_bounds(step: Expect, rows: int) -> list[Check]:
     """Whether there are as many rows as expected."""
     found = []
     if step.min_rows is not None:
@@ -63,24 +63,24 @@ def row_bounds(step: Expect, rows: int) -> list[Check]:
     return found
 
 
-def failed(step: Expect, checks: Sequence[Check], where: str) -> InputError | None:
+def make_failure(step: Expect, checks: Sequence[Check], where: str) -> InputError | None:
     """The error that ends the run, or None where everything holds."""
     wrong = [check for check in checks if not check.ok]
     if not wrong:
         return None
-    told = "; ".join(_told(check) for check in wrong)
+    told = "; ".join(_describe(check) for check in wrong)
     what = "expectation does" if len(wrong) == 1 else "expectations do"
     return InputError(f"{len(wrong)} {what} not hold of {where}: {told}.", path=where)
 
 
-def _told(check: Check) -> str:
+def _describe(check: Check) -> str:
     if check.found:
         return f"{check.expectation} (there are {check.found})"
     return f"{check.expectation} ({check.failing:,} {'row' if check.failing == 1 else 'rows'} against it)"
 
 
-def _unique(step: Expect) -> str:
-    return f"{', '.join(names(step.unique))} unique"
+def _describe_unique(step: Expect) -> str:
+    return f"{', '.join(list_names(step.unique))} unique"
 
 
 # Targets: the engine's own dry runs count, so pruning by statistics works here, too.
@@ -89,8 +89,8 @@ def _unique(step: Expect) -> str:
 def check_target(step: Expect, table: Table, engine: Any, progress: Any) -> list[Check]:
     """Look at a table; what its statistics tell is not read."""
     snapshot = table.snapshot()
-    checks = row_bounds(step, snapshot.rows)
-    wanted = conditions(step)
+    checks = check_row_bounds(step, snapshot.rows)
+    wanted = parse_conditions(step)
     if not snapshot.files:
         return [*checks, *(Check(text, 0) for text, _ in wanted)]
     _check_columns(step, snapshot.schema.names)
@@ -103,14 +103,14 @@ def check_target(step: Expect, table: Table, engine: Any, progress: Any) -> list
     for text, against in wanted:
         counted = api.delete(table, to_sql(against), **counting)
         checks.append(Check(text, counted.deleted))
-    if names(step.unique):
-        twice = api.deduplicate(table, on=names(step.unique), **counting)
-        checks.append(Check(_unique(step), twice.deleted))
+    if list_names(step.unique):
+        twice = api.deduplicate(table, on=list_names(step.unique), **counting)
+        checks.append(Check(_describe_unique(step), twice.deleted))
     return checks
 
 
 def _check_columns(step: Expect, there: Sequence[str]) -> None:
-    for name in (*names(step.not_null), *names(step.unique), *step.accepted):
+    for name in (*list_names(step.not_null), *list_names(step.unique), *step.accepted):
         if name not in there:
             raise ColumnNotFound(
                 f"There is no column {name!r} to expect something of; there is {', '.join(there)}."
@@ -122,9 +122,9 @@ def _check_columns(step: Expect, there: Sequence[str]) -> None:
 
 def check_streams(step: Expect, streams: Iterable[pa.RecordBatchReader]) -> list[Check]:
     """Look at Arrow streams; of the rows only the columns that must be unique are kept."""
-    wanted = conditions(step)
-    tally = Tally(tuple(against for _, against in wanted))
-    keys = list(names(step.unique))
+    wanted = parse_conditions(step)
+    tally = RowCounter(tuple(against for _, against in wanted))
+    keys = list(list_names(step.unique))
     totals = [0] * (len(wanted) + 1)
     kept: list[pa.Table] = []
     for stream in streams:
@@ -134,14 +134,14 @@ def check_streams(step: Expect, streams: Iterable[pa.RecordBatchReader]) -> list
             totals = [total + counts.column(at)[0].as_py() for at, total in enumerate(totals)]
             if keys:
                 kept.append(pa.Table.from_batches([batch]).select(keys))
-    checks = row_bounds(step, totals[0])
+    checks = check_row_bounds(step, totals[0])
     checks += [Check(text, count) for (text, _), count in zip(wanted, totals[1:], strict=True)]
     if keys:
         different = 0
         if kept:
             whole = pa.concat_tables(kept, promote_options="permissive")
             different = whole.group_by(keys).aggregate([]).num_rows
-        checks.append(Check(_unique(step), totals[0] - different))
+        checks.append(Check(_describe_unique(step), totals[0] - different))
     return checks
 
 
@@ -149,20 +149,20 @@ def check_frame(step: Expect, frame: Any) -> list[Check]:
     """Look at a Spark DataFrame: one pass for all conditions, one for the keys; counts alone come back."""
     from pyspark.sql import functions
 
-    from intarsia.spark.collecting import interruptible
+    from intarsia.spark.collect import run_interruptible
 
-    wanted = conditions(step)
+    wanted = parse_conditions(step)
     _check_columns(step, frame.columns)
-    tally = Tally(tuple(against for _, against in wanted))
+    tally = RowCounter(tuple(against for _, against in wanted))
     columns = ", ".join(f"{name} bigint" for name in tally.schema.names)
     sums = [functions.sum(name).alias(name) for name in tally.schema.names]
     summed = frame.mapInArrow(tally.counted, columns).agg(*sums)
-    (counts,) = interruptible(frame.sparkSession, summed.collect)
+    (counts,) = run_interruptible(frame.sparkSession, summed.collect)
     totals = [int(count or 0) for count in counts]
-    checks = row_bounds(step, totals[0])
+    checks = check_row_bounds(step, totals[0])
     checks += [Check(text, count) for (text, _), count in zip(wanted, totals[1:], strict=True)]
-    if names(step.unique):
-        keys = frame.select(*[f"`{name}`" for name in names(step.unique)]).distinct()
-        different = interruptible(frame.sparkSession, keys.count)
-        checks.append(Check(_unique(step), totals[0] - different))
+    if list_names(step.unique):
+        keys = frame.select(*[f"`{name}`" for name in list_names(step.unique)]).distinct()
+        different = run_interruptible(frame.sparkSession, keys.count)
+        checks.append(Check(_describe_unique(step), totals[0] - different))
     return checks

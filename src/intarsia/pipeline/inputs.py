@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import posixpath
 import re
+import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from http.client import HTTPException
 from typing import Any
+from urllib.error import HTTPError, URLError
+from urllib.parse import unquote, urlsplit
+from urllib.request import Request, urlopen
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.csv as pacsv
+import pyarrow.fs as pafs
 
 from intarsia.common.formats import (
     SUFFIXES,
@@ -26,12 +33,16 @@ from intarsia.common.formats import (
 )
 from intarsia.common.log import redact
 from intarsia.common.paths import InputFile, find_input_files
-from intarsia.core.files import Snapshot
-from intarsia.engines.arrow.scan import Scan
-from intarsia.errors import InputError, NothingMatched, NotSupported
-from intarsia.pipeline.model import Source, names
-from intarsia.pipeline.shape import Shape, derivations, predicate, type_named
-from intarsia.pipeline.web import Web, is_web
+from intarsia.core.snapshot import Snapshot
+from intarsia.errors import InputError, NothingMatched, NotSupported, StorageError
+from intarsia.kernel.read import SnapshotScan
+from intarsia.pipeline.model import Source, list_names
+from intarsia.pipeline.row_transform import (
+    RowTransform,
+    parse_derivations,
+    parse_source_filter,
+    parse_type_name,
+)
 
 _REMOTE = re.compile(r"^(?!file:|local:)[A-Za-z][A-Za-z0-9+.-]+://")
 _PORTABLE = ("delimiter", "null_value")
@@ -39,7 +50,7 @@ _OPEN_FILES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class Stamp:
+class FileStamp:
     """A file as it was when it was listed."""
 
     path: str
@@ -52,27 +63,27 @@ class Stamp:
 
 
 @dataclass(frozen=True, slots=True)
-class Arrived:
+class InputFiles:
     """The files of a source, listed once: what is read is what was listed."""
 
-    stamps: tuple[Stamp, ...]
+    stamps: tuple[FileStamp, ...]
     files: tuple[InputFile, ...] = ()
     """Where this process can read them; else Spark does, by their paths."""
     fetched: bool = False
     """They came from the web: no other process can read them."""
 
-    def without(self, known: Iterable[Stamp]) -> Arrived:
+    def without(self, known: Iterable[FileStamp]) -> InputFiles:
         """The files that are not known, by path, size and time."""
         old = set(known)
         kept = [number for number, stamp in enumerate(self.stamps) if stamp not in old]
-        return Arrived(
+        return InputFiles(
             tuple(self.stamps[number] for number in kept),
             tuple(self.files[number] for number in kept) if self.files else (),
             self.fetched,
         )
 
 
-def arrived(source: Source, web: Web, session: Callable[[], Any] | None = None) -> Arrived:
+def list_inputs(source: Source, web: Downloads, session: Callable[[], Any] | None = None) -> InputFiles:
     """List a source's files; a file that several of its paths name counts once.
 
     With a Spark session, which is asked for only then, URLs are listed by Spark, which will read them; what
@@ -84,9 +95,9 @@ def arrived(source: Source, web: Web, session: Callable[[], Any] | None = None) 
     """
     suffixes = SUFFIXES[source.format] if source.format else _all_suffixes()
     files: dict[str, InputFile] = {}
-    remote: list[Stamp] = []
+    remote: list[FileStamp] = []
     fetched: dict[str, tuple[InputFile, int]] = {}
-    for path in names(source.path):
+    for path in list_names(source.path):
         if is_web(path):
             fetched[path] = web.file(path)
         elif session is not None and _REMOTE.match(path):
@@ -96,23 +107,23 @@ def arrived(source: Source, web: Web, session: Callable[[], Any] | None = None) 
     if sum(map(bool, (files, remote, fetched))) > 1:
         raise InputError("A source has files of one kind of place.", hint="make several sources of it.")
     if fetched:
-        stamps = (Stamp(file.shown, file.size, digest) for file, digest in fetched.values())
-        return Arrived(tuple(stamps), tuple(file for file, _ in fetched.values()), fetched=True)
+        stamps = (FileStamp(file.shown, file.size, digest) for file, digest in fetched.values())
+        return InputFiles(tuple(stamps), tuple(file for file, _ in fetched.values()), fetched=True)
     if remote:
-        return Arrived(tuple(sorted(set(remote), key=lambda stamp: stamp.path)))
-    return Arrived(tuple(map(_stamp, files.values())), tuple(files.values()))
+        return InputFiles(tuple(sorted(set(remote), key=lambda stamp: stamp.path)))
+    return InputFiles(tuple(map(_stamp, files.values())), tuple(files.values()))
 
 
 def _all_suffixes() -> tuple[str, ...]:
     return tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 
 
-def _stamp(file: InputFile) -> Stamp:
+def _stamp(file: InputFile) -> FileStamp:
     info = file.filesystem.get_file_info(file.location)
-    return Stamp(redact(file.location), info.size or 0, info.mtime_ns or 0)
+    return FileStamp(redact(file.location), info.size or 0, info.mtime_ns or 0)
 
 
-def _listed_by_spark(path: str, session: Any) -> list[Stamp]:
+def _listed_by_spark(path: str, session: Any) -> list[FileStamp]:
     """Names and times alone: the column with the bytes is not asked for, so no file is read."""
     found = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
     rows = found.select("path", "length", "modificationTime").toArrow()
@@ -120,25 +131,25 @@ def _listed_by_spark(path: str, session: Any) -> list[Stamp]:
         raise NothingMatched(f"No data file was found under {redact(path)}.", path=redact(path))
     times = rows["modificationTime"].cast(pa.timestamp("ns", "UTC"), safe=False).cast(pa.int64())
     columns = (rows["path"].to_pylist(), rows["length"].to_pylist(), times.to_pylist())
-    return [Stamp(*row) for row in zip(*columns, strict=True)]
+    return [FileStamp(*row) for row in zip(*columns, strict=True)]
 
 
-def shape_of(source: Source, kind: Format, known: pa.Schema | None = None) -> Shape:
+def make_transform(source: Source, kind: Format, known: pa.Schema | None = None) -> RowTransform:
     """How a source's rows are brought into shape; ``known`` types those of text that are not declared."""
-    declared = {name: type_named(text) for name, text in source.columns.items()}
+    declared = {name: parse_type_name(text) for name, text in source.columns.items()}
     types = declared
     if not declared and known is not None and kind in ("csv", "json"):
         types = {field.name: field.type for field in known if not pa.types.is_nested(field.type)}
-    return Shape(
+    return RowTransform(
         types=types,
         only=bool(declared),
         absent_is_null=kind == "json",
-        derive=derivations(source.derive),
-        where=predicate(source.where),
+        derive=parse_derivations(source.derive),
+        where=parse_source_filter(source.where),
     )
 
 
-def format_in(source: Source, there: Arrived) -> Format:
+def detect_format(source: Source, there: InputFiles) -> Format:
     """The one format of a source's files. Raises InputError where they have several."""
     if source.format is not None:
         return source.format
@@ -173,29 +184,31 @@ def check_portable(source: Source) -> None:
         )
 
 
-def streams(source: Source, there: Arrived, known: pa.Schema | None = None) -> list[pa.RecordBatchReader]:
+def read_streams(
+    source: Source, there: InputFiles, known: pa.Schema | None = None
+) -> list[pa.RecordBatchReader]:
     """The rows of the files, in shape, as one stream for each file; read when it is drawn from."""
-    kind = format_in(source, there)
-    shape = shape_of(source, kind, known)
+    kind = detect_format(source, there)
+    shape = make_transform(source, kind, known)
     types = pa.schema(list(shape.types.items())) if shape.types else None
     partitions = partition_scalars(list(there.files), kind, types=types)
     if kind in ("csv", "json") and len(there.files) > 1:
-        types = agreed_types([_opened(source, file, kind, types)[0] for file in there.files], types)
+        types = agreed_types([_open_file(source, file, kind, types)[0] for file in there.files], types)
     found = []
     for file, scalars in zip(there.files, partitions, strict=True):
-        schema, batches = _opened(source, file, kind, types)
+        schema, batches = _open_file(source, file, kind, types)
         extra = {name: scalar for name, scalar in scalars.items() if name not in schema.names}
         whole = pa.schema([*schema, *(pa.field(name, scalar.type) for name, scalar in extra.items())])
-        batches = _completed(batches, extra)
-        with _told_of(file):
+        batches = _add_constants(batches, extra)
+        with _naming_errors(file):
             made = shape.schema(whole)
-        shaped = _naming(file, shape.batches(whole, batches))
-        found.append(pa.RecordBatchReader.from_batches(made, shaped))
+        transform_frame = _name_file(file, shape.batches(whole, batches))
+        found.append(pa.RecordBatchReader.from_batches(made, transform_frame))
     return found
 
 
 @contextmanager
-def _told_of(file: InputFile) -> Iterator[None]:
+def _naming_errors(file: InputFile) -> Iterator[None]:
     """What is wrong with rows of a file, told with its path."""
     try:
         yield
@@ -205,12 +218,12 @@ def _told_of(file: InputFile) -> Iterator[None]:
         raise type(error)(f"{file.shown}: {error.message}", path=file.shown, hint=error.hint) from error
 
 
-def _naming(file: InputFile, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with _told_of(file):
+def _name_file(file: InputFile, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    with _naming_errors(file):
         yield from batches
 
 
-def _opened(
+def _open_file(
     source: Source, file: InputFile, kind: Format, types: pa.Schema | None
 ) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     if kind != "csv" or not source.options:
@@ -229,16 +242,18 @@ def _opened(
     return table.schema, table.to_batches()
 
 
-def _completed(batches: Iterable[pa.RecordBatch], extra: dict[str, pa.Scalar]) -> Iterator[pa.RecordBatch]:
+def _add_constants(
+    batches: Iterable[pa.RecordBatch], extra: dict[str, pa.Scalar]
+) -> Iterator[pa.RecordBatch]:
     for batch in batches:
         for name, scalar in extra.items():
             batch = batch.append_column(name, pa.repeat(scalar, batch.num_rows))
         yield batch
 
 
-def snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchReader:
+def read_snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchReader:
     """The rows of a table's state, in the source's shape; CommitConflict where it changes meanwhile."""
-    shape = shape_of(source, "parquet")
+    shape = make_transform(source, "parquet")
     return pa.RecordBatchReader.from_batches(
         shape.schema(snapshot.schema), shape.batches(snapshot.schema, _rows_of(snapshot))
     )
@@ -246,8 +261,8 @@ def snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchReader:
 
 def _rows_of(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
     """Some files after the other, since a snapshot's dataset keeps its files open."""
-    if snapshot.spread is not None:
-        yield from Scan(snapshot, tuple(snapshot.schema.names)).batches(threads=os.cpu_count() or 1)
+    if not snapshot.replaces_in_place:
+        yield from SnapshotScan(snapshot, tuple(snapshot.schema.names)).batches(threads=os.cpu_count() or 1)
         return
     for start in range(0, len(snapshot.files), _OPEN_FILES):
         some = replace(snapshot, files=snapshot.files[start : start + _OPEN_FILES])
@@ -257,19 +272,19 @@ def _rows_of(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
 # Spark
 
 
-def frame(source: Source, there: Arrived, session: Any, known: pa.Schema | None = None) -> Any:
+def read_frame(source: Source, there: InputFiles, session: Any, known: pa.Schema | None = None) -> Any:
     """The rows of the files, in shape, as a Spark DataFrame; what is malformed fails when it is read."""
-    kind = format_in(source, there)
+    kind = detect_format(source, there)
     if there.files and (kind == "arrow" or any(s.path.lower().endswith(_NOT_SPARKS) for s in there.stamps)):
         check_portable(source)
-        rows = pa.concat_tables([one.read_all() for one in streams(source, there, known)])
+        rows = pa.concat_tables([one.read_all() for one in read_streams(source, there, known)])
         return session.createDataFrame(rows)  # through the driver: Spark has no reader for these
     paths = [_for_spark(stamp.path) for stamp in there.stamps]
     reader = session.read.options(**_reader_options(source, there, kind))
     base = _base(there)
     if base is not None:
         reader = reader.option("basePath", _for_spark(base, glob=True))
-    shape = shape_of(source, kind, known)
+    shape = make_transform(source, kind, known)
     if kind == "parquet":
         found = reader.option("mergeSchema", "true").parquet(*paths)
     elif kind == "csv":
@@ -277,23 +292,25 @@ def frame(source: Source, there: Arrived, session: Any, known: pa.Schema | None 
     else:
         found = _json_frame(source, there, reader, paths, shape)
     if kind == "csv" and not source.columns:
-        shape = _with_inferred(shape, reader, paths)
-    return shaped(found, shape)
+        shape = _infer_types(shape, reader, paths)
+    return transform_frame(found, shape)
 
 
-def _json_frame(source: Source, there: Arrived, reader: Any, paths: Sequence[str], shape: Shape) -> Any:
+def _json_frame(
+    source: Source, there: InputFiles, reader: Any, paths: Sequence[str], shape: RowTransform
+) -> Any:
     """Files of lines and files with an array are read apart: of lines, Spark's way with arrays takes one."""
     arrays = [is_json_array(file) for file in there.files] or [False] * len(paths)
     found = None
     for is_array in sorted(set(arrays)):
         some = [path for path, one in zip(paths, arrays, strict=True) if one == is_array]
         rows = reader.option("multiLine", is_array) if "multiLine" not in source.options else reader
-        frame = rows.schema(_json_schema(source, rows, some, shape)).json(some)
-        found = frame if found is None else found.unionByName(frame, allowMissingColumns=True)
+        read_frame = rows.schema(_json_schema(source, rows, some, shape)).json(some)
+        found = read_frame if found is None else found.unionByName(read_frame, allowMissingColumns=True)
     return found
 
 
-def _json_schema(source: Source, reader: Any, paths: list[str], shape: Shape) -> Any:
+def _json_schema(source: Source, reader: Any, paths: list[str], shape: RowTransform) -> Any:
     """Numbers with a known type are read as text, which keeps every digit; the types come with the shape."""
     from pyspark.sql import types as sparks
 
@@ -310,7 +327,7 @@ def _json_schema(source: Source, reader: Any, paths: list[str], shape: Shape) ->
     )
 
 
-def _with_inferred(shape: Shape, reader: Any, paths: Sequence[str]) -> Shape:
+def _infer_types(shape: RowTransform, reader: Any, paths: Sequence[str]) -> RowTransform:
     """Types for the columns of a CSV file that nobody has given one."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
@@ -320,40 +337,40 @@ def _with_inferred(shape: Shape, reader: Any, paths: Sequence[str]) -> Shape:
     return replace(shape, types=types)
 
 
-def snapshot_frame(source: Source, snapshot: Snapshot, session: Any) -> Any:
+def read_snapshot_frame(source: Source, snapshot: Snapshot, session: Any) -> Any:
     """The rows of a table's state, in the source's shape, as a Spark DataFrame.
 
     The library reads the files, not Spark: each is the one of the snapshot or the step fails, and
     partition columns have their types.
     """
-    from intarsia.frames import Whole, frame_of  # needs pyspark
+    from intarsia.frames import SnapshotReader, make_frame  # needs pyspark
 
-    found = frame_of(session, Whole(snapshot), since="the step looked at it")
-    return shaped(found, shape_of(source, "parquet"))
+    found = make_frame(session, SnapshotReader(snapshot), since="the step looked at it")
+    return transform_frame(found, make_transform(source, "parquet"))
 
 
-def shaped(frame: Any, shape: Shape) -> Any:
+def transform_frame(read_frame: Any, shape: RowTransform) -> Any:
     """A DataFrame whose rows were brought into shape by Spark's Python workers."""
     if shape.trivial:
-        return frame
+        return read_frame
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
-    from intarsia.frames import shown_as
+    from intarsia.frames import make_readable_type
 
-    given = to_arrow_schema(frame.schema)
+    given = to_arrow_schema(read_frame.schema)
     made = shape.schema(given)
     # Spark has microseconds and no unsigned integers; the target takes what they stand for.
-    sent = pa.schema([field.with_type(shown_as(field.type, field.type)) for field in made])
+    sent = pa.schema([field.with_type(make_readable_type(field.type, field.type)) for field in made])
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in shape.batches(given, batches):
             columns = [pc.cast(column, field.type) for column, field in zip(batch.columns, sent, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=sent)
 
-    return frame.mapInArrow(rows, from_arrow_schema(sent, prefer_timestamp_ntz=True))
+    return read_frame.mapInArrow(rows, from_arrow_schema(sent, prefer_timestamp_ntz=True))
 
 
-def _reader_options(source: Source, there: Arrived, kind: Format) -> dict[str, Any]:
+def _reader_options(source: Source, there: InputFiles, kind: Format) -> dict[str, Any]:
     options: dict[str, Any] = {"mode": "FAILFAST"}
     if kind == "csv":
         # Headers are compared: files whose columns come in another order are refused, not mixed up.
@@ -376,7 +393,7 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _base(there: Arrived) -> str | None:
+def _base(there: InputFiles) -> str | None:
     """The directory above the ``name=value`` ones, where there are some."""
     for file in there.files:
         if "=" in posixpath.dirname(file.below):
@@ -390,3 +407,74 @@ def _for_spark(path: str, *, glob: bool = False) -> str:
         return path
     plain = path if glob else re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
     return plain if plain.startswith("file:") else f"file://{plain}"
+
+
+_WEB = re.compile(r"^https?://", re.IGNORECASE)
+_TIMEOUT = 60.0
+_PIECE = 1 << 20
+
+
+def is_web(path: str) -> bool:
+    return _WEB.match(path) is not None
+
+
+@dataclass(slots=True)
+class Downloads:
+    """What one run has fetched: each URL once, into a directory that goes with :meth:`close`."""
+
+    fetched: dict[str, tuple[InputFile, int]] = field(default_factory=dict)
+    directory: tempfile.TemporaryDirectory[str] | None = None
+
+    def file(self, url: str) -> tuple[InputFile, int]:
+        """The file behind a URL, and a number that tells its contents from any others.
+
+        Raises:
+            NothingMatched: the server has no such file.
+            InputError: the URL has a pattern in it, which a web server cannot answer.
+            StorageError: the server did not answer, or not in full.
+        """
+        if url not in self.fetched:
+            self.fetched[url] = self._fetch(url)
+        return self.fetched[url]
+
+    def close(self) -> None:
+        """Remove what was fetched. Idempotent."""
+        self.fetched.clear()
+        if self.directory is not None:
+            self.directory.cleanup()
+            self.directory = None
+
+    def _fetch(self, url: str) -> tuple[InputFile, int]:
+        shown, path = redact(url), urlsplit(url).path
+        if "*" in path:
+            raise InputError(f"A web server lists no files: {shown}.", path=shown, hint="name each file.")
+        if self.directory is None:
+            self.directory = tempfile.TemporaryDirectory(prefix="intarsia-web-")
+        name = posixpath.basename(unquote(path)).replace("/", "_") or "index"
+        place = os.path.join(tempfile.mkdtemp(dir=self.directory.name), name)
+        try:
+            size, digest = _download(url, place)
+        except HTTPError as error:
+            error.close()
+            if error.code in (404, 410):
+                raise NothingMatched(f"There is no file {shown}: HTTP {error.code}.", path=shown) from error
+            raise StorageError(f"Could not fetch {shown}: HTTP {error.code}.", path=shown) from error
+        except (URLError, HTTPException, OSError) as error:
+            reason = getattr(error, "reason", None) or error
+            raise StorageError(f"Could not fetch {shown}: {redact(str(reason))}.", path=shown) from error
+        return InputFile(place, shown, name, size, pafs.LocalFileSystem()), digest
+
+
+def _download(url: str, place: str) -> tuple[int, int]:
+    """Size and digest of what came; memory: one piece."""
+    digest, size = hashlib.sha256(), 0
+    asked = Request(url, headers={"User-Agent": "intarsia", "Accept-Encoding": "identity"})
+    with urlopen(asked, timeout=_TIMEOUT) as answer, open(place, "wb") as file:
+        while piece := answer.read(_PIECE):
+            digest.update(piece)
+            size += len(piece)
+            file.write(piece)
+        expected = answer.headers.get("Content-Length")
+    if expected is not None and int(expected) != size:
+        raise OSError(f"{size:,} bytes came of {int(expected):,}")
+    return size, int.from_bytes(digest.digest()[:7], "big")

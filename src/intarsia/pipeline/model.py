@@ -4,48 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Literal, TypedDict
+from typing import Any, ClassVar, Literal
 
 from intarsia.common.names import suggestion
 from intarsia.core.intent import Missing
 from intarsia.core.rule import Clause
 from intarsia.errors import InputError
+from intarsia.options import StepOptions, StrategyName, TargetOptions
 
 Columns = str | tuple[str, ...]
 """One column, or several."""
-
-Strategy = Literal["insert", "update", "upsert", "full_merge", "deduplicate"]
-
-
-class TargetOptions(TypedDict, total=False):
-    """Options of a table, as everywhere in the library."""
-
-    storage_options: Mapping[str, Any]
-    control_path: str
-    single_writer: bool
-    lock_timeout: float
-    retain: int
-    branch: str
-    mode: Literal["copy-on-write", "merge-on-read"]
-
-
-class StepOptions(TypedDict, total=False):
-    """Options of an operation, as everywhere in the library."""
-
-    compression: str
-    row_group_size: int
-    max_rows_per_file: int
-    batch_rows: int
-    threads: int
-    memory_bytes: int
-    tasks: int
-    broadcast_bytes: int
-    spool_bytes: int
-    spool_dir: str
-    naive_timestamps: Literal["error", "utc"]
-    int96: Literal["keep", "convert"]
-    dialect: str
-    properties: Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +86,7 @@ class Declared:
     """The table that is changed or looked at: the name of a target."""
     on: Columns = ()
     """Key columns; of a merge also a condition, as in ``target.id = source.id and target.open``."""
-    strategy: Strategy | None = None
+    strategy: StrategyName | None = None
     """None is ``upsert``, where there is no ``when``."""
     when: str | tuple[str | Clause, ...] = ()
     """Instead of a strategy: clauses, as in SQL's MERGE; the first that applies to a row decides."""
@@ -298,20 +266,20 @@ class Pipeline:
     """The file it was read from."""
 
 
-def names(columns: Columns | None) -> tuple[str, ...]:
+def list_names(columns: Columns | None) -> tuple[str, ...]:
     """One column or several, as a tuple."""
     if columns is None:
         return ()
     return (columns,) if isinstance(columns, str) else tuple(columns)
 
 
-def needed(value: str | None) -> str:
+def require(value: str | None) -> str:
     """What a step of its kind is never without."""
     assert value is not None
     return value
 
 
-def step_name(step: Step, number: int) -> str:
+def name_step(step: Step, number: int) -> str:
     """The name a step was given, or one made of its number and what it works on."""
     where = step.target or step.source or ""
     return step.name or f"{number}-{step.operation}-{where}"

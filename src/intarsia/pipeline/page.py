@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
-from intarsia.core.files import Snapshot
 from intarsia.core.report import MergeResult
-from intarsia.pipeline.report import PipelineReport, StepReport, error_as_json, status_words
+from intarsia.core.snapshot import Snapshot
+from intarsia.pipeline.report import PipelineReport, StepReport, describe_status, error_as_json
 from intarsia.show import svg, units
-from intarsia.show.page import Fact, Table, page_of
+from intarsia.show.page import Fact, PageTable, page_of
 from intarsia.show.tiles import Drawable
 
 PICTURE = 430
@@ -68,10 +68,10 @@ footer{color:var(--quiet);font-size:13px;margin-top:18px}
 """
 
 
-def page(report: PipelineReport) -> str:
+def render_page(report: PipelineReport) -> str:
     """The report as a page. Every text from outside is escaped; nothing is loaded from anywhere."""
     steps = "".join(_step(number, step) for number, step in enumerate(report.steps, 1))
-    title = _safe(f"{report.pipeline}: {status_words(report)}")
+    title = _safe(f"{report.pipeline}: {describe_status(report)}")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -90,7 +90,7 @@ def _header(report: PipelineReport) -> str:
     origin = f"<p>{_safe(report.origin)}</p>" if report.origin else ""
     return (
         f'<header><div class="top"><h1>{_safe(report.pipeline)}</h1>'
-        f'<span class="mark {tone}">{_safe(status_words(report))}</span></div>'
+        f'<span class="mark {tone}">{_safe(describe_status(report))}</span></div>'
         f"<p>{_safe(' · '.join(filter(None, facts)))}</p>{origin}</header>"
     )
 
@@ -106,7 +106,7 @@ def _totals(report: PipelineReport) -> str:
         ("rows deleted", units.count(sum(result.deleted for result in results))),
         (f"files written{planned}", _files(report.steps)),
         (f"bytes written{planned}", _bytes(report.steps)),
-        ("steps", f"{len(report.steps)} ({_counted(report, 'unchanged')} unchanged)"),
+        ("steps", f"{len(report.steps)} ({_count_steps(report, 'unchanged')} unchanged)"),
     ]
     shown = "".join(_card(label, [text]) for label, text in cards)
     return f'<section><div class="cards">{shown}</div></section>'
@@ -122,7 +122,7 @@ def _bytes(steps: Sequence[StepReport]) -> str:
     return f"{about}{units.size(sum(step.bytes_written for step in steps))}"
 
 
-def _counted(report: PipelineReport, status: str) -> int:
+def _count_steps(report: PipelineReport, status: str) -> int:
     return sum(step.status == status for step in report.steps)
 
 
@@ -268,7 +268,7 @@ def _value(text: str) -> str:
     return f"<b>{_safe(number)}</b> {_safe(words)}" if number[:1].isdigit() else _safe(text)
 
 
-def _table(table: Table) -> str:
+def _table(table: PageTable) -> str:
     number = [' class="num"' if name in table.numbers else "" for name in table.columns]
     heads = "".join(f"<th{css}>{_safe(name)}</th>" for css, name in zip(number, table.columns, strict=True))
     lines = "".join(

@@ -8,10 +8,10 @@ from datetime import datetime
 from typing import Any, Literal
 
 from intarsia.common.log import redact
-from intarsia.core.files import Snapshot
 from intarsia.core.plan import Plan
 from intarsia.core.report import MergeResult
 from intarsia.core.report import as_json as result_as_json
+from intarsia.core.snapshot import Snapshot
 from intarsia.errors import IntarsiaError
 from intarsia.pipeline.expect import Check
 
@@ -112,7 +112,7 @@ class PipelineReport:
         raise KeyError(name)
 
 
-def status_words(report: PipelineReport) -> str:
+def describe_status(report: PipelineReport) -> str:
     """The run in a few words: ``done``, ``done, nothing had changed``, ``failed at 'x'``."""
     if report.failed is not None:
         return f"failed at {report.failed.name!r}"
@@ -131,7 +131,7 @@ def as_json(report: PipelineReport) -> dict[str, Any]:
         "pipeline": report.pipeline,
         "run_id": report.run_id,
         "file": report.origin,
-        "status": status_words(report),
+        "status": describe_status(report),
         "ok": report.ok,
         "dry_run": report.dry_run,
         "resumes": report.resumes,
@@ -192,14 +192,21 @@ def _result(result: MergeResult) -> dict[str, Any]:
     plain = result_as_json(result)
     counts = Counter(entry.operation for entry in result.files)
     if len(result.files) > MOST_FILES:
-        paths = ("rewritten_files", "veiled_files", "inserted_files", "preserved_files", "removed_files")
+        paths = (
+            "rewritten_files",
+            "files_with_deletes",
+            "inserted_files",
+            "preserved_files",
+            "removed_files",
+        )
         for name in ("files", *paths):
             plain[name] = plain[name][:MOST_FILES]
     return plain | {
         "path": redact(result.path),
         "total": result.total,
         "file_counts": {
-            kind: counts.get(kind, 0) for kind in ("rewritten", "veiled", "inserted", "preserved", "removed")
+            kind: counts.get(kind, 0)
+            for kind in ("rewritten", "with_deletes", "inserted", "preserved", "removed")
         },
     }
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
+import re
+import tempfile
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -15,18 +18,20 @@ from typing import Any, Literal
 from intarsia.common.log import redact
 from intarsia.core.ports import Progress
 from intarsia.core.run import silent
-from intarsia.errors import InputError
-from intarsia.pipeline.check import check
-from intarsia.pipeline.course import Course, OnStep
-from intarsia.pipeline.declare import load
-from intarsia.pipeline.files import report_directory, write_report
-from intarsia.pipeline.ledger import Ledger
+from intarsia.errors import InputError, StorageError
 from intarsia.pipeline.model import Pipeline
-from intarsia.pipeline.reconcile import reconcile, settle
-from intarsia.pipeline.report import PipelineReport, StepReport
-from intarsia.pipeline.state_file import held, old_state_path, read, state_path
-from intarsia.pipeline.steps import Workshop
+from intarsia.pipeline.page import render_page
+from intarsia.pipeline.parse import load
+from intarsia.pipeline.report import PipelineReport, StepReport, as_json
+from intarsia.pipeline.run_state import RunState
+from intarsia.pipeline.state import lock_state, old_state_path, read_state, state_path, write_atomically
+from intarsia.pipeline.state_recovery import finish_commits, recover_state
+from intarsia.pipeline.step_runner import OnStep, StepRunner
+from intarsia.pipeline.steps import RunResources
+from intarsia.pipeline.validation import check
 from intarsia.show.progress import for_terminal
+
+__all__ = ["OnStep", "run", "run_file"]
 
 
 def run(
@@ -67,13 +72,25 @@ def run(
             targets that were filled otherwise, and for a state that was lost.
 
     Raises:
-        InputError: the pipeline does not hang together.
+        InputError: the pipeline is not consistent.
         NotSupported: Spark or DuckDB is not installed, or a target's kind is not part of this version.
         CommitConflict: another run of this pipeline is under way.
         DamagedTable: the state is damaged, or was lost: a table's log has commits that it does not know.
         StorageError: the state or the report cannot be written.
 
-    A step of whose commit by an earlier run nobody can tell is refused by CommitUnknown, in its report.
+    The report has the errors of steps; CommitUnknown where a commit of an earlier run cannot be determined.
+
+    Example:
+        >>> from intarsia import pipeline
+        >>> declared = pipeline.Pipeline(
+        ...     name="orders",
+        ...     engine="arrow",
+        ...     sources={"changes": pipeline.Source(path="changes.csv")},
+        ...     targets={"orders": pipeline.Target(path="lake/orders")},
+        ...     steps=(pipeline.Merge(source="changes", target="orders", on="id"),),
+        ... )
+        >>> pipeline.run(declared, progress=False).check().steps[0].result.inserted
+        1
     """
     if engine is not None:
         pipeline = replace(pipeline, engine=engine)
@@ -86,15 +103,17 @@ def run(
     if keep:
         report_directory(directory)
     with ExitStack() as stack:
-        state = read(path, old) if dry_run else stack.enter_context(held(path, old))
-        watched = stack.enter_context(_watched(progress))
-        shop = Workshop(pipeline, _opening(pipeline, master, session, watched, stack))
-        stack.callback(shop.close)
-        ledger = Ledger(pipeline, shop, state, path, _run_id(), dry_run=dry_run, full_refresh=full_refresh)
-        made = _Run(pipeline, shop, ledger, watched, on_step, directory if keep else None)
+        state = read_state(path, old) if dry_run else stack.enter_context(lock_state(path, old))
+        watched = stack.enter_context(_open_progress(progress))
+        resources = RunResources(pipeline, _make_opener(pipeline, master, session, watched, stack))
+        stack.callback(resources.close)
+        run_state = RunState(
+            pipeline, resources, state, path, _run_id(), dry_run=dry_run, full_refresh=full_refresh
+        )
+        made = _Run(pipeline, resources, run_state, watched, on_step, directory if keep else None)
         if mark_done:
             return made.mark_done()
-        reconcile(ledger)
+        recover_state(run_state)
         return made.all()
 
 
@@ -103,8 +122,8 @@ class _Run:
     """A run under way, which first finishes what an earlier one has left."""
 
     pipeline: Pipeline
-    shop: Workshop
-    ledger: Ledger
+    resources: RunResources
+    run_state: RunState
     progress: Progress
     on_step: OnStep | None
     directory: Path | None
@@ -117,38 +136,38 @@ class _Run:
         A full refresh that ended early is finished as one, and not begun again where one is asked for.
         """
         first: PipelineReport | None = None
-        resumed = 0 if self.ledger.dry_run else self.ledger.resume_at()
-        unfinished = self.ledger.state.unfinished
+        resumed = 0 if self.run_state.dry_run else self.run_state.resume_at()
+        unfinished = self.run_state.state.unfinished
         if unfinished is not None and 0 < resumed < len(self.pipeline.steps):
-            asked, self.ledger.full_refresh = self.ledger.full_refresh, unfinished.full_refresh
-            first = self._passed(resumed=resumed)
-            self.ledger.full_refresh = asked and not unfinished.full_refresh
+            asked, self.run_state.full_refresh = self.run_state.full_refresh, unfinished.full_refresh
+            first = self._finish_first(resumed=resumed)
+            self.run_state.full_refresh = asked and not unfinished.full_refresh
             if first is not None and first.ok:
-                self.ledger.finish()
+                self.run_state.finish()
         again = first is not None and not first.ok
         if again:
-            settle(self.ledger)  # the step that failed may have committed
-        second = self._passed(after=first, only_if=resumed if again else 0)
+            finish_commits(self.run_state)  # the step that failed may have committed
+        second = self._finish_first(after=first, only_if=resumed if again else 0)
         if second is None:
             assert first is not None
             return first
         if second.ok:
-            self.ledger.finish()
+            self.run_state.finish()
         return second
 
     def mark_done(self) -> PipelineReport:
-        self.ledger.mark_done()
+        self.run_state.mark_done()
         course = self._course(self.on_step)
         course.mark_all()
         return self._report(course, datetime.now(UTC), 0.0)
 
-    def _passed(
+    def _finish_first(
         self, *, resumed: int = 0, after: PipelineReport | None = None, only_if: int = 0
     ) -> PipelineReport | None:
         """One pass over the steps; None where there was nothing to do and another pass tells the run."""
         begun, started = time.perf_counter(), datetime.now(UTC)
-        self.ledger.run_id = _run_id()
-        unfinished = self.ledger.state.unfinished
+        self.run_state.run_id = _run_id()
+        unfinished = self.run_state.state.unfinished
         waiting: list[StepReport] = []
 
         def tell(step: StepReport) -> None:
@@ -170,53 +189,67 @@ class _Run:
         try:
             course.go()
         except BaseException:  # an interrupted run leaves a report, too
-            if self.shop.unopened is None:
-                self._written(report())
+            if self.resources.unopened is None:
+                self._write(report())
             raise
         finally:
-            self.ledger.close()
+            self.run_state.close()
         if course.is_idle and (resumed or after is not None):
             return None
-        return self._written(report())
+        return self._write(report())
 
-    def _course(self, on_step: OnStep | None, *, done_before: int = 0, only_if: int = 0) -> Course:
-        return Course(
+    def _course(self, on_step: OnStep | None, *, done_before: int = 0, only_if: int = 0) -> StepRunner:
+        return StepRunner(
             self.pipeline,
-            self.shop,
-            self.ledger,
+            self.resources,
+            self.run_state,
             self.progress,
             on_step,
-            dry_run=self.ledger.dry_run,
+            dry_run=self.run_state.dry_run,
             done_before=done_before,
             only_if=only_if,
         )
 
-    def _report(self, course: Course, started: datetime, seconds: float) -> PipelineReport:
+    def _report(self, course: StepRunner, started: datetime, seconds: float) -> PipelineReport:
         return PipelineReport(
             pipeline=self.pipeline.name,
-            run_id=self.ledger.run_id,
+            run_id=self.run_state.run_id,
             started=started,
             steps=course.finished(),
             seconds=seconds,
             engine=self.pipeline.engine,
-            session=_described(self.shop.opened),
-            dry_run=self.ledger.dry_run,
+            session=_describe_session(self.resources.opened),
+            dry_run=self.run_state.dry_run,
             origin=self.pipeline.origin,
         )
 
-    def _written(self, report: PipelineReport) -> PipelineReport:
+    def _write(self, report: PipelineReport) -> PipelineReport:
         return report if self.directory is None else write_report(report, self.directory)
 
 
 def run_file(
     path: str | os.PathLike[str], *, params: Mapping[str, str] | None = None, **options: Any
 ) -> PipelineReport:
-    """Run the pipeline that a TOML file declares; ``options`` are those of :func:`run`."""
+    """Run the pipeline that a TOML file declares.
+
+    Args:
+        path: the TOML file.
+        params: values for parameters, as of :func:`load`.
+        options: as of :func:`run`.
+
+    Raises:
+        InputError, NothingMatched: as :func:`load`; else as :func:`run`.
+
+    Example:
+        >>> from intarsia import pipeline
+        >>> pipeline.run_file("orders.toml", dry_run=True, progress=False).ok
+        True
+    """
     return run(load(path, params=params), **options)
 
 
 @contextmanager
-def _watched(progress: Progress | bool | None) -> Iterator[Progress]:
+def _open_progress(progress: Progress | bool | None) -> Iterator[Progress]:
     given: AbstractContextManager[Progress]
     if progress is None or progress is True:
         given = for_terminal()
@@ -226,7 +259,7 @@ def _watched(progress: Progress | bool | None) -> Iterator[Progress]:
         yield watched
 
 
-def _opening(
+def _make_opener(
     pipeline: Pipeline, master: str | None, session: Any, progress: Progress, stack: ExitStack
 ) -> Callable[[], Any] | None:
     """What opens the Spark session of the run; None where the engine is another."""
@@ -255,7 +288,7 @@ def _run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
 
 
-def _described(session: Any) -> str:
+def _describe_session(session: Any) -> str:
     if session is None:
         return ""
     if ".connect." in type(session).__module__:
@@ -263,4 +296,36 @@ def _described(session: Any) -> str:
     return redact(f"Spark {session.version}, {session.sparkContext.master}")
 
 
-__all__ = ["OnStep", "run", "run_file"]
+def report_directory(directory: Path) -> None:
+    """Make the directory of the reports before anything is run for them.
+
+    Raises:
+        StorageError: it cannot be made or written.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=directory):
+            pass
+    except OSError as error:
+        raise StorageError(
+            f"No report can be left in {directory}: {error.strerror or error}",
+            errno=error.errno,
+            path=str(directory),
+            hint="name another directory with reports, or --report-dir.",
+        ) from error
+
+
+def write_report(report: PipelineReport, directory: Path) -> PipelineReport:
+    """Write ``<pipeline>-<run>.json`` and ``.html``; the report with their paths.
+
+    Raises:
+        StorageError: the directory cannot be written.
+    """
+    name = re.sub(r"[^\w.\-]", "-", f"{report.pipeline}-{report.run_id}")
+    written = replace(
+        report, json_path=str(directory / f"{name}.json"), html_path=str(directory / f"{name}.html")
+    )
+    data = json.dumps(as_json(written), indent=1, default=str).encode() + b"\n"
+    write_atomically(directory / f"{name}.json", data)
+    write_atomically(directory / f"{name}.html", render_page(written).encode())
+    return written

@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import fcntl
+import glob
 import json
-from collections.abc import Iterable, Mapping
+import os
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any
 
-from intarsia.errors import DamagedTable
-from intarsia.pipeline.inputs import Stamp
+from intarsia.errors import CommitConflict, DamagedTable, InputError, StorageError
+from intarsia.pipeline.inputs import FileStamp
+from intarsia.pipeline.model import Pipeline
 
 VERSION = 2
 MOST_SUCCESSES = 500
@@ -45,7 +51,7 @@ class Pending:
     definition: str
     input: str
     scope: str = ""
-    files: tuple[Stamp, ...] = ()
+    files: tuple[FileStamp, ...] = ()
     """Input files that count as taken once the step has committed."""
     full_refresh: bool = False
 
@@ -67,7 +73,7 @@ class StepMemory:
     """What is remembered of one step: its id is its name."""
 
     successes: list[Success] = field(default_factory=list)
-    taken: dict[str, dict[str, tuple[Stamp, ...]]] = field(default_factory=dict)
+    taken: dict[str, dict[str, tuple[FileStamp, ...]]] = field(default_factory=dict)
     """By target and scope: the input files that are in the target."""
     commits: dict[str, int] = field(default_factory=dict)
     """By target: the highest batch that this memory knows of."""
@@ -79,7 +85,7 @@ class StepMemory:
         others = [found for found in self.successes if found.definition != success.definition]
         self.successes = [*others[max(0, len(others) - MOST_SUCCESSES + 1) :], success]
 
-    def take(self, target: str, scope: str, files: Iterable[Stamp]) -> None:
+    def take(self, target: str, scope: str, files: Iterable[FileStamp]) -> None:
         known = self.taken.setdefault(target, {})
         known[scope] = tuple(dict.fromkeys((*known.get(scope, ()), *files)))
 
@@ -95,7 +101,7 @@ class UnfinishedRun:
 
 
 @dataclass(slots=True)
-class State:
+class PipelineState:
     """The memory of one pipeline. Changed in place, and written as a whole around each commit."""
 
     counter: int = 0
@@ -125,7 +131,7 @@ class State:
             self.foreign[target] = self.counter
         self.targets[target] = digest
 
-    def taken(self, step: str, target: str, scope: str) -> tuple[Stamp, ...]:
+    def taken(self, step: str, target: str, scope: str) -> tuple[FileStamp, ...]:
         """All files that a step has ever taken into a target."""
         known = {} if step not in self.steps else self.steps[step].taken.get(target, {})
         return (*known.get(scope, ()), *known.get(ANY_SCOPE, ()))
@@ -168,7 +174,7 @@ class State:
         return json.dumps(plain, indent=1).encode() + b"\n"
 
     @classmethod
-    def from_json(cls, data: bytes, where: str) -> State:
+    def from_json(cls, data: bytes, where: str) -> PipelineState:
         """Read it back, also what version 1 wrote. Raises DamagedTable unless it is what we would write."""
         try:
             raw = json.loads(data)
@@ -190,7 +196,7 @@ class State:
         return made
 
 
-def _plain(files: Iterable[Stamp]) -> list[list[Any]]:
+def _plain(files: Iterable[FileStamp]) -> list[list[Any]]:
     return [stamp.as_list() for stamp in files]
 
 
@@ -205,11 +211,11 @@ def _plain_memory(memory: StepMemory) -> dict[str, Any]:
     }
 
 
-def _stamps(raw: Any) -> tuple[Stamp, ...]:
-    return tuple(Stamp(str(path), int(size), int(time)) for path, size, time in raw)
+def _stamps(raw: Any) -> tuple[FileStamp, ...]:
+    return tuple(FileStamp(str(path), int(size), int(time)) for path, size, time in raw)
 
 
-def _read_second(state: State, raw: Mapping[str, Any]) -> None:
+def _read_second(state: PipelineState, raw: Mapping[str, Any]) -> None:
     for name, one in raw["steps"].items():
         state.steps[name] = StepMemory(
             [Success(**success) for success in one["successes"]],
@@ -224,7 +230,7 @@ def _read_second(state: State, raw: Mapping[str, Any]) -> None:
     state.trusting = bool(raw["trusting"])
 
 
-def _read_first(state: State, raw: Mapping[str, Any]) -> None:
+def _read_first(state: PipelineState, raw: Mapping[str, Any]) -> None:
     """Version 1 knew the files of appends alone, and wrote no commits down."""
     for name, found in raw["steps"].items():
         memory = state.step(name)
@@ -239,3 +245,119 @@ def _read_first(state: State, raw: Mapping[str, Any]) -> None:
             "", int(one["batch"]), str(one["target"]), None, "", "", ANY_SCOPE, _stamps(one["files"])
         )
     state.trusting = True
+
+
+DIRECTORY = ".intarsia"
+"""The state's own directory, beside that of the reports."""
+
+
+def state_path(pipeline: Pipeline) -> Path:
+    """Where the state is: what the pipeline says, else ``.intarsia/<name>.state.json`` beside the reports."""
+    if pipeline.state is not None:
+        if "://" in pipeline.state:
+            raise InputError(
+                f"The state is kept on a local disk, not at {pipeline.state}.", path=pipeline.state
+            )
+        return Path(pipeline.state)
+    return Path(pipeline.reports).absolute().parent / DIRECTORY / f"{pipeline.name}.state.json"
+
+
+def old_state_path(pipeline: Pipeline) -> Path | None:
+    """Where earlier versions kept the state; None where the pipeline says where it is."""
+    return None if pipeline.state is not None else Path(pipeline.reports, f"{pipeline.name}.state.json")
+
+
+@contextmanager
+def lock_state(path: Path, old: Path | None = None) -> Iterator[PipelineState]:
+    """The state, while no other run of the pipeline goes on.
+
+    Raises:
+        CommitConflict: another run is under way.
+        DamagedTable: the file is not what we write.
+        StorageError: it cannot be read or written.
+    """
+    lock = path.with_name(f".{path.name}.lock")
+    with _storage_errors(path):
+        _make_directory(path.parent)
+        handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise CommitConflict(
+                f"Another run of this pipeline is under way: {lock} is locked.",
+                path=str(path),
+                hint="wait for it, or give this pipeline a state file of its own",
+            ) from error
+        for draft in path.parent.glob(f".{glob.escape(path.name)}.*.part"):  # of a run that was killed
+            draft.unlink(missing_ok=True)
+        state = read_state(path, old)
+        if old is not None and old.exists():
+            with _storage_errors(old):
+                if not path.exists():
+                    write_atomically(path, state.as_json())
+                old.unlink()  # one that was left would be taken over again if the new one were lost
+                old.with_name(f".{old.name}.lock").unlink(missing_ok=True)
+        yield state
+    finally:
+        os.close(handle)
+
+
+def read_state(path: Path, old: Path | None = None) -> PipelineState:
+    """The state as it is; else what an earlier version left at ``old``; else an empty one."""
+    for place in (path, old):
+        if place is None:
+            continue
+        with _storage_errors(place):
+            try:
+                data = place.read_bytes()
+            except FileNotFoundError:
+                continue
+        return PipelineState.from_json(data, str(place))
+    return PipelineState()
+
+
+def write_atomically(path: Path, data: bytes) -> None:
+    """A reader sees the old bytes or the new ones, also after a crash."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}.part")
+    with _storage_errors(path):
+        _make_directory(path.parent)
+        try:
+            with open(draft, "wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
+        _sync(path.parent)
+
+
+def _make_directory(path: Path) -> None:
+    """Make a directory and those above it, so that a power cut does not take them away again."""
+    if path.is_dir():
+        return
+    _make_directory(path.parent)
+    path.mkdir(exist_ok=True)
+    _sync(path.parent)
+
+
+def _sync(directory: Path) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _storage_errors(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(
+            f"Could not keep {path}: {error.strerror or error}", errno=error.errno, path=str(path)
+        ) from error

@@ -13,18 +13,17 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia import api
-from intarsia.common.names import listed_names
-from intarsia.core.effects import Call, SourceKind, options_with_effect
-from intarsia.core.files import Snapshot
+from intarsia.common.names import join_names
+from intarsia.core.effects import OperationCall, SourceKind, select_effective
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.core.run import silent
-from intarsia.engine_choice import engines_for
+from intarsia.core.snapshot import Snapshot
+from intarsia.engine_choice import list_engines
 from intarsia.errors import InputError
 from intarsia.pipeline import inputs
-from intarsia.pipeline.check import clauses_of
 from intarsia.pipeline.expect import Check, check_frame, check_streams, check_target
-from intarsia.pipeline.inputs import Arrived, arrived
+from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
 from intarsia.pipeline.model import (
     Compact,
     Deduplicate,
@@ -37,11 +36,11 @@ from intarsia.pipeline.model import (
     Step,
     Update,
     Write,
-    names,
-    needed,
+    list_names,
+    require,
 )
-from intarsia.pipeline.web import Web
-from intarsia.request import iceberg_table
+from intarsia.pipeline.validation import list_clauses
+from intarsia.request import open_iceberg
 from intarsia.tables.parquet import ParquetTable
 
 MOST_REHEARSED = 256 << 20
@@ -52,7 +51,7 @@ _Change = Merge | Write | Delete | Update | Compact | Optimize | Deduplicate
 
 
 @dataclass(slots=True)
-class Workshop:
+class RunResources:
     """What the steps of one run share: the tables, the engine, who watches. Made for one run."""
 
     pipeline: Pipeline
@@ -64,7 +63,7 @@ class Workshop:
     tables: dict[str, Any] = field(default_factory=dict)
     frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     """DataFrames that Spark keeps, since more than one look is taken at them."""
-    web: Web = field(default_factory=Web)
+    web: Downloads = field(default_factory=Downloads)
     scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def close(self) -> None:
@@ -96,7 +95,7 @@ class Workshop:
         if target not in self.tables:
             declared = self.pipeline.targets[target]
             if declared.kind == "iceberg":
-                self.tables[target] = iceberg_table(declared.path, declared.catalog, **declared.options)
+                self.tables[target] = open_iceberg(declared.path, declared.catalog, **declared.options)
             else:
                 self.tables[target] = ParquetTable(declared.path, **dict(declared.options))  # type: ignore[arg-type]
         return self.tables[target]
@@ -131,44 +130,44 @@ class Workshop:
             return False
         return str(self.session.sparkContext.master).startswith("local")
 
-    def arrived(self, source: Source) -> Arrived | None:
+    def list_inputs(self, source: Source) -> InputFiles | None:
         """The files of a source; None where it is a target."""
         session = None if self.opening is None else lambda: self.session
-        return None if source.target is not None else arrived(source, self.web, session)
+        return None if source.target is not None else list_inputs(source, self.web, session)
 
-    def rows(self, source: Source, there: Arrived | None, known: pa.Schema | None = None) -> Any:
+    def rows(self, source: Source, there: InputFiles | None, known: pa.Schema | None = None) -> Any:
         """The rows of a source: a DataFrame where Spark can read it, else Arrow streams."""
         if source.target is not None:
             snapshot = self.table(source.target).snapshot()
             if self.session is None:
-                return [inputs.snapshot_stream(source, snapshot)]
-            return inputs.snapshot_frame(source, snapshot, self.session)
+                return [inputs.read_snapshot_stream(source, snapshot)]
+            return inputs.read_snapshot_frame(source, snapshot, self.session)
         assert there is not None
         if self.session is None or there.fetched:
             inputs.check_portable(source)
-            return inputs.streams(source, there, known)
+            return inputs.read_streams(source, there, known)
         return self._frame(source, there, known)
 
-    def _frame(self, source: Source, there: Arrived, known: pa.Schema | None) -> Any:
+    def _frame(self, source: Source, there: InputFiles, known: pa.Schema | None) -> Any:
         """Text is parsed once where several steps, or an expectation of unique keys, look at it."""
         looks = sum(
             2 if isinstance(step, Expect) and step.unique else 1
             for step in self.pipeline.steps
             if self.pipeline.sources.get(step.source or "") is source
         )
-        if looks < 2 or inputs.format_in(source, there) == "parquet":
-            return inputs.frame(source, there, self.session, known)
+        if looks < 2 or inputs.detect_format(source, there) == "parquet":
+            return inputs.read_frame(source, there, self.session, known)
         key = (id(source), there.stamps, None if source.columns or known is None else known.to_string())
         if key not in self.frames:
-            self.frames[key] = inputs.frame(source, there, self.session, known).persist()
+            self.frames[key] = inputs.read_frame(source, there, self.session, known).persist()
         return self.frames[key]
 
 
 def carry_out(
     step: Step,
-    shop: Workshop,
+    resources: RunResources,
     *,
-    there: Arrived | None = None,
+    there: InputFiles | None = None,
     dry_run: bool = False,
     progress: Progress = silent,
     extra: Mapping[str, Any] | None = None,
@@ -184,50 +183,56 @@ def carry_out(
         extra: more options of the call.
     """
     if isinstance(step, Expect):
-        return _expect(step, shop, there, progress)
-    target = shop.table(needed(step.target))
-    options, notes = _options_for(step, shop)
-    common = {"engine": shop.engine, "dry_run": dry_run, "progress": progress, **options, **(extra or {})}
-    result = _called(step, shop, there, target, common)
+        return _expect(step, resources, there, progress)
+    target = resources.table(require(step.target))
+    options, notes = _options_for(step, resources)
+    common = {
+        "engine": resources.engine,
+        "dry_run": dry_run,
+        "progress": progress,
+        **options,
+        **(extra or {}),
+    }
+    result = _call_api(step, resources, there, target, common)
     return replace(result, notes=(*result.notes, *notes)) if notes else result
 
 
-def _options_for(step: _Change, shop: Workshop) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _options_for(step: _Change, resources: RunResources) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A step's options, and what is to be said of those that have an effect on other engines only.
 
     These are left out and not refused: a pipeline may be run on any engine, and say how on each.
     """
-    engines = engines_for(shop.engine, step.operation, None)
+    engines = list_engines(resources.engine, step.operation, None)
     rows: SourceKind = "none" if step.source is None else "frame" if "spark" in engines else "rows"
-    call = Call(step.operation, engines=engines, source=rows)
-    here = options_with_effect(call, step.options)
-    anywhere = options_with_effect(Call(step.operation, source=rows), step.options)
+    call = OperationCall(step.operation, engines=engines, source=rows)
+    here = select_effective(call, step.options)
+    anywhere = select_effective(OperationCall(step.operation, source=rows), step.options)
     left_out = [name for name in anywhere if name not in here]
     kept = {name: value for name, value in step.options.items() if name not in left_out}
     shown = ", ".join(f"{name}=" for name in left_out)
     return kept, (f"Left out, since this engine has no use for it: {shown}.",) if left_out else ()
 
 
-def _called(
-    step: _Change, shop: Workshop, there: Arrived | None, target: Any, common: Mapping[str, Any]
+def _call_api(
+    step: _Change, resources: RunResources, there: InputFiles | None, target: Any, common: Mapping[str, Any]
 ) -> MergeResult:
     match step:
         case Merge():
             return api.merge(
-                _rows_for(step, shop, there),
+                _read_rows(step, resources, there),
                 target,
                 on=step.on if isinstance(step.on, str) else list(step.on),
                 strategy=step.strategy or "upsert",
-                clauses=clauses_of(step),
-                dedup_order_by=names(step.dedup_order_by) or None,
+                clauses=list_clauses(step),
+                dedup_order_by=list_names(step.dedup_order_by) or None,
                 null_keys=step.null_keys,
-                except_columns=names(step.except_columns) or None,
-                **_taken_in(step, shop),
+                except_columns=list_names(step.except_columns) or None,
+                **_schema_arguments(step, resources),
                 **common,
             )
         case Write():
-            rows = _rows_for(step, shop, there)
-            given = {"mode": step.mode, "where": step.where, **_taken_in(step, shop)}
+            rows = _read_rows(step, resources, there)
+            given = {"mode": step.mode, "where": step.where, **_schema_arguments(step, resources)}
             return api.write(rows, target, **given, **common)
         case Delete():
             return api.delete(target, step.where, **common)
@@ -236,31 +241,31 @@ def _called(
         case Compact():
             return api.compact(target, **_sizes(step), **_filter(step), **common)
         case Optimize():
-            by = names(step.by)
+            by = list_names(step.by)
             return api.optimize(target, by=by, curve=step.curve, **_sizes(step), **_filter(step), **common)
         case Deduplicate():
-            on, order = names(step.on) or None, names(step.order_by) or None
+            on, order = list_names(step.on) or None, list_names(step.order_by) or None
             return api.deduplicate(target, on=on, order_by=order, **_filter(step), **common)
         case _:
             assert_never(step)
 
 
-def _rows_for(step: Merge | Write, shop: Workshop, there: Arrived | None) -> Any:
-    snapshot: Snapshot = shop.table(needed(step.target)).snapshot()
-    known = snapshot.schema if snapshot.settled else None
-    return shop.rows(shop.pipeline.sources[needed(step.source)], there, known)
+def _read_rows(step: Merge | Write, resources: RunResources, there: InputFiles | None) -> Any:
+    snapshot: Snapshot = resources.table(require(step.target)).snapshot()
+    known = snapshot.schema if snapshot.has_schema else None
+    return resources.rows(resources.pipeline.sources[require(step.source)], there, known)
 
 
-def _taken_in(step: Merge | Write, shop: Workshop) -> dict[str, Any]:
+def _schema_arguments(step: Merge | Write, resources: RunResources) -> dict[str, Any]:
     """How rows are taken in; the layout of a table that exists is its own."""
-    target = needed(step.target)
-    there = shop.table(target).snapshot()
-    check_layout(step, shop.pipeline, there)
-    layout = names(shop.pipeline.targets[target].partition_by) or None
+    target = require(step.target)
+    there = resources.table(target).snapshot()
+    check_layout(step, resources.pipeline, there)
+    layout = list_names(resources.pipeline.targets[target].partition_by) or None
     return {
         "missing": step.missing,
         "schema_evolution": step.schema_evolution,
-        "partition_by": None if there.settled else layout,
+        "partition_by": None if there.has_schema else layout,
     }
 
 
@@ -268,21 +273,23 @@ def check_layout(step: Step, pipeline: Pipeline, there: Snapshot) -> None:
     """Refuse a target that is declared with another layout than the dataset that is there has."""
     if not isinstance(step, (Merge, Write)):
         return
-    target = needed(step.target)
-    layout = names(pipeline.targets[target].partition_by) or None
-    if there.settled and layout is not None and layout != there.partition_columns:
+    target = require(step.target)
+    layout = list_names(pipeline.targets[target].partition_by) or None
+    if there.has_schema and layout is not None and layout != there.partition_columns:
         raise InputError(
-            f"target {target!r} is declared with partition_by {listed_names(layout)}, but the dataset that is"
-            f" there has {listed_names(there.partition_columns) or 'none'}.",
+            f"target {target!r} is declared with partition_by {join_names(layout)}, but the dataset that is"
+            f" there has {join_names(there.partition_columns) or 'none'}.",
             path=there.root,
             hint="correct partition_by, or write a new dataset.",
         )
 
 
-def _expect(step: Expect, shop: Workshop, there: Arrived | None, progress: Progress) -> list[Check]:
+def _expect(
+    step: Expect, resources: RunResources, there: InputFiles | None, progress: Progress
+) -> list[Check]:
     if step.target is not None:
-        return check_target(step, shop.table(step.target), shop.engine, progress)
-    rows = shop.rows(shop.pipeline.sources[needed(step.source)], there)
+        return check_target(step, resources.table(step.target), resources.engine, progress)
+    rows = resources.rows(resources.pipeline.sources[require(step.source)], there)
     return check_streams(step, rows) if isinstance(rows, list) else check_frame(step, rows)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from intarsia.core.report import MergeResult
 from intarsia.errors import IntarsiaError
-from intarsia.pipeline.report import StepReport, error_as_json, status_words
+from intarsia.pipeline.report import StepReport, describe_status, error_as_json
 from intarsia.pipeline.runner import run_file
 from intarsia.show import units
 
@@ -38,7 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except IntarsiaError as error:
         _say(f"{type(error).__name__}: {error}")
         return REFUSED
-    _say(f"{report.pipeline}: {status_words(report)} in {units.seconds(report.seconds)}")
+    _say(f"{report.pipeline}: {describe_status(report)} in {units.seconds(report.seconds)}")
     if report.html_path:
         _say(f"Report: {report.html_path}")
     return DONE if report.ok else FAILED

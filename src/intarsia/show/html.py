@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from intarsia.show import svg
-from intarsia.show.page import Fact, Item, Line, Page, Table, page_of
+from intarsia.show.page import Fact, Line, Page, PageItem, PageTable, page_of
 from intarsia.show.tiles import Drawable, Kind
 
 _COLORS: dict[Kind, str] = {
@@ -82,14 +82,14 @@ def _card(fact: Fact) -> str:
     return f'<div class="card"><i>{_safe(fact.label)}</i>{"".join(map(_item, fact.items))}</div>'
 
 
-def _item(item: Item) -> str:
+def _item(item: PageItem) -> str:
     css = [_COLORS[item.kind]] if item.kind and item.value != "0" else []
     css += ["long"] if len(str(item)) > 40 else []
     attribute = f' class="{" ".join(css)}"' if css else ""
     return f"<div{attribute}><b>{_safe(item.value)}</b> {_safe(item.word)}</div>"
 
 
-def _table(table: Table) -> str:
+def _table(table: PageTable) -> str:
     heads = "".join(f"<th{_number(table, name)}>{_safe(name)}</th>" for name in table.columns)
     lines = "".join(_line(table, line) for line in table.lines)
     return (
@@ -98,19 +98,19 @@ def _table(table: Table) -> str:
     )
 
 
-def _line(table: Table, line: Line) -> str:
+def _line(table: PageTable, line: Line) -> str:
     cells = [
-        f"<td{_number(table, name) or _colored(name, line)}>{_safe(cell)}</td>"
+        f"<td{_number(table, name) or _color(name, line)}>{_safe(cell)}</td>"
         for name, cell in zip(table.columns, line.cells, strict=True)
     ]
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _number(table: Table, name: str) -> str:
+def _number(table: PageTable, name: str) -> str:
     return ' class="num"' if name in table.numbers else ""
 
 
-def _colored(name: str, line: Line) -> str:
+def _color(name: str, line: Line) -> str:
     return f' class="{_COLORS[line.kind]}"' if line.kind and name in ("action", "what") else ""
 
 

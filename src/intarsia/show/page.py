@@ -6,11 +6,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from intarsia.core.files import Snapshot
 from intarsia.core.inspection import ColumnFacts, Inspection, PartitionFacts
 from intarsia.core.intent import Intent, Merge, Optimize, Write
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.report import MergeResult
+from intarsia.core.snapshot import Snapshot
 from intarsia.show import tiles, units
 from intarsia.show.tiles import Drawable, Kind
 
@@ -19,7 +19,7 @@ MOST_FILES = 20
 
 
 @dataclass(frozen=True, slots=True)
-class Item:
+class PageItem:
     """A number and what it counts; ``kind`` lends it the colour of its tiles."""
 
     value: str
@@ -35,7 +35,7 @@ class Fact:
     """One line of the summary."""
 
     label: str
-    items: tuple[Item, ...]
+    items: tuple[PageItem, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True)
-class Table:
+class PageTable:
     """Lines under a heading; columns whose name is in ``numbers`` stand to the right."""
 
     title: str
@@ -64,7 +64,7 @@ class Page:
     path: str
     mark: str
     facts: tuple[Fact, ...]
-    tables: tuple[Table, ...]
+    tables: tuple[PageTable, ...]
     notes: tuple[str, ...]
 
 
@@ -93,13 +93,13 @@ def title_of(intent: Intent) -> str:
     return units.printable(f"{intent.operation} ({detail})" if detail else intent.operation)
 
 
-def _facts(*facts: tuple[str, Iterable[Item]]) -> tuple[Fact, ...]:
+def _facts(*facts: tuple[str, Iterable[PageItem]]) -> tuple[Fact, ...]:
     made = (Fact(label, tuple(items)) for label, items in facts)
     return tuple(fact for fact in made if fact.items)
 
 
-def _words(*texts: str) -> list[Item]:
-    return [Item(units.printable(text)) for text in texts if text]
+def _words(*texts: str) -> list[PageItem]:
+    return [PageItem(units.printable(text)) for text in texts if text]
 
 
 def _notes(notes: Iterable[str]) -> tuple[str, ...]:
@@ -115,7 +115,7 @@ def _plan_page(plan: Plan, most_files: int) -> Page:
         units.printable(plan.snapshot.root),
         "plan, rows not matched yet" if _is_open(plan) else "plan, nothing written",
         _facts(
-            ("source", [Item(units.count(plan.source_rows), "rows")] if _has_source(plan.intent) else []),
+            ("source", [PageItem(units.count(plan.source_rows), "rows")] if _has_source(plan.intent) else []),
             ("keys", _words(", ".join(plan.intent.keys)) if isinstance(plan.intent, Merge) else []),
             ("engine", _words(plan.engine + (f": {plan.engine_reason}" if plan.engine_reason else ""))),
             ("files", _plan_files(plan)),
@@ -131,43 +131,43 @@ def _has_source(intent: Intent) -> bool:
     return isinstance(intent, (Merge, Write))
 
 
-def _plan_files(plan: Plan) -> list[Item]:
+def _plan_files(plan: Plan) -> list[PageItem]:
     outputs = plan.new_files if plan.new_files_exact else sum(group.outputs for group in plan.groups)
     kept = plan.count("keep")
     found = [
-        Item(units.count(kept), "kept", "kept"),
+        PageItem(units.count(kept), "kept", "kept"),
         _some(plan.count("scan"), "to look into", "open"),
-        _some(plan.count("veil"), "with rows veiled", "rewritten"),
-        Item(units.count(plan.count("rewrite")), "rewritten", "rewritten"),
+        _some(plan.count("add_deletes"), "with deletes", "rewritten"),
+        PageItem(units.count(plan.count("rewrite")), "rewritten", "rewritten"),
         _some(plan.count("regroup"), "rewritten together", "regrouped"),
-        Item(units.count(plan.count("remove")), "removed", "removed"),
+        PageItem(units.count(plan.count("remove")), "removed", "removed"),
         _some(outputs, "new", "new"),
     ]
     if not plan.new_files_exact and not outputs and (plan.inserted or plan.new_files):
-        found.append(Item(f"at least {units.count(max(plan.new_files, 1))}", "new", "new"))
+        found.append(PageItem(f"at least {units.count(max(plan.new_files, 1))}", "new", "new"))
     return [item for item in found if item is not None]
 
 
-def _some_veiled(result: MergeResult) -> list[Item]:
-    found = _some(len(result.veiled_files), "with rows veiled", "rewritten")
+def _some_with_deletes(result: MergeResult) -> list[PageItem]:
+    found = _some(len(result.files_with_deletes), "with deletes", "rewritten")
     return [] if found is None else [found]
 
 
-def _some(number: int, word: str, kind: Kind) -> Item | None:
-    return Item(units.count(number), word, kind) if number else None
+def _some(number: int, word: str, kind: Kind) -> PageItem | None:
+    return PageItem(units.count(number), word, kind) if number else None
 
 
-def _plan_rows(plan: Plan) -> list[Item]:
+def _plan_rows(plan: Plan) -> list[PageItem]:
     if plan.matched:
         return _changes(plan.inserted, plan.updated, plan.deleted)
     return _words("counted once they are matched") if _is_open(plan) else []
 
 
-def _changes(inserted: int, updated: int, deleted: int) -> list[Item]:
+def _changes(inserted: int, updated: int, deleted: int) -> list[PageItem]:
     return [
-        Item(units.count(inserted), "inserted", "new" if inserted else None),
-        Item(units.count(updated), "updated", "rewritten" if updated else None),
-        Item(units.count(deleted), "deleted", "removed" if deleted else None),
+        PageItem(units.count(inserted), "inserted", "new" if inserted else None),
+        PageItem(units.count(updated), "updated", "rewritten" if updated else None),
+        PageItem(units.count(deleted), "deleted", "removed" if deleted else None),
     ]
 
 
@@ -176,18 +176,18 @@ def _is_open(plan: Plan) -> bool:
     return not plan.matched and plan.count("scan") > 0
 
 
-def _plan_bytes(plan: Plan) -> list[Item]:
+def _plan_bytes(plan: Plan) -> list[PageItem]:
     if _is_open(plan):
-        most = plan.bytes_to_write + sum(entry.file.size for entry in plan.chosen("scan"))
+        most = plan.bytes_to_write + sum(entry.file.size for entry in plan.select("scan"))
         return [
-            Item(units.size(plan.bytes_to_read), "to read first"),
-            Item(f"at most {units.size(most)}", "to rewrite then"),
+            PageItem(units.size(plan.bytes_to_read), "to read first"),
+            PageItem(f"at most {units.size(most)}", "to rewrite then"),
         ]
     search = f" ({units.size(plan.bytes_to_scan)} of it to find the rows)" if plan.bytes_to_scan else ""
     about = "" if plan.bytes_exact else "about "
     return [
-        Item(units.size(plan.bytes_to_read), f"to read{search}"),
-        Item(f"{about}{units.size(plan.bytes_to_write)}", "to write"),
+        PageItem(units.size(plan.bytes_to_read), f"to read{search}"),
+        PageItem(f"{about}{units.size(plan.bytes_to_write)}", "to write"),
     ]
 
 
@@ -195,16 +195,16 @@ _ACTIONS = {
     "keep": "kept",
     "scan": "look into",
     "rewrite": "rewritten",
-    "veil": "rows veiled",
+    "add_deletes": "with deletes",
     "remove": "removed",
 }
 _NUMBERS = frozenset({"files", "rows", "size", "hits"})
 
 
-def _plan_table(plan: Plan, most_files: int) -> Table:
+def _plan_table(plan: Plan, most_files: int) -> PageTable:
     if len(plan.files) <= most_files:
         lines = [_plan_line(units.printable(entry.file.path), [entry]) for entry in plan.files]
-        return Table("files", ("file", "action", "why", "rows", "size", "hits"), tuple(lines), _NUMBERS)
+        return PageTable("files", ("file", "action", "why", "rows", "size", "hits"), tuple(lines), _NUMBERS)
     groups: dict[tuple[Kind, str, str], list[FilePlan]] = {}
     for entry in plan.files:
         groups.setdefault((tiles.kind_of(entry), entry.action, entry.reason), []).append(entry)
@@ -212,7 +212,7 @@ def _plan_table(plan: Plan, most_files: int) -> Table:
     order = {kind: -number for number, kind in enumerate(tiles.LEGEND)}
     ordered = sorted(groups.items(), key=lambda item: (order[item[0][0]], -len(item[1]), item[0][2]))
     lines = [_plan_line(units.count(len(entries)), entries) for _, entries in ordered]
-    return Table("files", ("files", "action", "why", "rows", "size", "hits"), tuple(lines), _NUMBERS)
+    return PageTable("files", ("files", "action", "why", "rows", "size", "hits"), tuple(lines), _NUMBERS)
 
 
 def _plan_line(name: str, entries: Sequence[FilePlan]) -> Line:
@@ -243,7 +243,7 @@ def _result_page(result: MergeResult, most_files: int) -> Page:
         _facts(
             ("rows", _changes(result.inserted, result.updated, result.deleted)),
             ("total", _totals(result)),
-            ("source", [Item(units.count(result.source_count), "rows")] if result.source_count else []),
+            ("source", [PageItem(units.count(result.source_count), "rows")] if result.source_count else []),
             ("files", _result_files(result)),
             ("bytes", _result_bytes(result)),
             ("time", _time(result)),
@@ -261,62 +261,62 @@ def _result_mark(result: MergeResult) -> str:
     return "done" if result.changed else "done, nothing had to change"
 
 
-def _totals(result: MergeResult) -> list[Item]:
+def _totals(result: MergeResult) -> list[PageItem]:
     return [
-        Item(units.count(result.target_count_before), "before"),
-        Item(units.count(result.target_count_after), "after"),
+        PageItem(units.count(result.target_count_before), "before"),
+        PageItem(units.count(result.target_count_after), "after"),
     ]
 
 
-def _result_files(result: MergeResult) -> list[Item]:
+def _result_files(result: MergeResult) -> list[PageItem]:
     new = result.new_files if result.dry_run else len(result.inserted_files)
     least = "" if result.new_files_exact else "at least "
     return [
-        *_some_veiled(result),
-        Item(units.count(len(result.rewritten_files)), "rewritten", "rewritten"),
-        Item(f"{least}{units.count(new)}", "new", "new"),
-        Item(units.count(len(result.removed_files)), "removed", "removed"),
-        Item(units.count(len(result.preserved_files)), "untouched", "kept"),
+        *_some_with_deletes(result),
+        PageItem(units.count(len(result.rewritten_files)), "rewritten", "rewritten"),
+        PageItem(f"{least}{units.count(new)}", "new", "new"),
+        PageItem(units.count(len(result.removed_files)), "removed", "removed"),
+        PageItem(units.count(len(result.preserved_files)), "untouched", "kept"),
     ]
 
 
-def _result_bytes(result: MergeResult) -> list[Item]:
+def _result_bytes(result: MergeResult) -> list[PageItem]:
     about = "" if result.bytes_exact else "about "
     return [
-        Item(units.size(result.bytes_read), "read"),
-        Item(f"{about}{units.size(result.bytes_written)}", "written"),
+        PageItem(units.size(result.bytes_read), "read"),
+        PageItem(f"{about}{units.size(result.bytes_written)}", "written"),
     ]
 
 
-def _time(result: MergeResult) -> list[Item]:
+def _time(result: MergeResult) -> list[PageItem]:
     if result.seconds <= 0:
         return []
     source = result.source_count > 0
     number = result.source_count if source else result.target_count_before
-    speed = Item(units.rate(number, result.seconds), "source rows/s" if source else "rows/s")
-    return [Item(units.seconds(result.seconds)), *([speed] if number else [])]
+    speed = PageItem(units.rate(number, result.seconds), "source rows/s" if source else "rows/s")
+    return [PageItem(units.seconds(result.seconds)), *([speed] if number else [])]
 
 
-def _commit(result: MergeResult) -> list[Item]:
+def _commit(result: MergeResult) -> list[PageItem]:
     if result.dry_run or result.version is None:
         return []
-    attempts = [Item(units.count(result.attempts), "attempts")] if result.attempts > 1 else []
-    return [Item("version", units.count(result.version)), *attempts, *_words(result.txid or "")]
+    attempts = [PageItem(units.count(result.attempts), "attempts")] if result.attempts > 1 else []
+    return [PageItem("version", units.count(result.version)), *attempts, *_words(result.txid or "")]
 
 
-def _result_table(result: MergeResult, most_files: int) -> Table:
+def _result_table(result: MergeResult, most_files: int) -> PageTable:
     rows = tiles.rows_of(result)
     found = [tile for row in rows for tile in row.tiles]
     if len(found) <= most_files:
         lines = [_tile_line(tile.title, [tile]) for tile in found]
-        return Table("files", ("file", "what", "why", "rows", "size"), tuple(lines), _NUMBERS)
+        return PageTable("files", ("file", "what", "why", "rows", "size"), tuple(lines), _NUMBERS)
     groups: dict[tuple[Kind, str, str], list[tiles.Tile]] = {}
     for tile in found:
         groups.setdefault((tile.kind, tile.reason, tile.word), []).append(tile)
     order = {kind: -number for number, kind in enumerate(tiles.LEGEND)}
     ordered = sorted(groups.items(), key=lambda item: (order[item[0][0]], -len(item[1]), item[0][1]))
     lines = [_tile_line(units.count(len(alike)), alike) for _, alike in ordered]
-    return Table("files", ("files", "what", "why", "rows", "size"), tuple(lines), _NUMBERS)
+    return PageTable("files", ("files", "what", "why", "rows", "size"), tuple(lines), _NUMBERS)
 
 
 def _tile_line(name: str, alike: Sequence[tiles.Tile]) -> Line:
@@ -339,18 +339,18 @@ def _snapshot_page(snapshot: Snapshot) -> Page:
         units.printable(snapshot.root),
         _state(snapshot),
         _facts(
-            ("rows", [Item(units.count(snapshot.rows))]),
-            ("files", [Item(units.count(len(snapshot.files))), Item(units.size(snapshot.size))]),
+            ("rows", [PageItem(units.count(snapshot.rows))]),
+            ("files", [PageItem(units.count(len(snapshot.files))), PageItem(units.size(snapshot.size))]),
             ("partitions", _words(", ".join(snapshot.partition_columns))),
             *_details(snapshot),
         ),
-        (Table("columns", ("column", "type"), tuple(columns)),) if columns else (),
+        (PageTable("columns", ("column", "type"), tuple(columns)),) if columns else (),
         _notes(snapshot.notes),
     )
 
 
-def _details(snapshot: Snapshot) -> list[tuple[str, list[Item]]]:
-    return [(word, [Item(units.printable(text)) for text in said]) for word, said in snapshot.details]
+def _details(snapshot: Snapshot) -> list[tuple[str, list[PageItem]]]:
+    return [(word, [PageItem(units.printable(text)) for text in said]) for word, said in snapshot.details]
 
 
 def _state(snapshot: Snapshot) -> str:
@@ -365,16 +365,22 @@ def _inspection_page(seen: Inspection) -> Page:
         units.printable(seen.root),
         _state(seen.snapshot),
         _facts(
-            ("rows", [Item(units.count(seen.rows))]),
-            ("files", [Item(units.count(seen.files)), Item(units.size(seen.size)), *_average(seen)]),
-            ("small files", [Item(units.count(seen.small_files), f"under {units.size(seen.small_bytes)}")]),
-            ("row groups", _row_groups(seen) if seen.snapshot.spread is None else []),
+            ("rows", [PageItem(units.count(seen.rows))]),
+            ("files", [PageItem(units.count(seen.files)), PageItem(units.size(seen.size)), *_average(seen)]),
+            (
+                "small files",
+                [PageItem(units.count(seen.small_files), f"under {units.size(seen.small_bytes)}")],
+            ),
+            ("row groups", _row_groups(seen) if seen.snapshot.footer_loader is None else []),
             ("partitions", _partitions(seen)),
             *_details(seen.snapshot),
             ("compression", _words(", ".join(codec.lower() for codec in seen.codecs))),
             (
                 "sorted by",
-                [Item(units.printable(order), f"in {units.counted(n, 'file')}") for order, n in seen.sorting],
+                [
+                    PageItem(units.printable(order), f"in {units.counted(n, 'file')}")
+                    for order, n in seen.sorting
+                ],
             ),
         ),
         (_column_table(seen),) if seen.columns else (),
@@ -382,32 +388,32 @@ def _inspection_page(seen: Inspection) -> Page:
     )
 
 
-def _row_groups(seen: Inspection) -> list[Item]:
+def _row_groups(seen: Inspection) -> list[PageItem]:
     unread = f"{units.counted(seen.unread, 'footer')} not read" if seen.unread else ""
-    known = [Item(units.count(seen.row_groups))] if seen.unread < seen.files or not seen.files else []
+    known = [PageItem(units.count(seen.row_groups))] if seen.unread < seen.files or not seen.files else []
     return [*known, *_words(unread)]
 
 
-def _average(seen: Inspection) -> list[Item]:
-    return [Item(units.size(seen.average_size), "on average")] if seen.files else []
+def _average(seen: Inspection) -> list[PageItem]:
+    return [PageItem(units.size(seen.average_size), "on average")] if seen.files else []
 
 
-def _partitions(seen: Inspection) -> list[Item]:
+def _partitions(seen: Inspection) -> list[PageItem]:
     if not seen.partitions or seen.biggest is None or seen.smallest is None:
         return []
     by = units.printable(", ".join(seen.snapshot.partition_columns))
-    found = [Item(units.count(seen.partitions), f"by {by}" if by else "")]
+    found = [PageItem(units.count(seen.partitions), f"by {by}" if by else "")]
     if seen.partitions > 1:
         found += [_partition("biggest", seen.biggest), _partition("smallest", seen.smallest)]
     return found
 
 
-def _partition(word: str, part: PartitionFacts) -> Item:
+def _partition(word: str, part: PartitionFacts) -> PageItem:
     label = tiles.partition_label(part.partition)
-    return Item(word, f"{label} ({units.counted(part.files, 'file')}, {units.size(part.size)})")
+    return PageItem(word, f"{label} ({units.counted(part.files, 'file')}, {units.size(part.size)})")
 
 
-def _column_table(seen: Inspection) -> Table:
+def _column_table(seen: Inspection) -> PageTable:
     """Columns that say nothing on this table are left out."""
     cells: dict[str, list[str]] = {
         "column": [units.printable(column.name) for column in seen.columns],
@@ -418,7 +424,7 @@ def _column_table(seen: Inspection) -> Table:
     }
     names = [name for name, texts in cells.items() if any(texts)]
     lines = tuple(Line(texts) for texts in zip(*(cells[name] for name in names), strict=True))
-    return Table("columns", tuple(names), lines, frozenset({"nulls", "size", "depth"}))
+    return PageTable("columns", tuple(names), lines, frozenset({"nulls", "size", "depth"}))
 
 
 def _stored_type(column: ColumnFacts, files: int) -> str:

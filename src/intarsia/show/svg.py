@@ -10,10 +10,10 @@ from decimal import Decimal
 from html import escape
 from typing import Any
 
-from intarsia.core.files import Snapshot
 from intarsia.core.inspection import FileRange, Inspection, depth
 from intarsia.core.plan import Plan
 from intarsia.core.report import MergeResult
+from intarsia.core.snapshot import Snapshot
 from intarsia.show import page, tiles, units
 from intarsia.show.tiles import Drawable, Kind
 
@@ -183,7 +183,7 @@ def _heading(value: Drawable) -> tuple[str, str]:
             return f"{files}, {units.size(snapshot.size)}", units.printable(snapshot.root)
 
 
-def _draw_rows(drawing: _Drawing, rows: Sequence[tiles.Row]) -> None:
+def _draw_rows(drawing: _Drawing, rows: Sequence[tiles.TileRow]) -> None:
     labels = [_row_label(row) for row in rows]
     left = min(max(len(label) for label in labels) * _LETTER + 14, drawing.width * 0.3)
     totals = [_row_total(row) for row in rows]
@@ -205,16 +205,16 @@ def _draw_rows(drawing: _Drawing, rows: Sequence[tiles.Row]) -> None:
         drawing.y += _LINE + 2
 
 
-def _row_label(row: tiles.Row) -> str:
+def _row_label(row: tiles.TileRow) -> str:
     return f"{row.label} ({units.count(row.partitions)})" if row.partitions > 1 else row.label
 
 
-def _row_total(row: tiles.Row) -> str:
+def _row_total(row: tiles.TileRow) -> str:
     files = f"{units.counted(row.files, 'file')}, " if row.files else ""
     return files + units.size(row.size)
 
 
-def _scale(rows: Sequence[tiles.Row], room: float) -> float:
+def _scale(rows: Sequence[tiles.TileRow], room: float) -> float:
     """Pixels per byte: rows of few tiles fit one line, many tiles make a field of about ten."""
     # Several partitions in one row are out of scale with single ones, and are made to fit.
     rows = [row for row in rows if row.partitions == 1] or rows
@@ -234,7 +234,7 @@ def _tooltip(tile: tiles.Tile) -> str:
     return "\n".join([*lines, units.elide(what, 120)])
 
 
-def _draw_legend(drawing: _Drawing, rows: Sequence[tiles.Row], *, actions: bool) -> None:
+def _draw_legend(drawing: _Drawing, rows: Sequence[tiles.TileRow], *, actions: bool) -> None:
     drawing.y += 4
     drawing.line(drawing.y)
     drawing.y += 10

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from intarsia.show import tiles, units
-from intarsia.show.page import Fact, Line, Page, Table, page_of
+from intarsia.show.page import Fact, Line, Page, PageTable, page_of
 from intarsia.show.tiles import Drawable, Kind
 
 WIDTH = 96
@@ -97,36 +97,36 @@ class _Style:
             parts.append("\n".join(line for note in page.notes for line in self._note(note)))
         return "\n\n".join(parts)
 
-    def layout(self, rows: Sequence[tiles.Row], most_rows: int) -> str:
+    def layout(self, rows: Sequence[tiles.TileRow], most_rows: int) -> str:
         if not rows:
             return "no files"
         rows = tiles.folded(rows, most_rows=most_rows, most_tiles=sys.maxsize)
         names = [self._row_label(row) for row in rows]
         room = min(max(map(units.columns, names)), self.width // 2)
         space = self.width - room - 2
-        rows = _fitted(rows, space)
+        rows = _fit_rows(rows, space)
         lines = [
             f"{units.pad(units.elide(name, room, mark=self.dots), room)}  {self._row_blocks(row)}"
             for name, row in zip(names, rows, strict=True)
         ]
         return "\n".join([*lines, "", *self._legend(rows)])
 
-    def _row_label(self, row: tiles.Row) -> str:
+    def _row_label(self, row: tiles.TileRow) -> str:
         label = row.label.replace("…", self.dots)
         return f"{label} ({units.count(row.partitions)})" if row.partitions > 1 else label
 
-    def _row_blocks(self, row: tiles.Row) -> str:
+    def _row_blocks(self, row: tiles.TileRow) -> str:
         return "".join(self._paint(self.blocks[tile.kind], tile.kind) for tile in row.tiles)
 
-    def _legend(self, rows: Sequence[tiles.Row]) -> list[str]:
+    def _legend(self, rows: Sequence[tiles.TileRow]) -> list[str]:
         entries = [
             (kind, f"{self.blocks[kind]} {tiles.legend(kind, number)}") for kind, number in tiles.kinds(rows)
         ]
-        lines = self._joined(entries, "   ", self.width)
+        lines = self._join(entries, "   ", self.width)
         most = tiles.most_files_in_a_tile(rows)
         return [*lines, f"one block is up to {units.count(most)} files"] if most > 1 else lines
 
-    def _joined(self, entries: Sequence[tuple[Kind | None, str]], glue: str, room: int) -> list[str]:
+    def _join(self, entries: Sequence[tuple[Kind | None, str]], glue: str, room: int) -> list[str]:
         """Entries side by side, in as many lines as they need."""
         lines: list[str] = []
         used = room + 1
@@ -152,7 +152,7 @@ class _Style:
         lines = []
         for fact in facts:
             entries = [(item.kind, piece) for item in fact.items for piece in self._pieces(str(item), room)]
-            for number, line in enumerate(self._joined(entries, self.between, self.width - room)):
+            for number, line in enumerate(self._join(entries, self.between, self.width - room)):
                 lines.append(units.pad("" if number else fact.label, room) + line)
         return lines
 
@@ -162,8 +162,8 @@ class _Style:
             return [text]
         return textwrap.wrap(text, self.width - room)
 
-    def _table(self, table: Table) -> list[str]:
-        table = _filled(table)
+    def _table(self, table: PageTable) -> list[str]:
+        table = _fill(table)
         columns = list(zip(table.columns, *(line.cells for line in table.lines), strict=True))
         widths = [max(map(units.columns, column)) for column in columns]
         widths = _shrunk(widths, self.width - 2 * (len(widths) - 1))
@@ -172,7 +172,7 @@ class _Style:
         lines = [self._line(line, table, widths) for line in table.lines]
         return [self._bold(self._line(heading, table, widths)), underline, *lines]
 
-    def _line(self, line: Line, table: Table, widths: Sequence[int]) -> str:
+    def _line(self, line: Line, table: PageTable, widths: Sequence[int]) -> str:
         cells = [
             units.pad(units.elide(cell, width, mark=self.dots), width, right=name in table.numbers)
             for name, cell, width in zip(table.columns, line.cells, widths, strict=True)
@@ -189,7 +189,7 @@ class _Style:
         return f"\x1b[1m{text}\x1b[0m" if self.color else text
 
 
-def _fitted(rows: Sequence[tiles.Row], space: int) -> tuple[tiles.Row, ...]:
+def _fit_rows(rows: Sequence[tiles.TileRow], space: int) -> tuple[tiles.TileRow, ...]:
     """All rows in the same scale, the longest no longer than the space."""
     longest = max(len(row.tiles) for row in rows)
     if longest <= space:
@@ -203,11 +203,11 @@ def _fitted(rows: Sequence[tiles.Row], space: int) -> tuple[tiles.Row, ...]:
     return result
 
 
-def _filled(table: Table) -> Table:
+def _fill(table: PageTable) -> PageTable:
     """The table without columns that are empty throughout: a terminal is narrow."""
     used = [number for number in range(len(table.columns)) if any(line.cells[number] for line in table.lines)]
     lines = tuple(Line(tuple(line.cells[number] for number in used), line.kind) for line in table.lines)
-    return Table(table.title, tuple(table.columns[number] for number in used), lines, table.numbers)
+    return PageTable(table.title, tuple(table.columns[number] for number in used), lines, table.numbers)
 
 
 def _shrunk(widths: Sequence[int], room: int) -> list[int]:

@@ -9,10 +9,10 @@ from itertools import groupby
 from typing import Any, Literal
 from urllib.parse import unquote
 
-from intarsia.core.files import DataFile, Snapshot
 from intarsia.core.inspection import Inspection
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.report import MergeFileMetadata, MergeResult
+from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.show import units
 
 Kind = Literal["kept", "scanned", "open", "rewritten", "regrouped", "removed", "new"]
@@ -35,7 +35,7 @@ QUIET = 24
 _ORDER = {kind: number for number, kind in enumerate(LEGEND)}
 _OF_REPORT: Mapping[str, Kind] = {
     "rewritten": "rewritten",
-    "veiled": "rewritten",
+    "with_deletes": "rewritten",
     "inserted": "new",
     "preserved": "kept",
     "removed": "removed",
@@ -53,17 +53,17 @@ class Tile:
     size: int
     reason: str = ""
     files: int = 1
-    veiled: bool = False
+    position_deletes: bool = False
     """Drawn as a file that is rewritten, though it stays and a delete file comes beside it."""
 
     @property
     def word(self) -> str:
         """What happened to it, for a table."""
-        return "rows veiled" if self.veiled else LEGEND[self.kind]
+        return "with deletes" if self.position_deletes else LEGEND[self.kind]
 
 
 @dataclass(frozen=True, slots=True)
-class Row:
+class TileRow:
     """The tiles of one partition, or of several that are shown as one."""
 
     label: str
@@ -90,7 +90,7 @@ def kind_of(plan: FilePlan) -> Kind:
             return "scanned" if plan.scanned else "kept"
         case "scan":
             return "open"
-        case "rewrite" | "veil":
+        case "rewrite" | "add_deletes":
             return "rewritten"
         case "regroup":
             return "regrouped"
@@ -98,15 +98,15 @@ def kind_of(plan: FilePlan) -> Kind:
             return "removed"
 
 
-def rows_of(value: Drawable) -> tuple[Row, ...]:
+def rows_of(value: Drawable) -> tuple[TileRow, ...]:
     """Every file as a tile, partitions in natural order."""
     grouped: dict[str, list[Tile]] = {}
-    for label, tile in _labelled(value):
+    for label, tile in _label_tiles(value):
         grouped.setdefault(label, []).append(tile)
-    return tuple(Row(label, tuple(grouped[label])) for label in sorted(grouped, key=_natural))
+    return tuple(TileRow(label, tuple(grouped[label])) for label in sorted(grouped, key=_natural))
 
 
-def folded(rows: Sequence[Row], *, most_rows: int, most_tiles: int) -> tuple[Row, ...]:
+def folded(rows: Sequence[TileRow], *, most_rows: int, most_tiles: int) -> tuple[TileRow, ...]:
     """At most ``most_rows`` rows and about ``most_tiles`` tiles; no file is lost, no kind hidden.
 
     Neighbouring partitions in which nothing happens become one row first, then any neighbours; then
@@ -118,19 +118,19 @@ def folded(rows: Sequence[Row], *, most_rows: int, most_tiles: int) -> tuple[Row
         result = _fold_quiet(result)
     if len(result) > most_rows:
         step = -(-len(result) // most_rows)
-        result = [_joined(result[at : at + step]) for at in range(0, len(result), step)]
+        result = [_join_rows(result[at : at + step]) for at in range(0, len(result), step)]
     total = sum(len(row.tiles) for row in result)
     return thinned(result, -(-total // most_tiles)) if total > most_tiles else tuple(result)
 
 
-def thinned(rows: Iterable[Row], step: int) -> tuple[Row, ...]:
+def thinned(rows: Iterable[TileRow], step: int) -> tuple[TileRow, ...]:
     """Up to ``step`` neighbouring files of one kind as one tile."""
     if step <= 1:
         return tuple(rows)
-    return tuple(Row(row.label, _thinned(row.tiles, step), row.partitions) for row in rows)
+    return tuple(TileRow(row.label, _thin_tiles(row.tiles, step), row.partitions) for row in rows)
 
 
-def kinds(rows: Iterable[Row]) -> list[tuple[Kind, int]]:
+def kinds(rows: Iterable[TileRow]) -> list[tuple[Kind, int]]:
     """The kinds that occur, with the number of files of each, in the order of the legend."""
     counts: dict[Kind, int] = {}
     for row in rows:
@@ -144,7 +144,7 @@ def legend(kind: Kind, files: int) -> str:
     return f"{LEGEND[kind]} {units.count(files)}" if files else LEGEND[kind]
 
 
-def most_files_in_a_tile(rows: Iterable[Row]) -> int:
+def most_files_in_a_tile(rows: Iterable[TileRow]) -> int:
     return max((tile.files for row in rows for tile in row.tiles), default=0)
 
 
@@ -161,7 +161,7 @@ def partition_label(partition: Mapping[str, Any], path: str = "") -> str:
     return units.printable(directory) or _WHOLE
 
 
-def _labelled(value: Drawable) -> list[tuple[str, Tile]]:
+def _label_tiles(value: Drawable) -> list[tuple[str, Tile]]:
     match value:
         case Plan():
             return _of_plan(value)
@@ -198,10 +198,12 @@ def _of_result(result: MergeResult) -> list[tuple[str, Tile]]:
     plans = {}
     if result.plan is not None:
         plans = {result.plan.snapshot.shown(entry.file): entry for entry in result.plan.files}
-    return [_reported(result, entry, plans.get(entry.path)) for entry in result.files]
+    return [_make_result_tile(result, entry, plans.get(entry.path)) for entry in result.files]
 
 
-def _reported(result: MergeResult, entry: MergeFileMetadata, plan: FilePlan | None) -> tuple[str, Tile]:
+def _make_result_tile(
+    result: MergeResult, entry: MergeFileMetadata, plan: FilePlan | None
+) -> tuple[str, Tile]:
     kind = _OF_REPORT[entry.operation]
     if plan is not None and plan.scanned and kind == "kept":
         kind = "scanned"
@@ -215,7 +217,7 @@ def _reported(result: MergeResult, entry: MergeFileMetadata, plan: FilePlan | No
         entry.row_count,
         entry.size_bytes or 0,
         units.printable(reason),
-        veiled=entry.operation == "veiled",
+        position_deletes=entry.operation == "with_deletes",
     )
     if plan is None or result.plan is None:
         return partition_label({}, path), tile
@@ -223,8 +225,8 @@ def _reported(result: MergeResult, entry: MergeFileMetadata, plan: FilePlan | No
 
 
 def _label(file: DataFile, snapshot: Snapshot) -> str:
-    if snapshot.spread is not None:
-        return partition_label(snapshot.spread.home(file).values, "")
+    if snapshot.format.owns_schema:
+        return partition_label(snapshot.partitioner.partition_of(file).values, "")
     return partition_label(file.partition, file.path)
 
 
@@ -243,31 +245,31 @@ def _natural(label: str) -> tuple[Any, ...]:
     return key, label
 
 
-def _fold_quiet(rows: Sequence[Row]) -> list[Row]:
-    result: list[Row] = []
-    quiet: Callable[[Row], bool] = lambda row: row.quiet  # noqa: E731
+def _fold_quiet(rows: Sequence[TileRow]) -> list[TileRow]:
+    result: list[TileRow] = []
+    quiet: Callable[[TileRow], bool] = lambda row: row.quiet  # noqa: E731
     for is_quiet, run in groupby(rows, key=quiet):
         together = list(run)
         if is_quiet and len(together) > 2:
-            joined = _joined(together)
+            joined = _join_rows(together)
             result.append(
-                Row(joined.label, _thinned(joined.tiles, -(-joined.files // QUIET)), joined.partitions)
+                TileRow(joined.label, _thin_tiles(joined.tiles, -(-joined.files // QUIET)), joined.partitions)
             )
         else:
             result.extend(together)
     return result
 
 
-def _joined(rows: Sequence[Row]) -> Row:
+def _join_rows(rows: Sequence[TileRow]) -> TileRow:
     if len(rows) == 1:
         return rows[0]
     tiles = sorted((tile for row in rows for tile in row.tiles), key=lambda tile: _ORDER[tile.kind])
     number = sum(row.partitions for row in rows)
     first, last = rows[0].label.partition(" … ")[0], rows[-1].label.rpartition(" … ")[2]
-    return Row(f"{first} … {last}", tuple(tiles), number)
+    return TileRow(f"{first} … {last}", tuple(tiles), number)
 
 
-def _thinned(tiles: Sequence[Tile], step: int) -> tuple[Tile, ...]:
+def _thin_tiles(tiles: Sequence[Tile], step: int) -> tuple[Tile, ...]:
     """The kinds come in the legend's order."""
     result = []
     for kind in LEGEND:

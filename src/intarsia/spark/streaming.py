@@ -27,7 +27,7 @@ def merge_batches(
     path: str | os.PathLike[str],
     key_columns: str | list[str],
     *,
-    strategy: str = "upsert",
+    strategy: api.Strategy = "upsert",
     app_id: str | None = None,
     **options: Any,
 ) -> Callable[[Any, int], None]:
@@ -68,12 +68,12 @@ def merge_batches(
         raise InputError("merge_batches needs an app_id under Spark Connect.", hint=_NAME_IT)
     strategy_rule(strategy)
     if options.get("filesystem") is None:
-        path = _from_here(path)
-        options |= {name: _from_here(options[name]) for name in _PLACES if options.get(name)}
+        path = _make_absolute(path)
+        options |= {name: _make_absolute(options[name]) for name in _PLACES if options.get(name)}
     return MergeBatches(os.fspath(path), tuple(normalize_keys(key_columns)), strategy, app_id, options)
 
 
-def _from_here(path: str | os.PathLike[str]) -> str:
+def _make_absolute(path: str | os.PathLike[str]) -> str:
     """A path that means the same in another process; a URL does so already."""
     text: Any = os.fspath(path)
     if not isinstance(text, str) or not text:
@@ -87,7 +87,7 @@ class MergeBatches:
 
     path: str
     keys: tuple[str, ...]
-    strategy: str
+    strategy: api.Strategy
     app_id: str | None
     options: Mapping[str, Any] = field(default_factory=dict)
 
@@ -114,8 +114,8 @@ class MergeBatches:
 
 def _query_id(frame: Any) -> str:
     """The id of the query that a batch is of, as Spark tells the thread that runs it."""
-    context = getattr(frame.sparkSession, "_sc", None)  # a Connect session has none
-    found = None if context is None else context.getLocalProperty(_QUERY_ID)
+    session = frame.sparkSession
+    found = None if is_connect(session) else session.sparkContext.getLocalProperty(_QUERY_ID)
     if not found:
         raise InputError(
             "merge_batches cannot tell which query this batch is of.",

@@ -37,7 +37,7 @@ from intarsia.core.expr.functions import FUNCTIONS, NOW, part_names
 from intarsia.core.expr.nodes import ArithmeticOp, Side
 from intarsia.core.expr.types import INTERVAL, decimal
 from intarsia.errors import InputError, NotSupported
-from intarsia.sql.calls import SPECIAL_CALLS, named_struct, near_functions, row
+from intarsia.sql.calls import SPECIAL_CALLS, build_named_struct, build_row, near_functions
 from intarsia.sql.words import (
     ARITHMETIC,
     CALLS,
@@ -155,7 +155,7 @@ class _Builder:
         while isinstance(node, kind):
             parts.append(node.expression)
             node = node.this
-        return _balanced(
+        return _join_balanced(
             And if kind is exp.And else Or, [self.expr(part) for part in (node, *reversed(parts))]
         )
 
@@ -288,7 +288,7 @@ class _Builder:
         if name == "iff":
             return self.iff(node)
         if name in ("row", "named_struct"):
-            return (row if name == "row" else named_struct)(self, node)
+            return (build_row if name == "row" else build_named_struct)(self, node)
         if name == "date_part" and len(node.expressions) == 2:
             unit, value = node.expressions
             return self.part(unit.name.lower(), value)
@@ -319,11 +319,11 @@ class _Builder:
         return Arithmetic(sign, self.expr(node.this), self.expr(node.expression))
 
 
-def _balanced(join: type[And] | type[Or], parts: list[Expr]) -> Expr:
+def _join_balanced(join: type[And] | type[Or], parts: list[Expr]) -> Expr:
     if len(parts) == 1:
         return parts[0]
     middle = len(parts) // 2
-    return join(_balanced(join, parts[:middle]), _balanced(join, parts[middle:]))
+    return join(_join_balanced(join, parts[:middle]), _join_balanced(join, parts[middle:]))
 
 
 def _number(text: str) -> Literal:

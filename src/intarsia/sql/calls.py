@@ -39,19 +39,19 @@ def near_functions(name: str) -> str:
     return f"{told}All functions are listed in docs/sql.md"
 
 
-def padded(builder: Builder, node: Any) -> Expr:
+def build_pad(builder: Builder, node: Any) -> Expr:
     return Call(
         "lpad" if node.args.get("is_left") else "rpad",
         builder.arguments(node, ("this", "expression", "fill_pattern")),
     )
 
 
-def regexp_extracted(builder: Builder, node: Any) -> Expr:
+def build_regexp_extract(builder: Builder, node: Any) -> Expr:
     args = builder.arguments(node, ("this", "expression", "group", "parameters"))
     return Call("regexp_extract", args)
 
 
-def regexp_replaced(builder: Builder, node: Any) -> Expr:
+def build_regexp_replace(builder: Builder, node: Any) -> Expr:
     args = builder.arguments(node, ("this", "expression", "replacement", "modifiers"))
     if builder.spark and len(args) == 3 and isinstance(args[2], Literal):  # all places; Java names groups $1
         new = re.sub(r"\$(\d)", r"\\\1", str(args[2].value))
@@ -59,7 +59,7 @@ def regexp_replaced(builder: Builder, node: Any) -> Expr:
     return Call("regexp_replace", args)
 
 
-def hashed(builder: Builder, node: Any) -> Expr:
+def build_hash(builder: Builder, node: Any) -> Expr:
     length = node.args.get("length")
     bits = "256" if length is None or length.name == "0" else length.name
     if f"sha{bits}" not in FUNCTIONS:
@@ -67,7 +67,7 @@ def hashed(builder: Builder, node: Any) -> Expr:
     return Call(f"sha{bits}", (builder.expr(node.this),))
 
 
-def log(builder: Builder, node: Any) -> Expr:
+def build_log(builder: Builder, node: Any) -> Expr:
     if node.expression is None:
         return Call("log10", (builder.expr(node.this),))
     base, value = builder.expr(node.this), builder.expr(node.expression)
@@ -76,21 +76,21 @@ def log(builder: Builder, node: Any) -> Expr:
     return Call("log", (base, value))
 
 
-def date_diff(builder: Builder, node: Any) -> Expr:
+def build_date_diff(builder: Builder, node: Any) -> Expr:
     unit = node.args.get("unit")
     name = "day" if unit is None else unit.name.lower()
     start, end = builder.expr(node.expression), builder.expr(node.this)
     return Call("date_diff", (Literal(UNITS.get(name, name), pa.string()), start, end))
 
 
-def days_added(builder: Builder, node: Any) -> Expr:
+def build_add_days(builder: Builder, node: Any) -> Expr:
     unit = node.args.get("unit")
     if unit is not None and unit.name.lower() != "day":
         raise builder.refusal(node)
     return Arithmetic("+", Cast(builder.expr(node.this), pa.date32()), builder.expr(node.expression))
 
 
-def months_added(builder: Builder, node: Any) -> Expr:
+def build_add_months(builder: Builder, node: Any) -> Expr:
     months = builder.expr(node.expression)
     if isinstance(months, Negate) and isinstance(months.operand, Literal):
         months = Literal(-months.operand.value, months.operand.type)
@@ -99,22 +99,22 @@ def months_added(builder: Builder, node: Any) -> Expr:
     return Arithmetic("+", builder.expr(node.this), Literal((months.value, 0, 0), INTERVAL))
 
 
-def formatted(builder: Builder, node: Any) -> Expr:
+def build_format_time(builder: Builder, node: Any) -> Expr:
     value = node.this.this if isinstance(node.this, exp.TimeStrToTime) else node.this
-    return Call("strftime", (builder.expr(value), format_of(builder, node)))
+    return Call("strftime", (builder.expr(value), translate_format(builder, node)))
 
 
-def read_time(builder: Builder, node: Any) -> Expr:
-    return Call("strptime", (builder.expr(node.this), format_of(builder, node)))
+def build_parse_time(builder: Builder, node: Any) -> Expr:
+    return Call("strptime", (builder.expr(node.this), translate_format(builder, node)))
 
 
-def to_date(builder: Builder, node: Any) -> Expr:
+def build_to_date(builder: Builder, node: Any) -> Expr:
     if node.args.get("format") is not None:
-        return Cast(Call("strptime", (builder.expr(node.this), format_of(builder, node))), pa.date32())
+        return Cast(Call("strptime", (builder.expr(node.this), translate_format(builder, node))), pa.date32())
     return Cast(builder.expr(node.this), pa.date32())
 
 
-def format_of(builder: Builder, node: Any) -> Expr:
+def translate_format(builder: Builder, node: Any) -> Expr:
     """The format, as strftime knows it; sqlglot marks what Spark reads with a fixed width."""
     found = builder.expr(node.args["format"])
     if isinstance(found, Literal) and isinstance(found.value, str):
@@ -122,17 +122,17 @@ def format_of(builder: Builder, node: Any) -> Expr:
     return found
 
 
-def listed(builder: Builder, node: Any) -> Expr:
+def build_list(builder: Builder, node: Any) -> Expr:
     return Call(LIST, tuple(builder.expr(item) for item in node.expressions))
 
 
-def struct(builder: Builder, node: Any) -> Expr:
+def build_struct(builder: Builder, node: Any) -> Expr:
     """A struct of named fields; of values without names, a row."""
     named = [isinstance(item, exp.PropertyEQ) for item in node.expressions]
     if not all(named):
         if any(named):
             raise NotSupported(f"{node.sql()}: either all fields have names or none in {builder.text!r}")
-        return row(builder, node)
+        return build_row(builder, node)
     names = [item.this.name for item in node.expressions]
     values = [builder.expr(item.expression) for item in node.expressions]
     return _struct_of(builder, names, values)
@@ -145,20 +145,20 @@ def _struct_of(builder: Builder, names: list[str], values: list[Expr]) -> Expr:
     return Call(STRUCT, tuple(part for name, value in pairs for part in (Literal(name, pa.string()), value)))
 
 
-def row(builder: Builder, node: Any) -> Expr:
+def build_row(builder: Builder, node: Any) -> Expr:
     if not node.expressions:
         raise InputError(f"a row needs a value in {builder.text!r}")
     return Call(ROW, tuple(builder.expr(item) for item in node.expressions))
 
 
-def named_struct(builder: Builder, node: Any) -> Expr:
+def build_named_struct(builder: Builder, node: Any) -> Expr:
     names, values = node.expressions[::2], node.expressions[1::2]
     if len(names) != len(values) or not all(isinstance(each, exp.Literal) for each in names):
         raise InputError(f"named_struct('name', value, ...) takes names and values in {builder.text!r}")
     return _struct_of(builder, [each.name for each in names], [builder.expr(each) for each in values])
 
 
-def mapped(builder: Builder, node: Any) -> Expr:
+def build_map(builder: Builder, node: Any) -> Expr:
     if isinstance(node, exp.ToMap):
         entries = node.this.expressions if isinstance(node.this, exp.Struct) else None
         if entries is None or not all(isinstance(item, exp.PropertyEQ) for item in entries):
@@ -175,21 +175,21 @@ def mapped(builder: Builder, node: Any) -> Expr:
 
 
 SPECIAL_CALLS: dict[type[Any], tuple[tuple[str, ...], Callable[[Builder, Any], Expr]]] = {
-    exp.Pad: (("this", "expression", "fill_pattern"), padded),
-    exp.RegexpExtract: (("this", "expression", "group", "parameters"), regexp_extracted),
-    exp.RegexpReplace: (("this", "expression", "replacement", "modifiers"), regexp_replaced),
-    exp.SHA2: (("this", "length"), hashed),
-    exp.Log: (("this", "expression"), log),
-    exp.DateDiff: (("this", "expression", "unit"), date_diff),
-    exp.TsOrDsAdd: (("this", "expression", "unit"), days_added),
-    exp.AddMonths: (("this", "expression"), months_added),
-    exp.TimeToStr: (("this", "format"), formatted),
-    exp.StrToTime: (("this", "format"), read_time),
-    exp.TsOrDsToDate: (("this", "format"), to_date),
-    exp.Date: (("this",), to_date),
-    exp.Array: (("expressions",), listed),
-    exp.Struct: (("expressions",), struct),
-    exp.ToMap: (("this",), mapped),
-    exp.Map: (("keys", "values"), mapped),
-    exp.VarMap: (("keys", "values"), mapped),
+    exp.Pad: (("this", "expression", "fill_pattern"), build_pad),
+    exp.RegexpExtract: (("this", "expression", "group", "parameters"), build_regexp_extract),
+    exp.RegexpReplace: (("this", "expression", "replacement", "modifiers"), build_regexp_replace),
+    exp.SHA2: (("this", "length"), build_hash),
+    exp.Log: (("this", "expression"), build_log),
+    exp.DateDiff: (("this", "expression", "unit"), build_date_diff),
+    exp.TsOrDsAdd: (("this", "expression", "unit"), build_add_days),
+    exp.AddMonths: (("this", "expression"), build_add_months),
+    exp.TimeToStr: (("this", "format"), build_format_time),
+    exp.StrToTime: (("this", "format"), build_parse_time),
+    exp.TsOrDsToDate: (("this", "format"), build_to_date),
+    exp.Date: (("this",), build_to_date),
+    exp.Array: (("expressions",), build_list),
+    exp.Struct: (("expressions",), build_struct),
+    exp.ToMap: (("this",), build_map),
+    exp.Map: (("keys", "values"), build_map),
+    exp.VarMap: (("keys", "values"), build_map),
 }

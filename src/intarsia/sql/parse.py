@@ -73,7 +73,9 @@ def parse_assignments(assignments: Any, *, dialect: str | None = None) -> tuple[
             f"assignments must be a dict from columns to values, not {assignments!r}",
             hint='such as {"price": "price * 1.1", "note": "\'x\'"}',
         )
-    found = tuple((_path(name, dialect), _assigned(value, dialect)) for name, value in assignments.items())
+    found = tuple(
+        (_path(name, dialect), _parse_assigned(value, dialect)) for name, value in assignments.items()
+    )
     if not found:
         raise InputError(
             "there is no assignment: nothing to set", hint="give at least one column and its new value"
@@ -146,7 +148,7 @@ def _pair(expr: Expr) -> KeyPair | None:
     return None
 
 
-def _assigned(value: Any, dialect: str | None) -> Expr:
+def _parse_assigned(value: Any, dialect: str | None) -> Expr:
     if isinstance(value, str):
         return parse_expression(value, dialect=dialect)
     try:

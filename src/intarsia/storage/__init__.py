@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
-from intarsia.storage.port import Entry, Look, Storage, storage_errors
+from intarsia.storage.port import FileEntry, StatFile, Storage, storage_errors
 from intarsia.storage.posix import PosixStorage
 from intarsia.storage.remote import RemoteStorage
 from intarsia.storage.resolve import open_storage
 
-__all__ = ["Entry", "Look", "PosixStorage", "RemoteStorage", "Storage", "open_storage", "storage_errors"]
+__all__ = [
+    "FileEntry",
+    "PosixStorage",
+    "RemoteStorage",
+    "StatFile",
+    "Storage",
+    "open_storage",
+    "storage_errors",
+]

@@ -18,7 +18,7 @@ Kind = Literal["file", "directory", "symlink", "other"]
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
+class FileEntry:
     """One name found in a store. ``path`` is relative to what was listed, ``/`` between parts."""
 
     path: str
@@ -49,13 +49,13 @@ class Storage(Protocol):
     @property
     def atomic(self) -> bool: ...
 
-    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[Entry]:
+    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[FileEntry]:
         """Everything below ``root``; a directory is entered when ``descend(its name)``."""
 
     def names(self, directory: str) -> list[str]:
         """The names in a directory; empty when there is none."""
 
-    def stat(self, path: str) -> Entry | None:
+    def stat(self, path: str) -> FileEntry | None:
         """The entry itself (a symlink is not followed), or None."""
 
     def read(self, path: str) -> bytes: ...
@@ -66,20 +66,20 @@ class Storage(Protocol):
     def claim(self, source: str, target: str) -> bool:
         """Give ``source`` the name ``target`` unless it is taken; False when it is."""
 
-    def twin(self, source: str, target: str) -> None:
+    def hard_link(self, source: str, target: str) -> None:
         """A second name for the same bytes, or a copy where the store has no such thing."""
 
     def publish(self, source: str, spare: str, target: str) -> None:
         """Put the bytes of ``source`` under ``target``; ``source`` keeps its name.
 
-        ``spare`` is a twin of ``source`` that may be consumed, and is made again when it is gone.
+        ``spare`` is a hard link to ``source`` that may be consumed, and is made again when it is gone.
         """
 
     def move(self, source: str, target: str) -> None:
         """Rename within the control directory, over whatever is there."""
 
     def same(self, one: str, other: str) -> bool:
-        """Whether two existing files hold the same bytes, told by identity or by reading."""
+        """Whether two existing files hold the same bytes, by identity or by reading."""
 
     def remove(self, path: str) -> bool:
         """Remove a file; False when it was gone already."""
@@ -96,7 +96,7 @@ class Storage(Protocol):
     def sync(self, path: str) -> None:
         """Make the bytes of a file, or the names in a directory, durable."""
 
-    def imitate(self, model: str, path: str) -> None:
+    def copy_mode(self, model: str, path: str) -> None:
         """Give ``path`` the owner and permissions of ``model``, as far as the process may."""
 
     def check_writable(self, directory: str) -> None:
@@ -110,7 +110,7 @@ class Storage(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class StatFile:
     """Tells the fingerprint of the file at a path as of now, None when it is gone; pickles."""
 
     storage: Storage

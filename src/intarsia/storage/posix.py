@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 
 import pyarrow.fs as pafs
 
-from intarsia.common.flock import filesystem_type, is_network, nearest, try_flock, unlock
+from intarsia.common.scratch import filesystem_type, is_network, nearest, try_flock, unlock
 from intarsia.errors import CommitConflict, NotSupported, StorageError
-from intarsia.storage.port import Entry, Kind, as_storage_error, storage_errors
+from intarsia.storage.port import FileEntry, Kind, as_storage_error, storage_errors
 
 _COMPARE_CHUNK = 1 << 20
 _NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -29,7 +29,7 @@ class PosixStorage:
     def filesystem(self) -> pafs.FileSystem:
         return pafs.LocalFileSystem()
 
-    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[Entry]:
+    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[FileEntry]:
         pending = [("", root)]
         while pending:
             prefix, directory = pending.pop()
@@ -39,9 +39,9 @@ class PosixStorage:
                 for item in entries:
                     path = prefix + item.name
                     if item.is_symlink():
-                        yield Entry(path, "symlink", identity=_link_kind(item))
+                        yield FileEntry(path, "symlink", identity=_link_kind(item))
                     elif item.is_dir(follow_symlinks=False):
-                        yield Entry(path, "directory")
+                        yield FileEntry(path, "directory")
                         if descend(item.name):
                             pending.append((f"{path}/", f"{directory}/{item.name}"))
                     else:
@@ -58,7 +58,7 @@ class PosixStorage:
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
-    def stat(self, path: str) -> Entry | None:
+    def stat(self, path: str) -> FileEntry | None:
         with storage_errors("look at", path):
             try:
                 return _entry(path, os.lstat(path))
@@ -88,7 +88,7 @@ class PosixStorage:
                 return False
             return True
 
-    def twin(self, source: str, target: str) -> None:
+    def hard_link(self, source: str, target: str) -> None:
         with storage_errors("link", source, hint=_link_hint(source)):
             try:
                 os.link(source, target)
@@ -182,7 +182,7 @@ class PosixStorage:
             finally:
                 os.close(descriptor)
 
-    def imitate(self, model: str, path: str) -> None:
+    def copy_mode(self, model: str, path: str) -> None:
         with storage_errors("set the permissions of", path):
             wanted, found = os.stat(model), os.stat(path)
             if (wanted.st_uid, wanted.st_gid) != (found.st_uid, found.st_gid):
@@ -238,8 +238,8 @@ class PosixStorage:
             return try_flock(path)
 
 
-def _entry(path: str, status: os.stat_result) -> Entry:
-    return Entry(path, _kind(status.st_mode), status.st_size, status.st_mtime_ns, status.st_ino)
+def _entry(path: str, status: os.stat_result) -> FileEntry:
+    return FileEntry(path, _kind(status.st_mode), status.st_size, status.st_mtime_ns, status.st_ino)
 
 
 def _kind(mode: int) -> Kind:
@@ -261,10 +261,10 @@ def _link_kind(item: os.DirEntry[str]) -> str:
 def _link_hint(source: str) -> str | None:
     """Linux refuses a hard link to somebody else's file unless it can be written."""
     try:
-        foreign = os.stat(source).st_uid != os.geteuid()
+        others = os.stat(source).st_uid != os.geteuid()
     except (OSError, AttributeError):
         return None
-    return "the file belongs to another user; replacing it needs write permission on it" if foreign else None
+    return "the file belongs to another user; replacing it needs write permission on it" if others else None
 
 
 def _refuse_network(path: str) -> None:

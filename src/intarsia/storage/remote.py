@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from intarsia.errors import StorageError
-from intarsia.storage.port import Entry, Kind, storage_errors
+from intarsia.storage.port import FileEntry, Kind, storage_errors
 
 _TAGS = (
     "ETag",
@@ -33,7 +33,7 @@ _CHUNK = 1 << 20
 class RemoteStorage:
     """Any pyarrow file system, used so that every step can be repeated.
 
-    Copies stand where a local disk has links. Two writers at once are not told apart, which is why
+    Copies stand where a local disk has links. Two writers at once are not distinguished, which is why
     tables let such a store only append unless the caller vouches for being the only writer.
     """
 
@@ -52,7 +52,7 @@ class RemoteStorage:
         handler = getattr(self._filesystem, "handler", None)
         return getattr(handler, "fs", None)
 
-    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[Entry]:
+    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[FileEntry]:
         for entry in sorted(self._entries(root), key=lambda found: found.path):
             parents = entry.path.split("/")[:-1]
             if all(descend(name) for name in parents):
@@ -63,7 +63,7 @@ class RemoteStorage:
         if self._fsspec is not None:
             self._fsspec.invalidate_cache()
 
-    def _entries(self, root: str) -> Iterator[Entry]:
+    def _entries(self, root: str) -> Iterator[FileEntry]:
         self._forget()
         with storage_errors("list", root):
             if self._fsspec is not None:
@@ -79,7 +79,7 @@ class RemoteStorage:
             selector = pafs.FileSelector(directory, allow_not_found=True)
             return sorted(info.base_name for info in self._filesystem.get_file_info(selector))
 
-    def stat(self, path: str) -> Entry | None:
+    def stat(self, path: str) -> FileEntry | None:
         self._forget()
         with storage_errors("look at", path):
             if self._fsspec is not None:
@@ -101,15 +101,15 @@ class RemoteStorage:
     def claim(self, source: str, target: str) -> bool:
         if self.stat(target) is not None:
             return False
-        self.twin(source, target)
+        self.hard_link(source, target)
         return True
 
-    def twin(self, source: str, target: str) -> None:
+    def hard_link(self, source: str, target: str) -> None:
         with storage_errors("copy", source):
             self._filesystem.copy_file(source, target)
 
     def publish(self, source: str, spare: str, target: str) -> None:
-        self.twin(source, target)
+        self.hard_link(source, target)
 
     def move(self, source: str, target: str) -> None:
         with storage_errors("rename", source):
@@ -165,11 +165,11 @@ class RemoteStorage:
     def sync(self, path: str) -> None:
         """A store that has taken the bytes keeps them; there is nothing to flush."""
 
-    def imitate(self, model: str, path: str) -> None:
+    def copy_mode(self, model: str, path: str) -> None:
         """A store's permissions are its bucket's, not a file's."""
 
     def check_writable(self, directory: str) -> None:
-        """Nothing can be told without writing."""
+        """Nothing is known without writing."""
 
     def together(self, one: str, other: str) -> bool:
         return True
@@ -187,14 +187,14 @@ def _below(root: str, path: str) -> str:
     return inner[len(base) :].lstrip("/") if base else inner
 
 
-def _arrow_entry(path: str, info: Any) -> Entry:
+def _arrow_entry(path: str, info: Any) -> FileEntry:
     if info.type == pafs.FileType.Directory:
-        return Entry(path, "directory")
+        return FileEntry(path, "directory")
     kind: Kind = "file" if info.type == pafs.FileType.File else "other"
-    return Entry(path, kind, info.size or 0, info.mtime_ns or 0)
+    return FileEntry(path, kind, info.size or 0, info.mtime_ns or 0)
 
 
-def _fsspec_entries(filesystem: Any, root: str) -> Iterator[Entry]:
+def _fsspec_entries(filesystem: Any, root: str) -> Iterator[FileEntry]:
     if not filesystem.exists(root):
         return
     if not filesystem.isdir(root):
@@ -205,11 +205,11 @@ def _fsspec_entries(filesystem: Any, root: str) -> Iterator[Entry]:
             yield _fsspec_entry(inner, info)
 
 
-def _fsspec_entry(path: str, info: dict[str, Any]) -> Entry:
+def _fsspec_entry(path: str, info: dict[str, Any]) -> FileEntry:
     if info.get("type") == "directory":
-        return Entry(path, "directory")
+        return FileEntry(path, "directory")
     tag = next((_text(info[name]) for name in _TAGS if info.get(name)), None)
-    return Entry(path, "file", int(info.get("size") or 0), 0, tag)
+    return FileEntry(path, "file", int(info.get("size") or 0), 0, tag)
 
 
 def _text(tag: Any) -> str:

@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.uuids import is_uuid, uuids_of_text
+from intarsia.common.types import is_uuid, uuids_of_text
 from intarsia.core.expr.types import (
     BOOL,
     FLOAT64,
@@ -147,17 +147,17 @@ def _number(value: Any, target: pa.DataType) -> Any:
         if pt.is_floating(source):
             value = pc.round(value, round_mode="half_to_even")
         elif pt.is_decimal(source):
-            value = _rounded(value, 0)
+            value = _round(value, 0)
         return pc.cast(value, target)
     if pt.is_integer(source):
         digits = as_decimal(source).precision
         return pc.cast(pc.cast(value, decimal(digits + max(target.scale, 0), target.scale)), target)
     if pt.is_decimal(source) and target.scale < source.scale:
-        value = _rounded(value, target.scale)
+        value = _round(value, target.scale)
     return pc.cast(value, target)
 
 
-def _rounded(value: Any, digits: int) -> Any:
+def _round(value: Any, digits: int) -> Any:
     type = value.type
     room = value if type.precision == 76 else pc.cast(value, decimal(type.precision + 1, type.scale))
     return pc.round(room, ndigits=digits, round_mode="half_towards_infinity")
@@ -166,7 +166,7 @@ def _rounded(value: Any, digits: int) -> Any:
 def round_number(value: Any, digits: int) -> Any:
     """Round half away from zero; the type stays, with a digit more for a decimal."""
     if pt.is_decimal(value.type):
-        return _rounded(value, digits)
+        return _round(value, digits)
     return pc.round(value, ndigits=digits, round_mode="half_towards_infinity")
 
 
@@ -191,7 +191,7 @@ def _from_text(value: Any, target: pa.DataType) -> Any:
     if pt.is_decimal(target):
         # SQL rounds digits beyond the scale; pyarrow would refuse them.
         scale = min(max(target.scale, 76 - 38), 76)
-        return pc.cast(_rounded(pc.cast(text, pa.decimal256(76, scale)), target.scale), target)
+        return pc.cast(_round(pc.cast(text, pa.decimal256(76, scale)), target.scale), target)
     if pt.is_time(target):
         moment = pc.binary_join_element_wise("1970-01-01", pc.cast(text, pa.string()), " ")
         return pc.cast(pc.cast(moment, pa.timestamp(target.unit)), target)

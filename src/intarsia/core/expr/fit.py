@@ -12,15 +12,7 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from intarsia.core.expr.nodes import Cast, Compare, CompareOp, Expr, Literal
-from intarsia.core.expr.types import (
-    DAY_NANOS,
-    FLOAT64,
-    NANOS,
-    integer_range,
-    is_bytes,
-    is_number,
-    is_text,
-)
+from intarsia.core.expr.types import DAY_NANOS, FLOAT64, NANOS, integer_range, is_bytes, is_number, is_text
 from intarsia.errors import InputError
 
 _EXAMPLES = {"date": "'2025-01-31'", "time": "'13:30:00'", "timestamp": "'2025-01-31 13:30:00'"}
@@ -51,7 +43,7 @@ def against_literal(op: CompareOp, expr: Expr, type: pa.DataType, constant: Lite
     return Compare(op, expr, constant) if type == constant.type else None
 
 
-def fitted(constant: Literal, type: pa.DataType) -> Literal | None:
+def fit_literal(constant: Literal, type: pa.DataType) -> Literal | None:
     """The constant as a value of the type, or None where the type does not have it."""
     if constant.value is None:
         return Literal(None, type)
@@ -117,7 +109,7 @@ def text_nanos(text: str, type: pa.DataType) -> int:
     zoned = pt.is_timestamp(type) and type.tz is not None
     try:
         if pt.is_time(type):
-            return _parsed(f"1970-01-01 {text}", pa.timestamp("ns"))
+            return _parse_text(f"1970-01-01 {text}", pa.timestamp("ns"))
         offset = _OFFSET.search(text)
         if offset and not zoned:
             raise InputError(
@@ -125,8 +117,8 @@ def text_nanos(text: str, type: pa.DataType) -> int:
             )
         if offset:
             text = text[: offset.start(1)].rstrip() + offset[1].upper().replace("UTC", "Z")
-            return _parsed(text, pa.timestamp("us", "UTC"))
-        return _parsed(text, pa.timestamp("us"))
+            return _parse_text(text, pa.timestamp("us", "UTC"))
+        return _parse_text(text, pa.timestamp("us"))
     except pa.ArrowInvalid as error:
         if isinstance(error, InputError):
             raise
@@ -134,7 +126,7 @@ def text_nanos(text: str, type: pa.DataType) -> int:
         raise InputError(f"{text!r} is not a {_noun(type)}: {error}", hint=hint) from error
 
 
-def _parsed(text: str, type: pa.DataType) -> int:
+def _parse_text(text: str, type: pa.DataType) -> int:
     """Microseconds reach every year; nanoseconds are tried where the text has more digits."""
     if re.search(r"\.\d{7,9}(\D|$)", text):
         type = pa.timestamp("ns", type.tz)

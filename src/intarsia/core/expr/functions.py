@@ -29,14 +29,7 @@ from intarsia.core.expr.signatures import (
     text_to,
     trunc_rule,
 )
-from intarsia.core.expr.types import (
-    BOOL,
-    DATE,
-    FLOAT64,
-    INT64,
-    STRING,
-    decimal,
-)
+from intarsia.core.expr.types import BOOL, DATE, FLOAT64, INT64, STRING, decimal
 
 # Numbers
 

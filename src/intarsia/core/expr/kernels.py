@@ -47,7 +47,7 @@ def compare(op: CompareOp, left: Value, right: Value) -> Value:
     return pc.or_(plain, right_nan)
 
 
-def mirrored(op: CompareOp) -> CompareOp:
+def mirror_operator(op: CompareOp) -> CompareOp:
     """The operator that says the same with the operands swapped."""
     return _MIRROR[op]
 
@@ -86,7 +86,7 @@ def _regex_quoted(text: str) -> str:
 
 
 class _Wild(str):
-    """A wildcard of LIKE; told from text by identity."""
+    """A wildcard of LIKE; distinguished from text by identity."""
 
     __slots__ = ()
     __hash__ = str.__hash__
@@ -172,7 +172,7 @@ def shift(value: Value, *, months: int, days: int, nanos: int) -> Value:
     """
     if (months or days) and pt.is_timestamp(value.type) and value.type.tz:
         wall = shift(zones.local(value), months=months, days=days, nanos=0)
-        value, months, days = zones.moved(wall, value), 0, 0
+        value, months, days = zones.move_zone(wall, value), 0, 0
     if months:
         value = _add_months(value, months)
     if pt.is_date(value.type):

@@ -16,7 +16,7 @@ from intarsia.core.expr.types import working_type
 from intarsia.errors import ColumnNotFound, InputError
 
 
-def found_column(node: Column, schema: pa.Schema, source: pa.Schema | None) -> Typed:
+def find_column(node: Column, schema: pa.Schema, source: pa.Schema | None) -> Typed:
     """The column as the schemas spell it, and the type it is computed in.
 
     Raises:
@@ -47,9 +47,9 @@ def stored_type(node: Column, schema: pa.Schema, source: pa.Schema | None) -> pa
 
 def _side_of(node: Column, target: pa.Schema, source: pa.Schema) -> Side:
     places: list[Side] = []
-    if _matching(node.path[0], target.names, node.exact):
+    if _match_names(node.path[0], target.names, node.exact):
         places.append("target")
-    if _matching(node.path[0], source.names, node.exact):
+    if _match_names(node.path[0], source.names, node.exact):
         places.append("source")
     if len(places) == 2:
         name = ".".join(node.path)
@@ -63,7 +63,7 @@ def _find(node: Column, schema: pa.Schema) -> tuple[tuple[str, ...], pa.DataType
     found: pa.DataType = pa.null()
     for part in node.path:
         names = [field.name for field in fields]
-        matches = _matching(part, names, node.exact)
+        matches = _match_names(part, names, node.exact)
         if len(matches) != 1:
             _not_one(".".join(node.path), part, matches, names)
         field = fields[names.index(matches[0])]
@@ -73,7 +73,7 @@ def _find(node: Column, schema: pa.Schema) -> tuple[tuple[str, ...], pa.DataType
     return tuple(path), working_type(found)
 
 
-def _matching(name: str, names: Sequence[str], exact: bool) -> list[str]:
+def _match_names(name: str, names: Sequence[str], exact: bool) -> list[str]:
     if name in names:
         return [name]
     return [] if exact else [other for other in names if other.lower() == name.lower()]

@@ -161,10 +161,10 @@ def make(name: str, args: Sequence[pa.Array], type: pa.DataType, length: int) ->
         parts = args[1::2] if name == STRUCT else args
         return pa.StructArray.from_arrays(list(parts), fields=list(type))
     if name == LIST:
-        items = _interleaved(args, type.value_type, length)
+        items = _interleave(args, type.value_type, length)
         return pa.ListArray.from_arrays(_steps(len(args), length), items)
-    keys = _interleaved(args[::2], type.key_type, length)
-    items = _interleaved(args[1::2], type.item_type, length)
+    keys = _interleave(args[::2], type.key_type, length)
+    items = _interleave(args[1::2], type.item_type, length)
     if keys.null_count:
         raise pa.ArrowInvalid("a key of a map is NULL")
     rows = pc.divide(_arange(len(keys)), max(len(args) // 2, 1))
@@ -182,7 +182,7 @@ def _steps(width: int, length: int) -> pa.Array:
     return pc.cast(pc.multiply(_arange(length + 1), width), pa.int32())
 
 
-def _interleaved(args: Sequence[pa.Array], type: pa.DataType, length: int) -> pa.Array:
+def _interleave(args: Sequence[pa.Array], type: pa.DataType, length: int) -> pa.Array:
     """The values row by row, which are given argument by argument."""
     if not args:
         return pa.nulls(0, type)

@@ -87,7 +87,7 @@ def _exact(op: ArithmeticOp, left: Typed, right: Typed) -> Typed | None:
         type = decimal(one.precision + two.precision + 1, one.scale + two.scale)
     else:
         type = decimal(whole + scale + 1, scale)
-    one, two = _widened(one, type), _widened(two, type)
+    one, two = _widen(one, type), _widen(two, type)
     return Arithmetic(op, as_type(left, one), as_type(right, two)), type
 
 
@@ -98,7 +98,7 @@ def _decimal_of(typed: Typed) -> pa.DataType:
     return as_decimal(type)
 
 
-def _widened(type: pa.DataType, like: pa.DataType) -> pa.DataType:
+def _widen(type: pa.DataType, like: pa.DataType) -> pa.DataType:
     return pa.decimal256(type.precision, type.scale) if pt.is_decimal256(like) else type
 
 

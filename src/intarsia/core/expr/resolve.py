@@ -15,15 +15,25 @@ import pyarrow as pa
 import pyarrow.types as pt
 
 from intarsia.common.names import suggestion
-from intarsia.common.uuids import holds_uuids, is_uuid, uuid_bytes
+from intarsia.common.types import holds_uuids, is_uuid, uuid_bytes
 from intarsia.core.expr.casts import cast, castable
-from intarsia.core.expr.fit import against_literal, fitted
+from intarsia.core.expr.fit import against_literal, fit_literal
 from intarsia.core.expr.functions import FUNCTIONS, NOW, TIME_FUNCTIONS
-from intarsia.core.expr.kernels import mirrored
-from intarsia.core.expr.lookup import found_column, stored_type
-from intarsia.core.expr.makers import made_for, maker
-from intarsia.core.expr.nested import MAKERS, common_nested
+from intarsia.core.expr.kernels import mirror_operator
+from intarsia.core.expr.lookup import find_column, stored_type
+from intarsia.core.expr.nested import (
+    LIST,
+    MAKERS,
+    MAP,
+    ROW,
+    STRUCT,
+    common_nested,
+    field_places,
+    is_list,
+    made_type,
+)
 from intarsia.core.expr.nodes import (
+    NULL,
     And,
     Arithmetic,
     ArithmeticOp,
@@ -77,7 +87,7 @@ def resolve(
     expect: pa.DataType | None = None,
     now: datetime.datetime | None = None,
 ) -> Expr:
-    """The expression with every name and type settled; pure, and the same again when resolved again.
+    """The expression with every name and type resolved; pure, and the same again when resolved again.
 
     Args:
         schema: the table's columns (a merge's target).
@@ -128,7 +138,7 @@ class _Resolver:
     def _typed(self, expr: Expr) -> Typed:
         match expr:
             case Column():
-                return found_column(expr, self.schema, self.source)
+                return find_column(expr, self.schema, self.source)
             case Literal(_, type):
                 return _working_literal(expr), working_type(type)
             case Not(operand):
@@ -196,7 +206,7 @@ class _Resolver:
         if isinstance(expr, Call) and expr.name in MAKERS and pt.is_nested(expect):
             return made_for(expr, type, expect, self)
         if isinstance(expr, Literal):
-            expr = fitted(expr, wanted) or expr
+            expr = fit_literal(expr, wanted) or expr
             type = working_type(expr.type)
         alike = common_type(type, wanted) is not None and not pt.is_boolean(wanted)
         to_date = pt.is_timestamp(type) and pt.is_date(wanted)
@@ -228,7 +238,7 @@ class _Resolver:
         if isinstance(right[0], Literal) and not (isinstance(left[0], Literal) and is_text(left[1])):
             found = against_literal(op, *left, right[0])
         elif isinstance(left[0], Literal):
-            found = against_literal(mirrored(op), *right, left[0])
+            found = against_literal(mirror_operator(op), *right, left[0])
         else:
             type = common_type(left[1], right[1])
             found = type and Compare(op, as_type(left, type), as_type(right, type))
@@ -296,16 +306,16 @@ class _Resolver:
             type = common_type(type, item[1])
             if type is None:
                 self.mismatch("beside", fixed[0], item)
-        settled: list[Typed] = []
+        fitted: list[Typed] = []
         for item in typed:
-            fits = fitted(item[0], type) if isinstance(item[0], Literal) else None
-            settled.append((fits, fits.type) if fits is not None else item)
-        for item in settled:
+            fits = fit_literal(item[0], type) if isinstance(item[0], Literal) else None
+            fitted.append((fits, fits.type) if fits is not None else item)
+        for item in fitted:
             wider = common_type(type, item[1])
             if wider is None:
                 self.mismatch("beside", fixed[0], item)
             type = wider
-        return tuple(as_type(item, type) for item in settled), type
+        return tuple(as_type(item, type) for item in fitted), type
 
     def alike_nested(self, typed: Sequence[Typed]) -> tuple[tuple[Expr, ...], pa.DataType]:
         type: pa.DataType | None = pa.null()
@@ -422,3 +432,45 @@ def _pattern(pattern: Expr, expr: Like) -> tuple[Literal, bool, str | None]:
 
 def _today(now: datetime.datetime) -> Typed:
     return literal(now.astimezone(datetime.UTC).date(), DATE), DATE
+
+
+def maker(name: str, args: Sequence[Expr], resolver: _Resolver) -> Typed:
+    """A list, struct, row or map of its parts."""
+    parts: Sequence[Expr]
+    if name == LIST:
+        parts = resolver.alike(args)[0] if args else ()
+    elif name == MAP:
+        keys, items = (resolver.alike(each)[0] if each else () for each in (args[::2], args[1::2]))
+        parts = [part for pair in zip(keys, items, strict=True) for part in pair]
+    else:
+        parts = [resolver.typed(arg)[0] for arg in args]
+    call = Call(name, tuple(parts))
+    return call, made_type(name, parts, [resolver.typed(part)[1] for part in parts])
+
+
+def made_for(call: Call, type: pa.DataType, expect: pa.DataType, resolver: _Resolver) -> Expr:
+    """A nested value with every part in the type that a column has for it."""
+
+    def fit(parts: Sequence[Expr], dtype: pa.DataType) -> list[Expr]:
+        return [resolver.expected(resolver.typed(part), dtype) for part in parts]
+
+    name, args = call.name, call.args
+    if name == LIST and is_list(expect):
+        made = Call(LIST, tuple(fit(args, expect.value_type)))
+    elif name == MAP and pt.is_map(expect):
+        pairs = zip(fit(args[::2], expect.key_type), fit(args[1::2], expect.item_type), strict=True)
+        made = Call(MAP, tuple(part for pair in pairs for part in pair))
+    elif name in (STRUCT, ROW) and pt.is_struct(expect):
+        places = field_places(type, expect)
+        if places is None:
+            raise SchemaMismatch(f"{to_sql(call)} has other fields than {expect}", hint="name its fields")
+        given = dict(zip(places, args[1::2] if name == STRUCT else args, strict=True))
+        parts: list[Expr] = []
+        for place, field in enumerate(expect):
+            if place not in given and not field.nullable:
+                raise SchemaMismatch(f"{to_sql(call)} has no {field.name!r}, which is NOT NULL")
+            parts += [literal(field.name), *fit([given.get(place, NULL)], field.type)]
+        made = Call(STRUCT, tuple(parts))
+    else:
+        raise SchemaMismatch(f"{to_sql(call)} is {type} where {expect} is needed")
+    return Cast(made, expect, assign=True)

@@ -46,14 +46,16 @@ Key = tuple[Side | None, tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class ExprRows:
     """The columns an expression reads, in the types it computes in, by side and path."""
 
     values: Mapping[Key, pa.Array]
     length: int
 
     @classmethod
-    def of(cls, expr: Expr, target: pa.RecordBatch, source: pa.RecordBatch | None, *, length: int) -> Rows:
+    def of(
+        cls, expr: Expr, target: pa.RecordBatch, source: pa.RecordBatch | None, *, length: int
+    ) -> ExprRows:
         """The rows of one table, or pairs of rows of two."""
         values = {}
         for side, path in columns(expr):
@@ -63,16 +65,16 @@ class Rows:
             values[side, path] = to_working(pc.struct_field(array, list(path[1:])) if path[1:] else array)
         return cls(values, length)
 
-    def where(self, mask: pa.BooleanArray, expr: Expr) -> Rows:
+    def where(self, mask: pa.BooleanArray, expr: Expr) -> ExprRows:
         """The rows the mask picks, with no more columns than the expression reads."""
-        return Rows({key: self.values[key].filter(mask) for key in columns(expr)}, mask.true_count)
+        return ExprRows({key: self.values[key].filter(mask) for key in columns(expr)}, mask.true_count)
 
 
-NO_ROWS = Rows({}, 0)
+NO_ROWS = ExprRows({}, 0)
 """Where constants are computed: no column, and only scalars come out."""
 
 
-def run(expr: Expr, rows: Rows) -> Value:
+def run(expr: Expr, rows: ExprRows) -> Value:
     """The value in every row; a scalar when it is the same in all of them."""
     match expr:
         case Column(path, side):
@@ -88,7 +90,7 @@ def run(expr: Expr, rows: Rows) -> Value:
         case Or(left, right):
             return _logical(left, right, rows, stop=True)
         case Compare(op, left, right):
-            return _compared(op, run(left, rows), run(right, rows), rows.length)
+            return _run_compare(op, run(left, rows), run(right, rows), rows.length)
         case In(operand, items, negated):
             value = run(operand, rows)
             found = is_in(value, _value_set(items, value.type))
@@ -99,10 +101,10 @@ def run(expr: Expr, rows: Rows) -> Value:
             return _case([*branches, (None, default)], rows)
         case Arithmetic(sign, left, right):
             values = run(left, rows), run(right, rows)
-            return _checked(expr, lambda: arithmetic(sign, *values))
+            return _compute(expr, lambda: arithmetic(sign, *values))
         case Negate(operand):
             value = run(operand, rows)
-            return _checked(expr, lambda: pc.negate_checked(value))
+            return _compute(expr, lambda: pc.negate_checked(value))
         case Cast(operand, type) if pt.is_nested(type):
             value = run(operand, rows)
             return pa.nulls(1, type)[0] if isinstance(value, pa.Scalar) else convert(value, type)
@@ -110,23 +112,23 @@ def run(expr: Expr, rows: Rows) -> Value:
             return assign(run(operand, rows), type, operand, rows.length)
         case Cast(operand, type, try_):
             value = run(operand, rows)
-            return _checked(expr, lambda: (try_cast if try_ else cast)(value, type))
+            return _compute(expr, lambda: (try_cast if try_ else cast)(value, type))
         case Call("coalesce", args) if any(map(can_fail, args[1:])):
             return _case([*((Not(IsNull(arg)), arg) for arg in args[:-1]), (None, args[-1])], rows)
         case Call(name, args) if name in MAKERS:
-            parts = [spread(run(arg, rows), rows.length) for arg in args]
+            parts = [broadcast(run(arg, rows), rows.length) for arg in args]
             type = made_type(name, args, [part.type for part in parts])
-            return _checked(expr, lambda: make(name, parts, type, rows.length))
+            return _compute(expr, lambda: make(name, parts, type, rows.length))
         case Call(name, args):
             arguments = [run(arg, rows) for arg in args]
-            return _checked(expr, lambda: call(name, arguments))
+            return _compute(expr, lambda: call(name, arguments))
     assert_never(expr)
 
 
-def _compared(op: CompareOp, left: Value, right: Value, length: int) -> Value:
+def _run_compare(op: CompareOp, left: Value, right: Value, length: int) -> Value:
     if not pt.is_nested(left.type):
         return compare(op, left, right)
-    found = equal(spread(left, length), spread(right, length))
+    found = equal(broadcast(left, length), broadcast(right, length))
     return pc.invert(found) if op == "<>" else found
 
 
@@ -136,7 +138,7 @@ def run_empty(expr: Call, types: Sequence[pa.DataType]) -> None:
         arg.scalar if isinstance(arg, Literal) else pa.array([], type)
         for arg, type in zip(expr.args, types, strict=True)
     ]
-    _checked(expr, lambda: call(expr.name, arguments))
+    _compute(expr, lambda: call(expr.name, arguments))
 
 
 def can_fail(expr: Expr) -> bool:
@@ -144,14 +146,14 @@ def can_fail(expr: Expr) -> bool:
     return any(isinstance(node, Arithmetic | Negate | Cast | Call) for node in walk(expr))
 
 
-def spread(value: Value, length: int) -> pa.Array:
+def broadcast(value: Value, length: int) -> pa.Array:
     """The value as an array of that length."""
     if isinstance(value, pa.Scalar):
         return pa.repeat(value, length) if value.is_valid else pa.nulls(length, value.type)
     return value
 
 
-def _checked(expr: Expr, compute: Callable[[], Value]) -> Value:
+def _compute(expr: Expr, compute: Callable[[], Value]) -> Value:
     try:
         return compute()
     except pa.ArrowNotImplementedError as error:
@@ -185,7 +187,7 @@ def _value_set(items: Sequence[Expr], type: pa.DataType) -> pa.Array:
     return pa.array([item.value for item in items if isinstance(item, Literal)], type)
 
 
-def _logical(left: Expr, right: Expr, rows: Rows, *, stop: bool) -> Value:
+def _logical(left: Expr, right: Expr, rows: ExprRows, *, stop: bool) -> Value:
     """AND (stops at FALSE) and OR (stops at TRUE), in SQL's three-valued logic.
 
     A right side that can fail sees only the rows that the left side leaves open, so that
@@ -201,27 +203,27 @@ def _logical(left: Expr, right: Expr, rows: Rows, *, stop: bool) -> Value:
         return first if decided.as_py() else combine(first, run(right, rows))
     opened = pc.invert(decided)
     inner = rows.where(opened, right)
-    second = spread(run(right, inner), inner.length)
-    return combine(spread(first, length), _picked([(opened, second)], second.type))
+    second = broadcast(run(right, inner), inner.length)
+    return combine(broadcast(first, length), _pick_cases([(opened, second)], second.type))
 
 
-def _case(branches: Sequence[tuple[Expr | None, Expr]], rows: Rows) -> Value:
+def _case(branches: Sequence[tuple[Expr | None, Expr]], rows: ExprRows) -> Value:
     """Each branch is computed on the rows that take it, and on no others."""
     length = rows.length
     if rows is NO_ROWS:
         return _constant_case(branches)
-    opened = spread(pa.scalar(True), length)
+    opened = broadcast(pa.scalar(True), length)
     pieces: list[tuple[pa.BooleanArray, pa.Array]] = []
     for condition, result in branches:
         mask = opened
         if condition is not None:
             inner = rows.where(opened, condition)
-            holds = spread(run(condition, inner), inner.length)
-            mask = pc.fill_null(_picked([(opened, holds)], pa.bool_()), False)
+            holds = broadcast(run(condition, inner), inner.length)
+            mask = pc.fill_null(_pick_cases([(opened, holds)], pa.bool_()), False)
             opened = pc.and_not(opened, mask)
         chosen = rows.where(mask, result)
-        pieces.append((mask, spread(run(result, chosen), chosen.length)))
-    return _picked(pieces, pieces[0][1].type)
+        pieces.append((mask, broadcast(run(result, chosen), chosen.length)))
+    return _pick_cases(pieces, pieces[0][1].type)
 
 
 def _constant_case(branches: Sequence[tuple[Expr | None, Expr]]) -> Value:
@@ -231,7 +233,7 @@ def _constant_case(branches: Sequence[tuple[Expr | None, Expr]]) -> Value:
     raise AssertionError("the last branch has no condition")
 
 
-def _picked(pieces: Sequence[tuple[pa.BooleanArray, pa.Array]], type: pa.DataType) -> pa.Array:
+def _pick_cases(pieces: Sequence[tuple[pa.BooleanArray, pa.Array]], type: pa.DataType) -> pa.Array:
     """Values given for the rows of each mask, put back in their places; NULL elsewhere."""
     index: Value = pa.scalar(None, pa.int64())
     offset = 0

@@ -56,17 +56,17 @@ def _wide(types: Types) -> pa.DataType:
     return LARGE_STRING if any(pt.is_large_string(type) for type in types) else STRING
 
 
-def text_to(result: pa.DataType | None, *kinds: pa.DataType) -> Rule:
+def text_to(result: pa.DataType | None, *dtypes: pa.DataType) -> Rule:
     """Text everywhere, save where the kinds of the arguments after the first ask for an integer."""
 
     def rule(types: Types) -> tuple[Types, pa.DataType] | None:
-        asked = [STRING, *kinds, *[STRING] * len(types)][: len(types)]
+        asked = [STRING, *dtypes, *[STRING] * len(types)][: len(types)]
         pairs = list(zip(types, asked, strict=True))
-        for type, kind in pairs:
-            if not (pt.is_null(type) or (is_text(type) if kind == STRING else pt.is_integer(type))):
+        for type, dtype in pairs:
+            if not (pt.is_null(type) or (is_text(type) if dtype == STRING else pt.is_integer(type))):
                 return None
-        wide = _wide([type for type, kind in pairs if kind == STRING])
-        return [wide if kind == STRING else kind for kind in asked], result or wide
+        wide = _wide([type for type, dtype in pairs if dtype == STRING])
+        return [wide if dtype == STRING else dtype for dtype in asked], result or wide
 
     return rule
 
@@ -109,8 +109,8 @@ def same_type(types: Types) -> tuple[Types, pa.DataType]:
 
 
 def hash_rule(types: Types) -> tuple[Types, pa.DataType] | None:
-    kind = STRING if pt.is_null(types[0]) else types[0]
-    return ([kind], STRING) if is_text(kind) or is_bytes(kind) else None
+    dtype = STRING if pt.is_null(types[0]) else types[0]
+    return ([dtype], STRING) if is_text(dtype) or is_bytes(dtype) else None
 
 
 # Dates and times
@@ -139,11 +139,11 @@ def day_to(result: pa.DataType, *, times: bool = False) -> Rule:
     return rule
 
 
-def made_of(*kinds: pa.DataType, to: pa.DataType) -> Rule:
+def made_of(*dtypes: pa.DataType, to: pa.DataType) -> Rule:
     def rule(types: Types) -> tuple[Types, pa.DataType] | None:
-        for kind, type in zip(kinds, types, strict=True):
-            if not (pt.is_integer(type) or pt.is_null(type) or (kind == FLOAT64 and is_number(type))):
+        for dtype, type in zip(dtypes, types, strict=True):
+            if not (pt.is_integer(type) or pt.is_null(type) or (dtype == FLOAT64 and is_number(type))):
                 return None
-        return kinds, to
+        return dtypes, to
 
     return rule

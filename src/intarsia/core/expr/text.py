@@ -142,10 +142,10 @@ def _moment(expr: Literal) -> str:
     type = expr.type
     if pt.is_timestamp(type) and type.tz:
         plain = pa.scalar(expr.value, pa.timestamp(type.unit))
-        return f"TIMESTAMPTZ '{_trimmed(plain.cast(pa.string()).as_py())}+00'"
+        return f"TIMESTAMPTZ '{_trim_zeros(plain.cast(pa.string()).as_py())}+00'"
     text = expr.scalar.cast(pa.string()).as_py()
-    return f"{type_name(type)} '{_trimmed(text)}'"
+    return f"{type_name(type)} '{_trim_zeros(text)}'"
 
 
-def _trimmed(text: str) -> str:
+def _trim_zeros(text: str) -> str:
     return text.rstrip("0").rstrip(".") if "." in text else text

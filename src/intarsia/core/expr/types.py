@@ -5,7 +5,7 @@ from __future__ import annotations
 import pyarrow as pa
 import pyarrow.types as pt
 
-from intarsia.common.uuids import is_uuid
+from intarsia.common.types import is_uuid
 from intarsia.errors import NotSupported
 
 STRING, LARGE_STRING = pa.string(), pa.large_string()

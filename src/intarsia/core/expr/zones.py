@@ -66,14 +66,14 @@ def start(wall: Any, value: Any, *, whole_days: bool) -> Any:
     """
     if is_utc(value.type.tz):
         return pc.cast(wall, value.type)
-    first = _assumed(wall, value.type, ambiguous="earliest", nonexistent="latest")
+    first = _assume_zone(wall, value.type, ambiguous="earliest", nonexistent="latest")
     if whole_days:
         return first
-    last = _assumed(wall, value.type, ambiguous="latest", nonexistent="latest")
+    last = _assume_zone(wall, value.type, ambiguous="latest", nonexistent="latest")
     return pc.if_else(pc.less_equal(last, value), last, first)
 
 
-def moved(wall: Any, value: Any) -> Any:
+def move_zone(wall: Any, value: Any) -> Any:
     """The instant at which clocks of the zone of ``value`` show the time that it was moved to.
 
     A time that clocks skip is as much later as they were set forward. Of one that comes twice it is the one
@@ -81,15 +81,15 @@ def moved(wall: Any, value: Any) -> Any:
     """
     if is_utc(value.type.tz):
         return pc.cast(wall, value.type)
-    first = _assumed(wall, value.type, ambiguous="earliest", nonexistent="earliest")
-    last = _assumed(wall, value.type, ambiguous="latest", nonexistent="latest")
+    first = _assume_zone(wall, value.type, ambiguous="earliest", nonexistent="earliest")
+    last = _assume_zone(wall, value.type, ambiguous="latest", nonexistent="latest")
     # Of a skipped time "earliest" is the moment before clocks are set, and so of the offset before.
     found = pc.cast(pc.subtract_checked(wall, _offset(first)), value.type)
     alike = pc.cast(pc.subtract_checked(wall, _offset(value)), value.type)
     return pc.if_else(pc.equal(alike, last), last, found)
 
 
-def _assumed(wall: Any, type: pa.DataType, *, ambiguous: str, nonexistent: str) -> Any:
+def _assume_zone(wall: Any, type: pa.DataType, *, ambiguous: str, nonexistent: str) -> Any:
     return pc.assume_timezone(wall, type.tz, ambiguous=ambiguous, nonexistent=nonexistent)
 
 

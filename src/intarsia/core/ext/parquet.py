@@ -17,16 +17,7 @@ from intarsia.common.log import logger, operation_log
 from intarsia.common.parquet_file import ParquetInput
 from intarsia.common.paths import InputFile
 from intarsia.common.schema import conform_table, unify_schemas
-from intarsia.core.ext.gather import (
-    Columns,
-    Filters,
-    Path,
-    Paths,
-    Wanted,
-    find,
-    shown_paths,
-    with_constants,
-)
+from intarsia.core.ext.gather import Columns, Filters, Path, Paths, Wanted, find, shown_paths, with_constants
 from intarsia.errors import InputError
 
 __all__ = ["read_parquet", "read_parquet_file"]
@@ -95,7 +86,7 @@ def read_parquet_file(
 
 
 @dataclass(frozen=True, slots=True)
-class _Piece:
+class _Fragment:
     """One file and what is known of it before it is read."""
 
     file: InputFile
@@ -107,7 +98,7 @@ def _read(files: list[InputFile], wanted: Wanted, types: pa.Schema | None) -> pa
     schemas = wanted.each(_schema, files)
     partitions = partition_scalars(files, "parquet", types=types, schemas=schemas)
     pieces = [
-        _Piece(file, schema, {name: value for name, value in part.items() if name not in schema.names})
+        _Fragment(file, schema, {name: value for name, value in part.items() if name not in schema.names})
         for file, schema, part in zip(files, schemas, partitions, strict=True)
     ]
     schema = unify_schemas(
@@ -122,12 +113,12 @@ def _schema(file: InputFile) -> pa.Schema:
         return arrow_schema(pq.read_metadata(file.location, filesystem=file.filesystem))
 
 
-def _with_fields(piece: _Piece) -> pa.Schema:
+def _with_fields(piece: _Fragment) -> pa.Schema:
     extra = [pa.field(name, scalar.type) for name, scalar in piece.constants.items()]
     return pa.schema([*piece.schema, *extra], piece.schema.metadata)
 
 
-def _read_piece(piece: _Piece, schema: pa.Schema, wanted: Wanted) -> pa.Table:
+def _read_piece(piece: _Fragment, schema: pa.Schema, wanted: Wanted) -> pa.Table:
     same_types = all(field.type.equals(schema.field(field.name).type) for field in piece.schema)
     with (
         file_errors(piece.file, "a Parquet"),
@@ -138,7 +129,7 @@ def _read_piece(piece: _Piece, schema: pa.Schema, wanted: Wanted) -> pa.Table:
         return _convert(piece, schema, wanted, opened)
 
 
-def _scan(piece: _Piece, schema: pa.Schema, wanted: Wanted) -> pa.Table:
+def _scan(piece: _Fragment, schema: pa.Schema, wanted: Wanted) -> pa.Table:
     """Read with the filter pushed down; the file has the types of the whole."""
     constant = pc.scalar(True)
     for name, value in piece.constants.items():
@@ -157,7 +148,7 @@ def _scan(piece: _Piece, schema: pa.Schema, wanted: Wanted) -> pa.Table:
     return wanted.without_filter().finish(pa.table(table.columns, schema=selected), piece.file)
 
 
-def _convert(piece: _Piece, schema: pa.Schema, wanted: Wanted, opened: ParquetInput) -> pa.Table:
+def _convert(piece: _Fragment, schema: pa.Schema, wanted: Wanted, opened: ParquetInput) -> pa.Table:
     """Read, bring to the types of the whole, then filter."""
     needed = None
     if wanted.columns is not None and wanted.filters is None:

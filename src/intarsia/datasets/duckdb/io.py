@@ -6,10 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 from intarsia.datasets.io import DatasetIO
-from intarsia.datasets.reading import Rows
-from intarsia.engine_choice import chosen_engine, is_duckdb
+from intarsia.datasets.reading import RowReader
+from intarsia.engine_choice import choose_engine, is_duckdb
 from intarsia.errors import InputError
-from intarsia.request import engine_options
+from intarsia.options import select_engine_options
 
 
 class DuckDBDatasetIO(DatasetIO):
@@ -50,9 +50,9 @@ class DuckDBDatasetIO(DatasetIO):
         self._engine()  # what cannot be used is refused at once
 
     def _engine(self) -> Any:
-        return chosen_engine(self._options["engine"], engine_options(self._options), None).taker()
+        return choose_engine(self._options["engine"], select_engine_options(self._options), None).get()
 
-    def _reader(self) -> Callable[[], Rows]:
+    def _reader(self) -> Callable[[], RowReader]:
         from intarsia.datasets.duckdb.reading import DuckRows  # needs duckdb
 
         return lambda: DuckRows(self._engine().session())

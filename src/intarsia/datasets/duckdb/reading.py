@@ -8,15 +8,15 @@ from itertools import groupby
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.files import DataFile
-from intarsia.core.verdicts import Verdict
-from intarsia.datasets.reading import Task, filtered
-from intarsia.engines.duckdb.conditions import divided
-from intarsia.engines.duckdb.positions import row_numbers
-from intarsia.engines.duckdb.results import restored
-from intarsia.engines.duckdb.scan import Scan, unreadable
+from intarsia.core.prune import Verdict
+from intarsia.core.snapshot import DataFile
+from intarsia.datasets.reading import DatasetScan, filter_rows
+from intarsia.engines.duckdb.predicate import split_predicate
+from intarsia.engines.duckdb.scan import Scan, number_rows
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
-from intarsia.engines.duckdb.text import FILE, POS, named
+from intarsia.engines.duckdb.sql import FILE, POS, quote_all
+from intarsia.engines.duckdb.support import explain_unreadable
+from intarsia.engines.duckdb.types import restore_types
 
 __all__ = ["DuckRows"]
 
@@ -41,10 +41,12 @@ class DuckRows:
     def __exit__(self, *_: object) -> None:
         self._session.close()
 
-    def rows(self, task: Task) -> Iterator[pa.Table]:
+    def rows(self, task: DatasetScan) -> Iterator[pa.Table]:
         """The rows asked for, in the order of files and of the rows in them."""
         schema = task.snapshot.schema
-        for here, items in groupby(task.files(), lambda it: unreadable(it[0], task.needed, schema) is None):
+        for here, items in groupby(
+            task.files(), lambda it: explain_unreadable(it[0], task.needed, schema) is None
+        ):
             for some in _portions(list(items)):
                 if here:
                     yield self._read(task, some)
@@ -52,37 +54,37 @@ class DuckRows:
                     for item in some:
                         yield from task.pieces(item)
 
-    def _read(self, task: Task, items: Sequence[Item]) -> pa.Table:
+    def _read(self, task: DatasetScan, items: Sequence[Item]) -> pa.Table:
         files = [file for file, _ in items]
         schema = task.snapshot.schema
         scan = Scan.of(self._session, task.snapshot, files, schema)
-        picked, rest = (None, None) if task.where is None else divided(task.where, schema)
-        within = scan.within([(file, verdict.row_groups) for file, verdict in items])
+        picked, rest = (None, None) if task.where is None else split_predicate(task.where, schema)
+        within = scan.select_row_groups([(file, verdict.row_groups) for file, verdict in items])
         conditions = [each for each in (within, picked) if each is not None]
         where = f" WHERE {' AND '.join(f'({each})' for each in conditions)}" if conditions else ""
         wanted = task.needed if rest is not None else task.columns
         sql = (
-            f"SELECT {named([FILE, POS, *dict.fromkeys(wanted)])}"
+            f"SELECT {quote_all([FILE, POS, *dict.fromkeys(wanted)])}"
             f" FROM ({scan.sql(task.needed, keys=True)}) t{where}"
         )
         pieces = [pa.Table.from_batches([], task.schema)]
         order = [pa.array([], pa.int64())]
         for batch in self._session.batches(sql, min(task.wanted.batch_rows or BATCH_ROWS, BATCH_ROWS)):
             numbers = batch.column(0)
-            table = restored(pa.Table.from_batches([batch]).select(batch.schema.names[2:]), schema)
+            table = restore_types(pa.Table.from_batches([batch]).select(batch.schema.names[2:]), schema)
             if rest is not None:
-                table = table.append_column(POS, row_numbers(files, numbers, batch.column(1)))
+                table = table.append_column(POS, number_rows(files, numbers, batch.column(1)))
                 table = table.append_column(FILE, numbers)
-                table = filtered(table, rest)
+                table = filter_rows(table, rest)
                 numbers = table[FILE].combine_chunks()
                 order += table[POS].chunks
             else:
-                order.append(row_numbers(files, numbers, batch.column(1)))
+                order.append(number_rows(files, numbers, batch.column(1)))
             pieces.append(self._finished(task, table, files, numbers))
         return _in_order(pa.concat_tables(pieces), pa.concat_arrays(order))
 
     def _finished(
-        self, task: Task, table: pa.Table, files: Sequence[DataFile], numbers: pa.Array
+        self, task: DatasetScan, table: pa.Table, files: Sequence[DataFile], numbers: pa.Array
     ) -> pa.Table:
         columns = [table[each] for each in task.columns]
         if task.wanted.include_file_path:

@@ -6,9 +6,9 @@ from typing import Any
 
 from intarsia.common.log import logger, operation_log
 from intarsia.datasets.io import Columns, DatasetIO, Path
-from intarsia.datasets.reading import Reading
+from intarsia.datasets.reading import ReadRequest
 from intarsia.errors import InputError
-from intarsia.request import shown
+from intarsia.request import show_target
 
 log = logger(__name__)
 
@@ -69,6 +69,6 @@ class SparkDatasetIO(DatasetIO):
         """
         from intarsia.datasets.spark.reading import dataset_frame  # needs pyspark
 
-        with operation_log(log, "read_parquet", shown(path)):
-            wanted = Reading(columns, filters, include_file_path, use_threads, batch_rows, dialect)
+        with operation_log(log, "read_parquet", show_target(path)):
+            wanted = ReadRequest(columns, filters, include_file_path, use_threads, batch_rows, dialect)
             return dataset_frame(self.spark, self.table(path), wanted, tasks=self._options.get("tasks") or 0)

@@ -4,25 +4,21 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-import duckdb
 import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.int96 import arrow_schema
 from intarsia.common.thrift import Struct, get, read_struct
-from intarsia.core.files import DataFile, Snapshot
-from intarsia.core.plan import Plan
-from intarsia.engines.arrow.chunks import PAGE_CHECKSUM, PAGE_STORED, signed
-from intarsia.engines.arrow.reading import FileReader, unreadable_file
-from intarsia.engines.arrow.threads import in_order
-from intarsia.engines.duckdb.seen import own_names
-from intarsia.errors import DamagedTable, NotSupported
+from intarsia.core.snapshot import DataFile
+from intarsia.engines.duckdb.scan import physical_names
+from intarsia.kernel.chunks import PAGE_CHECKSUM, PAGE_STORED, signed
+from intarsia.kernel.read import FileReader, unreadable_file
+from intarsia.kernel.threads import in_order
 
-__all__ = ["naming_files", "verify", "verify_each"]
+__all__ = ["verify", "verify_each"]
 
 _WINDOW = 8 << 20
 _HEADERS = (1 << 10, 1 << 16, _WINDOW)
@@ -49,11 +45,11 @@ def verify(
     if footer is None:
         return
     wanted = range(footer.num_row_groups) if row_groups is None else row_groups
-    columns = None if columns is None else own_names(file, columns)
+    columns = None if columns is None else physical_names(file, columns)
     try:
         with filesystem.open_input_file(file.location) as handle:
             for group in wanted:
-                for column in _suspected(handle, footer, group, columns):
+                for column in _find_suspected(handle, footer, group, columns):
                     _decode(file, filesystem, group, column)
     except (pa.ArrowInvalid, OSError) as error:
         raise unreadable_file(file, error) from error
@@ -75,31 +71,7 @@ def verify_each(
         pass
 
 
-@contextmanager
-def naming_files(plan: Plan) -> Iterator[None]:
-    """Let an error of DuckDB that names no file leave as that of the file which PyArrow cannot read."""
-    try:
-        yield
-    except (DamagedTable, NotSupported) as error:
-        if error.path is not None or not isinstance(error.__cause__, duckdb.Error):
-            raise
-        chosen = [item.file for item in plan.files if item.action != "keep"]
-        for file in chosen:
-            _read_whole(file, plan.snapshot)
-        several = f"one of {len(chosen)} files, the first is " if len(chosen) > 1 else ""
-        said = f"{error.message} [{several}{plan.snapshot.shown(chosen[0])}]" if chosen else error.message
-        raise type(error)(said, hint=error.hint) from error.__cause__
-
-
-def _read_whole(file: DataFile, snapshot: Snapshot) -> None:
-    """Decode every page; raises DamagedTable or StorageError with the file's name."""
-    with FileReader(file, snapshot.schema, snapshot.filesystem) as reader:
-        for group in range(reader.footer.num_row_groups):
-            for _ in reader.pieces(snapshot.schema.names, group):
-                pass
-
-
-def _suspected(
+def _find_suspected(
     handle: pa.NativeFile, footer: pq.FileMetaData, group: int, columns: Collection[str] | None
 ) -> Iterator[str]:
     """The columns of a row group with a page that is not as its checksum says, or is none at all."""
@@ -107,11 +79,11 @@ def _suspected(
     for number in range(meta.num_columns):
         chunk = meta.column(number)
         pages = _Pages(handle, chunk)
-        if number == 0 and not pages.have_checksums():
+        if number == 0 and not pages.has_checksums():
             return
         column = chunk.path_in_schema
         named = columns is None or column in columns or column.split(".", 1)[0] in columns
-        if named and not pages.intact():
+        if named and not pages.is_intact():
             yield column
 
 
@@ -120,7 +92,7 @@ def _decode(file: DataFile, filesystem: pafs.FileSystem, group: int, column: str
     assert file.footer is not None
     schema = arrow_schema(file.footer)
     name = column if column in schema.names else column.split(".", 1)[0]
-    with FileReader(replace(file, partition={}, lens=None), schema, filesystem) as reader:
+    with FileReader(replace(file, partition={}, scan_task=None), schema, filesystem) as reader:
         for _ in reader.pieces([name], group):
             pass
 
@@ -145,12 +117,12 @@ class _Pages:
     def _end(self) -> int:
         return self._place + int(self.chunk.total_compressed_size)
 
-    def have_checksums(self) -> bool:
+    def has_checksums(self) -> bool:
         """Whether the first page has one; also where it cannot be told."""
         header = self._header(self._place)
         return header is None or PAGE_CHECKSUM in header[0]
 
-    def intact(self) -> bool:
+    def is_intact(self) -> bool:
         """Whether every page is as its checksum says, and they fill the chunk."""
         self._ahead, at, end = _WINDOW, self._place, self._end
         while at < end:

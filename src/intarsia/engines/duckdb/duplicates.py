@@ -8,18 +8,17 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from intarsia.core.files import DataFile
 from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress
-from intarsia.engines.arrow.duplicates import check_order, checked_keys, drops_of
-from intarsia.engines.duckdb.positions import by_file, row_numbers
-from intarsia.engines.duckdb.scan import Scan
+from intarsia.core.snapshot import DataFile
+from intarsia.engines.duckdb.scan import Scan, number_rows, split_by_file
 from intarsia.engines.duckdb.session import Session
-from intarsia.engines.duckdb.source import key
-from intarsia.engines.duckdb.text import FILE, POS, name
+from intarsia.engines.duckdb.source import normalize_key
+from intarsia.engines.duckdb.sql import FILE, POS, quote
+from intarsia.kernel.duplicates import check_keys, check_order, drops_of
 
-__all__ = ["looked_through", "match_duplicates"]
+__all__ = ["list_searched_files", "match_duplicates"]
 
 _REPEATED = "repeated"
 _HASH = "~hash"
@@ -36,31 +35,33 @@ def match_duplicates(
 ) -> Matches:
     """The rows to drop so that each key is there once, over all of the files.
 
-    Which rows these are, and what is raised, is as :func:`intarsia.engines.arrow.duplicates.match_duplicates`
-    has it. DuckDB has to be able to compare the columns (see ``fitness``). Memory: DuckDB's limit, and
-    16 bytes per row that goes.
+    Which rows these are, and what is raised, is as :func:`intarsia.kernel.duplicates.match_duplicates`
+    has it. DuckDB has to be able to compare the columns (see ``support``). Memory: DuckDB's limit, and
+    16 bytes per row that is dropped.
     """
-    chosen = looked_through(plan, files)
-    names = checked_keys(plan, keys)
+    chosen = list_searched_files(plan, files)
+    names = check_keys(plan, keys)
     check_order(plan, order_by)
     scan = Scan.of(session, plan.snapshot, chosen, plan.schema, columns=(*names, *order_by))
-    search = _Search(scan, names, tuple(order_by))
+    search = DuplicateSearch(scan, names, tuple(order_by))
     some = search.write_repeated()
     progress("scan keys", 1, 2)
-    found = by_file(chosen, search.losers()) if some else [pa.array([], pa.int64())] * len(chosen)
+    found = (
+        split_by_file(chosen, search.find_duplicates()) if some else [pa.array([], pa.int64())] * len(chosen)
+    )
     progress("scan keys", 2, 2)
     positions = {file.path: [rows] for file, rows in zip(chosen, found, strict=True) if len(rows)}
     return drops_of(chosen, positions, scanned_bytes=plan.bytes_to_scan)
 
 
-def looked_through(plan: Plan, files: Sequence[DataFile] | None = None) -> list[DataFile]:
+def list_searched_files(plan: Plan, files: Sequence[DataFile] | None = None) -> list[DataFile]:
     """The files with rows, in the order that decides which of two equal rows is the last."""
-    chosen = [item.file for item in plan.chosen("scan")] if files is None else files
+    chosen = [item.file for item in plan.select("scan")] if files is None else files
     return plan.snapshot.in_order(file for file in chosen if file.rows)
 
 
 @dataclass(frozen=True, slots=True)
-class _Search:
+class DuplicateSearch:
     scan: Scan
     keys: tuple[str, ...]
     order_by: tuple[str, ...]
@@ -73,28 +74,28 @@ class _Search:
         """
         session, table = self.scan.session, self.scan.session.table(_REPEATED)
         session.run(
-            f"CREATE OR REPLACE TABLE {table} AS SELECT {self._hash()} AS {name(_HASH)}"
+            f"CREATE OR REPLACE TABLE {table} AS SELECT {self._key_hash()} AS {quote(_HASH)}"
             f" FROM ({self.scan.sql(self.keys, keys=True)}) t GROUP BY 1 HAVING count(*) > 1"
         )
         return bool(session.rows(f"SELECT count(*) FROM {table}")[0][0])
 
-    def losers(self) -> Iterator[pa.Int64Array]:
-        """The rows that have to go, as numbers over all of the files."""
+    def find_duplicates(self) -> Iterator[pa.Int64Array]:
+        """The rows to drop, as numbers over all of the files."""
         columns = tuple(dict.fromkeys((*self.keys, *self.order_by)))
-        order = [f"{self._value(each)} DESC NULLS LAST" for each in self.order_by]
-        order += [f"t.{name(FILE)} DESC", f"t.{name(POS)} DESC"]
+        order = [f"{self._key_value(each)} DESC NULLS LAST" for each in self.order_by]
+        order += [f"t.{quote(FILE)} DESC", f"t.{quote(POS)} DESC"]
         sql = (
-            f"SELECT t.{name(FILE)}, t.{name(POS)} FROM ({self.scan.sql(columns, keys=True)}) t"
-            f" SEMI JOIN {self.scan.session.table(_REPEATED)} r ON {self._hash()} = r.{name(_HASH)}"
-            f" QUALIFY row_number() OVER (PARTITION BY {', '.join(map(self._value, self.keys))}"
+            f"SELECT t.{quote(FILE)}, t.{quote(POS)} FROM ({self.scan.sql(columns, keys=True)}) t"
+            f" SEMI JOIN {self.scan.session.table(_REPEATED)} r ON {self._key_hash()} = r.{quote(_HASH)}"
+            f" QUALIFY row_number() OVER (PARTITION BY {', '.join(map(self._key_value, self.keys))}"
             f" ORDER BY {', '.join(order)}) > 1"
         )
         with closing(self.scan.session.batches(sql)) as batches:
             for batch in batches:
-                yield row_numbers(self.scan.files, batch.column(0), batch.column(1))
+                yield number_rows(self.scan.files, batch.column(0), batch.column(1))
 
-    def _value(self, column: str) -> str:
-        return key(f"t.{name(column)}", self.scan.schema.field(column).type)
+    def _key_value(self, column: str) -> str:
+        return normalize_key(f"t.{quote(column)}", self.scan.schema.field(column).type)
 
-    def _hash(self) -> str:
-        return f"hash({', '.join(map(self._value, self.keys))})"
+    def _key_hash(self) -> str:
+        return f"hash({', '.join(map(self._key_value, self.keys))})"

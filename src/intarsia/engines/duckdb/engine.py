@@ -1,63 +1,61 @@
-"""The out-of-core engine: DuckDB in this process matches, joins, sorts and writes, on disk if it has to."""
+"""The out-of-core engine: DuckDB in this process matches, joins and sorts, on disk if it has to."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import pyarrow.fs as pafs
+import duckdb
 
-from intarsia.common.arrow import SPOOL_BYTES, adopt
+from intarsia.common.arrow import SPOOL_BYTES, ingest
 from intarsia.common.source import Source
-from intarsia.core.change import Change, Staging
-from intarsia.core.files import Snapshot
-from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
+from intarsia.core.change import Staged
+from intarsia.core.execution import Execution
+from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
-from intarsia.core.ports import Progress, Transaction
-from intarsia.core.prepare import Prepared, indexed_keys, prepare, settle_merge
-from intarsia.core.rehearsal import in_scratch, nowhere
-from intarsia.core.run import settled
-from intarsia.core.spark_note import as_stored
-from intarsia.engines.arrow import ArrowEngine
-from intarsia.engines.arrow.afresh import stage_afresh
-from intarsia.engines.arrow.fan_out import BUFFERED_BYTES
-from intarsia.engines.arrow.predicates import with_new_rows
-from intarsia.engines.duckdb.checksums import naming_files, verify_each
+from intarsia.core.prepare import Prepared, index_keys, prepare, resolve_merge
+from intarsia.core.snapshot import DataFile, Snapshot
+from intarsia.core.spark_metadata import conform_to_stored
+from intarsia.engines.duckdb.checksums import verify_each
 from intarsia.engines.duckdb.duplicates import match_duplicates
-from intarsia.engines.duckdb.fitness import (
-    beyond_matching,
-    looked_at,
-    merge_beyond,
-    optimize_beyond,
-    writing_notes,
-)
-from intarsia.engines.duckdb.matching import match_merge
-from intarsia.engines.duckdb.optimizing import stage_optimize
-from intarsia.engines.duckdb.predicates import match_predicate
-from intarsia.engines.duckdb.regroup import stage_compact
-from intarsia.engines.duckdb.rewriting import stage_rows
+from intarsia.engines.duckdb.match import match_merge
+from intarsia.engines.duckdb.optimize import stage_optimize
+from intarsia.engines.duckdb.predicate import match_predicate
 from intarsia.engines.duckdb.session import Session
-from intarsia.engines.duckdb.source import DuckSource, Loaded, prepare_merge
-from intarsia.errors import InputError
+from intarsia.engines.duckdb.source import DuckSource, LoadedKeys, prepare_merge
+from intarsia.engines.duckdb.support import (
+    explain_unsupported_match,
+    explain_unsupported_merge,
+    explain_unsupported_optimize,
+    list_matched_columns,
+)
+from intarsia.errors import DamagedTable, InputError, NotSupported
+from intarsia.kernel.local import Resources, match_rows, stage_files
+from intarsia.kernel.partitioned_writer import BUFFERED_BYTES
+from intarsia.kernel.predicate import with_new_rows
+from intarsia.kernel.read import FileReader
 
 __all__ = ["DuckDBEngine"]
+
+MEMORY_BYTES = 512 << 20
+"""What the kernel may take for sorting and comparing where DuckDB has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
 class DuckDBEngine:
-    """Moves rows with DuckDB.
+    """Finds and sorts rows with DuckDB; the kernel writes them.
 
     With the caller's ``connection`` it works beside it and touches none of its settings. Without one it
     has an instance of its own: ``memory_bytes`` is its limit, beyond which it works on disk, below
     ``spool_dir``.
 
     Memory: DuckDB's limit; 16 bytes per row that changes; the source, mapped from a spool where it is
-    large. What DuckDB cannot hold or write exactly (a few types, see the docs) the Arrow engine does, and
-    the plan says so.
+    large; a row group for each file being written. What DuckDB cannot hold exactly (a few types, see the
+    docs) the kernel does with PyArrow, and the plan says so.
     """
 
     connection: Any = field(default=None, repr=False)
@@ -74,11 +72,6 @@ class DuckDBEngine:
                 hint="SET threads or memory_limit there, or pass no connection.",
             )
 
-    @property
-    def _arrow(self) -> ArrowEngine:
-        memory: dict[str, Any] = {} if self.memory_bytes is None else {"memory_bytes": self.memory_bytes // 2}
-        return ArrowEngine(threads=self.threads, **memory)
-
     def session(self) -> Session:
         """DuckDB, for one operation; to be closed."""
         directory = None if self.spool_dir is None else os.fspath(self.spool_dir)
@@ -86,7 +79,7 @@ class DuckDBEngine:
             self.connection, memory_bytes=self.memory_bytes, threads=self.threads, temp_directory=directory
         )
 
-    def adopt(self, source: Any, **options: Any) -> Source:
+    def ingest(self, source: Any, **options: Any) -> Source:
         """As the Arrow engine does; a source of more than a quarter of the memory is spooled.
 
         What another engine took in already is taken over as it is.
@@ -98,133 +91,138 @@ class DuckDBEngine:
             options["spool_bytes"] = min(given, self.memory_bytes // 4)
         if self.spool_dir is not None:
             options.setdefault("spool_dir", self.spool_dir)
-        return DuckSource(adopt(source, **options), self.session)
+        return DuckSource(ingest(source, **options), self.session)
 
     def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
-        """Names and types settled; of a merge, keys in DuckDB and checked there."""
+        """Names and types resolved; of a merge, keys loaded into DuckDB and checked there."""
         if not isinstance(intent, Merge):
             return prepare(intent, snapshot, source)
         assert isinstance(source, DuckSource)
-        fitted = as_stored(source, snapshot, operation=intent.operation)
-        terms = settle_merge(intent, snapshot, fitted.schema)
-        reason = merge_beyond(terms, source.table)
+        fitted = conform_to_stored(source, snapshot, operation=intent.operation)
+        terms = resolve_merge(intent, snapshot, fitted.schema)
+        reason = explain_unsupported_merge(terms, source.table)
         if fitted is not source:
             reason = "intervals or VARIANT are stored as Spark does"
         if reason is not None:
             prepared = prepare(intent, snapshot, source)
-            return replace(prepared, notes=(*prepared.notes, _elsewhere("matched", reason)))
+            return replace(prepared, notes=(*prepared.notes, _note_arrow("matched", reason)))
         return prepare_merge(terms, snapshot, source)
 
-    def match(self, plan: Plan, prepared: Prepared, progress: Progress) -> Matches:
+    def match(self, execution: Execution) -> Matches:
         """Which rows change; writes nothing."""
-        with self._session(prepared) as session, naming_files(plan):
-            return self._match(plan, prepared, session, progress)
+        with self._session(execution.prepared) as session, name_damaged_file(execution.plan):
+            return self._match(execution, session)
 
-    def execute(
-        self, plan: Plan, prepared: Prepared, tx: Transaction, progress: Progress
-    ) -> tuple[Plan, Change]:
-        """Match, then write the files that come to staging."""
-        with self._session(prepared) as session, naming_files(plan):
-            matches = self._match(plan, prepared, session, progress)
-            plan = settled(plan, prepared, matches)
-            return plan, self._stage(plan, matches, prepared, tx, session, progress)
-
-    def measuring(self, plan: Plan) -> AbstractContextManager[Staging | None]:
-        """DuckDB writes to this machine's disk, and to other storage otherwise than there."""
-        if plan.snapshot.spread is not None:  # whose files PyArrow writes
-            return nullcontext(nowhere())
-        if not isinstance(plan.snapshot.filesystem, pafs.LocalFileSystem):
-            return nullcontext(None)
-        return in_scratch(None if self.spool_dir is None else os.fspath(self.spool_dir))
+    def stage(self, execution: Execution, matches: Matches) -> Staged:
+        """DuckDB sorts where rows are to be in order; the kernel writes the files."""
+        plan = execution.plan
+        with self._session(execution.prepared) as session, name_damaged_file(plan):
+            if not isinstance(plan.intent, Optimize) or explain_unsupported_optimize(plan) is not None:
+                return stage_files(execution, matches, self._resources(session))
+            every = [(file, None) for group in plan.groups for file in group.files]
+            verify_each(every, plan.snapshot.filesystem, threads=session.threads)
+            drops = _find_drops(execution, plan.intent, session)
+            resources = self._resources(session)
+            return stage_optimize(
+                plan,
+                execution.transaction,
+                session,
+                execution.progress,
+                drops,
+                threads=resources.threads,
+                memory_bytes=resources.memory_bytes,
+            )
 
     @contextmanager
     def _session(self, prepared: Prepared) -> Iterator[Session]:
         """That of the source, or one for as long as it takes."""
-        if isinstance(prepared.remote, Loaded):
+        if isinstance(prepared.remote, LoadedKeys):
             yield prepared.remote.session
         else:
             with self.session() as session:
                 yield session
 
-    def _match(self, plan: Plan, prepared: Prepared, session: Session, progress: Progress) -> Matches:
-        reason = beyond_matching(plan)
+    def _match(self, execution: Execution, session: Session) -> Matches:
+        plan, prepared, progress = execution.plan, execution.prepared, execution.progress
+        reason = explain_unsupported_match(plan)
         if reason is None:
             _verify_scans(plan, session.threads)
         match plan.intent:
-            case Merge() as intent if isinstance(prepared.remote, Loaded) and reason is None:
-                matches = match_merge(plan, intent, prepared.remote, progress)
+            case Merge() as intent if isinstance(prepared.remote, LoadedKeys) and reason is None:
+                return match_merge(plan, intent, prepared.remote, progress)
             case Delete() | Update() as intent if reason is None:
-                matches = match_predicate(plan, intent, session, progress)
-            case Write() as intent if reason is None and plan.chosen("scan"):
+                return match_predicate(plan, intent, session, progress)
+            case Write() as intent if reason is None and plan.select("scan"):
                 found = match_predicate(plan, intent, session, progress)
-                matches = with_new_rows(found, prepared.table)
+                return with_new_rows(found, prepared.table)
             case Deduplicate(keys, order_by) if reason is None:
-                matches = match_duplicates(
+                return match_duplicates(
                     plan, keys=keys, order_by=order_by, session=session, progress=progress
                 )
-            case Merge() as intent if isinstance(prepared.remote, Loaded):  # what DuckDB has is of no use
-                index = indexed_keys(intent, prepared.table, plan.snapshot.root)
-                matches = self._arrow.match(plan, replace(prepared, index=index), progress)
-            case _:
-                matches = self._arrow.match(plan, prepared, progress)
-        notes = [] if reason is None else [_elsewhere("matched", reason)]
-        return replace(matches, notes=(*matches.notes, *notes, *writing_notes(plan, matches, prepared.table)))
+            case Optimize():
+                reason = explain_unsupported_optimize(plan)
+                return Matches(notes=() if reason is None else (_note_arrow("ordered", reason),))
+            case Merge() as intent if isinstance(prepared.remote, LoadedKeys):  # what DuckDB has is of no use
+                index = index_keys(intent, prepared.table, plan.snapshot.root)
+                execution = replace(execution, prepared=replace(prepared, index=index))
+        matches = match_rows(execution, self._resources(session))
+        notes = () if reason is None else (_note_arrow("matched", reason),)
+        return replace(matches, notes=(*matches.notes, *notes))
 
-    def _stage(
-        self,
-        plan: Plan,
-        matches: Matches,
-        prepared: Prepared,
-        tx: Transaction,
-        session: Session,
-        progress: Progress,
-    ) -> Change:
-        dealt = plan.snapshot.spread is not None
-        match plan.intent:
-            case Compact() if not dealt:
-                return stage_compact(plan, tx, session, progress)
-            case Optimize() as intent if optimize_beyond(plan) is None:
-                every = [(file, None) for group in plan.groups for file in group.files]
-                verify_each(every, plan.snapshot.filesystem, threads=session.threads)
-                drops = _drops(plan, intent, session, progress)
-                writers = self._writers(session) if dealt else None
-                return stage_optimize(plan, tx, session, progress, drops, writers=writers)
-            case Compact() | Optimize():
-                return self._arrow.stage(plan, matches, prepared, tx, progress)
-            case Merge() | Delete() | Update() | Write() | Deduplicate() if dealt:
-                threads = self._writers(session)
-                return stage_afresh(plan, matches, prepared, tx, threads=threads, progress=progress)
-            case Merge() | Delete() | Update() | Write() | Deduplicate():
-                return stage_rows(plan, matches, prepared, tx, session, progress)
-
-    def _writers(self, session: Session) -> int:
-        """How many threads PyArrow writes new files with; each holds rows that wait for their row group."""
+    def _resources(self, session: Session) -> Resources:
+        """What the kernel may take beside DuckDB; each thread holds rows that wait for their row group."""
         if self.memory_bytes is None:
-            return session.threads
-        return max(1, min(session.threads, self.memory_bytes // (4 * BUFFERED_BYTES)))
+            return Resources(session.threads, MEMORY_BYTES)
+        threads = max(1, min(session.threads, self.memory_bytes // (4 * BUFFERED_BYTES)))
+        return Resources(threads, self.memory_bytes // 2)
 
 
 def _verify_scans(plan: Plan, threads: int) -> None:
     """Damaged pages are found before they decide about rows."""
-    columns = frozenset(looked_at(plan))
+    columns = frozenset(list_matched_columns(plan))
     if columns:
-        parts = ((item.file, item.row_groups) for item in plan.chosen("scan"))
+        parts = ((item.file, item.row_groups) for item in plan.select("scan"))
         verify_each(parts, plan.snapshot.filesystem, columns=columns, threads=threads)
 
 
-def _drops(plan: Plan, intent: Optimize, session: Session, progress: Progress) -> Matches:
+def _find_drops(execution: Execution, intent: Optimize, session: Session) -> Matches:
     """The duplicates that are left out, over all groups."""
-    if not (intent.deduplicate or intent.deduplicate_keys):
+    if not intent.removes_duplicates:
         return Matches()
+    plan = execution.plan
     return match_duplicates(
         plan,
         keys=intent.deduplicate_keys,
         order_by=intent.dedup_order_by,
         session=session,
-        progress=progress,
+        progress=execution.progress,
         files=[file for group in plan.groups for file in group.files],
     )
 
 
-def _elsewhere(what: str, reason: str) -> str:
+def _note_arrow(what: str, reason: str) -> str:
     return f"Rows are {what} by PyArrow: {reason}."
+
+
+@contextmanager
+def name_damaged_file(plan: Plan) -> Iterator[None]:
+    """Let an error of DuckDB that names no file leave as that of the file which PyArrow cannot read."""
+    try:
+        yield
+    except (DamagedTable, NotSupported) as error:
+        if error.path is not None or not isinstance(error.__cause__, duckdb.Error):
+            raise
+        chosen = [item.file for item in plan.files if item.action != "keep"]
+        for file in chosen:
+            _decode_whole(file, plan.snapshot)
+        several = f"one of {len(chosen)} files, the first is " if len(chosen) > 1 else ""
+        said = f"{error.message} [{several}{plan.snapshot.shown(chosen[0])}]" if chosen else error.message
+        raise type(error)(said, hint=error.hint) from error.__cause__
+
+
+def _decode_whole(file: DataFile, snapshot: Snapshot) -> None:
+    """Decode every page; raises DamagedTable or StorageError with the file's name."""
+    with FileReader(file, snapshot.schema, snapshot.filesystem) as reader:
+        for group in range(reader.footer.num_row_groups):
+            for _ in reader.pieces(snapshot.schema.names, group):
+                pass

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import threading
 import uuid
 from collections.abc import Generator, Iterator
 from contextlib import contextmanager, suppress
+from datetime import UTC, datetime
 from typing import Any
 
 import duckdb
@@ -17,7 +19,7 @@ import pyarrow.fs as pafs
 from intarsia.common.disk import local_path
 from intarsia.common.log import redact
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
-from intarsia.engines.duckdb.text import name, path, text
+from intarsia.engines.duckdb.sql import quote, quote_path
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
 
 BATCH_ROWS = 1 << 18
@@ -48,22 +50,18 @@ class Session:
         self._guard = threading.Lock()
         self._closed = False
         self._database = f"intarsia_{uuid.uuid4().hex}"
-        self.ordered = False
-        """Whether rows that are only read, and not joined, stay in their order."""
         try:
             if connection is None:
                 connection = self._own = self._instance(memory_bytes, threads, temp_directory)
-            self._collation = _collation(connection)
-            self._cursor = _cursor(connection, self._collation)
-            self.run(f"ATTACH ':memory:' AS {name(self._database)}")
-            found = self.rows("SELECT current_setting('preserve_insertion_order')::VARCHAR")
-            self.ordered = found[0][0] == "true"
+            self._collation = _read_collation(connection)
+            self._cursor = _open_cursor(connection, self._collation)
+            self.run(f"ATTACH ':memory:' AS {quote(self._database)}")
         except BaseException:
             self.close()
             raise
 
     def _instance(self, memory_bytes: int | None, threads: int | None, directory: str | None) -> Any:
-        self._temporary = _temporary(directory)
+        self._temporary = _make_temporary_directory(directory)
         config: dict[str, Any] = {
             "temp_directory": self._temporary[0],
             "autoinstall_known_extensions": "false",
@@ -78,7 +76,7 @@ class Session:
             }
         if threads:
             config["threads"] = threads
-        with _translated():
+        with _translate_errors():
             return duckdb.connect(":memory:", config=config)
 
     @property
@@ -88,26 +86,26 @@ class Session:
 
     def table(self, table: str) -> str:
         """The full name of a table of this session."""
-        return f"{name(self._database)}.main.{name(table)}"
+        return f"{quote(self._database)}.main.{quote(table)}"
 
     def run(self, sql: str) -> None:
-        with _translated():
+        with _translate_errors():
             self._cursor.execute(sql)
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
         """A small result."""
-        with _translated():
+        with _translate_errors():
             found: list[tuple[Any, ...]] = self._cursor.execute(sql).fetchall()
             return found
 
     def arrow(self, sql: str) -> pa.Table:
         """A result as an Arrow table."""
-        with self.reader(sql) as reader, _translated_stream():
+        with self.reader(sql) as reader, _translate_stream_errors():
             return reader.read_all()
 
     def reader(self, sql: str, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
         """A result as batches; the session runs nothing else until all are read."""
-        with _translated():
+        with _translate_errors():
             result = self._cursor.sql(sql) if hasattr(self._cursor, "sql") else self._cursor.execute(sql)
             make = getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader
             return make(batch_rows)
@@ -116,7 +114,7 @@ class Session:
         """The same, with errors as ours also while reading."""
         with self.reader(sql, batch_rows) as reader:
             while True:
-                with _translated_stream():
+                with _translate_stream_errors():
                     try:
                         batch = reader.read_next_batch()
                     except StopIteration:
@@ -127,21 +125,17 @@ class Session:
     def view(self, data: Any) -> Iterator[str]:
         """Arrow data under a name that SQL can use, while the block lasts."""
         known = f"intarsia_{uuid.uuid4().hex}"
-        with _translated():
+        with _translate_errors():
             self._cursor.register(known, data)
         try:
-            yield name(known)
+            yield quote(known)
         finally:
             with suppress(duckdb.Error):  # an error in the block has said enough
                 self._cursor.unregister(known)
 
     def location(self, filesystem: pafs.FileSystem, location: str) -> str:
         """A file to read, as SQL."""
-        return path(self._address(filesystem, location))
-
-    def target(self, filesystem: pafs.FileSystem, location: str) -> str:
-        """A file to write, as SQL."""
-        return text(self._address(filesystem, location))
+        return quote_path(self._address(filesystem, location))
 
     def _address(self, filesystem: pafs.FileSystem, location: str) -> str:
         local = local_path(filesystem, location)
@@ -149,11 +143,11 @@ class Session:
             return local
         with self._guard:
             if id(filesystem) not in self._filesystems:
-                from intarsia.engines.duckdb.bridge import bridge
+                from intarsia.engines.duckdb.session import wrap_filesystem
 
                 protocol = f"intarsia{uuid.uuid4().hex}"
-                with _translated():
-                    self._cursor.register_filesystem(bridge(filesystem, protocol))
+                with _translate_errors():
+                    self._cursor.register_filesystem(wrap_filesystem(filesystem, protocol))
                 self._filesystems[id(filesystem)] = (protocol, filesystem)
             protocol, _ = self._filesystems[id(filesystem)]
         return f"{protocol}://{location}"
@@ -162,10 +156,10 @@ class Session:
     def fork(self) -> Iterator[Session]:
         """The same session with a cursor of its own, for another thread."""
         other = object.__new__(Session)
-        for each in ("_database", "_filesystems", "_guard", "_collation", "ordered"):
+        for each in ("_database", "_filesystems", "_guard", "_collation"):
             setattr(other, each, getattr(self, each))
         other._own, other._temporary, other._closed = None, None, True
-        other._cursor = _cursor(self._cursor, self._collation)
+        other._cursor = _open_cursor(self._cursor, self._collation)
         try:
             yield other
         finally:
@@ -178,7 +172,7 @@ class Session:
         self._closed = True
         if self._cursor is not None:
             with suppress(duckdb.Error):  # the instance may be gone, and its tables with it
-                self._cursor.execute(f"DETACH {name(self._database)}")
+                self._cursor.execute(f"DETACH {quote(self._database)}")
             for protocol, _ in self._filesystems.values():
                 with suppress(duckdb.Error):
                     self._cursor.unregister_filesystem(protocol)
@@ -202,8 +196,8 @@ class Session:
             self.close()
 
 
-def _temporary(parent: str | None) -> tuple[str, Mark]:
-    """A directory for temporary files, marked as in use; what dead owners left beside it is removed."""
+def _make_temporary_directory(parent: str | None) -> tuple[str, Mark]:
+    """A directory for temporary files, marked as in use; what killed processes left beside it is removed."""
     local = pafs.LocalFileSystem()
     try:
         base = private_base() if parent is None else os.path.abspath(parent)
@@ -223,18 +217,18 @@ def _temporary(parent: str | None) -> tuple[str, Mark]:
     return directory, held
 
 
-def _collation(connection: Any) -> str | None:
+def _read_collation(connection: Any) -> str | None:
     """By which texts that are not the same may be equal there; None where they never are."""
-    with _translated():
+    with _translate_errors():
         cursor = connection.cursor()
         found = cursor.execute("SELECT current_setting('default_collation')").fetchall()[0][0]
         cursor.close()
     return None if str(found).lower() in ("", "binary") else str(found)
 
 
-def _cursor(connection: Any, collation: str | None) -> Any:
+def _open_cursor(connection: Any, collation: str | None) -> Any:
     """A cursor of its own, on which texts are equal only if they are the same."""
-    with _translated():
+    with _translate_errors():
         cursor = connection.cursor()
     if collation is not None:
         try:
@@ -248,14 +242,14 @@ def _cursor(connection: Any, collation: str | None) -> Any:
 
 
 @contextmanager
-def _translated() -> Iterator[None]:
+def _translate_errors() -> Iterator[None]:
     """DuckDB's errors as ours; what a file system of ours said stays as it is."""
     try:
         yield
     except duckdb.InterruptException as error:
         raise KeyboardInterrupt from error
     except duckdb.Error as error:
-        raise _ours(error) from error
+        raise _to_own_error(error) from error
     except RuntimeError as error:
         if str(error) != "Query interrupted":  # what DuckDB makes of Ctrl-C
             raise
@@ -285,9 +279,9 @@ _SAID: dict[str, type[duckdb.Error]] = {
 
 
 @contextmanager
-def _translated_stream() -> Iterator[None]:
+def _translate_stream_errors() -> Iterator[None]:
     """The same for a result that is being read: a stream passes only the text of an error on."""
-    with _translated():
+    with _translate_errors():
         try:
             yield
         except (pa.ArrowException, OSError) as error:
@@ -295,17 +289,17 @@ def _translated_stream() -> Iterator[None]:
             raise kind(str(error)) from error
 
 
-def _errno_in(said: str) -> int | None:
+def _find_errno(said: str) -> int | None:
     """The number of the system's error that DuckDB tells in words."""
     return next((number for number in _NUMBERS if os.strerror(number) in said), None)
 
 
-def _ours(error: duckdb.Error) -> IntarsiaError:
+def _to_own_error(error: duckdb.Error) -> IntarsiaError:
     said = redact(str(error)).split("\n\nLINE ", 1)[0].strip()
     if isinstance(error, duckdb.OutOfMemoryException):
         return StorageError(
             f"DuckDB has not enough memory: {said}",
-            errno=_errno_in(said),
+            errno=_find_errno(said),
             hint="raise memory_bytes, or give it more disk (spool_dir).",
         )
     if isinstance(error, duckdb.PermissionException):
@@ -314,7 +308,7 @@ def _ours(error: duckdb.Error) -> IntarsiaError:
             hint="allow it access to files outside of the database, or pass no connection.",
         )
     if isinstance(error, (duckdb.IOException, duckdb.HTTPException)):
-        return StorageError(f"DuckDB cannot read or write: {said}", errno=_errno_in(said))
+        return StorageError(f"DuckDB cannot read or write: {said}", errno=_find_errno(said))
     if isinstance(error, duckdb.ConnectionException):
         return InputError(f"The DuckDB connection cannot be used: {said}", hint="open it, or pass none.")
     damaged = isinstance(error, (duckdb.InvalidInputException, duckdb.SerializationException))
@@ -324,3 +318,47 @@ def _ours(error: duckdb.Error) -> IntarsiaError:
             hint="the file is damaged, or was replaced while it was read; restore it or run again.",
         )
     return NotSupported(f"DuckDB cannot do this: {said}", hint='use engine="arrow".')
+
+
+def wrap_filesystem(filesystem: pafs.FileSystem, protocol: str) -> Any:
+    """The file system under a protocol of its own; raises NotSupported without fsspec."""
+    try:
+        from fsspec import AbstractFileSystem
+        from fsspec.implementations.arrow import ArrowFSWrapper
+    except ImportError as error:
+        raise NotSupported(
+            "DuckDB needs fsspec for files that are not on a local disk.",
+            hint="pip install 'intarsia[duckdb,fsspec]', or use engine=\"arrow\".",
+        ) from error
+
+    wrapped = ArrowFSWrapper(filesystem)
+
+    class Bridge(AbstractFileSystem):
+        """Passes every call on, with the path that the file system below knows."""
+
+        cachable = False
+
+        @classmethod
+        def _strip_protocol(cls, quote_path: str) -> str:
+            return quote_path.removeprefix(f"{protocol}://")
+
+        def _open(self, quote_path: str, mode: str = "rb", **_: Any) -> Any:
+            return wrapped.open(self._strip_protocol(quote_path), mode)
+
+        def glob(self, quote_path: str, **_: Any) -> list[str]:
+            """Only whole names are asked for: what stands in brackets stands for itself."""
+            return [re.sub(r"\[([*?\[])\]", r"\1", quote_path)]
+
+        def info(self, quote_path: str, **_: Any) -> dict[str, Any]:
+            found: dict[str, Any] = wrapped.info(self._strip_protocol(quote_path))
+            return found
+
+        def exists(self, quote_path: str, **_: Any) -> bool:
+            return bool(wrapped.exists(self._strip_protocol(quote_path)))
+
+        def modified(self, quote_path: str) -> Any:
+            # Some stores do not tell; no other file of the session has this path.
+            return wrapped.modified(self._strip_protocol(quote_path)) or datetime.fromtimestamp(0, UTC)
+
+    Bridge.protocol = protocol
+    return Bridge()

@@ -8,29 +8,29 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.source import Source, conformed, selected
+from intarsia.common.source import Source, conform_source, select_rows
 from intarsia.common.spool import take_rows
-from intarsia.core.files import Snapshot
 from intarsia.core.intent import Merge
 from intarsia.core.keys import arange, comparable, decoded, flat
 from intarsia.core.planning import SourceFacts
 from intarsia.core.prepare import MergeTerms, Prepared
-from intarsia.core.problems import duplicate_keys, null_source_keys
 from intarsia.core.prune import KeyRange, PartitionSet
-from intarsia.engines.duckdb.scan import float_kind
+from intarsia.core.snapshot import Snapshot
+from intarsia.core.validation import duplicate_keys, null_source_keys
+from intarsia.engines.duckdb.scan import is_float
 from intarsia.engines.duckdb.session import Session
-from intarsia.engines.duckdb.text import SRC, name, named
+from intarsia.engines.duckdb.sql import SRC, quote, quote_all
 
-__all__ = ["DuckSource", "Loaded", "key", "prepare_merge", "refuse_duplicates"]
+__all__ = ["DuckSource", "LoadedKeys", "normalize_key", "prepare_merge", "refuse_duplicates"]
 
 DISTINCT_ROWS = 1_000_000
-"""Sources up to so many rows tell planning every key; of larger ones it knows the ends."""
+"""Sources up to this many rows give planning every key; larger ones only the least and the greatest."""
 _SAMPLES = 64
 _KEYS = "keys"
 
 
 class DuckSource(Source):
-    """Rows that were taken in, with the session that works on them; both are let go of together."""
+    """Ingested rows with the session that works on them; both are closed together."""
 
     __slots__ = ("_make", "_session")
 
@@ -53,7 +53,7 @@ class DuckSource(Source):
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedKeys:
     """What DuckDB holds of a source: its keys by row number, in a table."""
 
     session: Session
@@ -70,14 +70,14 @@ class Loaded:
         return self.session.table(_KEYS)
 
 
-def numbered(table: pa.Table) -> pa.Table:
+def add_row_numbers(table: pa.Table) -> pa.Table:
     """The table with the numbers of its rows beside them."""
     return table.append_column(SRC, arange(table.num_rows))
 
 
-def key(column: str, kind: pa.DataType) -> str:
+def normalize_key(column: str, kind: pa.DataType) -> str:
     """A key column as an expression that groups as equal what is equal: -0.0 is 0.0."""
-    return f"({column} + 0)" if float_kind(kind) else column
+    return f"({column} + 0)" if is_float(kind) else column
 
 
 def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> Prepared:
@@ -87,13 +87,13 @@ def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> 
     """
     intent, path = terms.intent, snapshot.root
     operation, keys, session = intent.rule.name, intent.source_keys, source.session
-    rows = conformed(source, terms.wanted, operation=operation, path=path)
+    rows = conform_source(source, terms.wanted, operation=operation, path=path)
     nulls = {name_: rows.table[name_].null_count for _, name_ in intent.never_null}
     null_source_keys(nulls, operation=operation, path=path)
     if operation == "deduplicate":
-        rows = _one_each(session, rows, intent)
-    loaded = _load(session, rows.table, intent)
-    ranges = {name_: _range(rows.table[other]) for name_, other in zip(intent.keys, keys, strict=True)}
+        rows = _keep_one_each(session, rows, intent)
+    loaded = _load_keys(session, rows.table, intent)
+    ranges = {name_: _find_range(rows.table[other]) for name_, other in zip(intent.keys, keys, strict=True)}
     facts = SourceFacts(rows.rows, ranges, PartitionSet.of(rows.table, terms.pruning))
     return Prepared(
         intent,
@@ -107,75 +107,80 @@ def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> 
     )
 
 
-def _load(session: Session, table: pa.Table, intent: Merge) -> Loaded:
-    loaded = Loaded(session, table, intent.source_keys)
+def _load_keys(session: Session, table: pa.Table, intent: Merge) -> LoadedKeys:
+    loaded = LoadedKeys(session, table, intent.source_keys)
     columns = tuple(dict.fromkeys(intent.source_keys))
-    with session.view(numbered(table.select(columns))) as view:
-        session.run(f"CREATE OR REPLACE TABLE {loaded.sql} AS SELECT {named((*columns, SRC))} FROM {view}")
+    with session.view(add_row_numbers(table.select(columns))) as view:
+        session.run(
+            f"CREATE OR REPLACE TABLE {loaded.sql} AS SELECT {quote_all((*columns, SRC))} FROM {view}"
+        )
     return loaded
 
 
 def refuse_duplicates(
-    loaded: Loaded, intent: Merge, path: str, *, met_twice: bool, unmatched: pa.Array
+    loaded: LoadedKeys, intent: Merge, path: str, *, met_twice: bool, unmatched: pa.Array
 ) -> None:
     """Refuse a source in which a key stands more than once.
 
     That is so where a target row met it twice, or where rows that met none share it; only to tell which
     keys these are is the whole source looked at.
     """
-    if not met_twice and not _share_a_key(loaded, intent, unmatched):
+    if not met_twice and not _has_shared_key(loaded, intent, unmatched):
         return
     session, keys = loaded.session, tuple(dict.fromkeys(loaded.keys))
-    repeated = _repeated(loaded, intent, loaded.sql)
+    repeated = _select_repeated(loaded, intent, loaded.sql)
     count, rows = session.rows(f"SELECT count(*), sum(n)::BIGINT FROM ({repeated})")[0]
-    grouped = _grouped(loaded.table, keys)
+    grouped = _list_group_terms(loaded.table, keys)
     some = session.arrow(
-        f"SELECT {name(SRC)} FROM (SELECT {name(SRC)}, count(*) OVER (PARTITION BY {grouped}) AS n"
+        f"SELECT {quote(SRC)} FROM (SELECT {quote(SRC)}, count(*) OVER (PARTITION BY {grouped}) AS n"
         f" FROM {loaded.sql}) WHERE n > 1 ORDER BY 1 ASC LIMIT {_SAMPLES}"
     )
     samples = take_rows(loaded.table.select(list(intent.source_keys)), flat(some[SRC]))
     duplicate_keys(samples, intent.source_keys, count, rows, operation=intent.rule.name, path=path)
 
 
-def _share_a_key(loaded: Loaded, intent: Merge, rows: pa.Array) -> bool:
+def _has_shared_key(loaded: LoadedKeys, intent: Merge, rows: pa.Array) -> bool:
     columns = list(dict.fromkeys(loaded.keys))
     table = loaded.table.select(columns)
     some = table if len(rows) == len(table) else take_rows(table, rows)
     with loaded.session.view(some) as view:
-        found = loaded.session.rows(f"SELECT count(*) FROM ({_repeated(loaded, intent, view)})")
+        found = loaded.session.rows(f"SELECT count(*) FROM ({_select_repeated(loaded, intent, view)})")
     return bool(found[0][0])
 
 
-def _grouped(table: pa.Table, keys: Sequence[str]) -> str:
-    return ", ".join(key(name(each), table.schema.field(each).type) for each in keys)
+def _list_group_terms(table: pa.Table, keys: Sequence[str]) -> str:
+    return ", ".join(normalize_key(quote(each), table.schema.field(each).type) for each in keys)
 
 
-def _repeated(loaded: Loaded, intent: Merge, rows: str) -> str:
+def _select_repeated(loaded: LoadedKeys, intent: Merge, rows: str) -> str:
     """The keys that stand in several of some rows, each with how many."""
     keys = dict.fromkeys(loaded.keys)
     there = ""
     if not intent.matches_null:
-        there = f" WHERE {' AND '.join(f'{name(each)} IS NOT NULL' for each in keys)}"
-    grouped = _grouped(loaded.table, tuple(keys))
+        there = f" WHERE {' AND '.join(f'{quote(each)} IS NOT NULL' for each in keys)}"
+    grouped = _list_group_terms(loaded.table, tuple(keys))
     return f"SELECT count(*) AS n, {grouped} FROM {rows}{there} GROUP BY {grouped} HAVING count(*) > 1"
 
 
-def _one_each(session: Session, source: Source, intent: Merge) -> Source:
+def _keep_one_each(session: Session, source: Source, intent: Merge) -> Source:
     """The row with the highest order per key; the last one where that does not tell."""
     table = source.table
     keys, orders = tuple(dict.fromkeys(intent.source_keys)), tuple(dict.fromkeys(intent.dedup_order_by))
-    order = [f"{key(name(each), table.schema.field(each).type)} DESC NULLS LAST" for each in orders]
-    needed = numbered(table.select([*keys, *(each for each in orders if each not in keys)]))
+    order = [
+        f"{normalize_key(quote(each), table.schema.field(each).type)} DESC NULLS LAST" for each in orders
+    ]
+    needed = add_row_numbers(table.select([*keys, *(each for each in orders if each not in keys)]))
+    ranked = f"PARTITION BY {_list_group_terms(table, keys)}"
+    ranked += f" ORDER BY {', '.join([*order, f'{quote(SRC)} DESC'])}"
     with session.view(needed) as view:
         kept = session.arrow(
-            f"SELECT {name(SRC)} FROM {view} QUALIFY row_number() OVER (PARTITION BY {_grouped(table, keys)}"
-            f" ORDER BY {', '.join([*order, f'{name(SRC)} DESC'])}) = 1 ORDER BY 1 ASC"
+            f"SELECT {quote(SRC)} FROM {view} QUALIFY row_number() OVER ({ranked}) = 1 ORDER BY 1 ASC"
         )
     rows = flat(kept[SRC])
-    return source if len(rows) == table.num_rows else selected(source, rows)
+    return source if len(rows) == table.num_rows else select_rows(source, rows)
 
 
-def _range(column: pa.ChunkedArray) -> KeyRange:
+def _find_range(column: pa.ChunkedArray) -> KeyRange:
     """What planning needs of one key column."""
     if len(column) <= DISTINCT_ROWS:
         return KeyRange.of(column)

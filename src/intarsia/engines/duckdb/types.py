@@ -1,4 +1,4 @@
-"""Which of Arrow's types DuckDB holds exactly, and which of them its writer leaves as they were."""
+"""Which of Arrow's types DuckDB holds exactly, and columns back in the type they were asked for."""
 
 from __future__ import annotations
 
@@ -7,12 +7,10 @@ from functools import lru_cache
 
 import pyarrow as pa
 
-from intarsia.engines.arrow.overlay import most_values
-from intarsia.engines.duckdb.text import name
+from intarsia.engines.duckdb.sql import quote
 
-__all__ = ["collide", "comparable", "numbers_fewer", "sql_type", "unwritable", "writable"]
+__all__ = ["has_case_clash", "is_comparable", "restore_types", "sql_type"]
 
-_MANY = 1 << 31
 
 _SIMPLE: dict[pa.DataType, str] = {
     pa.bool_(): "BOOLEAN",
@@ -43,8 +41,6 @@ _SIMPLE: dict[pa.DataType, str] = {
     pa.timestamp("us"): "TIMESTAMP",
     pa.timestamp("ns"): "TIMESTAMP_NS",
 }
-_CHANGED = frozenset({pa.date64(), pa.time32("s"), pa.time32("ms"), pa.timestamp("s")})
-"""Held exactly, but written as another type."""
 
 
 def sql_type(kind: pa.DataType) -> str | None:
@@ -76,60 +72,21 @@ def _nested_type(kind: pa.DataType) -> str | None:
         return None if key is None or item is None else f"MAP({key}, {item})"
     if pa.types.is_struct(kind) and kind.num_fields:
         parts = [(field.name, sql_type(field.type)) for field in kind]
-        if any(part is None for _, part in parts) or collide(n for n, _ in parts):
+        if any(part is None for _, part in parts) or has_case_clash(n for n, _ in parts):
             return None
-        return f"STRUCT({', '.join(f'{name(n)} {part}' for n, part in parts)})"
+        return f"STRUCT({', '.join(f'{quote(n)} {part}' for n, part in parts)})"
     return None
 
 
-def collide(names: Iterable[str]) -> bool:
+def has_case_clash(names: Iterable[str]) -> bool:
     """Whether some names are one to DuckDB, which does not look at case."""
     every = [each.lower() for each in names]
     return len(set(every)) < len(every)
 
 
-def comparable(kind: pa.DataType) -> bool:
+def is_comparable(kind: pa.DataType) -> bool:
     """Whether DuckDB can tell exactly which values of a type are equal."""
     return not pa.types.is_nested(kind) and sql_type(kind) is not None
-
-
-def writable(kind: pa.DataType) -> bool:
-    """Whether DuckDB's writer leaves a column of the type one of the same type."""
-    if pa.types.is_dictionary(kind):
-        return writable(kind.value_type)
-    if kind in _CHANGED or pa.types.is_fixed_size_binary(kind):
-        return False
-    if pa.types.is_timestamp(kind) and kind.tz is not None and kind.unit in ("s", "ms"):
-        return False
-    if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        return _kept_within(kind.value_field)
-    if pa.types.is_map(kind):
-        return writable(kind.key_type) and _kept_within(kind.item_field)
-    if pa.types.is_struct(kind):
-        return sql_type(kind) is not None and all(map(_kept_within, kind))
-    return sql_type(kind) is not None
-
-
-def _kept_within(field: pa.Field) -> bool:
-    """The same of a part of a nested column, which the writer never makes NOT NULL."""
-    return bool(field.nullable) and writable(field.type)
-
-
-def numbers_fewer(kind: pa.DataType, values: int) -> bool:
-    """Whether a column of dictionaries cannot number so many values as there may be.
-
-    Readers take the width of the numbers from the schema of Arrow that a file holds, whatever its pages
-    hold. How many values a list has is not known.
-    """
-    if not pa.types.is_dictionary(kind):
-        parts = [kind.field(number).type for number in range(kind.num_fields)]
-        return any(numbers_fewer(part, _MANY) for part in parts)
-    return most_values(kind) < values
-
-
-def unwritable(schema: pa.Schema) -> list[str]:
-    """The columns that DuckDB's writer would change, each with its type."""
-    return [f"{field.name!r} ({field.type})" for field in schema if not writable(field.type)]
 
 
 @lru_cache(maxsize=1)
@@ -141,3 +98,13 @@ def _has_zoned_nanoseconds() -> bool:
     except duckdb.Error:
         return False
     return True
+
+
+def restore_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with the types that its columns have in ``schema``; DuckDB has one for several of Arrow's."""
+    fields = [schema.field(each) for each in table.column_names]
+    columns = [
+        column if column.type == field.type else column.cast(field.type)
+        for column, field in zip(table.columns, fields, strict=True)
+    ]
+    return pa.Table.from_arrays(columns, schema=pa.schema([f.with_nullable(True) for f in fields]))

@@ -14,24 +14,24 @@ import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from intarsia.core.files import DataFile
 from intarsia.core.keys import arange, comparable, decoded, flat
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.rule import Drop
-from intarsia.engines.arrow.duplicates import check_order, checked_keys
-from intarsia.engines.arrow.overlay import take_rows
-from intarsia.engines.arrow.reading import FileReader
-from intarsia.engines.spark.carry import carried
-from intarsia.engines.spark.crew import Crew
-from intarsia.engines.spark.jobs import light
-from intarsia.engines.spark.remote import FILE, POSITION, frame_of, key_names, with_keys
+from intarsia.core.snapshot import DataFile
+from intarsia.engines.spark.join_source import FILE, POSITION, frame_of, key_names, with_keys
 from intarsia.engines.spark.source import Spool
-from intarsia.spark.collecting import collected
+from intarsia.engines.spark.staging import without_files
+from intarsia.engines.spark.tasks import TaskRunner
+from intarsia.engines.spark.types import to_spark_types
+from intarsia.kernel.duplicates import check_keys, check_order
+from intarsia.kernel.overlay import take_rows
+from intarsia.kernel.read import FileReader
+from intarsia.spark.collect import collect
 
 
-def spark_duplicates(
-    crew: Crew,
+def find_duplicates(
+    runner: TaskRunner,
     plan: Plan,
     place: Spool,
     *,
@@ -43,28 +43,28 @@ def spark_duplicates(
 
     The driver gets the positions of the losers, eight bytes each.
     """
-    names = checked_keys(plan, keys)
+    names = check_keys(plan, keys)
     check_order(plan, order_by)
     files = plan.snapshot.in_order(files)
-    work = RankWork(light(plan), names, order_by, place.filesystem, place.directory)
+    work = RankWork(without_files(plan), names, order_by, place.filesystem, place.directory)
     jobs = list(enumerate(files))
-    written = crew.each(write_ranks, jobs, shared=work, weights=[file.size for file in files])
+    written = runner.each(write_ranks, jobs, shared=work, weights=[file.size for file in files])
     locations = [location for location in written if location is not None]
     if not locations:
         return Matches((Drop(),))
-    order = [F.col(_order(number)).desc_nulls_last() for number in range(len(order_by))]
+    order = [F.col(_order_name(number)).desc_nulls_last() for number in range(len(order_by))]
     last = [F.col(FILE).desc(), F.col(POSITION).desc()]
     window = Window.partitionBy(*key_names(len(work.keys))).orderBy(*order, *last)
-    ranked = frame_of(crew, locations, place.filesystem).withColumn("__place", F.row_number().over(window))
-    lost = collected(ranked.where("__place > 1").select(FILE, POSITION))
-    return _matches(files, lost)
+    ranked = frame_of(runner, locations, place.filesystem).withColumn("__place", F.row_number().over(window))
+    lost = collect(ranked.where("__place > 1").select(FILE, POSITION))
+    return _make_matches(files, lost)
 
 
-def _order(number: int) -> str:
+def _order_name(number: int) -> str:
     return f"__o{number}"
 
 
-def _matches(files: Sequence[DataFile], lost: pa.Table) -> Matches:
+def _make_matches(files: Sequence[DataFile], lost: pa.Table) -> Matches:
     hits: dict[str, Hits] = {}
     dropped: set[str] = set()
     numbers, positions = flat(lost[FILE]), flat(lost[POSITION])
@@ -100,8 +100,8 @@ def write_ranks(work: RankWork, job: tuple[int, DataFile]) -> str | None:
     with FileReader(file, snapshot.schema, snapshot.filesystem) as reader:
         for group in range(reader.footer.num_row_groups):
             for table in reader.pieces(columns, group):
-                sent = _ranks(table, work, number, start)
-                live = reader.alive(start, table.num_rows)
+                sent = _rank_columns(table, work, number, start)
+                live = reader.live_rows(start, table.num_rows)
                 start += table.num_rows
                 sent = sent if live is None else take_rows(sent, live)
                 if writer is None:
@@ -113,7 +113,7 @@ def write_ranks(work: RankWork, job: tuple[int, DataFile]) -> str | None:
     return location
 
 
-def _ranks(table: pa.Table, work: RankWork, number: int, start: int) -> pa.Table:
+def _rank_columns(table: pa.Table, work: RankWork, number: int, start: int) -> pa.Table:
     rows = table.num_rows
     place: dict[str, Any] = {
         FILE: pa.repeat(pa.scalar(number, pa.int32()), rows),
@@ -122,5 +122,5 @@ def _ranks(table: pa.Table, work: RankWork, number: int, start: int) -> pa.Table
     sent = with_keys(pa.table(place), [table[name] for name in work.keys])
     for order, name in enumerate(work.order_by):
         plain = pa.table({"order": decoded(comparable(table[name]))})
-        sent = sent.append_column(_order(order), carried(plain)["order"])
+        sent = sent.append_column(_order_name(order), to_spark_types(plain)["order"])
     return sent

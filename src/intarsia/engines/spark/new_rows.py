@@ -1,36 +1,45 @@
-"""New rows that executors have become new files of the table, each task's under names of its own."""
+"""New rows of a source on storage, written by executors as new files of the table.
+
+Which task gets a row, and in which order, follows from the row's number in the source alone: not from how
+Spark joins, nor from what it decides while it runs. So the same work gives the same files.
+"""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
 from pyspark.sql import functions as F
 
 from intarsia.core.change import StagedFile
 from intarsia.core.keys import arange
 from intarsia.core.plan import Plan
-from intarsia.core.ports import Transaction, Workplace
+from intarsia.core.ports import OutputLocation, Transaction
 from intarsia.core.prepare import Prepared
 from intarsia.core.refusals import ValuesRefused
-from intarsia.engines.arrow.matching import MergeMatcher
-from intarsia.engines.arrow.placing import Placing, all_rows
-from intarsia.engines.spark.afresh import new_placing
-from intarsia.engines.spark.carry import restored
-from intarsia.engines.spark.carrying import written
-from intarsia.engines.spark.crew import Attempt, Crew
-from intarsia.engines.spark.jobs import light
-from intarsia.engines.spark.remote import PART, ROW, RemoteRows
+from intarsia.engines.spark.copies import new_row_writer, write_copies
+from intarsia.engines.spark.join_source import PART, ROW, RemoteRows
+from intarsia.engines.spark.output import AttemptOutput, MarkedOutput
+from intarsia.engines.spark.source import PartSlice
+from intarsia.engines.spark.staging import without_files
+from intarsia.engines.spark.tasks import TaskRunner
+from intarsia.engines.spark.types import from_spark_types
+from intarsia.kernel.match import MergeMatcher
+from intarsia.kernel.new_rows import NewRowWriter, all_rows
 
-PLACE_BYTES = 256 << 20
-DEAL_BYTES = 32 << 20
-"""In memory; so much is dealt out over partitions at once."""
+FILE_BYTES = 256 << 20
+PARTITION_BYTES = 32 << 20
+"""In memory; so much is partitioned at once."""
+BLOCK_BITS = 12
+"""Of the source's rows 4,096 that follow each other go to one task."""
 
 
-def _gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
+def _gather_batches(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.Table]:
     """Batches put together up to about so many bytes."""
     held: list[pa.RecordBatch] = []
     size = 0
@@ -45,96 +54,74 @@ def _gathered(batches: Iterator[pa.RecordBatch], most: int) -> Iterator[pa.Table
 
 
 @dataclass(frozen=True, slots=True)
-class PlaceRows:
+class WriteNewFiles:
     """Writes rows as new files of the table; runs on an executor."""
 
-    placing: Placing
+    writer: NewRowWriter
     wanted: pa.Schema
     matcher: MergeMatcher | None
     """Whose clauses choose among the rows; without one all of them are new."""
     prefix: str
-    workplace: Workplace | None
+    output: OutputLocation | None
 
-    def placed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[StagedFile]]]:
-        """How many rows are new, and the files they became; memory: so many rows as fill a file or two."""
-        for rows in _gathered(batches, PLACE_BYTES):
-            source = restored(
-                rows, self.wanted, operation=self.placing.operation, path=self.placing.snapshot.root
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[StagedFile]]]:
+        """Write rows; how many are new, and their files; memory: so many rows as fill a file or two."""
+        for rows in _gather_batches(batches, FILE_BYTES):
+            source = from_spark_types(
+                rows, self.wanted, operation=self.writer.operation, path=self.writer.snapshot.root
             )
             inserts = all_rows(source)
             if self.matcher is not None:
                 inserts = list(self.matcher.inserts_of(source, arange(source.num_rows)))
             count = sum(len(taken) for _, taken in inserts)
-            if self.workplace is None:
+            if self.output is None:
                 yield count, []
                 continue
-            tx = Named(Attempt.at(self.workplace), uuid.uuid4().hex[:8])
-            files = self.placing.files(inserts, source, tx, prefix=self.prefix)
-            yield count, [self.placing.write(file, source, tx) for file in files]
+            tx = MarkedOutput(AttemptOutput.at(self.output), uuid.uuid4().hex[:8])
+            files = self.writer.files(inserts, source, tx, prefix=self.prefix)
+            yield count, [self.writer.write(file, source, tx) for file in files]
 
 
 @dataclass(frozen=True, slots=True)
-class DealRows:
-    """Writes rows as new files of a table that deals them out by itself; runs on an executor."""
+class WritePartitions:
+    """Writes rows as new files of a table that partitions by a spec; runs on an executor."""
 
     plan: Plan
-    placing: Placing
+    writer: NewRowWriter
     wanted: pa.Schema
     matcher: MergeMatcher | None
     """Whose clauses choose among the rows; without one all of them are new."""
-    workplace: Workplace | None
+    output: OutputLocation | None
 
-    def placed(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[StagedFile]]]:
-        """How many rows are new, and the files they became; memory: rows that wait for their row groups."""
+    def write(self, batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, list[StagedFile]]]:
+        """Write rows; how many are new, and their files; memory: rows that wait for their row groups."""
         counts: list[int] = []
         rows = self._rows(batches, counts)
-        if self.workplace is None:
+        if self.output is None:
             for _ in rows:
                 continue
             yield sum(counts), []
         else:
-            staged = written(self.plan, self.workplace, rows, lineage=False)
+            staged = write_copies(self.plan, self.output, rows, lineage=False)
             yield sum(counts), staged
 
     def _rows(
         self, batches: Iterator[pa.RecordBatch], counts: list[int]
     ) -> Iterator[pa.Table | ValuesRefused]:
-        for rows in _gathered(batches, DEAL_BYTES):
+        for rows in _gather_batches(batches, PARTITION_BYTES):
             path = self.plan.snapshot.root
-            source = restored(rows, self.wanted, operation=self.plan.operation, path=path)
+            source = from_spark_types(rows, self.wanted, operation=self.plan.operation, path=path)
             inserts = all_rows(source)
             if self.matcher is not None:
                 inserts = list(self.matcher.inserts_of(source, arange(source.num_rows)))
             for action, taken in inserts:
                 counts.append(len(taken))
-                if self.workplace is not None:
-                    yield from self.placing.pieces(action, taken, source, self.workplace)
+                if self.output is not None:
+                    yield from self.writer.pieces(action, taken, source, self.output)
 
 
-@dataclass(frozen=True, slots=True)
-class Named:
-    """A workplace whose table paths carry a task's own mark, so that no two tasks meet."""
-
-    place_of: Workplace
-    mark: str
-
-    @property
-    def txid(self) -> str:
-        return self.place_of.txid
-
-    @property
-    def staging(self) -> Any:
-        return self.place_of.staging
-
-    def place(self, partition: Any, prefix: str, ordinal: int, *, beside: Any = None) -> str:
-        return self.place_of.place(partition, f"{prefix}-{self.mark}", ordinal, beside=beside)
-
-    def locate(self, path: str) -> str:
-        return self.place_of.locate(path)
-
-
-def place_rows(
-    crew: Crew,
+def write_source_rows(
+    runner: TaskRunner,
     rows: Any,
     plan: Plan,
     prepared: Prepared,
@@ -145,29 +132,70 @@ def place_rows(
 ) -> tuple[int, list[StagedFile]]:
     """A DataFrame's rows as new files: how many, and which; without a transaction only how many.
 
-    Rows of one partition go to one task, so that each gets few files.
+    None are all rows of the source. Rows of one partition go to one task, so that each gets few files.
     """
     wanted = prepared.remote.wanted
-    columns = prepared.remote.columns
-    if plan.snapshot.spread is not None:
-        dealing = DealRows(light(plan), new_placing(plan), wanted, matcher, tx.workplace() if tx else None)
-        done = crew.over(_by_part(crew, rows, prepared.remote).select(*columns.values()), dealing.placed)
-        return sum(count for count, _ in done), [file for _, files in done for file in files]
-    apart = [columns[name] for name in prepared.partition_columns if name in columns]
-    spread = rows.repartition(crew.tasks, *apart) if apart else rows.coalesce(crew.tasks)
-    snapshot = replace(plan.snapshot, files=plan.snapshot.files[:1])
-    placing = Placing(snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation)
-    work = PlaceRows(placing, wanted, matcher, prefix, None if tx is None else tx.workplace())
-    done = crew.over(spread.select(*columns.values()), work.placed)
+    remote: RemoteRows = prepared.remote
+    output = None if tx is None else tx.output()
+    work: WriteNewFiles | WritePartitions
+    if not plan.snapshot.replaces_in_place:
+        work = WritePartitions(without_files(plan), new_row_writer(plan), wanted, matcher, output)
+        keys = _partition_keys(remote)
+    else:
+        columns, snapshot = prepared.partition_columns, replace(plan.snapshot, files=plan.snapshot.files[:1])
+        writer = NewRowWriter(snapshot, plan.schema, columns, plan.intent.options, plan.operation)
+        work = WriteNewFiles(writer, wanted, matcher, prefix, output)
+        keys = [F.col(remote.columns[name]) for name in columns if name in remote.columns]
+    if rows is None and not keys and remote.numbered:
+        done = _write_slices(runner, remote, work)
+    else:
+        tasks = runner.tasks if keys else _count_tasks(runner, remote)
+        frame = remote.frame(runner) if rows is None else rows
+        frame = frame.repartition(tasks, *(keys or [F.shiftright(ROW, BLOCK_BITS)]))
+        done = runner.over(frame.sortWithinPartitions(ROW).select(*remote.columns.values()), work.write)
     return sum(count for count, _ in done), [file for _, files in done for file in files]
 
 
-def _by_part(crew: Crew, rows: Any, remote: RemoteRows) -> Any:
-    """Rows of one partition in one task, or in a few where there are many of them."""
+def _count_tasks(runner: TaskRunner, remote: RemoteRows) -> int:
+    """How many tasks share rows among them that may go to any."""
+    return len(runner.shares([PARTITION_BYTES] * (remote.size // PARTITION_BYTES + 1)))
+
+
+def _write_slices(
+    runner: TaskRunner, remote: RemoteRows, work: WriteNewFiles | WritePartitions
+) -> list[tuple[int, list[StagedFile]]]:
+    """All rows of a source, as many to each task, neighbours together; they are read without Spark."""
+    count, total = _count_tasks(runner, remote), remote.spool.rows
+    edges = [total * number // count for number in range(count + 1)]
+    shared = WriteSlices(work, remote.spool.filesystem, tuple(remote.columns.values()))
+    jobs = [remote.spool.rows_between(low, high) for low, high in pairwise(edges)]
+    done = runner.each(write_slices, jobs, shared=shared, weights=[1] * count)
+    return [one for each in done for one in each]
+
+
+@dataclass(frozen=True, slots=True)
+class WriteSlices:
+    """Writes rows of some parts of a source as new files."""
+
+    work: WriteNewFiles | WritePartitions
+    filesystem: pafs.FileSystem
+    columns: tuple[str, ...]
+
+
+def write_slices(shared: WriteSlices, slices: Sequence[PartSlice]) -> list[tuple[int, list[StagedFile]]]:
+    """Runs on an executor."""
+    batches = (
+        batch for one in slices for batch in one.batches(shared.filesystem, columns=list(shared.columns))
+    )
+    return list(shared.work.write(batches))
+
+
+def _partition_keys(remote: RemoteRows) -> list[Any]:
+    """What brings rows of one partition to one task, or to a few where there are many of them."""
     if not remote.homes:
-        return rows.coalesce(crew.tasks)
+        return []
     row_bytes = remote.size / max(remote.spool.rows, 1)
-    tasks = {code: int(count * row_bytes / PLACE_BYTES) + 1 for code, count in remote.homes.items()}
+    tasks = {code: int(count * row_bytes / FILE_BYTES) + 1 for code, count in remote.homes.items()}
     many = [F.lit(number).cast("long") for pair in tasks.items() if pair[1] > 1 for number in pair]
     salt = F.pmod(F.hash(ROW), F.coalesce(F.create_map(*many)[F.col(PART)], F.lit(1))) if many else F.lit(0)
-    return rows.repartition(crew.tasks, F.col(PART), salt)
+    return [F.col(PART), salt]

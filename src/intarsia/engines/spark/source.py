@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import stat
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -18,19 +17,18 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from intarsia.common.arrow import Source
-from intarsia.common.flock import try_flock, unlock
 from intarsia.common.log import cleanup, logger, redact
 from intarsia.common.paths import with_time_limit
-from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
+from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep, try_flock, unlock
 from intarsia.common.spool import tidy, tidy_schema
 from intarsia.common.zones import utc_schema, with_zones
-from intarsia.core.files import Snapshot
-from intarsia.core.spark_note import stored_schema
-from intarsia.engines.spark.crew import Crew
-from intarsia.engines.spark.reach import refused, unreachable
-from intarsia.engines.spark.spark_types import as_months, spark_note
+from intarsia.core.snapshot import Snapshot
+from intarsia.core.spark_metadata import stored_schema
+from intarsia.engines.spark.shared_buffers import unreachable_error, write_error
+from intarsia.engines.spark.tasks import TaskRunner
+from intarsia.engines.spark.types import cast_to_months, make_spark_note
 from intarsia.errors import InputError, SchemaMismatch, StorageError
-from intarsia.spark.collecting import collected
+from intarsia.spark.collect import collect
 
 log = logger(__name__)
 
@@ -41,7 +39,7 @@ def column_names(count: int) -> list[str]:
 
 
 @dataclass(frozen=True, slots=True)
-class Part:
+class SpoolPart:
     """One file of a spool."""
 
     location: str
@@ -53,6 +51,29 @@ class Part:
 
 
 @dataclass(frozen=True, slots=True)
+class PartSlice:
+    """Rows of one file of a spool, from ``start`` to before ``stop``."""
+
+    location: str
+    start: int
+    stop: int
+
+    def batches(self, filesystem: pafs.FileSystem, *, columns: list[str]) -> Iterator[pa.RecordBatch]:
+        """The rows in their order; runs on an executor. Memory: a row group."""
+        with pq.ParquetFile(self.location, filesystem=filesystem) as file:
+            at = 0
+            for group in range(file.num_row_groups):
+                end = at + file.metadata.row_group(group).num_rows
+                if self.start < end and at < self.stop:
+                    for batch in file.iter_batches(1 << 16, [group], columns, use_threads=False):
+                        low, high = max(self.start - at, 0), min(self.stop - at, batch.num_rows)
+                        if low < high:
+                            yield batch.slice(low, high - low)
+                        at += batch.num_rows
+                at = end
+
+
+@dataclass(frozen=True, slots=True)
 class Spool:
     """Rows of a source on storage that driver and executors share; swept once the driver is dead."""
 
@@ -60,7 +81,7 @@ class Spool:
     directory: str
     mark: Mark
     schema: pa.Schema
-    parts: tuple[Part, ...] = ()
+    parts: tuple[SpoolPart, ...] = ()
     parents: tuple[str, ...] = ()
     """Local directories made for scratch, innermost first, which go when they are empty."""
 
@@ -72,6 +93,16 @@ class Spool:
     def size(self) -> int:
         return sum(part.size for part in self.parts)
 
+    def rows_between(self, start: int, stop: int) -> list[PartSlice]:
+        """Where the rows from one number to before another are, all parts counted through."""
+        slices = []
+        for part in self.parts:
+            low, high = max(start, 0), min(stop, part.rows)
+            if low < high:
+                slices.append(PartSlice(part.location, low, high))
+            start, stop = start - part.rows, stop - part.rows
+        return slices
+
     def read(self) -> pa.Table:
         """All of it, into the driver."""
         tables = [pq.read_table(part.location, filesystem=self.filesystem) for part in self.parts]
@@ -79,9 +110,9 @@ class Spool:
 
     def remove(self) -> None:
         """Remove the files; a refusal is logged, and leaves them to a sweep after this process."""
-        cleanup(log, (f"remove {self.directory}", self._removed))
+        cleanup(log, (f"remove {self.directory}", self._remove_all))
 
-    def _removed(self) -> None:
+    def _remove_all(self) -> None:
         if not remove_directory(self.filesystem, self.directory):
             raise StorageError(f"{self.directory} is not empty.", path=self.directory)
         self.mark.release()
@@ -139,16 +170,16 @@ class SparkSource(Source):
         pa.default_memory_pool().release_unused()
 
 
-Shared = tuple[pafs.FileSystem, str, str]
+SpoolLocation = tuple[pafs.FileSystem, str, str]
 """Room beside a dataset: on which file system, in which directory, of which dataset."""
 
 
-def beside(snapshot: Snapshot) -> Shared | None:
+def spool_location(snapshot: Snapshot) -> SpoolLocation | None:
     """A place next to the files, which all of Spark can reach."""
     if not snapshot.files:
         return None
     file = snapshot.files[0]
-    if snapshot.spread is not None:  # whose files may lie anywhere; what is hidden is nobody's data
+    if not snapshot.replaces_in_place:  # whose files may lie anywhere; what is hidden is nobody's data
         directory = file.location.rpartition("/")[0]
         return snapshot.filesystem, f"{directory}/.intarsia/spools", directory
     root = file.location.removesuffix(f"/{file.path}")
@@ -156,7 +187,7 @@ def beside(snapshot: Snapshot) -> Shared | None:
     return snapshot.filesystem, f"{parent}/.{name}.intarsia/spools", root
 
 
-def workspace(spark: Any, shared: Shared | None, asked: str | None) -> Spool:
+def create_spool(spark: Any, shared: SpoolLocation | None, asked: str | None) -> Spool:
     """An empty spool: where it was asked for, on this machine where all of Spark is, else beside the table.
 
     What dead drivers have left there is swept first. Raises StorageError.
@@ -164,27 +195,27 @@ def workspace(spark: Any, shared: Shared | None, asked: str | None) -> Spool:
     dataset: str | None = None
     parents: tuple[str, ...] = ()
     if asked is not None:
-        filesystem, parent = _asked(os.fspath(asked))
-    elif shared is None or _is_here(spark):
+        filesystem, parent = _open_directory(os.fspath(asked))
+    elif shared is None or _is_local(spark):
         filesystem, parent = pafs.LocalFileSystem(), private_base()
     else:
         filesystem, parent, dataset = shared
-        parents = _missing(filesystem, parent)
+        parents = _find_parents(filesystem, parent)
     sweep(filesystem, parent)
     directory = f"{parent.rstrip('/')}/{uuid.uuid4().hex}"
-    alive = mark(filesystem, directory)
-    place = Spool(filesystem, directory, alive, pa.schema([]), parents=parents)
+    live_rows = mark(filesystem, directory)
+    place = Spool(filesystem, directory, live_rows, pa.schema([]), parents=parents)
     try:
         filesystem.create_dir(directory, recursive=True)
         if dataset is not None and isinstance(filesystem, pafs.LocalFileSystem) and os.path.isdir(dataset):
             os.chmod(directory, stat.S_IMODE(os.stat(dataset).st_mode))  # as private as the data
     except OSError as error:
         place.remove()
-        raise refused(error, "create", directory) from error
+        raise write_error(error, "create", directory) from error
     return place
 
 
-def _missing(filesystem: pafs.FileSystem, spools: str) -> tuple[str, ...]:
+def _find_parents(filesystem: pafs.FileSystem, spools: str) -> tuple[str, ...]:
     """The directory for spools, and the control directory around it unless that is there already."""
     if not isinstance(filesystem, pafs.LocalFileSystem):
         return ()
@@ -192,7 +223,7 @@ def _missing(filesystem: pafs.FileSystem, spools: str) -> tuple[str, ...]:
     return (spools,) if os.path.isdir(control) else (spools, control)
 
 
-def _asked(where: str) -> tuple[pafs.FileSystem, str]:
+def _open_directory(where: str) -> tuple[pafs.FileSystem, str]:
     if "://" not in where:
         return pafs.LocalFileSystem(), os.path.abspath(where)
     try:
@@ -205,31 +236,10 @@ def _asked(where: str) -> tuple[pafs.FileSystem, str]:
     return filesystem, path
 
 
-def _is_here(spark: Any) -> bool:
+def _is_local(spark: Any) -> bool:
     """Whether executors are in this process's own JVM; behind Spark Connect they are anywhere."""
     local = str(spark.conf.get("spark.master", "")).startswith("local")
     return local and not type(spark).__module__.startswith("pyspark.sql.connect")
-
-
-MUCH_HEAP = 512 << 20
-"""Less is left alone; and what holds more for good takes long to look through."""
-
-
-def give_back_heap(spark: Any) -> None:
-    """Have the JVM of a local session let go of what reading a source took.
-
-    It keeps the room until the session ends, most of it for nothing, while the Python workers beside it
-    need some for what comes next. Does nothing elsewhere, and where others hold much in that JVM.
-    """
-    if not _is_here(spark):
-        return
-    java = spark._jvm.java.lang
-    beans = java.management.ManagementFactory
-    if beans.getMemoryMXBean().getHeapMemoryUsage().getCommitted() < MUCH_HEAP:
-        return
-    old = (pool for pool in beans.getMemoryPoolMXBeans() if re.search("Old|Tenured", pool.getName()))
-    if sum(pool.getUsage().getUsed() for pool in old) <= MUCH_HEAP:
-        java.System.gc()
 
 
 def spool_writer(location: str, schema: pa.Schema, filesystem: pafs.FileSystem) -> pq.ParquetWriter:
@@ -250,7 +260,7 @@ PART_BYTES = 64 << 20
 """In memory; so much of a source of ours becomes one file of its spool."""
 
 
-def spooled_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
+def spool_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
     """Write rows that this process has, in their order, for executors to go on with.
 
     Memory: what is being encoded. Raises SchemaMismatch for a type that no Parquet file can hold.
@@ -258,18 +268,18 @@ def spooled_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
     count = max(1, min(table.num_rows, max(tasks, table.nbytes // PART_BYTES)))
     edges = [table.num_rows * number // count for number in range(count + 1)]
 
-    def written(number: int) -> Part:
+    def written(number: int) -> SpoolPart:
         piece = table.slice(edges[number], edges[number + 1] - edges[number])
         location = f"{place.directory}/{number:06d}.parquet"
         with spool_writer(location, piece.schema, place.filesystem) as writer:
             writer.write_table(piece)
-        return Part(location, piece.num_rows, piece.nbytes, tuple(c.nbytes for c in piece.columns))
+        return SpoolPart(location, piece.num_rows, piece.nbytes, tuple(c.nbytes for c in piece.columns))
 
     try:
         with ThreadPoolExecutor(min(4, count), "intarsia-spool") as pool:
             parts = tuple(pool.map(written, range(count)))
     except OSError as error:
-        raise refused(error, "write to", place.directory) from error
+        raise write_error(error, "write to", place.directory) from error
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
         raise SchemaMismatch(
             f"The source cannot be written as Parquet: {error}",
@@ -278,8 +288,8 @@ def spooled_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
     return replace(place, schema=table.schema, parts=parts)
 
 
-def spooled(
-    crew: Crew,
+def spool_dataframe(
+    runner: TaskRunner,
     frame: Any,
     place: Spool,
     *,
@@ -291,10 +301,10 @@ def spooled(
     Timestamps without a zone are taken for UTC with the target's columns in ``utc_for``. Intervals are
     numbers where the ``target``, which is asked for only then, stores them so.
     """
-    note = spark_note(frame)
-    frame = as_months(frame)
-    schema = tidy_schema(_arrow_schema(frame))
-    schema = pa.schema([field.with_type(_relaxed(field.type)) for field in schema], schema.metadata)
+    note = make_spark_note(frame)
+    frame = cast_to_months(frame)
+    schema = tidy_schema(_read_arrow_schema(frame))
+    schema = pa.schema([field.with_type(_relax(field.type)) for field in schema], schema.metadata)
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise SchemaMismatch(
@@ -304,32 +314,32 @@ def spooled(
     zoned = schema if utc_for is None else utc_schema(schema, utc_for)
     if note and target is not None:
         zoned = stored_schema(zoned, target())
-    writing = Writing(place.filesystem, place.directory, schema, None if zoned.equals(schema) else zoned)
+    writing = PartWriter(place.filesystem, place.directory, schema, None if zoned.equals(schema) else zoned)
     plain = frame.toDF(*column_names(len(schema)))
-    parts = [part for part in crew.over(plain, writing.parts) if part.rows]
+    parts = [part for part in runner.over(plain, writing.parts) if part.rows]
     if note:
         zoned = zoned.with_metadata({**(zoned.metadata or {}), **note})
     return replace(place, schema=zoned, parts=tuple(sorted(parts, key=lambda part: part.location)))
 
 
-def _relaxed(kind: pa.DataType) -> pa.DataType:
+def _relax(kind: pa.DataType) -> pa.DataType:
     """A nested type whose fields may be NULL, as they are in a struct that is NULL."""
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_relaxed(field.type)).with_nullable(True) for field in kind.fields])
+        return pa.struct([field.with_type(_relax(field.type)).with_nullable(True) for field in kind.fields])
     if pa.types.is_map(kind):
-        return pa.map_(_relaxed(kind.key_type), _relaxed(kind.item_type))
+        return pa.map_(_relax(kind.key_type), _relax(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_relaxed(kind.value_type)).with_nullable(True))
+        return pa.list_(kind.value_field.with_type(_relax(kind.value_type)).with_nullable(True))
     return kind
 
 
-def _arrow_schema(frame: Any) -> pa.Schema:
+def _read_arrow_schema(frame: Any) -> pa.Schema:
     """The Arrow types that a DataFrame's batches have."""
-    return collected(frame.limit(0)).schema
+    return collect(frame.limit(0)).schema
 
 
 @dataclass(frozen=True, slots=True)
-class Writing:
+class PartWriter:
     """Writes what a task is given as one Parquet file, whose name sorts as the DataFrame's partitions do."""
 
     filesystem: pafs.FileSystem
@@ -339,9 +349,9 @@ class Writing:
     zoned: pa.Schema | None = None
     """The same with the zones that timestamps are taken for."""
 
-    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[Part]:
+    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[SpoolPart]:
         """Runs on an executor; memory: a row group."""
-        location = f"{self.directory}/{_partition():06d}-{uuid.uuid4().hex}.parquet"
+        location = f"{self.directory}/{_partition_number():06d}-{uuid.uuid4().hex}.parquet"
         rows = held = 0
         sizes: list[int] = []
         waiting: list[pa.RecordBatch] = []
@@ -367,10 +377,10 @@ class Writing:
             if writer is not None:
                 writer.close()
         if writer is not None:
-            yield Part(location, rows, sum(sizes), tuple(sizes))
+            yield SpoolPart(location, rows, sum(sizes), tuple(sizes))
 
 
-def _partition() -> int:
+def _partition_number() -> int:
     """The partition that a task has of its DataFrame, by which parts have the order of rows."""
     context = TaskContext.get()
     return 0 if context is None else int(context.partitionId())
@@ -380,6 +390,6 @@ def check_exists(spool: Spool) -> None:
     """Raise StorageError where the storage that executors wrote to is not the driver's."""
     for part in spool.parts[:1]:
         if spool.filesystem.get_file_info(part.location).type == pafs.FileType.NotFound:
-            raise unreachable(
+            raise unreachable_error(
                 part.location, f"Executors wrote {part.location}, but the driver does not see it."
             )

@@ -1,101 +1,99 @@
-"""Stages over files of a plan: probed, written anew, made of new rows; the driver's side of it."""
+"""Stages over files of a plan whose hits are known, and new rows that are sent with the tasks."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
-from intarsia.core.change import Replacement, StagedFile
+from intarsia.core.change import StagedFile
+from intarsia.core.execution import Execution
 from intarsia.core.intent import Merge
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.ports import Progress, Transaction, Workplace
-from intarsia.core.prepare import Prepared
-from intarsia.engines.arrow.placing import Placing
-from intarsia.engines.spark.apart import INLINE_BYTES, Room
-from intarsia.engines.spark.crew import Crew, balanced
-from intarsia.engines.spark.jobs import (
-    PlaceWork,
-    RewriteWork,
-    light,
-    place_files,
-    rewrite_files,
-    with_one_file,
-)
-from intarsia.engines.spark.source import beside, workspace
+from intarsia.core.ports import OutputLocation, Progress
+from intarsia.core.rule import Action
+from intarsia.core.snapshot import Snapshot
+from intarsia.engines.spark.output import AttemptOutput
+from intarsia.engines.spark.shared_buffers import INLINE_BYTES, SharedDirectory
+from intarsia.engines.spark.source import create_spool, spool_location
+from intarsia.engines.spark.tasks import TaskRunner, balance
+from intarsia.kernel.new_rows import NewFile, NewRowWriter
+from intarsia.kernel.rewrite import Rewrite, rewrite
 
 DRIVER_INSERT_ROWS = 20_000
-"""So few new rows are written by the driver rather than by a stage of their own."""
+"""Maximum number of new rows that the driver writes itself, without a stage."""
 
 
 @contextmanager
-def room_for(
-    spark: Any, plan: Plan, table: pa.Table | None, *, workplace: Workplace | None, spool_dir: str | None
-) -> Iterator[Room | None]:
-    """Where rows that every task needs wait while a stage runs; None where they are few."""
+def open_shared_directory(
+    spark: Any, plan: Plan, table: pa.Table | None, *, output: OutputLocation | None, spool_dir: str | None
+) -> Iterator[SharedDirectory | None]:
+    """A directory for rows that every task needs, while a stage runs; None where they fit in the closure."""
     if table is None or table.nbytes <= INLINE_BYTES:
         yield None
         return
-    if workplace is not None and not workplace.staging.discards:
-        yield workplace.staging  # what lies there goes with the transaction
+    if output is not None and not output.staging.discards:
+        yield output.staging  # what lies there goes with the transaction
         return
-    place = workspace(spark, beside(plan.snapshot), spool_dir)
+    place = create_spool(spark, spool_location(plan.snapshot), spool_dir)
     try:
         yield place
     finally:
         place.remove()
 
 
-def over_files(
-    crew: Crew,
+def run_over_files(
+    runner: TaskRunner,
     work: Any,
     files: Sequence[FilePlan],
     *,
     shared: Any,
     progress: Progress,
-    room: Room | None = None,
+    room: SharedDirectory | None = None,
 ) -> list[Any]:
-    """A function over shares of files; its results in the order of the files."""
+    """Run a function over shares of files; its results in the order of the files."""
     if not files:
         return []
-    writing = shared.workplace is not None
+    writing = shared.output is not None
     progress("probe and write files" if writing else "probe files", 0, len(files))
-    done = _shared_out(crew, work, files, [item.file.size for item in files], shared=shared, room=room)
+    done = _run_shares(runner, work, files, [item.file.size for item in files], shared=shared, room=room)
     progress("write files" if writing else "probe files", len(files), len(files))
     return done
 
 
-def rewritten(
-    crew: Crew,
-    plan: Plan,
-    matches: Matches,
-    workplace: Workplace,
-    progress: Progress,
-    *,
-    source: pa.Table | None = None,
-) -> list[Replacement]:
-    """The files of a settled plan that are written anew by hits the driver knows."""
-    items = plan.chosen("rewrite")
+def rewrite_known(
+    runner: TaskRunner, execution: Execution, matches: Matches, *, source: pa.Table | None
+) -> dict[str, StagedFile]:
+    """Rewrite the files of a resolved plan whose hits the driver knows; the new files by path."""
+    plan, output = execution.plan, execution.transaction.output()
+    items = plan.select("rewrite")
     jobs = [(item, matches.hits.get(item.file.path, Hits.empty())) for item in items]
-    work = RewriteWork(light(plan), workplace, matches.actions, source)
-    progress("write files", 0, len(items))
-    with room_for(crew.spark, plan, source, workplace=workplace, spool_dir=None) as room:
-        staged = _shared_out(
-            crew, rewrite_files, jobs, [item.file.size for item in items], shared=work, room=room
+    work = RewriteWork(without_files(plan), output, matches.actions, source)
+    execution.progress("write files", 0, len(items))
+    with open_shared_directory(runner.spark, plan, source, output=output, spool_dir=None) as room:
+        staged = _run_shares(
+            runner, rewrite_files, jobs, [item.file.size for item in items], shared=work, room=room
         )
-    progress("write files", len(items), len(items))
-    return [Replacement(item.file, file) for item, file in zip(items, staged, strict=True)]
+    execution.progress("write files", len(items), len(items))
+    return {item.file.path: file for item, file in zip(items, staged, strict=True)}
 
 
-def _shared_out(
-    crew: Crew, work: Any, jobs: Sequence[Any], weights: Sequence[int], *, shared: Any, room: Room | None
+def _run_shares(
+    runner: TaskRunner,
+    work: Any,
+    jobs: Sequence[Any],
+    weights: Sequence[int],
+    *,
+    shared: Any,
+    room: SharedDirectory | None,
 ) -> list[Any]:
-    """``work`` over a list of jobs for each task, which gives as many results; those in the jobs' order."""
-    shares = crew.shares(weights) if jobs else []
-    done = crew.each(
+    """Run ``work`` over a list of jobs per task; one result per job, in the jobs' order."""
+    shares = runner.shares(weights) if jobs else []
+    done = runner.each(
         work,
         [[jobs[number] for number in share] for share in shares],
         shared=shared,
@@ -108,11 +106,11 @@ def _shared_out(
     return [result[number] for number in range(len(jobs))]
 
 
-def placed(
-    crew: Crew, plan: Plan, prepared: Prepared, matches: Matches, tx: Transaction, progress: Progress
-) -> list[StagedFile]:
-    """New files for new rows."""
-    placing = Placing(
+def write_new_rows(runner: TaskRunner, execution: Execution, matches: Matches) -> list[StagedFile]:
+    """Write new files for new rows."""
+    plan, prepared = execution.plan, execution.prepared
+    tx, progress = execution.transaction, execution.progress
+    writer = NewRowWriter(
         with_one_file(plan.snapshot),
         plan.schema,
         prepared.partition_columns,
@@ -120,23 +118,81 @@ def placed(
         plan.operation,
     )
     prefix = "insert" if isinstance(plan.intent, Merge) else "part"
-    new = placing.files(matches.inserts, prepared.table, tx, prefix=prefix)
+    new = writer.files(matches.inserts, prepared.table, tx, prefix=prefix)
     if matches.inserted <= DRIVER_INSERT_ROWS:
-        staged = [placing.write(file, prepared.table, tx) for file in new]
+        staged = [writer.write(file, prepared.table, tx) for file in new]
         if new:
             progress("write files", len(new), len(new))
         return staged
     weights = [len(file.rows) for file in new]
-    shares = balanced(weights, crew.tasks)
+    shares = balance(weights, runner.tasks)
     progress("write new files", 0, len(new))
-    workplace = tx.workplace()
-    with room_for(crew.spark, plan, prepared.table, workplace=workplace, spool_dir=None) as room:
-        done = crew.each(
-            place_files,
+    output = tx.output()
+    with open_shared_directory(runner.spark, plan, prepared.table, output=output, spool_dir=None) as room:
+        done = runner.each(
+            write_new_files,
             [[new[number] for number in share] for share in shares],
-            shared=PlaceWork(placing, prepared.table, workplace),
+            shared=NewFileWork(writer, prepared.table, output),
             weights=[sum(weights[number] for number in share) for share in shares],
             room=room,
         )
     progress("write files", len(new), len(new))
     return [file for files in done for file in files]
+
+
+def without_files(plan: Plan) -> Plan:
+    """The plan without its files, which travel with the jobs."""
+    return replace(plan, files=(), groups=(), snapshot=replace(plan.snapshot, files=()))
+
+
+def with_one_file(snapshot: Snapshot) -> Snapshot:
+    """Enough of a snapshot to lay new files out as its own are."""
+    return replace(snapshot, files=snapshot.files[:1])
+
+
+@dataclass(frozen=True, slots=True)
+class RewriteWork:
+    """Files whose hits are known."""
+
+    plan: Plan
+    output: OutputLocation
+    actions: tuple[Action, ...]
+    source: pa.Table | None = None
+
+
+def rewrite_files(work: RewriteWork, files: Sequence[tuple[FilePlan, Hits]]) -> list[StagedFile]:
+    """Rewrite files by hits that the driver knows."""
+    tx = AttemptOutput.at(work.output)
+    return [
+        rewrite_one(item, hits, work.plan, tx, actions=work.actions, number=number, source=work.source)
+        for number, (item, hits) in enumerate(files)
+    ]
+
+
+def rewrite_one(
+    item: FilePlan,
+    hits: Hits,
+    plan: Plan,
+    tx: OutputLocation,
+    *,
+    actions: tuple[Action, ...],
+    number: int,
+    source: pa.Table | None,
+) -> StagedFile:
+    task = Rewrite.of(item.file, hits, plan, tx, actions=actions, label=f"rewrite-{number:05d}")
+    return rewrite(task, source)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFileWork:
+    """New rows that are sent with the tasks."""
+
+    writer: NewRowWriter
+    source: pa.Table
+    output: OutputLocation
+
+
+def write_new_files(work: NewFileWork, files: Sequence[NewFile]) -> list[StagedFile]:
+    """Write some new files."""
+    tx = AttemptOutput.at(work.output)
+    return [work.writer.write(file, work.source, tx) for file in files]

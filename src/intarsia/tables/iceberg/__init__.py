@@ -7,19 +7,58 @@ from typing import TYPE_CHECKING
 from intarsia.common.lazy import lazily as _lazily
 
 if TYPE_CHECKING:
-    from intarsia.tables.iceberg.catalogs import embedded_catalog
+    from intarsia.tables.iceberg.catalog import embedded_catalog
     from intarsia.tables.iceberg.maintenance import Expired, Orphans, expire_snapshots, remove_orphans
+    from intarsia.tables.iceberg.manifest_writer import (
+        ManifestOutput,
+        group_entries_by_spec,
+        group_files_by_spec,
+        new_manifest_writer_for_spec,
+        validate_added_data_files,
+        write_added_manifests,
+        write_delete_manifests,
+        write_deleted_data_manifests,
+        write_existing_data_manifests,
+    )
+    from intarsia.tables.iceberg.specs import find_compatible_schema
     from intarsia.tables.iceberg.table import IcebergTable
 
 _HOMES = {
     "Expired": "intarsia.tables.iceberg.maintenance",
     "IcebergTable": "intarsia.tables.iceberg.table",
+    "ManifestOutput": "intarsia.tables.iceberg.manifest_writer",
     "Orphans": "intarsia.tables.iceberg.maintenance",
-    "embedded_catalog": "intarsia.tables.iceberg.catalogs",
+    "embedded_catalog": "intarsia.tables.iceberg.catalog",
     "expire_snapshots": "intarsia.tables.iceberg.maintenance",
+    "find_compatible_schema": "intarsia.tables.iceberg.specs",
+    "group_entries_by_spec": "intarsia.tables.iceberg.manifest_writer",
+    "group_files_by_spec": "intarsia.tables.iceberg.manifest_writer",
+    "new_manifest_writer_for_spec": "intarsia.tables.iceberg.manifest_writer",
     "remove_orphans": "intarsia.tables.iceberg.maintenance",
+    "validate_added_data_files": "intarsia.tables.iceberg.manifest_writer",
+    "write_added_manifests": "intarsia.tables.iceberg.manifest_writer",
+    "write_delete_manifests": "intarsia.tables.iceberg.manifest_writer",
+    "write_deleted_data_manifests": "intarsia.tables.iceberg.manifest_writer",
+    "write_existing_data_manifests": "intarsia.tables.iceberg.manifest_writer",
 }
 
-__all__ = ["Expired", "IcebergTable", "Orphans", "embedded_catalog", "expire_snapshots", "remove_orphans"]
+__all__ = [
+    "Expired",
+    "IcebergTable",
+    "ManifestOutput",
+    "Orphans",
+    "embedded_catalog",
+    "expire_snapshots",
+    "find_compatible_schema",
+    "group_entries_by_spec",
+    "group_files_by_spec",
+    "new_manifest_writer_for_spec",
+    "remove_orphans",
+    "validate_added_data_files",
+    "write_added_manifests",
+    "write_delete_manifests",
+    "write_deleted_data_manifests",
+    "write_existing_data_manifests",
+]
 
 __getattr__, __dir__ = _lazily(__name__, _HOMES)

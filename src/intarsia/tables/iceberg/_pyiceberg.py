@@ -1,18 +1,25 @@
-"""Everything that leans on private names of PyIceberg; no other module does."""
+"""Uses of private names of PyIceberg; no other module has any."""
 
 from __future__ import annotations
 
+import json
+import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
+from typing import Any
 
+from pydantic import ValidationError as ModelError
 from pyiceberg.catalog import Catalog, MetastoreCatalog
-from pyiceberg.exceptions import CommitFailedException
+from pyiceberg.exceptions import CommitFailedException, ValidationError
 from pyiceberg.io import FileIO
 from pyiceberg.serializers import Compressor, ToOutputFile
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV3
 from pyiceberg.typedef import IcebergBaseModel
+from pyiceberg.types import NestedField
 
+METADATA_ERRORS = (ValidationError, ModelError)
+"""What PyIceberg raises of metadata that it does not know: its own error, or of a REST catalog pydantic's."""
 _written: ContextVar[list[str] | None] = ContextVar("written", default=None)
 
 
@@ -27,7 +34,7 @@ def prepare_catalog(catalog: Catalog) -> Catalog:
 
 
 @contextmanager
-def metadata_files() -> Iterator[list[str]]:
+def record_metadata_files() -> Iterator[list[str]]:
     """The metadata files that prepared catalogs write inside the block, by this thread.
 
     A catalog that loses the race for its own pointer leaves behind the file it had written.
@@ -74,3 +81,65 @@ def next_row_id(metadata: TableMetadata) -> int:
         (s.first_row_id + (s.added_rows or 0) for s in metadata.snapshots if s.first_row_id is not None),
         default=0,
     )
+
+
+def find_unsupported_column(error: BaseException) -> tuple[str, str] | None:
+    """The first column of a type, or with a default, that PyIceberg cannot load, and which it is.
+
+    PyIceberg's error has the type at best, and the catalog hands out no metadata that it could not load: the
+    text is the one that the parser was called with. Columns of the current schema come first.
+    """
+    metadata = _find_refused_metadata(error)
+    schemas = metadata.get("schemas") or [metadata.get("schema")]
+    current = metadata.get("current-schema-id")
+    found = [schema for schema in schemas if isinstance(schema, dict)]
+    for schema in sorted(found, key=lambda schema: schema.get("schema-id") != current):
+        for path, field in _iterate_leaves(schema, ""):
+            if not _is_field({"type": field["type"]}):
+                return path, str(field["type"])
+            for default in ("initial-default", "write-default"):
+                if not _is_field({"type": field["type"], default: field.get(default)}):
+                    return path, f"{field['type']} with the {default} {field[default]!r}"
+    return None
+
+
+def _find_refused_metadata(error: BaseException) -> dict[str, Any]:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    for frame, _ in traceback.walk_tb(error.__traceback__):
+        if frame.f_code.co_name == "model_validate_json":
+            try:
+                said = json.loads(frame.f_locals.get("json_data", ""))
+            except (TypeError, ValueError):
+                continue
+            if isinstance(said, dict):
+                metadata = said.get("metadata", said)  # a REST catalog has it inside its answer
+                return metadata if isinstance(metadata, dict) else {}
+    return {}
+
+
+def _iterate_leaves(field: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    """The fields of a schema in JSON that have no fields inside, with their paths."""
+    # A schema and a field that holds a container differ in where the container's fields are.
+    match field if isinstance(field["type"], str) else field["type"]:
+        case {"type": "struct", "fields": [*fields]}:
+            inner = [(f"{path}.{one['name']}".removeprefix("."), one) for one in fields]
+        case {"type": "list", "element": element}:
+            inner = [(f"{path}.element", {"type": element})]
+        case {"type": "map", "key": key, "value": value}:
+            inner = [(f"{path}.key", {"type": key}), (f"{path}.value", {"type": value})]
+        case {"type": str(name)}:
+            yield path, {**field, "type": name}
+            return
+        case _:
+            return
+    for place, one in inner:
+        yield from _iterate_leaves(one, place)
+
+
+def _is_field(attributes: dict[str, Any]) -> bool:
+    try:
+        NestedField.model_validate({"id": 1, "name": "column", "required": False, **attributes})
+    except (*METADATA_ERRORS, TypeError, ValueError):
+        return False
+    return True

@@ -1,4 +1,4 @@
-"""Avro containers: header, blocks and codecs. What a record means is not known here."""
+"""Avro container files: header, blocks and compression codecs; records are handed to ``avro_codec``."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from typing import Any
 import pyarrow as pa
 
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported
-from intarsia.tables.iceberg.avro_read import Damaged, read_long, reader_of
-from intarsia.tables.iceberg.avro_write import encode_long, writer_of
+from intarsia.tables.iceberg.avro_codec import DamagedAvro, encode_long, make_reader, make_writer, read_long
 
 _MAGIC = b"Obj\x01"
 _SYNC_BYTES = 16
 _BLOCK_BYTES = 64_000  # as Avro's Java library
 
 _METADATA = {"type": "map", "values": "bytes"}
-_read_metadata = reader_of(_METADATA)
-_write_metadata = writer_of(_METADATA)
+_read_metadata = make_reader(_METADATA)
+_write_metadata = make_writer(_METADATA)
 # What reading damaged data raises.
-_DAMAGES = (
+_DAMAGE_ERRORS = (
     ValueError,
     LookupError,
     TypeError,
@@ -53,7 +52,7 @@ _CODECS = {
 
 
 @dataclass(frozen=True, slots=True)
-class Container:
+class AvroFile:
     """An Avro file that was read; its records are decoded when they are asked for."""
 
     path: str
@@ -69,15 +68,15 @@ class Container:
         Args:
             schema: the writer's, with other names.
         """
-        with reading(self.path):
-            read = reader_of(schema or self.schema)
+        with report_damage(self.path):
+            read = make_reader(schema or self.schema)
             for count, data in self.blocks:
                 at = 0
                 for _ in range(count):
                     record, at = read(data, at)
                     yield record
                 if at != len(data):
-                    raise Damaged(f"{len(data) - at} bytes too many in a block")
+                    raise DamagedAvro(f"{len(data) - at} bytes too many in a block")
 
     def text(self, key: str) -> str | None:
         """An entry of the header."""
@@ -85,7 +84,7 @@ class Container:
         return None if value is None else value.decode()
 
 
-def decode(data: bytes, path: str) -> Container:
+def parse_avro(data: bytes, path: str) -> AvroFile:
     """Take an Avro file apart.
 
     Raises:
@@ -98,17 +97,17 @@ def decode(data: bytes, path: str) -> Container:
             path=path,
             hint="restore the file, or roll the table back to a snapshot without it",
         )
-    with reading(path):
+    with report_damage(path):
         metadata, at = _read_metadata(data, len(_MAGIC))
         schema = json.loads(metadata["avro.schema"])
         sync = data[at : at + _SYNC_BYTES]
         codec = metadata.get("avro.codec", b"null").decode()
-        blocks = tuple(_blocks(data, at + _SYNC_BYTES, sync, _codec(_DECODERS, codec, path)))
-    return Container(path, schema, metadata, blocks)
+        blocks = tuple(_iterate_blocks(data, at + _SYNC_BYTES, sync, _find_codec(_DECODERS, codec, path)))
+    return AvroFile(path, schema, metadata, blocks)
 
 
 @contextmanager
-def reading(path: str) -> Iterator[None]:
+def report_damage(path: str) -> Iterator[None]:
     """What damaged data raises, as damage of the file.
 
     Raises:
@@ -118,7 +117,7 @@ def reading(path: str) -> Iterator[None]:
         yield
     except IntarsiaError:
         raise
-    except _DAMAGES as error:
+    except _DAMAGE_ERRORS as error:
         raise DamagedTable(
             f"damaged Avro file: {type(error).__name__}: {error}",
             path=path,
@@ -126,13 +125,13 @@ def reading(path: str) -> Iterator[None]:
         ) from error
 
 
-class Encoder:
+class AvroFileWriter:
     """Collects records of one Avro file in memory, in compressed blocks."""
 
     def __init__(self, schema: Mapping[str, Any], metadata: Mapping[str, str], codec: str) -> None:
-        name = avro_codec(codec)
-        self._compress = _codec(_ENCODERS, name, None)
-        self._write = writer_of(schema)
+        name = to_avro_codec(codec)
+        self._compress = _find_codec(_ENCODERS, name, None)
+        self._write = make_writer(schema)
         self._sync = os.urandom(_SYNC_BYTES)
         self._out = bytearray()
         self._block = bytearray()
@@ -169,7 +168,7 @@ class Encoder:
         self._count = 0
 
 
-def avro_codec(name: str) -> str:
+def to_avro_codec(name: str) -> str:
     """Avro's name of a codec that a table property names.
 
     Raises:
@@ -183,7 +182,7 @@ def avro_codec(name: str) -> str:
     return codec
 
 
-def _blocks(
+def _iterate_blocks(
     data: bytes, at: int, sync: bytes, decompress: Callable[[bytes], bytes]
 ) -> Iterator[tuple[int, bytes]]:
     while at < len(data):
@@ -191,12 +190,12 @@ def _blocks(
         size, at = read_long(data, at)
         end = at + size
         if size < 0 or count < 0 or data[end : end + _SYNC_BYTES] != sync:
-            raise Damaged(f"the block at byte {at} is cut short")
+            raise DamagedAvro(f"the block at byte {at} is cut short")
         yield count, decompress(data[at:end])
         at = end + _SYNC_BYTES
 
 
-def _codec(
+def _find_codec(
     known: Mapping[str, Callable[[bytes], bytes]], name: str, path: str | None
 ) -> Callable[[bytes], bytes]:
     if name not in known:
@@ -213,7 +212,7 @@ def _deflate(data: bytes) -> bytes:
     return press.compress(data) + press.flush()
 
 
-def _unsnap(data: bytes) -> bytes:
+def _decompress_snappy(data: bytes) -> bytes:
     # Four bytes of CRC-32 follow the data; its size stands before it.
     size = shift = 0
     for byte in data[:5]:
@@ -223,34 +222,34 @@ def _unsnap(data: bytes) -> bytes:
             break
     plain_data = bytes(pa.decompress(data[:-4], decompressed_size=size, codec="snappy"))
     if zlib.crc32(plain_data) != int.from_bytes(data[-4:], "big"):
-        raise Damaged("the checksum of a block is wrong")
+        raise DamagedAvro("the checksum of a block is wrong")
     return plain_data
 
 
-def _snap(data: bytes) -> bytes:
+def _compress_snappy(data: bytes) -> bytes:
     return bytes(pa.compress(data, codec="snappy")) + zlib.crc32(data).to_bytes(4, "big")
 
 
-def _unzstd(data: bytes) -> bytes:
+def _decompress_zstd(data: bytes) -> bytes:
     with pa.CompressedInputStream(pa.BufferReader(data), "zstd") as stream:
         return bytes(stream.read())
 
 
-def _zstd(data: bytes) -> bytes:
+def _compress_zstd(data: bytes) -> bytes:
     return bytes(pa.compress(data, codec="zstd"))
 
 
 _DECODERS: dict[str, Callable[[bytes], bytes]] = {
     "null": bytes,
     "deflate": _inflate,
-    "snappy": _unsnap,
-    "zstandard": _unzstd,
+    "snappy": _decompress_snappy,
+    "zstandard": _decompress_zstd,
     "bzip2": bz2.decompress,
     "xz": lzma.decompress,
 }
 _ENCODERS: dict[str, Callable[[bytes], bytes]] = {
     "null": bytes,
     "deflate": _deflate,
-    "snappy": _snap,
-    "zstandard": _zstd,
+    "snappy": _compress_snappy,
+    "zstandard": _compress_zstd,
 }

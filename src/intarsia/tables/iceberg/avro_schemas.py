@@ -1,4 +1,7 @@
-"""The Avro schemas of manifests and manifest lists, of every format version, as Iceberg for Java has them."""
+"""Avro schemas of manifests and manifest lists for format versions 1 to 3.
+
+Field for field those of Java's ``V1Metadata``, ``V2Metadata``, ``V3Metadata`` and ``DataFile.getType``.
+"""
 
 from __future__ import annotations
 
@@ -58,7 +61,7 @@ def decimal_size(precision: int) -> int:
     return ((10**precision - 1).bit_length() + 8) // 8
 
 
-def compatible_name(name: str) -> str:
+def make_compatible_name(name: str) -> str:
     """A name that Avro takes, as Iceberg's Java library makes it."""
     if _PLAIN_NAME.fullmatch(name):
         return name
@@ -76,50 +79,54 @@ def compatible_name(name: str) -> str:
     )
 
 
-def entry_schema(fields: Sequence[NestedField], format_version: int) -> Json:
+def make_entry_schema(fields: Sequence[NestedField], format_version: int) -> Json:
     """The schema of a manifest's records; ``fields`` are those of its partition spec."""
     doc = _DOC["partition"] if format_version > 1 else None
     file = {
         "type": "record",
         "name": "r2",
         "fields": [
-            _field(102, "partition", _partition(fields), doc) if part == "partition" else part
+            _make_field(102, "partition", _make_partition(fields), doc) if part == "partition" else part
             for part in _FILE_FIELDS[format_version]
         ],
     }
-    top = [_field(0, "status", "int"), _field(1, "snapshot_id", "long", optional=True)]
+    top = [_make_field(0, "status", "int"), _make_field(1, "snapshot_id", "long", optional=True)]
     if format_version > 1:
-        top.append(_field(3, "sequence_number", "long", optional=True))
-        top.append(_field(4, "file_sequence_number", "long", optional=True))
-    return {"type": "record", "name": "manifest_entry", "fields": [*top, _field(2, "data_file", file)]}
+        top.append(_make_field(3, "sequence_number", "long", optional=True))
+        top.append(_make_field(4, "file_sequence_number", "long", optional=True))
+    return {"type": "record", "name": "manifest_entry", "fields": [*top, _make_field(2, "data_file", file)]}
 
 
-def list_schema(format_version: int) -> Json:
+def make_list_schema(format_version: int) -> Json:
     """The schema of a manifest list's records."""
     return {"type": "record", "name": "manifest_file", "fields": list(_LIST_FIELDS[format_version])}
 
 
-def _partition(fields: Sequence[NestedField]) -> Json:
+def _make_partition(fields: Sequence[NestedField]) -> Json:
     named: set[str] = set()
-    return {"type": "record", "name": "r102", "fields": [_partition_field(field, named) for field in fields]}
+    return {
+        "type": "record",
+        "name": "r102",
+        "fields": [_make_partition_field(field, named) for field in fields],
+    }
 
 
-def _partition_field(field: NestedField, named: set[str]) -> Json:
-    kind = _avro_type(field.field_type)
+def _make_partition_field(field: NestedField, named: set[str]) -> Json:
+    kind = _to_avro_type(field.field_type)
     if isinstance(kind, dict) and "name" in kind:
         # Avro declares a named type once and refers to it by its name afterwards.
         if kind["name"] in named:
             kind = kind["name"]
         else:
             named.add(kind["name"])
-    name = compatible_name(field.name)
-    made = _field(field.field_id, name, kind, optional=kind != "null")
+    name = make_compatible_name(field.name)
+    made = _make_field(field.field_id, name, kind, optional=kind != "null")
     if name != field.name:
         made["iceberg-field-name"] = field.name
     return made
 
 
-def _avro_type(kind: IcebergType) -> Any:
+def _to_avro_type(kind: IcebergType) -> Any:
     match kind:
         case DecimalType():
             return {
@@ -138,7 +145,9 @@ def _avro_type(kind: IcebergType) -> Any:
     return dict(made) if isinstance(made, dict) else made
 
 
-def _field(field_id: int, name: str, kind: Any, doc: str | None = None, *, optional: bool = False) -> Json:
+def _make_field(
+    field_id: int, name: str, kind: Any, doc: str | None = None, *, optional: bool = False
+) -> Json:
     made: Json = {"name": name, "type": ["null", kind] if optional else kind}
     if doc is not None:
         made["doc"] = doc
@@ -148,16 +157,16 @@ def _field(field_id: int, name: str, kind: Any, doc: str | None = None, *, optio
     return made
 
 
-def _map(key_id: int, value_id: int, value: str) -> Json:
+def _make_map(key_id: int, value_id: int, value: str) -> Json:
     pair = {
         "type": "record",
         "name": f"k{key_id}_v{value_id}",
-        "fields": [_field(key_id, "key", "int"), _field(value_id, "value", value)],
+        "fields": [_make_field(key_id, "key", "int"), _make_field(value_id, "value", value)],
     }
     return {"type": "array", "items": pair, "logicalType": "map"}
 
 
-def _list(element_id: int, element: Any) -> Json:
+def _make_list(element_id: int, element: Any) -> Json:
     return {"type": "array", "items": element, "element-id": element_id}
 
 
@@ -187,32 +196,32 @@ _DOC = {
 }
 
 
-def _file(field_id: int, name: str, kind: Any, *, optional: bool = False) -> Json:
-    return _field(field_id, name, kind, _DOC.get(name), optional=optional)
+def _make_file_field(field_id: int, name: str, kind: Any, *, optional: bool = False) -> Json:
+    return _make_field(field_id, name, kind, _DOC.get(name), optional=optional)
 
 
-_CONTENT = _file(134, "content", "int")
+_CONTENT = _make_file_field(134, "content", "int")
 _HEAD = (
-    _file(100, "file_path", "string"),
-    _file(101, "file_format", "string"),
+    _make_file_field(100, "file_path", "string"),
+    _make_file_field(101, "file_format", "string"),
     "partition",
-    _file(103, "record_count", "long"),
-    _file(104, "file_size_in_bytes", "long"),
+    _make_file_field(103, "record_count", "long"),
+    _make_file_field(104, "file_size_in_bytes", "long"),
 )
-_BLOCK_SIZE = _file(105, "block_size_in_bytes", "long")
+_BLOCK_SIZE = _make_file_field(105, "block_size_in_bytes", "long")
 _METRICS = (
-    _file(108, "column_sizes", _map(117, 118, "long"), optional=True),
-    _file(109, "value_counts", _map(119, 120, "long"), optional=True),
-    _file(110, "null_value_counts", _map(121, 122, "long"), optional=True),
-    _file(137, "nan_value_counts", _map(138, 139, "long"), optional=True),
-    _file(125, "lower_bounds", _map(126, 127, "bytes"), optional=True),
-    _file(128, "upper_bounds", _map(129, 130, "bytes"), optional=True),
-    _file(131, "key_metadata", "bytes", optional=True),
-    _file(132, "split_offsets", _list(133, "long"), optional=True),
+    _make_file_field(108, "column_sizes", _make_map(117, 118, "long"), optional=True),
+    _make_file_field(109, "value_counts", _make_map(119, 120, "long"), optional=True),
+    _make_file_field(110, "null_value_counts", _make_map(121, 122, "long"), optional=True),
+    _make_file_field(137, "nan_value_counts", _make_map(138, 139, "long"), optional=True),
+    _make_file_field(125, "lower_bounds", _make_map(126, 127, "bytes"), optional=True),
+    _make_file_field(128, "upper_bounds", _make_map(129, 130, "bytes"), optional=True),
+    _make_file_field(131, "key_metadata", "bytes", optional=True),
+    _make_file_field(132, "split_offsets", _make_list(133, "long"), optional=True),
 )
-_EQUALITY = _file(135, "equality_ids", _list(136, "int"), optional=True)
-_SORT = _file(140, "sort_order_id", "int", optional=True)
-_REFERENCED = _file(143, "referenced_data_file", "string", optional=True)
+_EQUALITY = _make_file_field(135, "equality_ids", _make_list(136, "int"), optional=True)
+_SORT = _make_file_field(140, "sort_order_id", "int", optional=True)
+_REFERENCED = _make_file_field(143, "referenced_data_file", "string", optional=True)
 _FILE_FIELDS: Mapping[int, tuple[Any, ...]] = {
     1: (*_HEAD, _BLOCK_SIZE, *_METRICS, _SORT),
     2: (_CONTENT, *_HEAD, *_METRICS, _EQUALITY, _SORT, _REFERENCED),
@@ -222,10 +231,10 @@ _FILE_FIELDS: Mapping[int, tuple[Any, ...]] = {
         *_METRICS,
         _EQUALITY,
         _SORT,
-        _file(142, "first_row_id", "long", optional=True),
+        _make_file_field(142, "first_row_id", "long", optional=True),
         _REFERENCED,
-        _file(144, "content_offset", "long", optional=True),
-        _file(145, "content_size_in_bytes", "long", optional=True),
+        _make_file_field(144, "content_offset", "long", optional=True),
+        _make_file_field(145, "content_size_in_bytes", "long", optional=True),
     ),
 }
 
@@ -233,49 +242,53 @@ _SUMMARY = {
     "type": "record",
     "name": "r508",
     "fields": [
-        _field(509, "contains_null", "boolean", "True if any file has a null partition value"),
-        _field(518, "contains_nan", "boolean", "True if any file has a nan partition value", optional=True),
-        _field(510, "lower_bound", "bytes", "Partition lower bound for all files", optional=True),
-        _field(511, "upper_bound", "bytes", "Partition upper bound for all files", optional=True),
+        _make_field(509, "contains_null", "boolean", "True if any file has a null partition value"),
+        _make_field(
+            518, "contains_nan", "boolean", "True if any file has a nan partition value", optional=True
+        ),
+        _make_field(510, "lower_bound", "bytes", "Partition lower bound for all files", optional=True),
+        _make_field(511, "upper_bound", "bytes", "Partition upper bound for all files", optional=True),
     ],
 }
 
 
-def _counts(*, optional: bool) -> tuple[Json, ...]:
+def _make_counts(*, optional: bool) -> tuple[Json, ...]:
     return (
-        _field(504, "added_files_count", "int", "Added entry count", optional=optional),
-        _field(505, "existing_files_count", "int", "Existing entry count", optional=optional),
-        _field(506, "deleted_files_count", "int", "Deleted entry count", optional=optional),
+        _make_field(504, "added_files_count", "int", "Added entry count", optional=optional),
+        _make_field(505, "existing_files_count", "int", "Existing entry count", optional=optional),
+        _make_field(506, "deleted_files_count", "int", "Deleted entry count", optional=optional),
     )
 
 
-def _rows(*, optional: bool) -> tuple[Json, ...]:
+def _make_row_counts(*, optional: bool) -> tuple[Json, ...]:
     return (
-        _field(512, "added_rows_count", "long", "Added rows count", optional=optional),
-        _field(513, "existing_rows_count", "long", "Existing rows count", optional=optional),
-        _field(514, "deleted_rows_count", "long", "Deleted rows count", optional=optional),
+        _make_field(512, "added_rows_count", "long", "Added rows count", optional=optional),
+        _make_field(513, "existing_rows_count", "long", "Existing rows count", optional=optional),
+        _make_field(514, "deleted_rows_count", "long", "Deleted rows count", optional=optional),
     )
 
 
 _LIST_HEAD = (
-    _field(500, "manifest_path", "string", "Location URI with FS scheme"),
-    _field(501, "manifest_length", "long", "Total file size in bytes"),
-    _field(502, "partition_spec_id", "int", "Spec ID used to write"),
+    _make_field(500, "manifest_path", "string", "Location URI with FS scheme"),
+    _make_field(501, "manifest_length", "long", "Total file size in bytes"),
+    _make_field(502, "partition_spec_id", "int", "Spec ID used to write"),
 )
 _SEQUENCE = (
-    _field(517, "content", "int", "Contents of the manifest: 0=data, 1=deletes"),
-    _field(515, "sequence_number", "long", "Sequence number when the manifest was added"),
-    _field(516, "min_sequence_number", "long", "Lowest sequence number in the manifest"),
+    _make_field(517, "content", "int", "Contents of the manifest: 0=data, 1=deletes"),
+    _make_field(515, "sequence_number", "long", "Sequence number when the manifest was added"),
+    _make_field(516, "min_sequence_number", "long", "Lowest sequence number in the manifest"),
 )
-_ADDED_BY = _field(503, "added_snapshot_id", "long", "Snapshot ID that added the manifest")
-_PARTITIONS = _field(507, "partitions", _list(508, _SUMMARY), "Summary for each partition", optional=True)
-_KEY = _field(519, "key_metadata", "bytes", "Encryption key metadata blob", optional=True)
+_ADDED_BY = _make_field(503, "added_snapshot_id", "long", "Snapshot ID that added the manifest")
+_PARTITIONS = _make_field(
+    507, "partitions", _make_list(508, _SUMMARY), "Summary for each partition", optional=True
+)
+_KEY = _make_field(519, "key_metadata", "bytes", "Encryption key metadata blob", optional=True)
 _LIST_2 = (
     *_LIST_HEAD,
     *_SEQUENCE,
     _ADDED_BY,
-    *_counts(optional=False),
-    *_rows(optional=False),
+    *_make_counts(optional=False),
+    *_make_row_counts(optional=False),
     _PARTITIONS,
     _KEY,
 )
@@ -283,15 +296,15 @@ _LIST_FIELDS: Mapping[int, tuple[Json, ...]] = {
     1: (
         *_LIST_HEAD,
         _ADDED_BY,
-        *_counts(optional=True),
+        *_make_counts(optional=True),
         _PARTITIONS,
-        *_rows(optional=True),
+        *_make_row_counts(optional=True),
         _KEY,
     ),
     2: _LIST_2,
     3: (
         *_LIST_2,
-        _field(
+        _make_field(
             520,
             "first_row_id",
             "long",

@@ -1,7 +1,8 @@
-"""Puts a change into effect through the catalog: tries again, finds out what became of a lost answer, tidies.
+"""The commit loop of one snapshot: retries, the check after a lost answer, and removal of unused metadata.
 
-A commit ends in one of three ways: it is in effect, it is known to have failed and nothing it wrote is
-left, or nobody knows and nothing is removed.
+A commit ends in one of three ways: it is in effect; it failed and its files are removed; or its outcome is
+unknown and nothing is removed. Retries follow ``commit.retry.*`` and status checks ``commit.status-check.*``
+as in Java's ``SnapshotProducer.commit`` and ``BaseMetastoreTableOperations.checkCommitStatus``.
 """
 
 from __future__ import annotations
@@ -39,17 +40,23 @@ from pyiceberg.table.update import (
 )
 
 from intarsia.common.log import logger
-from intarsia.errors import CommitConflict, CommitError, CommitUnknown, StorageError
-from intarsia.tables.iceberg._pyiceberg import metadata_files
-from intarsia.tables.iceberg.locations import DataLocations
-from intarsia.tables.iceberg.properties import Retry
-from intarsia.tables.iceberg.snapshots import FileChange, Identity, Options, Producer, remove_files
-from intarsia.tables.iceberg.state import State
-from intarsia.tables.iceberg.validate import Validation, check
+from intarsia.errors import CommitConflict, CommitError, CommitUnknown, NotSupported, StorageError
+from intarsia.tables.iceberg._pyiceberg import record_metadata_files
+from intarsia.tables.iceberg.file_io import LocationProvider
+from intarsia.tables.iceberg.properties import RetryPolicy
+from intarsia.tables.iceberg.snapshot_producer import (
+    CommitIdentity,
+    FileChange,
+    SnapshotOptions,
+    SnapshotProducer,
+    remove_files,
+)
+from intarsia.tables.iceberg.state import BranchState
+from intarsia.tables.iceberg.validation import Validation, validate_state
 
 log = logger(__name__)
 
-REFUSALS = (
+CATALOG_REFUSALS = (
     BadRequestError,
     ForbiddenError,
     UnauthorizedError,
@@ -58,14 +65,16 @@ REFUSALS = (
     NotImplementedError,
 )
 """Answers after which it is certain that nothing was committed, and that asking again will not help."""
+_LOAD_ERRORS = (StorageError, NotSupported)
+"""Why a table cannot be looked at: its catalog is away, or it has become one that cannot be loaded here."""
 
 
-RETRY = Retry(4, 100, 60_000, 1_800_000)
-STATUS_CHECK = Retry(3, 1000, 60_000, 1_800_000)
+COMMIT_RETRY = RetryPolicy(4, 100, 60_000, 1_800_000)
+STATUS_CHECK = RetryPolicy(3, 1000, 60_000, 1_800_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Receipt:
+class CommitReceipt:
     """A commit that is in effect."""
 
     snapshot_id: int
@@ -77,14 +86,14 @@ class Receipt:
 
 
 @dataclass(frozen=True, slots=True)
-class Target:
+class CommitTarget:
     """Where a change is committed to."""
 
     load: Callable[[], Table]
-    """Loads the table afresh; raises StorageError where the catalog cannot be reached."""
-    base: State
+    """Loads the table again; raises StorageError where the catalog cannot be reached."""
+    base: BranchState
     """The state that the change was planned on."""
-    locations: DataLocations
+    locations: LocationProvider
     """Where metadata files go."""
     txid: str
     properties: Mapping[str, str] = field(default_factory=dict)
@@ -93,18 +102,18 @@ class Target:
     """Add the snapshot without moving the branch (write-audit-publish)."""
 
 
-class Commit:
+class SnapshotCommit:
     """One commit. ``in_flight`` says whether it may be in effect: then nothing of it may be removed."""
 
     def __init__(
         self,
-        target: Target,
+        target: CommitTarget,
         change: FileChange,
         validation: Validation,
-        options: Options,
+        options: SnapshotOptions,
         *,
-        retry: Retry = RETRY,
-        status: Retry = STATUS_CHECK,
+        retry: RetryPolicy = COMMIT_RETRY,
+        status: RetryPolicy = STATUS_CHECK,
     ) -> None:
         self.in_flight = False
         self._target = target
@@ -116,8 +125,8 @@ class Commit:
         self._where = target.base.metadata.location
         self._strays: list[str] = []
 
-    def run(self) -> Receipt:
-        """Commit, trying again when another writer came first and is not in the way.
+    def run(self) -> CommitReceipt:
+        """SnapshotCommit, trying again when another writer came first and is not in the way.
 
         Raises:
             CommitConflict: another writer is in the way, or there was no getting through; nothing changed.
@@ -126,21 +135,21 @@ class Commit:
         """
         table = self._target.load()
         known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-        identity = Identity(new_snapshot_id(known), str(uuid.uuid4()), dict(self._target.properties))
-        producer = Producer(
+        identity = CommitIdentity(new_snapshot_id(known), str(uuid.uuid4()), dict(self._target.properties))
+        producer = SnapshotProducer(
             self._change,
             identity,
             self._options,
             io=table.io,
-            place=self._target.locations.metadata_file,
+            place=self._target.locations.new_metadata_location,
         )
         try:
-            receipt, used = self._tries(table, producer)
+            receipt, used = self._commit_with_retries(table, producer)
         except BaseException:
             if not self.in_flight:
                 producer.clean()
                 if self._strays:
-                    with suppress(StorageError):
+                    with suppress(*_LOAD_ERRORS):
                         table = self._target.load()
                         self._sweep(table.io, table.metadata, table.metadata_location)
             raise
@@ -148,23 +157,25 @@ class Commit:
         self._sweep(table.io, receipt.metadata, receipt.metadata_location)
         return receipt
 
-    def _tries(self, table: Table, producer: Producer) -> tuple[Receipt, set[str]]:
-        waits = waits_of(self._retry)
+    def _commit_with_retries(
+        self, table: Table, producer: SnapshotProducer
+    ) -> tuple[CommitReceipt, set[str]]:
+        waits = iterate_waits(self._retry)
         tried: dict[str, set[str]] = {}
         while True:
-            head = State.of(table, self._target.base.branch, self._target.base.shelf)
-            check(self._validation, self._target.base, head)
+            head = BranchState.of(table, self._target.base.branch, self._target.base.cache)
+            validate_state(self._validation, self._target.base, head)
             snapshot, manifests = producer.produce(head)
             used = {snapshot.manifest_list, *(manifest.manifest_path for manifest in manifests)}
             tried[snapshot.manifest_list] = used
-            refusal = self._try(table, head, snapshot)
-            if isinstance(refusal, Receipt):
-                return refusal, _in_use(refusal, tried)
+            refusal = self._commit_once(table, head, snapshot)
+            if isinstance(refusal, CommitReceipt):
+                return refusal, _find_files_in_use(refusal, tried)
             wait = next(waits, None)
             time.sleep(wait or 0)
-            table = self._looked_at(snapshot, refusal)
-            if (done := self._found(table, snapshot)) is not None:  # a try that was said to have failed
-                return done, _in_use(done, tried)
+            table = self._reload_table(snapshot, refusal)
+            if (done := self._find_commit(table, snapshot)) is not None:  # a try that was said to have failed
+                return done, _find_files_in_use(done, tried)
             self.in_flight = False
             if wait is None:
                 raise CommitConflict(
@@ -175,40 +186,40 @@ class Commit:
                 ) from refusal
             log.info("%s: trying again to commit: %s", self._where, refusal)
 
-    def _try(self, table: Table, head: State, snapshot: Snapshot) -> Receipt | Exception:
+    def _commit_once(self, table: Table, head: BranchState, snapshot: Snapshot) -> CommitReceipt | Exception:
         """One try: the receipt, or why the catalog wants another one."""
-        requirements, updates = self._request(head, snapshot)
-        with metadata_files() as written:
+        requirements, updates = self._make_request(head, snapshot)
+        with record_metadata_files() as written:
             self.in_flight = True
             try:
                 response = table.catalog.commit_table(table, requirements, updates)
             except Exception as error:  # a catalog may raise anything, and may have committed all the same
                 self._strays += written
-                outcome = self._judged(error, table, snapshot)
+                outcome = self._judge_error(error, table, snapshot)
                 if isinstance(outcome, CommitError):
                     raise outcome from error
                 return outcome
             remove_old_metadata(table, response)
-            return self._receipt(snapshot, response.metadata, response.metadata_location)
+            return self._make_receipt(snapshot, response.metadata, response.metadata_location)
 
-    def _judged(self, error: Exception, table: Table, snapshot: Snapshot) -> Receipt | Exception:
+    def _judge_error(self, error: Exception, table: Table, snapshot: Snapshot) -> CommitReceipt | Exception:
         """What an error of the catalog means: to be tried again (the error), to be raised, or a success."""
-        if isinstance(error, (CommitFailedException, WaitingForLockException)) or is_busy(error):
+        if isinstance(error, (CommitFailedException, WaitingForLockException)) or is_sqlite_busy(error):
             return error
         if type(error) is ValueError:
             # PyIceberg's own checks, before anything is sent; such as that of a sequence number which a
             # commit to another branch has taken meanwhile.
-            now = self._looked_at(snapshot, error)
+            now = self._reload_table(snapshot, error)
             if (
-                done := self._found(now, snapshot)
+                done := self._find_commit(now, snapshot)
             ) is not None:  # an earlier try that was said to have failed
                 return done
             self.in_flight = False
-            return error if now.metadata_location != table.metadata_location else self._refused(error)
-        if isinstance(error, REFUSALS):
+            return error if now.metadata_location != table.metadata_location else self._make_refusal(error)
+        if isinstance(error, CATALOG_REFUSALS):
             self.in_flight = False
-            return self._refused(error)
-        return self._after_silence(error, snapshot)
+            return self._make_refusal(error)
+        return self._check_status(error, snapshot)
 
     def _sweep(self, io: FileIO, metadata: TableMetadata, location: str) -> None:
         """Remove metadata files of tries that failed; not on an error's word: one might be the table's."""
@@ -216,8 +227,8 @@ class Commit:
         remove_files(io, [path for path in self._strays if path not in used])
         self._strays.clear()
 
-    def _request(
-        self, head: State, snapshot: Snapshot
+    def _make_request(
+        self, head: BranchState, snapshot: Snapshot
     ) -> tuple[tuple[TableRequirement, ...], tuple[TableUpdate, ...]]:
         uuid_holds = AssertTableUUID(uuid=head.metadata.table_uuid)
         add = AddSnapshotUpdate(snapshot=snapshot)
@@ -236,23 +247,23 @@ class Commit:
         stands = AssertRefSnapshotId.model_validate({"ref": head.branch, "snapshot-id": head.head_id})
         return (uuid_holds, stands), (add, move)
 
-    def _after_silence(self, error: Exception, snapshot: Snapshot) -> Receipt | CommitUnknown:
-        """The catalog gave no answer that settles it: look whether the snapshot is there."""
-        for wait in chain([0.0], waits_of(self._status)):
+    def _check_status(self, error: Exception, snapshot: Snapshot) -> CommitReceipt | CommitUnknown:
+        """Check whether the snapshot exists after an answer that leaves the outcome open."""
+        for wait in chain([0.0], iterate_waits(self._status)):
             time.sleep(wait)
-            with suppress(StorageError):  # the catalog may still be away
-                if (done := self._found(self._target.load(), snapshot)) is not None:
+            with suppress(*_LOAD_ERRORS):  # the catalog may still be away
+                if (done := self._find_commit(self._target.load(), snapshot)) is not None:
                     return done
-        return self._unknown(error, snapshot)
+        return self._make_unknown(error, snapshot)
 
-    def _looked_at(self, snapshot: Snapshot, refusal: Exception) -> Table:
+    def _reload_table(self, snapshot: Snapshot, refusal: Exception) -> Table:
         """The table after a try that failed; without a look at it, not even a refusal is certain."""
         try:
             return self._target.load()
-        except StorageError as error:
-            raise self._unknown(refusal, snapshot) from error
+        except _LOAD_ERRORS as error:
+            raise self._make_unknown(refusal, snapshot) from error
 
-    def _unknown(self, error: Exception, snapshot: Snapshot) -> CommitUnknown:
+    def _make_unknown(self, error: Exception, snapshot: Snapshot) -> CommitUnknown:
         number = snapshot.snapshot_id
         return CommitUnknown(
             f"The catalog's answer was lost ({type(error).__name__}: {error}), and snapshot {number} was not "
@@ -265,15 +276,15 @@ class Commit:
             "that did not come through",
         )
 
-    def _found(self, table: Table, snapshot: Snapshot) -> Receipt | None:
+    def _find_commit(self, table: Table, snapshot: Snapshot) -> CommitReceipt | None:
         found = table.metadata.snapshot_by_id(snapshot.snapshot_id)  # by whichever try it came
-        return None if found is None else self._receipt(found, table.metadata, table.metadata_location)
+        return None if found is None else self._make_receipt(found, table.metadata, table.metadata_location)
 
-    def _receipt(self, snapshot: Snapshot, metadata: TableMetadata, location: str) -> Receipt:
+    def _make_receipt(self, snapshot: Snapshot, metadata: TableMetadata, location: str) -> CommitReceipt:
         number = snapshot.sequence_number or 0
-        return Receipt(snapshot.snapshot_id, number, metadata, location, snapshot.parent_snapshot_id)
+        return CommitReceipt(snapshot.snapshot_id, number, metadata, location, snapshot.parent_snapshot_id)
 
-    def _refused(self, error: Exception) -> CommitError:
+    def _make_refusal(self, error: Exception) -> CommitError:
         return CommitError(
             f"The catalog refused the commit: {type(error).__name__}: {error}",
             path=self._where,
@@ -282,15 +293,15 @@ class Commit:
         )
 
 
-def _in_use(receipt: Receipt, tried: Mapping[str, set[str]]) -> set[str]:
-    """The files of the try that is in effect, by its manifest list; of all where that is not told."""
+def _find_files_in_use(receipt: CommitReceipt, tried: Mapping[str, set[str]]) -> set[str]:
+    """The files of the attempt that is in effect, by its manifest list; of all where it is unknown."""
     snapshot = receipt.metadata.snapshot_by_id(receipt.snapshot_id)
     if snapshot is not None and snapshot.manifest_list in tried:
         return tried[snapshot.manifest_list]
     return set().union(*tried.values())
 
 
-def waits_of(retry: Retry) -> Iterator[float]:
+def iterate_waits(retry: RetryPolicy) -> Iterator[float]:
     """Seconds to wait before each further try; ends when there is no patience left."""
     begun = time.monotonic()
     for number in range(retry.retries):
@@ -308,7 +319,7 @@ def new_snapshot_id(known: set[int]) -> int:
             return number
 
 
-def is_busy(error: BaseException | None) -> bool:
+def is_sqlite_busy(error: BaseException | None) -> bool:
     """Whether SQLite gave up waiting for another process: then it has committed nothing."""
     while error is not None:
         inner = getattr(error, "orig", None) or error

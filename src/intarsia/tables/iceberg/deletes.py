@@ -1,20 +1,41 @@
-"""Which delete files apply to which data file, from manifest entries alone; no file is opened here."""
+"""Which delete files apply to which data file (Java's ``DeleteFileIndex``), and how delete files are opened.
+
+The index works on manifest entries alone; the rules are in the Iceberg spec, "Scan Planning". What is read
+from delete files is in ``position_deletes``, ``deletion_vectors`` and ``equality_deletes``.
+"""
 
 from __future__ import annotations
 
 import struct
+import threading
 from bisect import bisect_left
-from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from enum import Enum
+from typing import Any, TypeVar
 
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+from pyiceberg.schema import Schema, index_by_id
 from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import VoidTransform
+from pyiceberg.types import (
+    DateType,
+    IcebergType,
+    IntegerType,
+    LongType,
+    StringType,
+    TimestampNanoType,
+    TimestampType,
+    TimestamptzNanoType,
+    TimestamptzType,
+    TimeType,
+)
 
-from intarsia.errors import DamagedTable
-from intarsia.tables.iceberg.entries import Content, ContentFile, Entry
-from intarsia.tables.iceberg.overlap import Order, may_match
+from intarsia.errors import DamagedTable, NotSupported, StorageError
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
 
 PATH_ID = 2147483546
 """Field id of ``file_path`` in position delete files."""
@@ -26,59 +47,62 @@ POS_ID = 2147483545
 class Deletes:
     """The deletes that apply to one data file; false when there are none."""
 
-    vector: Entry | None = None
-    positions: tuple[Entry, ...] = ()
+    vector: ManifestEntry | None = None
+    positions: tuple[ManifestEntry, ...] = ()
     """Position delete files that may name it; none where there is a vector, which supersedes them."""
-    equalities: tuple[Entry, ...] = ()
+    equalities: tuple[ManifestEntry, ...] = ()
 
     def __bool__(self) -> bool:
         return self.vector is not None or bool(self.positions) or bool(self.equalities)
 
     @property
-    def known_count(self) -> int | None:
+    def exact_count(self) -> int | None:
         """How many rows are deleted, where metadata alone proves it."""
         if self.positions or self.equalities:
             return None
         return self.vector.file.record_count if self.vector else 0
 
     @property
-    def likely_count(self) -> int:
+    def estimated_count(self) -> int:
         """How many rows are deleted, as far as metadata tells: no writer deletes a row twice, but may."""
-        sole = (entry.file.record_count for entry in self.replaceable)
+        sole = (entry.file.record_count for entry in self.replaceable_entries)
         return sum(sole) if self.vector is None else self.vector.file.record_count
 
     @property
     def marks(self) -> tuple[tuple[str, int | None], ...]:
-        """Tells these deletes from others: files never change, and a vector has its place in one."""
+        """What identifies these deletes: path and offset of each, since files never change."""
         vector = () if self.vector is None else (self.vector,)
         every = (*vector, *self.positions, *self.equalities)
         return tuple((entry.file.file_path, entry.file.content_offset) for entry in every)
 
     @property
-    def guessed(self) -> bool:
+    def is_estimate(self) -> bool:
         """Whether ``likely_count`` leaves deletes out, or may count one twice."""
         if self.equalities:
             return True
         return self.vector is None and (
-            len(self.positions) > 1 or len(self.positions) != len(self.replaceable)
+            len(self.positions) > 1 or len(self.positions) != len(self.replaceable_entries)
         )
 
     @property
-    def replaceable(self) -> tuple[Entry, ...]:
+    def replaceable_entries(self) -> tuple[ManifestEntry, ...]:
         """Those that hold deletes of this data file alone: a vector that takes them over replaces them."""
         vector = () if self.vector is None else (self.vector,)
-        return (*vector, *(entry for entry in self.positions if sole_path(entry.file) is not None))
+        return (
+            *vector,
+            *(entry for entry in self.positions if referenced_data_file_of(entry.file) is not None),
+        )
 
 
 NO_DELETES = Deletes()
 
 
-def sole_path(file: ContentFile) -> str | None:
+def referenced_data_file_of(file: ContentFile) -> str | None:
     """The one data file that a position delete file or vector is about; None where it may be several.
 
     As Java has it: the referenced data file, or bounds of the path that are equal.
     """
-    if file.content is not Content.POSITION_DELETES:
+    if file.content is not DataFileContent.POSITION_DELETES:
         return None
     if file.referenced_data_file is not None:
         return file.referenced_data_file
@@ -95,7 +119,7 @@ def partition_key(file: ContentFile) -> tuple[Any, ...]:
     return (file.spec_id, file.partition)
 
 
-def unpartitioned_specs(metadata: TableMetadata) -> frozenset[int]:
+def find_unpartitioned_specs(metadata: TableMetadata) -> frozenset[int]:
     """The specs without any field but dropped ones (``void``), whose equality deletes are global."""
     return frozenset(
         spec.spec_id
@@ -104,7 +128,7 @@ def unpartitioned_specs(metadata: TableMetadata) -> frozenset[int]:
     )
 
 
-class DeleteIndex:
+class DeleteFileIndex:
     """Delete files by what they apply to: a path, a partition, or everything.
 
     Building and asking are linear in the entries: 100,000 of each take about a second.
@@ -112,12 +136,12 @@ class DeleteIndex:
 
     def __init__(
         self,
-        vectors: dict[str, Entry],
+        vectors: dict[str, ManifestEntry],
         by_path: dict[str, _BySequence],
         by_partition: dict[tuple[Any, ...], _BySequence],
         equal_by_partition: dict[tuple[Any, ...], _BySequence],
         everywhere: _BySequence,
-        orders: Mapping[int, Order],
+        orders: Mapping[int, BoundOrder],
     ) -> None:
         self._vectors = vectors
         self._by_path = by_path
@@ -129,11 +153,11 @@ class DeleteIndex:
 
     @staticmethod
     def of(
-        entries: Iterable[Entry],
+        entries: Iterable[ManifestEntry],
         *,
         unpartitioned: Collection[int] = (),
-        orders: Mapping[int, Order] | None = None,
-    ) -> DeleteIndex:
+        orders: Mapping[int, BoundOrder] | None = None,
+    ) -> DeleteFileIndex:
         """An index of live delete entries, with their sequence numbers filled in.
 
         Args:
@@ -146,27 +170,27 @@ class DeleteIndex:
         Raises:
             DamagedTable: two vectors for one data file.
         """
-        vectors: dict[str, Entry] = {}
-        by_path: dict[str, list[Entry]] = defaultdict(list)
-        by_partition: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
-        equal: dict[tuple[Any, ...], list[Entry]] = defaultdict(list)
-        everywhere: list[Entry] = []
+        vectors: dict[str, ManifestEntry] = {}
+        by_path: dict[str, list[ManifestEntry]] = defaultdict(list)
+        by_partition: dict[tuple[Any, ...], list[ManifestEntry]] = defaultdict(list)
+        equal: dict[tuple[Any, ...], list[ManifestEntry]] = defaultdict(list)
+        everywhere: list[ManifestEntry] = []
         for entry in entries:
             file = entry.file
-            if file.content is Content.EQUALITY_DELETES:
+            if file.content is DataFileContent.EQUALITY_DELETES:
                 if not file.partition or file.spec_id in unpartitioned:
                     everywhere.append(entry)
                 else:
                     equal[partition_key(file)].append(entry)
             elif file.is_vector:
                 _add_vector(vectors, entry)
-            elif file.content is Content.POSITION_DELETES:
-                path = sole_path(file)
+            elif file.content is DataFileContent.POSITION_DELETES:
+                path = referenced_data_file_of(file)
                 if path is None:
                     by_partition[partition_key(file)].append(entry)
                 else:
                     by_path[path].append(entry)
-        return DeleteIndex(
+        return DeleteFileIndex(
             vectors,
             {path: _BySequence(found) for path, found in by_path.items()},
             {key: _BySequence(found) for key, found in by_partition.items()},
@@ -178,7 +202,7 @@ class DeleteIndex:
     def __bool__(self) -> bool:
         return not self._empty
 
-    def applying(self, data: Entry) -> Deletes:
+    def for_data_file(self, data: ManifestEntry) -> Deletes:
         """The deletes that apply to a data file.
 
         Raises:
@@ -187,19 +211,19 @@ class DeleteIndex:
         """
         if self._empty:
             return NO_DELETES
-        file, sequence = data.file, _sequence(data)
+        file, sequence = data.file, _sequence_number(data)
         key = partition_key(file)
         equalities = self._everywhere.since(sequence + 1)
         partition = self._equal_by_partition.get(key)
         if partition is not None:
             equalities += partition.since(sequence + 1)
         if equalities and self._orders:
-            equalities = tuple(e for e in equalities if may_match(file, e.file, self._orders))
+            equalities = tuple(e for e in equalities if may_match_rows(file, e.file, self._orders))
         vector = self._vectors.get(file.file_path)
         if vector is not None:
             _check_vector(vector, data)
             return Deletes(vector, (), equalities)
-        positions: tuple[Entry, ...] = ()
+        positions: tuple[ManifestEntry, ...] = ()
         scoped = self._by_path.get(file.file_path)
         if scoped is not None:
             positions = scoped.since(sequence)
@@ -208,7 +232,7 @@ class DeleteIndex:
         shared = self._by_partition.get(key)
         if shared is not None:
             path = file.file_path.encode()
-            positions += tuple(entry for entry in shared.since(sequence) if _may_name(entry.file, path))
+            positions += tuple(entry for entry in shared.since(sequence) if _may_reference(entry.file, path))
         return Deletes(None, positions, equalities) if positions or equalities else NO_DELETES
 
 
@@ -217,18 +241,18 @@ class _BySequence:
 
     __slots__ = ("_entries", "_sequences")
 
-    def __init__(self, entries: Sequence[Entry]) -> None:
-        self._entries = tuple(sorted(entries, key=_sequence))
-        self._sequences = [_sequence(entry) for entry in self._entries]
+    def __init__(self, entries: Sequence[ManifestEntry]) -> None:
+        self._entries = tuple(sorted(entries, key=_sequence_number))
+        self._sequences = [_sequence_number(entry) for entry in self._entries]
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def since(self, sequence: int) -> tuple[Entry, ...]:
+    def since(self, sequence: int) -> tuple[ManifestEntry, ...]:
         return self._entries[bisect_left(self._sequences, sequence) :]
 
 
-def _sequence(entry: Entry) -> int:
+def _sequence_number(entry: ManifestEntry) -> int:
     if entry.sequence_number is None:
         raise DamagedTable(
             f"The manifest entry of {entry.file.file_path} has no sequence number.",
@@ -237,7 +261,7 @@ def _sequence(entry: Entry) -> int:
     return entry.sequence_number
 
 
-def _add_vector(vectors: dict[str, Entry], entry: Entry) -> None:
+def _add_vector(vectors: dict[str, ManifestEntry], entry: ManifestEntry) -> None:
     path = entry.file.referenced_data_file
     if path is None:
         raise DamagedTable(
@@ -252,8 +276,8 @@ def _add_vector(vectors: dict[str, Entry], entry: Entry) -> None:
         )
 
 
-def _check_vector(vector: Entry, data: Entry) -> None:
-    if _sequence(vector) < _sequence(data):
+def _check_vector(vector: ManifestEntry, data: ManifestEntry) -> None:
+    if _sequence_number(vector) < _sequence_number(data):
         raise DamagedTable(
             f"The deletion vector in {vector.file.file_path} (sequence number {vector.sequence_number}) is"
             f" older than its data file {data.file.file_path} ({data.sequence_number}).",
@@ -262,7 +286,7 @@ def _check_vector(vector: Entry, data: Entry) -> None:
     _check_partition(vector, data)
 
 
-def _check_partition(delete: Entry, data: Entry) -> None:
+def _check_partition(delete: ManifestEntry, data: ManifestEntry) -> None:
     if partition_key(delete.file) == partition_key(data.file):
         return
     raise DamagedTable(
@@ -274,7 +298,7 @@ def _check_partition(delete: Entry, data: Entry) -> None:
     )
 
 
-def _may_name(file: ContentFile, path: bytes) -> bool:
+def _may_reference(file: ContentFile, path: bytes) -> bool:
     """Whether the bounds of a delete file's paths admit a path; they may be cut short, and still bound it."""
     lower = (file.lower_bounds or {}).get(PATH_ID)
     upper = (file.upper_bounds or {}).get(PATH_ID)
@@ -285,3 +309,186 @@ def _value_key(value: Any) -> Any:
     if type(value) is not float:
         return value
     return b"nan" if value != value else struct.pack("<d", value)
+
+
+class BoundOrder(Enum):
+    """How bounds of a column are compared."""
+
+    NUMBER = "number"
+    """Whole numbers of four or eight bytes, which mean the same."""
+    INSTANT = "instant"
+    """Numbers of one length: a date that became a timestamp counts in another unit."""
+    TEXT = "text"
+    """Bytes of UTF-8; bounds that were cut short still bound."""
+
+
+_BOUND_ORDERS: Mapping[type[IcebergType], BoundOrder] = {
+    IntegerType: BoundOrder.NUMBER,
+    LongType: BoundOrder.NUMBER,
+    DateType: BoundOrder.INSTANT,
+    TimeType: BoundOrder.INSTANT,
+    TimestampType: BoundOrder.INSTANT,
+    TimestamptzType: BoundOrder.INSTANT,
+    TimestampNanoType: BoundOrder.INSTANT,
+    TimestamptzNanoType: BoundOrder.INSTANT,
+    StringType: BoundOrder.TEXT,
+}
+
+
+def find_bound_orders(metadata: TableMetadata) -> dict[int, BoundOrder]:
+    """How bounds are compared, by field id, for the fields of all schemas that have such an order."""
+    found: dict[int, BoundOrder] = {}
+    for schema in metadata.schemas:
+        found.update(_find_schema_orders(schema))
+    return found
+
+
+def may_match_rows(data: ContentFile, delete: ContentFile, orders: Mapping[int, BoundOrder]) -> bool:
+    """Whether some row of a data file may equal one of a delete file; True where it is not known.
+
+    Java's rule: a column of which one file has NULLs only and the other none, or whose bounds do not
+    meet, excludes a match, unless both files may have NULLs there.
+    """
+    for number in delete.equality_ids or ():
+        order = orders.get(number)
+        if order is None or (_may_contain_null(data, number) and _may_contain_null(delete, number)):
+            continue
+        if _is_all_null(data, number) or _is_all_null(delete, number):
+            return False
+        if _has_disjoint_bounds(data, delete, number, order):
+            return False
+    return True
+
+
+def _find_schema_orders(schema: Schema) -> dict[int, BoundOrder]:
+    return {
+        number: _BOUND_ORDERS[type(field.field_type)]
+        for number, field in index_by_id(schema).items()
+        if type(field.field_type) in _BOUND_ORDERS
+    }
+
+
+def _may_contain_null(file: ContentFile, number: int) -> bool:
+    return (file.null_value_counts or {}).get(number, 1) > 0
+
+
+def _is_all_null(file: ContentFile, number: int) -> bool:
+    nulls = (file.null_value_counts or {}).get(number)
+    return nulls is not None and nulls == (file.value_counts or {}).get(number)
+
+
+def _has_disjoint_bounds(data: ContentFile, delete: ContentFile, number: int, order: BoundOrder) -> bool:
+    bounds = [
+        (bounds or {}).get(number)
+        for bounds in (data.lower_bounds, data.upper_bounds, delete.lower_bounds, delete.upper_bounds)
+    ]
+    known = [bound for bound in bounds if bound is not None]
+    if len(known) < len(bounds):
+        return False
+    if order is BoundOrder.TEXT:
+        low, high, delete_low, delete_high = known
+        return delete_low > high or low > delete_high
+    if order is BoundOrder.INSTANT and len({len(bound) for bound in known}) > 1:
+        return False
+    first, last, delete_first, delete_last = (int.from_bytes(bound, "little", signed=True) for bound in known)
+    return delete_first > last or first > delete_last
+
+
+T = TypeVar("T")
+
+DEFAULT_CACHE_BYTES = 128 << 20
+
+
+class DeleteCache:
+    """Keeps what was decoded last; several threads may use it, each thing is decoded once.
+
+    Delete files never change, so that a path stands for its content. What is larger than the limit is
+    handed out and not kept. Pickles as an empty cache of the same limit.
+    """
+
+    def __init__(self, limit: int = DEFAULT_CACHE_BYTES) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._gates: dict[Hashable, threading.Lock] = {}
+        self._bytes = 0
+
+    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
+        """What is kept under a key, else what ``load`` gives, with its size in bytes."""
+        with self._lock:
+            if key in self._kept:
+                return self._found(key)
+            gate = self._gates.setdefault(key, threading.Lock())
+        with gate:
+            with self._lock:
+                if key in self._kept:  # by another thread, meanwhile
+                    return self._found(key)
+            try:
+                value, size = load()
+                with self._lock:
+                    self._keep(key, value, size)
+            finally:
+                with self._lock:
+                    self._gates.pop(key, None)
+        return value
+
+    @property
+    def size(self) -> int:
+        """Bytes kept."""
+        return self._bytes
+
+    def _found(self, key: Hashable) -> Any:
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
+
+    def _keep(self, key: Hashable, value: Any, size: int) -> None:
+        if size > self.limit or key in self._kept:
+            return
+        self._kept[key] = (value, size)
+        self._bytes += size
+        while self._bytes > self.limit:
+            _, (_, gone) = self._kept.popitem(last=False)
+            self._bytes -= gone
+
+    def __reduce__(self) -> tuple[type[DeleteCache], tuple[int]]:
+        return DeleteCache, (self.limit,)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFileAccess:
+    """How the bytes of recorded paths are reached, and what was decoded of them before."""
+
+    filesystem: pafs.FileSystem
+    filesystem_path: Callable[[str], str]
+    """The location on the file system of a path that was recorded."""
+    cache: DeleteCache
+
+
+def open_delete_file(file: ContentFile, access: DeleteFileAccess) -> pq.ParquetFile:
+    """A delete file, open; the paths of position deletes come as dictionaries.
+
+    Raises:
+        NotSupported: it is not Parquet.
+        DamagedTable: it cannot be read as Parquet.
+        StorageError: the file system refused.
+    """
+    if file.file_format.upper() != "PARQUET":
+        raise NotSupported(
+            f"Delete file {file.file_path} is {file.file_format}: only Parquet delete files are read.",
+            path=file.file_path,
+            hint="rewrite the table's delete files with Iceberg's rewrite_position_delete_files or"
+            " rewrite_data_files, with write.delete.format.default=parquet",
+        )
+    try:
+        source = access.filesystem.open_input_file(access.filesystem_path(file.file_path))
+        footer = pq.read_metadata(source)
+        encoded = ["file_path"] if "file_path" in footer.schema.names else []
+        return pq.ParquetFile(source, metadata=footer, read_dictionary=encoded)
+    except pa.ArrowInvalid as error:
+        raise DamagedTable(
+            f"Delete file {file.file_path} cannot be read: {error}", path=file.file_path
+        ) from error
+    except OSError as error:
+        raise StorageError(
+            f"Could not open delete file {file.file_path}: {error}", errno=error.errno, path=file.file_path
+        ) from error

@@ -1,4 +1,7 @@
-"""Old snapshots expire, and files that nothing refers to go; a dry run unless told otherwise."""
+"""Expiring snapshots and removing orphan files; a dry run unless asked otherwise.
+
+As Java's ``RemoveSnapshots`` and Spark's ``DeleteOrphanFilesSparkAction``.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +37,11 @@ from intarsia.errors import (
     NotSupported,
     StorageError,
 )
-from intarsia.tables.iceberg.commit import REFUSALS, is_busy
-from intarsia.tables.iceberg.file_system import Store, store_of
-from intarsia.tables.iceberg.flags import flag, number
-from intarsia.tables.iceberg.snapshots import remove_files
-from intarsia.tables.iceberg.state import Shelf, ancestry, has_live_files
+from intarsia.tables.iceberg.commit import CATALOG_REFUSALS, is_sqlite_busy
+from intarsia.tables.iceberg.file_io import Store, open_store
+from intarsia.tables.iceberg.properties import property_as_bool, property_as_int
+from intarsia.tables.iceberg.snapshot_producer import remove_files
+from intarsia.tables.iceberg.state import ManifestCache, ancestors_of, has_live_files
 from intarsia.tables.iceberg.table import IcebergTable
 
 log = logger(__name__)
@@ -92,23 +95,27 @@ def expire_snapshots(
     if retain_last is not None and retain_last < 1:
         raise InputError(f"retain_last= must be at least 1, it is {retain_last}.")
     _check_zone(older_than)
-    target = _opened(target)
-    with _named(target):
-        return _expire(target, older_than, retain_last, dry_run=dry_run)
+    target = _open_target(target)
+    with _name_table_in_errors(target):
+        return _run_expire(target, older_than, retain_last, dry_run=dry_run)
 
 
-def _expire(
+def _run_expire(
     target: IcebergTable, older_than: datetime.datetime | None, retain_last: int | None, *, dry_run: bool
 ) -> Expired:
     table = target.load()
     metadata = table.metadata
     _check_gc(metadata, "expire snapshots")
-    refs = _outlived(metadata)
-    gone = _expiring(metadata, refs, older_than, retain_last)
+    refs = _find_expired_refs(metadata)
+    gone = _find_expired_snapshots(metadata, refs, older_than, retain_last)
     kept = [s for s in metadata.snapshots if s.snapshot_id not in gone]
     lost = [s for s in metadata.snapshots if s.snapshot_id in gone]
-    shelf = Shelf(table.io)
-    files = sorted(_reached(shelf, metadata, lost) - _reached(shelf, metadata, kept)) if lost else []
+    cache = ManifestCache(table.io)
+    files = (
+        sorted(_find_reachable_files(cache, metadata, lost) - _find_reachable_files(cache, metadata, kept))
+        if lost
+        else []
+    )
     result = Expired(tuple(sorted(gone)), tuple(sorted(refs)), tuple(files), dry_run)
     if dry_run or not (gone or refs):
         return result
@@ -117,7 +124,7 @@ def _expire(
     # A branch may have begun meanwhile, on one of those that were to go.
     came = [snapshot for snapshot in after.snapshots if snapshot.snapshot_id not in ids]
     if came:
-        files = sorted(set(files) - _reached(shelf, after, came))
+        files = sorted(set(files) - _find_reachable_files(cache, after, came))
         result = replace(result, files=tuple(files))
     remove_files(table.io, files)
     log.info("%s: %d snapshots expired, %d files removed", target.root, len(gone), len(files))
@@ -141,27 +148,29 @@ def remove_orphans(
     """
     _check_zone(older_than)
     before = older_than or datetime.datetime.now(datetime.UTC) - _ORPHAN_AGE
-    target = _opened(target)
-    with _named(target):
-        return _remove_orphans(target, before, dry_run=dry_run)
+    target = _open_target(target)
+    with _name_table_in_errors(target):
+        return _run_remove_orphans(target, before, dry_run=dry_run)
 
 
-def _remove_orphans(target: IcebergTable, before: datetime.datetime, *, dry_run: bool) -> Orphans:
+def _run_remove_orphans(target: IcebergTable, before: datetime.datetime, *, dry_run: bool) -> Orphans:
     table = target.load()
     _check_gc(table.metadata, "remove orphan files")
-    store = store_of(table.io, table.metadata.location)
+    store = open_store(table.io, table.metadata.location)
     # Listed first: what is committed in between is then known to be in use.
-    listed = _listed(table.metadata, store)
+    listed = _list_files(table.metadata, store)
     found = {info.path: info for info in listed if _is_old(info, before)}
-    root = store.locate(table.metadata.location).rstrip("/")
+    root = store.filesystem_path(table.metadata.location).rstrip("/")
     table = target.load()
     metadata = table.metadata
-    shelf = Shelf(table.io)
-    used = {store.locate(path) for path in _reached(shelf, metadata, metadata.snapshots)}
-    used |= {store.locate(path) for path in _metadata_files(table)}
-    _check_alone(metadata, (info.path for info in listed), used)
+    cache = ManifestCache(table.io)
+    used = {
+        store.filesystem_path(path) for path in _find_reachable_files(cache, metadata, metadata.snapshots)
+    }
+    used |= {store.filesystem_path(path) for path in _list_metadata_files(table)}
+    _check_no_other_table(metadata, (info.path for info in listed), used)
     orphans = sorted(path for path in found if path not in used)
-    _check_name(metadata, root, orphans, used - {info.path for info in listed})
+    _check_no_alias(metadata, root, orphans, used - {info.path for info in listed})
     size = sum(found[path].size or 0 for path in orphans)
     if not dry_run:
         for path in orphans:
@@ -175,12 +184,12 @@ def _remove_orphans(target: IcebergTable, before: datetime.datetime, *, dry_run:
     return Orphans(tuple(orphans), size, dry_run)
 
 
-def _opened(target: IcebergTable | Table) -> IcebergTable:
+def _open_target(target: IcebergTable | Table) -> IcebergTable:
     return target if isinstance(target, IcebergTable) else IcebergTable(target)
 
 
 @contextmanager
-def _named(target: IcebergTable) -> Iterator[None]:
+def _name_table_in_errors(target: IcebergTable) -> Iterator[None]:
     """Let errors leave that name the table as the catalog does, and not by its location."""
     try:
         yield
@@ -196,17 +205,17 @@ def _check_zone(moment: datetime.datetime | None) -> None:
 
 
 def _check_gc(metadata: TableMetadata, what: str) -> None:
-    if not flag(metadata.properties, "gc.enabled", True):
+    if not property_as_bool(metadata.properties, "gc.enabled", True):
         raise NotSupported(
             f"gc.enabled is false: files may be shared with another table, so this one must not {what}.",
             path=metadata.location,
         )
 
 
-def _outlived(metadata: TableMetadata) -> set[str]:
-    """Branches and tags older than they may become; main never is."""
+def _find_expired_refs(metadata: TableMetadata) -> set[str]:
+    """Branches and tags older than ``max-ref-age-ms``; never main."""
     now = int(time.time() * 1000)
-    general = number(metadata.properties, "history.expire.max-ref-age-ms", _FOREVER)
+    general = property_as_int(metadata.properties, "history.expire.max-ref-age-ms", _FOREVER)
     found = set()
     for name, ref in metadata.refs.items():
         snapshot = metadata.snapshot_by_id(ref.snapshot_id)
@@ -216,14 +225,14 @@ def _outlived(metadata: TableMetadata) -> set[str]:
     return found
 
 
-def _expiring(
+def _find_expired_snapshots(
     metadata: TableMetadata, refs: set[str], older_than: datetime.datetime | None, retain_last: int | None
 ) -> set[int]:
     now = int(time.time() * 1000)
     properties = metadata.properties
-    general = now - number(properties, "history.expire.max-snapshot-age-ms", _MAX_AGE_MS)
+    general = now - property_as_int(properties, "history.expire.max-snapshot-age-ms", _MAX_AGE_MS)
     cutoff = general if older_than is None else int(older_than.timestamp() * 1000)
-    count = retain_last or number(properties, "history.expire.min-snapshots-to-keep", 1)
+    count = retain_last or property_as_int(properties, "history.expire.min-snapshots-to-keep", 1)
     kept: set[int] = set()
     on_branches: set[int] = set()
     for name, ref in metadata.refs.items():
@@ -231,9 +240,9 @@ def _expiring(
             continue
         kept.add(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.BRANCH:
-            line = list(ancestry(metadata.snapshot_by_id(ref.snapshot_id), metadata))
+            line = list(ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata))
             on_branches |= {snapshot.snapshot_id for snapshot in line}
-            kept |= _kept_of(line, ref, count, cutoff, now)
+            kept |= _find_retained(line, ref, count, cutoff, now)
     # Snapshots on no branch, such as those rolled back, go by their age alone.
     kept |= {
         s.snapshot_id
@@ -243,7 +252,7 @@ def _expiring(
     return {snapshot.snapshot_id for snapshot in metadata.snapshots} - kept
 
 
-def _kept_of(line: Sequence[Snapshot], ref: SnapshotRef, count: int, cutoff: int, now: int) -> set[int]:
+def _find_retained(line: Sequence[Snapshot], ref: SnapshotRef, count: int, cutoff: int, now: int) -> set[int]:
     least = ref.min_snapshots_to_keep or count
     since = cutoff if ref.max_snapshot_age_ms is None else now - ref.max_snapshot_age_ms
     return {s.snapshot_id for place, s in enumerate(line) if place < least or s.timestamp_ms >= since}
@@ -271,19 +280,19 @@ def _commit_expiry(table: Table, gone: set[int], refs: set[str]) -> TableMetadat
     try:
         return table.catalog.commit_table(table, requirements, tuple(updates)).metadata
     except Exception as error:  # a catalog may raise anything, and may have committed all the same
-        raise _judged(error, metadata.location) from error
+        raise _to_commit_error(error, metadata.location) from error
 
 
-def _judged(error: Exception, where: str) -> CommitError:
+def _to_commit_error(error: Exception, where: str) -> CommitError:
     """What an error of the catalog means for an expiry."""
-    busy = isinstance(error, (CommitFailedException, WaitingForLockException)) or is_busy(error)
+    busy = isinstance(error, (CommitFailedException, WaitingForLockException)) or is_sqlite_busy(error)
     if busy or type(error) is ValueError:  # PyIceberg's own checks, before anything is sent
         return CommitConflict(
             f"A branch moved while snapshots were expired, or another process expired them: {error}",
             path=where,
             hint="nothing was changed; run it again",
         )
-    if isinstance(error, REFUSALS):
+    if isinstance(error, CATALOG_REFUSALS):
         return CommitError(
             f"The catalog refused to expire snapshots: {type(error).__name__}: {error}",
             path=where,
@@ -297,7 +306,9 @@ def _judged(error: Exception, where: str) -> CommitError:
     )
 
 
-def _reached(shelf: Shelf, metadata: TableMetadata, snapshots: Iterable[Snapshot]) -> set[str]:
+def _find_reachable_files(
+    cache: ManifestCache, metadata: TableMetadata, snapshots: Iterable[Snapshot]
+) -> set[str]:
     """Every file that some snapshots need: lists, manifests, data, deletes, statistics."""
     paths: set[str] = set()
     ids = set()
@@ -305,26 +316,26 @@ def _reached(shelf: Shelf, metadata: TableMetadata, snapshots: Iterable[Snapshot
     for snapshot in snapshots:
         ids.add(snapshot.snapshot_id)
         paths.add(snapshot.manifest_list)
-        for manifest in shelf.manifests(snapshot.manifest_list):
+        for manifest in cache.manifests(snapshot.manifest_list):
             if manifest.manifest_path in seen:
                 continue
             seen.add(manifest.manifest_path)
             if has_live_files(manifest):
-                paths.update(entry.file.file_path for entry in shelf.entries(manifest))
+                paths.update(entry.file.file_path for entry in cache.entries(manifest))
     statistics = (*metadata.statistics, *metadata.partition_statistics)
     return paths | seen | {found.statistics_path for found in statistics if found.snapshot_id in ids}
 
 
-def _metadata_files(table: Table) -> set[str]:
+def _list_metadata_files(table: Table) -> set[str]:
     log = (entry.metadata_file for entry in table.metadata.metadata_log)
     hint = f"{table.metadata.location.rstrip('/')}/metadata/version-hint.text"
     return {table.metadata_location, hint, *log}
 
 
-def _listed(metadata: TableMetadata, store: Store) -> list[pafs.FileInfo]:
+def _list_files(metadata: TableMetadata, store: Store) -> list[pafs.FileInfo]:
     """All files below the table's location, but hidden ones."""
     root = metadata.location
-    location = store.locate(root).rstrip("/")
+    location = store.filesystem_path(root).rstrip("/")
     selector = pafs.FileSelector(location, allow_not_found=True, recursive=True)
     try:
         infos = store.filesystem.get_file_info(selector)
@@ -341,7 +352,7 @@ def _is_old(info: pafs.FileInfo, before: datetime.datetime) -> bool:
     return info.mtime is not None and info.mtime < before
 
 
-def _check_alone(metadata: TableMetadata, found: Iterable[str], used: set[str]) -> None:
+def _check_no_other_table(metadata: TableMetadata, found: Iterable[str], used: set[str]) -> None:
     """Refuse where another table's metadata lies below: its files would all seem orphans."""
     own = {path.rpartition("/")[0] for path in used if path.endswith(".metadata.json")}
     for path in found:
@@ -352,7 +363,7 @@ def _check_alone(metadata: TableMetadata, found: Iterable[str], used: set[str]) 
             )
 
 
-def _check_name(metadata: TableMetadata, root: str, orphans: Iterable[str], unseen: set[str]) -> None:
+def _check_no_alias(metadata: TableMetadata, root: str, orphans: Iterable[str], unseen: set[str]) -> None:
     """Refuse where files in use were recorded under another name of the same place, such as a link's."""
     by_name: dict[str, list[str]] = {}
     for path in unseen:

@@ -1,14 +1,20 @@
-"""Writing manifests, each for one partition spec and one content."""
+"""Writing manifests, each for one partition spec and one content (Java's ``ManifestWriter``).
+
+The spec of a file is fixed when the file is written, so files of any number of specs can be committed
+together: they are grouped by spec here, and every group gets manifests of its own.
+"""
 
 from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import fields, replace
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 from decimal import Decimal
+from itertools import count
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 from pyiceberg.conversions import to_bytes
 from pyiceberg.io import FileIO
@@ -29,19 +35,26 @@ from pyiceberg.types import (
 )
 
 from intarsia.errors import InputError
-from intarsia.tables.iceberg.avro import Encoder
-from intarsia.tables.iceberg.avro_schemas import compatible_name, decimal_size, entry_schema
-from intarsia.tables.iceberg.entries import Content, ContentFile, Entry, FieldSummary, Manifest, Status
-from intarsia.tables.iceberg.metadata_files import write_bytes
-from intarsia.tables.iceberg.specs import find_compatible_schema, partition_type, result_type
+from intarsia.tables.iceberg.avro import AvroFileWriter
+from intarsia.tables.iceberg.avro_schemas import decimal_size, make_compatible_name, make_entry_schema
+from intarsia.tables.iceberg.file_io import write_bytes
+from intarsia.tables.iceberg.manifests import (
+    ContentFile,
+    DataFileContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    ManifestFile,
+    PartitionFieldSummary,
+)
+from intarsia.tables.iceberg.specs import find_compatible_schema, partition_type, result_type, spec_by_id
 
 TARGET_BYTES = 8 * 1024 * 1024
 """Java's default of ``commit.manifest.target-size-bytes``."""
 
 _DEFAULT_BLOCK_BYTES = 64 * 1024 * 1024  # always this in version 1, where the field is required
-_OTHERWISE = {"spec_id", "partition", "content"}
-_FILE_FIELDS = tuple(field.name for field in fields(ContentFile) if field.name not in _OTHERWISE)
-_PYTHON: Mapping[type[IcebergType], type | tuple[type, ...]] = {
+_CONVERTED_FIELDS = {"spec_id", "partition", "content"}
+_FILE_FIELDS = tuple(field.name for field in fields(ContentFile) if field.name not in _CONVERTED_FIELDS)
+_PYTHON_TYPES: Mapping[type[IcebergType], type | tuple[type, ...]] = {
     BooleanType: bool,
     FloatType: (float, int),
     DoubleType: (float, int),
@@ -61,7 +74,7 @@ def new_manifest_writer_for_spec(
     io: FileIO,
     path: str,
     snapshot_id: int,
-    content: Content,
+    content: DataFileContent,
     format_version: int | None = None,
     compression: str = "gzip",
 ) -> ManifestWriter:
@@ -82,7 +95,7 @@ def new_manifest_writer_for_spec(
         DamagedTable: a source column of the spec is in no schema of the table.
     """
     version = format_version or metadata.format_version
-    if version == 1 and content is not Content.DATA:
+    if version == 1 and content is not DataFileContent.DATA:
         raise InputError("delete files in a table of format version 1", path=metadata.location)
     return ManifestWriter(
         metadata,
@@ -110,7 +123,7 @@ class ManifestWriter:
         io: FileIO,
         path: str,
         snapshot_id: int,
-        content: Content,
+        content: DataFileContent,
         format_version: int,
         compression: str,
     ) -> None:
@@ -118,11 +131,13 @@ class ManifestWriter:
         self._path = path
         self._snapshot_id = snapshot_id
         self._spec = spec
-        self._content = Content.DATA if content is Content.DATA else Content.POSITION_DELETES
+        self._content = (
+            DataFileContent.DATA if content is DataFileContent.DATA else DataFileContent.POSITION_DELETES
+        )
         self._version = format_version
         self._types = [result_type(metadata, field) for field in spec.fields]
-        self._names = [compatible_name(field.name) for field in spec.fields]
-        self._writers = [_value_writer(kind) for kind in self._types]
+        self._names = [make_compatible_name(field.name) for field in spec.fields]
+        self._writers = [_make_value_writer(kind) for kind in self._types]
         schema = find_compatible_schema(metadata, spec)
         header = {
             "schema": schema.model_dump_json(),
@@ -132,12 +147,12 @@ class ManifestWriter:
             "format-version": str(format_version),
         }
         if format_version > 1:
-            header["content"] = "data" if self._content is Content.DATA else "deletes"
-        self._encoder = Encoder(
-            entry_schema(partition_type(metadata, spec).fields, format_version), header, compression
+            header["content"] = "data" if self._content is DataFileContent.DATA else "deletes"
+        self._encoder = AvroFileWriter(
+            make_entry_schema(partition_type(metadata, spec).fields, format_version), header, compression
         )
-        self._files = dict.fromkeys(Status, 0)
-        self._rows = dict.fromkeys(Status, 0)
+        self._files = dict.fromkeys(ManifestEntryStatus, 0)
+        self._rows = dict.fromkeys(ManifestEntryStatus, 0)
         self._least_sequence: int | None = None
         self._tuples: dict[Any, tuple[Any, ...]] = {}
         # 0.0 and -0.0 are different values but equal keys.
@@ -166,28 +181,33 @@ class ManifestWriter:
         """How many entries it has by now."""
         return sum(self._files.values())
 
-    def add(self, entry: Entry) -> None:
+    def add(self, entry: ManifestEntry) -> None:
         """A file that this commit adds; its sequence number is inherited unless it has one."""
         self._append(
-            replace(entry, status=Status.ADDED, snapshot_id=self._snapshot_id, file_sequence_number=None)
+            replace(
+                entry,
+                status=ManifestEntryStatus.ADDED,
+                snapshot_id=self._snapshot_id,
+                file_sequence_number=None,
+            )
         )
 
-    def existing(self, entry: Entry) -> None:
+    def existing(self, entry: ManifestEntry) -> None:
         """A file that was there before, kept as it is."""
-        self._append(replace(entry, status=Status.EXISTING))
+        self._append(replace(entry, status=ManifestEntryStatus.EXISTING))
 
-    def delete(self, entry: Entry) -> None:
+    def delete(self, entry: ManifestEntry) -> None:
         """A file that this commit removes."""
-        self._append(replace(entry, status=Status.DELETED, snapshot_id=self._snapshot_id))
+        self._append(replace(entry, status=ManifestEntryStatus.DELETED, snapshot_id=self._snapshot_id))
 
-    def write(self, entry: Entry) -> None:
+    def write(self, entry: ManifestEntry) -> None:
         """A file as its status says."""
         match entry.status:
-            case Status.ADDED:
+            case ManifestEntryStatus.ADDED:
                 self.add(entry)
-            case Status.EXISTING:
+            case ManifestEntryStatus.EXISTING:
                 self.existing(entry)
-            case Status.DELETED:
+            case ManifestEntryStatus.DELETED:
                 self.delete(entry)
 
     def close(self) -> None:
@@ -205,11 +225,11 @@ class ManifestWriter:
         write_bytes(self._io, self._path, data, "manifest")
         self._length = len(data)
 
-    def to_manifest(self) -> Manifest:
+    def to_manifest(self) -> ManifestFile:
         """How a manifest list names it; its sequence number is not known yet. Closes it."""
         self.close()
         assert self._length is not None
-        return Manifest(
+        return ManifestFile(
             manifest_path=self._path,
             manifest_length=self._length,
             partition_spec_id=self._spec.spec_id,
@@ -217,34 +237,34 @@ class ManifestWriter:
             sequence_number=None,
             min_sequence_number=self._least_sequence,
             added_snapshot_id=self._snapshot_id,
-            added_files_count=self._files[Status.ADDED],
-            existing_files_count=self._files[Status.EXISTING],
-            deleted_files_count=self._files[Status.DELETED],
-            added_rows_count=self._rows[Status.ADDED],
-            existing_rows_count=self._rows[Status.EXISTING],
-            deleted_rows_count=self._rows[Status.DELETED],
+            added_files_count=self._files[ManifestEntryStatus.ADDED],
+            existing_files_count=self._files[ManifestEntryStatus.EXISTING],
+            deleted_files_count=self._files[ManifestEntryStatus.DELETED],
+            added_rows_count=self._rows[ManifestEntryStatus.ADDED],
+            existing_rows_count=self._rows[ManifestEntryStatus.EXISTING],
+            deleted_rows_count=self._rows[ManifestEntryStatus.DELETED],
             partitions=tuple(
-                _summary(kind, [values[place] for values in self._tuples.values()])
+                _summarize_field(kind, [values[place] for values in self._tuples.values()])
                 for place, kind in enumerate(self._types)
             ),
         )
 
-    def _append(self, entry: Entry) -> None:
+    def _append(self, entry: ManifestEntry) -> None:
         self._check(entry)
         self._encoder.append(self._record(entry))
         file, sequence = entry.file, entry.sequence_number
         self._files[entry.status] += 1
         self._rows[entry.status] += file.record_count
         self._tuples[repr(file.partition) if self._floating else file.partition] = file.partition
-        if entry.status is not Status.DELETED and sequence is not None:
+        if entry.status is not ManifestEntryStatus.DELETED and sequence is not None:
             least = self._least_sequence
             self._least_sequence = sequence if least is None else min(least, sequence)
 
-    def _check(self, entry: Entry) -> None:
+    def _check(self, entry: ManifestEntry) -> None:
         file = entry.file
         if file.spec_id != self._spec.spec_id:
             raise self._refused(file, f"is of partition spec {file.spec_id}, not of {self._spec.spec_id}")
-        if (file.content is Content.DATA) != (self._content is Content.DATA):
+        if (file.content is DataFileContent.DATA) != (self._content is DataFileContent.DATA):
             raise self._refused(file, f"holds {file.content.name}, and the manifest does not")
         if self._version < 3 and (file.is_vector or file.content_offset is not None):
             raise self._refused(file, f"is a deletion vector in a table of format version {self._version}")
@@ -254,20 +274,24 @@ class ManifestWriter:
                 f"has {len(file.partition)} partition values; spec {self._spec.spec_id} has "
                 f"{len(self._types)} fields",
             )
-        for field, kind, value in zip(self._spec.fields, self._types, file.partition, strict=True):
-            if value is not None and not _fits(kind, value):
+        for part, kind, value in zip(self._spec.fields, self._types, file.partition, strict=True):
+            if value is not None and not _is_value_of(kind, value):
                 raise self._refused(
                     file,
-                    f"has the value {value!r} ({type(value).__name__}) for partition field {field.name!r} "
+                    f"has the value {value!r} ({type(value).__name__}) for partition field {part.name!r} "
                     f"of type {kind}",
                 )
-        if entry.sequence_number is None and entry.status is not Status.ADDED and self._version > 1:
+        if (
+            entry.sequence_number is None
+            and entry.status is not ManifestEntryStatus.ADDED
+            and self._version > 1
+        ):
             raise self._refused(file, "was there before, but comes without its sequence number")
 
     def _refused(self, file: ContentFile, why: str) -> InputError:
         return InputError(f"{file.file_path} {why}", path=self._path)
 
-    def _record(self, entry: Entry) -> dict[str, Any]:
+    def _record(self, entry: ManifestEntry) -> dict[str, Any]:
         file = entry.file
         record: dict[str, Any] = {name: getattr(file, name) for name in _FILE_FIELDS}
         record["content"] = int(file.content)
@@ -285,9 +309,12 @@ class ManifestWriter:
         }
 
 
-def rolled_manifests(
-    open_writer: Callable[[], ManifestWriter], entries: Iterable[Entry], *, target_bytes: int = TARGET_BYTES
-) -> Iterator[Manifest]:
+def write_rolling_manifests(
+    open_writer: Callable[[], ManifestWriter],
+    entries: Iterable[ManifestEntry],
+    *,
+    target_bytes: int = TARGET_BYTES,
+) -> Iterator[ManifestFile]:
     """Entries of one spec and content in as many manifests as their size asks for."""
     writer: ManifestWriter | None = None
     for entry in entries:
@@ -301,22 +328,22 @@ def rolled_manifests(
         yield writer.to_manifest()
 
 
-def _fits(kind: IcebergType, value: Any) -> bool:
-    wanted = _PYTHON.get(type(kind), int)
+def _is_value_of(kind: IcebergType, value: Any) -> bool:
+    wanted = _PYTHON_TYPES.get(type(kind), int)
     return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
 
 
-def _value_writer(kind: IcebergType) -> Callable[[Any], Any] | None:
+def _make_value_writer(kind: IcebergType) -> Callable[[Any], Any] | None:
     match kind:
         case DecimalType():
             size, scale = decimal_size(kind.precision), kind.scale
-            return lambda value: unscaled(value, scale).to_bytes(size, "big", signed=True)
+            return lambda value: unscale_decimal(value, scale).to_bytes(size, "big", signed=True)
         case FloatType() | DoubleType():
             return float
     return None
 
 
-def unscaled(value: Decimal, scale: int) -> int:
+def unscale_decimal(value: Decimal, scale: int) -> int:
     """A decimal's digits at a scale, exactly.
 
     Raises:
@@ -331,23 +358,198 @@ def unscaled(value: Decimal, scale: int) -> int:
     return -number if sign else number
 
 
-def _summary(kind: PrimitiveType, values: list[Any]) -> FieldSummary:
+def _summarize_field(kind: PrimitiveType, values: list[Any]) -> PartitionFieldSummary:
     nulls = any(value is None for value in values)
     nans = any(value != value for value in values)
     proper = [value for value in values if value is not None and value == value]
     if not proper:
-        return FieldSummary(nulls, nans)
-    low, high = min(proper, key=_order), max(proper, key=_order)
-    return FieldSummary(nulls, nans, _bytes(kind, low), _bytes(kind, high))
+        return PartitionFieldSummary(nulls, nans)
+    low, high = min(proper, key=_sort_key), max(proper, key=_sort_key)
+    return PartitionFieldSummary(nulls, nans, _bound_to_bytes(kind, low), _bound_to_bytes(kind, high))
 
 
-def _order(value: Any) -> Any:
+def _sort_key(value: Any) -> Any:
     # -0.0 comes before 0.0 in Iceberg's order.
     return (value, math.copysign(1.0, value)) if isinstance(value, float) else value
 
 
-def _bytes(kind: PrimitiveType, value: Any) -> bytes:
+def _bound_to_bytes(kind: PrimitiveType, value: Any) -> bytes:
     if isinstance(kind, DecimalType):
-        digits = tuple(map(int, str(abs(unscaled(value, kind.scale)))))
+        digits = tuple(map(int, str(abs(unscale_decimal(value, kind.scale)))))
         value = Decimal((value < 0, digits, -kind.scale))
     return to_bytes(kind, value)
+
+
+_Grouped = TypeVar("_Grouped")
+
+
+@dataclass(slots=True)
+class ManifestOutput:
+    """Where and how one commit writes its manifests."""
+
+    metadata: TableMetadata
+    io: FileIO
+    snapshot_id: int
+    commit_id: str = field(default_factory=lambda: str(uuid.uuid4()))
+    format_version: int | None = None
+    """The table's unless given."""
+    compression: str = ""
+    """As ``write.manifest.compression-codec`` names it, and says unless given."""
+    target_bytes: int = 0
+    """What ``commit.manifest.target-size-bytes`` says unless given."""
+    written: list[str] = field(default_factory=list)
+    """Paths of the manifests begun so far: what to remove if the commit fails."""
+    _numbers: Iterator[int] = field(default_factory=count)
+
+    def __post_init__(self) -> None:
+        properties = self.metadata.properties
+        self.format_version = self.format_version or self.metadata.format_version
+        self.compression = self.compression or properties.get("write.manifest.compression-codec", "gzip")
+        self.target_bytes = self.target_bytes or int(
+            properties.get("commit.manifest.target-size-bytes", TARGET_BYTES)
+        )
+
+    @property
+    def location(self) -> str:
+        """The directory of the table's metadata."""
+        own = self.metadata.properties.get("write.metadata.path")
+        return (own or f"{self.metadata.location.rstrip('/')}/metadata").rstrip("/")
+
+    def next_path(self) -> str:
+        """The path of one more manifest."""
+        path = f"{self.location}/{self.commit_id}-m{next(self._numbers)}.avro"
+        self.written.append(path)
+        return path
+
+
+def validate_added_data_files(metadata: TableMetadata, files: Iterable[ContentFile]) -> None:
+    """Accept files of every spec the table has or had.
+
+    Raises:
+        InputError: a file names a spec that the table does not know; the message has its id.
+    """
+    known = {spec.spec_id for spec in metadata.partition_specs}
+    for file in files:
+        spec_id = _spec_id_of(file)
+        if spec_id not in known:
+            raise InputError(
+                f"data file {file.file_path} references unknown partition spec: {spec_id}",
+                path=metadata.location,
+                hint=f"the table has the specs {', '.join(map(str, sorted(known)))}",
+            )
+
+
+def group_files_by_spec(files: Iterable[ContentFile]) -> dict[int, list[ContentFile]]:
+    """Files by the id of their spec, ids ascending; a file without one belongs to spec 0."""
+    return _group_by_spec(files, _spec_id_of)
+
+
+def group_entries_by_spec(entries: Iterable[ManifestEntry]) -> dict[int, list[ManifestEntry]]:
+    """Entries by the id of their file's spec, ids ascending; a file without one belongs to spec 0."""
+    return _group_by_spec(entries, lambda entry: _spec_id_of(entry.file))
+
+
+def write_added_manifests(site: ManifestOutput, files: Sequence[ContentFile]) -> list[ManifestFile]:
+    """Manifests of data files that a commit adds, one per spec, more only beyond the target size.
+
+    Raises:
+        InputError: a file names a spec the table does not know, or does not fit its own.
+        StorageError: a manifest cannot be written; ``site.written`` says which were begun.
+    """
+    validate_added_data_files(site.metadata, files)
+    return write_manifests(site, [_make_added_entry(file) for file in files], DataFileContent.DATA)
+
+
+def write_delete_manifests(site: ManifestOutput, files: Sequence[ContentFile]) -> list[ManifestFile]:
+    """Manifests of delete files that a commit adds, one per spec: that of the data they delete from.
+
+    Raises:
+        InputError: a file names a spec the table does not know, or does not fit its own.
+        StorageError: a manifest cannot be written; ``site.written`` says which were begun.
+    """
+    validate_added_data_files(site.metadata, files)
+    return write_manifests(
+        site, [_make_added_entry(file) for file in files], DataFileContent.POSITION_DELETES
+    )
+
+
+def write_deleted_data_manifests(
+    site: ManifestOutput, entries: Sequence[ManifestEntry]
+) -> list[ManifestFile]:
+    """Manifests of data files that a commit removes, one per spec."""
+    return write_manifests(
+        site, [_with_status(entry, ManifestEntryStatus.DELETED) for entry in entries], DataFileContent.DATA
+    )
+
+
+def write_existing_data_manifests(
+    site: ManifestOutput, entries: Sequence[ManifestEntry]
+) -> list[ManifestFile]:
+    """Manifests of data files that stay, with everything they had, one per spec."""
+    return write_manifests(
+        site, [_with_status(entry, ManifestEntryStatus.EXISTING) for entry in entries], DataFileContent.DATA
+    )
+
+
+def write_manifests(
+    site: ManifestOutput, entries: Sequence[ManifestEntry], content: DataFileContent
+) -> list[ManifestFile]:
+    """Manifests of one content for entries of any specs, each written as its status says.
+
+    Removed and kept entries of one spec may share a manifest. Order is kept within a spec.
+    """
+    if not entries:
+        return []
+    first = _spec_id_of(entries[0].file)
+    if all(_spec_id_of(entry.file) == first for entry in entries):
+        return _write_spec(site, first, entries, content)
+    return [
+        manifest
+        for spec_id, group in group_entries_by_spec(entries).items()
+        for manifest in _write_spec(site, spec_id, group, content)
+    ]
+
+
+def _write_spec(
+    site: ManifestOutput, spec_id: int, entries: Iterable[ManifestEntry], content: DataFileContent
+) -> list[ManifestFile]:
+    spec = spec_by_id(site.metadata, spec_id)
+
+    def open_writer() -> ManifestWriter:
+        return new_manifest_writer_for_spec(
+            site.metadata,
+            spec,
+            io=site.io,
+            path=site.next_path(),
+            snapshot_id=site.snapshot_id,
+            content=content,
+            format_version=site.format_version,
+            compression=site.compression,
+        )
+
+    return list(write_rolling_manifests(open_writer, entries, target_bytes=site.target_bytes))
+
+
+def _spec_id_of(file: ContentFile) -> int:
+    # Version 1 knows files without one.
+    spec_id: int | None = file.spec_id
+    return 0 if spec_id is None else spec_id
+
+
+def _group_by_spec(
+    items: Iterable[_Grouped], spec_of: Callable[[_Grouped], int]
+) -> dict[int, list[_Grouped]]:
+    groups: dict[int, list[_Grouped]] = {}
+    for item in items:
+        groups.setdefault(spec_of(item), []).append(item)
+    return dict(sorted(groups.items()))
+
+
+def _make_added_entry(file: ContentFile) -> ManifestEntry:
+    return ManifestEntry(ManifestEntryStatus.ADDED, None, file)
+
+
+def _with_status(entry: ManifestEntry, status: ManifestEntryStatus) -> ManifestEntry:
+    return ManifestEntry(
+        status, entry.snapshot_id, entry.file, entry.sequence_number, entry.file_sequence_number
+    )

@@ -1,9 +1,9 @@
-"""A table's properties as far as writing goes: read in full, and refused by name where they cannot hold."""
+"""Table properties that concern writing; those that cannot be followed are refused by name."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,14 +12,15 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from intarsia.core.layout import DEFAULT_ROW_GROUP_ROWS, Layout
-from intarsia.errors import NotSupported
-from intarsia.tables.iceberg.flags import flag, number, word
-from intarsia.tables.iceberg.locations import refuse_providers
-from intarsia.tables.iceberg.metrics_config import MetricsConfig
-from intarsia.tables.iceberg.schemas import annotated_footer
+from intarsia.errors import InputError, NotSupported
+from intarsia.tables.iceberg.metrics import MetricsConfig
+from intarsia.tables.iceberg.schemas import make_annotated_footer
 
 COPY_ON_WRITE, MERGE_ON_READ = "copy-on-write", "merge-on-read"
 SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
+DATA_PATH = "write.data.path"
+_LEGACY_PATHS = ("write.object-storage.path", "write.folder-storage.path")
+_PROVIDERS = ("write.location-provider.impl", "write.py-location-provider.impl")
 OPERATIONS = ("delete", "update", "merge")
 
 _CODECS = {
@@ -40,7 +41,7 @@ _MANIFEST_CODECS = ("gzip", "zstd", "snappy", "deflate", "uncompressed", "none")
 
 
 @dataclass(frozen=True, slots=True)
-class Retry:
+class RetryPolicy:
     """How often something is tried again, and how long is waited."""
 
     retries: int
@@ -88,8 +89,8 @@ class WriteProperties:
     max_snapshot_age_ms: int
     min_snapshots: int
     max_ref_age_ms: int | None
-    commit_retry: Retry
-    status_retry: Retry
+    commit_retry: RetryPolicy
+    status_retry: RetryPolicy
 
     @staticmethod
     def of(metadata: TableMetadata) -> WriteProperties:
@@ -102,41 +103,59 @@ class WriteProperties:
         """
         said = metadata.properties
         refuse_unsupported(said)
-        row_bytes = _row_bytes(metadata)
+        row_bytes = _estimate_row_bytes(metadata)
         return WriteProperties(
-            layout=_layout(said, "write.", metadata.schema(), row_bytes),
-            delete_layout=_layout(said, "write.delete.", None, None),
-            target_bytes=number(said, "write.target-file-size-bytes", 512 << 20, least=1),
-            delete_target_bytes=number(said, "write.delete.target-file-size-bytes", 64 << 20, least=1),
-            row_group_bytes=number(said, "write.parquet.row-group-size-bytes", 128 << 20, least=1),
-            delete_granularity=word(said, "write.delete.granularity", "file", ("file", "partition")),
+            layout=_read_layout(said, "write.", metadata.schema(), row_bytes),
+            delete_layout=_read_layout(said, "write.delete.", None, None),
+            target_bytes=property_as_int(said, "write.target-file-size-bytes", 512 << 20, least=1),
+            delete_target_bytes=property_as_int(
+                said, "write.delete.target-file-size-bytes", 64 << 20, least=1
+            ),
+            row_group_bytes=property_as_int(said, "write.parquet.row-group-size-bytes", 128 << 20, least=1),
+            delete_granularity=property_as_choice(
+                said, "write.delete.granularity", "file", ("file", "partition")
+            ),
             modes={
-                name: word(said, f"write.{name}.mode", COPY_ON_WRITE, (COPY_ON_WRITE, MERGE_ON_READ))
+                name: property_as_choice(
+                    said, f"write.{name}.mode", COPY_ON_WRITE, (COPY_ON_WRITE, MERGE_ON_READ)
+                )
                 for name in OPERATIONS
             },
             isolation={
-                name: word(said, f"write.{name}.isolation-level", SERIALIZABLE, (SERIALIZABLE, SNAPSHOT))
+                name: property_as_choice(
+                    said, f"write.{name}.isolation-level", SERIALIZABLE, (SERIALIZABLE, SNAPSHOT)
+                )
                 for name in OPERATIONS
             },
-            distribution=word(said, "write.distribution-mode", "none", ("none", "hash", "range")),
+            distribution=property_as_choice(
+                said, "write.distribution-mode", "none", ("none", "hash", "range")
+            ),
             metrics=MetricsConfig.of(
                 said, metadata.schema(), metadata.sort_order_by_id(metadata.default_sort_order_id)
             ),
-            manifest_codec=word(said, "write.manifest.compression-codec", "gzip", _MANIFEST_CODECS),
-            manifest_target_bytes=number(said, "commit.manifest.target-size-bytes", 8 << 20, least=1),
-            manifest_min_merge=number(said, "commit.manifest.min-count-to-merge", 100),
-            manifest_merge=flag(said, "commit.manifest-merge.enabled", True),
-            partition_limit=number(said, "write.summary.partition-limit", 0),
-            metadata_codec=word(said, "write.metadata.compression-codec", "none", ("none", "gzip")),
-            metadata_versions=number(said, "write.metadata.previous-versions-max", 100),
-            metadata_delete=flag(said, "write.metadata.delete-after-commit.enabled", False),
-            stage_only=flag(said, "write.wap.enabled", False),
-            gc=flag(said, "gc.enabled", True),
-            max_snapshot_age_ms=number(said, "history.expire.max-snapshot-age-ms", 5 * 24 * 3600 * 1000),
-            min_snapshots=number(said, "history.expire.min-snapshots-to-keep", 1, least=1),
-            max_ref_age_ms=number(said, "history.expire.max-ref-age-ms", 0) or None,
-            commit_retry=_retry(said, "commit.retry", 4, 100),
-            status_retry=_retry(said, "commit.status-check", 3, 1000),
+            manifest_codec=property_as_choice(
+                said, "write.manifest.compression-codec", "gzip", _MANIFEST_CODECS
+            ),
+            manifest_target_bytes=property_as_int(
+                said, "commit.manifest.target-size-bytes", 8 << 20, least=1
+            ),
+            manifest_min_merge=property_as_int(said, "commit.manifest.min-count-to-merge", 100),
+            manifest_merge=property_as_bool(said, "commit.manifest-merge.enabled", True),
+            partition_limit=property_as_int(said, "write.summary.partition-limit", 0),
+            metadata_codec=property_as_choice(
+                said, "write.metadata.compression-codec", "none", ("none", "gzip")
+            ),
+            metadata_versions=property_as_int(said, "write.metadata.previous-versions-max", 100),
+            metadata_delete=property_as_bool(said, "write.metadata.delete-after-commit.enabled", False),
+            stage_only=property_as_bool(said, "write.wap.enabled", False),
+            gc=property_as_bool(said, "gc.enabled", True),
+            max_snapshot_age_ms=property_as_int(
+                said, "history.expire.max-snapshot-age-ms", 5 * 24 * 3600 * 1000
+            ),
+            min_snapshots=property_as_int(said, "history.expire.min-snapshots-to-keep", 1, least=1),
+            max_ref_age_ms=property_as_int(said, "history.expire.max-ref-age-ms", 0) or None,
+            commit_retry=_read_retry_policy(said, "commit.retry", 4, 100),
+            status_retry=_read_retry_policy(said, "commit.status-check", 3, 1000),
         )
 
 
@@ -159,10 +178,32 @@ def refuse_unsupported(properties: Mapping[str, str]) -> None:
                 f"The table property {name} asks for encryption, which is not supported.",
                 hint="write the table with an engine that has its keys.",
             )
-    refuse_providers(properties)
+    refuse_location_providers(properties)
 
 
-def _layout(said: Mapping[str, str], prefix: str, schema: Schema | None, row_bytes: float | None) -> Layout:
+def refuse_location_providers(properties: Mapping[str, str]) -> None:
+    """Say that another class, or a property that was given up, is to choose the places.
+
+    Raises:
+        NotSupported: naming the property.
+    """
+    for name in _PROVIDERS:
+        if name in properties:
+            raise NotSupported(
+                f"The table property {name}={properties[name]} chooses the places of files, which only the"
+                " library it belongs to can do.",
+                hint=f"remove it; {DATA_PATH} and write.object-storage.enabled are followed.",
+            )
+    for name in _LEGACY_PATHS:
+        if name in properties and DATA_PATH not in properties:
+            raise NotSupported(
+                f"The table property {name} was given up by Iceberg.", hint=f"set {DATA_PATH} instead."
+            )
+
+
+def _read_layout(
+    said: Mapping[str, str], prefix: str, schema: Schema | None, row_bytes: float | None
+) -> Layout:
     """For delete files, what is not said of them is as for data files."""
     own = {
         name: said.get(f"{prefix}{name}", said.get(f"write.{name}"))
@@ -177,31 +218,31 @@ def _layout(said: Mapping[str, str], prefix: str, schema: Schema | None, row_byt
         )
     }
     known = {f"{prefix}{name}": text for name, text in own.items() if text is not None}
-    codec = _codec(known, f"{prefix}parquet.compression-codec")
-    level = number(known, f"{prefix}parquet.compression-level", 0, least=-(2**31))
+    codec = _read_codec(known, f"{prefix}parquet.compression-codec")
+    level = property_as_int(known, f"{prefix}parquet.compression-level", 0, least=-(2**31))
     levelled = f"{prefix}parquet.compression-level" in known and codec in _LEVELLED
-    limit = number(known, f"{prefix}parquet.row-group-limit", DEFAULT_ROW_GROUP_ROWS, least=1)
-    group_bytes = number(known, f"{prefix}parquet.row-group-size-bytes", 128 << 20, least=1)
+    limit = property_as_int(known, f"{prefix}parquet.row-group-limit", DEFAULT_ROW_GROUP_ROWS, least=1)
+    group_bytes = property_as_int(known, f"{prefix}parquet.row-group-size-bytes", 128 << 20, least=1)
     rows = limit if row_bytes is None else min(limit, max(_LEAST_GROUP_ROWS, int(group_bytes / row_bytes)))
-    annotated = None if schema is None else annotated_footer(schema)
+    annotated = None if schema is None else make_annotated_footer(schema)
     return Layout(
         compression=codec,
         compression_level=level if levelled else None,
         row_group_rows=rows,
         row_group_bytes=group_bytes,
         row_bytes=row_bytes,
-        page_bytes=number(known, f"{prefix}parquet.page-size-bytes", 1 << 20, least=1),
-        page_rows=number(known, f"{prefix}parquet.page-row-limit", 20_000, least=1),
-        dictionary_bytes=number(known, f"{prefix}parquet.dict-size-bytes", 2 << 20, least=1),
+        page_bytes=property_as_int(known, f"{prefix}parquet.page-size-bytes", 1 << 20, least=1),
+        page_rows=property_as_int(known, f"{prefix}parquet.page-row-limit", 20_000, least=1),
+        dictionary_bytes=property_as_int(known, f"{prefix}parquet.dict-size-bytes", 2 << 20, least=1),
         page_index=True,
-        bloom_filters={} if schema is None else _bloom_filters(said, schema),
+        bloom_filters={} if schema is None else _read_bloom_filters(said, schema),
         integer_decimals=True,  # as the specification has it, up to 18 digits
         like=() if annotated is None else (annotated,),
         keeps_root=False,
     )
 
 
-def _codec(known: Mapping[str, str], name: str) -> str:
+def _read_codec(known: Mapping[str, str], name: str) -> str:
     chosen = known.get(name, "zstd").strip().lower()
     if chosen not in _CODECS:
         raise NotSupported(
@@ -211,18 +252,20 @@ def _codec(known: Mapping[str, str], name: str) -> str:
     return _CODECS[chosen]
 
 
-def _bloom_filters(said: Mapping[str, str], schema: Schema) -> dict[str, int]:
+def _read_bloom_filters(said: Mapping[str, str], schema: Schema) -> dict[str, int]:
     """By leaf the distinct values that a filter of the largest size has room for; one too large is folded."""
     wanted = [name.removeprefix(f"write.{_BLOOM}") for name in said if name.startswith(f"write.{_BLOOM}")]
-    chosen = {name for name in wanted if flag(said, f"write.{_BLOOM}{name}", False)}
+    chosen = {name for name in wanted if property_as_bool(said, f"write.{_BLOOM}{name}", False)}
     if not chosen:
         return {}
-    size = number(said, "write.parquet.bloom-filter-max-bytes", 1 << 20, least=32)
+    size = property_as_int(said, "write.parquet.bloom-filter-max-bytes", 1 << 20, least=32)
     room = int(-size * math.log(1 - _BLOOM_FPP ** (1 / 8)))
-    return {path: max(1, room) for name, path in _leaf_paths(schema.as_struct(), "", "") if name in chosen}
+    return {
+        path: max(1, room) for name, path in _list_leaf_paths(schema.as_struct(), "", "") if name in chosen
+    }
 
 
-def _leaf_paths(kind: IcebergType, name: str, path: str) -> list[tuple[str, str]]:
+def _list_leaf_paths(kind: IcebergType, name: str, path: str) -> list[tuple[str, str]]:
     """Dotted names of leaves, with the paths they have in Parquet."""
     match kind:
         case StructType():
@@ -237,10 +280,10 @@ def _leaf_paths(kind: IcebergType, name: str, path: str) -> list[tuple[str, str]
             ]
         case _:
             return [(name, path)]
-    return [leaf for one, more, deeper in inner for leaf in _leaf_paths(one, name + more, path + deeper)]
+    return [leaf for one, more, deeper in inner for leaf in _list_leaf_paths(one, name + more, path + deeper)]
 
 
-def _row_bytes(metadata: TableMetadata) -> float | None:
+def _estimate_row_bytes(metadata: TableMetadata) -> float | None:
     """What a row takes in the table's files on average; None where nothing tells."""
     snapshot = metadata.current_snapshot()
     summary: Any = snapshot.summary if snapshot is not None else None
@@ -253,11 +296,51 @@ def _row_bytes(metadata: TableMetadata) -> float | None:
     return int(size) / int(rows)
 
 
-def _retry(said: Mapping[str, str], prefix: str, retries: int, wait: int) -> Retry:
+def _read_retry_policy(said: Mapping[str, str], prefix: str, retries: int, wait: int) -> RetryPolicy:
     total = f"{prefix}.total-timeout-ms"
-    return Retry(
-        number(said, f"{prefix}.num-retries", retries),
-        number(said, f"{prefix}.min-wait-ms", wait),
-        number(said, f"{prefix}.max-wait-ms", 60_000),
-        number(said, total, number(said, f"{prefix}.total-time-ms", 1_800_000)),
+    return RetryPolicy(
+        property_as_int(said, f"{prefix}.num-retries", retries),
+        property_as_int(said, f"{prefix}.min-wait-ms", wait),
+        property_as_int(said, f"{prefix}.max-wait-ms", 60_000),
+        property_as_int(said, total, property_as_int(said, f"{prefix}.total-time-ms", 1_800_000)),
     )
+
+
+def property_as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
+    """A boolean property; anything but ``true`` is false, as in Java."""
+    text = properties.get(name)
+    return default if text is None else text.strip().lower() == "true"
+
+
+def property_as_int(properties: Mapping[str, str], name: str, default: int, *, least: int = 0) -> int:
+    """A whole number.
+
+    Raises:
+        InputError: it is none, or less than it can be.
+    """
+    text = properties.get(name)
+    if text is None:
+        return default
+    try:
+        value = int(text)
+    except ValueError as error:
+        raise _invalid_property(name, text, f"a whole number of at least {least}") from error
+    if value < least:
+        raise _invalid_property(name, text, f"a whole number of at least {least}")
+    return value
+
+
+def property_as_choice(properties: Mapping[str, str], name: str, default: str, among: Collection[str]) -> str:
+    """One of several words, whatever its case.
+
+    Raises:
+        InputError: it is another.
+    """
+    text = properties.get(name, default).strip().lower()
+    if text not in among:
+        raise _invalid_property(name, text, f"one of {', '.join(among)}")
+    return text
+
+
+def _invalid_property(name: str, text: str, wanted: str) -> InputError:
+    return InputError(f"The table property {name} is {text!r}, not {wanted}.", hint=f"set {name} anew.")

@@ -69,16 +69,16 @@ _PLAIN: dict[type[IcebergType], pa.DataType] = {
 }
 
 
-def arrow_schema(schema: Schema) -> pa.Schema:
+def to_arrow_schema(schema: Schema) -> pa.Schema:
     """The columns of a table as Arrow's, ids in their metadata.
 
     Raises:
         NotSupported: a column has a type that is not handled; it is named.
     """
-    return pa.schema([arrow_field(field) for field in schema.fields])
+    return pa.schema([to_arrow_field(field) for field in schema.fields])
 
 
-def annotated_footer(schema: Schema) -> pq.FileMetaData | None:
+def make_annotated_footer(schema: Schema) -> pq.FileMetaData | None:
     """The footer of a data file as Java writes it; None where that is how PyArrow writes columns by itself.
 
     UUIDs are sixteen bytes everywhere else, and have to be annotated in files. Times have the older
@@ -86,9 +86,9 @@ def annotated_footer(schema: Schema) -> pq.FileMetaData | None:
     """
     if not any(isinstance(field.field_type, (UUIDType, TimeType)) for field in index_by_id(schema).values()):
         return None
-    plain = arrow_schema(schema)
+    plain = to_arrow_schema(schema)
     fields = [
-        field.with_type(_annotated(field.type, known.field_type))
+        field.with_type(_annotate_type(field.type, known.field_type))
         for field, known in zip(plain, schema.fields, strict=True)
     ]
     sink = pa.BufferOutputStream()
@@ -105,45 +105,47 @@ def annotated_footer(schema: Schema) -> pq.FileMetaData | None:
     return pq.read_metadata(pa.BufferReader(b"PAR1" + written + len(written).to_bytes(4, "little") + b"PAR1"))
 
 
-def _annotated(kind: pa.DataType, known: IcebergType) -> pa.DataType:
+def _annotate_type(kind: pa.DataType, known: IcebergType) -> pa.DataType:
     match known:
         case UUIDType():
             return pa.uuid()
         case StructType():
             children = zip(kind.fields, known.fields, strict=True)
-            return pa.struct([f.with_type(_annotated(f.type, child.field_type)) for f, child in children])
+            return pa.struct([f.with_type(_annotate_type(f.type, child.field_type)) for f, child in children])
         case ListType():
             item = kind.value_field
-            return pa.list_(item.with_type(_annotated(item.type, known.element_type)))
+            return pa.list_(item.with_type(_annotate_type(item.type, known.element_type)))
         case MapType():
             key, item = kind.key_field, kind.item_field
             return pa.map_(
-                key.with_type(_annotated(key.type, known.key_type)),
-                item.with_type(_annotated(item.type, known.value_type)),
+                key.with_type(_annotate_type(key.type, known.key_type)),
+                item.with_type(_annotate_type(item.type, known.value_type)),
             )
     return kind
 
 
-def arrow_field(field: NestedField, *, path: str = "") -> pa.Field:
+def to_arrow_field(field: NestedField, *, path: str = "") -> pa.Field:
     """One column or field of a struct, with its id."""
     path = f"{path}.{field.name}" if path else field.name
-    return _field(field.name, field.field_id, field.field_type, not field.required, path)
+    return _make_field(field.name, field.field_id, field.field_type, not field.required, path)
 
 
-def arrow_type(kind: IcebergType, *, path: str = "") -> pa.DataType:
+def to_arrow_type(kind: IcebergType, *, path: str = "") -> pa.DataType:
     """The Arrow type of a column at ``path``, which errors name."""
     match kind:
         case StructType():
-            return pa.struct([arrow_field(field, path=path) for field in kind.fields])
+            return pa.struct([to_arrow_field(field, path=path) for field in kind.fields])
         case ListType():
             element = kind.element_type
             return pa.list_(
-                _field("element", kind.element_id, element, not kind.element_required, f"{path}.element")
+                _make_field("element", kind.element_id, element, not kind.element_required, f"{path}.element")
             )
         case MapType():
             return pa.map_(
-                _field("key", kind.key_id, kind.key_type, False, f"{path}.key"),
-                _field("value", kind.value_id, kind.value_type, not kind.value_required, f"{path}.value"),
+                _make_field("key", kind.key_id, kind.key_type, False, f"{path}.key"),
+                _make_field(
+                    "value", kind.value_id, kind.value_type, not kind.value_required, f"{path}.value"
+                ),
             )
         case DecimalType():
             return pa.decimal128(kind.precision, kind.scale)
@@ -158,11 +160,11 @@ def arrow_type(kind: IcebergType, *, path: str = "") -> pa.DataType:
     return plain
 
 
-def _field(name: str, number: int, kind: IcebergType, nullable: bool, path: str) -> pa.Field:
-    return pa.field(name, arrow_type(kind, path=path), nullable, {FIELD_ID: str(number).encode()})
+def _make_field(name: str, number: int, kind: IcebergType, nullable: bool, path: str) -> pa.Field:
+    return pa.field(name, to_arrow_type(kind, path=path), nullable, {FIELD_ID: str(number).encode()})
 
 
-def field_id(field: pa.Field) -> int | None:
+def get_field_id(field: pa.Field) -> int | None:
     """The id an Arrow field carries; None for none."""
     number = (field.metadata or {}).get(FIELD_ID)
     if number is None:
@@ -170,12 +172,12 @@ def field_id(field: pa.Field) -> int | None:
     return int(number) if int(number) >= 0 else None
 
 
-def fields_of(schema: Schema) -> Iterator[NestedField]:
+def iterate_fields(schema: Schema) -> Iterator[NestedField]:
     """All fields of a schema, outer before inner; elements, keys and values of containers too."""
-    yield from _fields(schema.as_struct())
+    yield from _iterate_type(schema.as_struct())
 
 
-def _fields(kind: IcebergType) -> Iterator[NestedField]:
+def _iterate_type(kind: IcebergType) -> Iterator[NestedField]:
     match kind:
         case StructType():
             inner: tuple[NestedField, ...] = tuple(kind.fields)
@@ -187,14 +189,14 @@ def _fields(kind: IcebergType) -> Iterator[NestedField]:
             inner = ()
     for field in inner:
         yield field
-        yield from _fields(field.field_type)
+        yield from _iterate_type(field.field_type)
 
 
-def initial_defaults(schema: Schema) -> dict[int, Any]:
+def collect_initial_defaults(schema: Schema) -> dict[int, Any]:
     """By field id what a row reads as where its file was written before the field was added."""
     return {
-        field.field_id: internal_value(field.initial_default, field.field_type)
-        for field in fields_of(schema)
+        field.field_id: to_internal_value(field.initial_default, field.field_type)
+        for field in iterate_fields(schema)
         if field.initial_default is not None
     }
 
@@ -203,7 +205,7 @@ _EPOCH = dt.datetime(1970, 1, 1)
 _MICRO = dt.timedelta(microseconds=1)
 
 
-def internal_value(value: Any, kind: IcebergType) -> Any:
+def to_internal_value(value: Any, kind: IcebergType) -> Any:
     """A value of Python's own types in its internal form; one that is internal already stays."""
     match value:
         case dt.datetime():
@@ -220,7 +222,7 @@ def internal_value(value: Any, kind: IcebergType) -> Any:
     return value
 
 
-def arrow_scalar(value: Any, kind: pa.DataType) -> pa.Scalar[Any]:
+def to_arrow_scalar(value: Any, kind: pa.DataType) -> pa.Scalar[Any]:
     """An internal value as a scalar of the Arrow type of its column."""
     return pa.scalar(value, kind)
 
@@ -231,11 +233,17 @@ def refuse_unwritable(schema: Schema) -> None:
     Raises:
         NotSupported: naming the first one and its type.
     """
-    arrow_schema(schema)
-    for field in fields_of(schema):
-        if isinstance(field.field_type, UnknownType):
+    to_arrow_schema(schema)
+    columns = {field.field_id for field in schema.fields}
+    for field in iterate_fields(schema):
+        if isinstance(field.field_type, UnknownType) and field.field_id not in columns:
             raise NotSupported(
-                f"Column {schema.find_column_name(field.field_id)!r} is of the type unknown, which has no"
-                " place in a data file.",
-                hint="give the column a type first, or drop it.",
+                f"{schema.find_column_name(field.field_id)!r} is of the type unknown, which has no place in a"
+                " data file, inside another column.",
+                hint="give it a type first, or drop it.",
             )
+
+
+def find_unstored_columns(schema: Schema) -> tuple[str, ...]:
+    """The columns that data files leave out, as the specification's appendix on Parquet has it."""
+    return tuple(field.name for field in schema.fields if isinstance(field.field_type, UnknownType))

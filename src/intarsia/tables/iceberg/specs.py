@@ -1,8 +1,4 @@
-"""Partition specs: by id, with the types of their values, and what a tuple of values says.
-
-The types of an old spec come from a schema in which its source columns still were: a column that was
-dropped since leaves the values of its partition field as they are.
-"""
+"""Partition specs: their types and schemas, partition paths, and the partitioner of the default spec."""
 
 from __future__ import annotations
 
@@ -21,12 +17,17 @@ from pyiceberg.table.sorting import NullOrder, SortDirection
 from pyiceberg.transforms import IdentityTransform, UnknownTransform, VoidTransform
 from pyiceberg.types import IcebergType, NestedField, PrimitiveType, StringType, StructType
 
-from intarsia.core.files import DataFile
-from intarsia.core.spread import Part
+from intarsia.core.partitioner import PartitionKey
+from intarsia.core.snapshot import DataFile
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError
-from intarsia.tables.iceberg.grouping import grouped_rows
-from intarsia.tables.iceberg.texts import human
-from intarsia.tables.iceberg.transforms import AnyTransform, Range, check_transform, source_range, transformed
+from intarsia.tables.iceberg.transforms import (
+    AnyTransform,
+    SourceRange,
+    apply_transform,
+    check_transform,
+    find_source_range,
+    to_human_string,
+)
 
 
 def spec_by_id(metadata: TableMetadata, spec_id: int | None) -> PartitionSpec:
@@ -56,10 +57,10 @@ def find_compatible_schema(metadata: TableMetadata, spec: PartitionSpec) -> Sche
     Raises:
         DamagedTable: a source column is in no schema of the table.
     """
-    for schema in _newest_first(metadata):
-        if all(_source(schema, field) is not None for field in spec.fields):
+    for schema in _iterate_schemas_newest_first(metadata):
+        if all(_find_source(schema, field) is not None for field in spec.fields):
             return schema
-    return _merged(metadata, spec)
+    return _merge_schemas(metadata, spec)
 
 
 def partition_type(metadata: TableMetadata, spec: PartitionSpec) -> StructType:
@@ -91,7 +92,7 @@ def source_type(metadata: TableMetadata, field: PartitionField) -> IcebergType:
     Raises:
         DamagedTable: no schema of the table has the column with a type the transform takes.
     """
-    found = _newest_source(metadata, field)
+    found = _find_newest_source(metadata, field)
     if found is not None:
         return found.field_type
     if isinstance(field.transform, VoidTransform):
@@ -104,33 +105,36 @@ def source_type(metadata: TableMetadata, field: PartitionField) -> IcebergType:
     )
 
 
-def partition_path(metadata: TableMetadata, spec: PartitionSpec, values: Sequence[Any]) -> str:
+def partition_to_path(metadata: TableMetadata, spec: PartitionSpec, values: Sequence[Any]) -> str:
     """The directory of a tuple, as Iceberg's Java library names it."""
     return "/".join(
-        f"{_escape(name)}={_escape(text)}" for name, text in partition_texts(metadata, spec, values).items()
+        f"{_escape(name)}={_escape(text)}"
+        for name, text in partition_to_texts(metadata, spec, values).items()
     )
 
 
-def partition_texts(metadata: TableMetadata, spec: PartitionSpec, values: Sequence[Any]) -> dict[str, str]:
+def partition_to_texts(metadata: TableMetadata, spec: PartitionSpec, values: Sequence[Any]) -> dict[str, str]:
     """Each value of a tuple for people, by the name of its partition field."""
     _check_arity(metadata, spec, values)
     return {
-        field.name: human(field.transform, result_type(metadata, field), value)
+        field.name: to_human_string(field.transform, result_type(metadata, field), value)
         for field, value in zip(spec.fields, values, strict=True)
     }
 
 
-def implied_bounds(metadata: TableMetadata, spec: PartitionSpec, values: Sequence[Any]) -> dict[int, Range]:
+def find_implied_ranges(
+    metadata: TableMetadata, spec: PartitionSpec, values: Sequence[Any]
+) -> dict[int, SourceRange]:
     """What a tuple proves of the source columns of every row, by field id; for leaving files out only.
 
     Low and high are in the source's own form, integers for dates and timestamps; None is unbounded.
     """
     _check_arity(metadata, spec, values)
-    proved: dict[int, Range] = {}
+    proved: dict[int, SourceRange] = {}
     for part, value in zip(spec.fields, values, strict=True):
         if isinstance(part.transform, (VoidTransform, UnknownTransform)):
             continue
-        found = source_range(part.transform, source_type(metadata, part), value)
+        found = find_source_range(part.transform, source_type(metadata, part), value)
         if found is not None:
             before = proved.get(part.source_id)
             proved[part.source_id] = found if before is None else before.narrowed(found)
@@ -138,22 +142,22 @@ def implied_bounds(metadata: TableMetadata, spec: PartitionSpec, values: Sequenc
 
 
 @dataclass(frozen=True, slots=True)
-class SpecSpread:
-    """How new rows are dealt out over the partitions of a table's default spec; a ``core.spread.Spread``.
+class SpecPartitioner:
+    """The partitioner of a table's default spec; see :class:`intarsia.core.partitioner.Partitioner`.
 
     A value: what it needs of the table's metadata is in it, so it pickles and works in another process.
     """
 
     spec_id: int
-    fields: tuple[SpreadField, ...]
+    fields: tuple[SpecField, ...]
     sorting: tuple[tuple[str, bool, bool], ...] = ()
     """The table's sort order, as far as it is one of top-level columns: column, descending, NULLs first."""
-    shown: Mapping[int, tuple[ShownField, ...]] = field(default_factory=dict)
+    shown: Mapping[int, tuple[PartitionFieldText, ...]] = field(default_factory=dict)
     """The fields of every spec of the table."""
 
     @classmethod
-    def of(cls, metadata: TableMetadata, schema: pa.Schema) -> SpecSpread:
-        """The spread of the default spec over rows of an Arrow schema.
+    def of(cls, metadata: TableMetadata, schema: pa.Schema) -> SpecPartitioner:
+        """The partitioner of the default spec for rows of an Arrow schema.
 
         Raises:
             NotSupported: a transform is not known, so rows cannot be written by this spec.
@@ -162,19 +166,19 @@ class SpecSpread:
         spec = spec_by_id(metadata, metadata.default_spec_id)
         return cls(
             spec.spec_id,
-            tuple(_spread_field(metadata, field, schema) for field in spec.fields),
-            _sorting(metadata),
-            {spec.spec_id: _shown_fields(metadata, spec) for spec in metadata.partition_specs},
+            tuple(_make_spec_field(metadata, field, schema) for field in spec.fields),
+            _find_sort_columns(metadata),
+            {spec.spec_id: _list_field_texts(metadata, spec) for spec in metadata.partition_specs},
         )
 
-    def home(self, file: DataFile) -> Part:
+    def partition_of(self, file: DataFile) -> PartitionKey:
         """The partition of a file, of whatever spec; its tag is the file's spec id and tuple."""
         known = file.tag.file
         fields = self.shown.get(known.spec_id, ())
         texts = {f.name: f.text(value) for f, value in zip(fields, known.partition, strict=False)}
-        return Part(values=texts, tag=(known.spec_id, known.partition))
+        return PartitionKey(values=texts, tag=(known.spec_id, known.partition))
 
-    def stale(self, file: DataFile) -> bool:
+    def is_old_spec(self, file: DataFile) -> bool:
         """Whether a file was written under another spec than the default one."""
         return bool(file.tag.file.spec_id != self.spec_id)
 
@@ -183,10 +187,10 @@ class SpecSpread:
         """The top-level columns that decide."""
         return tuple(dict.fromkeys(field.path[0] for field in self.fields if field.path))
 
-    def split(self, table: pa.Table) -> Sequence[tuple[Part, pa.Int64Array | None]]:
+    def partition_rows(self, table: pa.Table) -> Sequence[tuple[PartitionKey, pa.Int64Array | None]]:
         """The partitions that rows belong to, each with its rows ascending; None is all rows.
 
-        The tag of a part is the spec's id and the tuple of values in Iceberg's own form.
+        The tag of a key is the spec's id and the tuple of values in Iceberg's own form.
         """
         if not table.num_rows:
             return []
@@ -200,19 +204,19 @@ class SpecSpread:
                 ),
                 rows,
             )
-            for values, rows in grouped_rows(columns)
+            for values, rows in group_rows(columns)
         ]
 
-    def _part(self, values: tuple[Any, ...]) -> Part:
+    def _part(self, values: tuple[Any, ...]) -> PartitionKey:
         texts = {
-            field.name: human(field.transform, field.kind, value)
+            field.name: to_human_string(field.transform, field.kind, value)
             for field, value in zip(self.fields, values, strict=True)
         }
-        return Part(values=texts, tag=(self.spec_id, values))
+        return PartitionKey(values=texts, tag=(self.spec_id, values))
 
 
 @dataclass(frozen=True, slots=True)
-class ShownField:
+class PartitionFieldText:
     """A partition field as people see its values."""
 
     name: str
@@ -220,14 +224,14 @@ class ShownField:
     kind: PrimitiveType
 
     def text(self, value: Any) -> str:
-        return human(self.transform, self.kind, value)
+        return to_human_string(self.transform, self.kind, value)
 
 
-def _shown_fields(metadata: TableMetadata, spec: PartitionSpec) -> tuple[ShownField, ...]:
-    return tuple(ShownField(f.name, f.transform, result_type(metadata, f)) for f in spec.fields)
+def _list_field_texts(metadata: TableMetadata, spec: PartitionSpec) -> tuple[PartitionFieldText, ...]:
+    return tuple(PartitionFieldText(f.name, f.transform, result_type(metadata, f)) for f in spec.fields)
 
 
-def _sorting(metadata: TableMetadata) -> tuple[tuple[str, bool, bool], ...]:
+def _find_sort_columns(metadata: TableMetadata) -> tuple[tuple[str, bool, bool], ...]:
     """The leading fields of the default sort order that are top-level columns as they are."""
     orders = [one for one in metadata.sort_orders if one.order_id == metadata.default_sort_order_id]
     names = {column.field_id: column.name for column in metadata.schema().fields}
@@ -241,7 +245,7 @@ def _sorting(metadata: TableMetadata) -> tuple[tuple[str, bool, bool], ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class SpreadField:
+class SpecField:
     """One partition field, and where its source is found in a row."""
 
     name: str
@@ -259,29 +263,29 @@ class SpreadField:
         for name in self.path[1:]:
             # A field of a NULL struct is NULL.
             column = pc.struct_field(column, name)
-        return transformed(self.transform, self.source, column)
+        return apply_transform(self.transform, self.source, column)
 
     def tidy(self, value: Any) -> Any:
         """A value that equals itself."""
         return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
-def _spread_field(metadata: TableMetadata, field: PartitionField, schema: pa.Schema) -> SpreadField:
+def _make_spec_field(metadata: TableMetadata, field: PartitionField, schema: pa.Schema) -> SpecField:
     if isinstance(field.transform, VoidTransform):
         kind = result_type(metadata, field)
-        return SpreadField(field.name, (), field.transform, kind, kind)
+        return SpecField(field.name, (), field.transform, kind, kind)
     source = source_type(metadata, field)
     check_transform(field.transform, source)
-    path = _path_of(metadata.schema(), field)
+    path = _find_source_path(metadata.schema(), field)
     if schema.get_field_index(path[0]) < 0:
         raise ColumnNotFound(
             f"column {path[0]!r} decides the partition of a row and is not in the data",
             path=metadata.location,
         )
-    return SpreadField(field.name, path, field.transform, source, result_type(metadata, field))
+    return SpecField(field.name, path, field.transform, source, result_type(metadata, field))
 
 
-def _path_of(schema: Schema, field: PartitionField) -> tuple[str, ...]:
+def _find_source_path(schema: Schema, field: PartitionField) -> tuple[str, ...]:
     def search(fields: Sequence[NestedField], above: tuple[str, ...]) -> tuple[str, ...] | None:
         for part in fields:
             path = (*above, part.name)
@@ -312,22 +316,22 @@ def _check_arity(metadata: TableMetadata, spec: PartitionSpec, values: Sequence[
         )
 
 
-def _newest_first(metadata: TableMetadata) -> Iterator[Schema]:
+def _iterate_schemas_newest_first(metadata: TableMetadata) -> Iterator[Schema]:
     current = metadata.current_schema_id
     yield from (schema for schema in metadata.schemas if schema.schema_id == current)
     older = [schema for schema in metadata.schemas if schema.schema_id != current]
     yield from sorted(older, key=lambda schema: schema.schema_id, reverse=True)
 
 
-def _newest_source(metadata: TableMetadata, field: PartitionField) -> NestedField | None:
-    for schema in _newest_first(metadata):
-        found = _source(schema, field)
+def _find_newest_source(metadata: TableMetadata, field: PartitionField) -> NestedField | None:
+    for schema in _iterate_schemas_newest_first(metadata):
+        found = _find_source(schema, field)
         if found is not None:
             return found
     return None
 
 
-def _source(schema: Schema, field: PartitionField) -> NestedField | None:
+def _find_source(schema: Schema, field: PartitionField) -> NestedField | None:
     try:
         found = schema.find_field(field.source_id)
     except ValueError:
@@ -337,14 +341,14 @@ def _source(schema: Schema, field: PartitionField) -> NestedField | None:
     return found if takes else None
 
 
-def _merged(metadata: TableMetadata, spec: PartitionSpec) -> Schema:
+def _merge_schemas(metadata: TableMetadata, spec: PartitionSpec) -> Schema:
     current = metadata.schema()
     names = set(current.column_names)
     added = []
     for source_id, part in {part.source_id: part for part in spec.fields}.items():
-        if _source(current, part) is not None:
+        if _find_source(current, part) is not None:
             continue
-        found = _newest_source(metadata, part)
+        found = _find_newest_source(metadata, part)
         if found is None:
             if isinstance(part.transform, VoidTransform):
                 continue
@@ -359,3 +363,55 @@ def _merged(metadata: TableMetadata, spec: PartitionSpec) -> Schema:
 def _escape(text: str) -> str:
     # As java.net.URLEncoder: it keeps the star and escapes the tilde.
     return quote_plus(text, safe="*").replace("~", "%7E")
+
+
+_MAX_COMBINED_CODE = 2**62
+
+
+def group_rows(columns: Sequence[pa.Array]) -> list[tuple[tuple[Any, ...], pa.Int64Array | None]]:
+    """The distinct tuples of several columns in order of first appearance, each with its rows ascending.
+
+    NULL equals NULL, NaN equals NaN, and 0.0 is not -0.0. The rows of the only tuple are None: all.
+    """
+    encoded = [_encode_column(column) for column in columns]
+    groups = _combine_columns([(part.indices, len(part.dictionary)) for part in encoded])
+    count = len(groups.dictionary)
+    if count == 1:
+        return [(_get_values(columns, 0), None)]
+    codes = groups.indices.cast(pa.int64())
+    order = pc.array_sort_indices(codes).cast(pa.int64())  # stable: rows stay ascending
+    sizes = pc.value_counts(codes)
+    # Codes are given in order of appearance, and so are the counts.
+    starts = 0
+    found = []
+    for size in sizes.field("counts").to_pylist():
+        rows = order.slice(starts, size)
+        found.append((_get_values(columns, rows[0].as_py()), rows))
+        starts += size
+    return found
+
+
+def _get_values(columns: Sequence[pa.Array], row: int) -> tuple[Any, ...]:
+    return tuple(column[row].as_py() for column in columns)
+
+
+def _encode_column(column: pa.Array) -> pa.DictionaryArray:
+    return pc.dictionary_encode(_to_bits(column), null_encoding="encode")
+
+
+def _to_bits(column: pa.Array) -> pa.Array:
+    if not pa.types.is_floating(column.type):
+        return column
+    one_nan = pc.if_else(pc.is_nan(column), pa.scalar(float("nan"), column.type), column)
+    return one_nan.view(pa.int32() if column.type == pa.float32() else pa.int64())
+
+
+def _combine_columns(parts: Sequence[tuple[pa.Array, int]]) -> pa.DictionaryArray:
+    codes, size = parts[0][0].cast(pa.int64()), parts[0][1]
+    for more, width in parts[1:]:
+        if size * width > _MAX_COMBINED_CODE:
+            packed = pc.dictionary_encode(codes)
+            codes, size = packed.indices.cast(pa.int64()), len(packed.dictionary)
+        codes = pc.add(pc.multiply(codes, width), more.cast(pa.int64()))
+        size *= width
+    return pc.dictionary_encode(codes)

@@ -1,8 +1,8 @@
-"""One state of a branch: its metadata, manifests and live entries, each manifest read once."""
+"""The state of a branch: its metadata, manifests and live entries; each manifest is read once."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from pyiceberg.io import FileIO
@@ -12,28 +12,32 @@ from pyiceberg.table.refs import MAIN_BRANCH, SnapshotRefType
 from pyiceberg.table.snapshots import Snapshot
 
 from intarsia.errors import InputError, NotSupported
-from intarsia.tables.iceberg.entries import Content, Entry, Manifest
-from intarsia.tables.iceberg.manifest_lists import read_manifest_list
-from intarsia.tables.iceberg.manifests import read_manifest
+from intarsia.tables.iceberg.manifests import (
+    DataFileContent,
+    ManifestEntry,
+    ManifestFile,
+    read_manifest,
+    read_manifest_list,
+)
 
 NEWEST_VERSION = 3
 
 
-class Shelf:
+class ManifestCache:
     """Manifests that were read: a manifest never changes once it is written. Threads may share it."""
 
     def __init__(self, io: FileIO) -> None:
         self.io = io
-        self._lists: dict[str, tuple[Manifest, ...]] = {}
-        self._entries: dict[tuple[str, int | None], tuple[Entry, ...]] = {}
+        self._lists: dict[str, tuple[ManifestFile, ...]] = {}
+        self._entries: dict[tuple[str, int | None], tuple[ManifestEntry, ...]] = {}
 
-    def manifests(self, path: str) -> tuple[Manifest, ...]:
+    def manifests(self, path: str) -> tuple[ManifestFile, ...]:
         found = self._lists.get(path)
         if found is None:
             found = self._lists[path] = tuple(read_manifest_list(self.io, path))
         return found
 
-    def entries(self, manifest: Manifest) -> tuple[Entry, ...]:
+    def entries(self, manifest: ManifestFile) -> tuple[ManifestEntry, ...]:
         """The live entries of a manifest."""
         key = _key(manifest)
         found = self._entries.get(key)
@@ -41,7 +45,7 @@ class Shelf:
             found = self._entries[key] = tuple(read_manifest(self.io, manifest))
         return found
 
-    def keep_only(self, state: State) -> None:
+    def keep_only(self, state: BranchState) -> None:
         """Forget what a state has nothing to do with."""
         lists = {state.head.manifest_list} if state.head is not None else set()
         keys = set(map(_key, state.manifests))
@@ -50,23 +54,23 @@ class Shelf:
         self._entries = {key: found for key, found in list(self._entries.items()) if key in keys}
 
 
-def _key(manifest: Manifest) -> tuple[str, int | None]:
+def _key(manifest: ManifestFile) -> tuple[str, int | None]:
     # A manifest from before version 3 is given row ids by a later list, on each branch its own.
     return manifest.manifest_path, manifest.first_row_id
 
 
 @dataclass(frozen=True, slots=True)
-class State:
+class BranchState:
     """What a branch of a table was at one moment."""
 
     metadata: TableMetadata = field(repr=False)
     branch: str
     head: Snapshot | None
-    manifests: tuple[Manifest, ...] = field(repr=False)
-    shelf: Shelf = field(repr=False, compare=False)
+    manifests: tuple[ManifestFile, ...] = field(repr=False)
+    cache: ManifestCache = field(repr=False, compare=False)
 
     @staticmethod
-    def of(table: Table, branch: str | None, shelf: Shelf) -> State:
+    def of(table: Table, branch: str | None, cache: ManifestCache) -> BranchState:
         """The state that a loaded table has on a branch.
 
         Raises:
@@ -77,8 +81,8 @@ class State:
         check_version(metadata)
         name = branch or MAIN_BRANCH
         head = _head(metadata, name)
-        manifests = () if head is None else shelf.manifests(head.manifest_list)
-        return State(metadata, name, head, manifests, shelf)
+        manifests = () if head is None else cache.manifests(head.manifest_list)
+        return BranchState(metadata, name, head, manifests, cache)
 
     @property
     def head_id(self) -> int | None:
@@ -91,14 +95,14 @@ class State:
             return len(self.metadata.snapshots)
         return 0 if self.head is None else self.head.sequence_number or 0
 
-    def entries(self, *, deletes: bool) -> Iterable[Entry]:
+    def entries(self, *, deletes: bool) -> Iterable[ManifestEntry]:
         """All live entries of data files, or of delete files."""
         for manifest in self.manifests:
-            if (manifest.content is not Content.DATA) == deletes and has_live_files(manifest):
-                yield from self.shelf.entries(manifest)
+            if (manifest.content is not DataFileContent.DATA) == deletes and has_live_files(manifest):
+                yield from self.cache.entries(manifest)
 
 
-def ancestry(head: Snapshot | None, metadata: TableMetadata) -> Iterator[Snapshot]:
+def ancestors_of(head: Snapshot | None, metadata: TableMetadata) -> Iterator[Snapshot]:
     """A snapshot and those before it, as far as they are known; one look at each, however many."""
     known = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     while head is not None:
@@ -106,8 +110,8 @@ def ancestry(head: Snapshot | None, metadata: TableMetadata) -> Iterator[Snapsho
         head = known.get(head.parent_snapshot_id or 0)
 
 
-def has_live_files(manifest: Manifest) -> bool:
-    """Whether a manifest may list a live file; a count that is not told may be anything."""
+def has_live_files(manifest: ManifestFile) -> bool:
+    """Whether a manifest may list a live file; an unknown count may be anything."""
     return manifest.added_files_count != 0 or manifest.existing_files_count != 0
 
 
@@ -150,3 +154,45 @@ def _branches(metadata: TableMetadata) -> str:
         | {MAIN_BRANCH}
     )
     return "the branches are " + ", ".join(names) if len(names) > 1 else f"the only branch is {names[0]}"
+
+
+def last_batch(state: BranchState, app_id: str) -> int | None:
+    """The highest ``batch_id`` with this ``app_id`` in the branch's history; None, also if it expired."""
+    found: int | None = None
+    for snapshot in ancestors_of(state.head, state.metadata):
+        said = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        batch = said.get("batch_id", "")
+        if said.get("app_id") == app_id and batch.isdecimal():
+            found = max(int(batch), -1 if found is None else found)
+    return found
+
+
+def last_commits(state: BranchState) -> dict[str, dict[str, str]]:
+    """By ``app_id``: the summary of the snapshot with its highest ``batch_id`` in the branch's history."""
+    found: dict[str, dict[str, str]] = {}
+    for snapshot in ancestors_of(state.head, state.metadata):
+        said = {} if snapshot.summary is None else snapshot.summary.additional_properties
+        app, batch = said.get("app_id"), said.get("batch_id", "")
+        if app is not None and batch.isdecimal():
+            known = found.get(app)
+            if known is None or int(batch) > int(known["batch_id"]):
+                found[app] = dict(said)
+    return found
+
+
+def has_commits_since(state: BranchState, version: int) -> bool:
+    """Whether every snapshot after a version is still known, as far as sequence numbers tell (not in V1).
+
+    A snapshot without a parent need not be the first: PyIceberg forgets parents that have expired.
+    """
+    if state.head is None or state.metadata.format_version == 1:
+        return True
+    first = max(version, 1)
+    return any((one.sequence_number or 0) <= first for one in ancestors_of(state.head, state.metadata))
+
+
+def check_batch(properties: Mapping[str, str]) -> None:
+    """Refuse half an idempotency key."""
+    batch = properties.get("batch_id")
+    if ("app_id" in properties) != (batch is not None) or not (batch is None or batch.isdecimal()):
+        raise InputError(f"app_id and a whole number batch_id go together, not {dict(properties)}.")

@@ -1,44 +1,52 @@
-"""An Iceberg table: its files as the core sees them, and changes of them as snapshots."""
+"""Iceberg tables: snapshots of a branch for the core, transactions, and descriptions for people."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 import pyarrow.fs as pafs
+from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table import Table
 from pyiceberg.table.metadata import TableMetadata
 
-from intarsia.core.files import DataFile, Snapshot
+from intarsia.core.change import Change, Staging
+from intarsia.core.snapshot import DataFile, Snapshot, TableFormat
 from intarsia.errors import InputError, NotSupported
-from intarsia.tables.iceberg.attempt import IcebergTransaction
-from intarsia.tables.iceberg.batches import last_batch, last_commits, reaches_back
-from intarsia.tables.iceberg.catalogs import load, open_table
-from intarsia.tables.iceberg.changes import WRITES_AS, Setting
-from intarsia.tables.iceberg.deletes import DeleteIndex, unpartitioned_specs
-from intarsia.tables.iceberg.details import details_of
-from intarsia.tables.iceberg.entries import Entry
-from intarsia.tables.iceberg.file_system import Store, store_of
-from intarsia.tables.iceberg.flags import word
-from intarsia.tables.iceberg.footers import Closer
-from intarsia.tables.iceberg.lens import TableLens
-from intarsia.tables.iceberg.overlap import orders_of
-from intarsia.tables.iceberg.properties import COPY_ON_WRITE, MERGE_ON_READ, WriteProperties
-from intarsia.tables.iceberg.schemas import arrow_schema, refuse_unwritable
-from intarsia.tables.iceberg.specs import SpecSpread
-from intarsia.tables.iceberg.state import Shelf, State
+from intarsia.tables.iceberg.catalog import load_table, open_table
+from intarsia.tables.iceberg.deletes import DeleteFileIndex, find_bound_orders, find_unpartitioned_specs
+from intarsia.tables.iceberg.file_io import Store, open_store
+from intarsia.tables.iceberg.manifests import DataFileContent, ManifestEntry
+from intarsia.tables.iceberg.properties import (
+    COPY_ON_WRITE,
+    MERGE_ON_READ,
+    WriteProperties,
+    property_as_choice,
+)
+from intarsia.tables.iceberg.scan import FooterLoader, TableScanContext
+from intarsia.tables.iceberg.schemas import find_unstored_columns, refuse_unwritable, to_arrow_schema
+from intarsia.tables.iceberg.specs import SpecPartitioner, find_compatible_schema
+from intarsia.tables.iceberg.state import (
+    BranchState,
+    ManifestCache,
+    has_commits_since,
+    last_batch,
+    last_commits,
+)
+from intarsia.tables.iceberg.transaction import ROW_LEVEL_COMMANDS, ChangeContext, IcebergTransaction
 
 
 @dataclass(frozen=True, slots=True)
-class _Seen:
-    """What was read last, as long as the catalog names the same metadata file."""
+class _LoadedTable:
+    """What was read last; valid while the catalog names the same metadata file."""
 
     location: str
     access: Mapping[str, str]
     """What the catalog gave to reach the files with; credentials among it expire."""
-    state: State
+    state: BranchState
     store: Store
     snapshot: Snapshot
 
@@ -53,7 +61,7 @@ class IcebergTable:
     Args:
         target: a table of PyIceberg, which is brought up to date by every commit made here, or its name.
         catalog: with a name: a catalog of PyIceberg, the name of a configured one, or a warehouse
-            directory, see :func:`intarsia.tables.iceberg.catalogs.embedded_catalog`.
+            directory, see :func:`intarsia.tables.iceberg.catalog.embedded_catalog`.
         branch: the branch to read and change; ``main`` if None.
         mode: ``copy-on-write`` or ``merge-on-read`` for every operation, instead of what the table's
             properties say of each.
@@ -74,10 +82,10 @@ class IcebergTable:
         self.branch = branch
         self.mode = mode
         self.root = ".".join((self._table.catalog.name, *self._table.name()))
-        self._shelf = Shelf(self._table.io)
-        self._seen: _Seen | None = None
+        self._cache = ManifestCache(self._table.io)
+        self._seen: _LoadedTable | None = None
         check_mode(self._table.metadata, mode)
-        State.of(self._table, branch, self._shelf)
+        BranchState.of(self._table, branch, self._cache)
 
     @staticmethod
     def of(
@@ -102,16 +110,16 @@ class IcebergTable:
 
     @property
     def workspace(self) -> tuple[pafs.FileSystem, str, str]:
-        """Room for scratch that every process which reads the table can reach, and the table's path."""
-        store = store_of(self._table.io, self._table.location())
-        root = store.locate(self._table.location()).rstrip("/")
+        """A directory for scratch files that every process can reach, and the table's path."""
+        store = open_store(self._table.io, self._table.location())
+        root = store.filesystem_path(self._table.location()).rstrip("/")
         return store.filesystem, f"{root}/.intarsia/spools", root
 
     def load(self) -> Table:
         """The table as the catalog has it now; raises StorageError where that cannot be reached."""
-        return load(self._table.catalog, self._table.name())
+        return load_table(self._table.catalog, self._table.name())
 
-    def state(self) -> State:
+    def state(self) -> BranchState:
         """What the branch is now."""
         return self._read().state
 
@@ -130,14 +138,39 @@ class IcebergTable:
             NotSupported: a property of the table asks for what cannot be done, or a column is of a type
                 that no data file can hold.
         """
-        seen = self._read()
-        refuse_unwritable(seen.state.metadata.schema())
-        setting = Setting(seen.state, seen.snapshot, seen.store, WriteProperties.of(seen.state.metadata))
-        transaction = IcebergTransaction(self, setting, operation)
+        transaction = self._begin(self._read(), operation)
         try:
             yield transaction
         finally:
             transaction.close()
+
+    def check(self) -> None:
+        """Refuse what would keep every transaction from beginning; see :meth:`transaction`."""
+        self._begin(self._read(), "check")
+
+    def check_change(self, _snapshot: Snapshot, change: Change, staging: Staging | None = None) -> None:
+        """Refuse what no commit of a change to the table could do; writes nothing.
+
+        With ``staging``, where the change's files are, these are looked into as well. Every commit asks this.
+
+        Raises:
+            InputError: half an idempotency key, a ``wap.id`` that the table does not allow, or files that
+                are named twice.
+            NotSupported: delete files in a table of format version 1.
+            DamagedTable: a file of the change is not what it was said to be.
+        """
+        transaction = self._begin(self._seen or self._read(), change.operation)
+        transaction.check(change)
+        if staging is not None:
+            transaction.check_written(change.added, staging.filesystem)
+
+    def _begin(self, seen: _LoadedTable, operation: str) -> IcebergTransaction:
+        """A transaction that has written nothing yet."""
+        refuse_unwritable(seen.state.metadata.schema())
+        context = ChangeContext(
+            seen.state, seen.snapshot, seen.store, WriteProperties.of(seen.state.metadata)
+        )
+        return IcebergTransaction(self, context, operation)
 
     def recover(self, *, run_id: str | None = None) -> tuple[str, ...]:
         """Nothing: a commit that did not come through has changed nothing."""
@@ -153,51 +186,54 @@ class IcebergTable:
 
     def knows_commits_since(self, version: int) -> bool:
         """Whether no snapshot after a version has expired, so that a commit not found was not made."""
-        return reaches_back(self.state(), version)
+        return has_commits_since(self.state(), version)
 
     def committed(self, metadata: TableMetadata, location: str) -> None:
         """Bring the caller's table up to date after a commit."""
         self._table.metadata = metadata
         self._table.metadata_location = location
 
-    def _read(self) -> _Seen:
+    def _read(self) -> _LoadedTable:
         table = self.load()
         location, access = table.metadata_location, dict(table.io.properties)
         seen = self._seen  # another thread may set it meanwhile
         if seen is None or (seen.location, seen.access) != (location, access):
             check_mode(table.metadata, self.mode)
-            self._shelf.io = table.io
-            state = State.of(table, self.branch, self._shelf)
-            store = store_of(table.io, table.metadata.location)
-            seen = self._seen = _Seen(location, access, state, store, self._snapshot(state, store))
-            self._shelf.keep_only(state)
+            self._cache.io = table.io
+            state = BranchState.of(table, self.branch, self._cache)
+            store = open_store(table.io, table.metadata.location)
+            seen = self._seen = _LoadedTable(location, access, state, store, self._snapshot(state, store))
+            self._cache.keep_only(state)
         return seen
 
-    def _snapshot(self, state: State, store: Store) -> Snapshot:
+    def _snapshot(self, state: BranchState, store: Store) -> Snapshot:
         metadata = state.metadata
-        schema = arrow_schema(metadata.schema())
-        index = DeleteIndex.of(
+        schema = to_arrow_schema(metadata.schema())
+        index = DeleteFileIndex.of(
             state.entries(deletes=True),
-            unpartitioned=unpartitioned_specs(metadata),
-            orders=orders_of(metadata),
+            unpartitioned=find_unpartitioned_specs(metadata),
+            orders=find_bound_orders(metadata),
         )
-        lens = TableLens(metadata, metadata.schema(), store)
+        scan_task = TableScanContext(metadata, metadata.schema(), store)
         files = []
         guessed = 0
-        for entry in oldest_first(state):
-            file, deletes = entry.file, index.applying(entry)
-            guessed += bool(deletes) and deletes.guessed
+        for entry in sort_by_commit(state):
+            file, deletes = entry.file, index.for_data_file(entry)
+            guessed += bool(deletes) and deletes.is_estimate
             files.append(
                 DataFile(
                     path=file.file_path,
-                    location=store.locate(file.file_path),
+                    location=store.filesystem_path(file.file_path),
                     size=file.file_size_in_bytes,
-                    rows=max(0, file.record_count - deletes.likely_count) if deletes else file.record_count,
+                    rows=max(0, file.record_count - deletes.estimated_count)
+                    if deletes
+                    else file.record_count,
                     tag=entry,
-                    lens=lens.lens(entry, deletes),
+                    scan_task=scan_task.scan_task(entry, deletes),
                 )
             )
-        properties = _readable(metadata)
+        properties = _read_write_properties(metadata)
+        refusal = properties if isinstance(properties, NotSupported) else None
         return Snapshot(
             root=self.root,
             files=tuple(files),
@@ -205,20 +241,27 @@ class IcebergTable:
             partition_columns=(),
             filesystem=store.filesystem,
             version=state.version,
-            notes=_counted_notes(guessed),
+            notes=_describe_estimates(guessed),
             uniform=False,
-            spread=SpecSpread.of(metadata, schema),
-            veils=veils(metadata, self.mode),
-            lineage=metadata.format_version >= 3,
-            layout=None if properties is None else properties.layout,
-            target_bytes=None if properties is None else properties.target_bytes,
-            closer=Closer(store.filesystem),
-            details=details_of(state, state.entries(deletes=False), state.entries(deletes=True)),
+            format=TableFormat(
+                replaces_in_place=False,
+                owns_schema=True,
+                ordered_by_commit=True,
+                keeps_row_ids=metadata.format_version >= 3,
+                merge_on_read=read_merge_on_read(metadata, self.mode),
+                partitioner=SpecPartitioner.of(metadata, schema),
+                layout=None if isinstance(properties, NotSupported) else properties.layout,
+                target_bytes=None if isinstance(properties, NotSupported) else properties.target_bytes,
+            ),
+            unwritable=refusal,
+            unstored=find_unstored_columns(metadata.schema()),
+            footer_loader=FooterLoader(store.filesystem),
+            details=describe_state(state, state.entries(deletes=False), state.entries(deletes=True)),
         )
 
 
-def _counted_notes(guessed: int) -> tuple[str, ...]:
-    """What to know of totals: rows of files that an operation looks into are counted, of others told."""
+def _describe_estimates(guessed: int) -> tuple[str, ...]:
+    """A note on totals: rows of files that were not opened are counted as their manifests give them."""
     if not guessed:
         return ()
     return (
@@ -227,8 +270,8 @@ def _counted_notes(guessed: int) -> tuple[str, ...]:
     )
 
 
-def oldest_first(state: State) -> list[Entry]:
-    """The data files in the order they came: which of several rows is the last one follows from it."""
+def sort_by_commit(state: BranchState) -> list[ManifestEntry]:
+    """The data files in the order of their commits, by which the last of several rows is chosen."""
     ranks = {snapshot.snapshot_id: rank for rank, snapshot in enumerate(state.metadata.snapshots)}
     return sorted(
         state.entries(deletes=False),
@@ -236,21 +279,23 @@ def oldest_first(state: State) -> list[Entry]:
     )
 
 
-def _readable(metadata: TableMetadata) -> WriteProperties | None:
-    """The properties, where they can be followed: a table that cannot be written can still be read."""
+def _read_write_properties(metadata: TableMetadata) -> WriteProperties | NotSupported:
+    """The properties, or why they cannot be followed: a table that cannot be written can still be read."""
     try:
+        refuse_unwritable(metadata.schema())
         return WriteProperties.of(metadata)
-    except NotSupported:
-        return None
+    except NotSupported as error:
+        return error
 
 
-def veils(metadata: TableMetadata, mode: str | None) -> Mapping[str, bool]:
-    """By operation whether rows that go are veiled: as the caller says, else as the properties do."""
+def read_merge_on_read(metadata: TableMetadata, mode: str | None) -> Mapping[str, bool]:
+    """Whether each operation is merge-on-read: by the mode given, else by the table's properties."""
     among = (COPY_ON_WRITE, MERGE_ON_READ)
     return {
         operation: metadata.format_version > 1
-        and (mode or word(metadata.properties, f"write.{name}.mode", COPY_ON_WRITE, among)) == MERGE_ON_READ
-        for operation, name in WRITES_AS.items()
+        and (mode or property_as_choice(metadata.properties, f"write.{name}.mode", COPY_ON_WRITE, among))
+        == MERGE_ON_READ
+        for operation, name in ROW_LEVEL_COMMANDS.items()
     }
 
 
@@ -261,3 +306,74 @@ def check_mode(metadata: TableMetadata, mode: str | None) -> None:
             path=metadata.location,
             hint=f"use mode={COPY_ON_WRITE!r}, or upgrade the table to version 2",
         )
+
+
+Details = tuple[tuple[str, tuple[str, ...]], ...]
+
+
+def describe_state(
+    state: BranchState, data: Iterable[ManifestEntry], deletes: Iterable[ManifestEntry]
+) -> Details:
+    """Format, partition specs with their files, manifests by spec, and delete files; pure."""
+    metadata = state.metadata
+    head = "no snapshot yet" if state.head is None else f"snapshot {state.head.snapshot_id}"
+    files = Counter(entry.file.spec_id for entry in data)
+    found = [
+        ("format", (f"version {metadata.format_version}", f"branch {state.branch}", head)),
+        ("specs", tuple(_describe_spec(metadata, spec, files) for spec in metadata.partition_specs)),
+        ("manifests", tuple(_describe_manifests(state))),
+        ("deletes", tuple(_describe_deletes(deletes))),
+    ]
+    return tuple((word, said) for word, said in found if said)
+
+
+def format_spec(metadata: TableMetadata, spec: PartitionSpec) -> str:
+    """The fields of a spec as in ``day(ts), region``."""
+    schema = find_compatible_schema(metadata, spec)
+    parts = []
+    for field in spec.fields:
+        source = schema.find_column_name(field.source_id) or field.name
+        transform = str(field.transform)
+        if transform == "identity":
+            parts.append(source)
+        elif transform.endswith("]"):  # bucket[16], truncate[4]
+            kind, _, argument = transform[:-1].partition("[")
+            parts.append(f"{kind}({argument}, {source})")
+        else:
+            parts.append(f"{transform}({source})")
+    return ", ".join(parts) or "unpartitioned"
+
+
+def _describe_spec(metadata: TableMetadata, spec: PartitionSpec, files: Counter[int]) -> str:
+    default = " (default)" if spec.spec_id == metadata.default_spec_id else ""
+    count = _format_count(files[spec.spec_id], "file")
+    return f"{spec.spec_id}{default}: {format_spec(metadata, spec)}, {count}"
+
+
+def _describe_manifests(state: BranchState) -> Iterable[str]:
+    kinds = Counter((m.partition_spec_id, m.content is DataFileContent.DATA) for m in state.manifests)
+    for spec_id in sorted({spec for spec, _ in kinds}):
+        said = [
+            f"{kinds[spec_id, is_data]} of {'data' if is_data else 'deletes'}"
+            for is_data in (True, False)
+            if kinds[spec_id, is_data]
+        ]
+        yield f"spec {spec_id}: {', '.join(said)}"
+
+
+def _describe_deletes(deletes: Iterable[ManifestEntry]) -> Iterable[str]:
+    counts: Counter[str] = Counter()
+    rows: Counter[str] = Counter()
+    for entry in deletes:
+        file = entry.file
+        kind = "equality delete file"
+        if file.content is DataFileContent.POSITION_DELETES:
+            kind = "deletion vector" if file.is_vector else "position delete file"
+        counts[kind] += 1
+        rows[kind] += file.record_count
+    for kind, count in sorted(counts.items()):
+        yield f"{_format_count(count, kind)} with {_format_count(rows[kind], 'row')}"
+
+
+def _format_count(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"

@@ -1,8 +1,14 @@
-"""Partition transforms of whole columns, and what a transformed value proves of its source."""
+"""Partition transforms of whole columns, the source range of a partition value, and its text.
+
+Results are those of Java's ``org.apache.iceberg.transforms``, texts those of ``Transform.toHumanString``.
+"""
 
 from __future__ import annotations
 
+import base64
 import math
+import struct
+import uuid
 from collections.abc import Mapping
 from decimal import Decimal, localcontext
 from typing import Any, NamedTuple
@@ -42,7 +48,6 @@ from pyiceberg.types import (
 from pyiceberg_core import transform as core  # type: ignore[import-untyped]
 
 from intarsia.errors import NotSupported, SchemaMismatch
-from intarsia.tables.iceberg.calendar import days_before_month
 
 AnyTransform = Transform[Any, Any]
 
@@ -70,7 +75,7 @@ _ARROW: Mapping[type[IcebergType], pa.DataType] = {
 _LIMITS: Mapping[type[IcebergType], int] = {IntegerType: 2**31 - 1, LongType: 2**63 - 1}
 
 
-class Range(NamedTuple):
+class SourceRange(NamedTuple):
     """What is known of a column's values in one partition; None is unbounded."""
 
     low: Any
@@ -78,16 +83,18 @@ class Range(NamedTuple):
     nulls: bool
     """Whether every value is NULL; otherwise none is."""
 
-    def narrowed(self, other: Range) -> Range:
+    def narrowed(self, other: SourceRange) -> SourceRange:
         """What both together prove."""
         if self.nulls or other.nulls:
-            return Range(None, None, True)
+            return SourceRange(None, None, True)
         lows = [low for low in (self.low, other.low) if low is not None]
         highs = [high for high in (self.high, other.high) if high is not None]
-        return Range(max(lows, default=None), min(highs, default=None), False)
+        return SourceRange(max(lows, default=None), min(highs, default=None), False)
 
 
-def transformed(transform: AnyTransform, source: IcebergType, column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def apply_transform(
+    transform: AnyTransform, source: IcebergType, column: pa.ChunkedArray | pa.Array
+) -> pa.Array:
     """A column's partition values in Iceberg's own form: integers for dates, times and timestamps.
 
     NULL becomes NULL.
@@ -104,27 +111,27 @@ def transformed(transform: AnyTransform, source: IcebergType, column: pa.Chunked
     check_transform(transform, source)
     if isinstance(transform, VoidTransform):
         return pa.nulls(len(column))
-    values = _canonical(source, column)
+    values = _cast_to_source(source, column)
     match transform:
         case IdentityTransform():
-            return _internal(values)
+            return _to_internal(values)
         case BucketTransform():
-            return core.bucket(_in_micros(values), transform.num_buckets)
+            return core.bucket(_floor_to_micros(values), transform.num_buckets)
         case TruncateTransform():
-            return _truncated(values, transform.width)
+            return _truncate(values, transform.width)
         case YearTransform():
-            return _years(values)
+            return _count_years(values)
         case MonthTransform():
-            return _months(values)
+            return _count_months(values)
         case DayTransform():
-            return _units(values, 1)
+            return _count_units(values, 1)
         case HourTransform():
-            return _units(values, _DAY_HOURS)
-    raise _unknown(transform, source)
+            return _count_units(values, _DAY_HOURS)
+    raise _unsupported_transform(transform, source)
 
 
 def check_transform(transform: AnyTransform, source: IcebergType) -> None:
-    """Refuse a transform that rows cannot be dealt out by.
+    """Refuse a transform that rows cannot be partitioned by.
 
     Raises:
         NotSupported: the transform is not known, or not for this type.
@@ -132,10 +139,10 @@ def check_transform(transform: AnyTransform, source: IcebergType) -> None:
     if not transform.can_transform(source) or not (
         isinstance(transform, VoidTransform) or _arrow_type(source) is not None
     ):
-        raise _unknown(transform, source)
+        raise _unsupported_transform(transform, source)
 
 
-def source_range(transform: AnyTransform, source: IcebergType, value: Any) -> Range | None:
+def find_source_range(transform: AnyTransform, source: IcebergType, value: Any) -> SourceRange | None:
     """What a partition value proves of every source value; None where it proves nothing."""
     match transform:
         case IdentityTransform():
@@ -147,7 +154,7 @@ def source_range(transform: AnyTransform, source: IcebergType, value: Any) -> Ra
     return None
 
 
-def _unknown(transform: AnyTransform, source: IcebergType) -> NotSupported:
+def _unsupported_transform(transform: AnyTransform, source: IcebergType) -> NotSupported:
     # An unknown transform's own text is only in its repr.
     name = repr(transform) if "Unknown" in type(transform).__name__ else str(transform)
     return NotSupported(
@@ -165,7 +172,7 @@ def _arrow_type(source: IcebergType) -> pa.DataType | None:
     return _ARROW.get(type(source))
 
 
-def _canonical(source: IcebergType, column: pa.ChunkedArray | pa.Array) -> pa.Array:
+def _cast_to_source(source: IcebergType, column: pa.ChunkedArray | pa.Array) -> pa.Array:
     wanted = _arrow_type(source)
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.cast(column.type.storage_type)
@@ -176,7 +183,7 @@ def _canonical(source: IcebergType, column: pa.ChunkedArray | pa.Array) -> pa.Ar
     return cast.combine_chunks() if isinstance(cast, pa.ChunkedArray) else cast
 
 
-def _internal(values: pa.Array) -> pa.Array:
+def _to_internal(values: pa.Array) -> pa.Array:
     if pa.types.is_date32(values.type):
         return values.view(pa.int32())
     if pa.types.is_timestamp(values.type) or pa.types.is_time64(values.type):
@@ -184,14 +191,14 @@ def _internal(values: pa.Array) -> pa.Array:
     return values
 
 
-def _in_micros(values: pa.Array) -> pa.Array:
+def _floor_to_micros(values: pa.Array) -> pa.Array:
     # Timestamps are hashed by their microseconds, whatever their unit, floored.
     if pa.types.is_timestamp(values.type) and values.type.unit == "ns":
-        return _floor_divided(values.view(pa.int64()), 1000).cast(pa.timestamp("us"))
+        return _floor_divide(values.view(pa.int64()), 1000).cast(pa.timestamp("us"))
     return values
 
 
-def _truncated(values: pa.Array, width: int) -> pa.Array:
+def _truncate(values: pa.Array, width: int) -> pa.Array:
     kind = values.type
     if pa.types.is_large_string(kind):
         return pc.utf8_slice_codeunits(values, 0, width)
@@ -201,68 +208,68 @@ def _truncated(values: pa.Array, width: int) -> pa.Array:
         return core.truncate(values, width)
     # Below the least value it wraps around, as in Java.
     wide = values.cast(pa.int64())
-    rest = pc.subtract(wide, pc.multiply(_floor_divided(wide, width), width))
+    rest = pc.subtract(wide, pc.multiply(_floor_divide(wide, width), width))
     return pc.subtract(wide, rest).cast(kind, safe=False)
 
 
-def _floor_divided(values: pa.Array, by: int) -> pa.Array:
+def _floor_divide(values: pa.Array, by: int) -> pa.Array:
     quotient = pc.divide(values, by)
     down = pc.less(values, pc.multiply(quotient, by))
     return pc.subtract(quotient, down.cast(pa.int64()))
 
 
-def _units(values: pa.Array, per_day: int) -> pa.Array:
+def _count_units(values: pa.Array, per_day: int) -> pa.Array:
     if pa.types.is_date32(values.type):
         return values.view(pa.int32())
     size = _PER_DAY[values.type.unit] // per_day
-    return _floor_divided(values.view(pa.int64()), size).cast(pa.int32())
+    return _floor_divide(values.view(pa.int64()), size).cast(pa.int32())
 
 
-def _years(values: pa.Array) -> pa.Array:
-    return pc.subtract(pc.year(_as_dates(values)), _EPOCH_YEAR).cast(pa.int32())
+def _count_years(values: pa.Array) -> pa.Array:
+    return pc.subtract(pc.year(_to_dates(values)), _EPOCH_YEAR).cast(pa.int32())
 
 
-def _months(values: pa.Array) -> pa.Array:
-    dates = _as_dates(values)
+def _count_months(values: pa.Array) -> pa.Array:
+    dates = _to_dates(values)
     years = pc.subtract(pc.year(dates), _EPOCH_YEAR)
     return pc.add(pc.multiply(years, 12), pc.subtract(pc.month(dates), 1)).cast(pa.int32())
 
 
-def _as_dates(values: pa.Array) -> pa.Array:
-    return _units(values, 1).view(pa.date32())
+def _to_dates(values: pa.Array) -> pa.Array:
+    return _count_units(values, 1).view(pa.date32())
 
 
-def _identity_range(value: Any) -> Range | None:
+def _identity_range(value: Any) -> SourceRange | None:
     if isinstance(value, float) and math.isnan(value):
         return None
-    return Range(value, value, value is None)
+    return SourceRange(value, value, value is None)
 
 
-def _truncate_range(source: IcebergType, width: int, value: Any) -> Range | None:
+def _truncate_range(source: IcebergType, width: int, value: Any) -> SourceRange | None:
     if value is None:
-        return Range(None, None, True)
+        return SourceRange(None, None, True)
     if isinstance(value, (str, bytes)):
-        return Range(value, value if len(value) < width else None, False)
+        return SourceRange(value, value if len(value) < width else None, False)
     if isinstance(source, DecimalType):
         with localcontext(prec=_DECIMAL_DIGITS):
-            return Range(value, value + Decimal(width - 1).scaleb(-source.scale), False)
+            return SourceRange(value, value + Decimal(width - 1).scaleb(-source.scale), False)
     limit = _LIMITS.get(type(source), 0)
     if value > limit - width:
         return None  # the last of its type, or one that wrapped around below the least
-    return Range(value, value + width - 1, False)
+    return SourceRange(value, value + width - 1, False)
 
 
-def _time_range(transform: AnyTransform, source: IcebergType, value: Any) -> Range | None:
+def _time_range(transform: AnyTransform, source: IcebergType, value: Any) -> SourceRange | None:
     if value is None:
-        return Range(None, None, True)
+        return SourceRange(None, None, True)
     # Old writers rounded times before 1970 up; Iceberg's readers look one further down there, too.
     first = value - 1 if value <= 0 else value
-    low, _ = _instants(transform, source, first)
-    _, high = _instants(transform, source, value)
-    return Range(low, high - 1, False)
+    low, _ = _unit_limits(transform, source, first)
+    _, high = _unit_limits(transform, source, value)
+    return SourceRange(low, high - 1, False)
 
 
-def _instants(transform: AnyTransform, source: IcebergType, value: int) -> tuple[int, int]:
+def _unit_limits(transform: AnyTransform, source: IcebergType, value: int) -> tuple[int, int]:
     if isinstance(source, DateType):
         per_day = 1
     else:
@@ -274,5 +281,127 @@ def _instants(transform: AnyTransform, source: IcebergType, value: int) -> tuple
         case DayTransform():
             return value * per_day, (value + 1) * per_day
         case MonthTransform():
-            return days_before_month(value) * per_day, days_before_month(value + 1) * per_day
-    return days_before_month(value * 12) * per_day, days_before_month((value + 1) * 12) * per_day
+            return count_days_before_month(value) * per_day, count_days_before_month(value + 1) * per_day
+    return count_days_before_month(value * 12) * per_day, count_days_before_month((value + 1) * 12) * per_day
+
+
+_ERA_DAYS = 146_097  # 400 years
+_EPOCH_DAYS = 719_468  # from the first of March of year 0 to 1970-01-01
+
+
+def count_days_before_month(month: int) -> int:
+    """The days from 1970-01-01 to the first of a month, counted from January 1970."""
+    year, index = 1970 + month // 12, month % 12
+    # Years are counted from March, so that the leap day is their last.
+    shifted = year if index >= 2 else year - 1
+    era, in_era = divmod(shifted, 400)
+    day_of_year = (153 * ((index + 10) % 12) + 2) // 5
+    return era * _ERA_DAYS + in_era * 365 + in_era // 4 - in_era // 100 + day_of_year - _EPOCH_DAYS
+
+
+def split_day(day: int) -> tuple[int, int, int]:
+    """Year, month and day of the month of a day counted from 1970-01-01."""
+    era, in_era = divmod(day + _EPOCH_DAYS, _ERA_DAYS)
+    year = (in_era - in_era // 1460 + in_era // 36_524 - in_era // (_ERA_DAYS - 1)) // 365
+    day_of_year = in_era - (365 * year + year // 4 - year // 100)
+    shifted = (5 * day_of_year + 2) // 153
+    month = shifted + 3 if shifted < 10 else shifted - 9
+    return year + era * 400 + (month <= 2), month, day_of_year - (153 * shifted + 2) // 5 + 1
+
+
+_NANOS = 1_000_000_000
+
+
+def to_human_string(transform: Transform[Any, Any], kind: IcebergType, value: Any) -> str:
+    """A partition value for people; ``kind`` is the type of the partition field."""
+    if value is None or isinstance(transform, VoidTransform):
+        return "null"
+    match transform:
+        case YearTransform():
+            return f"{1970 + value:04d}"
+        case MonthTransform():
+            return f"{1970 + value // 12:04d}-{1 + value % 12:02d}"
+        case DayTransform():
+            return _format_day(value)
+        case HourTransform():
+            return f"{_format_day(value // 24)}-{value % 24:02d}"
+    return _format_value(kind, value)
+
+
+def _format_value(kind: IcebergType, value: Any) -> str:
+    match kind:
+        case DateType():
+            return _format_day(value)
+        case TimeType():
+            return _format_time(value * 1000)
+        case TimestampType():
+            return _format_timestamp(value * 1000)
+        case TimestamptzType():
+            return _format_timestamp(value * 1000) + "+00:00"
+        case TimestampNanoType():
+            return _format_timestamp(value)
+        case TimestamptzNanoType():
+            return _format_timestamp(value) + "+00:00"
+        case UUIDType():
+            return str(uuid.UUID(bytes=value))
+        case FloatType():
+            return _format_float(value, single=True)
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, float):
+        return _format_float(value, single=False)
+    if isinstance(value, bytes):
+        return base64.b64encode(value).decode("ascii")
+    return str(value)
+
+
+def _format_day(day: int) -> str:
+    year, month, of_month = split_day(day)
+    return f"{year:04d}-{month:02d}-{of_month:02d}"
+
+
+def _format_timestamp(nanos: int) -> str:
+    days, rest = divmod(nanos, 86_400 * _NANOS)
+    day = _format_day(days)
+    if split_day(days)[0] > 9999:
+        day = f"+{day}"
+    return f"{day}T{_format_time(rest)}"
+
+
+def _format_time(nanos: int) -> str:
+    # As java.time formats ISO times: seconds always, of their fraction what there is.
+    seconds, fraction = divmod(nanos, _NANOS)
+    minutes, second = divmod(seconds, 60)
+    text = f"{minutes // 60:02d}:{minutes % 60:02d}:{second:02d}"
+    return f"{text}.{fraction:09d}".rstrip("0") if fraction else text
+
+
+def _format_float(value: float, *, single: bool) -> str:
+    if value != value:
+        return "NaN"
+    if value in (float("inf"), float("-inf")):
+        return "Infinity" if value > 0 else "-Infinity"
+    shortest = Decimal(_format_shortest_single(value) if single else repr(value))
+    sign, digits, _ = shortest.as_tuple()
+    minus = "-" if sign else ""
+    if not shortest:
+        return f"{minus}0.0"
+    size = abs(shortest)
+    if Decimal("0.001") <= size < 10_000_000:
+        plain = f"{size:f}"
+        plain = plain.rstrip("0").rstrip(".") if "." in plain else plain
+        return f"{minus}{plain}" if "." in plain else f"{minus}{plain}.0"
+    text = "".join(map(str, digits)).rstrip("0")
+    return f"{minus}{text[0]}.{text[1:] or '0'}E{shortest.adjusted()}"
+
+
+def _format_shortest_single(value: float) -> str:
+    for precision in range(1, 10):
+        text = f"{value:.{precision}g}"
+        try:
+            same = struct.pack("<f", float(text)) == struct.pack("<f", value)
+        except OverflowError:  # rounded up beyond the largest
+            continue
+        if same:
+            return text
+    return repr(value)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from intarsia.tables.parquet.farm import Farm
 from intarsia.tables.parquet.listing import Listing, list_data_files
-from intarsia.tables.parquet.table import ParquetTable, ParquetTransaction
+from intarsia.tables.parquet.table import HardLinkSnapshot, ParquetTable, ParquetTransaction
 
-__all__ = ["Farm", "Listing", "ParquetTable", "ParquetTransaction", "list_data_files"]
+__all__ = ["HardLinkSnapshot", "Listing", "ParquetTable", "ParquetTransaction", "list_data_files"]

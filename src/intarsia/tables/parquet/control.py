@@ -11,10 +11,10 @@ from typing import Any
 
 from intarsia.common.scratch import sweep, sweep_private
 from intarsia.errors import DamagedTable, InputError, StorageError
-from intarsia.storage import Entry, Storage
+from intarsia.storage import FileEntry, Storage
 from intarsia.tables.parquet.listing import sibling
 from intarsia.tables.parquet.metadata import DatasetMetadata, metadata_of
-from intarsia.tables.parquet.record import Coming, Going, Record
+from intarsia.tables.parquet.record import FileAdd, FileRemove, Record
 
 _NAME = re.compile(r"^(\d{12})(-[0-9a-f]{32})?\.(json|done)$")
 _STAGING = re.compile(r"^\.staging_([0-9a-f]{32})$")
@@ -50,14 +50,14 @@ class Control:
         self.lock = f"{self.directory}/lock"
         self.log = f"{self.directory}/log"
         self.transactions = f"{self.directory}/tx"
-        self.farms = f"{self.directory}/snap"
+        self.snapshots = f"{self.directory}/snap"
         self.spools = f"{self.directory}/spools"
         self.retained = f"{self.directory}/retained"
 
     @property
     def directories(self) -> tuple[str, ...]:
         """Those that may be in it."""
-        return (self.log, self.transactions, self.farms, self.spools, self.retained)
+        return (self.log, self.transactions, self.snapshots, self.spools, self.retained)
 
     def staging(self, txid: str) -> str:
         return f"{self.transactions}/.staging_{txid}"
@@ -73,12 +73,12 @@ class Control:
         return [match[1] for match in found if match]
 
     def sweep(self) -> list[str]:
-        """Remove scratch whose owner is dead, here and in this user's temporary directory; what was here."""
+        """Remove scratch whose owner is gone, here and in this user's temporary directory; what was here."""
         sweep_private()
-        places = (self.directory, self.farms, self.spools)
+        places = (self.directory, self.snapshots, self.spools)
         return [found for place in places for found in sweep(self.storage.filesystem, place)]
 
-    def is_planned(self, record: Record, item: Coming | Going, found: Entry) -> bool:
+    def is_planned(self, record: Record, item: FileAdd | FileRemove, found: FileEntry) -> bool:
         """Whether the file found under a recorded path is the one the transaction had planned on.
 
         Told by its fingerprint, or by its bytes where a copy of the whole dataset has another one.
@@ -89,7 +89,7 @@ class Control:
             return True
         size, _, identity = item.was
         if found.size != size or (identity is not None and found.identity == identity):
-            return False  # written in place, so the twin in old/ was written, too
+            return False  # written in place, so the hard link in old/ was written, too
         return self.storage.same(f"{self.root}/{item.path}", f"{self.staging(record.txid)}/old/{item.kept}")
 
     def exists(self) -> bool:
@@ -135,7 +135,7 @@ class Control:
         where = self.record(record.seq, record.txid, "done")
         if posixpath.basename(where) not in names:
             return False
-        return _parsed(self.storage.read(where)).get("txid") == record.txid
+        return _parse_json(self.storage.read(where)).get("txid") == record.txid
 
     def write_done(self, record: Record) -> None:
         """Record that a commit is published, durably."""
@@ -160,7 +160,7 @@ class Control:
         for name in last:
             if _NAME.match(name) and name.endswith(".done"):
                 where = f"{self.log}/{name}"
-                found = metadata_of(_parsed(self.storage.read(where)).get("metadata"), where)
+                found = metadata_of(_parse_json(self.storage.read(where)).get("metadata"), where)
                 if found is not None:
                     return found
         return None
@@ -171,7 +171,7 @@ class Control:
         found = [self._summary(names)[1].get(app_id)]
         for name in names:
             if _NAME.match(name):
-                found.append(_batches(_parsed(self.storage.read(f"{self.log}/{name}"))).get(app_id))
+                found.append(_batches(_parse_json(self.storage.read(f"{self.log}/{name}"))).get(app_id))
         return max((batch for batch in found if batch is not None), default=None)
 
     def last_commits(self) -> dict[str, dict[str, str]]:
@@ -192,7 +192,7 @@ class Control:
             for app, batch in self._summary(names)[1].items()
         }
         for name in filter(_NAME.match, names):
-            record = _parsed(self.storage.read(f"{self.log}/{name}"))
+            record = _parse_json(self.storage.read(f"{self.log}/{name}"))
             for app, batch in _batches(record).items():
                 if app not in found or batch >= int(found[app]["batch_id"]):
                     found[app] = {str(key): str(value) for key, value in record["properties"].items()}
@@ -202,7 +202,7 @@ class Control:
         """By application: the run that committed the highest batch that was folded."""
         if _SUMMARY not in names:
             return {}
-        raw = _parsed(self.storage.read(f"{self.log}/{_SUMMARY}")).get("runs")
+        raw = _parse_json(self.storage.read(f"{self.log}/{_SUMMARY}")).get("runs")
         return {str(app): str(run) for app, run in raw.items()} if isinstance(raw, dict) else {}
 
     def fold(self) -> None:
@@ -215,7 +215,7 @@ class Control:
         runs = self._runs(names)
         folded = finished[:-_FOLD_KEEPS]
         for name in folded:
-            record = _parsed(self.storage.read(f"{self.log}/{name}"))
+            record = _parse_json(self.storage.read(f"{self.log}/{name}"))
             last = max(last, int(name[:12]))
             for app_id, batch in _batches(record).items():
                 if batch >= batches.get(app_id, batch):
@@ -237,7 +237,7 @@ class Control:
         if _SUMMARY not in names:
             return 0, {}
         where = f"{self.log}/{_SUMMARY}"
-        raw = _parsed(self.storage.read(where))
+        raw = _parse_json(self.storage.read(where))
         try:
             return int(raw["last"]), {str(app): int(batch) for app, batch in raw["batches"].items()}
         except (KeyError, TypeError, ValueError, AttributeError) as error:
@@ -246,7 +246,7 @@ class Control:
             ) from error
 
 
-def _parsed(data: bytes) -> dict[str, Any]:
+def _parse_json(data: bytes) -> dict[str, Any]:
     """A small record; empty when a crash tore it, which counts as not written."""
     try:
         raw = json.loads(data)

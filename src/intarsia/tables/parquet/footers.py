@@ -30,7 +30,7 @@ _SHAPES = 8
 
 
 @dataclass(frozen=True, slots=True)
-class Shape:
+class FooterShape:
     """What the footers of files with one Parquet schema have in common."""
 
     schema: bytes
@@ -44,7 +44,7 @@ class Footer:
     """A footer as read from a file."""
 
     metadata: pq.FileMetaData
-    shape: Shape
+    shape: FooterShape
 
     @property
     def num_rows(self) -> int:
@@ -88,7 +88,7 @@ def read_footers(filesystem: pafs.FileSystem, locations: Sequence[str]) -> list[
 def read_footer(filesystem: pafs.FileSystem, location: str) -> Footer:
     """The footer of one file; raises as :func:`read_footers` does.
 
-    The bytes are looked at before pyarrow's metadata object is handed out: asked for an encrypted
+    The bytes are checked before pyarrow's metadata object is handed out: asked for an encrypted
     column, or for a codec it does not know, that object ends the process instead of raising.
     """
     try:
@@ -127,7 +127,7 @@ def _footer_bytes(file: pa.NativeFile) -> bytes:
     return tail[-length - 8 :]
 
 
-def _check_codecs(shape: Shape, raw: bytes, metadata: pq.FileMetaData) -> None:
+def _check_codecs(shape: FooterShape, raw: bytes, metadata: pq.FileMetaData) -> None:
     """Find the codec of each column chunk in the footer's bytes, where it follows the column's path."""
     at, find = len(shape.schema), raw.find
     for group in range(metadata.num_row_groups):
@@ -141,10 +141,10 @@ def _check_codecs(shape: Shape, raw: bytes, metadata: pq.FileMetaData) -> None:
                 raise pa.ArrowInvalid("it uses a compression codec that is not known")
 
 
-_last_shapes: list[Shape] = []
+_last_shapes: list[FooterShape] = []
 
 
-def _shape_of(raw: bytes, metadata: pq.FileMetaData) -> Shape:
+def _shape_of(raw: bytes, metadata: pq.FileMetaData) -> FooterShape:
     """The shape of a footer; files of a dataset mostly share theirs, so it is made once.
 
     Compared by bytes: to pyarrow two schemas are equal when their leaves are, whatever the names of the
@@ -154,7 +154,7 @@ def _shape_of(raw: bytes, metadata: pq.FileMetaData) -> Shape:
         if raw.startswith(shape.schema):
             return shape
     _refuse_twice(metadata.schema)
-    shape = Shape(_schema_bytes(raw), _needles(metadata.schema))
+    shape = FooterShape(_schema_bytes(raw), _needles(metadata.schema))
     _last_shapes[:] = [shape, *_last_shapes[: _SHAPES - 1]]
     return shape
 
@@ -177,8 +177,8 @@ def _names_twice(fields: Sequence[pa.Field], above: str) -> set[str]:
     names = [field.name for field in fields]
     found = {f"{above}{name}" for name in names if names.count(name) > 1}
     for field in fields:
-        kind = field.type
-        inside = [kind.field(number) for number in range(kind.num_fields)]
+        dtype = field.type
+        inside = [dtype.field(number) for number in range(dtype.num_fields)]
         found |= _names_twice(inside, f"{above}{field.name}.")
     return found
 

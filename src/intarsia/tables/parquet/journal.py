@@ -5,8 +5,8 @@ The steps J0 to J10 in comments, and what a crash after each leaves:
 ====  ==========================================================  =================
 J0    take the lock                                               nothing happened
 J1    recover what a crash left                                   can be repeated
-J3    outputs in ``new/``, synced, each with a twin in ``pub/``   swept: old state
-J4    twins of all files that go in ``old/``                      swept: old state
+J3    outputs in ``new/``, synced, each hard-linked in ``pub/``   swept: old state
+J4    removed files hard-linked in ``old/``                       swept: old state
 J5    the planned files are still what they were                  swept: old state
 J6    the intent, durable with everything it names                swept: old state
 J7    the intent gets a name in ``log/``: **the commit point**    new state
@@ -17,7 +17,7 @@ J10   ``.done`` in ``log/``: acknowledged                         new state
 ====  ==========================================================  =================
 
 Between J7 and J10 both versions of every touched file have a durable name in the control directory.
-Publishing consumes the twin in ``pub/``, never the only staged name, so it can always be repeated.
+Publishing consumes the link in ``pub/``, never the only staged name, so it can always be repeated.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from intarsia.errors import CommitConflict, CommitUnknown, InputError, IntarsiaE
 from intarsia.storage import Storage
 from intarsia.tables.parquet.control import Control, LogState
 from intarsia.tables.parquet.footers import worker_count
-from intarsia.tables.parquet.record import Coming, Going, Record
-from intarsia.tables.parquet.side_files import checksum_path
+from intarsia.tables.parquet.listing import checksum_path
+from intarsia.tables.parquet.record import FileAdd, FileRemove, Record
 
 log = logger(__name__)
 
@@ -53,7 +53,7 @@ class Journal:
         lock: Lock | None = None,
     ) -> None:
         """``exclusive`` is False on a store without a lock, where others may be at work: then nothing
-        that might belong to a writer alive is finished, swept or folded.
+        that might belong to a running writer is finished, swept or folded.
         """
         self.control = control
         self.storage: Storage = control.storage
@@ -95,7 +95,7 @@ class Journal:
         try:
             made = storage.make_directories(control.directory)
             if control.directory in made and storage.stat(control.root) is not None:
-                storage.imitate(control.root, control.directory)  # what is staged is as private as the data
+                storage.copy_mode(control.root, control.directory)  # what is staged is as private as the data
             return made
         except StorageError as error:
             error.hint = "name a writable control directory on the same device with control_path="
@@ -118,7 +118,7 @@ class Journal:
             for directory in (
                 control.log,
                 control.transactions,
-                control.farms,
+                control.snapshots,
                 control.spools,
                 control.retained,
             ):
@@ -139,12 +139,14 @@ class Journal:
             sentences.append(f"Removed what transaction {txid} had staged; it was never committed.")
         swept = control.sweep()
         sentences += [f"Removed {directory}, which a process that is gone had left." for directory in swept]
-        return self._told(sentences)
+        return self._log_sentences(sentences)
 
     def finish(self, run_id: str) -> tuple[str, ...]:
         """Publish what a run committed whose process is gone, and clean up after it; takes no lock."""
         state = self.control.read_log()
-        return self._told(self._finish(state, lambda record: record.properties.get("run_id") == run_id))
+        return self._log_sentences(
+            self._finish(state, lambda record: record.properties.get("run_id") == run_id)
+        )
 
     def _finish(self, state: LogState, is_meant: Callable[[Record], bool]) -> list[str]:
         sentences: list[str] = []
@@ -163,7 +165,7 @@ class Journal:
             )
         return sentences
 
-    def _told(self, sentences: list[str]) -> tuple[str, ...]:
+    def _log_sentences(self, sentences: list[str]) -> tuple[str, ...]:
         for sentence in sentences:
             log.info("%s: %s", self.control.root, sentence)
         return tuple(sentences)
@@ -210,26 +212,26 @@ class Journal:
             raise
 
     def _prepare(self, record: Record) -> None:
-        """J3 and J4: durable outputs with a twin to publish, and twins of what goes."""
+        """J3 and J4: make new files durable, link them for publishing, and link the removed files."""
         storage, base = self.storage, self.control.staging(record.txid)
         for name in ("new", "old", "pub"):
             storage.make_directories(f"{base}/{name}")
 
-        def settle(item: Coming) -> None:
+        def make_durable(item: FileAdd) -> None:
             if item.was is not None:
-                storage.imitate(f"{self.control.root}/{item.path}", f"{base}/new/{item.staged}")
+                storage.copy_mode(f"{self.control.root}/{item.path}", f"{base}/new/{item.staged}")
             storage.sync(f"{base}/new/{item.staged}")
             if storage.atomic:
-                storage.twin(f"{base}/new/{item.staged}", f"{base}/pub/{item.staged}")
+                storage.hard_link(f"{base}/new/{item.staged}", f"{base}/pub/{item.staged}")
 
-        def keep(item: Coming | Going) -> None:
+        def keep(item: FileAdd | FileRemove) -> None:
             if item.kept is not None:
-                storage.twin(f"{self.control.root}/{item.path}", f"{base}/old/{item.kept}")
+                storage.hard_link(f"{self.control.root}/{item.path}", f"{base}/old/{item.kept}")
 
         # Syncing waits for the disk, so several at once; a list makes the first error surface here.
         with ThreadPoolExecutor(worker_count(), "intarsia-commit") as pool:
-            list(pool.map(settle, record.coming))
-            list(pool.map(keep, (*record.coming, *record.going, *record.side_files)))
+            list(pool.map(make_durable, record.adds))
+            list(pool.map(keep, (*record.adds, *record.removes, *record.side_files)))
 
     def _record_intent(self, record: Record) -> None:
         """J6: after this the intent and everything it names survive a power cut."""
@@ -263,7 +265,7 @@ class Journal:
             )
 
     def is_recorded(self, record: Record) -> bool:
-        """Whether the commit point was passed; True when it cannot be told, so that nothing is cleaned up."""
+        """Whether the commit point was passed; True when it is unknown, so that nothing is cleaned up."""
         try:
             data = self.storage.read(self.control.record(record.seq, record.txid, "json"))
         except StorageError as error:
@@ -280,7 +282,7 @@ class Journal:
         touched: set[str] = set()
         skipped: list[str] = []
         self._remove_side_files(record)
-        for item in sorted(record.coming, key=lambda coming: coming.was is not None):  # new names first
+        for item in sorted(record.adds, key=lambda adds: adds.was is not None):  # new names first
             directory = posixpath.dirname(f"{self.control.root}/{item.path}")
             touched.update(posixpath.dirname(made) for made in storage.make_directories(directory))
             touched.update(_up_to(directory, self.control.root))
@@ -293,7 +295,7 @@ class Journal:
                 )
             touched.add(posixpath.dirname(self.control.root))
         self._sync_all(touched)  # nothing goes before what replaces it is durable
-        skipped += [item.path for item in record.going if not self._remove_one(record, item)]
+        skipped += [item.path for item in record.removes if not self._remove_one(record, item)]
         self._sync_all(self._remove_empty(record))
         self.control.write_done(record)
         return skipped
@@ -318,12 +320,12 @@ class Journal:
         directories = {posixpath.dirname(f"{self.control.root}/{side.path}") for side in record.side_files}
         self._sync_all(directories)
 
-    def _stands(self, record: Record, item: Coming | Going) -> bool:
+    def _stands(self, record: Record, item: FileAdd | FileRemove) -> bool:
         """Whether a file that the transaction replaces or removes is still the one it planned on."""
         found = self.storage.stat(f"{self.control.root}/{item.path}")
         return found is not None and self.control.is_planned(record, item, found)
 
-    def _publish_one(self, record: Record, item: Coming) -> bool:
+    def _publish_one(self, record: Record, item: FileAdd) -> bool:
         storage, base = self.storage, self.control.staging(record.txid)
         target = f"{self.control.root}/{item.path}"
         new, spare = f"{base}/new/{item.staged}", f"{base}/pub/{item.staged}"
@@ -336,7 +338,7 @@ class Journal:
         storage.publish(new, spare, target)
         return True
 
-    def _remove_one(self, record: Record, item: Going) -> bool:
+    def _remove_one(self, record: Record, item: FileRemove) -> bool:
         storage, target = self.storage, f"{self.control.root}/{item.path}"
         found = storage.stat(target)
         if found is None:
@@ -349,7 +351,7 @@ class Journal:
     def _remove_empty(self, record: Record) -> set[str]:
         """Remove partition directories that were left empty; returns the directories to sync."""
         storage = self.storage
-        parents = {posixpath.dirname(f"{self.control.root}/{item.path}") for item in record.going}
+        parents = {posixpath.dirname(f"{self.control.root}/{item.path}") for item in record.removes}
         touched = set(parents)
         for directory in parents:
             while directory != self.control.root and storage.remove_directory(directory):
@@ -429,5 +431,5 @@ def _up_to(directory: str, root: str) -> list[str]:
 
 
 def _counted(record: Record) -> str:
-    replaced = sum(item.was is not None for item in record.coming)
-    return f"{replaced} replaced, {len(record.coming) - replaced} added, {len(record.going)} removed"
+    replaced = sum(item.was is not None for item in record.adds)
+    return f"{replaced} replaced, {len(record.adds) - replaced} added, {len(record.removes)} removed"

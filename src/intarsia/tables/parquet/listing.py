@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import posixpath
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from intarsia.common.foreign import LOGS, METADATA, refusal, sign_of
-from intarsia.common.names import listed_names
+from intarsia.common.names import join_names
+from intarsia.common.table_formats import LOGS, METADATA, refusal, sign_of
 from intarsia.errors import DamagedTable, InputError, UnsafePath
-from intarsia.storage import Entry, Storage
-from intarsia.tables.parquet.side_files import is_data_name, is_side_name, is_summary
+from intarsia.storage import FileEntry, Storage
 
 _ACTIVE = "Another writer seems to be active"
 _JOURNAL = re.compile(r"((?:[^/]+/)*)\.([^/]+)\.intarsia")
@@ -23,17 +22,17 @@ _APART = "which has a journal and a lock of its own"
 class Listing:
     """The data files below a root, sorted by path, with sentences on what else was found."""
 
-    entries: tuple[Entry, ...]
+    entries: tuple[FileEntry, ...]
     exists: bool
     notes: tuple[str, ...] = ()
-    others: str | None = None
+    owner_error: str | None = None
     """Whose the files are, as a predicate of the root, where datasets lie below it or around it."""
-    side_files: Mapping[str, Entry] = field(default_factory=dict)
+    side_files: Mapping[str, FileEntry] = field(default_factory=dict)
     """What other writers keep beside the data files to describe them, by path."""
 
 
 def sibling(root: str) -> str:
-    """Where the control directory of a dataset is, unless it is told."""
+    """Where the control directory of a dataset is by default."""
     parent, name = posixpath.split(root)
     if not name or (not parent.strip("/") and not root.startswith("/")):
         raise InputError(
@@ -66,7 +65,7 @@ def list_data_files(storage: Storage, root: str) -> Listing:
     """
     found = storage.stat(root)
     if found is None:
-        return Listing((), exists=False, others=_around(storage, root))
+        return Listing((), exists=False, owner_error=_around(storage, root))
     if found.kind != "directory":
         raise InputError(
             f"{root} is a {found.kind}; a dataset is a directory of Parquet files.",
@@ -74,8 +73,8 @@ def list_data_files(storage: Storage, root: str) -> Listing:
             hint="name the directory that holds the files",
         )
     _refuse_part_of_table(storage, root)
-    files: dict[str, Entry] = {}
-    odd: list[Entry] = []
+    files: dict[str, FileEntry] = {}
+    odd: list[FileEntry] = []
     for entry in storage.walk(root, lambda name: not is_hidden(name)):
         name = entry.path.rpartition("/")[2]
         if entry.kind == "file" and is_data_name(name):
@@ -98,10 +97,10 @@ def list_data_files(storage: Storage, root: str) -> Listing:
             raise _empty(root, entry)
     others = _below(odd, paths) or _around(storage, root)
     sides = {e.path: e for e in odd if e.kind == "file" and is_side_name(posixpath.basename(e.path))}
-    return Listing(data, exists=True, notes=_notes(odd, staged), others=others, side_files=sides)
+    return Listing(data, exists=True, notes=_notes(odd, staged), owner_error=others, side_files=sides)
 
 
-def _may_hold_data(entry: Entry) -> bool:
+def _may_hold_data(entry: FileEntry) -> bool:
     """Whether something that is no data file would be taken for one, or for a directory of them."""
     name = posixpath.basename(entry.path)
     if entry.kind == "symlink" and entry.identity == "directory":
@@ -109,7 +108,7 @@ def _may_hold_data(entry: Entry) -> bool:
     return entry.kind != "directory" and is_data_name(name)
 
 
-def _unsafe(root: str, entry: Entry) -> UnsafePath:
+def _unsafe(root: str, entry: FileEntry) -> UnsafePath:
     what = "a symbolic link" if entry.kind == "symlink" else "not a regular file"
     return UnsafePath(
         f"{root}/{entry.path} is {what}; replacing it would not replace what it stands for.",
@@ -128,7 +127,7 @@ def _refuse_undecodable(root: str, path: str) -> None:
         ) from error
 
 
-def _empty(root: str, entry: Entry) -> DamagedTable:
+def _empty(root: str, entry: FileEntry) -> DamagedTable:
     return DamagedTable(
         f"{root}/{entry.path} is empty (0 bytes), so it is not a Parquet file.",
         path=f"{root}/{entry.path}",
@@ -136,13 +135,13 @@ def _empty(root: str, entry: Entry) -> DamagedTable:
     )
 
 
-def _is_duckdb_staging(path: str, files: dict[str, Entry]) -> bool:
+def _is_duckdb_staging(path: str, files: dict[str, FileEntry]) -> bool:
     """DuckDB replaces ``x.parquet`` through ``tmp_x.parquet`` beside it."""
     directory, name = posixpath.split(path)
     return name.startswith("tmp_") and posixpath.join(directory, name[4:]) in files
 
 
-def _notes(odd: Sequence[Entry], staged: set[str]) -> tuple[str, ...]:
+def _notes(odd: Sequence[FileEntry], staged: set[str]) -> tuple[str, ...]:
     notes = [
         f"{_ACTIVE}: {path} looks like a file it is writing, and is left out." for path in sorted(staged)
     ]
@@ -159,7 +158,7 @@ def _notes(odd: Sequence[Entry], staged: set[str]) -> tuple[str, ...]:
     return tuple(sorted(set(notes)))
 
 
-def _below(odd: Sequence[Entry], paths: Sequence[str]) -> str | None:
+def _below(odd: Sequence[FileEntry], paths: Sequence[str]) -> str | None:
     """Whether there are whole datasets below the root."""
     journals = (_JOURNAL.fullmatch(entry.path) for entry in odd)
     names = sorted({f"{found[1]}{found[2]}" for found in journals if found})
@@ -167,7 +166,7 @@ def _below(odd: Sequence[Entry], paths: Sequence[str]) -> str | None:
     if not inner:
         return None
     each = "each with a journal and a lock of its own" if inner[1:] else _APART
-    return f"is no dataset, but above {listed_names(inner)}, {each}"
+    return f"is no dataset, but above {join_names(inner)}, {each}"
 
 
 def _around(storage: Storage, root: str) -> str | None:
@@ -180,7 +179,7 @@ def _around(storage: Storage, root: str) -> str | None:
     return None
 
 
-def _refuse_table(root: str, odd: Sequence[Entry]) -> None:
+def _refuse_table(root: str, odd: Sequence[FileEntry]) -> None:
     for entry in odd:
         kind = sign_of(entry.path, directory=entry.kind == "directory")
         if kind is not None:
@@ -203,3 +202,69 @@ def _refuse_part_of_table(storage: Storage, root: str) -> None:
         if any(found.endswith(METADATA) for found in storage.names(f"{above}/metadata")):
             raise refusal(root, "../metadata", "Iceberg", part=True)
         above, name = posixpath.split(above)
+
+
+SUMMARIES = ("_metadata", "_common_metadata")
+_SUFFIXES = (".parquet", ".parq")
+
+
+def is_data_name(name: str) -> bool:
+    """Whether a file of this name is a data file."""
+    return not name.startswith((".", "_")) and name.lower().endswith(_SUFFIXES)
+
+
+def is_summary(path: str) -> bool:
+    return posixpath.basename(path) in SUMMARIES
+
+
+def described_name(name: str) -> str | None:
+    """The file that a checksum file is about, by its name alone; None where it is no such file."""
+    if name.startswith(".") and name.endswith(".crc"):
+        inner = name[1:-4]
+        if is_data_name(inner) or inner in SUMMARIES:
+            return inner
+    return None
+
+
+def is_side_name(name: str) -> bool:
+    return name in SUMMARIES or described_name(name) is not None
+
+
+def checksum_path(path: str) -> str:
+    """Where Hadoop keeps the checksum of a file."""
+    directory, name = posixpath.split(path)
+    return posixpath.join(directory, f".{name}.crc")
+
+
+def ended_by(changed: Collection[str], found: Mapping[str, FileEntry]) -> list[FileEntry]:
+    """The side files that would be wrong once the files at these paths have changed; sorted by path.
+
+    Args:
+        changed: paths of data files that are added, replaced or removed.
+        found: the side files that are there, by path.
+    """
+    if not found:
+        return []
+    summaries = {
+        posixpath.join(directory, name)
+        for directory in {above for path in changed for above in _above(path)}
+        for name in SUMMARIES
+    }
+    described = [*changed, *summaries.intersection(found)]
+    ended = summaries.intersection(found) | {checksum_path(path) for path in described}.intersection(found)
+    return [found[path] for path in sorted(ended)]
+
+
+def _above(path: str) -> Iterator[str]:
+    """The directories above a path, the root ("") last."""
+    while path:
+        path = posixpath.dirname(path)
+        yield path
+
+
+def removal_notes(removed: Iterable[str]) -> tuple[str, ...]:
+    """What to say of side files that a commit removed: summaries are somebody's, checksums come and go."""
+    summaries = sorted(path for path in removed if is_summary(path))
+    if not summaries:
+        return ()
+    return (f"Removed {', '.join(summaries)}: the files are no longer what was described there.",)

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from intarsia.common import thrift
+from intarsia.core.change import Change
+from intarsia.core.snapshot import Snapshot
 from intarsia.errors import DamagedTable
 
 _MAGIC = b"PAR1"
@@ -74,6 +76,34 @@ def partitions_last(schema: pa.Schema, partition_columns: tuple[str, ...]) -> pa
     """The schema in the order that a dataset with files has: partition columns last."""
     stored = [field for field in schema if field.name not in partition_columns]
     return pa.schema([*stored, *(schema.field(name) for name in partition_columns)], schema.metadata)
+
+
+def decides_metadata(change: Change, before: Snapshot) -> bool:
+    """Whether a change makes a dataset without files, or gives one another schema or partitions."""
+    if change.schema is None or not change.schema.names or _has_files_after(change, before):
+        return False
+    schema = partitions_last(change.schema, change.partition_columns)
+    same = schema.equals(before.schema, check_metadata=True)
+    return not (same and change.partition_columns == before.partition_columns)
+
+
+def metadata_after(change: Change, before: Snapshot) -> DatasetMetadata | None:
+    """What the log has to keep after a change: all that files would tell, where none is left."""
+    if _has_files_after(change, before):
+        return None
+    schema, columns = before.schema, before.partition_columns
+    if change.schema is not None:
+        columns = change.partition_columns
+        schema = partitions_last(change.schema, columns)
+    if not schema.names:
+        return None
+    same = schema.equals(before.schema) and columns == before.partition_columns
+    return DatasetMetadata.of(schema, columns, before.model_footer if same else None)
+
+
+def _has_files_after(change: Change, before: Snapshot) -> bool:
+    removed = {file.path for file in change.removed}
+    return bool(change.added) or any(file.path not in removed for file in before.files)
 
 
 def metadata_of(raw: Mapping[str, Any] | None, where: str) -> DatasetMetadata | None:

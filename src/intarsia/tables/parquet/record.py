@@ -10,9 +10,8 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from intarsia.errors import DamagedTable, UnsafePath
-from intarsia.tables.parquet.listing import is_data_path, is_hidden
+from intarsia.tables.parquet.listing import is_data_path, is_hidden, is_side_name
 from intarsia.tables.parquet.metadata import DatasetMetadata
-from intarsia.tables.parquet.side_files import is_side_name
 
 VERSION = 1
 _TXID = re.compile(r"^[0-9a-f]{32}$")
@@ -21,8 +20,8 @@ _LONGEST_NAME = 255
 
 
 @dataclass(frozen=True, slots=True)
-class Coming:
-    """A file that comes: ``staged`` under ``new/`` gets the name ``path``; ``was`` is what it replaces."""
+class FileAdd:
+    """An added file: ``staged`` under ``new/`` gets the name ``path``; ``was`` is what it replaces."""
 
     path: str
     staged: str
@@ -32,8 +31,8 @@ class Coming:
 
 
 @dataclass(frozen=True, slots=True)
-class Going:
-    """A file that goes, if it is still the one that was planned on."""
+class FileRemove:
+    """A removed file, if it is still the one that was planned on."""
 
     path: str
     was: tuple[Any, ...]
@@ -42,20 +41,20 @@ class Going:
 
 @dataclass(frozen=True, slots=True)
 class Record:
-    """All a stranger needs to finish a committed transaction, whatever became of its writer."""
+    """All that another process needs to finish a committed transaction, whatever became of its writer."""
 
     seq: int
     txid: str
     operation: str
     root: str
-    coming: tuple[Coming, ...] = ()
-    going: tuple[Going, ...] = ()
+    adds: tuple[FileAdd, ...] = ()
+    removes: tuple[FileRemove, ...] = ()
     properties: Mapping[str, str] = field(default_factory=dict)
     retain: int | None = None
     fresh: bool = False
     """The dataset's directory did not exist."""
-    side_files: tuple[Going, ...] = ()
-    """What describes files as they were: goes before any of them changes."""
+    side_files: tuple[FileRemove, ...] = ()
+    """Files that describe data files as they were: removed before any of these changes."""
     metadata: DatasetMetadata | None = None
     """Schema and partition columns, where the dataset has no file afterwards."""
 
@@ -71,10 +70,10 @@ class Record:
                 raise ValueError("it was written by another version")
             record = cls(
                 seq=int(raw.pop("seq")),
-                coming=tuple(_coming(item) for item in raw.pop("coming")),
-                going=tuple(_going(item) for item in raw.pop("going")),
+                adds=tuple(_parse_add(item) for item in raw.pop("adds")),
+                removes=tuple(_parse_remove(item) for item in raw.pop("removes")),
                 metadata=_metadata(raw.pop("metadata", None)),
-                side_files=tuple(_going(item) for item in raw.pop("side_files", ())),
+                side_files=tuple(_parse_remove(item) for item in raw.pop("side_files", ())),
                 **raw,
             )
             record.check()
@@ -98,19 +97,19 @@ class Record:
             check_data_path(item.path)
         for item in self.side_files:
             check_side_path(item.path)
-        names = [item.staged for item in self.coming]
+        names = [item.staged for item in self.adds]
         names += [item.kept for item in (*self.files, *self.side_files) if item.kept is not None]
         for name in names:
             if not _STAGED.match(name):
                 raise ValueError(f"staged name {name!r}")
 
     @property
-    def files(self) -> tuple[Coming | Going, ...]:
-        return (*self.coming, *self.going)
+    def files(self) -> tuple[FileAdd | FileRemove, ...]:
+        return (*self.adds, *self.removes)
 
     @property
     def directories(self) -> tuple[str, ...]:
-        """Directories below the root that files come to or go from; "" is the root itself."""
+        """Directories below the root that files are added to or removed from; "" is the root itself."""
         items = (*self.files, *self.side_files)
         return tuple(sorted({posixpath.dirname(item.path) for item in items}))
 
@@ -141,13 +140,13 @@ def _metadata(raw: dict[str, Any] | None) -> DatasetMetadata | None:
     return None if raw is None else DatasetMetadata.from_json(raw)
 
 
-def _coming(raw: dict[str, Any]) -> Coming:
+def _parse_add(raw: dict[str, Any]) -> FileAdd:
     was = raw.pop("was")
-    return Coming(was=None if was is None else _fingerprint(was), **raw)
+    return FileAdd(was=None if was is None else _fingerprint(was), **raw)
 
 
-def _going(raw: dict[str, Any]) -> Going:
-    return Going(was=_fingerprint(raw.pop("was")), **raw)
+def _parse_remove(raw: dict[str, Any]) -> FileRemove:
+    return FileRemove(was=_fingerprint(raw.pop("was")), **raw)
 
 
 def _fingerprint(raw: list[Any]) -> tuple[Any, ...]:

@@ -117,7 +117,7 @@ def _swap(
         if below.startswith("../"):
             raise InputError(f"{target} is not a file of the dataset {table.root}.", path=target)
         staged = staging.location(f"replace-{number:05d}")
-        storage.twin(source, staged)
+        storage.hard_link(source, staged)
         (footer,) = read_footers(storage.filesystem, [staged])
         found = storage.stat(staged)
         new = StagedFile(staged, below, footer.num_rows, found.size if found is not None else 0)

@@ -19,21 +19,21 @@ from intarsia.common.partitions import (
     typed_partition,
 )
 from intarsia.common.schema import unify_schemas
-from intarsia.core.files import DataFile, Snapshot
-from intarsia.core.notes import shared_notes
-from intarsia.core.spark_note import joined_note
+from intarsia.core.key_value_metadata import share_metadata
+from intarsia.core.snapshot import DataFile, Snapshot
+from intarsia.core.spark_metadata import join_spark_schemas
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
-from intarsia.storage import Entry, Look, Storage
+from intarsia.storage import FileEntry, StatFile, Storage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footers import Footer, file_schemas, read_footers
 from intarsia.tables.parquet.listing import Listing, list_data_files
 from intarsia.tables.parquet.metadata import DatasetMetadata
-from intarsia.tables.parquet.record import Coming, Record
+from intarsia.tables.parquet.record import FileAdd, Record
 
 _ATTEMPTS = 20
 _OURS = b"intarsia."
 
-Located = tuple[Entry, str]
+Located = tuple[FileEntry, str]
 """A data file, and where its bytes are."""
 
 
@@ -41,7 +41,7 @@ class Footers:
     """Footers already read, so that a second snapshot reads only those of files that changed."""
 
     def __init__(self) -> None:
-        self._known: dict[str, tuple[Entry, Footer]] = {}
+        self._known: dict[str, tuple[FileEntry, Footer]] = {}
 
     def of(self, storage: Storage, files: Sequence[Located]) -> list[Footer]:
         wanted = [(entry, location) for entry, location in files if not self._has(entry)]
@@ -52,7 +52,7 @@ class Footers:
             self._known = {entry.path: self._known[entry.path] for entry, _ in files}
         return [self._known[entry.path][1] for entry, _ in files]
 
-    def _has(self, entry: Entry) -> bool:
+    def _has(self, entry: FileEntry) -> bool:
         known = self._known.get(entry.path)
         return known is not None and known[0].fingerprint == entry.fingerprint
 
@@ -80,7 +80,7 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
             before = control.read_log()
         listing = list_data_files(storage, control.root)
         try:
-            files = _overlaid(control, listing, before.undone)
+            files = _overlay_records(control, listing, before.undone)
             read = footers.of(storage, files)
             metadata = control.metadata(before) if before.version and not files else None
         except (FileNotFoundError, StorageError) as error:
@@ -89,7 +89,7 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
             gone = error  # moved from staging to its place, or removed, while we looked
             continue
         if control.read_log().names == before.names:
-            snapshot = _assembled(control, shown, listing, files, read)
+            snapshot = _assemble(control, shown, listing, files, read)
             exists = listing.exists or bool(before.undone)
             snapshot = replace(snapshot, version=before.version, exists=exists)
             return snapshot if files or not before.version else _without_files(snapshot, control, metadata)
@@ -109,7 +109,7 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
 def _without_files(snapshot: Snapshot, control: Control, metadata: DatasetMetadata | None) -> Snapshot:
     """A dataset that has a log and no file: what the log remembers of it, or that others emptied it.
 
-    Where there are directories, removing the dataset's own begins it anew; else the log alone tells.
+    Where there are directories, removing the dataset's own starts it again; else the log alone tells.
     """
     if not snapshot.exists and control.storage.atomic:
         return snapshot
@@ -132,11 +132,11 @@ def _is_gone(error: OSError) -> bool:
     return isinstance(error, FileNotFoundError) or error.errno == errno.ENOENT
 
 
-def _overlaid(control: Control, listing: Listing, undone: Sequence[Record]) -> list[Located]:
+def _overlay_records(control: Control, listing: Listing, undone: Sequence[Record]) -> list[Located]:
     """The listing as it will be once the recorded commits are published."""
     files = {entry.path: (entry, f"{control.root}/{entry.path}") for entry in listing.entries}
     for record in undone:
-        for coming in record.coming:
+        for coming in record.adds:
             location = f"{control.staging(record.txid)}/new/{coming.staged}"
             staged = control.storage.stat(location)
             if staged is None:
@@ -144,21 +144,21 @@ def _overlaid(control: Control, listing: Listing, undone: Sequence[Record]) -> l
             there = files.get(coming.path)
             if there is None or _awaits(control, record, coming, there, (staged, location)):
                 files[coming.path] = (replace(staged, path=coming.path), location)
-        for going in record.going:
+        for going in record.removes:
             there = files.get(going.path)
             if there is not None and control.is_planned(record, going, there[0]):
                 del files[going.path]
     return [files[path] for path in sorted(files)]
 
 
-def _awaits(control: Control, record: Record, coming: Coming, there: Located, staged: Located) -> bool:
+def _awaits(control: Control, record: Record, coming: FileAdd, there: Located, staged: Located) -> bool:
     """Whether a name will hold the staged file, or does already; else another writer changed it since."""
     if there[0].fingerprint == staged[0].fingerprint or control.is_planned(record, coming, there[0]):
         return True
     return coming.was is None or control.storage.same(there[1], staged[1])
 
 
-def _assembled(
+def _assemble(
     control: Control,
     shown: str,
     listing: Listing,
@@ -192,9 +192,9 @@ def _assembled(
         exists=listing.exists,
         notes=listing.notes,
         side_files=listing.side_files,
-        others=listing.others,
+        owner_error=listing.owner_error,
         uniform=all(schema.equals(unified) for schema in schemas),
-        look=Look(control.storage),
+        stat=StatFile(control.storage),
     )
 
 
@@ -234,7 +234,7 @@ def _declared(schemas: Sequence[pa.Schema]) -> pa.Schema:
 
 def _shared_metadata(footers: Sequence[Footer]) -> dict[bytes, bytes] | None:
     """Notes for files beside these; our own, and the schema of Arrow, each file has for itself."""
-    kept = shared_notes(footer.metadata.metadata or {} for footer in footers)
+    kept = share_metadata(footer.metadata.metadata or {} for footer in footers)
     own = {key for key in kept if key.startswith(_OURS) or key == b"ARROW:schema"}
-    spark, _ = joined_note(footer.metadata for footer in footers)
+    spark, _ = join_spark_schemas(footer.metadata for footer in footers)
     return {**{key: value for key, value in kept.items() if key not in own}, **spark} or None

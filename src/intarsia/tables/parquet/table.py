@@ -8,6 +8,7 @@ import posixpath
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -15,21 +16,18 @@ import pyarrow.parquet as pq
 
 from intarsia.common.log import logger
 from intarsia.common.paths import shown_path
-from intarsia.core.change import Change, Committed, StagedFile, Staging
-from intarsia.core.directories import PartitionDirectories
-from intarsia.core.elements import elements_of
-from intarsia.core.files import DataFile, Snapshot
-from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
+from intarsia.common.scratch import mark
+from intarsia.core.change import Change, Committed, Staging
+from intarsia.core.partitioner import PartitionDirectories
+from intarsia.core.snapshot import DataFile, Snapshot
+from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
 from intarsia.storage import Storage, open_storage
+from intarsia.tables.parquet.checks import check_change, check_written, is_recorded, read_written
 from intarsia.tables.parquet.control import Control
-from intarsia.tables.parquet.farm import Farm, planted
-from intarsia.tables.parquet.footers import Footer, read_footers
 from intarsia.tables.parquet.journal import Journal, Lock
-from intarsia.tables.parquet.listing import list_data_files
-from intarsia.tables.parquet.metadata import DatasetMetadata, partitions_last
-from intarsia.tables.parquet.places import ParquetWorkplace, Places
-from intarsia.tables.parquet.record import Coming, Going, Record, check_data_path
-from intarsia.tables.parquet.side_files import ended_by, removal_notes
+from intarsia.tables.parquet.listing import ended_by, list_data_files, removal_notes
+from intarsia.tables.parquet.metadata import metadata_after
+from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path
 from intarsia.tables.parquet.snapshot import Footers, take_snapshot
 
 log = logger(__name__)
@@ -98,6 +96,23 @@ class ParquetTable:
         """The current state, also of a dataset whose last writer crashed. Writes nothing."""
         return take_snapshot(self.control, self.root, self._footers)
 
+    def check(self) -> None:
+        """Nothing: what may be done to a dataset depends on the change, and on permissions."""
+
+    def check_change(self, snapshot: Snapshot, change: Change, staging: Staging | None = None) -> None:
+        """Refuse what no commit of a change to this state could do; writes nothing.
+
+        With ``staging``, where the change's files are, these are read as well. Every commit asks this.
+
+        Raises:
+            InputError: half an idempotency key, or files that are named twice or not safely.
+            NotSupported: the store can only append.
+            DamagedTable: a file of the change is not what it was said to be.
+        """
+        check_change(change, snapshot, root=self.control.root, appends_only=self.appends_only)
+        if staging is not None:
+            check_written(change, read_written(staging.filesystem, change.written))
+
     @contextmanager
     def transaction(self, operation: str) -> Iterator[ParquetTransaction]:
         """Begin a change: take the lock, finish or undo what a crash left, hand out a fresh snapshot.
@@ -149,15 +164,15 @@ class ParquetTable:
         return self.control.read_log().version >= version or not self.snapshot().exists
 
     @contextmanager
-    def materialise(self) -> Iterator[Farm]:
+    def materialise(self) -> Iterator[HardLinkSnapshot]:
         """The current state as a directory of hard links that no later commit changes.
 
         For engines that read directories by themselves. Needs a writable control directory.
         """
         for _ in range(_FARM_ATTEMPTS):
-            with planted(self.control, self.snapshot()) as farm:
-                if farm is not None:
-                    yield farm
+            with link_files(self.control, self.snapshot()) as linked:
+                if linked is not None:
+                    yield linked
                     return
         raise CommitConflict(f"{self._path} kept changing while it was linked.", path=self._path)
 
@@ -189,19 +204,19 @@ class ParquetTransaction:
         self._storage.make_directories(new)
         return Staging(filesystem=self._storage.filesystem, directory=new, txid=self.txid)
 
-    def place(
+    def new_file_path(
         self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
         """The table path of a new file: in its partition's directory, or in that of the file ``beside``."""
-        return self._places.place(partition, prefix, ordinal, beside=beside)
+        return self._places.new_file_path(partition, prefix, ordinal, beside=beside)
 
-    def locate(self, path: str) -> str:
+    def filesystem_path(self, path: str) -> str:
         """Where a file of the dataset lies."""
-        return self._places.locate(path)
+        return self._places.filesystem_path(path)
 
-    def workplace(self) -> ParquetWorkplace:
+    def output(self) -> ParquetOutputLocation:
         """Where to write and what to call files, as a value for another process."""
-        return ParquetWorkplace(self._places, self.staging)
+        return ParquetOutputLocation(self._places, self.staging)
 
     def last_batch(self, app_id: str) -> int | None:
         """The highest batch an application has committed; under the lock, so nobody else commits one."""
@@ -221,14 +236,13 @@ class ParquetTransaction:
         """
         if self._finished:
             raise InputError(f"Transaction {self.txid} was committed already.", txid=self.txid)
-        _check_batch(change.properties)
-        says_batch = "app_id" in change.properties and self.snapshot.exists
-        if change.empty and not says_batch and not self._decides_metadata(change):
+        self._table.check_change(self.snapshot, change)
+        if not is_recorded(change, self.snapshot):
             self.close()
             self._finished = True
             return Committed(self.txid, self.snapshot.version)
-        self._refuse(change)
-        self._verify(change)
+        self._check_staged(change)
+        check_written(change, self._read_staged(change))
         record = self._recorded(change)
         try:
             record.check()  # as whoever recovers it will
@@ -247,117 +261,43 @@ class ParquetTransaction:
         if self._staged:
             self._journal.discard(self._directory)
 
-    def _decides_metadata(self, change: Change) -> bool:
-        """Whether a change makes a dataset without files, or gives one another schema or partitions."""
-        if change.schema is None or not change.schema.names or self._files_after(change):
-            return False
-        before = self.snapshot
-        schema = partitions_last(change.schema, change.partition_columns)
-        same = schema.equals(before.schema, check_metadata=True)
-        return not (same and change.partition_columns == before.partition_columns)
-
-    def _files_after(self, change: Change) -> bool:
-        """Whether the dataset has files after a change."""
-        removed = {file.path for file in change.removed}
-        return bool(change.added) or any(file.path not in removed for file in self.snapshot.files)
-
-    def _metadata(self, change: Change) -> DatasetMetadata | None:
-        """What the log has to keep: all that files would tell, where none is left."""
-        before = self.snapshot
-        if self._files_after(change):
-            return None
-        schema, columns = before.schema, before.partition_columns
-        if change.schema is not None:
-            columns = change.partition_columns
-            schema = partitions_last(change.schema, columns)
-        if not schema.names:
-            return None
-        same = schema.equals(before.schema) and columns == before.partition_columns
-        return DatasetMetadata.of(schema, columns, before.model_footer if same else None)
-
-    def _refuse(self, change: Change) -> None:
-        if self._table.appends_only and (change.replaced or change.removed):
-            raise NotSupported(
-                f"The store of {self._root} has no atomic rename: no file can be replaced or removed safely.",
-                path=self._root,
-                txid=self.txid,
-                hint="pass single_writer=True if nothing else writes to the dataset meanwhile",
-            )
-        new = f"{self._directory}/new"
-        paths = [staged.path for staged in _coming(change)] + [file.path for file in change.removed]
-        for path in paths:
-            check_data_path(path)
-        locations = [staged.location for staged in _coming(change)]
-        if len(set(paths)) != len(paths) or len(set(locations)) != len(locations):
+    def _check_staged(self, change: Change) -> None:
+        """Refuse files that were staged by somebody else, or for two places."""
+        locations = [file.location for file in change.written]
+        if len(set(locations)) != len(locations):
             raise InputError("A change names one file twice.", path=self._root, txid=self.txid)
-        for staged in _coming(change):
-            if posixpath.dirname(staged.location) != new:
-                raise InputError(
-                    f"{staged.location} was not staged by this transaction.", path=staged.location
-                )
-        for item in change.replaced:
-            if item.new.path != item.old.path:
-                raise InputError(f"{item.new.path} cannot replace {item.old.path}: the names differ.")
+        for location in locations:
+            if posixpath.dirname(location) != f"{self._directory}/new":
+                raise InputError(f"{location} was not staged by this transaction.", path=location)
 
-    def _verify(self, change: Change) -> None:
-        """Every staged file is opened again: a writer that failed half way leaves a file that looks whole."""
-        staged = _coming(change)
+    def _read_staged(self, change: Change) -> list[pq.FileMetaData]:
         try:
-            footers = read_footers(self._storage.filesystem, [file.location for file in staged])
+            return read_written(self._storage.filesystem, change.written)
         except FileNotFoundError as error:
             raise DamagedTable(
                 f"A staged file is gone: {error}", path=self._directory, txid=self.txid
             ) from error
-        old = {item.new.location: item.old.footer for item in change.replaced}
-        for file, footer in zip(staged, footers, strict=True):
-            self._verify_schema(file, old.get(file.location), footer)
-            if footer.num_rows != file.rows:
-                raise DamagedTable(
-                    f"The file staged for {file.path} has {footer.num_rows} rows instead of {file.rows}.",
-                    path=file.location,
-                    txid=self.txid,
-                )
-
-    def _verify_schema(self, file: StagedFile, before: pq.FileMetaData | None, footer: Footer) -> None:
-        """A file that replaces another has its columns as that one has them, element by element."""
-        after = elements_of(footer.metadata)
-        kept = None if before is None else elements_of(before)
-        if kept is None or after is None:
-            return
-        other = [
-            name
-            for name, elements in kept.columns.items()
-            if name not in file.retyped and after.columns.get(name) != elements
-        ]
-        if other:
-            names = ", ".join(map(repr, other))
-            raise DamagedTable(
-                f"The file staged for {file.path} stores {names} otherwise than the file that is there.",
-                path=file.location,
-                txid=self.txid,
-                hint="nothing was changed; please report this with the file's schema.",
-            )
 
     def _recorded(self, change: Change) -> Record:
         names = (f"{number:05d}.part" for number in itertools.count())
         replaced = (
-            Coming(item.old.path, posixpath.basename(item.new.location), item.old.fingerprint, next(names))
+            FileAdd(item.old.path, posixpath.basename(item.new.location), item.old.fingerprint, next(names))
             for item in change.replaced
         )
-        added = (Coming(file.path, posixpath.basename(file.location)) for file in change.added)
+        added = (FileAdd(file.path, posixpath.basename(file.location)) for file in change.added)
         return Record(
             seq=self.snapshot.version + 1,
             txid=self.txid,
             operation=change.operation,
             root=self._root,
-            coming=(*replaced, *added),
-            going=tuple(Going(file.path, file.fingerprint, next(names)) for file in change.removed),
+            adds=(*replaced, *added),
+            removes=tuple(FileRemove(file.path, file.fingerprint, next(names)) for file in change.removed),
             properties=dict(change.properties),
             retain=self._table._retain,
             fresh=not self.snapshot.exists,
-            metadata=self._metadata(change),
+            metadata=metadata_after(change, self.snapshot),
             side_files=tuple(
-                Going(entry.path, entry.fingerprint, next(names))
+                FileRemove(entry.path, entry.fingerprint, next(names))
                 for entry in ended_by(_touched(change), self.snapshot.side_files)
             ),
         )
@@ -407,16 +347,115 @@ def _check_control(root: str, directory: str) -> None:
         )
 
 
-def _check_batch(properties: Mapping[str, str]) -> None:
-    batch = properties.get("batch_id")
-    if ("app_id" in properties) != (batch is not None) or not (batch is None or batch.isdecimal()):
-        raise InputError(f"app_id and a whole number batch_id go together, not {dict(properties)}.")
-
-
-def _coming(change: Change) -> list[StagedFile]:
-    return [*(item.new for item in change.replaced), *change.added]
-
-
 def _touched(change: Change) -> list[str]:
-    removed: list[DataFile] = list(change.removed)
-    return [*(file.path for file in _coming(change)), *(file.path for file in removed)]
+    return [*(file.path for file in change.written), *(file.path for file in change.removed)]
+
+
+@dataclass(frozen=True, slots=True)
+class Places:
+    """The names that one transaction gives to new files."""
+
+    txid: str
+    root: str
+    partition_columns: tuple[str, ...]
+    directories: PartitionDirectories = field(default_factory=PartitionDirectories)
+    """Those that are there and are called otherwise than we would call them."""
+
+    def new_file_path(
+        self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
+    ) -> str:
+        """In its partition's directory, or in that of the file ``beside``, unless that one is to go."""
+        name = f"{prefix}-{self.txid}-{ordinal:05d}.parquet"
+        if beside is None:
+            directory = self._directory(partition)
+        else:
+            directory = posixpath.dirname(beside.path)
+            directory = self.directories.aliases.get(directory, directory)
+        path = posixpath.join(directory, name)
+        check_data_path(path)
+        return path
+
+    def filesystem_path(self, path: str) -> str:
+        """Where a file of the dataset lies; new ones get there by their commit only."""
+        return f"{self.root}/{path}"
+
+    def _directory(self, partition: Mapping[str, Any]) -> str:
+        order = [column for column in self.partition_columns if column in partition]
+        values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
+        return self.directories.directory(values, path=self.root)
+
+
+@dataclass(frozen=True, slots=True)
+class ParquetOutputLocation:
+    """A transaction's names and its staging directory; see :class:`intarsia.core.ports.OutputLocation`."""
+
+    places: Places
+    staging: Staging
+
+    @property
+    def txid(self) -> str:
+        return self.places.txid
+
+    def new_file_path(
+        self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
+    ) -> str:
+        return self.places.new_file_path(partition, prefix, ordinal, beside=beside)
+
+    def filesystem_path(self, path: str) -> str:
+        return self.places.filesystem_path(path)
+
+
+@dataclass(frozen=True, slots=True)
+class HardLinkSnapshot:
+    """``directory`` holds the snapshot's files under their own names; ``snapshot`` points into it.
+
+    Nobody puts another file under a link's name, so its files may be opened at any time.
+    """
+
+    directory: str
+    snapshot: Snapshot
+
+
+@contextmanager
+def link_files(control: Control, snapshot: Snapshot) -> Iterator[HardLinkSnapshot | None]:
+    """Link a snapshot's files into ``snap/``; removed on leaving.
+
+    Yields None when a file has changed since the snapshot, which then has to be taken again. The
+    directory has a mark, so that recovery can tell those of crashed processes from those in use.
+    """
+    storage = control.storage
+    directory = f"{control.snapshots}/{uuid.uuid4().hex}"
+    made = storage.make_directories(control.snapshots)
+    alive = mark(storage.filesystem, directory)
+    try:
+        files = _links(control, snapshot, directory)
+        yield (
+            None if files is None else HardLinkSnapshot(directory, replace(snapshot, files=files, stat=None))
+        )
+    finally:
+        for refusal in storage.remove_tree(directory):
+            log.warning("could not remove a snapshot's link: %s", refusal)
+        alive.release()
+        for parent in reversed(made):
+            storage.remove_directory(parent)
+
+
+def _links(control: Control, snapshot: Snapshot, directory: str) -> tuple[DataFile, ...] | None:
+    storage = control.storage
+    storage.make_directories(directory)
+    files = []
+    for parent in sorted({posixpath.dirname(file.path) for file in snapshot.files}):
+        storage.make_directories(posixpath.join(directory, parent) if parent else directory)
+    for file in snapshot.files:
+        link = f"{directory}/{file.path}"
+        try:
+            storage.hard_link(file.location, link)
+        except StorageError as error:
+            if storage.stat(file.location) is None:
+                return None
+            raise error
+        found = storage.stat(link)
+        if storage.atomic and (found is None or found.fingerprint != file.fingerprint):
+            return None
+        files.append(replace(file, location=link))
+    return tuple(files)

@@ -1,0 +1,163 @@
+"""Matching a merge: DuckDB joins keys of files and source; what becomes of a pair is the shared rule's."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.bounds import bounds_of
+from intarsia.core.intent import Merge
+from intarsia.core.keys import flat
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.ports import Progress
+from intarsia.core.rule import STRATEGIES
+from intarsia.core.snapshot import DataFile, Snapshot
+from intarsia.engines.duckdb.scan import Scan
+from intarsia.engines.duckdb.session import Session
+from intarsia.engines.duckdb.source import LoadedKeys, refuse_duplicates
+from intarsia.engines.duckdb.sql import FILE, POS, SRC, quote, quote_all
+from intarsia.engines.duckdb.types import restore_types
+from intarsia.kernel.match import FileMatch, KeyColumns, KeyPiece, MergeMatcher, SourceIndex, join_hits
+
+__all__ = ["list_condition_columns", "match_merge"]
+
+_PLACE_BITS = 40
+"""More rows than a file has."""
+
+
+def match_merge(plan: Plan, intent: Merge, loaded: LoadedKeys, progress: Progress) -> Matches:
+    """Which rows change. Memory: 16 bytes per pair of rows, and what conditions ask of one file."""
+    strategy = intent.rule.name in STRATEGIES  # whose keys have to be unique
+    source = SourceIndex.without_keys(loaded.table, plan.snapshot.partition_columns, repeated=not strategy)
+    matcher = MergeMatcher(plan, intent, source)
+    scans = plan.select("scan")
+    files = [item.file for item in scans]
+    asked = list_condition_columns(plan.snapshot, intent)
+    scan = Scan.of(loaded.session, plan.snapshot, files, plan.snapshot.schema, columns=(*intent.keys, *asked))
+    nulls = _count_null_keys(scan, intent, scans)
+    found: list[FileMatch] = []
+    met_twice = False
+    with loaded.session.fork() as apart:  # where the pairs come from while conditions are looked at
+        for number, (there, here) in enumerate(_join_keys(scan, intent, loaded, apart)):
+            met_twice = met_twice or (strategy and _has_repeats(there))
+            found.append(_classify_file(matcher, scans[number], scan, there, here, nulls.get(number, {})))
+            progress("scan keys", number + 1, len(scans))
+    rest = matcher.unmatched(found)
+    if strategy:
+        refuse_duplicates(loaded, intent, plan.snapshot.root, met_twice=met_twice, unmatched=rest)
+    return matcher.resolve(found, rest)
+
+
+def _has_repeats(ascending: pa.Array) -> bool:
+    following = ascending.slice(1)
+    return bool(pc.any(pc.equal(ascending.slice(0, len(following)), following), min_count=0).as_py())
+
+
+def _join_keys(
+    scan: Scan, intent: Merge, loaded: LoadedKeys, session: Session
+) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Per file, in order: places of rows, and the source rows with the same key."""
+    if not (scan.files and len(loaded.table)):
+        yield from _cut_by_file(iter(()), len(scan.files))
+        return
+    same = "IS NOT DISTINCT FROM" if intent.matches_null else "="
+    on = " AND ".join(
+        f"t.{quote(there)} {same} s.{quote(here)}"
+        for there, here in zip(intent.keys, intent.source_keys, strict=True)
+    )
+    sql = (
+        # One number sorts faster than two.
+        f"SELECT (t.{quote(FILE)} << {_PLACE_BITS}) | t.{quote(POS)}, s.{quote(SRC)}"
+        f" FROM ({scan.sql(tuple(dict.fromkeys(intent.keys)), keys=True)}) t JOIN {loaded.sql} s ON {on}"
+        f" ORDER BY 1 ASC{'' if intent.rule.name in STRATEGIES else ', 2 ASC'}"
+    )
+    yield from _cut_by_file(session.batches(sql), len(scan.files))
+
+
+def _cut_by_file(batches: Iterator[pa.RecordBatch], files: int) -> Iterator[tuple[pa.Array, pa.Array]]:
+    """Ascending rows over all files, and something beside each, as rows and that of each file."""
+    number = 0
+    held: list[pa.RecordBatch] = []
+    for batch in batches:
+        while batch.num_rows:
+            edge = pa.scalar((number + 1) << _PLACE_BITS, pa.int64())
+            end = pc.search_sorted(batch.column(0), edge, side="left").as_py()
+            held.append(batch.slice(0, end))
+            batch = batch.slice(end)
+            if batch.num_rows:
+                yield _concat_rows(held)
+                held, number = [], number + 1
+    for _ in range(number, files):
+        yield _concat_rows(held)
+        held = []
+
+
+def _concat_rows(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Array, pa.Array]:
+    places = flat(pa.chunked_array([batch.column(0) for batch in batches], pa.int64()))
+    # A copy, so that batches do not stay.
+    beside = pa.concat_arrays([pa.array([], pa.int64()), *(batch.column(1) for batch in batches)])
+    return pc.bit_wise_and(places, pa.scalar((1 << _PLACE_BITS) - 1, pa.int64())), beside
+
+
+def _count_null_keys(scan: Scan, intent: Merge, scans: Sequence[FilePlan]) -> dict[int, dict[str, int]]:
+    """How many keys are NULL, by file and column, in the row groups that have to be looked at."""
+    if not scans:
+        return {}
+    strict = dict.fromkeys(there for there, _ in intent.never_null)
+    keys = [each for each in strict if _has_possible_null(scan, each)]
+    if not keys:
+        return {}
+    missing = [f"(count(*) - count({quote(each)}))" for each in keys]
+    looked_at = scan.select_row_groups([(item.file, item.row_groups) for item in scans])
+    rows = scan.session.rows(
+        f"SELECT {quote(FILE)}, {', '.join(missing)} FROM ({scan.sql(keys)})"
+        f"{'' if looked_at is None else f' WHERE {looked_at}'}"
+        f" GROUP BY 1 HAVING {' + '.join(missing)} > 0"
+    )
+    return {row[0]: {each: n for each, n in zip(keys, row[1:], strict=True) if n} for row in rows}
+
+
+def _has_possible_null(scan: Scan, column: str) -> bool:
+    """Whether directories or footers leave it open that some value is NULL."""
+    if any(file.partition.get(column, column) is None for file in scan.files):
+        return True
+    stored = [file for file in scan.files if column not in file.partition]
+    known = bounds_of(stored, column, scan.schema.field(column).type).null_count
+    return bool(pc.any(pc.fill_null(pc.not_equal(known, 0), True), min_count=0).as_py())
+
+
+def list_condition_columns(snapshot: Snapshot, intent: Merge) -> list[str]:
+    """The target's columns that conditions look at; a key where they look at none, to count rows by."""
+    columns = KeyColumns(snapshot, intent)
+    return columns.condition_columns() or (list(intent.keys[:1]) if columns.conditions else [])
+
+
+def _classify_file(
+    matcher: MergeMatcher,
+    item: FilePlan,
+    scan: Scan,
+    there: pa.Array,
+    here: pa.Array,
+    nulls: dict[str, int],
+) -> FileMatch:
+    result = FileMatch(item, Hits.empty(), nulls=nulls)
+    if len(there) or matcher.rule.touches_target_only:
+        columns = list_condition_columns(scan.snapshot, matcher.intent)
+        live = scan.list_live(item.file)
+        if live is not None:  # rows are counted among those that are left
+            there = pc.search_sorted(live, there).cast(pa.int64())
+        rows = item.file.record_count if live is None else len(live)
+        piece = KeyPiece(item, 0, rows, [], _read_columns(scan, item.file, columns), live)
+        result.hits = join_hits([matcher.classify(piece, there, here, result)])
+    return result
+
+
+def _read_columns(scan: Scan, file: DataFile, columns: Sequence[str]) -> pa.Table:
+    """Some columns of a whole file, in the order of its rows."""
+    if not columns:
+        return pa.table({})
+    sql = f"SELECT {quote_all(columns)} FROM ({scan.sql(columns, [file])}) ORDER BY {quote(POS)} ASC"
+    return restore_types(scan.session.arrow(sql), scan.schema)

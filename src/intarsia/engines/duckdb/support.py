@@ -1,0 +1,266 @@
+"""What of an operation DuckDB cannot do exactly, and why; the reasons are for the plan's notes."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from intarsia.common.int96 import int96_columns
+from intarsia.core.intent import Deduplicate, Delete, Merge, Optimize, Update, Write
+from intarsia.core.key_value_metadata import geometry_columns
+from intarsia.core.plan import Plan
+from intarsia.core.planning import predicate_columns
+from intarsia.core.prepare import MergeTerms
+from intarsia.core.scan_task import FIELD_ID
+from intarsia.core.snapshot import DataFile
+from intarsia.core.spark_metadata import is_variant_storage
+from intarsia.engines.duckdb.duplicates import list_searched_files
+from intarsia.engines.duckdb.match import list_condition_columns
+from intarsia.engines.duckdb.scan import UUID, find_columns, is_uuid, rewritten_schema
+from intarsia.engines.duckdb.sql import FILE, POS, SRC
+from intarsia.engines.duckdb.types import has_case_clash, is_comparable, sql_type
+
+__all__ = [
+    "explain_unreadable",
+    "explain_unsupported_duplicates",
+    "explain_unsupported_match",
+    "explain_unsupported_merge",
+    "explain_unsupported_optimize",
+    "list_matched_columns",
+]
+
+_OWN = frozenset(
+    {FILE, POS, SRC, "filename", "file_row_number", "file_index", "file_row_group_number", "rowid"}
+)
+"""Names that would hide a column of the same name, or be hidden by it."""
+_UNKNOWN_TYPE = "BSON"
+_OTHER_TYPES = frozenset({_UNKNOWN_TYPE, "ENUM", "INTERVAL", "GEOMETRY", "GEOGRAPHY"})
+_UNITS = {"s": 0, "ms": 1, "us": 2, "ns": 3}
+MOST_MILLISECONDS = (2**63 - 1) // 1000
+"""So far from 1970 a timestamp may be to be one in microseconds, too."""
+_MOST = {"s": MOST_MILLISECONDS // 1000, "ms": MOST_MILLISECONDS}
+
+
+def explain_unsupported_merge(terms: MergeTerms, source: pa.Table) -> str | None:
+    """Why DuckDB cannot join the keys of a merge; None if it can."""
+    intent = terms.intent
+    if has_case_clash(terms.wanted.names):
+        return "names of the source's columns differ only by case"
+    columns = [*intent.source_keys, *intent.dedup_order_by]
+    return explain_incomparable(terms.wanted, columns) or _explain_late_time(source, intent.source_keys)
+
+
+def _explain_late_time(source: pa.Table, keys: Iterable[str]) -> str | None:
+    """The first key with a time that DuckDB cannot compare with those of files."""
+    for column in (each for each in keys if each in source.column_names):
+        kind = source.schema.field(column).type
+        if pa.types.is_timestamp(kind) and kind.unit in _MOST:
+            ends = (end.value for end in pc.min_max(source[column]).values() if end.is_valid)
+            if any(abs(end) > _MOST[kind.unit] for end in ends):
+                return f"{column!r} holds times beyond those of DuckDB"
+    return None
+
+
+def explain_incomparable(schema: pa.Schema, columns: Iterable[str]) -> str | None:
+    """Why DuckDB cannot compare values of some columns; None if it can."""
+    for column in columns:
+        kind = schema.field(column).type
+        if not is_comparable(kind):
+            return f"DuckDB has no type for {column!r} ({kind})"
+    return None
+
+
+def explain_unsupported_match(plan: Plan) -> str | None:
+    """Why DuckDB cannot read or compare what decides about rows; None if it can."""
+    if isinstance(plan.intent, Deduplicate):
+        return explain_unsupported_duplicates(plan, plan.intent.keys, plan.intent.order_by)
+    files = [item.file for item in plan.select("scan")]
+    return explain_first_unreadable(files, list_matched_columns(plan), plan.snapshot.schema)
+
+
+def list_matched_columns(plan: Plan) -> list[str]:
+    """The columns that decide about rows."""
+    match plan.intent:
+        case Merge() as intent:
+            return [*intent.keys, *list_condition_columns(plan.snapshot, intent)]
+        case Delete() | Update() | Write() as intent if intent.where is not None:
+            return list(predicate_columns(intent.where, plan.snapshot.schema))
+        case Deduplicate() as intent:
+            return [*(intent.keys or plan.schema.names), *intent.order_by]
+    return []
+
+
+def explain_unsupported_duplicates(
+    plan: Plan, keys: Sequence[str], order_by: Sequence[str], files: Sequence[DataFile] | None = None
+) -> str | None:
+    """Why DuckDB cannot look for duplicate keys in some files, or those to scan; None if it can."""
+    schema, chosen = plan.schema, list_searched_files(plan, files)
+    compared = keys or [field.name for field in schema if not pa.types.is_null(field.type)]
+    if not compared:
+        return "there is no column to compare rows by"
+    needed = [each for each in dict.fromkeys((*compared, *order_by)) if each in schema.names]
+    return explain_incomparable(schema, needed) or explain_first_unreadable(chosen, needed, schema)
+
+
+def explain_first_unreadable(
+    files: Sequence[DataFile], columns: Iterable[str], schema: pa.Schema
+) -> str | None:
+    """The first reason why some columns of some files cannot be read exactly; None if all can."""
+    known = [each for each in columns if each in schema.names]
+    for file in files:
+        reason = explain_unreadable(file, known, schema)
+        if reason is not None:
+            return f"in {file.path}, {reason}"
+    return None
+
+
+def explain_unsupported_optimize(plan: Plan) -> str | None:
+    """Why DuckDB cannot sort the rows of every group of a plan, or not without duplicates; None if it can."""
+    intent = plan.intent
+    assert isinstance(intent, Optimize)
+    files = [file for group in plan.groups for file in group.files]
+    schema = rewritten_schema(plan)
+    reason = explain_first_unreadable(files, schema.names, schema)
+    if reason is None and intent.removes_duplicates:
+        reason = explain_unsupported_duplicates(plan, intent.deduplicate_keys, intent.dedup_order_by, files)
+    return reason
+
+
+def explain_unreadable(file: DataFile, columns: Collection[str], schema: pa.Schema) -> str | None:
+    """Why DuckDB cannot give some columns of a file back exactly in the dataset's types; None if it can."""
+    if file.footer is None:
+        return "its footer is not known"
+    physical = file.footer.schema.to_arrow_schema()
+    if has_case_clash(physical.names) or has_case_clash(schema.names):
+        return "names of columns differ only by case"
+    taken = [each for each in (*physical.names, *schema.names) if each.lower() in _OWN]
+    if taken:
+        return f"DuckDB has a column {taken[0]!r} of its own"
+    other = _find_other_types(file.footer.schema)
+    if _UNKNOWN_TYPE in other.values():
+        return f"DuckDB does not know the type {_UNKNOWN_TYPE}, which one of its columns has"
+    geometries = geometry_columns(file.footer.metadata)
+    if geometries is None:
+        return "its note 'geo' is not as GeoParquet has it, which DuckDB refuses"
+    int96 = int96_columns(file.footer.schema)
+    stored_columns = find_columns(file, columns, schema).stored
+    for column in columns:
+        wanted = schema.field(column).type
+        if sql_type(wanted) is None:
+            return f"DuckDB has no type for {column!r} ({wanted})"
+        if column in physical.names and column in file.partition:
+            return f"{column!r} is stored in the file and in its path, which have to agree"
+        if column not in stored_columns:
+            continue
+        own, stored = stored_columns[column].name, stored_columns[column].type
+        if own in int96:
+            return f"{column!r} is stored as INT96"
+        if own in geometries:
+            return f"{column!r} is a geometry by the note 'geo', which is another type to DuckDB"
+        if own in other:
+            return f"{column!r} is annotated as {other[own]}, which is another type to DuckDB"
+        if _may_hold_variant(stored):
+            return f"{column!r} may be a VARIANT, which is another type to DuckDB"
+        if not _can_become(file, stored_columns[column], wanted):
+            return f"{column!r} is stored as {stored}, not as {wanted}"
+        if not _fits_microseconds(file.footer, own):
+            return f"{column!r} may hold times beyond those of DuckDB"
+    return None
+
+
+def _may_hold_variant(dtype: pa.DataType) -> bool:
+    """Whether a type is, or holds, the struct that files store a VARIANT as; its annotation is on a group,
+    of which PyArrow says nothing."""
+    return is_variant_storage(dtype) or any(_may_hold_variant(field.type) for field in _fields(dtype))
+
+
+def _find_other_types(schema: pq.ParquetSchema) -> dict[str, str]:
+    """Columns that DuckDB takes for another type than Arrow does, by name, and what they are annotated as."""
+    found = {}
+    for leaf in (schema.column(number) for number in range(len(schema))):
+        kind = str(leaf.logical_type.type)
+        kind = str(leaf.converted_type) if kind in ("UNKNOWN", "NONE") else kind
+        zoned = kind == "TIME" and "isAdjustedToUTC=true" in str(leaf.logical_type)
+        column, _, inner = leaf.path.partition(".")
+        within = bool(inner) and kind == UUID  # which comes back as text, and is cast only in whole columns
+        if kind in _OTHER_TYPES or zoned or within:
+            found[column] = "TIME in UTC" if zoned else kind
+    return found
+
+
+def _can_become(file: DataFile, own: pa.Field, wanted: pa.DataType) -> bool:
+    """Whether DuckDB can give a column of a file back as one of the type wanted."""
+    if file.scan_task is not None and pa.types.is_nested(wanted):
+        return has_same_fields(own.type, wanted)
+    if is_uuid(file, own):
+        return sql_type(wanted) == "BLOB"
+    return _is_exact_cast(own.type, wanted)
+
+
+def _fits_microseconds(footer: pq.FileMetaData, column: str) -> bool:
+    """Whether DuckDB, which reads timestamps in milliseconds as microseconds, can do so with a column."""
+    for number in range(len(footer.schema)):
+        leaf = footer.schema.column(number)
+        if leaf.path.split(".", 1)[0] != column or "timeUnit=milliseconds" not in str(leaf.logical_type):
+            continue
+        for group in range(footer.num_row_groups if leaf.physical_type == "INT64" else 0):
+            chunk = footer.row_group(group).column(number)
+            known = chunk.statistics
+            if known is not None and known.has_null_count and known.null_count == chunk.num_values:
+                continue
+            if known is None or not known.has_min_max:
+                return False
+            if not -MOST_MILLISECONDS <= known.min_raw <= known.max_raw <= MOST_MILLISECONDS:
+                return False
+    return True
+
+
+def _is_exact_cast(stored: pa.DataType, wanted: pa.DataType) -> bool:
+    """Whether DuckDB's cast from one type to the other is exact, and the same as ours."""
+    stored = stored.value_type if pa.types.is_dictionary(stored) else stored
+    wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
+    have = sql_type(stored)
+    if have is None:
+        return False
+    if have == sql_type(wanted):
+        return True
+    if pa.types.is_integer(stored):
+        return pa.types.is_integer(wanted) or pa.types.is_float64(wanted) or pa.types.is_decimal(wanted)
+    if pa.types.is_float32(stored):
+        return pa.types.is_float64(wanted)
+    if pa.types.is_decimal(stored) and pa.types.is_decimal(wanted):
+        return True
+    if pa.types.is_timestamp(stored) and pa.types.is_timestamp(wanted):
+        same_kind = (stored.tz is None) == (wanted.tz is None)
+        return same_kind and _UNITS[stored.unit] <= _UNITS[wanted.unit]
+    return False
+
+
+def has_same_fields(one: pa.DataType, other: pa.DataType) -> bool:
+    """Whether two nested types have the same fields, by their ids at every level."""
+    if not pa.types.is_nested(one):
+        return bool(one.equals(other))
+    mine, theirs = _fields(one), _fields(other)
+    if one.id != other.id or len(mine) != len(theirs):
+        return False
+    named = pa.types.is_struct(one)
+    return all(
+        _field_id(a) is not None
+        and _field_id(a) == _field_id(b)
+        and (a.name == b.name or not named)
+        and has_same_fields(a.type, b.type)
+        for a, b in zip(mine, theirs, strict=True)
+    )
+
+
+def _fields(kind: pa.DataType) -> list[pa.Field]:
+    if pa.types.is_map(kind):
+        return [kind.key_field, kind.item_field]
+    return [kind.field(number) for number in range(kind.num_fields)]
+
+
+def _field_id(known: pa.Field) -> bytes | None:
+    return (known.metadata or {}).get(FIELD_ID)

@@ -1,0 +1,116 @@
+"""Merges whose source is sent to every task: one stage matches and writes the candidate files."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.change import Staged, StagedFile
+from intarsia.core.execution import Execution
+from intarsia.core.intent import Merge
+from intarsia.core.matches import Matches
+from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.ports import OutputLocation
+from intarsia.core.rule import Action
+from intarsia.engines.spark.copies import copy_files_of, group_by_partition, in_plan_order, with_copies
+from intarsia.engines.spark.output import AttemptOutput
+from intarsia.engines.spark.staging import open_shared_directory, run_over_files, without_files
+from intarsia.engines.spark.tasks import TaskRunner
+from intarsia.kernel.match import FileMatch, MergeMatcher, SourceIndex
+from intarsia.kernel.rewrite import Rewrite, rewrite
+
+
+@dataclass(frozen=True, slots=True)
+class MergeWork:
+    """A merge whose source is sent with the tasks; without an output location files are only probed."""
+
+    matcher: MergeMatcher
+    output: OutputLocation | None
+
+
+def merge_files(work: MergeWork, files: Sequence[FilePlan]) -> list[tuple[FileMatch, StagedFile | None]]:
+    """Probe some files together, and rewrite those that are hit."""
+    matcher = work.matcher
+    found = matcher.scan(files)
+    refused = any(match.nulls or match.several or match.moved is not None for match in found)
+    if work.output is None or refused:
+        return [(match, None) for match in found]
+    tx = AttemptOutput.at(work.output)
+    result: list[tuple[FileMatch, StagedFile | None]] = []
+    for number, match in enumerate(found):
+        staged = None
+        if (len(match.hits) or match.plan.forced) and not matcher.empties(match):
+            label = f"rewrite-{number:05d}"
+            task = Rewrite.of(
+                match.plan.file, match.hits, matcher.plan, tx, actions=matcher.actions, label=label
+            )
+            staged = rewrite(task, matcher.source.table)
+        result.append((match, staged))
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class MergeProbe:
+    """Looks for the keys of a merge."""
+
+    matcher: MergeMatcher
+
+    @property
+    def plan(self) -> Plan:
+        return self.matcher.plan
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        return self.matcher.actions
+
+    @property
+    def source(self) -> pa.Table:
+        return self.matcher.source.table
+
+    def matches(self, files: Sequence[FilePlan]) -> list[FileMatch]:
+        matcher = self.matcher
+        found = [match for batch in matcher.batches(files) for match in matcher.scan(batch)]
+        for match in found:  # together: a slice would travel with all the rest
+            asked = match.matched if matcher.rule.inserts else []
+            match.matched = [pc.unique(pa.concat_arrays(asked))] if asked else []
+        return found
+
+
+def merge_into_copies(runner: TaskRunner, execution: Execution, *, spool_dir: str | None = None) -> Matches:
+    """A merge whose source travels to every task; without a transaction only probed."""
+    plan, prepared, output = execution.plan, execution.prepared, execution.output
+    matcher = _make_matcher(execution)
+    scans = group_by_partition(plan)
+    with open_shared_directory(
+        runner.spark, plan, prepared.table, output=output, spool_dir=spool_dir
+    ) as room:
+        shares = copy_files_of(runner, MergeProbe(matcher), scans, output, execution.progress, room=room)
+    matches = replace(matcher, plan=plan).resolve(in_plan_order(plan, scans, shares))
+    return with_copies(matches, scans, shares)
+
+
+def match_merge(runner: TaskRunner, execution: Execution, *, spool_dir: str | None) -> Matches:
+    """Match a merge whose source is sent to every task; with a transaction, write the files that are hit."""
+    if not execution.plan.snapshot.replaces_in_place:
+        return merge_into_copies(runner, execution, spool_dir=spool_dir)
+    plan, prepared, output = execution.plan, execution.prepared, execution.output
+    matcher = _make_matcher(execution)
+    scans, work, table = plan.select("scan"), MergeWork(matcher, output), prepared.table
+    with open_shared_directory(runner.spark, plan, table, output=output, spool_dir=spool_dir) as room:
+        found = run_over_files(
+            runner, merge_files, scans, shared=work, progress=execution.progress, room=room
+        )
+    matches = replace(matcher, plan=plan).resolve([match for match, _ in found])
+    rewritten = {match.plan.file.path: file for match, file in found if file is not None}
+    return replace(matches, staged=Staged(rewritten))
+
+
+def _make_matcher(execution: Execution) -> MergeMatcher:
+    plan, prepared = execution.plan, execution.prepared
+    assert isinstance(plan.intent, Merge)
+    assert prepared.index is not None
+    index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
+    return MergeMatcher(without_files(plan), plan.intent, index)

@@ -1,0 +1,202 @@
+"""Work on executors: a stage runs one function over its jobs, results and our errors come back as rows.
+
+One stage per call, a few tasks with several jobs each. DataFrame API only, so that Spark Connect works.
+"""
+
+from __future__ import annotations
+
+import heapq
+import pickle
+import sys
+import zipimport
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pyarrow as pa
+from pyspark import cloudpickle
+
+from intarsia.engines.spark.shared_buffers import SharedBuffers, SharedDirectory, share_buffers
+from intarsia.errors import IntarsiaError
+from intarsia.spark.collect import collect
+
+J = TypeVar("J")
+R = TypeVar("R")
+TASK_BYTES = 256 << 20
+"""Maximum bytes per task for which one task per core is enough; more bytes get more tasks than cores."""
+RESULT = "job long, ok boolean, payload binary"
+_SCHEMA = pa.schema([("job", pa.int64()), ("ok", pa.bool_()), ("payload", pa.binary())])
+
+
+def serialize(value: Any) -> bytes:
+    """A value, or a function made on the spot, as bytes that a task can load."""
+    data: bytes = cloudpickle.dumps(value)  # type: ignore[no-untyped-call]
+    return data
+
+
+def deserialize(data: bytes) -> Any:
+    """The value that was serialized; only ever bytes that our own driver or tasks made."""
+    return pickle.loads(data)
+
+
+def load_work(data: bytes | SharedBuffers) -> Any:
+    """The function and shared value of a stage; runs in a task's Python worker."""
+    _forget_archives()
+    return data.load() if isinstance(data, SharedBuffers) else deserialize(data)
+
+
+def _forget_archives() -> None:
+    """Drop importers of zip archives, which come back by themselves when they are needed.
+
+    Before every task Spark's worker has all importers look for new modules, and those of pyspark's own
+    archive read its directory anew each time: more than a tenth of a second of a task that may need less.
+    """
+    for path, importer in list(sys.path_importer_cache.items()):
+        if isinstance(importer, zipimport.zipimporter):
+            sys.path_importer_cache.pop(path, None)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRunner:
+    """The executors of a session."""
+
+    spark: Any
+    tasks: int
+    """Maximum number of tasks of a stage; more than cores, so that a slow task is no straggler."""
+    cores: int = 0
+    """How many tasks run at once; a stage with few bytes has only as many. 0 is as many as ``tasks``."""
+
+    def shares(self, weights: Sequence[int]) -> list[list[int]]:
+        """Numbers of the weights (bytes), one list per task."""
+        little = self.cores and sum(weights) <= self.cores * TASK_BYTES
+        return balance(weights, self.cores if little else self.tasks)
+
+    def each(
+        self,
+        work: Callable[[Any, J], R],
+        jobs: Sequence[J],
+        *,
+        shared: Any,
+        weights: Sequence[int],
+        room: SharedDirectory | None = None,
+    ) -> list[R]:
+        """``work(shared, job)`` for every job, results in the jobs' order.
+
+        ``weights`` (bytes, say) spread the jobs evenly. Arrow data of ``shared`` goes through a file in
+        the ``room``, where there is one, instead of through the driver's JVM and into every task. The
+        first error of ours is raised as it was; results of attempts that failed or were overtaken never
+        reach the driver.
+        """
+        if not jobs:
+            return []
+        shares = self.shares(weights)
+        payload_of_stage = TaskPayload(
+            serialize((work, shared)) if room is None else share_buffers((work, shared), room),
+            tuple(serialize([(number, jobs[number]) for number in share]) for share in shares),
+        )
+        rows = self.spark.range(0, len(shares), 1, len(shares)).mapInArrow(payload_of_stage.unpack, RESULT)
+        return _order_results(collect(rows), len(jobs))
+
+    def over(self, frame: Any, work: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> list[Any]:
+        """``work`` over the rows of each partition of a DataFrame; what it yields, in no order."""
+        rows = frame.mapInArrow(Stream(serialize(work)).unpack, RESULT)
+        return [deserialize(payload) for payload in _check_errors(collect(rows))["payload"].to_pylist()]
+
+    def groups(self, frame: Any, column: str, work: Callable[[pa.Table], Any]) -> list[Any]:
+        """``work`` over the rows that share a value of one column; what it returns, in no order."""
+        rows = frame.groupBy(column).applyInArrow(_group_function(serialize(work)), RESULT)
+        return [deserialize(payload) for payload in _check_errors(collect(rows))["payload"].to_pylist()]
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPayload:
+    """All jobs of a stage; a task deserializes its own share only."""
+
+    common: bytes | SharedBuffers
+    shares: tuple[bytes, ...]
+
+    def unpack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs in the Python worker of a task."""
+        for batch in batches:
+            for share in batch.column(0).to_pylist():
+                yield from self._run_share(share)
+        _release_memory()
+
+    def _run_share(self, share: int) -> Iterator[pa.RecordBatch]:
+        work, shared = load_work(self.common)
+        for number, job in deserialize(self.shares[share]):
+            yield _run_job(number, lambda: work(shared, job))  # noqa: B023  called at once
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """A function over a partition's batches."""
+
+    work: bytes
+
+    def unpack(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Runs in the Python worker of a task."""
+        work = load_work(self.work)
+        try:
+            for result in work(batches):
+                yield _result_row(0, True, result)
+        except IntarsiaError as error:
+            yield _result_row(0, False, error)
+        _release_memory()
+
+
+def _release_memory() -> None:
+    """Release memory that Arrow's pool keeps: this worker may be idle while others need it."""
+    pa.default_memory_pool().release_unused()
+
+
+def _group_function(work: bytes) -> Callable[[pa.Table], pa.Table]:
+    """A function over the rows of a group; of one argument, which Spark counts."""
+
+    def unpack(rows: pa.Table) -> pa.Table:
+        call = load_work(work)
+        return pa.Table.from_batches([_run_job(0, lambda: call(rows))])
+
+    return unpack
+
+
+def _run_job(number: int, call: Callable[[], Any]) -> pa.RecordBatch:
+    try:
+        return _result_row(number, True, call())
+    except IntarsiaError as error:
+        return _result_row(number, False, error)
+
+
+def _result_row(number: int, ok: bool, value: Any) -> pa.RecordBatch:
+    payload = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
+    return pa.RecordBatch.from_arrays(
+        [pa.array([number], pa.int64()), pa.array([ok]), pa.array([payload], pa.binary())], schema=_SCHEMA
+    )
+
+
+def _check_errors(rows: pa.Table) -> pa.Table:
+    """The rows, unless one of them is an error."""
+    failed = [(job, payload) for job, ok, payload in zip(*rows.to_pydict().values(), strict=True) if not ok]
+    if failed:
+        raise deserialize(min(failed)[1])
+    return rows
+
+
+def _order_results(rows: pa.Table, count: int) -> list[Any]:
+    done = _check_errors(rows).to_pydict()
+    results = dict(zip(done["job"], done["payload"], strict=True))
+    if len(done["job"]) != count or len(results) != count:
+        raise RuntimeError(f"Spark gave {len(done['job'])} results of {count} jobs")
+    return [deserialize(results[number]) for number in range(count)]
+
+
+def balance(weights: Sequence[int], shares: int) -> list[list[int]]:
+    """Numbers of the weights in at most so many shares of about equal weight, none of them empty."""
+    count = max(1, min(shares, len(weights)))
+    heap = [(0, number) for number in range(count)]
+    result: list[list[int]] = [[] for _ in range(count)]
+    for number in sorted(range(len(weights)), key=lambda n: -weights[n]):
+        load, share = heapq.heappop(heap)
+        result[share].append(number)
+        heapq.heappush(heap, (load + weights[number] + 1, share))
+    return [sorted(share) for share in result]

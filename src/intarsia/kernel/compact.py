@@ -1,0 +1,174 @@
+"""Compacting: the files of each group streamed into one staged file; which files is the plan's to say."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.common.schema import conform_table
+from intarsia.core.change import Staged, StagedFile
+from intarsia.core.intent import Compact
+from intarsia.core.matches import Hits
+from intarsia.core.plan import FileGroup, Plan
+from intarsia.core.ports import OutputLocation, Progress
+from intarsia.core.snapshot import DataFile
+from intarsia.errors import DamagedTable
+from intarsia.kernel.output_format import OutputFormat
+from intarsia.kernel.overlay import drop_rows, positions_between
+from intarsia.kernel.partitioned_writer import write_file, write_partitioned
+from intarsia.kernel.read import PIECE_BYTES, FileReader
+from intarsia.kernel.threads import in_order, shares
+from intarsia.kernel.write import widen, widen_schema
+
+
+def stage_compact(plan: Plan, tx: OutputLocation, *, threads: int, progress: Progress) -> Staged:
+    """Write each group of the plan as one file, its rows in the order of the files.
+
+    Small row groups come together up to the size the group's largest file has, or
+    ``options.row_group_size``. Rows keep an order that every file of the group declares, within each
+    row group. Memory: about a row group per group at work. Nothing of the table changes.
+
+    Raises:
+        DamagedTable: a file has not the rows its footer says.
+    """
+    groups = list(enumerate(plan.groups))
+    outer, readers = shares(threads, len(groups))
+
+    def work(item: tuple[int, FileGroup]) -> list[StagedFile]:
+        number, group = item
+        if not plan.snapshot.replaces_in_place:
+            return compact_partitioned(group, plan, tx, number=number, readers=readers)
+        return [compact_group(group, plan, tx, number=number, readers=readers)]
+
+    staged: list[StagedFile] = []
+    for done, files in enumerate(in_order(work, groups, threads=outer)):
+        staged += files
+        progress("write files", done + 1, len(groups))
+    return Staged(added=tuple(staged))
+
+
+def compact_group(
+    group: FileGroup, plan: Plan, tx: OutputLocation, *, number: int, readers: int = 1
+) -> StagedFile:
+    """One group as one staged file; ``number`` tells it from the plan's other groups."""
+    form = OutputFormat.of_group(group, plan, tx.txid)
+    wide = widen_schema(form.schema)
+    staged = write_file(
+        form,
+        tx,
+        f"compact-{number:05d}",
+        (widen(piece, wide) for piece in _rows(group, plan, form.schema, readers=readers)),
+        path=tx.new_file_path(group.partition, "compact", number, beside=group.files[0]),
+        partition=group.partition,
+    )
+    check_rows([staged], group.rows, group)
+    return staged
+
+
+def compact_partitioned(
+    group: FileGroup, plan: Plan, tx: OutputLocation, *, number: int, readers: int = 1
+) -> list[StagedFile]:
+    """One group rewritten under the table's partition spec of now, without deleted rows."""
+    intent = plan.intent
+    assert isinstance(intent, Compact)
+    form = OutputFormat.of(plan, tx, lineage=True, target_bytes=intent.target_bytes, rows=intent.target_rows)
+    staged = write_partitioned(
+        form, tx, f"compact-{number:05d}", _rows(group, plan, form.schema, readers=readers)
+    )
+    check_rows(staged, group.rows, group)
+    return staged
+
+
+def _rows(group: FileGroup, plan: Plan, schema: pa.Schema, *, readers: int) -> Iterator[pa.Table]:
+    """All rows in file order; small files are read ahead, large ones piece by piece."""
+
+    def whole(file: DataFile) -> list[pa.Table]:
+        return list(pieces_of(file, plan, schema, batch_rows=plan.intent.options.batch_rows))
+
+    for small, run in _runs(group.files):
+        if small:
+            for pieces in in_order(whole, run, threads=readers):
+                yield from pieces
+        else:
+            for file in run:
+                yield from pieces_of(file, plan, schema, batch_rows=plan.intent.options.batch_rows)
+
+
+def _runs(files: tuple[DataFile, ...]) -> Iterator[tuple[bool, list[DataFile]]]:
+    """Neighbouring files that are all small enough to be held whole, or all not."""
+    run: list[DataFile] = []
+    kind = True
+    for file in files:
+        small = _memory(file) <= PIECE_BYTES // 4
+        if run and small != kind:
+            yield kind, run
+            run = []
+        run, kind = [*run, file], small
+    if run:
+        yield kind, run
+
+
+def _memory(file: DataFile) -> int:
+    footer = file.footer
+    if footer is None:
+        return file.size * 4
+    return sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
+
+
+def pieces_of(
+    file: DataFile,
+    plan: Plan,
+    schema: pa.Schema,
+    *,
+    skip: Hits | None = None,
+    batch_rows: int | None = None,
+    row_groups: range | None = None,
+) -> Iterator[pa.Table]:
+    """The rows of a file in exactly the columns and types of ``schema``, less those to skip.
+
+    ``row_groups`` are the only ones to read, if given. Memory: one row group, or a piece of it where it
+    is large.
+    """
+    seen = plan.schema if file.scan_task is None else schema  # which may have more than the table's columns
+    with FileReader(file, seen, plan.snapshot.filesystem) as reader:
+        wanted = range(reader.footer.num_row_groups) if row_groups is None else row_groups
+        start = reader.start_of(wanted.start)
+        for group in wanted:
+            for piece in reader.pieces(schema.names, group, batch_rows=batch_rows):
+                count = piece.num_rows
+                gone = [] if skip is None else [skip.within(start, start + count).positions]
+                gone += (
+                    []
+                    if reader.deleted is None
+                    else [positions_between(reader.deleted, start, start + count)]
+                )
+                if gone:
+                    positions = pc.subtract(pa.concat_arrays(gone), pa.scalar(start, pa.int64()))
+                    piece = drop_rows(piece, positions)
+                start += count
+                if piece.num_rows:
+                    yield conform_written(piece, schema, operation=plan.operation, path=file.path)
+        if start != file.record_count and row_groups is None:
+            raise DamagedTable(
+                f"{file.path} has {start:,} rows, but its footer says {file.record_count:,}.", path=file.path
+            )
+
+
+def conform_written(table: pa.Table, schema: pa.Schema, *, operation: str, path: str) -> pa.Table:
+    """Exactly the types written; NULL in a NOT NULL column is refused."""
+    if table.schema.equals(schema):
+        return table
+    return conform_table(table, schema, operation=operation, path=path)
+
+
+def check_rows(staged: Sequence[StagedFile], expected: int, group: FileGroup) -> None:
+    """No row may get lost or come twice on the way."""
+    found = sum(file.rows for file in staged)
+    if found != expected:
+        raise DamagedTable(
+            f"{len(group.files):,} files with {expected:,} rows to write became {found:,} rows.",
+            path=group.files[0].path,
+            hint="nothing was changed; check the files with inspect() and run again.",
+        )

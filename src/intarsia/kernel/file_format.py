@@ -1,0 +1,307 @@
+"""The form of a Parquet file: its columns, notes and layout, and how PyArrow is made to write it so."""
+
+from __future__ import annotations
+
+import base64
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from intarsia.common.int96 import leaf_types, noted_schema, noted_units
+from intarsia.common.thrift import FALSE, I32, LIST, STRUCT, TRUE, Struct, get
+from intarsia.core.elements import Elements, elements_of_files, split
+from intarsia.core.keys import arange
+from intarsia.core.layout import Layout, leaf_columns
+from intarsia.errors import NotSupported
+from intarsia.kernel import chunks
+from intarsia.kernel.chunks import Chunk, ChunkSource
+from intarsia.kernel.file_schema import FileSchema, TypeOptions, match_schema, seen_without_note
+from intarsia.kernel.read import as_encoded
+
+SAMPLE_ROWS = 2_048
+DICTIONARY_PAYS = 0.25
+"""Distinct values among the sampled ones, up to which a dictionary makes a column smaller and faster."""
+
+
+@dataclass(frozen=True, slots=True)
+class FileFormat:
+    """How a file of ours is written: its columns, its notes, its layout."""
+
+    schema: pa.Schema
+    layout: Layout
+    noted: bool = False
+    """Whether the schema of Arrow that readers are to see, such as without dictionaries, is in the notes."""
+    file_schema: FileSchema | None = None
+    """How columns are described, where there is a file whose schema is kept."""
+    footer: Struct = field(default_factory=dict)
+    """Of a file without rows, where that is not as PyArrow writes it."""
+
+    @staticmethod
+    def of(
+        schema: pa.Schema,
+        layout: Layout,
+        *,
+        metadata: Mapping[bytes, bytes],
+        encoded: Collection[str] = (),
+    ) -> FileFormat:
+        notes = {**(schema.metadata or {}), **metadata}
+        coming = as_encoded(schema, encoded)
+        if any(pa.types.is_timestamp(dtype) and dtype.tz is None for dtype in leaf_types(schema)):
+            layout = replace(layout, int96_timestamps=False)  # by which they would become instants
+        like = elements_of_files(layout.like, int96=not layout.converts_int96)
+        file_schema = None if like is None else _match_like(coming, layout, like)
+        int96 = _int96_leaves(schema, layout, file_schema)
+        notes |= noted_units(schema, int96)
+        # Readers that find a schema of Arrow take the file's metadata from it, and from nowhere else.
+        whole = noted_schema(schema, int96).with_metadata(notes or None)
+        if file_schema is not None and like is not None and not file_schema.own:
+            form = FileFormat(coming.with_metadata(notes or None), layout, file_schema=file_schema)
+            noted = any(b"ARROW:schema" in (footer.metadata or {}) for footer in layout.like[:1])
+            return form._described(whole, like, noted=noted)
+        noted = bool(encoded) or any(int96)
+        if noted:
+            notes[b"ARROW:schema"] = _arrow_note(whole)
+        return FileFormat(coming.with_metadata(notes or None), layout, noted, file_schema)
+
+    @property
+    def described(self) -> bool:
+        """Whether the footer is written by us, since PyArrow would describe columns in another way."""
+        return bool(self.footer)
+
+    def refuse_lost(self, path: str) -> None:
+        """Raise for columns that cannot be written as the file that is there stores them."""
+        if self.file_schema is not None and self.file_schema.lost:
+            raise unkept(self.file_schema.lost, path)
+
+    def writer(self, sink: Any, sample: pa.Table) -> pq.ParquetWriter:
+        """A writer of whole files; the first rows to come are the sample."""
+        writer = self._open(sink, self.schema, sample, store_schema=not self.noted)
+        if self.noted:  # a writer that stores no schema of its own stores no metadata either
+            writer.add_key_value_metadata(dict(self.schema.metadata))
+        return writer
+
+    def chunks(self, table: pa.Table) -> dict[str, list[Chunk]]:
+        """Some of the columns, as they are stored in one row group. Memory: the encoded chunks."""
+        table = with_required_fields(table)
+        known = self.file_schema
+        if known is None or not self.described:
+            chunk_source = self._encoded(table, None)
+            return {
+                name: [Chunk(one, chunk_source) for one in found]
+                for name, found in chunk_source.chunks(0).items()
+            }
+        table = known.as_stored(table)
+        names = table.column_names
+        chunk_sources = {}
+        for options in dict.fromkeys(each for name in names for each in known.options[name]):
+            part = table.select([name for name in names if options in known.options[name]])
+            chunk_sources[options] = self._encoded(part, options)
+        found: dict[str, list[Chunk]] = {}
+        for name in names:
+            leaves = zip(known.options[name], known.leaves(name), known.bounded[name], strict=True)
+            found[name] = [
+                Chunk(chunk_sources[options].chunks(0)[name][number], chunk_sources[options], leaf, bounded)
+                for number, (options, leaf, bounded) in enumerate(leaves)
+            ]
+        return found
+
+    def sorting(self) -> tuple[int, Any] | None:
+        """The order that a row group declares, as Thrift has it."""
+        assert self.file_schema is not None
+        declared = self.layout.sorting_columns(leaf_columns(self.file_schema.schema)) or ()
+        items = [
+            {1: (I32, c.column_index), 2: _truth(c.descending), 3: _truth(c.nulls_first)} for c in declared
+        ]
+        return (LIST, (STRUCT, items)) if items else None
+
+    def _encoded(self, table: pa.Table, options: TypeOptions | None) -> ChunkSource:
+        """Some columns as a file of one row group, without notes."""
+        source = self.schema if self.file_schema is None or options is None else self.file_schema.schema
+        schema = pa.schema([source.field(name) for name in table.column_names])
+        form = self if options is None else replace(self, layout=_with_options(self.layout, options))
+        sink = pa.BufferOutputStream()
+        with form._open(sink, schema, table, store_schema=False) as writer:
+            writer.write_table(table, row_group_size=table.num_rows)
+        return ChunkSource.of_buffer(sink.getvalue())
+
+    def _open(
+        self, sink: Any, schema: pa.Schema, sample: pa.Table, *, store_schema: bool
+    ) -> pq.ParquetWriter:
+        dictionaries = dictionary_columns(sample, self.layout)
+        options = self.layout.writer_options(schema, dictionary_columns=dictionaries)
+        return pq.ParquetWriter(
+            sink, schema, store_schema=store_schema, write_batch_size=_batch_size(sample), **options
+        )
+
+    def _described(self, whole: pa.Schema, like: Elements, *, noted: bool) -> FileFormat:
+        """The same with the footer of a file without rows.
+
+        A schema of Arrow is put in if the file had one, or its columns would be read as other types.
+        """
+        known = self.file_schema
+        assert known is not None
+        layout = self.layout.renamed(_new_paths(known, like))
+        intervals = [
+            _our_paths(known, name)[0] for name in known.columns if known.leaves(name)[0].is_interval
+        ]
+        filters = {path: count for path, count in layout.bloom_filters.items() if path not in intervals}
+        layout = replace(layout, item_lists=False, bloom_filters=filters)
+        footer = _empty_footer(known.schema, layout, {})
+        footer[chunks.FILE_SCHEMA] = (LIST, (STRUCT, known.elements()))
+        notes = dict(self.schema.metadata or {})
+        if noted or not _is_seen(whole, footer):
+            notes[b"ARROW:schema"] = _arrow_note(whole)
+        footer = {
+            **_empty_footer(known.schema, layout, notes),
+            chunks.FILE_SCHEMA: footer[chunks.FILE_SCHEMA],
+        }
+        return replace(self, layout=layout, footer=footer)
+
+
+def with_required_fields(table: pa.Table) -> pa.Table:
+    """The table with values in NOT NULL fields of structs that are NULL themselves, where nobody sees them.
+
+    PyArrow's writer refuses NULL there, which many of its functions leave.
+    """
+    for number, each in enumerate(table.schema):
+        if _requires(each.type):
+            chunks = [_with_required(chunk) for chunk in table.column(number).chunks]
+            table = table.set_column(number, each, pa.chunked_array(chunks, each.type))
+    return table
+
+
+def _requires(dtype: pa.DataType) -> bool:
+    return bool(pa.types.is_struct(dtype)) and any(not f.nullable or _requires(f.type) for f in dtype.fields)
+
+
+def _with_required(array: Any) -> Any:
+    valid, fields = array.is_valid(), array.type.fields
+    children = []
+    for number, each in enumerate(fields):
+        child = array.field(number)
+        if not each.nullable and child.null_count:
+            empty = _empty_value(each)
+            rows = pc.if_else(valid, arange(len(array)), pa.scalar(len(array), pa.int64()))
+            child = pa.concat_arrays([child, empty]).take(rows)
+        children.append(_with_required(child) if _requires(child.type) else child)
+    return pa.StructArray.from_arrays(children, fields=fields, mask=pc.invert(valid))
+
+
+def _empty_value(field: pa.Field) -> Any:
+    """One value that is not NULL: PyArrow puts it into a NOT NULL field of a struct that is NULL."""
+    dtype = field.type
+    if isinstance(dtype, pa.BaseExtensionType):
+        return pa.ExtensionArray.from_storage(dtype, _empty_value(field.with_type(dtype.storage_type)))
+    return pa.array([None], pa.struct([field])).field(0)
+
+
+def _truth(value: bool) -> tuple[int, bool]:
+    return (TRUE if value else FALSE), value
+
+
+def _int96_leaves(schema: pa.Schema, layout: Layout, file_schema: FileSchema | None) -> list[bool]:
+    """For each leaf whether it is written as INT96."""
+    dtypes = leaf_types(schema)
+    flags = [layout.int96_timestamps] * len(dtypes)
+    if file_schema is not None:
+        flags = [options.int96 for name in schema.names for options in file_schema.options[name]]
+    return [flag and pa.types.is_timestamp(dtype) for flag, dtype in zip(flags, dtypes, strict=True)]
+
+
+def _is_seen(schema: pa.Schema, footer: Struct) -> bool:
+    return bool(seen_without_note(footer).remove_metadata().equals(schema.remove_metadata()))
+
+
+def _arrow_note(schema: pa.Schema) -> bytes:
+    return base64.b64encode(schema.serialize().to_pybytes())
+
+
+def _with_options(layout: Layout, options: TypeOptions) -> Layout:
+    return replace(layout, int96_timestamps=options.int96, integer_decimals=options.integer_decimals)
+
+
+def _match_like(schema: pa.Schema, layout: Layout, like: Elements) -> FileSchema | None:
+    """How columns are described as in the files that are there; None where some cannot be written at all."""
+    base = TypeOptions(layout.int96_timestamps, layout.integer_decimals)
+
+    def template(columns: pa.Schema, options: TypeOptions) -> Any:
+        footer = _empty_footer(columns.remove_metadata(), _with_options(layout, options), {})
+        return split(get(footer, chunks.FILE_SCHEMA)[1])
+
+    try:
+        return match_schema(schema, like, base=base, template=template, keeps_root=layout.keeps_root)
+    except pa.ArrowNotImplementedError:
+        return None  # writing tells it
+
+
+def _empty_footer(schema: pa.Schema, layout: Layout, notes: Mapping[bytes, bytes]) -> Struct:
+    sink = pa.BufferOutputStream()
+    options = layout.writer_options(schema, dictionary_columns=())
+    with pq.ParquetWriter(sink, schema.remove_metadata(), store_schema=False, **options) as writer:
+        if notes:
+            writer.add_key_value_metadata(dict(notes))
+    return dict(ChunkSource.of_buffer(sink.getvalue()).footer)
+
+
+def _our_paths(known: FileSchema, name: str) -> list[str]:
+    return leaf_columns(pa.schema([known.schema.field(name)]))
+
+
+def _new_paths(known: FileSchema, like: Elements) -> dict[str, str]:
+    """Paths of leaves as PyArrow spells them, by how they are spelled in the file that is there."""
+    paths: dict[str, str] = {}
+    for name in known.kept:
+        theirs = [".".join(leaf.path) for leaf in like.leaves(name)]
+        paths.update(zip(theirs, _our_paths(known, name), strict=True))
+    return paths
+
+
+def unkept(columns: Collection[str], path: str) -> NotSupported:
+    """Columns that cannot be stored again as they are stored."""
+    names = ", ".join(map(repr, sorted(columns)))
+    return NotSupported(
+        f"{names} cannot be written as the file that is there stores it; readers would see another type.",
+        path=path,
+        hint="nothing was changed; write the dataset anew with a type that its writer and PyArrow share.",
+    )
+
+
+def _batch_size(sample: pa.Table) -> int:
+    """Values written between two looks at the page's size: many where they are narrow, which is quicker."""
+    rows = max(sample.num_rows, 1)
+    widest = max((column.nbytes // rows for column in sample.columns), default=0)
+    return min(16_384, max(1_024, (1 << 20) // max(widest, 1)))
+
+
+def dictionary_columns(sample: pa.Table, layout: Layout) -> list[str]:
+    """The leaf columns for which a dictionary pays, judged by the distinct values of a sample."""
+    rows = sample.num_rows
+    head = sample.slice(max(0, (rows - SAMPLE_ROWS) // 2), SAMPLE_ROWS)
+    chosen: list[str] = []
+    for each in sample.schema:
+        if pa.types.is_nested(each.type):
+            chosen.extend(leaf_columns(pa.schema([each])))
+        elif pa.types.is_dictionary(each.type) or _repeats(head[each.name]):
+            chosen.append(each.name)
+    return [path for path in chosen if layout.allows_dictionary(path)]
+
+
+def _repeats(column: pa.ChunkedArray) -> bool:
+    dtype = column.type
+    if pa.types.is_boolean(dtype):
+        return False
+    if isinstance(dtype, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], dtype.storage_type)
+    if len(column) < 1024 or pa.types.is_null(dtype):
+        return True
+    if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
+        column = column.cast(pa.binary() if pa.types.is_binary_view(column.type) else pa.string())
+    try:
+        distinct = pc.count_distinct(column).as_py()
+    except pa.ArrowNotImplementedError:
+        return True
+    return bool(distinct <= len(column) * DICTIONARY_PAYS)

@@ -1,0 +1,127 @@
+"""Every operation in threads of this process: rows matched file by file, files written by the kernel."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+from intarsia.core.change import Staged, StagedFile
+from intarsia.core.execution import Execution
+from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import FilePlan
+from intarsia.core.ports import Progress
+from intarsia.kernel.compact import stage_compact
+from intarsia.kernel.copy_rows import stage_copies
+from intarsia.kernel.duplicates import match_duplicates
+from intarsia.kernel.match import MergeMatcher, SourceIndex
+from intarsia.kernel.new_rows import RowFiles
+from intarsia.kernel.optimize import stage_optimize
+from intarsia.kernel.predicate import predicate_hits, resolve_hits, with_new_rows
+from intarsia.kernel.rewrite import rewrite
+from intarsia.kernel.threads import in_order
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True, slots=True)
+class Resources:
+    """How much of this machine an operation may take."""
+
+    threads: int
+    memory_bytes: int
+
+
+def match_rows(execution: Execution, resources: Resources) -> Matches:
+    """Which rows change; reads key columns (or a predicate's), writes nothing."""
+    plan = execution.plan
+    match plan.intent:
+        case Merge():
+            return _match_merge(execution, resources)
+        case Delete() | Update() as intent:
+            return _match_predicate(execution, intent, resources)
+        case Deduplicate() as intent:
+            return match_duplicates(
+                plan,
+                keys=intent.keys,
+                order_by=intent.order_by,
+                threads=resources.threads,
+                memory_bytes=resources.memory_bytes,
+                progress=execution.progress,
+            )
+        case Write() as intent:
+            return with_new_rows(_match_predicate(execution, intent, resources), execution.prepared.table)
+        case Compact() | Optimize():
+            return Matches()
+
+
+def stage_files(execution: Execution, matches: Matches, resources: Resources) -> Staged:
+    """Write the files of a resolved plan."""
+    plan, tx, progress = execution.plan, execution.transaction, execution.progress
+    match plan.intent:
+        case Compact():
+            return stage_compact(plan, tx, threads=resources.threads, progress=progress)
+        case Optimize():
+            return stage_optimize(
+                plan,
+                tx,
+                threads=resources.threads,
+                memory_bytes=resources.memory_bytes,
+                progress=progress,
+            )
+        case _ if not plan.snapshot.replaces_in_place:
+            return stage_copies(execution, matches, threads=resources.threads)
+        case _:
+            return _stage_rows(execution, matches, resources)
+
+
+def _match_merge(execution: Execution, resources: Resources) -> Matches:
+    plan, prepared = execution.plan, execution.prepared
+    assert isinstance(plan.intent, Merge)
+    assert prepared.index is not None
+    source = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
+    matcher = MergeMatcher(plan, plan.intent, source)
+    batches = list(matcher.batches(plan.select("scan")))
+    found = _each(matcher.scan, batches, resources, execution.progress, "scan keys")
+    return matcher.resolve([match for batch in found for match in batch])
+
+
+def _match_predicate(execution: Execution, intent: Delete | Update | Write, resources: Resources) -> Matches:
+    plan = execution.plan
+    scans = plan.select("scan")
+
+    def hit(file: FilePlan) -> Hits:
+        return predicate_hits(file, intent.where, plan.snapshot, intent.options.batch_rows)
+
+    return resolve_hits(plan, scans, _each(hit, scans, resources, execution.progress, "scan rows"))
+
+
+def _stage_rows(execution: Execution, matches: Matches, resources: Resources) -> Staged:
+    """Files rewritten under their names, and new files for new rows."""
+    source, tx = execution.prepared.table, execution.transaction
+    files = RowFiles.of(execution, matches)
+    # New files first: they may be large, and one thread alone would be left with them.
+    jobs: list[Callable[[], StagedFile]] = [
+        *(lambda file=file: files.placing.write(file, source, tx) for file in files.new),
+        *(lambda task=task: rewrite(task, source) for task in files.rewrites),
+    ]
+    staged = _each(lambda job: job(), jobs, resources, execution.progress, "write files")
+    new = len(files.new)
+    return Staged(
+        {task.file.path: file for task, file in zip(files.rewrites, staged[new:], strict=True)},
+        tuple(staged[:new]),
+    )
+
+
+def _each(
+    work: Callable[[T], R], items: Sequence[T], resources: Resources, progress: Progress, step: str
+) -> list[R]:
+    """Results in the order of the items; the first error ends the rest."""
+    results: list[R] = []
+    threads = min(resources.threads, len(items))
+    for result in in_order(work, items, threads=threads, ahead=len(items)):
+        results.append(result)
+        progress(step, len(results), len(items))
+    return results

@@ -1,0 +1,449 @@
+"""Matching a merge: key columns of the files that may be hit, looked up among the source's keys."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.evaluate import true_mask
+from intarsia.core.expr import Expr
+from intarsia.core.expr import columns as columns_of
+from intarsia.core.intent import Merge
+from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, flat, marked
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.prune import PartitionSet
+from intarsia.core.rule import Action, Clause, Drop, Insert, Replace, Rule
+from intarsia.core.snapshot import Snapshot
+from intarsia.core.validation import null_target_keys, partition_moves, several_matches
+from intarsia.kernel.overlay import take_rows
+from intarsia.kernel.read import FileReader, constant_key
+
+BATCH_ROWS = 500_000
+MOST_BATCH_ROWS = 16_000_000
+
+
+@dataclass(frozen=True, slots=True)
+class SourceIndex:
+    """The source side of a merge, indexed once and shared by all lookups."""
+
+    table: pa.Table
+    keys: KeyIndex | None
+    """None where another engine finds the pairs."""
+    repeated: bool
+    """Whether a key may stand in several source rows."""
+    ordered: OrderedKeys | None
+    """The keys in order, where there is one column of them and none repeats."""
+    partitions: PartitionSet
+    leaders: pa.Array | None
+    """Per source row the first row of the same partition."""
+
+    @staticmethod
+    def of(source: pa.Table, keys: KeyIndex, partition_columns: Sequence[str]) -> SourceIndex:
+        repeated = not keys.unique()
+        ordered = keys.ordered() if keys.single and not repeated else None
+        bare = SourceIndex.without_keys(source, partition_columns, repeated=repeated)
+        return replace(bare, keys=keys, ordered=ordered)
+
+    @staticmethod
+    def without_keys(source: pa.Table, partition_columns: Sequence[str], *, repeated: bool) -> SourceIndex:
+        """What classifying pairs needs, but not finding them."""
+        path_columns = [name for name in partition_columns if name in source.column_names]
+        partitions = PartitionSet.of(source, path_columns)
+        leaders = None
+        if partitions.index is not None:
+            codes = partitions.index.codes
+            leaders = flat(find(codes, among=codes, null_match=True))
+        return SourceIndex(source, None, repeated, None, partitions, leaders)
+
+
+@dataclass(slots=True)
+class FileMatch:
+    """What the scan of one file found."""
+
+    plan: FilePlan
+    hits: Hits
+    matched: list[pa.Array] = field(default_factory=list)
+    """Source rows whose key is in the file."""
+    nulls: dict[str, int] = field(default_factory=dict)
+    moved: pa.Array | None = None
+    """Source rows that would have to leave this file's partition."""
+    several: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class MergeMatcher:
+    """Finds the hits of one merge, a few files at a time; safe to use from several threads."""
+
+    plan: Plan
+    intent: Merge
+    source: SourceIndex
+
+    @property
+    def rule(self) -> Rule:
+        return self.intent.rule
+
+    @property
+    def acting(self) -> tuple[Clause, ...]:
+        """The clauses that change rows of files, numbered as the hits' actions."""
+        return tuple(clause for clause in self.rule.clauses if clause.side != "source_only")
+
+    @property
+    def actions(self) -> tuple[Action, ...]:
+        """What the hits' numbers stand for."""
+        return tuple(clause.action for clause in self.acting)
+
+    def empties(self, match: FileMatch) -> bool:
+        """Whether a file loses every row."""
+        return 0 < match.plan.file.rows == self.drops(match)
+
+    def drops(self, match: FileMatch) -> int:
+        """How many rows a file loses."""
+        return sum(
+            len(match.hits.only(number))
+            for number, action in enumerate(self.actions)
+            if isinstance(action, Drop)
+        )
+
+    def batches(self, scans: Sequence[FilePlan]) -> Iterator[list[FilePlan]]:
+        """Files put together so that the source's hash table is built few times."""
+        limit = min(max(BATCH_ROWS, 2 * self.source.table.num_rows), MOST_BATCH_ROWS)
+        batch: list[FilePlan] = []
+        rows = 0
+        for plan in scans:
+            batch.append(plan)
+            rows += plan.file.rows
+            if rows >= limit:
+                yield batch
+                batch, rows = [], 0
+        if batch:
+            yield batch
+
+    def scan(self, batch: Sequence[FilePlan]) -> list[FileMatch]:
+        """Read the key columns of some files and say which rows are hit."""
+        found = {plan.file.path: FileMatch(plan, Hits.empty()) for plan in batch}
+        parts: dict[str, list[_Classified]] = {}
+        for pieces in self._portions(batch):
+            self._look_up(pieces, found, parts)
+        for path, classified in parts.items():
+            found[path].hits = join_hits(classified)
+        return list(found.values())
+
+    def _portions(self, batch: Sequence[FilePlan]) -> Iterator[list[KeyPiece]]:
+        """What is looked up at once: all of it, as that builds the hash table once, or ``batch_rows``."""
+        columns = KeyColumns(self.plan.snapshot, self.intent)
+        pieces = (piece for plan in batch for piece in columns.pieces(plan))
+        if self.intent.options.batch_rows is not None:
+            yield from ([piece] for piece in pieces)
+        elif whole := list(pieces):
+            yield whole
+
+    def _look_up(
+        self, pieces: list[KeyPiece], found: dict[str, FileMatch], parts: dict[str, list[_Classified]]
+    ) -> None:
+        answers = self._answers(pieces)
+        for piece, (there, here) in zip(pieces, answers, strict=True):
+            result = found[piece.plan.file.path]
+            strict = {name for name, _ in self.intent.never_null}
+            for name, column in zip(self.intent.keys, piece.keys, strict=True):
+                if column.null_count and name in strict:
+                    result.nulls[name] = result.nulls.get(name, 0) + column.null_count
+            if len(there) or self.rule.touches_target_only:
+                parts.setdefault(piece.plan.file.path, []).append(self.classify(piece, there, here, result))
+
+    def _answers(self, pieces: Sequence[KeyPiece]) -> list[tuple[pa.Array, pa.Array]]:
+        """Per piece the pairs (row of the piece, source row) with equal keys."""
+        ordered = self.source.ordered
+        pairs = [None if ordered is None else ordered.pairs(piece.keys[0]) for piece in pieces]
+        rest = [piece for piece, known in zip(pieces, pairs, strict=True) if known is None]
+        looked_up = iter(self._looked_up(rest) if rest else ())
+        return [next(looked_up) if known is None else known for known in pairs]
+
+    def _looked_up(self, pieces: Sequence[KeyPiece]) -> Iterator[tuple[pa.Array, pa.Array]]:
+        """The same for pieces in any order, all of them in one lookup."""
+        columns = [
+            pa.chunked_array([piece.keys[number] for piece in pieces])
+            for number in range(len(self.intent.keys))
+        ]
+        keys = self.source.keys
+        assert keys is not None
+        there, here = keys.pairs(columns) if self.source.repeated else keys.matches(columns)
+        lengths = pa.array([piece.rows for piece in pieces], pa.int64())
+        ends = pc.search_sorted(there, pc.cumulative_sum(lengths)).to_pylist()
+        begin = offset = 0
+        for piece, end in zip(pieces, ends, strict=True):
+            rows = pc.subtract(there.slice(begin, end - begin), pa.scalar(offset, pa.int64()))
+            yield rows, here.slice(begin, end - begin)
+            begin, offset = end, offset + piece.rows
+
+    def classify(self, piece: KeyPiece, there: pa.Array, here: pa.Array, result: FileMatch) -> _Classified:
+        """What becomes of the rows of a piece, given which of them have the key of which source row."""
+        if self.intent.residual is not None and len(there):
+            kept = true_mask(
+                self.intent.residual, take_rows(piece.table, there), take_rows(self.source.table, here)
+            )
+            there, here = there.filter(kept), here.filter(kept)
+        if len(here):
+            result.matched.append(here)
+        out = _Classified(piece.start, piece.at)
+        if self.rule.touches_matched:
+            rows, sources = there, here
+            if self.source.repeated:
+                rows, sources = self._one_each(there, here, result)
+            self._decide(piece, rows, sources, "matched", out)
+        if self.rule.touches_target_only:
+            alone = pc.indices_nonzero(pc.invert(pc.is_in(arange(piece.rows), value_set=there)))
+            self._decide(piece, alone.cast(pa.int64()), None, "target_only", out)
+        self._note_moves(piece.plan, out, result)
+        return out
+
+    def _one_each(self, there: pa.Array, here: pa.Array, result: FileMatch) -> tuple[pa.Array, pa.Array]:
+        first = pc.index_in(pc.unique(there), value_set=there)
+        if len(first) < len(there) and not self.rule.only_drops_matched:
+            result.several += len(there) - len(first)
+        return there.take(first), here.take(first)
+
+    def _decide(
+        self, piece: KeyPiece, rows: pa.Array, sources: pa.Array | None, side: str, out: _Classified
+    ) -> None:
+        """The first clause whose condition is TRUE takes the row."""
+        for number, clause in enumerate(self.acting):
+            if clause.side != side or not len(rows):
+                continue
+            if clause.condition is None:
+                out.add(rows, sources, number)
+                return
+            hit = true_mask(
+                clause.condition,
+                take_rows(piece.table, rows),
+                None if sources is None else take_rows(self.source.table, sources),
+            )
+            out.add(rows.filter(hit), None if sources is None else sources.filter(hit), number)
+            missed = pc.invert(hit)
+            rows = rows.filter(missed)
+            sources = None if sources is None else sources.filter(missed)
+
+    def _note_moves(self, plan: FilePlan, out: _Classified, result: FileMatch) -> None:
+        """Rows to be replaced whose source row belongs to another partition."""
+        leaders = self.source.leaders
+        if leaders is None or not any(isinstance(action, Replace) for action in self.actions):
+            return  # only whole rows bring a partition along; else such a column may be of any type
+        home = self.source.partitions.rows_of([plan.file])[0]
+        if home == -1:
+            return
+        for number, clause in enumerate(self.acting):
+            if not isinstance(clause.action, Replace):
+                continue
+            for sources in out.sources_of(number):
+                theirs = leaders.take(sources)
+                away = sources if home is None else sources.filter(pc.not_equal(theirs, home))
+                if len(away):
+                    result.moved = away if result.moved is None else pa.concat_arrays([result.moved, away])
+
+    def refuse(self, found: Sequence[FileMatch]) -> None:
+        """Raise what makes the merge impossible."""
+        snapshot, intent = self.plan.snapshot, self.intent
+        null_target_keys(
+            [(snapshot.shown(m.plan.file), m.nulls) for m in found if m.nulls],
+            operation=intent.rule.name,
+            path=snapshot.root,
+        )
+        several = sum(m.several for m in found)
+        if several:
+            several_matches(several, intent.keys, operation=intent.rule.name, path=snapshot.root)
+        moved = [(m.plan.file, m.moved) for m in found if m.moved is not None]
+        if moved:
+            partition_moves(moved, self.source.table, intent, snapshot)
+
+    def resolve(self, found: Sequence[FileMatch], rest: pa.Array | None = None) -> Matches:
+        """All scans together; raises what makes the merge impossible, before anything is written.
+
+        ``rest`` are the source rows without a match, if somebody knows them already.
+        """
+        self.refuse(found)
+        hits = {m.plan.file.path: m.hits for m in found if len(m.hits)}
+        dropped = {p.file.path for p in self.plan.files if p.action == "remove"}
+        updated = deleted = 0
+        for match in found:
+            drops = self.drops(match)
+            deleted += drops
+            updated += len(match.hits) - drops
+            if self.empties(match):
+                dropped.add(match.plan.file.path)
+                hits.pop(match.plan.file.path)
+        deleted += sum(p.file.rows for p in self.plan.files if p.action == "remove")
+        inserts: tuple[tuple[Insert, pa.Array], ...] = ()
+        if self.rule.inserts:
+            inserts = self.inserts_of(self.source.table, self.unmatched(found) if rest is None else rest)
+        return Matches(
+            actions=self.actions,
+            hits=hits,
+            dropped=frozenset(dropped),
+            inserts=inserts,
+            inserted=sum(len(rows) for _, rows in inserts),
+            updated=updated,
+            deleted=deleted,
+            scanned_bytes=self.plan.bytes_to_scan,
+        )
+
+    def unmatched(self, found: Sequence[FileMatch]) -> pa.Array:
+        """The source rows whose key is in none of the files."""
+        rows = self.source.table.num_rows
+        matched = [part for match in found for part in match.matched]
+        if not matched:
+            return arange(rows)
+        return pc.indices_nonzero(pc.invert(marked(pa.chunked_array(matched), rows))).cast(pa.int64())
+
+    def inserts_of(self, source: pa.Table, rows: pa.Array) -> tuple[tuple[Insert, pa.Array], ...]:
+        """Which of some rows without a match become new rows, and how."""
+        chosen: list[tuple[Insert, pa.Array]] = []
+        for clause in self.rule.on("source_only"):
+            assert isinstance(clause.action, Insert)
+            if not len(rows):
+                break
+            if clause.condition is None:
+                chosen.append((clause.action, rows))
+                break
+            theirs = take_rows(source, rows)
+            hit = true_mask(clause.condition, theirs, theirs)
+            chosen.append((clause.action, rows.filter(hit)))
+            rows = rows.filter(pc.invert(hit))
+        return tuple((action, taken) for action, taken in chosen if len(taken))
+
+
+@dataclass(slots=True)
+class _Classified:
+    """Rows of one piece with the action that takes each."""
+
+    start: int
+    at: pa.Array | None = None
+    """Which rows of the file the piece's are, counted from ``start``; None is all of them."""
+    rows: list[pa.Array] = field(default_factory=list)
+    sources: list[pa.Array] = field(default_factory=list)
+    actions: list[int] = field(default_factory=list)
+
+    def add(self, rows: pa.Array, sources: pa.Array | None, action: int) -> None:
+        if len(rows):
+            self.rows.append(rows)
+            self.sources.append(pa.nulls(len(rows), pa.int64()) if sources is None else sources)
+            self.actions.append(action)
+
+    def sources_of(self, action: int) -> Iterator[pa.Array]:
+        for number, sources in zip(self.actions, self.sources, strict=True):
+            if number == action:
+                yield sources
+
+
+def _concat(parts: Sequence[pa.Array]) -> pa.Array:
+    """One array of the parts; a copy where it would be a slice, which keeps and pickles what it is one of."""
+    if len(parts) == 1 and parts[0].get_total_buffer_size() <= 2 * parts[0].nbytes:
+        return parts[0]
+    return pa.concat_arrays(parts)
+
+
+def join_hits(parts: Sequence[_Classified]) -> Hits:
+    """The pieces of one file as its hits, by ascending position."""
+    positions, sources, actions = [], [], []
+    for part in parts:
+        for rows, source, action in zip(part.rows, part.sources, part.actions, strict=True):
+            theirs = rows if part.at is None else part.at.take(rows)
+            positions.append(pc.add(theirs, pa.scalar(part.start, pa.int64())) if part.start else theirs)
+            sources.append(source)
+            actions.append(action)
+    if not positions:
+        return Hits.empty()
+    if len(set(actions)) == 1:  # row groups come in order already
+        return Hits(_concat(positions), actions[0], _concat(sources))
+    numbers = pa.concat_arrays(
+        [
+            pa.repeat(pa.scalar(action, pa.int8()), len(rows))
+            for action, rows in zip(actions, positions, strict=True)
+        ]
+    )
+    rows = pa.concat_arrays(positions)
+    order = pc.array_sort_indices(rows)
+    return Hits(rows.take(order), numbers.take(order), pa.concat_arrays(sources).take(order))
+
+
+@dataclass(frozen=True, slots=True)
+class KeyPiece:
+    """The key columns of one row group, and what conditions need beside them."""
+
+    plan: FilePlan
+    start: int
+    rows: int
+    keys: list[pa.Array]
+    table: pa.Table
+    at: pa.Int64Array | None = None
+    """Which rows these are, counted from ``start``, where deleted ones are left out; None is all of them."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyColumns:
+    """Reads them, file by file."""
+
+    snapshot: Snapshot
+    intent: Merge
+
+    def pieces(self, plan: FilePlan) -> Iterator[KeyPiece]:
+        """The row groups that may be hit, read one after the other."""
+        snapshot = self.snapshot
+        needed = [name for name in self.intent.keys if name not in plan.file.partition]
+        extra = [name for name in self.condition_columns() if name not in needed]
+        if not (needed or extra) and self.conditions:
+            needed = list(self.intent.keys)  # so that the rows of the table can be counted
+        with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
+            wanted = set(plan.row_groups)
+            start = 0
+            for group in range(reader.footer.num_row_groups):
+                rows = reader.footer.row_group(group).num_rows
+                if group in wanted:
+                    offset = start
+                    for count, table in self._read(reader, [*needed, *extra], group):
+                        live = reader.live_rows(offset, count)
+                        left = count if live is None else len(live)
+                        table = table if live is None else take_rows(table, live)
+                        yield KeyPiece(plan, offset, left, self._keys(plan, table, left), table, live)
+                        offset += count
+                start += rows
+
+    def _read(self, reader: FileReader, columns: list[str], group: int) -> Iterator[tuple[int, pa.Table]]:
+        """A row group's columns with their length, which a table of no columns does not know."""
+        limit = self.intent.options.batch_rows
+        if limit is None or not columns:
+            yield reader.footer.row_group(group).num_rows, reader.read(columns, group)
+            return
+        for piece in reader.pieces(columns, group, batch_rows=limit):
+            yield piece.num_rows, piece
+
+    def _keys(self, plan: FilePlan, table: pa.Table, rows: int) -> list[pa.Array]:
+        keys = []
+        for name in self.intent.keys:
+            dtype = self.snapshot.schema.field(name).type
+            if name in plan.file.partition:
+                keys.append(constant_key(plan.file.partition[name], dtype, rows))
+            elif name in self.snapshot.partition_columns:
+                column = flat(table[name])  # unknown from the path: the same form as its siblings
+                keys.append(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
+            else:
+                keys.append(flat(table[name]))
+        return keys
+
+    @property
+    def conditions(self) -> list[Expr]:
+        """What is asked of target rows beyond the equality of keys."""
+        acting = (clause.condition for clause in self.intent.rule.clauses if clause.side != "source_only")
+        return [condition for condition in (self.intent.residual, *acting) if condition is not None]
+
+    def condition_columns(self) -> list[str]:
+        """Target columns that conditions read."""
+        used = {
+            path[0]
+            for condition in self.conditions
+            for side, path in columns_of(condition)
+            if side != "source"
+        }
+        return [name for name in self.snapshot.schema.names if name in used]

@@ -1,0 +1,327 @@
+"""Optimizing: the rows of each group in the order of a curve, in new files; on disk where memory is short."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from intarsia.common.names import check_columns
+from intarsia.common.schema import is_nested
+from intarsia.common.scratch import scratch_directory
+from intarsia.core.change import Staged, StagedFile
+from intarsia.core.curve import CURVES, bits_for
+from intarsia.core.intent import Optimize
+from intarsia.core.matches import Hits, Matches
+from intarsia.core.plan import FileGroup, Plan
+from intarsia.core.ports import OutputLocation, Progress
+from intarsia.core.snapshot import DataFile
+from intarsia.errors import InputError
+from intarsia.kernel.compact import check_rows, pieces_of
+from intarsia.kernel.duplicates import match_duplicates
+from intarsia.kernel.output_format import OutputFormat
+from intarsia.kernel.overlay import take_rows
+from intarsia.kernel.partitioned_writer import write_file, write_partitioned
+from intarsia.kernel.sample import sample_rows
+from intarsia.kernel.sort import Cuts, Order, Portion, Sorter, Span, spans, with_order
+from intarsia.kernel.spill import Spill
+from intarsia.kernel.threads import in_order, shares
+from intarsia.kernel.write import widen, widen_schema
+
+ROW_GROUP_ROWS = 122_880
+"""Small row groups, so that their bounds exclude much."""
+_LEAST_BATCH = 1024
+
+
+def stage_optimize(
+    plan: Plan,
+    tx: OutputLocation,
+    *,
+    threads: int,
+    memory_bytes: int,
+    progress: Progress,
+    drops: Matches | None = None,
+) -> Staged:
+    """Rewrite the rows of each group, ordered along the curve over all of the group's new files.
+
+    Duplicates, if asked for, are searched over all groups and left out, unless ``drops`` names them. A
+    group that does not fit in ``memory_bytes`` is sorted through temporary files in the staging
+    directory, which are removed in every case. Nothing of the table changes.
+
+    Raises:
+        ColumnNotFound: a clustering column is not there.
+        InputError: a clustering column is nested, there are too many, or the curve is unknown.
+        DamagedTable: a file has not the rows its footer says.
+    """
+    intent = plan.intent
+    assert isinstance(intent, Optimize)
+    order = order_of(plan)
+    files = tuple(file for group in plan.groups for file in group.files)
+    if drops is None and intent.removes_duplicates:
+        drops = match_duplicates(
+            plan,
+            keys=intent.deduplicate_keys,
+            order_by=intent.dedup_order_by,
+            threads=threads,
+            memory_bytes=memory_bytes,
+            progress=progress,
+            files=files,
+        )
+    outer, inner = shares(threads, len(plan.groups))
+    tasks = list(_tasks(plan, tx, order, drops or Matches()))
+
+    def work(task: _SortTask) -> list[StagedFile]:
+        return replace(task, threads=inner, memory_bytes=max(memory_bytes // outer, 1)).write()
+
+    staged: list[StagedFile] = []
+    for number, written in enumerate(in_order(work, tasks, threads=outer)):
+        staged += written
+        progress("write files", number + 1, len(tasks))
+    return Staged(added=tuple(staged))
+
+
+def order_of(plan: Plan) -> Order:
+    """The order that an optimizing plan asks for; raises for what cannot be ordered by."""
+    intent = plan.intent
+    assert isinstance(intent, Optimize)
+    path, schema = plan.snapshot.root, plan.schema
+    if intent.curve not in CURVES:
+        known = ", ".join(map(repr, CURVES))
+        raise InputError(
+            f"{plan.operation}: curve={intent.curve!r} is not known.", path=path, hint=f"use one of {known}."
+        )
+    check_columns(intent.by, schema.names, operation=plan.operation, path=path)
+    bad = [
+        name
+        for name in intent.by
+        if is_nested(schema.field(name).type) or pa.types.is_interval(schema.field(name).type)
+    ]
+    if bad:
+        raise InputError(
+            f"{plan.operation}: {', '.join(f'{name!r} ({schema.field(name).type})' for name in bad)}"
+            " has no order to cluster by.",
+            path=path,
+            hint="name columns of plain types.",
+        )
+    # Constant within a directory, so it orders nothing there.
+    fixed = set(plan.snapshot.partition_columns)
+    by = tuple(dict.fromkeys(name for name in intent.by if name not in fixed))
+    if intent.curve != "linear" and len(by) > 1:
+        bits_for(len(by))
+    return Order(by, intent.curve)
+
+
+def _tasks(plan: Plan, tx: OutputLocation, order: Order, drops: Matches) -> Iterator[_SortTask]:
+    first = 0
+    for group in plan.groups:
+        files = tuple(file for file in group.files if file.rows and file.path not in drops.dropped)
+        skip = {file.path: drops.hits[file.path] for file in files if file.path in drops.hits}
+        rows = sum(file.rows for file in files) - sum(len(hits) for hits in skip.values())
+        new = NewFiles.of(group, plan, tx, order, first=first)
+        yield _SortTask(plan, group, files, skip, rows, order, new)
+        first += max(group.outputs, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class NewFiles:
+    """The new files of one group, for rows that are in order."""
+
+    tx: OutputLocation
+    group: FileGroup
+    form: OutputFormat
+    first: int
+    """The number of the first new file."""
+    partitioned: bool = False
+    """Whether rows are partitioned while they are written; otherwise all belong to the group's partition."""
+
+    @staticmethod
+    def of(group: FileGroup, plan: Plan, tx: OutputLocation, order: Order, *, first: int = 0) -> NewFiles:
+        assert isinstance(plan.intent, Optimize)
+        in_place = plan.snapshot.replaces_in_place
+        grouped = OutputFormat.of_group(group, plan, tx.txid)
+        form = grouped
+        if not in_place:
+            form = OutputFormat.of(plan, tx, lineage=True, target_bytes=plan.intent.target_bytes)
+        sorting = tuple((name, False, False) for name in order.by) if order.plain else ()
+        most = grouped.layout.row_group_rows
+        if plan.intent.options.row_group_size is None:
+            most = min(most, ROW_GROUP_ROWS)
+        layout = replace(form.layout, sorting=sorting, row_group_rows=most)
+        if in_place:
+            layout = replace(layout, plain=frozenset())
+        return NewFiles(tx, group, replace(form, layout=layout), first, not in_place)
+
+    def row_group_rows(self, rows: int) -> int:
+        """The size of the row groups of a file of so many rows: all about equal."""
+        most = self.form.layout.row_group_rows
+        return max(1, -(-rows // max(1, -(-rows // most))))
+
+    def write(self, number: int, rows: int, pieces: Iterable[pa.Table]) -> list[StagedFile]:
+        """One new file of so many rows, which come in order; indices of dictionaries may be wide.
+
+        Where rows are partitioned, there is one for each of their partitions.
+        """
+        form, ordinal = self.form, self.first + number
+        label = f"optimized-{ordinal:05d}"
+        if self.partitioned:
+            return write_partitioned(form, self.tx, label, pieces)
+        partition = self.group.partition
+        return [
+            write_file(
+                form,
+                self.tx,
+                label,
+                pieces,
+                path=self.tx.new_file_path(partition, "optimized", ordinal, beside=self.group.files[0]),
+                partition=partition,
+                layout=replace(form.layout, row_group_rows=self.row_group_rows(rows), sorting=()),
+            )
+        ]
+
+    def write_portions(
+        self, portions: Iterable[Portion], outputs: int, sorter: Sorter, *, threads: int = 1
+    ) -> list[StagedFile]:
+        """So many new files of about equal rows, sorted portion by portion; each must fit the sorter."""
+
+        def write(item: tuple[int, list[Span]]) -> list[StagedFile]:
+            number, mine = item
+            rows = sum(span.stop - span.start for span in mine)
+            size = self.form.layout.row_group_rows
+            return self.write(number, rows, (piece for span in mine for piece in sorter.pieces(span, size)))
+
+        written = in_order(write, enumerate(spans(list(portions), outputs)), threads=threads)
+        return [staged for files in written for staged in files]
+
+    @contextmanager
+    def spill(self, schema: pa.Schema) -> Iterator[Spill]:
+        """A directory for rows that wait, which no other task and no other attempt has."""
+        staging = self.tx.staging
+        name = f"sort-{self.first:05d}{staging.attempt}"
+        with ExitStack() as stack:
+            filesystem, directory = staging.filesystem, staging.directory
+            if staging.discards:  # and rows that wait are read again
+                filesystem, directory = pafs.LocalFileSystem(), stack.enter_context(scratch_directory())
+            yield stack.enter_context(Spill(filesystem, f"{directory}/{name}", schema))
+
+
+@dataclass(frozen=True, slots=True)
+class _SortTask:
+    """One group of files to be ordered."""
+
+    plan: Plan
+    group: FileGroup
+    files: tuple[DataFile, ...]
+    """Those with rows that stay."""
+    skip: dict[str, Hits]
+    rows: int
+    order: Order
+    new: NewFiles
+    threads: int = 1
+    memory_bytes: int = 0
+
+    def write(self) -> list[StagedFile]:
+        """The new files. A group without rows becomes one empty file, unless duplicates emptied it."""
+        if not self.rows and self.group.rows:
+            return []
+        if not self.order.by:
+            staged = self._as_they_are()
+        else:
+            tables = self._in_memory()
+            staged = self._on_disk() if tables is None else self._sorted_in_memory(tables)
+        check_rows(staged, self.rows, self.group)
+        return staged
+
+    @property
+    def _schema(self) -> pa.Schema:
+        return widen_schema(self.new.form.schema)
+
+    def _pieces(self, file: DataFile, batch_rows: int | None = None) -> Iterator[pa.Table]:
+        rows = self.plan.intent.options.batch_rows or batch_rows
+        stored, wide = self.new.form.schema, self._schema
+        for piece in pieces_of(file, self.plan, stored, skip=self.skip.get(file.path), batch_rows=rows):
+            yield widen(piece, wide)
+
+    @property
+    def _bytes(self) -> int:
+        return stored_bytes(self.files)
+
+    def _edges(self) -> list[int]:
+        """Where each new file begins and the last one ends, in rows."""
+        count = max(1, min(self.group.outputs, self.rows))
+        return [self.rows * number // count for number in range(count + 1)]
+
+    def _in_memory(self) -> list[pa.Table] | None:
+        """All rows, or None as soon as they turn out not to fit."""
+        if self._bytes > self.memory_bytes:
+            return None
+        size = 0
+        tables: list[pa.Table] = [pa.Table.from_batches([], self._schema)]
+        # Footers tell encoded sizes: what a dictionary holds once may be there a thousand times.
+        with closing(in_order(lambda f: list(self._pieces(f)), self.files, threads=self.threads)) as read:
+            for pieces in read:
+                tables += pieces
+                size += sum(piece.nbytes for piece in pieces)
+                if size > self.memory_bytes:
+                    return None
+        return tables
+
+    def _sorted_in_memory(self, tables: list[pa.Table]) -> list[StagedFile]:
+        table, indices = with_order(tables, self.order)
+        edges = self._edges()
+
+        def write(number: int) -> list[StagedFile]:
+            mine = indices.slice(edges[number], edges[number + 1] - edges[number])
+            size = self.new.row_group_rows(len(mine))
+            pieces = (take_rows(table, mine.slice(start, size)) for start in range(0, len(mine), size))
+            return self.new.write(number, len(mine), pieces)
+
+        written = in_order(write, range(len(edges) - 1), threads=self.threads)
+        return [staged for files in written for staged in files]
+
+    def _as_they_are(self) -> list[StagedFile]:
+        """With no column to order by, the rows file by file."""
+        pieces = (piece for file in self.files for piece in self._pieces(file))
+        left: list[pa.Table] = []
+
+        def next_rows(count: int) -> Iterator[pa.Table]:
+            while count:
+                piece = left.pop() if left else next(pieces)
+                yield piece.slice(0, count)
+                if piece.num_rows > count:
+                    left.append(piece.slice(count))
+                count -= min(count, piece.num_rows)
+
+        edges = enumerate(pairwise(self._edges()))
+        written = [self.new.write(number, high - low, next_rows(high - low)) for number, (low, high) in edges]
+        return [staged for files in written for staged in files]
+
+    def _on_disk(self) -> list[StagedFile]:
+        """Spill rows into portions along the order, then sort and write portion by portion."""
+        sample = sample_rows(self.files, self.order.by, self.plan, threads=self.threads)
+        order = self.order.measured(sample)
+        share = max(self.memory_bytes // self.threads, 1)
+        sorter = Sorter(order, share, self.threads)
+        cuts = Cuts.of(sample, order, parts=sorter.parts(self._bytes, least=self.group.outputs))
+        batch_rows = max(_LEAST_BATCH, self.rows * share // (4 * max(self._bytes, 1)))
+        sources = [partial(self._pieces, file, batch_rows) for file in self.files]
+        with self.new.spill(self._schema) as spill:
+            spilled = sorter.deal(spill, cuts, sources)
+            portions = [small for portion in spilled for small in sorter.split(spill, portion)]
+            return self.new.write_portions(portions, self.group.outputs, sorter, threads=self.threads)
+
+
+def stored_bytes(files: Iterable[DataFile]) -> int:
+    """How large files are when decompressed, as their footers say; the values in memory may be larger."""
+    return sum(_stored_bytes(file) for file in files)
+
+
+def _stored_bytes(file: DataFile) -> int:
+    footer = file.footer
+    if footer is None:
+        return file.size * 4
+    return sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))

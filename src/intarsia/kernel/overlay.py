@@ -1,0 +1,135 @@
+"""Changing rows of a table in memory: overlay some, drop some; positions in, a new table out."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.common.spool import take, take_rows, tidy_schema
+from intarsia.core.keys import arange, decoded, flat, marked, places
+from intarsia.errors import SchemaMismatch
+
+__all__ = ["Overlay", "drop_rows", "most_values", "positions_between", "take_rows"]
+
+
+def positions_between(positions: pa.Int64Array, start: int, stop: int) -> pa.Int64Array:
+    """Those of some ascending positions that lie in a range."""
+    low, high = pc.search_sorted(positions, pa.array([start, stop], pa.int64())).to_pylist()
+    return positions.slice(low, high - low)
+
+
+class Overlay:
+    """Sets values into given rows of columns of one length.
+
+    Fixed-width columns are patched through a mask, the rest gathered: both leave the input alone.
+    """
+
+    def __init__(self, rows: int, positions: pa.Int64Array) -> None:
+        self.rows = rows
+        self._positions = positions
+        self._whole = len(positions) == rows
+        if self._whole:
+            return
+        self._slots = flat(places(positions, rows))
+        self._mask = pc.is_valid(self._slots)
+        self._gather: pa.Array | None = None
+
+    def set(self, column: Any, values: Any) -> pa.Array:
+        """The column with ``values`` at the positions, in their order."""
+        old, new = flat(column), flat(values)
+        if pa.types.is_dictionary(old.type):
+            plain = new.cast(new.type.value_type) if pa.types.is_dictionary(new.type) else new
+            return self._set_encoded(old, plain)
+        if self._whole:
+            return new
+        if _maskable(old.type):
+            return pc.replace_with_mask(old, self._mask, new)
+        if self._gather is None:
+            self._gather = pc.if_else(
+                self._mask, pc.add(self._slots, pa.scalar(self.rows, pa.int64())), arange(self.rows)
+            )
+        return take(pa.concat_arrays([old, new]), self._gather)
+
+    def _set_encoded(self, old: pa.DictionaryArray, new: pa.Array) -> pa.Array:
+        """Values set into a dictionary column: its dictionary grows by those it lacks."""
+        if self._whole:
+            return _encode_as(new, old.type)
+        absent = pc.unique(new.filter(pc.is_null(pc.index_in(new, value_set=old.dictionary)))).drop_null()
+        dictionary = pa.concat_arrays([old.dictionary, absent]) if len(absent) else old.dictionary
+        if len(dictionary) > most_values(old.type):  # of the old values some may be gone now
+            return _encode_as(self.set(old.cast(new.type), new), old.type)
+        codes = pc.index_in(new, value_set=dictionary).cast(old.indices.type)
+        indices = pc.replace_with_mask(old.indices, self._mask, codes)
+        return pa.DictionaryArray.from_arrays(indices, dictionary, ordered=old.type.ordered)
+
+    def changes(self, column: Any, values: Any) -> bool:
+        """Whether setting the values would change the column; False only where that is certain."""
+        old = flat(column)
+        old, new = decoded(old if self._whole else take(old, self._positions)), decoded(flat(values))
+        if old.type != new.type or _holds_floats_within(old.type):
+            return True
+        if pa.types.is_floating(old.type):  # which compare as equal though they are not the same: zeros
+            bits = pa.int64() if old.type.bit_width == 64 else pa.int32()
+            bits = pa.int16() if old.type.bit_width == 16 else bits
+            old, new = old.view(bits), new.view(bits)
+        return not old.equals(new)
+
+    def apply(self, table: pa.Table, values: Mapping[str, Any]) -> tuple[pa.Table, frozenset[str]]:
+        """The table with some columns overlaid, and the names of those that changed by it."""
+        changed = frozenset(
+            name for name in table.column_names if name in values and self.changes(table[name], values[name])
+        )
+        columns = [
+            self.set(table[name], values[name]) if name in changed else table[name]
+            for name in table.column_names
+        ]
+        return pa.table(columns, schema=table.schema), changed
+
+
+def drop_rows(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
+    """The table less some rows."""
+    if len(positions) == 0:
+        return table
+    kept = pc.invert(marked(positions, table.num_rows))
+    if tidy_schema(table.schema).equals(table.schema):
+        return table.filter(kept)
+    return take_rows(table, pc.indices_nonzero(kept))  # a type that has no kernel for filtering
+
+
+def most_values(dtype: pa.DictionaryType) -> int:
+    """How many values a dictionary of this type can number."""
+    signed = pa.types.is_signed_integer(dtype.index_type)
+    return int(2 ** (dtype.index_type.bit_width - signed))
+
+
+def _encode_as(values: pa.Array, dtype: pa.DictionaryType) -> pa.Array:
+    encoded = values.dictionary_encode()
+    if len(encoded.dictionary) > most_values(dtype):
+        raise SchemaMismatch(
+            f"{len(encoded.dictionary):,} distinct values do not fit a column of type {dtype}.",
+            hint="make the column one of plain values, or of wider indices, in every file.",
+        )
+    indices = encoded.indices.cast(dtype.index_type)
+    return pa.DictionaryArray.from_arrays(indices, encoded.dictionary, ordered=dtype.ordered)
+
+
+def _holds_floats_within(dtype: pa.DataType) -> bool:
+    if isinstance(dtype, pa.BaseExtensionType):
+        return True  # whatever it compares by
+    children = [dtype.field(number).type for number in range(dtype.num_fields)]
+    return any(pa.types.is_floating(child) or _holds_floats_within(child) for child in children)
+
+
+def _maskable(dtype: pa.DataType) -> bool:
+    return (
+        pa.types.is_integer(dtype)
+        or pa.types.is_float32(dtype)
+        or pa.types.is_float64(dtype)
+        or pa.types.is_timestamp(dtype)
+        or pa.types.is_date(dtype)
+        or pa.types.is_time(dtype)
+        or pa.types.is_decimal128(dtype)
+    )

@@ -1,0 +1,258 @@
+"""New files of rows: one file at a time, or many at once, one for each partition that rows belong to."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia.common.schema import conform_table
+from intarsia.core.change import StagedFile
+from intarsia.core.layout import Layout
+from intarsia.core.partitioner import PartitionKey
+from intarsia.core.ports import OutputLocation
+from intarsia.core.refusals import Refusal, ValuesRefused
+from intarsia.core.snapshot import open_limit
+from intarsia.kernel.output_format import OutputFormat
+from intarsia.kernel.overlay import take_rows
+from intarsia.kernel.write import FileWriter, NarrowingSink, RowGroups
+
+BUFFERED_BYTES = 128 << 20
+"""Rows that wait for their row group to fill, over all partitions of one writer."""
+_LEAST_GROUP_ROWS = 100
+
+
+@dataclass(slots=True)
+class OpenFile:
+    """A file that is being written, and the rows that wait for its next row group."""
+
+    part: PartitionKey
+    path: str
+    writer: FileWriter
+    row_groups: RowGroups
+    rows: int = 0
+    begun: bool = False
+    """Whether it has a handle that is counted."""
+
+    @staticmethod
+    def of(
+        form: OutputFormat, writer: FileWriter, part: PartitionKey, path: str, layout: Layout | None = None
+    ) -> OpenFile:
+        """``layout`` is that of row groups, if it is not the file's."""
+        sink = NarrowingSink(writer, form.schema)
+        return OpenFile(part, path, writer, RowGroups(sink, layout or form.layout))
+
+    @property
+    def buffered(self) -> int:
+        return self.row_groups.waiting_bytes
+
+    def add(self, table: pa.Table) -> None:
+        if table.num_rows:
+            self.row_groups.add(table)
+            self.rows += table.num_rows
+
+    def close(self) -> StagedFile:
+        """Write the last row group and the footer."""
+        try:
+            self.row_groups.finish()
+            staged = self.writer.close(self.path, self.part.values)
+        finally:
+            self.writer.abandon()
+        return replace(staged, tag=self.part.tag)
+
+
+def write_file(
+    form: OutputFormat,
+    output: OutputLocation,
+    label: str,
+    pieces: Iterable[pa.Table],
+    *,
+    path: str,
+    partition: Mapping[str, Any],
+    layout: Layout | None = None,
+) -> StagedFile:
+    """One file of the staging directory with rows of one partition, in their order; also without any row.
+
+    Memory: a row group.
+
+    Args:
+        form: how the file is written.
+        output: where.
+        label: unique within the transaction.
+        pieces: rows in the types of the form's schema; indices of dictionaries may be wider.
+        path: the name that the file will have inside the table.
+        partition: the typed partition values.
+        layout: that of row groups, if it is not the file's.
+    """
+    staging = output.staging
+    writer = form.open(staging.location(label), staging.filesystem)
+    try:
+        file = OpenFile.of(form, writer, PartitionKey(partition), path, layout)
+        for piece in pieces:
+            file.add(piece)
+        return file.close()
+    finally:
+        writer.abandon()
+
+
+class PartitionedWriter:
+    """Takes rows in any order and writes each to a file of its partition.
+
+    Memory: a row group of each partition, and no more than ``BUFFERED_BYTES`` over all of them. Files
+    beyond those that may be open at once are closed with the rows they have. Nothing of it counts until
+    a commit names the files.
+    """
+
+    def __init__(self, form: OutputFormat, tx: OutputLocation, label: str) -> None:
+        """``label`` must be unique within the transaction."""
+        self._form = form
+        self._tx = tx
+        self._label = label
+        self._open: dict[Any, OpenFile] = {}
+        """By the key of their partition."""
+        self._ordinal = 0
+        self._buffered = 0
+        self._begun = 0
+        self._most_begun = _most_begun()
+        self._done: list[StagedFile] = []
+        self._row_bytes: float | None = None
+        """Of a row in the last file that was finished."""
+
+    def add(self, table: pa.Table) -> None:
+        """Rows with at least the table's columns, in any order."""
+        if not table.num_rows:
+            return
+        form = self._form
+        table = conform_table(
+            _complete(table, form.schema), form.schema, operation=form.operation, path=form.root
+        )
+        for part, rows in form.partitioner.partition_rows(table):
+            self._add(part, table if rows is None else take_rows(table, rows))
+        if self._buffered > BUFFERED_BYTES:
+            self._flush()
+
+    def close(self) -> list[StagedFile]:
+        """Finish every file and say what they are."""
+        for state in list(self._open.values()):
+            self._finish(state.part)
+        return self._done
+
+    def abandon(self) -> None:
+        """Let go of the handles after an error."""
+        for state in self._open.values():
+            with suppress(OSError):
+                state.writer.abandon()
+
+    def _add(self, part: PartitionKey, table: pa.Table) -> None:
+        """A row group's rows at a time, so that a file is cut as soon as it is large enough."""
+        most = self._form.max_rows
+        while table.num_rows:
+            state = self._open_file(part)
+            step = self._group_rows(state, table)
+            taken = max(1, step - state.row_groups.waiting_rows)
+            if most is not None:
+                taken = min(taken, most - state.rows)
+            before = state.buffered
+            state.add(table.slice(0, taken))
+            if state.row_groups.waiting_rows >= step:
+                state.row_groups.finish()
+            self._buffered += state.buffered - before
+            table = table.slice(taken)
+            if state.writer.size >= self._form.target_bytes or state.rows == most:
+                self._finish(part)
+            else:
+                self._count_handle(state)
+
+    def _group_rows(self, state: OpenFile, table: pa.Table) -> int:
+        """How many rows the next row group has: as many as the table's sizes leave room for.
+
+        A row is as large as those of this file or the one before, else as the table's are; of an empty table
+        it is known in memory only, which is more than it will be.
+        """
+        layout = self._form.layout
+        if layout.row_group_bytes is None:
+            return layout.row_group_rows
+        row_bytes = self._row_bytes
+        if state.writer.rows:
+            row_bytes = state.writer.size / state.writer.rows
+        if row_bytes is None:
+            row_bytes = layout.row_bytes or table.nbytes / table.num_rows
+        target = self._form.target_bytes
+        room = max(target - state.writer.size, target // 8)  # no row group for the sake of a few rows
+        wanted = min(layout.row_group_bytes, room)
+        return max(_LEAST_GROUP_ROWS, min(layout.row_group_rows, int(wanted / max(row_bytes, 1e-3))))
+
+    def _count_handle(self, state: OpenFile) -> None:
+        """A file that was begun stays open, as long as others leave it a handle."""
+        if state.begun or not state.writer.size:
+            return
+        if self._begun == self._most_begun:
+            self._finish(state.part)
+        else:
+            state.begun = True
+            self._begun += 1
+
+    def _open_file(self, part: PartitionKey) -> OpenFile:
+        state = self._open.get(part.key)
+        if state is None:
+            form, tx = self._form, self._tx
+            path = tx.new_file_path(part.values, f"{self._label}{tx.staging.attempt}", self._ordinal)
+            self._ordinal += 1
+            writer = form.open(tx.filesystem_path(path), tx.staging.filesystem, count_nans=True)
+            state = OpenFile.of(form, writer, part, path)
+            self._open[part.key] = state
+        return state
+
+    def _finish(self, part: PartitionKey) -> None:
+        state = self._open.pop(part.key)
+        self._buffered -= state.buffered
+        self._begun -= state.begun
+        staged = state.close()
+        self._row_bytes = staged.size / max(staged.rows, 1)
+        self._done.append(staged)
+
+    def _flush(self) -> None:
+        """Write what waits most, until half of the room is free."""
+        for state in sorted(self._open.values(), key=lambda one: -one.buffered):
+            if self._buffered <= BUFFERED_BYTES // 2:
+                return
+            self._buffered -= state.buffered
+            state.row_groups.finish()
+            self._count_handle(state)
+
+
+def write_partitioned(
+    form: OutputFormat, tx: OutputLocation, label: str, pieces: Iterable[pa.Table | ValuesRefused]
+) -> list[StagedFile]:
+    """Rows that come in pieces as new files of their partitions; ``label`` as in :class:`PartitionedWriter`.
+
+    A piece may be what is wrong with its values; then the rest is only counted.
+    """
+    out = PartitionedWriter(form, tx, label)
+    refused: list[Refusal] = []
+    try:
+        for piece in pieces:
+            if isinstance(piece, ValuesRefused):
+                refused += piece.refusals
+            elif not refused:
+                out.add(piece)
+        return [StagedFile.unwritten(refused)] if refused else out.close()
+    finally:
+        out.abandon()
+
+
+def _most_begun() -> int:
+    """How many files one writer keeps open: half of the process's limit, shared by a writer per core."""
+    return max(1, open_limit() // 2 // (os.cpu_count() or 1))
+
+
+def _complete(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The columns of the schema; those that are missing are NULL, such as the identity of a new row."""
+    absent: Sequence[pa.Field] = [f for f in schema if f.name not in table.column_names and f.nullable]
+    for missing in absent:
+        table = table.append_column(missing.name, pa.nulls(table.num_rows, missing.type))
+    return table.select(schema.names)

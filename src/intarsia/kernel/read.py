@@ -1,0 +1,410 @@
+"""Data files as Arrow tables in the dataset's own types; reads, never decides."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import accumulate
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from intarsia.common.int96 import Int96, int96_of
+from intarsia.common.schema import conform_table
+from intarsia.core.evaluate import hit_positions
+from intarsia.core.intent import Predicate
+from intarsia.core.keys import arange
+from intarsia.core.planning import predicate_columns
+from intarsia.core.prune import verdicts
+from intarsia.core.scan_task import ColumnProjection
+from intarsia.core.snapshot import DataFile, Snapshot, check_same, open_files, open_limit
+from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
+from intarsia.kernel.chunks import ChunkSource
+from intarsia.kernel.overlay import positions_between, take_rows
+from intarsia.kernel.threads import in_order
+
+PIECE_ROWS = 1 << 20
+PIECE_BYTES = 128 << 20
+"""A row group larger than this is read, changed and written in pieces."""
+
+
+def as_encoded(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
+    """The schema with some columns as dictionaries."""
+    if not columns:
+        return schema
+    fields = [f.with_type(pa.dictionary(pa.int32(), f.type)) if f.name in columns else f for f in schema]
+    return pa.schema(fields, schema.metadata)
+
+
+class FileReader:
+    """One data file, its columns given back in the types and order of ``schema``.
+
+    Columns the file lacks are NULL; partition columns come from its path. A file with a scan task is
+    projected by it. Deleted rows are given back, too; :meth:`live_rows` tells which are live. Memory: what
+    one call returns. Every page checksum that is there is verified.
+    """
+
+    def __init__(
+        self,
+        file: DataFile,
+        schema: pa.Schema,
+        filesystem: pafs.FileSystem,
+        *,
+        encoded: Sequence[str] = (),
+        handle: pa.NativeFile | None = None,
+    ) -> None:
+        """``encoded`` columns are given back as dictionaries, the way the file stores them.
+
+        ``handle`` is the file where it is open already; it stays open.
+        """
+        self.file = file
+        self._owns_handle = handle is None
+        encoded = () if file.scan_task is not None else encoded
+        self.schema = as_encoded(schema, encoded)
+        self._bare_name = _unused_name(schema)
+        try:
+            self._handle = filesystem.open_input_file(file.location) if handle is None else handle
+            self._int96 = None if file.scan_task is not None else self._find_int96(file)
+            # Read as nanoseconds, times after 2262 would silently become others.
+            unit = "us" if self._int96 is None else self._int96.unit
+            self._parquet = self._open(unit, file.footer, encoded)
+            self.physical: pa.Schema = self._parquet.schema_arrow
+            if self._int96 is not None:
+                self.physical = self._int96.zoned(self.physical)
+        except pa.ArrowInvalid as error:
+            raise DamagedTable(f"Cannot read {file.path}: {error}", path=file.path) from error
+        except OSError as error:
+            raise unreadable_file(file, error) from error
+        self.footer: pq.FileMetaData = self._parquet.metadata
+        self._starts = [0, *accumulate(self._group_rows(n) for n in range(self.footer.num_row_groups))]
+        self._projection: ColumnProjection | None = None
+        self.deleted: pa.Int64Array | None = None
+        if file.scan_task is not None:
+            self._projection = file.scan_task.project_columns(self.physical, self.schema)
+            if file.scan_task.has_deletes:
+                self.deleted = file.scan_task.read_deleted(self._parquet, filesystem)
+
+    def _open(self, unit: str, footer: pq.FileMetaData | None, encoded: Sequence[str] = ()) -> pq.ParquetFile:
+        return pq.ParquetFile(
+            self._handle,
+            metadata=footer,
+            read_dictionary=list(encoded) or None,
+            pre_buffer=False,
+            page_checksum_verification=True,
+            coerce_int96_timestamp_unit=unit,
+        )
+
+    def _find_int96(self, file: DataFile) -> Int96 | None:
+        return int96_of(pq.read_metadata(self._handle) if file.footer is None else file.footer)
+
+    def close(self) -> None:
+        self._parquet.close(force=self._owns_handle)
+
+    def __enter__(self) -> FileReader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def chunk_source(self) -> ChunkSource:
+        """The file as one that gives its column chunks away undecoded."""
+        return ChunkSource.of_file(self.footer, self._handle)
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """The columns the file itself holds."""
+        return frozenset(self.physical.names) if self._projection is None else self._projection.stored
+
+    @property
+    def unproven(self) -> frozenset[str]:
+        """INT96 columns of which only their values tell whether they are what the schema's type can hold."""
+        known = self._int96
+        if known is None or not known.proven or known.legacy:
+            return frozenset() if known is None else known.columns
+        mine = [name for name in known.columns if name in self.schema.names]
+        return frozenset(n for n in mine if self.physical.field(n).type != self.schema.field(n).type)
+
+    def live_rows(self, start: int, count: int) -> pa.Int64Array | None:
+        """Which of ``count`` rows from a position on are live, counted from it; None is all of them."""
+        if self.deleted is None:
+            return None
+        gone = positions_between(self.deleted, start, start + count)
+        if not len(gone):
+            return None
+        gone = pc.subtract(gone, pa.scalar(start, pa.int64()))
+        rows = arange(count)
+        return rows.filter(pc.invert(pc.is_in(rows, value_set=gone)))
+
+    def start_of(self, row_group: int) -> int:
+        """The position of a row group's first row."""
+        return self._starts[row_group]
+
+    def _group_rows(self, row_group: int) -> int:
+        return int(self.footer.row_group(row_group).num_rows)
+
+    def read(self, columns: Sequence[str], row_group: int) -> pa.Table:
+        """Some columns of one row group."""
+        return self._complete(self._read(columns, row_group), columns, self._starts[row_group])
+
+    def pieces(
+        self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None
+    ) -> Iterator[pa.Table]:
+        """A row group whole, or in pieces where it is large or ``batch_rows`` asks for it."""
+        limit = self.piece_rows(row_group, batch_rows)
+        if limit is None:
+            yield self.read(columns, row_group)
+            return
+        physical = self._physical(columns)
+        first = self._starts[row_group]
+        if not physical:
+            rows = self._group_rows(row_group)
+            for start in range(0, rows, limit):
+                yield self._complete(self._bare(min(limit, rows - start)), columns, first + start)
+            return
+        batches = self._batches(self._parquet, limit, row_group, physical)
+        both = [] if self._int96 is None else self._int96.needs_both(physical)
+        fine = self._batches(self._open("ns", self.footer), limit, row_group, both) if both else None
+        for table in batches:
+            piece = self._as_instants(table.select(physical), None if fine is None else next(fine))
+            yield self._complete(piece, columns, first)
+            first += table.num_rows
+
+    def _batches(
+        self, parquet: pq.ParquetFile, limit: int, row_group: int, physical: list[str]
+    ) -> Iterator[pa.Table]:
+        batches = parquet.iter_batches(limit, row_groups=[row_group], columns=physical, use_threads=False)
+        while True:
+            try:
+                batch = next(batches, None)
+            except (pa.ArrowInvalid, OSError) as error:
+                raise unreadable_file(self.file, error) from error
+            if batch is None:
+                return
+            yield pa.Table.from_batches([batch])
+
+    def _as_instants(self, table: pa.Table, fine: pa.Table | None) -> pa.Table:
+        if self._int96 is None:
+            return table
+        return self._int96.instants(
+            table, fine, schema=self.physical, wanted=self.schema, path=self.file.path
+        )
+
+    def live_pieces(
+        self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None
+    ) -> Iterator[pa.Table]:
+        """The same without deleted rows."""
+        start = self._starts[row_group]
+        for piece in self.pieces(columns, row_group, batch_rows=batch_rows):
+            live = self.live_rows(start, piece.num_rows)
+            start += piece.num_rows
+            yield piece if live is None else take_rows(piece, live)
+
+    def piece_rows(self, row_group: int, batch_rows: int | None) -> int | None:
+        """How many rows to take at once; None takes the row group whole."""
+        meta = self.footer.row_group(row_group)
+        rows, size = meta.num_rows, meta.total_byte_size
+        if batch_rows is None and rows <= PIECE_ROWS and size <= PIECE_BYTES:
+            return None
+        fitting = max(1024, rows * (PIECE_BYTES // 2) // max(size, 1))
+        limit = min(PIECE_ROWS // 4, fitting) if batch_rows is None else batch_rows
+        return None if limit >= rows else limit
+
+    def _read(self, columns: Sequence[str], row_group: int) -> pa.Table:
+        physical = self._physical(columns)
+        if not physical:
+            return self._bare(self._group_rows(row_group))
+        both = [] if self._int96 is None else self._int96.needs_both(physical)
+        try:
+            table = self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
+            fine = None
+            if both:
+                fine = self._open("ns", self.footer).read_row_group(
+                    row_group, columns=both, use_threads=False
+                )
+        except (pa.ArrowInvalid, OSError) as error:
+            raise unreadable_file(self.file, error) from error
+        # The name "a.b" also brings the field b of a struct a.
+        return self._as_instants(table.select(physical), fine)
+
+    def _physical(self, columns: Sequence[str]) -> list[str]:
+        if self._projection is not None:
+            return self._projection.physical_columns(list(columns))
+        return [name for name in columns if name in self.stored]
+
+    def _bare(self, rows: int) -> pa.Table:
+        """A table of so many rows and no column that counts."""
+        return pa.table({self._bare_name: pa.nulls(rows)})
+
+    def _complete(self, table: pa.Table, columns: Sequence[str], start: int) -> pa.Table:
+        if self._projection is not None:
+            return self._projection.project(table, list(columns), start=start)
+        rows = table.num_rows
+        wanted = pa.schema([self.schema.field(name) for name in columns])
+        for name in columns:
+            if name not in self.file.partition:
+                continue
+            dtype = self.schema.field(name).type
+            constant = constant_column(self.file.partition[name], dtype, rows)
+            if name in self.stored:
+                self._check_agrees(table[name], constant, name)
+                table = table.set_column(table.column_names.index(name), name, constant)
+            else:
+                table = table.append_column(name, constant)
+        if self._bare_name in table.column_names:
+            if table.num_columns == 1 and columns:
+                table = pa.table({f.name: pa.nulls(rows, f.type) for f in wanted}, schema=wanted)
+                return table
+            table = table.drop_columns([self._bare_name])
+        if table.schema.equals(wanted):
+            return table
+        return conform_table(table, _nullable(wanted), operation="read", path=self.file.path)
+
+    def _check_agrees(self, column: pa.ChunkedArray, constant: pa.Array, name: str) -> None:
+        """A file may repeat its partition column, but not contradict its directory."""
+        stored = column.cast(constant.type)
+        same = pc.fill_null(pc.equal(stored, constant), False)
+        both_null = pc.and_(pc.is_null(stored), pc.is_null(constant))
+        if not pc.all(pc.or_(same, both_null), min_count=0).as_py():
+            raise SchemaMismatch(
+                f"Column {name!r} of {self.file.path} holds other values than the partition directory"
+                f" it lies in ({name}={self.file.partition[name]!r}).",
+                path=self.file.path,
+                hint="move the rows to their partition's directory, or drop the column from the file.",
+            )
+
+
+def _unused_name(schema: pa.Schema) -> str:
+    """A name that none of the columns has."""
+    name = "__rows__"
+    while name in schema.names:
+        name += "_"
+    return name
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """Reading never complains of a NULL: that is for whoever writes."""
+    return pa.schema([field.with_nullable(True) for field in schema], schema.metadata)
+
+
+def constant_column(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
+    """A column of one value, dictionary-encoded where ``kind`` is."""
+    if pa.types.is_dictionary(dtype):
+        dictionary = pa.array([] if value is None else [value], dtype.value_type)
+        if value is None:
+            return pa.nulls(rows, dtype)
+        indices = pa.repeat(pa.scalar(0, dtype.index_type), rows)
+        return pa.DictionaryArray.from_arrays(indices, dictionary)
+    return pa.repeat(pa.scalar(value, dtype), rows) if value is not None else pa.nulls(rows, dtype)
+
+
+def constant_key(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
+    """A key column of one value in the form that is cheapest to look up."""
+    plain = dtype.value_type if pa.types.is_dictionary(dtype) else dtype
+    return constant_column(value, pa.dictionary(pa.int32(), plain), rows)
+
+
+ENCODED_BYTES = 2
+"""A string column that takes less than this per value is a small dictionary and narrow indices."""
+
+
+def encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
+    """Plain string columns that the file stores as small dictionaries throughout."""
+    footer = file.footer
+    if footer is None:
+        return []
+    small: dict[str, bool] = {}
+    for group in range(footer.num_row_groups):
+        meta = footer.row_group(group)
+        for number in range(meta.num_columns):
+            chunk = meta.column(number)
+            if chunk.physical_type == "BYTE_ARRAY":
+                fits = (
+                    chunk.has_dictionary_page
+                    and chunk.total_uncompressed_size < ENCODED_BYTES * chunk.num_values
+                )
+                name = chunk.path_in_schema
+                small[name] = small.get(name, True) and fits
+    return [
+        field.name
+        for field in schema
+        if small.get(field.name) and (pa.types.is_string(field.type) or pa.types.is_binary(field.type))
+    ]
+
+
+def unreadable_file(file: DataFile, error: Exception) -> DamagedTable | StorageError:
+    """What is raised where bytes of a file are not there, or not what they should be."""
+    if isinstance(error, OSError) and error.errno is not None:
+        return StorageError(f"Cannot read {file.path}: {error}", errno=error.errno, path=file.path)
+    return DamagedTable(
+        f"Cannot read {file.path}: {error}",
+        path=file.path,
+        hint="the file is damaged, or was replaced while it was read; restore it or run again.",
+    )
+
+
+_Job = tuple[Snapshot, DataFile, int, pa.NativeFile | None]
+
+
+@dataclass(frozen=True, slots=True)
+class SnapshotScan:
+    """Some columns of the rows for which a condition is TRUE, of one snapshot."""
+
+    snapshot: Snapshot
+    columns: tuple[str, ...]
+    where: Predicate = None
+    """Resolved against the snapshot's schema; None is every row."""
+
+    @property
+    def schema(self) -> pa.Schema:
+        return pa.schema([self.snapshot.schema.field(name).with_nullable(True) for name in self.columns])
+
+    def batches(self, *, threads: int) -> Iterator[pa.RecordBatch]:
+        """Record batches in the order of files and positions. Memory: a row group per thread.
+
+        The files are opened here, where that keeps them as they are; see :func:`open_files`.
+
+        Raises:
+            CommitConflict: a file was replaced or removed since the snapshot was taken.
+        """
+        snapshot = self._looked_into()
+        few = len(snapshot.files) <= open_limit() // 2
+        handles = (open_files(snapshot) if few else None) or [None] * len(snapshot.files)
+        jobs = [
+            (snapshot, file, group, handle)
+            for file, handle, verdict in zip(
+                snapshot.files, handles, verdicts(self.where, snapshot), strict=True
+            )
+            for group in verdict.row_groups
+        ]
+        return self._stream(jobs, threads)
+
+    def _stream(self, jobs: list[_Job], threads: int) -> Iterator[pa.RecordBatch]:
+        for tables in in_order(lambda job: list(self._rows(*job)), jobs, threads=threads):
+            for table in tables:
+                yield from table.cast(self.schema).to_batches()
+
+    def _looked_into(self) -> Snapshot:
+        """The snapshot with the footers of the files that may have rows to show, and no others."""
+        snapshot = self.snapshot
+        pairs = zip(snapshot.files, verdicts(self.where, snapshot), strict=True)
+        chosen = [file for file, verdict in pairs if not verdict.never]
+        if snapshot.footer_loader is not None:
+            chosen = list(snapshot.footer_loader(chosen))
+        return replace(snapshot, files=tuple(chosen))
+
+    def _rows(
+        self, snapshot: Snapshot, file: DataFile, group: int, handle: pa.NativeFile | None
+    ) -> Iterator[pa.Table]:
+        asked = [] if self.where is None else predicate_columns(self.where, snapshot.schema)
+        read = list(dict.fromkeys([*self.columns, *asked])) or list(snapshot.schema.names[:1])
+        with FileReader(file, snapshot.schema, snapshot.filesystem, handle=handle) as reader:
+            if handle is None:
+                check_same(snapshot, file)  # after opening: what is open is what the snapshot names
+            for piece in reader.live_pieces(read, group):
+                if self.where is not None:
+                    piece = take_rows(piece, hit_positions(self.where, piece))
+                if piece.num_rows:
+                    yield piece.select(list(self.columns))

@@ -1,0 +1,208 @@
+"""Rows that share a key, and which of them stays: arrays in, row numbers out; no file is opened.
+
+Hash tables that outgrow the cache cost several times their share, so long columns are split into
+buckets of equal values first, and each bucket is hashed by itself. A bucket only says where values meet;
+equality is always tested on the values.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.keys import arange, comparable, decoded, flat, marked
+from intarsia.core.prune import search
+from intarsia.kernel.threads import in_order
+
+_BUCKET_ROWS = 1 << 15
+_MOST_BITS = 11
+_SAMPLE_ROWS = 1 << 14
+_FIBONACCI = pa.scalar(0x9E3779B97F4A7C15, pa.uint64())
+"""2**64 over the golden ratio (Knuth, TAOCP 6.4): its product has well mixed high bits."""
+
+
+@dataclass(frozen=True, slots=True)
+class Repeats:
+    """Rows whose value other rows have too, in any order, and a number for each set of equal ones."""
+
+    rows: pa.Int64Array
+    groups: pa.Int64Array
+    count: int
+    """How many group numbers there are."""
+
+
+def key_form(values: Any) -> pa.Array:
+    """A column as one array of a type that can be hashed and compared, equal keys being equal bits."""
+    column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
+    if isinstance(column.type, pa.BaseExtensionType):
+        column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
+    return flat(decoded(comparable(column)))
+
+
+def find_repeats(values: pa.Array, *, threads: int = 1) -> Repeats:
+    """The rows whose value is there more than once; NULL is a value.
+
+    Memory: the values once more, and a few integers per row.
+    """
+    bits = min(_MOST_BITS, (len(values) // _BUCKET_ROWS).bit_length())
+    if bits < 2:
+        return _find_repeats_in(values, None)
+    buckets = _buckets(values, bits)
+    order = pc.array_sort_indices(buckets)  # small integers: counted, not compared
+    grouped = values.take(order)
+    counts = buckets.value_counts()
+    sizes = counts.field("counts").take(pc.array_sort_indices(counts.field("values"))).to_pylist()
+    starts = [0]
+    for size in sizes:
+        starts.append(starts[-1] + size)
+
+    def one(number: int) -> Repeats:
+        start, size = starts[number], sizes[number]
+        return _find_repeats_in(grouped.slice(start, size), order.slice(start, size))
+
+    return _join_repeats(
+        [found for found in in_order(one, range(len(sizes)), threads=threads) if found.count]
+    )
+
+
+def _join_repeats(parts: Sequence[Repeats]) -> Repeats:
+    total = 0
+    groups = []
+    for part in parts:
+        groups.append(pc.add(part.groups, pa.scalar(total, pa.int64())))
+        total += part.count
+    empty = pa.array([], pa.int64())
+    return Repeats(
+        pa.concat_arrays([empty, *(part.rows for part in parts)]), pa.concat_arrays([empty, *groups]), total
+    )
+
+
+def _find_repeats_in(values: pa.Array, names: pa.Array | None) -> Repeats:
+    """Those of one bucket; ``names`` are the rows' numbers outside of it."""
+    encoded = values.dictionary_encode("encode")
+    codes, distinct = encoded.indices, len(encoded.dictionary)
+    if distinct == len(values):
+        return Repeats(pa.array([], pa.int64()), pa.array([], pa.int64()), 0)
+    # Codes ascend in the order of first appearance: one that is not above all before it repeats.
+    seen = pc.cumulative_max(codes)
+    again = codes.slice(1).filter(pc.less_equal(codes.slice(1), seen.slice(0, len(seen) - 1)))
+    again = pc.unique(again).cast(pa.int64())
+    dense = pc.scatter(arange(len(again)), again, max_index=distinct - 1).take(codes)
+    rows = pc.indices_nonzero(pc.is_valid(dense))
+    rows = rows.cast(pa.int64()) if names is None else names.take(rows).cast(pa.int64())
+    return Repeats(rows, dense.drop_null(), len(again))
+
+
+def _buckets(values: pa.Array, bits: int) -> pa.UInt16Array:
+    """A small number for each value, the same for equal values."""
+    numbers = _bit_pattern(values)
+    if numbers is not None:
+        mixed = pc.shift_right(pc.multiply(numbers, _FIBONACCI), pa.scalar(64 - bits, pa.uint64()))
+        return pc.fill_null(mixed.cast(pa.uint16()), 0)
+    sample = values.take(pc.divide(pc.multiply(arange(_SAMPLE_ROWS), len(values)), _SAMPLE_ROWS)).drop_null()
+    ordered = sample.take(pc.array_sort_indices(sample))
+    cuts = pc.divide(pc.multiply(arange((1 << bits) - 1, 1), len(ordered)), 1 << bits)
+    edges = pc.unique(ordered.take(cuts)) if len(ordered) else ordered
+    return pc.fill_null(search(edges, values, side="right").cast(pa.uint16()), 0)
+
+
+def _bit_pattern(values: pa.Array) -> pa.UInt64Array | None:
+    """Fixed-width values of up to 64 bits as integers; None for others."""
+    dtype = values.type
+    if pa.types.is_boolean(dtype) or pa.types.is_null(dtype):
+        return pc.fill_null(values.cast(pa.uint8()), 2).cast(pa.uint64())
+    if not pa.types.is_primitive(dtype):
+        return None
+    unsigned = {8: pa.uint8(), 16: pa.uint16(), 32: pa.uint32(), 64: pa.uint64()}
+    return values.view(unsigned[dtype.bit_width]).cast(pa.uint64())
+
+
+def find_losers(
+    keys: Sequence[pa.Array],
+    order_by: Sequence[pa.Array],
+    *,
+    groups: pa.Int64Array | None = None,
+    count: int = 0,
+    threads: int = 1,
+) -> pa.Int64Array:
+    """The rows, ascending, that have to go when each key may stay once.
+
+    The row with the highest ``order_by`` stays, column by column; NULL loses against any value, NaN is
+    the highest number; on ties, and without an order, the last row stays. NULL equals NULL in a key.
+
+    Args:
+        keys: columns in key form, the one with the most different values first.
+        order_by: columns in key form.
+        groups: what is known of the key already: rows with different numbers have different keys.
+        count: above every number in ``groups``.
+        threads: how many may work at once.
+    """
+    rows: pa.Array | None = None
+    for key in keys:
+        mine = key if rows is None else key.take(rows)
+        if groups is None:
+            found = find_repeats(mine, threads=threads)
+        else:
+            digit = mine.dictionary_encode("encode")
+            radix = pa.scalar(max(len(digit.dictionary), 1), pa.int64())
+            codes = pc.add(pc.multiply(groups, radix), digit.indices.cast(pa.int64()))
+            found = find_repeats(codes, threads=threads)
+        rows = found.rows if rows is None else rows.take(found.rows)
+        groups, count = found.groups, found.count
+        if not count:
+            return pa.array([], pa.int64())
+    if groups is None:
+        raise ValueError("a key needs at least one column")
+    if rows is None:
+        rows = arange(len(groups))
+    stay = _find_winners(rows, groups, order_by, count)
+    total = len(order_by[0]) if order_by else (len(keys[0]) if keys else len(rows))
+    return _difference(rows, stay, total)
+
+
+def _find_winners(rows: pa.Array, groups: pa.Array, order_by: Sequence[pa.Array], count: int) -> pa.Array:
+    """One row of each group."""
+    for column in order_by:
+        values = _ordinals(column.take(rows))
+        best = _largest(groups, values, count).take(groups)
+        level = pc.or_(pc.fill_null(pc.equal(values, best), False), pc.is_null(best))
+        rows, groups = rows.filter(level), groups.filter(level)
+    return _largest(groups, rows, count).drop_null()
+
+
+def _largest(groups: pa.Array, values: pa.Array, count: int) -> pa.Array:
+    """For each group number its largest value, NULL where it has none."""
+    found = pa.table({"group": groups, "value": values}).group_by("group", use_threads=False)
+    found = found.aggregate([("value", "max")])
+    return pc.scatter(flat(found["value_max"]), flat(found["group"]), max_index=count - 1)
+
+
+def _ordinals(values: pa.Array) -> pa.Array:
+    """Integers, or NULL, in the order of the values."""
+    dtype = values.type
+    if pa.types.is_uint64(dtype):
+        return values
+    if pa.types.is_null(dtype):
+        return values.cast(pa.int64())
+    if pa.types.is_floating(dtype):
+        # The bits of a float are ordered like an integer's, once those below the sign of negative
+        # ones are turned over; NaN comes after infinity.
+        bits = values.cast(pa.float64()).view(pa.int64())
+        turned = pc.bit_wise_xor(bits, pa.scalar((1 << 63) - 1, pa.int64()))
+        return pc.if_else(pc.less(bits, pa.scalar(0, pa.int64())), turned, bits)
+    if pa.types.is_boolean(dtype) or pa.types.is_integer(dtype):
+        return values.cast(pa.int64())
+    if pa.types.is_primitive(dtype):
+        return values.view(pa.int32() if dtype.bit_width == 32 else pa.int64()).cast(pa.int64())
+    ranks = pc.rank(values, sort_keys="ascending", tiebreaker="dense").cast(pa.int64())
+    return pc.if_else(pc.is_valid(values), ranks, pa.scalar(None, pa.int64()))
+
+
+def _difference(rows: pa.Array, stay: pa.Array, total: int) -> pa.Array:
+    """The rows that do not stay, ascending."""
+    goes = pc.and_not(marked(rows, total), marked(stay, total))
+    return pc.indices_nonzero(goes).cast(pa.int64())

@@ -1,0 +1,580 @@
+"""The kernel: one data file and its hits in, one staged file out.
+
+A task is a plain value, so that threads of this process and executors elsewhere run the same code.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
+
+from intarsia.common.int96 import arrow_schema, int96_columns
+from intarsia.common.schema import cast_exact, conform_table
+from intarsia.common.types import value_type
+from intarsia.core.calendars import check_calendar, exact_columns
+from intarsia.core.change import StagedFile
+from intarsia.core.clauses import naming_column
+from intarsia.core.evaluate import evaluate, find_refused_values
+from intarsia.core.expr import columns as columns_of
+from intarsia.core.intent import Merge, WriteOptions
+from intarsia.core.key_value_metadata import rewrite_metadata
+from intarsia.core.keys import arange
+from intarsia.core.layout import Layout, layout_of
+from intarsia.core.matches import Hits
+from intarsia.core.plan import Plan
+from intarsia.core.ports import OutputLocation
+from intarsia.core.refusals import Refusal, ValuesRefused
+from intarsia.core.rule import Action, Assign, Drop, Replace
+from intarsia.core.snapshot import DataFile
+from intarsia.errors import SchemaMismatch
+from intarsia.kernel.chunk_copy import ChunkCopy
+from intarsia.kernel.chunks import NotCopyable
+from intarsia.kernel.overlay import Overlay, drop_rows, take_rows
+from intarsia.kernel.read import FileReader, as_encoded, encoded_columns
+from intarsia.kernel.write import FileWriter, RowGroups, make_file_metadata, sort_declared
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class Rewrite:
+    """Everything needed to rewrite one file."""
+
+    file: DataFile
+    hits: Hits
+    actions: tuple[Action, ...]
+    schema: pa.Schema
+    """The dataset's schema after the operation, partition columns included."""
+    partition_columns: tuple[str, ...]
+    location: str
+    filesystem: pafs.FileSystem = field(repr=False)
+    staging: pafs.FileSystem = field(repr=False)
+    options: WriteOptions = field(default_factory=WriteOptions)
+    metadata: Mapping[bytes, bytes] = field(default_factory=dict)
+    operation: str = "merge"
+    same: frozenset[str] = frozenset()
+    """Columns that a source row shares with the row it replaces: its key."""
+    widened: frozenset[str] = frozenset()
+    """Columns that get another type in all files."""
+    writes: bool = True
+    """False where values are only evaluated."""
+    exact: frozenset[str] | None = None
+    """The columns that Spark does not shift where it shifts old dates and times of the file."""
+
+    @staticmethod
+    def of(
+        file: DataFile,
+        hits: Hits,
+        plan: Plan,
+        tx: OutputLocation,
+        *,
+        actions: tuple[Action, ...],
+        label: str,
+    ) -> Rewrite:
+        """The task of rewriting one file of a plan."""
+        snapshot, staging = plan.snapshot, tx.staging
+        return Rewrite(
+            file=file,
+            hits=hits,
+            actions=actions,
+            schema=plan.schema,
+            partition_columns=snapshot.partition_columns,
+            location=staging.location(label),
+            filesystem=snapshot.filesystem,
+            staging=staging.filesystem,
+            options=plan.intent.options,
+            metadata=make_file_metadata(tx.txid, plan.schema, snapshot.partition_columns),
+            operation=plan.operation,
+            same=_shared_columns(plan),
+            widened=widened_columns(plan),
+            writes=staging.writes,
+            exact=exact_columns(file),
+        )
+
+
+def _shared_columns(plan: Plan) -> frozenset[str]:
+    """Key columns under one name on both sides; of floats, equal keys may differ in the sign of a zero."""
+    intent = plan.intent
+    if not isinstance(intent, Merge):
+        return frozenset()
+    return frozenset(
+        name
+        for name, other in zip(intent.keys, intent.source_keys, strict=True)
+        if name == other and not pa.types.is_floating(value_type(plan.schema.field(name).type))
+    )
+
+
+def widened_columns(plan: Plan) -> frozenset[str]:
+    """Columns whose type the operation changes in the whole dataset."""
+    before = plan.snapshot.schema
+    return frozenset(
+        field.name
+        for field in plan.schema
+        if field.name in before.names and before.field(field.name).type != field.type
+    )
+
+
+def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
+    """Write the file without deleted rows and with the new values of updated ones.
+
+    Row group by row group, in the order and layout of the file it replaces, and with its schema; column
+    chunks that stay the same are taken over undecoded where that can be done. A value that does not fit the
+    type that a column has in this file, but the dataset's, gives the column that one. Memory is bounded by
+    one row group, or by a piece of it where it is large. Where values cannot be written, all of the file that
+    cannot are counted, and it is not.
+    """
+    if task.writes:
+        try:
+            return _rewrite_file(task, source)
+        except ValuesRefused:
+            logger.debug("%s is not written: values are refused", task.file.path, exc_info=True)
+    return StagedFile.unwritten(find_refused_rows(task, source), task.file.path)
+
+
+def _rewrite_file(task: Rewrite, source: pa.Table | None) -> StagedFile:
+    encoded = _encoded_columns(task)
+    with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
+        task = replace(task, exact=exact_columns(task.file, reader.footer))
+        stored = stored_columns(reader.physical, task)
+        wide = pa.schema([task.schema.field(name) for name in stored])
+        widened = task.widened
+        if task.options.int96 == "convert":
+            widened |= int96_columns(reader.footer.schema)
+        own = file_types(reader.footer, wide, widened)
+        try:
+            return _write_rows(reader, task, source, encoded, own)
+        except ValuesRefused:
+            raise
+        except SchemaMismatch:
+            if own.equals(wide):
+                raise
+            logger.debug("%s gets types of the dataset", task.file.path, exc_info=True)
+        return _write_rows(reader, task, source, encoded, wide)
+
+
+def find_refused_rows(task: Rewrite, source: pa.Table | None = None) -> list[Refusal]:
+    """The values of a file's rows that the columns they are assigned to cannot take.
+
+    Reads only the columns that the expressions do. Raises what else makes an assignment impossible.
+    """
+    acting = [(n, action) for n, action in enumerate(task.actions) if isinstance(action, Assign)]
+    acting = [(n, action) for n, action in acting if len(task.hits.only(n))]
+    if source is not None and task.exact is not None:
+        replaces = [n for n, action in enumerate(task.actions) if isinstance(action, Replace)]
+        for number in replaces:
+            names = [name for name in source.column_names if name not in task.same]
+            replacement_columns(source.select(names), task.hits.only(number), task)
+    parts = {path[0] for _, action in acting for path, _ in action.values if len(path) > 1}
+    columns = sorted(inputs([action for _, action in acting]) | parts)
+    found: list[Refusal] = []
+    for rows, hits in _hit_pieces(task, columns) if acting else ():
+        for number, action in acting:
+            mine = hits.only(number)
+            if len(mine):
+                try:
+                    values = _assign_hits(rows, mine, action, task, source)
+                except ValuesRefused as error:
+                    found += error.refusals
+                else:
+                    _conform_written(pa.table(values), task.schema, task)
+    return found
+
+
+def _hit_pieces(task: Rewrite, columns: list[str]) -> Iterator[tuple[pa.Table, Hits]]:
+    """Some columns of the row groups that are hit, in pieces, each with its own hits."""
+    if not columns:  # rows are counted by their places
+        yield pa.table({"": task.hits.positions}), replace(task.hits, positions=arange(len(task.hits)))
+        return
+    with FileReader(task.file, task.schema, task.filesystem) as reader:
+        for group in range(reader.footer.num_row_groups):
+            start = reader.start_of(group)
+            if not len(task.hits.within(start, start + reader.footer.row_group(group).num_rows)):
+                continue
+            for piece in reader.pieces(columns, group, batch_rows=task.options.batch_rows):
+                yield piece, _local(task.hits.within(start, start + piece.num_rows), start)
+                start += piece.num_rows
+
+
+def file_types(footer: pq.FileMetaData, schema: pa.Schema, widened: Collection[str]) -> pa.Schema:
+    """The columns as a file has them already, or else as in the schema."""
+    own = arrow_schema(footer)
+    return pa.schema(
+        [
+            own.field(each.name) if each.name in own.names and each.name not in widened else each
+            for each in schema
+        ],
+        schema.metadata,
+    )
+
+
+def _write_rows(
+    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str], written: pa.Schema
+) -> StagedFile:
+    try:
+        staged = _write_copied(reader, task, source, encoded, written)
+    except NotCopyable:
+        logger.debug("%s is decoded as a whole", task.file.path, exc_info=True)
+        staged = None
+    if staged is None:
+        staged = _write_encoded(reader, task, source, encoded, written)
+    retyped = retyped_columns(reader.footer, written)
+    if task.options.int96 == "convert":
+        retyped |= int96_columns(reader.footer.schema)
+    return replace(staged, retyped=retyped)
+
+
+def retyped_columns(footer: pq.FileMetaData, written: pa.Schema) -> frozenset[str]:
+    """Columns that get another type, or may hold NULL or not, unlike in the file."""
+    own = arrow_schema(footer)
+    return frozenset(
+        each.name
+        for each in written
+        if each.name in own.names
+        and (own.field(each.name).type != each.type or own.field(each.name).nullable != each.nullable)
+    )
+
+
+def _write_encoded(
+    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str], written: pa.Schema
+) -> StagedFile:
+    """Every column of every row group decoded and encoded."""
+    stored = written.names
+    wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
+    layout = _layout(reader, task.options)
+    writer = FileWriter(
+        task.location,
+        written,
+        filesystem=task.staging,
+        layout=layout,
+        metadata=rewritten_metadata(task, layout, as_encoded(written, encoded), reader.physical, source),
+        encoded=encoded,
+    )
+    order = layout.sort_keys(writer.schema)
+    recut = task.options.row_group_size is not None
+    row_groups = RowGroups(writer, layout)
+    try:
+        start = 0
+        for group in range(reader.footer.num_row_groups):
+            whole = not recut and reader.piece_rows(group, task.options.batch_rows) is None
+            for piece in reader.pieces(wanted, group, batch_rows=task.options.batch_rows):
+                hits = task.hits.within(start, start + piece.num_rows)
+                changed, _ = apply_hits(piece, _local(hits, start), task, source)
+                start += piece.num_rows
+                changed = _conform_written(changed.select(stored), writer.schema, task)
+                if whole:
+                    writer.write(sort_declared(changed, order) if len(hits) else changed)
+                else:
+                    row_groups.add(changed)
+            if not recut:
+                row_groups.finish()
+        row_groups.finish()
+        return writer.close(task.file.path, task.file.partition)
+    finally:
+        writer.abandon()
+
+
+def _write_copied(
+    reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str], written: pa.Schema
+) -> StagedFile | None:
+    """Only the column chunks that change decoded and encoded; None where it is not to be done so."""
+    if task.options.compression is not None or task.options.row_group_size is not None:
+        return None
+    layout = _layout(reader, task.options)
+    parts = _by_row_group(reader, task)
+    if any(len(hits) and reader.piece_rows(n, task.options.batch_rows) for n, hits in enumerate(parts)):
+        return None
+    splice = ChunkCopy.of(
+        reader,
+        task.location,
+        written,
+        filesystem=task.staging,
+        layout=layout,
+        metadata=rewritten_metadata(task, layout, as_encoded(written, encoded), reader.physical, source),
+        encoded=encoded,
+    )
+    if splice is None:
+        return None
+    order = layout.sort_keys(splice.schema)
+    try:
+        for group, hits in enumerate(parts):
+            splice.add(group, _new_columns(reader, group, hits, task, source, splice, order))
+        return splice.close(task.file.path, task.file.partition)
+    finally:
+        splice.abandon()
+
+
+def _new_columns(
+    reader: FileReader,
+    group: int,
+    hits: Hits,
+    task: Rewrite,
+    source: pa.Table | None,
+    splice: ChunkCopy,
+    order: Sequence[tuple[str, str, str]],
+) -> pa.Table:
+    """What of a row group has to be encoded: all of it where rows go or change their order."""
+    stored = splice.schema.names
+    acting = [action for number, action in enumerate(task.actions) if len(hits.only(number))]
+    may_change = _may_change(acting, task, source)
+    moving = any(isinstance(action, Drop) for action in acting) or any(key in may_change for key, *_ in order)
+    looked_at = may_change | inputs(acting)
+    read = [name for name in stored if moving or name in looked_at or name not in splice.alike]
+    if not read:
+        return pa.table({})
+    wanted = [*read, *(name for name in _partition_inputs(task) if name not in read)]
+    before = reader.read(wanted, group)
+    after, changed = apply_hits(before, hits, task, source)
+    if after.num_rows == before.num_rows:
+        sorted_ = sort_declared(after, order) if moving else after
+        if sorted_ is after:
+            read = [name for name in read if name in changed or name not in splice.alike]
+        after = sorted_
+    return _conform_written(after.select(read), splice.schema, task)
+
+
+def _by_row_group(reader: FileReader, task: Rewrite) -> list[Hits]:
+    """The hits of each row group, counted from its start."""
+    parts, start = [], 0
+    for group in range(reader.footer.num_row_groups):
+        rows = reader.footer.row_group(group).num_rows
+        parts.append(_local(task.hits.within(start, start + rows), start))
+        start += rows
+    return parts
+
+
+def _may_change(actions: Sequence[Action], task: Rewrite, source: pa.Table | None) -> set[str]:
+    """Columns that some action sets."""
+    names: set[str] = set()
+    for action in actions:
+        if isinstance(action, Replace):
+            assert source is not None
+            names |= set(source.column_names) - task.same
+        elif isinstance(action, Assign):
+            names |= {target[0] for target, _ in action.values}
+        elif not isinstance(action, Drop):  # an Insert changes no row that is there
+            raise AssertionError(f"{action} cannot apply to rows of a file")
+    return names
+
+
+def inputs(actions: Sequence[Action]) -> set[str]:
+    """Columns of the target that assignments read."""
+    return {
+        path[0]
+        for action in actions
+        if isinstance(action, Assign)
+        for _, expression in action.values
+        for side, path in columns_of(expression)
+        if side != "source"
+    }
+
+
+def rewritten_metadata(
+    task: Rewrite, layout: Layout, schema: pa.Schema, before: pa.Schema, source: pa.Table | None
+) -> Mapping[bytes, bytes]:
+    """The notes of a file that is rewritten with the columns of ``schema``, as far as they stay true."""
+    acting = [action for number, action in enumerate(task.actions) if len(task.hits.only(number))]
+    changed = _may_change(acting, task, source)
+    moved = bool(layout.sorting) or any(isinstance(action, Drop) for action in acting)
+    kept = rewrite_metadata(layout.key_value_metadata, schema, before, changed=changed, moved=moved)
+    return {**kept, **task.metadata}
+
+
+def stored_columns(physical: pa.Schema, task: Rewrite) -> list[str]:
+    """The file's own columns in its own order, then those that are new to it."""
+    own = [name for name in physical.names if name in task.schema.names]
+    path_columns = set(task.partition_columns)
+    if any(isinstance(action, Replace) for action in task.actions):
+        path_columns &= task.file.partition.keys()  # new rows have the values that the path does not
+    return own + [name for name in task.schema.names if name not in path_columns and name not in own]
+
+
+def _encoded_columns(task: Rewrite) -> list[str]:
+    """Columns that need not be decoded: nothing here looks at their values."""
+    looked_at = {
+        path[0]
+        for action in task.actions
+        if isinstance(action, Assign)
+        for target, value in action.values
+        for path in (target, *(path for _, path in columns_of(value)))
+    }
+    return [
+        name
+        for name in encoded_columns(task.file, task.schema)
+        if name not in looked_at and name not in task.partition_columns
+    ]
+
+
+def _layout(reader: FileReader, options: WriteOptions) -> Layout:
+    layout = layout_of(reader.footer)
+    if options.int96 == "convert":
+        layout = layout.without_int96()
+    if options.compression is not None:
+        layout = layout.with_compression(options.compression)
+    if options.row_group_size is not None:
+        layout = layout.with_row_group_rows(options.row_group_size)
+    return layout
+
+
+def _partition_inputs(task: Rewrite) -> list[str]:
+    """Partition columns that an assignment reads."""
+    used = inputs(task.actions)
+    return [name for name in task.partition_columns if name in used]
+
+
+def _local(hits: Hits, start: int) -> Hits:
+    return Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
+
+
+def apply_hits(
+    table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None
+) -> tuple[pa.Table, frozenset[str]]:
+    """The table as it is afterwards, and the columns in which rows that stay have changed."""
+    gone: list[pa.Array] = []
+    changed: frozenset[str] = frozenset()
+    refused: list[Refusal] = []
+    for number, action in enumerate(task.actions):
+        mine = hits.only(number)
+        if not len(mine):
+            continue
+        match action:
+            case Drop():
+                gone.append(mine.positions)
+                continue
+            case Replace():
+                assert source is not None
+                names = [n for n in table.column_names if n in source.column_names and n not in task.same]
+                values: Mapping[str, Any] = replacement_columns(source.select(names), mine, task)
+            case Assign():
+                try:
+                    values = _assign_hits(table, mine, action, task, source)
+                except ValuesRefused as error:
+                    refused += error.refusals
+                    continue
+            case _:  # an Insert changes no row that is there
+                raise AssertionError(f"{action} cannot apply to rows of a file")
+        table, set_ = Overlay(table.num_rows, mine.positions).apply(table, values)
+        changed |= set_
+    if refused:
+        raise ValuesRefused.of(refused, table.num_rows)
+    return drop_rows(table, pa.concat_arrays(gone)) if gone else table, changed
+
+
+def replacement_columns(source: pa.Table, hits: Hits, task: Rewrite) -> dict[str, Any]:
+    """The columns of the source rows that replace rows of a file."""
+    rows = take_rows(source, hits.sources)
+    values = dict(zip(rows.column_names, rows.columns, strict=True))
+    check_calendar(values, task.exact, task.file.path)
+    return values
+
+
+def _assign_hits(
+    table: pa.Table, hits: Hits, action: Assign, task: Rewrite, source: pa.Table | None
+) -> dict[str, Any]:
+    rows = take_rows(table, hits.positions)
+    other = None
+    if source is not None and hits.sources is not None and not hits.sources.null_count:
+        other = take_rows(source, hits.sources)
+    return assign_in(task, rows, action, other)
+
+
+def assign_in(task: Rewrite, rows: pa.Table, action: Assign, source: pa.Table | None) -> dict[str, Any]:
+    """The new values of some rows of a file; see :func:`assign_values`."""
+    path = task.file.path
+    values = assign_values(
+        rows, action, source=source, schema=task.schema, operation=task.operation, path=path
+    )
+    check_calendar(values, task.exact, path)
+    return values
+
+
+def assign_values(
+    rows: pa.Table,
+    action: Assign,
+    *,
+    source: pa.Table | None,
+    schema: pa.Schema,
+    operation: str,
+    path: str,
+) -> dict[str, Any]:
+    """The new values of the assigned columns; every expression sees the row as it was.
+
+    Raises ValuesRefused with every value of these rows that its column cannot take.
+    """
+    try:
+        return _values(rows, action, source=source, schema=schema, operation=operation, path=path)
+    except ValuesRefused:
+        refused: list[Refusal] = []
+        for target, expression in action.values:
+            with naming_column(target):
+                some = find_refused_values(expression, rows, source)
+            refused += [replace(one, column=".".join(target)) for one in some]
+        raise ValuesRefused.of(refused, rows.num_rows) from None
+
+
+def _values(
+    rows: pa.Table,
+    action: Assign,
+    *,
+    source: pa.Table | None,
+    schema: pa.Schema,
+    operation: str,
+    path: str,
+) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for target, expression in action.values:
+        name = target[0]
+        dtype = _type_at(schema.field(name).type, target[1:])
+        with naming_column(target):
+            value = evaluate(expression, rows, source)
+        chunked = value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value])
+        new = cast_exact(chunked, dtype, column=".".join(target), operation=operation, path=path)
+        current = values.get(name, rows[name] if name in rows.column_names else None)
+        values[name] = new if len(target) == 1 else _with_child(current, target[1:], new)
+    for name in {target[0] for target, _ in action.values if len(target) > 1}:
+        whole = pa.chunked_array([values[name]])
+        dtype = schema.field(name).type
+        values[name] = cast_exact(whole, dtype, column=name, operation=operation, path=path)
+    return values
+
+
+def _type_at(dtype: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
+    for name in path:
+        dtype = dtype.field(name).type
+    return dtype
+
+
+def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
+    """A struct column with one field, at any depth, replaced; NULL becomes a struct with that field alone."""
+    struct = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    if isinstance(struct, pa.ChunkedArray):
+        struct = pa.concat_arrays(struct.chunks)
+    fields, children = list(struct.type), []
+    for position, child in enumerate(fields):
+        old = pc.struct_field(struct, [position])
+        if child.name != path[0]:
+            children.append(old)
+        elif len(path) == 1:
+            flat = value.combine_chunks() if isinstance(value, pa.ChunkedArray) else value
+            children.append(flat)
+        else:
+            children.append(_with_child(old, path[1:], value))
+    # NOT NULL is checked once all fields are assigned: others may follow.
+    loose = [field.with_nullable(True) for field in fields]
+    loose = [field.with_type(child.type) for field, child in zip(loose, children, strict=True)]
+    return pa.StructArray.from_arrays(children, fields=loose)
+
+
+def _conform_written(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:
+    """The columns in exactly the types written; NULL in a NOT NULL column is refused."""
+    wanted = pa.schema([schema.field(name) for name in table.column_names], schema.metadata)
+    strict = [field.name for field in wanted if not field.nullable]
+    if table.schema.equals(wanted) and not any(table[name].null_count for name in strict):
+        return table
+    return conform_table(table, wanted, operation=task.operation, path=task.file.path)

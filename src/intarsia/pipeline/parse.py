@@ -1,0 +1,365 @@
+"""A pipeline read from a TOML file: every key, type and name is checked; nothing is run."""
+
+from __future__ import annotations
+
+import os
+import re
+import tomllib
+import types
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from intarsia.common.names import suggestion
+from intarsia.errors import InputError, NothingMatched, StorageError
+from intarsia.pipeline.model import (
+    KINDS,
+    Pipeline,
+    Source,
+    SparkSettings,
+    Step,
+    Target,
+    list_names,
+    name_step,
+)
+from intarsia.pipeline.validation import check
+
+_URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
+_VARIABLE = re.compile(r"\$(\$)|\$\{([^}]*)\}")
+_VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
+_TOP = ("name", "engine", "reports", "state", "params", "spark", "sources", "targets", "steps")
+_MEANT = {"key": "on", "keys": "on", "key_columns": "on", "order_by": "dedup_order_by", "columns": "by"}
+"""Words of other calls and formats that are another one here."""
+_WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
+
+
+def load(path: str | os.PathLike[str], *, params: Mapping[str, str] | None = None) -> Pipeline:
+    """Read a pipeline from a file, and check it.
+
+    ``${name}`` in any text is the parameter of that name, else the environment variable; ``$$`` is a
+    dollar sign. Relative paths are relative to the file.
+
+    Args:
+        path: the TOML file.
+        params: values for parameters; they come before those of the file's own ``[params]``.
+
+    Raises:
+        InputError: not TOML, an unknown key, a value of the wrong type, an unknown name, a circle.
+        NothingMatched: there is no such file.
+        NotSupported: a target of a kind that this version does not have.
+
+    Example:
+        >>> from intarsia import pipeline
+        >>> [step.operation for step in pipeline.load("orders.toml").steps]
+        ['merge']
+    """
+    file = Path(path)
+    try:
+        text = file.read_bytes().decode("utf-8")
+    except FileNotFoundError as error:
+        raise NothingMatched(f"There is no pipeline file {file}.", path=str(file)) from error
+    except OSError as error:
+        raise StorageError(
+            f"Could not read {file}: {error.strerror}", errno=error.errno, path=str(file)
+        ) from error
+    except UnicodeDecodeError as error:
+        raise InputError(f"{file} is not UTF-8 text: {error}", path=str(file)) from error
+    return loads(text, origin=str(file), directory=file.parent, params=params)
+
+
+def loads(
+    text: str,
+    *,
+    origin: str = "pipeline",
+    directory: str | os.PathLike[str] = ".",
+    params: Mapping[str, str] | None = None,
+) -> Pipeline:
+    """Read a pipeline from text, and check it, as :func:`load` does.
+
+    Args:
+        text: TOML.
+        origin: what errors call it.
+        directory: what relative paths are relative to.
+        params: values for parameters; they come before those of the text's own ``[params]``.
+
+    Raises:
+        InputError: not TOML, an unknown key, a value of the wrong type, an unknown name, a circle.
+        NotSupported: a target of a kind that this version does not have.
+
+    Example:
+        >>> from pathlib import Path
+        >>> from intarsia import pipeline
+        >>> pipeline.loads(Path("orders.toml").read_text()).name
+        'orders'
+    """
+    try:
+        raw = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise InputError(f"{origin} is not TOML: {error}", path=origin) from error
+    pipeline = _TomlReader(origin, Path(directory).absolute(), params or {}).pipeline(raw)
+    check(pipeline)
+    return pipeline
+
+
+class _TomlReader:
+    def __init__(self, origin: str, directory: Path, params: Mapping[str, str]) -> None:
+        self.origin = origin
+        self.directory = directory
+        self.given = params
+        self.own: dict[str, str] = {}
+        self.used: set[str] = set()
+        self.variables: dict[str, dict[str, str]] = {}
+        """By place: the variables that were put in there, and their values."""
+
+    def pipeline(self, raw: dict[str, Any]) -> Pipeline:
+        self._keys("the file", raw, _TOP)
+        self.own = self._texts("[params]", self._table("[params]", raw.get("params", {})))
+        steps = raw.get("steps", [])
+        if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+            raise self.wrong("steps", "steps are tables: [[steps]].")
+        pipeline = Pipeline(
+            name=self._value("name", raw.get("name", Path(self.origin).stem), str),
+            engine=self._value("engine", raw.get("engine", "spark"), Literal["spark", "arrow", "duckdb"]),
+            reports=self.place(self._value("reports", raw.get("reports", "reports"), str)),
+            state=self.place(self._value("state", raw["state"], str)) if "state" in raw else None,
+            spark=self._made("[spark]", raw.get("spark", {}), SparkSettings),
+            sources={name: self._source(name, entry) for name, entry in self._list_named(raw, "sources")},
+            targets={name: self._target(name, entry) for name, entry in self._list_named(raw, "targets")},
+            steps=tuple(self._step(number, step) for number, step in enumerate(steps, 1)),
+            origin=self.origin,
+        )
+        pipeline = replace(pipeline, scopes=self._scopes(pipeline))
+        unused = [name for name in self.given if name not in self.used and name not in self.own]
+        if unused:
+            known = sorted({*self.own, *self.used})
+            raise self.wrong("params", f"it has no parameter {unused[0]!r}.", suggestion([unused[0]], known))
+        return pipeline
+
+    def _scopes(self, pipeline: Pipeline) -> dict[str, str]:
+        """By step: the variables that choose or make its rows, those in paths and credentials left out."""
+        scopes = {}
+        for number, step in enumerate(pipeline.steps, 1):
+            name = name_step(step, number)
+            own = _step_place(number, step.name)
+            places = [f"[sources.{step.source}] {key}" for key in ("where", "derive")]
+            places += [f"{own} {key}" for key in step.given() if key not in ("name", "options")]
+            met: dict[str, str] = {}
+            for found, variables in self.variables.items():
+                if any(found == place or found.startswith((f"{place}.", f"{place}[")) for place in places):
+                    met |= variables
+            if met:
+                scopes[name] = ", ".join(f"{key}={value}" for key, value in sorted(met.items()))
+        return scopes
+
+    def wrong(self, place: str, message: str, hint: str | None = None) -> InputError:
+        return InputError(f"{self.origin}, {place}: {message}", path=self.origin, hint=hint)
+
+    def place(self, path: str) -> str:
+        """A path of the file, which may be relative to it, as an absolute one."""
+        if not path or _URL.match(path):
+            return path
+        return os.path.join(self.directory, os.path.expanduser(path))
+
+    # Tables
+
+    def _list_named(self, raw: dict[str, Any], key: str) -> list[tuple[str, Any]]:
+        return list(self._table(f"[{key}]", raw.get(key, {})).items())
+
+    def _table(self, place: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            raise self.wrong(place, f"it must be a table, not {_kind(value)}.")
+        return value
+
+    def _keys(self, place: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+        for key in table:
+            if key not in known:
+                meant = _MEANT.get(key)
+                hint = f"did you mean {meant!r}?" if meant in known else suggestion([key], sorted(known))
+                raise self.wrong(f"{place}, key {key!r}", "this key is not known.", hint)
+
+    def _made(self, place: str, raw: Any, kind: type[Any]) -> Any:
+        """The value of a dataclass from a table with its fields as keys."""
+        needed = [
+            entry.name
+            for entry in fields(kind)
+            if entry.default is MISSING and entry.default_factory is MISSING
+        ]
+        known = tuple(entry.name for entry in fields(kind))
+        return kind(**self._check_type(place, self._table(place, raw), kind, known, needed))
+
+    def _check_type(
+        self,
+        place: str,
+        table: Mapping[str, Any],
+        kind: Any,
+        known: Sequence[str],
+        needed: Sequence[str] = (),
+    ) -> dict[str, Any]:
+        """The entries of a table, each of the type that the kind has for it."""
+        self._keys(place, table, known)
+        for name in needed:
+            if name not in table:
+                raise self.wrong(place, f"the key {name!r} is missing.")
+        hints = get_type_hints(kind)
+        return {key: self._value(f"{place} {key}", value, hints[key]) for key, value in table.items()}
+
+    def _source(self, name: str, raw: Any) -> Source:
+        made: Source = self._made(f"[sources.{name}]", raw, Source)
+        return replace(made, path=tuple(map(self.place, list_names(made.path))))
+
+    def _target(self, name: str, raw: Any) -> Target:
+        made: Target = self._made(f"[targets.{name}]", raw, Target)
+        options = made.options.copy()
+        if (path := options.get("control_path")) is not None:
+            options["control_path"] = self.place(os.fspath(path))
+        is_iceberg = made.kind == "iceberg"
+        return replace(
+            made,
+            path=made.path if is_iceberg else self.place(made.path),
+            partition_by=list_names(made.partition_by),
+            catalog=self.place(made.catalog) if "/" in made.catalog else made.catalog,
+            options=options,
+        )
+
+    def _step(self, number: int, raw: dict[str, Any]) -> Step:
+        place = _step_place(number, raw.get("name"))
+        if "operation" not in raw:
+            raise self.wrong(place, "the key 'operation' is missing.", f"it is one of {', '.join(KINDS)}.")
+        operation = self._value(f"{place} operation", raw["operation"], str)
+        if operation not in KINDS:
+            raise self.wrong(
+                f"{place} operation", f"there is no {operation!r}.", suggestion([operation], sorted(KINDS))
+            )
+        kind = KINDS[operation]
+        rest = {key: value for key, value in raw.items() if key != "operation"}
+        typed = self._check_type(place, rest, kind, kind.keys(), kind.needs)
+        try:
+            return kind(**typed)
+        except InputError as error:
+            raise self.wrong(place, error.message, error.hint) from error
+
+    # Values
+
+    def _value(self, place: str, value: Any, hint: Any) -> Any:
+        """The value with variables put in, if it is of the type; InputError if it is not."""
+        origin = get_origin(hint)
+        if hint is Any:
+            return self._anything(place, value)
+        if origin in (Union, types.UnionType):
+            return self._one_of(place, value, get_args(hint))
+        if origin is Literal:
+            return self._word(place, value, get_args(hint))
+        if is_typeddict(hint):
+            return self._check_type(place, self._table(place, value), hint, tuple(get_type_hints(hint)))
+        if origin is tuple:
+            return self._several(place, value, get_args(hint)[0])
+        if origin is not None and issubclass(origin, Mapping):
+            inner = get_args(hint)[1]
+            table = self._table(place, value)
+            return {key: self._value(f"{place}.{key}", item, inner) for key, item in table.items()}
+        if not _is(value, hint):
+            raise self.wrong(place, f"it must be {_WORDS[hint]}, not {_kind(value)}.")
+        return self.filled(place, value) if hint is str else value
+
+    def _one_of(self, place: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+        wanted = [kind for kind in kinds if kind in _WORDS or get_origin(kind) is not None]
+        for kind in wanted:
+            if get_origin(kind) is tuple and isinstance(value, list):
+                return self._value(place, value, kind)
+            if get_origin(kind) is None and _is(value, kind):
+                return self._value(place, value, kind)
+        if len(wanted) == 1:
+            return self._value(place, value, wanted[0])
+        words = [_WORDS.get(kind, "a list") for kind in wanted]
+        raise self.wrong(place, f"it must be {' or '.join(words)}, not {_kind(value)}.")
+
+    def _word(self, place: str, value: Any, words: tuple[str, ...]) -> str:
+        word = self._value(place, value, str)
+        if word not in words:
+            raise self.wrong(
+                place, f"{word!r} is not one of {', '.join(words)}.", suggestion([word], sorted(words))
+            )
+        return str(word)
+
+    def _several(self, place: str, value: Any, inner: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list):
+            raise self.wrong(place, f"it must be a list, not {_kind(value)}.")
+        return tuple(self._value(f"{place}[{number}]", item, inner) for number, item in enumerate(value))
+
+    def _anything(self, place: str, value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: self._anything(f"{place}.{key}", item) for key, item in value.items()}
+        if isinstance(value, list):
+            return [self._anything(place, item) for item in value]
+        return self.filled(place, value) if isinstance(value, str) else value
+
+    def _texts(self, place: str, table: Mapping[str, Any]) -> dict[str, str]:
+        return {key: self._text(f"{place} {key}", value) for key, value in table.items()}
+
+    def _text(self, place: str, value: Any) -> str:
+        if isinstance(value, (dict, list)):
+            raise self.wrong(place, f"it must be a single value, not {_kind(value)}.")
+        return str(value).lower() if isinstance(value, bool) else str(value)
+
+    # Variables
+
+    def filled(self, place: str, text: str, within: tuple[str, ...] = ()) -> str:
+        """The text with its variables put in."""
+        return _VARIABLE.sub(lambda match: self._substitute(place, match, within), text)
+
+    def _substitute(self, place: str, match: re.Match[str], within: tuple[str, ...]) -> str:
+        value = self._variable(place, match, within)
+        if not within and not match[1]:
+            self.variables.setdefault(place, {})[match[2]] = value
+        return value
+
+    def _variable(self, place: str, match: re.Match[str], within: tuple[str, ...]) -> str:
+        if match[1]:
+            return "$"
+        name = match[2]
+        if not _VARIABLE_NAME.fullmatch(name):
+            raise self.wrong(place, f"{match[0]} names no variable.", "write $${ for the characters ${")
+        if name in within:
+            raise self.wrong(place, f"${{{name}}} stands for itself: {' -> '.join((*within, name))}.")
+        if name in self.given:
+            self.used.add(name)
+            return str(self.given[name])
+        if name in self.own:
+            return self.filled(f"[params] {name}", self.own[name], (*within, name))
+        if name in os.environ:
+            return os.environ[name]
+        raise self.wrong(
+            place,
+            f"${{{name}}} is neither a parameter nor an environment variable.",
+            f"pass --param {name}=..., or set {name}.",
+        )
+
+
+def _step_place(number: int, name: Any) -> str:
+    return f"[[steps]] {number} ({name})" if isinstance(name, str) and name else f"[[steps]] {number}"
+
+
+def _is(value: Any, kind: Any) -> bool:
+    if kind is float:
+        return isinstance(value, (int, float)) and not isinstance(value, bool)
+    if kind is int:
+        return isinstance(value, int) and not isinstance(value, bool)
+    return isinstance(value, kind)
+
+
+def _kind(value: Any) -> str:
+    """What a value of TOML is, in words."""
+    match value:
+        case bool():
+            return f"the truth value {str(value).lower()}"
+        case str():
+            return f"the text {value!r}"
+        case int() | float():
+            return f"the number {value}"
+        case list():
+            return "a list"
+        case dict():
+            return "a table"
+        case _:
+            return f"a {type(value).__name__}"

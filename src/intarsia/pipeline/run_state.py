@@ -1,0 +1,399 @@
+"""The one place that knows, while a pipeline runs, its steps' ids, the inputs they took and their commits.
+
+Before a step commits, the state says under which id it is about to; the table's log says whether it has.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from pathlib import Path
+from typing import Any
+
+from intarsia.common.log import redact
+from intarsia.core.snapshot import Snapshot
+from intarsia.errors import CommitConflict, InputError, NothingMatched
+from intarsia.pipeline.input_selection import (
+    Selection,
+    is_append,
+    is_taken_once,
+    list_known_files,
+    recognize_files,
+    select_files,
+)
+from intarsia.pipeline.inputs import FileStamp, InputFiles, is_web
+from intarsia.pipeline.model import Expect, Pipeline, Source, Step, list_names, name_step, require
+from intarsia.pipeline.state import Pending, PipelineState, Success, UnfinishedRun, write_atomically
+from intarsia.pipeline.steps import RunResources
+
+
+@dataclass(slots=True)
+class RunState:
+    """The memory of one run under way; made for it, and written around every commit."""
+
+    pipeline: Pipeline
+    resources: RunResources
+    state: PipelineState
+    path: Path
+    run_id: str
+    dry_run: bool = False
+    full_refresh: bool = False
+    snapshots: dict[str, Snapshot] = field(default_factory=dict)
+    """The targets as the last step left them."""
+    seen: set[str] = field(default_factory=set)
+    """Targets that were compared with the state in which the pipeline left them."""
+    listed: dict[str, InputFiles] = field(default_factory=dict)
+    """The sources as they were listed first in this run."""
+    unresolved: dict[str, Exception] = field(default_factory=dict)
+    """Targets that could not be looked at when the run began, and why: their steps fail with that."""
+    dirty: bool = False
+
+    # Inputs
+
+    def list_inputs(self, source: Source) -> InputFiles | None:
+        """The files of a source as they were listed first in this run; None where it is a target."""
+        if source.target is not None:
+            return None
+        name = next(name for name, one in self.pipeline.sources.items() if one is source)
+        if name not in self.listed:
+            there = self.resources.list_inputs(source)
+            assert there is not None
+            self.listed[name], found = recognize_files(there, self.state.files)
+            if found:
+                self.state.files.update(found)
+                self.dirty = True
+        return self.listed[name]
+
+    def selected(self, step: Step, source: Source | None) -> Selection | None:
+        """The files that a step has to take; None where it has no source of files.
+
+        Raises:
+            InputError: files that were appended have other bytes now.
+            NothingMatched: there is no file, and never was one.
+        """
+        if source is None or source.target is not None:
+            return None
+        try:
+            there = self.list_inputs(source)
+        except NothingMatched:
+            if not self._were_taken(step, source):
+                raise
+            return Selection(InputFiles(()), True, notes=("there is no file; those of before were taken",))
+        assert there is not None
+        if isinstance(step, Expect):
+            return self._expected(step, there)
+        if not is_taken_once(step, source, there, full_refresh=self.full_refresh):
+            return Selection(there)
+        return self._fresh(step, there)
+
+    def _fresh(self, step: Step, there: InputFiles) -> Selection:
+        taken = self._taken(step)
+        memory = self.state.steps.get(step.name)
+        definition = describe_definition(step, self.pipeline)
+        declared_otherwise = bool(memory and memory.successes and memory.success(definition) is None)
+        hint = ""
+        if declared_otherwise and not is_append(step):
+            hint = ", when the step was declared otherwise; --full-refresh takes them again"
+        selection, again = select_files(there, taken, hint=hint)
+        if again and is_append(step):
+            raise InputError(
+                f"{len(again)} file(s) have changed since they were appended, such as {again[0]}.",
+                path=again[0],
+                hint='use operation = "merge", which replaces rows by their keys.',
+            )
+        return selection
+
+    def _expected(self, step: Step, there: InputFiles) -> Selection:
+        """An expectation of a source looks at the files that the steps after it are about to take."""
+        takers = list(self._takers(step))
+        source = self.pipeline.sources[require(step.source)]
+        if not takers or not all(
+            is_taken_once(taker, source, there, full_refresh=self.full_refresh) for taker in takers
+        ):
+            return Selection(there)
+        wanted = {stamp for taker in takers for stamp in self._fresh(taker, there).files.stamps}
+        known = [stamp for stamp in there.stamps if stamp not in wanted]
+        return select_files(there, known)[0]
+
+    def _takers(self, step: Step) -> Iterator[Step]:
+        """The step, or for an expectation those after it that take files of the same source."""
+        if not isinstance(step, Expect):
+            yield step
+            return
+        after = False
+        for other in self.steps():
+            if after and other.source == step.source and not isinstance(other, Expect):
+                yield other
+            after |= other.name == step.name
+
+    def _were_taken(self, step: Step, source: Source) -> bool:
+        """Whether files that are gone, as from a directory that is cleared, have been taken before."""
+        takers = list(self._takers(step))
+        none = InputFiles((), fetched=any(map(is_web, list_names(source.path))))
+        return all(is_taken_once(taker, source, none) and self._taken(taker) for taker in takers) and bool(
+            takers
+        )
+
+    def _taken(self, step: Step) -> tuple[Any, ...]:
+        return self.state.taken(step.name, self.target_key(require(step.target)), self.scope(step))
+
+    def scope(self, step: Step) -> str:
+        """What chooses the rows of a step beside its files, as a short key; nothing for most."""
+        chosen = self.pipeline.scopes.get(step.name, "")
+        return hashlib.sha256(chosen.encode()).hexdigest()[:16] if chosen else ""
+
+    # Steps
+
+    def is_current(self, step: Step, there: InputFiles | None, changed: set[str]) -> bool:
+        """Whether nothing has happened since the last success of a step that could change its outcome."""
+        success = self.state.success(step.name, describe_definition(step, self.pipeline))
+        if success is None or success.input != compute_input_digest(there):
+            return False
+        if self.full_refresh and there is not None and not isinstance(step, Expect):
+            return False
+        touched = self.touched(step)
+        if touched & changed:
+            return False
+        for name in touched:
+            self.snapshot(name)  # and with it whether somebody else has changed it
+        by_others = [self.state.foreign.get(self.target_key(name), 0) for name in touched]
+        return all(change <= success.at for change in (*by_others, *self._changes_above(step, touched)))
+
+    def _changes_above(self, step: Step, touched: set[str]) -> Iterator[int]:
+        """When the steps above this one last changed what it reads or writes."""
+        for other in self.steps():
+            if other.name == step.name:
+                return
+            if other.target in touched:
+                found = self.state.success(other.name, describe_definition(other, self.pipeline))
+                if found is not None:
+                    yield found.changed_at
+
+    def check_settled(self, step: Step) -> None:
+        """Refuse a step of a target of which nobody could say whether the last run has committed."""
+        for target in sorted(self.touched(step)):
+            if target in self.unresolved:
+                raise self.unresolved[target]
+
+    def announce(self, step: Step, there: InputFiles | None, selection: Selection | None) -> dict[str, Any]:
+        """Write down what a step is about to commit; the options that make it commit under that id."""
+        if self.dry_run or step.target is None or isinstance(step, Expect):
+            return {}
+        path = self.target_key(step.target)
+        table = self.resources.table(step.target)
+        memory = self.state.step(step.name)
+        last = read_batch(table.last_commits().get(self.step_id(step.name)))
+        batch = max(last, memory.commits.get(path, 0)) + 1
+        if selection is not None:
+            self.state.files.update(list_known_files(selection.files, self.state.files))
+        self.state.pending[step.name] = Pending(
+            run=self.run_id,
+            batch=batch,
+            target=path,
+            version=self.snapshot(step.target).version,
+            definition=describe_definition(step, self.pipeline),
+            input=compute_input_digest(there),
+            scope=self.scope(step),
+            files=selection.files.stamps if selection is not None else (),
+            full_refresh=self.full_refresh,
+        )
+        self.write()
+        properties = {**(step.options.get("properties") or {}), "run_id": self.run_id}
+        return {"app_id": self.step_id(step.name), "batch_id": batch, "properties": properties}
+
+    def confirm(self, step: Step, *, changed: bool) -> None:
+        """Look whether a step that has changed nothing was done by another run meanwhile.
+
+        Raises:
+            CommitConflict: it was, from another state of the same pipeline.
+        """
+        pending = self.state.pending.get(step.name)
+        if changed or pending is None:
+            return
+        said = self.resources.table(require(step.target)).last_commits().get(self.step_id(step.name), {})
+        if read_batch(said) >= pending.batch and said.get("run_id") != self.run_id:
+            raise CommitConflict(
+                f"Another run of pipeline {self.pipeline.name!r} has committed step {step.name!r} meanwhile.",
+                path=pending.target,
+                hint="let all runs of a pipeline share one state file, and one follow the other.",
+            )
+
+    def note(self, step: Step, there: InputFiles | None, *, changed: bool) -> None:
+        """Remember that a step is done, with the files it took and the commit it made."""
+        path = None if step.target is None else self.target_key(step.target)
+        version = None if step.target is None else self.snapshot(step.target).version
+        pending = self.state.pending.get(step.name)
+        if pending is not None and path is not None:
+            memory = self.state.step(step.name)
+            memory.take(path, pending.scope, pending.files)
+            memory.commits[path] = pending.batch
+        left = {self.target_key(name): self.digest(name) for name in self.touched(step)}
+        definition = describe_definition(step, self.pipeline)
+        success = Success(definition, compute_input_digest(there), 0, 0, path, version)
+        self.state.note(step.name, success, changed=changed, left=left)
+        self.state.unfinished = UnfinishedRun(self.run_id, step.name, self.full_refresh)
+        self.write()
+
+    def mark_done(self) -> None:
+        """Note every step as done with the input and the targets as they are; nothing is run."""
+        for step in self.steps():
+            pending = self.state.pending.get(step.name)
+            if pending is not None and step.target is not None:
+                self.resources.table(step.target).recover(run_id=pending.run)
+            source = self.source(step)
+            there = None if source is None else self.list_inputs(source)
+            if step.target is not None:
+                commits = self.resources.table(step.target).last_commits()
+                path = self.target_key(step.target)
+                memory = self.state.step(step.name)
+                memory.commits[path] = read_batch(commits.get(self.step_id(step.name)))
+                if there is not None:
+                    self.state.files.update(list_known_files(there, self.state.files))
+                    memory.take(path, self.scope(step), there.stamps)
+            self.state.pending.pop(step.name, None)
+            self.note(step, there, changed=False)
+        self.finish()
+
+    def resume_at(self) -> int:
+        """How many steps an unfinished run had done, which this one finishes; 0 where there is none."""
+        unfinished = self.state.unfinished
+        order = [step.name for step in self.steps()]
+        if unfinished is None or unfinished.after not in order:
+            return 0
+        return order.index(unfinished.after) + 1
+
+    def finish(self) -> None:
+        """The run has come to its end: the next one starts from the top."""
+        if self.state.unfinished is not None:
+            self.state.unfinished = None
+            self.dirty = True
+        self.close()
+
+    def close(self) -> None:
+        """Write down what is not written yet."""
+        if self.dirty and not self.dry_run:
+            self.write()
+
+    def write(self) -> None:
+        write_atomically(self.path, self.state.as_json())
+        self.dirty = False
+
+    # Looking up
+
+    def steps(self) -> tuple[Step, ...]:
+        """The steps, each with its name."""
+        return name_steps(self.pipeline)
+
+    def step_id(self, name: str) -> str:
+        """The ``app_id`` that a step's commits bear."""
+        return f"pipeline/{self.pipeline.name}/{name}"
+
+    def source(self, step: Step) -> Source | None:
+        return None if step.source is None else self.pipeline.sources[step.source]
+
+    def touched(self, step: Step) -> set[str]:
+        """The targets that a step reads or writes."""
+        source = self.source(step)
+        found = {step.target, source.target if source is not None else None}
+        return {name for name in found if name is not None}
+
+    def target_path(self, target: str) -> str:
+        """Where a target is, as people get to see it."""
+        return redact(str(self.pipeline.targets[target].path))
+
+    def target_key(self, target: str) -> str:
+        """What the state calls a target: tables of one name are in several catalogs, on several branches."""
+        declared = self.pipeline.targets[target]
+        parts = (self.target_path(target), declared.catalog, declared.options.get("branch"))
+        return " ".join(redact(str(part)) for part in parts if part)
+
+    def snapshot(self, target: str) -> Snapshot:
+        """A target as it is since the last step that changed it."""
+        if target not in self.snapshots:
+            self.snapshots[target] = self.resources.table(target).snapshot()
+        if target not in self.seen:
+            self.seen.add(target)
+            self.state.look(self.target_key(target), self.digest(target))
+        return self.snapshots[target]
+
+    def forget(self, target: str) -> None:
+        """The target has changed: it is looked at again."""
+        self.snapshots.pop(target, None)
+
+    def digest(self, target: str) -> str:
+        return digest_snapshot(self.snapshot(target))
+
+
+def name_steps(pipeline: Pipeline) -> tuple[Step, ...]:
+    """The steps of a pipeline, each with its name."""
+    return tuple(replace(step, name=name_step(step, number)) for number, step in enumerate(pipeline.steps, 1))
+
+
+def compute_input_digest(there: InputFiles | None) -> str:
+    return "" if there is None else digest_files(there.stamps)
+
+
+def read_batch(said: Mapping[str, str] | None) -> int:
+    """The batch that a commit says it is; 0 for none."""
+    text = "" if said is None else said.get("batch_id", "")
+    return int(text) if text.isdecimal() else 0
+
+
+_ALWAYS = ("path", "format", "target", "columns", "derive", "where", "options")
+"""Keys of a source that were part of a definition from the first version on, also where not given."""
+
+
+def describe_definition(step: Step, pipeline: Pipeline) -> str:
+    """A digest of all that a step's meaning depends on beside its data; its name is not part of it.
+
+    Nor is how its tables are opened (credentials, locks), nor what goes without saying, so that an option
+    that comes with a later version lets nothing run again.
+    """
+    source = pipeline.sources.get(step.source or "")
+    meaning = {
+        "operation": step.operation,
+        "step": {name: value for name, value in step.given().items() if name != "name"},
+        "source": None if source is None else _source(source),
+        "from": None if source is None else _table(pipeline, source.target),
+        "target": _table(pipeline, step.target),
+    }
+    return _digest(meaning)
+
+
+def _source(source: Source) -> dict[str, Any]:
+    said = asdict(source)
+    usual = {
+        entry.name: entry.default_factory() if entry.default_factory is not MISSING else entry.default
+        for entry in fields(source)
+    }
+    kept = {name: value for name, value in said.items() if name in _ALWAYS or value != usual[name]}
+    return kept | {"new_files_only": bool(source.new_files_only)}
+
+
+def _table(pipeline: Pipeline, target: str | None) -> Any:
+    if target is None:
+        return None
+    declared = pipeline.targets[target]
+    known = [declared.kind, declared.path, list(list_names(declared.partition_by))]
+    if not declared.catalog:
+        return known
+    return [*known, declared.catalog, declared.options.get("branch")]
+
+
+def digest_files(stamps: Iterable[FileStamp]) -> str:
+    return _digest(sorted(stamp.as_list() for stamp in stamps))
+
+
+def digest_snapshot(snapshot: Snapshot) -> str:
+    """Differs where any file of the table does."""
+    files: Sequence[Any] = sorted([file.path, list(file.fingerprint), file.size] for file in snapshot.files)
+    if not snapshot.replaces_in_place:  # rows may be deleted while every file stays
+        return _digest([snapshot.exists, files, snapshot.version])
+    return _digest([snapshot.exists, files])
+
+
+def _digest(value: Any) -> str:
+    text = json.dumps(value, sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -1,0 +1,253 @@
+"""What a state is brought up to before a run: what the tables' logs say, other names, earlier versions."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from datetime import datetime
+from typing import Any
+
+from intarsia.common.log import logger
+from intarsia.errors import CommitUnknown, DamagedTable, IntarsiaError
+from intarsia.pipeline.input_selection import is_append
+from intarsia.pipeline.inputs import FileStamp
+from intarsia.pipeline.model import Expect, Step, require
+from intarsia.pipeline.run_state import (
+    RunState,
+    describe_definition,
+    digest_files,
+    digest_snapshot,
+    read_batch,
+)
+from intarsia.pipeline.state import Pending, Success, UnfinishedRun
+
+log = logger(__name__)
+
+Commits = Mapping[str, Mapping[str, str]]
+"""By the id of a step: what the log of a table says of its last commit."""
+
+_TRIES = 50
+"""So many files may have landed while an earlier version's last run went on."""
+
+
+def recover_state(run_state: RunState) -> None:
+    """Bring the state up to what the tables' logs say: what was committed when a run ended is done.
+
+    Raises:
+        DamagedTable: a log has commits of this pipeline that the state does not know.
+    """
+    state = run_state.state
+    if state.trusting:
+        _rename_targets(run_state)
+    finish_commits(run_state)
+    _follow_renames(run_state)
+    lost: list[Step] = []
+    for target in _targets(run_state):
+        if target in run_state.unresolved:
+            continue
+        try:
+            commits = run_state.resources.table(target).last_commits()
+            exists = run_state.snapshot(target).exists
+        except (IntarsiaError, OSError) as error:
+            _leave_unsettled(run_state, target, error)
+            continue
+        steps = [one for one in run_state.steps() if one.target == target and not isinstance(one, Expect)]
+        lost += [step for step in steps if exists and _is_unknown(run_state, step, commits)]
+        if not exists:
+            _start_over(run_state, steps)
+        if state.trusting or run_state.full_refresh or not exists:
+            _trust(run_state, steps, commits)
+    if lost:
+        _refuse(run_state, lost)
+    if state.trusting:
+        _adopt(run_state)
+        state.trusting = False
+        run_state.dirty = True
+
+
+def finish_commits(run_state: RunState) -> None:
+    """What was about to be committed when a run ended is done if the table's log has it, else it is not.
+
+    A target that cannot be looked at stays unsettled, and its steps fail: carried out, they might take
+    effect twice.
+    """
+    for target in _targets(run_state):
+        path = run_state.target_key(target)
+        runs = {pending.run for pending in run_state.state.pending.values() if pending.target == path}
+        if not runs:
+            continue
+        run_state.unresolved.pop(target, None)
+        try:
+            table = run_state.resources.table(target)
+            for run in () if run_state.dry_run else runs:
+                table.recover(run_id=run)  # so that whoever reads the directory sees what was committed, too
+            _settle(run_state, target, table.last_commits())
+        except (IntarsiaError, OSError) as error:
+            _leave_unsettled(run_state, target, error)
+
+
+def _targets(run_state: RunState) -> Iterable[str]:
+    return dict.fromkeys(step.target for step in run_state.steps() if step.target is not None)
+
+
+def _leave_unsettled(run_state: RunState, target: str, error: Exception) -> None:
+    log.info("pipeline %s: target %s cannot be looked at: %s", run_state.pipeline.name, target, error)
+    run_state.unresolved[target] = error
+
+
+def _rename_targets(run_state: RunState) -> None:
+    """The first version called every target by its path or name alone."""
+    state = run_state.state
+    for target in run_state.pipeline.targets:
+        old, new = run_state.target_path(target), run_state.target_key(target)
+        if old == new:
+            continue
+        known: list[dict[str, Any]] = [state.targets, state.foreign]
+        known += [memory.taken for memory in state.steps.values()]
+        for entries in known:
+            if old in entries:
+                entries[new] = entries.pop(old)
+        for memory in state.steps.values():
+            memory.successes = [
+                replace(one, target=new) if one.target == old else one for one in memory.successes
+            ]
+        for name, pending in state.pending.items():
+            if pending.target == old:
+                state.pending[name] = replace(pending, target=new)
+
+
+def _start_over(run_state: RunState, steps: Sequence[Step]) -> None:
+    """Of a target that is gone, or was never there, no file has been taken."""
+    for step in steps:
+        path = run_state.target_key(require(step.target))
+        memory = run_state.state.steps.get(step.name)
+        if memory is not None and memory.taken.pop(path, {}):
+            run_state.dirty = True
+
+
+def _trust(run_state: RunState, steps: Sequence[Step], commits: Commits) -> None:
+    for step in steps:
+        batch = read_batch(commits.get(run_state.step_id(step.name)))
+        if batch:
+            run_state.state.step(step.name).commits[run_state.target_key(require(step.target))] = batch
+
+
+def _is_unknown(run_state: RunState, step: Step, commits: Commits) -> bool:
+    """Whether the log of a step's target has commits of the step that the state does not know."""
+    if run_state.state.trusting or (run_state.full_refresh and not is_append(step)):
+        return False
+    memory = run_state.state.steps.get(step.name)
+    known = 0 if memory is None else memory.commits.get(run_state.target_key(require(step.target)), 0)
+    return read_batch(commits.get(run_state.step_id(step.name))) > known
+
+
+def _refuse(run_state: RunState, lost: list[Step]) -> None:
+    told = ", ".join(repr(step.name) for step in lost)
+    where = run_state.target_path(require(lost[0].target))
+    way = "run once with --full-refresh, which merges and writes every file again"
+    if any(map(is_append, lost)):
+        way = "remove the target to have it filled again"
+    raise DamagedTable(
+        f"The state of pipeline {run_state.pipeline.name!r}, {run_state.path}, does not know the last"
+        f" commits of {told} that the log of {where} has: it was lost, is an old copy, or other runs of a"
+        " pipeline of this name have a state of their own.",
+        path=str(run_state.path),
+        hint=f"restore it; or, if all that is there was taken, run once with --mark-done; or {way}.",
+    )
+
+
+def _settle(run_state: RunState, target: str, commits: Commits) -> None:
+    path = run_state.target_key(target)
+    for name, pending in list(run_state.state.pending.items()):
+        if pending.target != path:
+            continue
+        said = commits.get(run_state.step_id(name), {})
+        is_ours = said.get("run_id", "") == pending.run or not pending.run
+        if read_batch(said) == pending.batch and is_ours:
+            _note_commit(run_state, name, pending, target)
+            continue
+        since = 0 if pending.version is None else pending.version
+        if not (run_state.full_refresh or run_state.resources.table(target).knows_commits_since(since)):
+            raise CommitUnknown(
+                f"Nobody can say whether run {pending.run} has committed step {name!r}: the history of"
+                f" {run_state.target_path(target)} does not go back to where it began.",
+                path=run_state.target_path(target),
+                hint="look into the table; then run once with --mark-done if the step has taken effect, or"
+                " with --full-refresh to have it carried out again.",
+            )
+        del run_state.state.pending[name]
+
+
+def _note_commit(run_state: RunState, name: str, pending: Pending, target: str) -> None:
+    now = run_state.resources.table(target).snapshot()
+    run_state.snapshots[target] = now
+    left = {}
+    if pending.version is None or now.version == pending.version + 1:  # nobody has committed since
+        left[pending.target] = digest_snapshot(now)
+        run_state.seen.add(target)
+    memory = run_state.state.step(name)
+    memory.take(pending.target, pending.scope, pending.files)
+    memory.commits[pending.target] = pending.batch
+    definition = pending.definition or next(
+        (describe_definition(step, run_state.pipeline) for step in run_state.steps() if step.name == name), ""
+    )
+    success = Success(definition, pending.input, 0, 0, pending.target, now.version)
+    run_state.state.note(name, success, changed=True, left=left)
+    if pending.run:
+        run_state.state.unfinished = UnfinishedRun(pending.run, name, pending.full_refresh)
+    run_state.dirty = True
+    log.info("pipeline %s: step %s was committed by run %s", run_state.pipeline.name, name, pending.run)
+
+
+def _follow_renames(run_state: RunState) -> None:
+    """A step that was moved or renamed, and means what it meant, keeps its memory."""
+    defined = {step.name: describe_definition(step, run_state.pipeline) for step in run_state.steps()}
+    before = copy.deepcopy(run_state.state.steps)
+    for name, definition in defined.items():
+        if name in before and before[name].success(definition) is not None:
+            continue
+        for other, memory in before.items():
+            success = memory.success(definition)
+            if success is None or defined.get(other) == definition:
+                continue
+            own = run_state.state.step(name)
+            own.add(success)
+            for scope, files in memory.taken.get(success.target or "", {}).items():
+                own.take(success.target or "", scope, files)
+            unfinished = run_state.state.unfinished
+            if unfinished is not None and unfinished.after == other:
+                run_state.state.unfinished = replace(unfinished, after=name)
+            run_state.dirty = True
+            break
+
+
+def _adopt(run_state: RunState) -> None:
+    """The first version knew a digest of a merge's files: where they give it again, they were taken."""
+    for step in run_state.steps():
+        memory = run_state.state.steps.get(step.name)
+        source = run_state.source(step)
+        if memory is None or source is None or step.target is None or isinstance(step, Expect):
+            continue
+        path = run_state.target_key(step.target)
+        success = memory.success(describe_definition(step, run_state.pipeline))
+        if success is None or path in memory.taken:
+            continue
+        try:
+            there = run_state.list_inputs(source)
+            if there is None or not run_state.snapshot(step.target).exists:
+                continue
+        except (IntarsiaError, OSError):  # the step will say so
+            continue
+        memory.take(path, run_state.scope(step), _giving(success, there.stamps))
+
+
+def _giving(success: Success, there: tuple[FileStamp, ...]) -> tuple[FileStamp, ...]:
+    """Those of the files, the oldest ones, that were the input of a success."""
+    stamps = sorted(there, key=lambda stamp: stamp.mtime_ns)
+    finished = datetime.fromisoformat(success.finished).timestamp() + 1 if success.finished else 0.0
+    most = sum(stamp.mtime_ns <= finished * 1e9 for stamp in stamps)
+    for number in (len(stamps), *range(most, max(0, most - _TRIES), -1)):
+        if digest_files(stamps[:number]) == success.input:
+            return tuple(stamps[:number])
+    return ()

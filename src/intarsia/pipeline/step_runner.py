@@ -1,0 +1,300 @@
+"""The course of one run: each step looked at, then done or left alone; what is remembered is in ledger."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+
+import pyarrow as pa
+
+from intarsia.common.log import logger, redact
+from intarsia.core.ports import Progress
+from intarsia.core.report import MergeResult
+from intarsia.errors import InputError, IntarsiaError, StorageError
+from intarsia.pipeline.expect import make_failure
+from intarsia.pipeline.input_selection import Selection
+from intarsia.pipeline.inputs import InputFiles
+from intarsia.pipeline.model import Expect, Merge, Pipeline, Step, list_names
+from intarsia.pipeline.report import Status, StepReport
+from intarsia.pipeline.run_state import RunState, digest_snapshot
+from intarsia.pipeline.steps import RunResources, carry_out, check_layout
+from intarsia.spark.errors import find_known_failure, spark_error_types
+
+log = logger(__name__)
+
+OnStep = Callable[[StepReport], None]
+
+
+@dataclass(slots=True)
+class StepRunner:
+    """The steps of one run, one after the other: made with what it needs, then :meth:`go`."""
+
+    pipeline: Pipeline
+    resources: RunResources
+    run_state: RunState
+    progress: Progress
+    on_step: OnStep | None = None
+    dry_run: bool = False
+    done_before: int = 0
+    """So many steps were done by the run that this one finishes: they are left alone."""
+    only_if: int = 0
+    """The steps after so many run only if one of these had something to do."""
+    reports: list[StepReport] = field(default_factory=list)
+    made: set[str] = field(default_factory=set)
+    """In a dry run: targets that earlier steps would have changed."""
+    rehearsed: set[str] = field(default_factory=set)
+    """In a dry run: targets whose steps are carried out on a copy in a scratch directory."""
+
+    def go(self) -> None:
+        for number, step in enumerate(self.run_state.steps(), 1):
+            if self.only_if and number > self.only_if and self.is_idle:
+                return
+            report = self._one(step, number)
+            self.reports.append(report)
+            if self.on_step is not None:
+                self.on_step(report)
+            if report.status == "failed":
+                return
+
+    @property
+    def is_idle(self) -> bool:
+        """Whether no step has had anything to do so far."""
+        return all(report.status == "unchanged" for report in self.reports)
+
+    @property
+    def has_failed(self) -> bool:
+        return any(report.status == "failed" for report in self.reports)
+
+    def mark_all(self) -> None:
+        """Report every step as noted, not run."""
+        for step in self.run_state.steps():
+            self.reports.append(replace(self._report(step, "unchanged"), notes=("noted as done, not run",)))
+            if self.on_step is not None:
+                self.on_step(self.reports[-1])
+
+    def finished(self) -> tuple[StepReport, ...]:
+        """The reports so far, and of the steps that were not reached."""
+        left = self.run_state.steps()[len(self.reports) :]
+        return (*self.reports, *(self._report(step, "not run") for step in left))
+
+    def _one(self, step: Step, number: int) -> StepReport:
+        begun = time.perf_counter()
+        title = f"{number}/{len(self.pipeline.steps)} {step.name}"
+
+        def progress(what: str, done: int, total: int) -> None:
+            self.progress(f"{title}: {what}", done, total)
+
+        progress("looking at its input", 0, 0)
+        try:
+            self.run_state.check_settled(step)
+            if number <= self.done_before and not isinstance(step, Expect):
+                report = self._report_done_before(step)
+            else:
+                report = self._attempt(step, progress)
+        except (IntarsiaError, OSError, pa.ArrowException, *spark_error_types()) as error:
+            if error is self.resources.unopened:  # no step could run
+                raise
+            ours = translate_error(error)
+            if isinstance(ours, IntarsiaError):  # one that Spark brought knows neither
+                ours.place(_operation_name(step), self._where(step))
+            log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, ours, exc_info=error)
+            report = self._report_failure(step, ours)
+        seconds = time.perf_counter() - begun
+        log.info("pipeline %s, step %s: %s in %.2f s", self.pipeline.name, step.name, report.status, seconds)
+        return replace(report, seconds=seconds)
+
+    def _report_done_before(self, step: Step) -> StepReport:
+        there = self.run_state.snapshot(step.target) if step.target is not None else None
+        notes = ("done by the run that is finished first",)
+        return replace(self._report(step, "unchanged"), before=there, after=there, notes=notes)
+
+    def _report_failure(self, step: Step, error: BaseException) -> StepReport:
+        """What is left of a step that failed: its target is looked at again, and told to be as it was."""
+        report = replace(self._report(step, "failed"), error=error)
+        before = self.run_state.snapshots.get(step.target or "")
+        if step.target is None or before is None:
+            return report
+        self.run_state.forget(step.target)
+        try:
+            after = self.run_state.snapshot(step.target)
+        except (IntarsiaError, OSError):  # it may be what failed the step
+            return replace(report, before=before)
+        same = digest_snapshot(before) == digest_snapshot(after)
+        notes = ("the target is as it was",) if same else ()
+        return replace(report, before=before, after=after, notes=notes)
+
+    def _attempt(self, step: Step, progress: Progress) -> StepReport:
+        source = self.run_state.source(step)
+        selection = self.run_state.selected(step, source)
+        before = self.run_state.snapshot(step.target) if step.target is not None else None
+        if before is not None:
+            check_layout(step, self.pipeline, before)
+        stamps = () if selection is None else selection.files.stamps
+        report = replace(
+            self._report(step, "unchanged"),
+            before=before,
+            after=before,
+            input_files=len(stamps),
+            input_bytes=sum(stamp.size for stamp in stamps),
+            skipped_files=0 if selection is None else selection.skipped,
+            notes=() if selection is None else selection.notes,
+        )
+        if selection is not None and selection.once:
+            if not stamps:
+                return report
+        elif self.run_state.is_current(step, None if selection is None else selection.files, self.made):
+            return report
+        if self.dry_run and self._waits_for(step):
+            return replace(
+                report, status="planned", notes=(*report.notes, "an earlier step makes the target")
+            )
+        return self._perform(step, report, selection, progress)
+
+    def _waits_for(self, step: Step) -> bool:
+        """In a dry run: whether a step needs a target that is not there and could not be rehearsed."""
+        return any(
+            name in self.made and not self.run_state.snapshot(name).exists
+            for name in self.run_state.touched(step)
+        )
+
+    def _perform(
+        self, step: Step, report: StepReport, selection: Selection | None, progress: Progress
+    ) -> StepReport:
+        """Do the step, and remember that it was done."""
+        source = self.run_state.source(step)
+        there = None if source is None or selection is None else self.run_state.list_inputs(source)
+        taken = None if selection is None else selection.files
+        is_rehearsed = self.dry_run and self._is_rehearsed(step, taken)
+        extra = self.run_state.announce(step, there, selection)
+        outcome = carry_out(
+            step,
+            self.resources,
+            there=taken,
+            dry_run=self.dry_run and not is_rehearsed,
+            progress=progress,
+            extra=extra,
+        )
+        done = replace(report, status="planned" if self.dry_run else "done")
+        changed = False
+        if isinstance(outcome, MergeResult):
+            done = _with_result(done, outcome, dry_run=self.dry_run)
+            changed = outcome.changed
+        elif isinstance(step, Expect):
+            done = replace(done, checks=tuple(outcome))
+            error = make_failure(step, outcome, self._place(step))
+            if error is not None:
+                return replace(done, status="failed", error=error)
+        if self.dry_run:
+            return self._report_plan(step, done, changed=changed)
+        self.run_state.confirm(step, changed=changed)
+        if isinstance(outcome, MergeResult) and step.target is not None:
+            self.run_state.forget(step.target)  # a commit that changes nothing is one, too
+            done = replace(done, after=self.run_state.snapshot(step.target))
+        self.run_state.note(step, there, changed=changed)
+        return done
+
+    def _report_plan(self, step: Step, report: StepReport, *, changed: bool) -> StepReport:
+        notes = report.notes
+        if (self.run_state.touched(step) & self.made) - self.rehearsed:
+            notes = (*notes, "planned against the target as it is now, before the steps above")
+        if changed and step.target is not None:
+            self.made.add(step.target)
+            if step.target in self.rehearsed:
+                self.run_state.forget(step.target)
+        return replace(report, after=None, notes=notes)
+
+    def _is_rehearsed(self, step: Step, taken: InputFiles | None) -> bool:
+        """Whether a step is carried out on a copy of its target, for the steps below to be planned on."""
+        if step.target is None or isinstance(step, Expect):
+            return False
+        if step.target not in self.rehearsed:
+            size = 0 if taken is None else sum(stamp.size for stamp in taken.stamps)
+            there = self.run_state.snapshot(step.target)
+            if step.target in self.made or not self.resources.rehearse(step.target, there, size):
+                return False
+            self.rehearsed.add(step.target)
+        return True
+
+    # Looking up
+
+    def _where(self, step: Step) -> str:
+        """The target of a step; where it has none, the paths of its source."""
+        if step.target is not None:
+            return self.run_state.target_path(step.target)
+        source = self.run_state.source(step)
+        return "" if source is None else ", ".join(map(redact, list_names(source.path)))
+
+    def _place(self, step: Step) -> str:
+        if step.target is not None:
+            return self.run_state.target_path(step.target)
+        return f"source {step.source!r}"
+
+    def _report(self, step: Step, status: Status) -> StepReport:
+        return StepReport(
+            name=step.name,
+            operation=step.operation,
+            status=status,
+            source=step.source,
+            target=step.target,
+            path=None if step.target is None else self.run_state.target_path(step.target),
+        )
+
+
+def _with_result(report: StepReport, result: MergeResult, *, dry_run: bool) -> StepReport:
+    """The report with what was counted; new files of a rehearsal have names that do not last."""
+    files = len(result.rewritten_files) + result.new_files
+    if dry_run and not result.dry_run:
+        lasting = [file for file in result.files if file.operation != "inserted"]
+        result = replace(result, files=lasting, inserted_files=[], dry_run=True, txid=None, version=None)
+    return replace(report, result=result, files_written=files, bytes_written=result.bytes_written)
+
+
+def _operation_name(step: Step) -> str:
+    """What errors of the library call the operation of a step."""
+    if isinstance(step, Merge) and not step.when:
+        return step.strategy or "upsert"
+    return step.operation
+
+
+_CALL = re.compile(r"^An error occurred while calling [\w.]+\n?: (?:[\w.$]+: )?")
+_CAUSE = re.compile(r"^Caused by: [\w.$]+: (.*(?:\n(?!\s*at |\s*\.\.\. |Caused by: |$).*)*)", re.MULTILINE)
+_NOISE = re.compile(r"\n(?=JVM stacktrace|\s*at |Traceback|Driver stacktrace|== DataFrame ==)")
+_LONGEST = 600
+
+
+def translate_error(error: BaseException) -> BaseException:
+    """The error as one of ours, with the one it comes from as its cause; one of ours as it is."""
+    made = _as_intarsia_error(error)
+    if made is not error:
+        made.__cause__ = error
+    return made
+
+
+def _as_intarsia_error(error: BaseException) -> BaseException:
+    if isinstance(error, IntarsiaError):
+        return error
+    if isinstance(error, spark_error_types()):
+        known = find_known_failure(error, "Spark could not do it")
+        return known or InputError(f"Spark could not do it: {_shorten_spark(str(error))}", changed=None)
+    if isinstance(error, pa.ArrowException) and not isinstance(error, OSError):
+        return InputError(f"The data could not be read: {_shorten(str(error))}")
+    if isinstance(error, OSError):
+        path = None if error.filename is None else redact(str(error.filename))
+        return StorageError(_shorten(str(error)), errno=error.errno, path=path, changed=None)
+    return error
+
+
+def _shorten_spark(text: str) -> str:
+    """What Spark says first, and the reason, which it may say last."""
+    said = _shorten(_CALL.sub("", text))
+    causes = _CAUSE.findall(text)
+    reason = _shorten(causes[-1]) if causes else ""
+    return said if not reason or reason in said else f"{said} ({' '.join(reason.split())})"
+
+
+def _shorten(text: str) -> str:
+    """What is said, without the stack that some say it with."""
+    said = redact(_NOISE.split(text, maxsplit=1)[0].strip())
+    return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."

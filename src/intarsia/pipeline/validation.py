@@ -1,0 +1,286 @@
+"""Checks that a pipeline is consistent: names that exist, steps that can run, no circle; reads no data."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, get_type_hints
+
+from intarsia.arguments import compute_file_bytes, has_sql, is_condition, make_rule, parse_keys, parse_where
+from intarsia.common.names import suggestion
+from intarsia.common.partitions import parse_partition_filter
+from intarsia.core.effects import OperationCall, check_options
+from intarsia.core.rule import Clause
+from intarsia.engine_choice import check_engine
+from intarsia.errors import InputError, NotSupported
+from intarsia.options import ICEBERG_OPTIONS, TABLE_OPTIONS, StepOptions, TargetOptions, check_values
+from intarsia.pipeline.expect import parse_conditions
+from intarsia.pipeline.inputs import check_portable
+from intarsia.pipeline.model import (
+    KINDS,
+    Compact,
+    Deduplicate,
+    Delete,
+    Expect,
+    Merge,
+    Optimize,
+    Pipeline,
+    Source,
+    Step,
+    Target,
+    Update,
+    Write,
+    list_names,
+    name_step,
+    require,
+)
+from intarsia.pipeline.row_transform import parse_derivations, parse_source_filter, parse_type_name
+from intarsia.sql.parse import parse_assignments
+
+_NAME = re.compile(r"^[\w][\w .\-]*$")
+
+
+def check(pipeline: Pipeline) -> None:
+    """Check that names exist, steps can run and there is no circle. Reads no data.
+
+    Args:
+        pipeline: what :func:`load` gave, or a value made in Python.
+
+    Raises:
+        InputError: the pipeline is not consistent; the message says where.
+        NotSupported: a target of a kind that this version does not have.
+
+    Example:
+        >>> from intarsia import pipeline
+        >>> pipeline.check(pipeline.load("orders.toml"))
+    """
+    _Check(pipeline).run()
+
+
+def list_clauses(step: Merge) -> str | tuple[str | Clause, ...] | None:
+    """The clauses of a merge as :func:`intarsia.merge` takes them; None where it has a strategy."""
+    return step.when if isinstance(step.when, str) else tuple(step.when) or None
+
+
+class _Check:
+    def __init__(self, pipeline: Pipeline) -> None:
+        self.pipeline = pipeline
+        self.where = pipeline.origin or f"pipeline {pipeline.name!r}"
+
+    def wrong(self, place: str, message: str, hint: str | None = None) -> InputError:
+        path = self.pipeline.origin
+        return InputError(f"{self.where}, {place}: {message}", path=path, hint=hint)
+
+    def run(self) -> None:
+        pipeline = self.pipeline
+        if not _NAME.match(pipeline.name):
+            raise self.wrong(
+                "name", f"{pipeline.name!r} cannot be the name of files.", "use letters, digits, - _"
+            )
+        if pipeline.engine not in ("spark", "arrow", "duckdb"):
+            raise self.wrong("engine", f"there is no {pipeline.engine!r}.", "it is spark, arrow or duckdb.")
+        if pipeline.engine == "duckdb":
+            with self.at("engine"):
+                check_engine("duckdb")
+        if not pipeline.steps:
+            raise self.wrong("steps", "there is no step to run.")
+        for name, target in pipeline.targets.items():
+            if not target.path:
+                raise self.wrong(f"[targets.{name}] path", "it is empty.")
+            self._kind(name, target)
+            self._options(f"[targets.{name}] options", target.options, TargetOptions)
+        self._sources()
+        self._steps()
+        self._circles()
+
+    def _kind(self, name: str, target: Target) -> None:
+        """What goes with one kind of table only."""
+        place = f"[targets.{name}]"
+        if target.kind == "iceberg":
+            if not target.catalog:
+                raise self.wrong(
+                    f"{place} catalog",
+                    "an Iceberg table needs one.",
+                    "name a configured catalog, or a warehouse directory.",
+                )
+            if list_names(target.partition_by):
+                raise self.wrong(f"{place} partition_by", "the table's own partition spec decides.")
+        elif target.kind != "parquet":
+            raise self.wrong(f"{place} kind", f"there is no {target.kind!r}.", "it is parquet or iceberg.")
+        elif target.catalog:
+            raise self.wrong(f"{place} catalog", "a Parquet dataset has none.", 'set kind = "iceberg".')
+        others = ICEBERG_OPTIONS if target.kind == "parquet" else TABLE_OPTIONS
+        foreign = [option for option in target.options if option in others]
+        if foreign:
+            raise self.wrong(f"{place} options", f"{foreign[0]} does not go with kind {target.kind!r}.")
+
+    def _sources(self) -> None:
+        for name, source in self.pipeline.sources.items():
+            place = f"[sources.{name}]"
+            if bool(list_names(source.path)) == (source.target is not None):
+                raise self.wrong(place, "it needs a path or a target, one of the two.")
+            if source.target is not None:
+                self._known(place, "target", source.target, self.pipeline.targets)
+                if source.new_files_only:
+                    raise self.wrong(
+                        f"{place} new_files_only", "a target's files are rewritten, so none of them is new."
+                    )
+            self._source_texts(place, source)
+
+    def _steps(self) -> None:
+        seen: dict[str, int] = {}
+        for number, step in enumerate(self.pipeline.steps, 1):
+            name = name_step(step, number)
+            place = f"[[steps]] {number} ({name})"
+            if not isinstance(step, tuple(KINDS.values())):
+                raise self.wrong(place, f"{type(step).__name__} is no step.")
+            if name in seen:
+                raise self.wrong(f"{place} name", f"step {seen[name]} has the same name.")
+            seen[name] = number
+            if step.target is not None:
+                self._known(place, "target", step.target, self.pipeline.targets)
+            if step.source is not None:
+                self._known(place, "source", step.source, self.pipeline.sources)
+            self._options(f"{place} options", step.options, StepOptions)
+            with self.at(f"{place} options"):
+                check_values(step.options)
+            self._step(place, step)
+            if not isinstance(step, Expect):
+                with self.at(f"{place} options"):
+                    check_options(self._call(step), step.options)
+
+    def _step(self, place: str, step: Step) -> None:
+        dialect = step.options.get("dialect")
+        match step:
+            case Expect():
+                self._expect(place, step)
+            case Merge():
+                self._merge(place, step)
+            case Write():
+                source = self.pipeline.sources[require(step.source)]
+                if step.mode == "append" and source.target is not None:
+                    raise self.wrong(
+                        f"{place} source",
+                        f"appending the target {source.target!r} again and again would double its rows.",
+                        'use operation = "merge", or mode = "overwrite".',
+                    )
+                if step.where is not None:
+                    if step.mode != "overwrite":
+                        raise self.wrong(f"{place} where", 'it goes with mode = "overwrite".')
+                    with self.at(f"{place} where"):
+                        parse_where(step.where, dialect)
+            case Delete() | Update():
+                if step.where is not None:
+                    with self.at(f"{place} where"):
+                        parse_where(step.where, dialect)
+                if step.set:
+                    with self.at(f"{place} set"):
+                        parse_assignments(step.set, dialect=dialect)
+            case Compact() | Optimize() | Deduplicate():
+                with self.at(f"{place} partition_filter"):
+                    parse_partition_filter(step.partition_filter)
+                with self.at(place):
+                    compute_file_bytes(step.target_mb_per_file, step.target_rows_per_file)
+
+    def _call(self, step: Step) -> OperationCall:
+        """What a step does as far as it says; on which engine is said when it runs."""
+        on = step.on if is_condition(step.on) else None
+        adds = isinstance(step, Write)
+        if isinstance(step, Merge):
+            adds = make_rule(
+                step.strategy or "upsert", list_clauses(step), step.options.get("dialect")
+            ).inserts
+        return OperationCall(
+            step.operation,
+            target="parquet",
+            source="rows" if isinstance(step, (Merge, Write)) else "none",
+            has_sql=has_sql((on, step.when, step.where, dict(step.set))),
+            reads_rows=not isinstance(step, Write) or step.where is not None,
+            adds_files=adds or self.pipeline.targets[require(step.target)].kind == "iceberg",
+        )
+
+    def _expect(self, place: str, step: Expect) -> None:
+        if (step.source is None) == (step.target is None):
+            raise self.wrong(place, "it looks at a source or at a target, one of the two.")
+        asked = [name for name in step.given() if name not in ("name", "source", "target")]
+        if not asked:
+            wanted = "give not_null, unique, min_rows, max_rows, accepted or holds."
+            raise self.wrong(place, "it expects nothing.", wanted)
+        if step.min_rows is not None and step.max_rows is not None and step.min_rows > step.max_rows:
+            raise self.wrong(f"{place} min_rows", f"it is above max_rows, which is {step.max_rows}.")
+        with self.at(place):
+            parse_conditions(step)
+
+    def _merge(self, place: str, step: Merge) -> None:
+        dialect = step.options.get("dialect")
+        with self.at(f"{place} on"):
+            parse_keys(step.on, dialect)
+        if step.when and step.strategy is not None:
+            raise self.wrong(f"{place} when", "it stands instead of a strategy.", "leave one of the two out.")
+        if step.dedup_order_by and step.strategy != "deduplicate":
+            raise self.wrong(f"{place} dedup_order_by", 'it goes with strategy = "deduplicate".')
+        with self.at(f"{place} when"):
+            make_rule(step.strategy or "upsert", list_clauses(step), dialect)
+
+    def _source_texts(self, place: str, source: Source) -> None:
+        for name, text in source.columns.items():
+            with self.at(f"{place} columns.{name}"):
+                parse_type_name(text)
+        for name, text in source.derive.items():
+            with self.at(f"{place} derive.{name}"):
+                parse_derivations({name: text})
+        with self.at(f"{place} where"):
+            parse_source_filter(source.where)
+        if self.pipeline.engine != "spark":
+            with self.at(f"{place} options"):
+                check_portable(source)
+
+    def _options(self, place: str, given: Mapping[str, Any], known: type[Any]) -> None:
+        names_known = sorted(get_type_hints(known))
+        for name in given:
+            if name not in names_known:
+                raise self.wrong(place, f"the option {name!r} is not known.", suggestion([name], names_known))
+
+    @contextmanager
+    def at(self, place: str) -> Iterator[None]:
+        """What is wrong with a text or a number, told with its place."""
+        try:
+            yield
+        except (InputError, NotSupported) as error:
+            told = f"{self.where}, {place}: {error.message}"
+            raise type(error)(told, path=self.pipeline.origin, hint=error.hint) from error
+
+    def _known(self, place: str, key: str, name: str, known: Iterable[str]) -> None:
+        if name not in known:
+            raise self.wrong(
+                f"{place} {key}", f"there is no {key} {name!r}.", suggestion([name], sorted(known))
+            )
+
+    def _circles(self) -> None:
+        """A target that is made from itself never comes to rest."""
+        flows: dict[str, list[str]] = {}
+        for step in self.pipeline.steps:
+            if isinstance(step, (Merge, Write)):
+                start = self.pipeline.sources[require(step.source)].target
+                if start is not None:
+                    flows.setdefault(start, []).append(require(step.target))
+        for start in flows:
+            circle = _way_back(start, flows)
+            if circle:
+                raise self.wrong("[[steps]]", f"the data goes round in a circle: {' -> '.join(circle)}.")
+
+
+def _way_back(start: str, flows: dict[str, list[str]]) -> Sequence[str]:
+    """The way from a target to itself, or nothing."""
+    ways = [[start]]
+    seen: set[str] = set()
+    while ways:
+        way = ways.pop()
+        for target in flows.get(way[-1], ()):
+            if target == start:
+                return [*way, start]
+            if target not in seen:
+                seen.add(target)
+                ways.append([*way, target])
+    return []

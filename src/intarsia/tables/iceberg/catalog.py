@@ -1,0 +1,186 @@
+"""Catalogs and tables by name; the embedded catalog is one SQLite file in its warehouse."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from intarsia.common.paths import path_text
+from intarsia.errors import InputError, NotSupported, StorageError
+from intarsia.tables.iceberg._pyiceberg import METADATA_ERRORS, find_unsupported_column, prepare_catalog
+
+if TYPE_CHECKING:
+    from pyiceberg.catalog import Catalog
+    from pyiceberg.table import Table
+
+CATALOG_FILE = "catalog.db"
+CATALOG_NAME = "local"
+
+
+def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_NAME) -> Catalog:
+    """The catalog of a warehouse directory: ``catalog.db`` in it, made when it is not there yet.
+
+    Spark shares it as a catalog of ``type=jdbc`` with the same name, ``jdbc.schema-version=V1``,
+    ``uri=jdbc:sqlite:<directory>/catalog.db`` and ``warehouse=file://<directory>``.
+    """
+    try:
+        from pyiceberg.catalog.sql import SqlCatalog
+    except ImportError as error:
+        raise NotSupported(
+            "The embedded catalog needs SQLAlchemy.", hint="pip install 'intarsia[iceberg]'"
+        ) from error
+    from sqlalchemy.exc import SQLAlchemyError
+
+    format_identifier = path_text(directory, "A warehouse directory")
+    try:
+        warehouse = Path(directory).expanduser().resolve()
+        warehouse.mkdir(parents=True, exist_ok=True)
+        return prepare_catalog(
+            SqlCatalog(
+                name,
+                uri=f"sqlite:///{warehouse / CATALOG_FILE}",
+                warehouse=f"file://{warehouse}",
+                schema_version="v1",
+            )
+        )
+    except OSError as error:
+        raise StorageError(
+            f"Cannot make a warehouse in {format_identifier}: {error.strerror or error}",
+            errno=error.errno,
+            path=format_identifier,
+        ) from error
+    except SQLAlchemyError as error:
+        reason = getattr(error, "orig", None) or error
+        raise StorageError(
+            f"Cannot open the catalog {CATALOG_FILE} in {format_identifier}: {reason}",
+            path=format_identifier,
+            hint="it has to be a SQLite file that can be read and written.",
+        ) from error
+
+
+def open_catalog(catalog: Any) -> Catalog:
+    """A catalog object as it is, a warehouse directory, or the name of a configured catalog.
+
+    A string names a configured catalog unless it looks like a path.
+
+    Raises:
+        InputError: no catalog of that name is configured, or the argument is none of these.
+        StorageError: the catalog cannot be reached.
+    """
+    from pyiceberg.catalog import Catalog, load_catalog
+
+    if isinstance(catalog, Catalog):
+        return prepare_catalog(catalog)
+    if _is_directory(catalog):
+        return embedded_catalog(catalog)
+    if not isinstance(catalog, str):
+        raise InputError(
+            f"catalog= must be a catalog of PyIceberg, the name of one or a warehouse directory, "
+            f"not {type(catalog).__name__}."
+        )
+    try:
+        return prepare_catalog(load_catalog(catalog))
+    except ValueError as error:
+        raise InputError(
+            f"There is no usable catalog {catalog!r}: {error}",
+            hint="configure it in .pyiceberg.yaml or by PYICEBERG_CATALOG__... variables, pass the catalog "
+            "object, or a warehouse directory for an embedded one",
+        ) from error
+    except Exception as error:  # whatever the client of a catalog raises
+        raise StorageError(
+            f"Cannot open the catalog {catalog!r}: {type(error).__name__}: {error}",
+            errno=getattr(error, "errno", None),
+            path=catalog,
+        ) from error
+
+
+def _is_directory(catalog: Any) -> bool:
+    return isinstance(catalog, os.PathLike) or (isinstance(catalog, str) and os.sep in catalog)
+
+
+def open_table(target: Any, catalog: Any = None) -> Table:
+    """A table of PyIceberg, or the one that an identifier names in a catalog.
+
+    Raises:
+        InputError: there is no such table or catalog, or the target is neither.
+        NotSupported: the table is of a kind that cannot be committed to.
+    """
+    from pyiceberg.table import StaticTable, Table
+
+    if isinstance(target, StaticTable):
+        raise NotSupported(
+            "A StaticTable has no catalog to commit to.", path=target.metadata_location, hint="load it by one"
+        )
+    if isinstance(target, Table):
+        if catalog is not None:
+            raise InputError("catalog= goes with the name of a table, not with a table.")
+        prepare_catalog(target.catalog)
+        return target
+    if not isinstance(target, (str, tuple)):
+        raise InputError(f"A table or its name is needed, not {type(target).__name__}.")
+    if catalog is None:
+        raise InputError(
+            f"The table {format_identifier(target)} is named without a catalog.", hint="pass catalog= as well"
+        )
+    if (
+        _is_directory(catalog)
+        and not (Path(path_text(catalog, "catalog=")).expanduser() / CATALOG_FILE).exists()
+    ):
+        # A typo must not make a warehouse.
+        raise InputError(
+            f"There is no catalog {CATALOG_FILE} in {os.fspath(catalog)}, "
+            f"so no table {format_identifier(target)}.",
+            path=os.fspath(catalog),
+            hint="check the path; embedded_catalog(directory) makes a catalog.",
+        )
+    return load_table(open_catalog(catalog), target)
+
+
+def load_table(catalog: Catalog, identifier: str | tuple[str, ...]) -> Table:
+    """A table as its catalog has it now.
+
+    Raises:
+        InputError: there is no such table.
+        NotSupported: its metadata is of a kind that PyIceberg does not know, such as a newer version, or a
+            column has a type that it does not know; that is named.
+        StorageError: the catalog, or the metadata file it names, cannot be reached.
+    """
+    from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
+
+    name = format_identifier(identifier)
+    try:
+        return catalog.load_table(identifier)
+    except (NoSuchTableError, NoSuchNamespaceError) as error:
+        raise InputError(f"There is no table {name} in catalog {catalog.name!r}.", path=name) from error
+    except Exception as error:  # whatever the client of a catalog raises
+        if (refusal := _explain_refusal(name, error)) is not None:
+            raise refusal from error
+        raise StorageError(
+            f"Cannot load {name} from catalog {catalog.name!r}: {type(error).__name__}: {error}",
+            errno=getattr(error, "errno", None),
+            path=name,
+        ) from error
+
+
+def _explain_refusal(name: str, error: Exception) -> NotSupported | None:
+    """The refusal of a table whose metadata the catalog has, but PyIceberg cannot load; None for others."""
+    if (found := find_unsupported_column(error)) is not None:
+        column, kind = found
+        return NotSupported(
+            f"Column {column!r} of {name} has the type {kind}, which is not supported.",
+            path=name,
+            hint="leave the column out of the table, or use an engine that knows the type.",
+        )
+    if not isinstance(error, METADATA_ERRORS):
+        return None
+    return NotSupported(
+        f"The metadata of {name} is not understood: {error}",
+        path=name,
+        hint="it may be of a newer format version",
+    )
+
+
+def format_identifier(identifier: str | tuple[str, ...]) -> str:
+    """The name of a table as people write it."""
+    return identifier if isinstance(identifier, str) else ".".join(identifier)

@@ -1,0 +1,80 @@
+"""Every public function says its arguments and errors and has an example, which runs here."""
+
+from __future__ import annotations
+
+import doctest
+import inspect
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import intarsia
+from intarsia import pipeline
+from intarsia.datasets import pyarrow as facade
+from intarsia.datasets.io import DatasetIO
+
+PIPELINE = """
+name = "orders"
+engine = "arrow"
+
+[sources.changes]
+path = "changes.csv"
+
+[targets.orders]
+path = "lake/orders"
+
+[[steps]]
+operation = "merge"
+source = "changes"
+target = "orders"
+on = "id"
+"""
+
+
+def _public() -> dict[str, Callable[..., Any]]:
+    found: dict[str, Callable[..., Any]] = {}
+    for module in (intarsia, pipeline, facade):
+        for name in module.__all__:
+            thing = getattr(module, name)
+            if inspect.isfunction(thing) and thing.__module__ != "intarsia.common.schema":
+                found[f"{module.__name__}.{name}"] = thing
+    for name, method in inspect.getmembers(DatasetIO, inspect.isfunction):
+        if not name.startswith("_"):
+            found[f"DatasetIO.{name}"] = method
+    found["PyarrowDatasetIO"] = facade.PyarrowDatasetIO
+    found.pop("intarsia.pipeline.as_json")  # a value as plain types
+    return found
+
+
+PUBLIC = _public()
+
+
+def test_the_public_functions_are_found() -> None:
+    assert {"intarsia.merge", "intarsia.pipeline.run", "DatasetIO.merge"} <= set(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_a_docstring_names_every_argument_and_the_errors(name: str) -> None:
+    text = inspect.getdoc(PUBLIC[name]) or ""
+    assert "\nArgs:\n" in text
+    assert "\nRaises:\n" in text
+    parameters = [each for each in inspect.signature(PUBLIC[name]).parameters if each != "self"]
+    assert [each for each in parameters if f"\n    {each}: " not in text] == []
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_the_example_in_a_docstring_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("lake/orders").mkdir(parents=True)
+    pq.write_table(pa.table({"id": [1, 2], "n": ["a", "b"]}), "lake/orders/part-0.parquet")
+    Path("changes.csv").write_text("id,n\n3,c\n", encoding="utf-8")
+    Path("orders.toml").write_text(PIPELINE, encoding="utf-8")
+    parsed = doctest.DocTestParser().get_doctest(inspect.getdoc(PUBLIC[name]) or "", {}, name, None, 0)
+    assert parsed.examples
+    told: list[str] = []
+    failed = doctest.DocTestRunner(optionflags=doctest.ELLIPSIS).run(parsed, out=told.append).failed
+    assert not failed, "".join(told)
