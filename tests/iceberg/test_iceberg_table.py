@@ -24,7 +24,14 @@ from intarsia.core.change import Change, PositionDeletes, StagedFile
 from intarsia.core.expr import resolve
 from intarsia.core.ports import OutputLocation
 from intarsia.core.snapshot import DataFile
-from intarsia.errors import CommitConflict, CommitUnknown, DamagedTable, InputError, NotSupported
+from intarsia.errors import (
+    CommitConflict,
+    CommitUnknown,
+    DamagedTable,
+    InputError,
+    NotSupported,
+    StorageError,
+)
 from intarsia.sql.parse import parse_expression
 from intarsia.tables.iceberg.snapshot_producer import FileChange
 from intarsia.tables.iceberg.table import IcebergTable
@@ -242,6 +249,23 @@ def test_leaving_without_a_commit_removes_what_was_written(tmp_path: Path) -> No
         Path(tx.staging.location("spill")).write_bytes(b"x")
         assert len(lake.on_disk()) == len(before) + 3
         raise ZeroDivisionError
+    assert lake.on_disk() == before
+    assert not list((tmp_path / "db" / "t").glob("staging-*"))
+
+
+def test_a_task_that_outlives_its_transaction_begins_no_other_file(tmp_path: Path) -> None:
+    output = pytest.importorskip("intarsia.engines.spark.output", reason="pyspark is not installed")
+    lake = Lake.at(tmp_path)
+    table = opened(lake)
+    append(table, [1])
+    before = lake.on_disk()
+    with pytest.raises(StorageError, match="has ended"):
+        with pytest.raises(ZeroDivisionError), table.transaction("append") as tx:
+            attempt = output.open_attempt(tx.output(), tx.snapshot)
+            task = attempt.__enter__()
+            written(tx, [2], at=task)
+            raise ZeroDivisionError
+        written(tx, [3], at=task)
     assert lake.on_disk() == before
     assert not list((tmp_path / "db" / "t").glob("staging-*"))
 

@@ -167,7 +167,7 @@ def test_a_connect_server_passes_the_core_of_the_contract(server: str) -> None:
 
 
 INTERRUPTED = """
-import sys, intarsia as it
+import signal, sys, intarsia as it
 from intarsia.spark import open_session
 def say(word): print(word, flush=True)
 master, operation, path = sys.argv[1:]
@@ -181,8 +181,10 @@ try:
         case "write": it.write(rows, path, **told)
         case "update": it.update(path, {"a": "a || 'x'"}, "id % 3 = 0", **told)
         case "compact": it.compact(path, **told)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     say("done")
 except KeyboardInterrupt:
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     say("interrupted")
 assert spark.range(7).count() == 7
 say("usable")

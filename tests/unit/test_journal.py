@@ -7,6 +7,8 @@ import errno
 import json
 import os
 import shutil
+import subprocess
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -147,6 +149,35 @@ def test_an_error_in_the_block_leaves_nothing(root: Path, unchanged: Any) -> Non
         stage(tx, "a", [1], "a.parquet")
         raise ZeroDivisionError
     assert not control(root).exists()
+
+
+@pytest.fixture
+def write_on() -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Begins a process that makes files in a directory, one after the other, for as long as it is there."""
+    with contextlib.ExitStack() as stack:
+
+        def begin(directory: str) -> subprocess.Popen[bytes]:
+            command = ["sh", "-c", 'n=0; while : > "$0/late-$n.part"; do n=$((n+1)); done', directory]
+            process = stack.enter_context(subprocess.Popen(command, stderr=subprocess.DEVNULL))
+            stack.callback(process.kill)
+            return process
+
+        yield begin
+
+
+def test_a_task_that_goes_on_writing_leaves_nothing_behind(
+    root: Path, unchanged: Any, write_on: Callable[[str], subprocess.Popen[bytes]]
+) -> None:
+    """As tasks of Spark do for a moment after their job was cancelled."""
+    for _ in range(3):
+        with unchanged(root), pytest.raises(ZeroDivisionError), ParquetTable(root).transaction("test") as tx:
+            task = write_on(tx.staging.directory)
+            while len(os.listdir(tx.staging.directory)) < 1_000:
+                time.sleep(0.01)
+            raise ZeroDivisionError
+        assert task.wait(10) != 0
+        assert not control(root).exists()
+        assert ParquetTable(root).recover() == ()
 
 
 def test_a_failed_creation_leaves_no_directory_that_was_not_there(tmp_path: Path) -> None:

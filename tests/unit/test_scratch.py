@@ -213,3 +213,13 @@ def test_the_temporary_directory_is_swept_too(tmp_path, make_dataset, temporary,
     assert by(path) == ()  # what is swept there was no dataset's
     assert os.listdir(private_base()) == [f"{'1b' * 16}.lock"]
     alive.release()
+
+
+@pytest.mark.parametrize("renamed", [False, True])
+def test_what_a_sweep_was_killed_in_is_swept_by_the_next(tmp_path, renamed):
+    directory = _occupied(tmp_path)
+    (tmp_path / f"{NAME}.lock").touch()
+    if renamed:
+        directory.rename(f"{directory}.gone")
+    assert sweep(LOCAL, str(tmp_path)) == [str(directory)]
+    assert os.listdir(tmp_path) == []

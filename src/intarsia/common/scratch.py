@@ -116,10 +116,18 @@ def sweep_private() -> list[str]:
 
 
 def remove_directory(filesystem: pafs.FileSystem, directory: str) -> bool:
-    """Remove a directory with all in it, links unfollowed; whether it is gone."""
+    """Remove a directory with all in it, links unfollowed; whether it is gone.
+
+    It is renamed first, so that a task of Spark which was cancelled, and still writes, begins no file in it.
+    """
     if isinstance(filesystem, pafs.LocalFileSystem):
-        shutil.rmtree(directory, ignore_errors=True)
-        return not os.path.lexists(directory)
+        renamed = f"{directory}.gone"
+        if not os.path.islink(directory):
+            with suppress(OSError):
+                os.rename(directory, renamed)
+        for path in (directory, renamed):
+            shutil.rmtree(path, ignore_errors=True)
+        return not (os.path.lexists(directory) or os.path.lexists(renamed))
     with suppress(FileNotFoundError):
         filesystem.delete_dir(directory)
     return True

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import errno
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
+import pyarrow.fs as pafs
+
 from intarsia.core.change import BEGUN
 from intarsia.core.ports import OutputLocation
 from intarsia.core.snapshot import Snapshot
+from intarsia.errors import StorageError
 from intarsia.kernel.chunks import write_failure
 
 
@@ -58,6 +62,8 @@ class RecordedOutput:
     def new_file_path(self, partition: Any, prefix: str, ordinal: int, *, beside: Any = None) -> str:
         if not self._begun:
             self._note()
+        else:
+            self._check_transaction()
         path = self._inner.new_file_path(partition, prefix, ordinal, beside=beside)
         self._begun.append(path)
         return path
@@ -73,12 +79,24 @@ class RecordedOutput:
 
     def _note(self) -> None:
         """Record the attempt in staging: of one that is killed nothing else is known."""
-        staging = self.staging
-        note = f"{staging.directory}/{BEGUN}{staging.attempt.removeprefix('-')}"
+        note = self._note_path
         try:
-            staging.filesystem.open_output_stream(note).close()
+            self.staging.filesystem.open_output_stream(note).close()
         except OSError as error:
             raise write_failure(error, note) from error
+
+    def _check_transaction(self) -> None:
+        """Begin no other file after the transaction has ended, whose driver would not know of it."""
+        staging, note = self.staging, self._note_path
+        if not staging.discards and staging.filesystem.get_file_info(note).type == pafs.FileType.NotFound:
+            raise StorageError(
+                f"Transaction {self.txid} has ended, and {note} with it.", errno=errno.ENOENT, path=note
+            )
+
+    @property
+    def _note_path(self) -> str:
+        staging = self.staging
+        return f"{staging.directory}/{BEGUN}{staging.attempt.removeprefix('-')}"
 
 
 @contextmanager

@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 log = logger(__name__)
 
 _WAP_ID = "wap.id"
+_REMOVALS = 3
 
 
 class IcebergTransaction:
@@ -152,10 +153,12 @@ class IcebergTransaction:
         if not self._finished:
             if self._commit is not None and self._commit.in_flight:
                 return
+            if self._staged:
+                self._remove_staging()  # first: without it a task that is still at work begins no other file
             self._remove(list(self._placed.values()))
             if self._travelled:
                 self._remove(self._find_files_by_mark({self.txid}))
-        if self._staged:
+        elif self._staged:
             self._remove_staging()
 
     def _count_rows(self) -> int | None:
@@ -298,12 +301,16 @@ class IcebergTransaction:
                 log.warning("%s is not needed and could not be removed: %s", location, error)
 
     def _remove_staging(self) -> None:
-        try:
-            self._store.filesystem.delete_dir(self._directory)
-        except FileNotFoundError:
-            return
-        except OSError as error:
-            log.warning("%s is not needed and could not be removed: %s", self._directory, error)
+        for left in reversed(range(_REMOVALS)):  # a task may add a note while the others are removed
+            try:
+                self._store.filesystem.delete_dir(self._directory)
+            except FileNotFoundError:
+                return
+            except OSError as error:
+                if not left:
+                    log.warning("%s is not needed and could not be removed: %s", self._directory, error)
+            else:
+                return
 
 
 def make_snapshot_options(properties: WriteProperties) -> SnapshotOptions:

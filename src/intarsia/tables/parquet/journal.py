@@ -403,7 +403,16 @@ class Journal:
             self.discard(f"{control.retained}/{name}")
 
     def discard(self, directory: str) -> bool:
-        """Remove a directory of ours; each refusal is logged, none raised."""
+        """Remove a directory of ours; each refusal is logged, none raised.
+
+        A task that was cancelled or overtaken may still be writing there, and a file that it begins in a
+        directory that is being emptied would keep it: so the files are moved from under it first.
+        """
+        try:
+            if self.storage.atomic and self.storage.stat(f"{directory}/new") is not None:
+                self.storage.move(f"{directory}/new", f"{directory}/gone")
+        except StorageError as error:
+            log.warning("could not move staged data away: %s", error)
         refusals = self.storage.remove_tree(directory)
         for refusal in refusals:
             log.warning("could not remove staged data: %s", refusal)
