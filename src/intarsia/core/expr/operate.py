@@ -7,10 +7,10 @@ from collections.abc import Sequence
 import pyarrow as pa
 import pyarrow.types as pt
 
+from intarsia.core.expr.casts import check_zone
 from intarsia.core.expr.nodes import Arithmetic, ArithmeticOp, Cast, Expr, Literal, literal
 from intarsia.core.expr.run import NO_ROWS, run
 from intarsia.core.expr.types import DATE, FLOAT64, INT64, UINT64, as_decimal, common_type, decimal, finest
-from intarsia.core.expr.zones import check_zone
 from intarsia.errors import NotSupported
 
 Typed = tuple[Expr, pa.DataType]

@@ -16,7 +16,7 @@ import pyarrow.types as pt
 
 from intarsia.common.names import suggestion
 from intarsia.common.types import holds_uuids, is_uuid, uuid_bytes
-from intarsia.core.expr.casts import cast, castable
+from intarsia.core.expr.casts import cast, castable, check_cast, check_zone
 from intarsia.core.expr.fit import against_literal, fit_literal
 from intarsia.core.expr.functions import FUNCTIONS, NOW, TIME_FUNCTIONS
 from intarsia.core.expr.kernels import mirror_operator
@@ -73,7 +73,6 @@ from intarsia.core.expr.types import (
     type_name,
     working_type,
 )
-from intarsia.core.expr.zones import check_cast, check_zone
 from intarsia.errors import InputError, NotSupported, SchemaMismatch
 
 _SOME_UUID = "123e4567-e89b-12d3-a456-426614174000"

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.core.expr.kernels import Value
+from intarsia.core.expr.casts import as_array
+from intarsia.core.expr.kernels import Value, quoted
 
 _MOST_PADDED = 1 << 20
 _REGEX_OPTIONS = "icslg"
@@ -102,10 +103,6 @@ def pad(*, before: bool) -> Callable[..., Value]:
     return run
 
 
-def as_array(value: Value) -> pa.Array:
-    return pa.array([value.as_py()], value.type) if isinstance(value, pa.Scalar) else value
-
-
 def split_part(value: Value, separator: str, index: int) -> Value:
     """The part at a place, counted from the end below 0; the empty text where there is none."""
     if not separator:  # every character is a part
@@ -131,11 +128,6 @@ def strpos(value: Value, part: str) -> Value:
     before = pc.replace_substring_regex(value, pattern=f"(?s){quoted(part)}.*$", replacement="")
     place = pc.add(pc.cast(pc.utf8_length(before), pa.int64()), 1)
     return pc.if_else(pc.match_substring(value, pattern=part), place, pa.scalar(0))
-
-
-def quoted(text: str) -> str:
-    """The regular expression of a plain text."""
-    return re.escape(text).replace("\x00", r"\x00")
 
 
 def regexp_matches(value: Value, pattern: str, options: str = "") -> Value:
