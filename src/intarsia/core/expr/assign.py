@@ -15,8 +15,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from intarsia.core.expr.casts import cast, in_utc, local, try_cast
-from intarsia.core.expr.nodes import Expr, Literal
-from intarsia.core.expr.text import to_sql
+from intarsia.core.expr.nodes import Expr, Literal, to_sql
 from intarsia.core.expr.types import NANOS, is_number, type_name
 from intarsia.core.refusals import Refusal, ValuesRefused
 from intarsia.errors import SchemaMismatch

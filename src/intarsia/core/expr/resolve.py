@@ -1,7 +1,7 @@
 """Checks an expression against schemas and gives it types: columns found, constants fitted, casts put in.
 
 What comes out computes the same on every engine, because nothing is left to an engine's own rules of
-conversion. Finding columns is in lookup.py, fitting constants to them in fit.py.
+conversion. Columns, constants and arithmetic are in operands.py.
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ import pyarrow.types as pt
 from intarsia.common.names import suggestion
 from intarsia.common.types import holds_uuids, is_uuid, uuid_bytes
 from intarsia.core.expr.casts import cast, castable, check_cast, check_zone
-from intarsia.core.expr.fit import against_literal, fit_literal
 from intarsia.core.expr.functions import FUNCTIONS, NOW, TIME_FUNCTIONS
 from intarsia.core.expr.kernels import mirror_operator
-from intarsia.core.expr.lookup import find_column, stored_type
 from intarsia.core.expr.nested import (
     LIST,
     MAKERS,
@@ -53,10 +51,20 @@ from intarsia.core.expr.nodes import (
     Or,
     children,
     literal,
+    to_sql,
 )
-from intarsia.core.expr.operate import Typed, as_type, numeric, temporal, with_shared_zone
+from intarsia.core.expr.operands import (
+    Typed,
+    against_literal,
+    as_type,
+    find_column,
+    fit_literal,
+    numeric,
+    stored_type,
+    temporal,
+    with_shared_zone,
+)
 from intarsia.core.expr.run import NO_ROWS, run, run_empty
-from intarsia.core.expr.text import to_sql
 from intarsia.core.expr.types import (
     BOOL,
     DATE,

@@ -34,9 +34,9 @@ from intarsia.core.expr.nodes import (
     Or,
     Side,
     columns,
+    to_sql,
     walk,
 )
-from intarsia.core.expr.text import to_sql
 from intarsia.errors import InputError, NotSupported
 
 _NULL = pa.scalar(None, pa.bool_())
