@@ -16,7 +16,6 @@ from intarsia.core.change import Change, Committed, Staged, StagedFile, Staging
 from intarsia.core.dry_run import MEASURED_BYTES, DryRun, discard_output
 from intarsia.core.effects import check_write_options
 from intarsia.core.estimates import count_new_files, estimate_new_bytes
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.key_value_metadata import check_geometries
 from intarsia.core.matches import Matches
@@ -29,7 +28,7 @@ from intarsia.core.planning import (
     plan_predicate,
     plan_write,
 )
-from intarsia.core.ports import Engine, Progress, Table, Transaction
+from intarsia.core.ports import Engine, Execution, Progress, Table, Transaction
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.refusals import refuse
 from intarsia.core.report import MergeFileMetadata, MergeResult

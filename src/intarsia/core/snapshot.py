@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
     from intarsia.core.layout import Layout
-    from intarsia.core.scan_task import FileScanTask
+    from intarsia.core.ports import FileScanTask
 
 
 @dataclass(frozen=True, slots=True)
