@@ -32,9 +32,8 @@ from intarsia.core.keys import KeyIndex, flat
 from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.report import MergeFileMetadata, MergeResult
-from intarsia.core.retype import retype
 from intarsia.core.rule import when_matched
-from intarsia.core.snapshot import DataFile, Snapshot
+from intarsia.core.snapshot import DataFile, Snapshot, retype
 from intarsia.core.validation import null_source_keys
 from intarsia.errors import InputError, KeyColumnError, NothingMatched, NotSupported, PartitionMoveError
 from intarsia.storage import open_storage

@@ -11,13 +11,12 @@ import pyarrow as pa
 
 from intarsia.common.log import logger
 from intarsia.common.source import Source
-from intarsia.core.calendars import exact_columns
 from intarsia.core.change import Change, Committed, Staged, StagedFile, Staging
 from intarsia.core.dry_run import MEASURED_BYTES, DryRun, discard_output
 from intarsia.core.effects import check_write_options
 from intarsia.core.estimates import count_new_files, estimate_new_bytes
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
-from intarsia.core.key_value_metadata import check_geometries
+from intarsia.core.key_value_metadata import check_geometries, exact_columns
 from intarsia.core.matches import Matches
 from intarsia.core.plan import FilePlan, Plan, keep_all
 from intarsia.core.planning import (
@@ -32,9 +31,8 @@ from intarsia.core.ports import Engine, Execution, Progress, Table, Transaction
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.refusals import refuse
 from intarsia.core.report import MergeFileMetadata, MergeResult
-from intarsia.core.retype import with_microseconds, with_types_of
 from intarsia.core.rule import Action, Assign, Insert
-from intarsia.core.snapshot import Snapshot
+from intarsia.core.snapshot import Snapshot, with_microseconds, with_types_of
 from intarsia.core.spark_metadata import check_variants
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
 
