@@ -18,7 +18,6 @@ from intarsia import api
 from intarsia.common.log import logger, operation_log
 from intarsia.common.partitions import infer_partition_schema, parse_hive_partition_path, typed_partition
 from intarsia.common.schema import conform_table, unify_schemas
-from intarsia.core.bounds import Bounds, bounds_of
 from intarsia.core.candidates import (
     Columns,
     ConservativeMembershipChecker,
@@ -31,6 +30,7 @@ from intarsia.core.intent import ROWS_PER_FILE
 from intarsia.core.keys import KeyIndex, flat
 from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.prune import Bounds, bounds_of
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.rule import when_matched
 from intarsia.core.snapshot import DataFile, Snapshot, retype

@@ -14,7 +14,7 @@ import pyarrow.parquet as pq
 from intarsia.common.int96 import int96_columns, leaf_types
 from intarsia.common.names import check_columns
 from intarsia.core import render
-from intarsia.core.bounds import bounds_of
+from intarsia.core.prune import bounds_of
 from intarsia.core.snapshot import DataFile, Snapshot
 
 SMALL_BYTES = 32 * 1024 * 1024

@@ -291,6 +291,33 @@ def _ascending(values: pa.Array) -> bool:
     return bool(pc.all(steps).as_py())
 
 
+def search(ordered: pa.Array, values: pa.Array, *, side: str) -> pa.Array:
+    """Where each value would be set into ``ordered``; NULL for NULL. Any type that can be sorted."""
+    if not (pa.types.is_decimal(ordered.type) or pa.types.is_fixed_size_binary(ordered.type)):
+        return pc.search_sorted(ordered, values, side=side).cast(pa.int64())
+    # No kernel for decimals: sort both together; ties put the values first ("left") or last.
+    mark = 1 if side == "left" else -1
+    both = pa.table(
+        {
+            "value": pa.concat_arrays([ordered, values]),
+            "tie": pa.array([mark] * len(ordered) + [0] * len(values), pa.int8()),
+        }
+    )
+    order = pc.sort_indices(both, sort_keys=[("value", "ascending"), ("tie", "ascending")])
+    is_value = pc.greater_equal(order, len(ordered))
+    before = pc.cumulative_sum(pc.invert(is_value).cast(pa.int64()))
+    result = (
+        pc.scatter(
+            before.filter(is_value),
+            pc.subtract(order.filter(is_value).cast(pa.int64()), len(ordered)),
+            max_index=len(values) - 1,
+        )
+        if len(values)
+        else pa.array([], pa.int64())
+    )
+    return pc.if_else(pc.is_valid(values), result, pa.scalar(None, pa.int64()))
+
+
 def explode(counts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Row i repeated ``counts[i]`` times, and the number of each repetition from 0."""
     total = pc.sum(counts).as_py() or 0

@@ -23,13 +23,13 @@ from intarsia.core.key_value_metadata import check_metadata
 from intarsia.core.pack import FULL, pack
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
+from intarsia.core.prove import verdicts
 from intarsia.core.prune import (
     KeyRange,
     PartitionSet,
     every_row_group,
     key_scan_bytes,
     row_groups_that_may_hold,
-    verdicts,
 )
 from intarsia.core.rule import Drop
 from intarsia.core.snapshot import DataFile, Snapshot

@@ -19,7 +19,7 @@ from intarsia.core.intent import Predicate
 from intarsia.core.keys import arange
 from intarsia.core.planning import predicate_columns
 from intarsia.core.ports import ColumnProjection
-from intarsia.core.prune import verdicts
+from intarsia.core.prove import verdicts
 from intarsia.core.snapshot import DataFile, Snapshot, check_same, open_files, open_limit
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 from intarsia.kernel.chunks import ChunkSource
