@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from intarsia.common.exact import utc_table
 from intarsia.common.formats import SUFFIXES, Format, agreed_types, format_of, partition_scalars, stream
 from intarsia.common.log import redact
 from intarsia.common.names import check_columns, elide
 from intarsia.common.paths import InputFile, find_input_files, path_text
+from intarsia.common.rows import combine, tidy_schema
 from intarsia.common.schema import conform_table, unify_schemas, unreadable
-from intarsia.common.source import Source, conform_batches
-from intarsia.common.spool import Intake, combine, tidy_schema
-from intarsia.common.zones import utc_table
+from intarsia.common.source import Intake, Source, conform_batches
 from intarsia.errors import InputError, NothingMatched, NotSupported, SchemaMismatch
 
 __all__ = ["SPOOL_BYTES", "Source", "ingest"]

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from intarsia.common.exact import cast_hint
 from intarsia.common.names import check_columns, join_names, mismatch, name_problems, suggestion
-from intarsia.common.zones import cast_hint
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.expr import resolve, to_sql, type_of
 from intarsia.core.intent import Merge

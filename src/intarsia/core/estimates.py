@@ -9,8 +9,8 @@ from typing import Any
 import pyarrow as pa
 
 from intarsia.common.partitions import split_by_partition
+from intarsia.common.rows import take_rows
 from intarsia.common.schema import cast_exact
-from intarsia.common.spool import take_rows
 from intarsia.core.evaluate import evaluate
 from intarsia.core.intent import Delete, Optimize
 from intarsia.core.matches import Matches

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.spool import tidy_schema
+from intarsia.common.rows import tidy_schema
 from intarsia.core.expr import Cast, Expr, columns, resolve, type_of
 from intarsia.core.expr.casts import cast
 from intarsia.core.expr.run import ExprRows, broadcast, run

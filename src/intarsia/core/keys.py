@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.spool import take_rows
+from intarsia.common.rows import take_rows
 
 Column = Any
 """A pa.Array or pa.ChunkedArray."""

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.names import join_names, suggestion
-from intarsia.common.spool import take_rows
+from intarsia.common.rows import take_rows
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.expr import to_sql
 from intarsia.core.intent import Merge, Write

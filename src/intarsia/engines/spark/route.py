@@ -15,8 +15,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from intarsia.common.arrow import Source
+from intarsia.common.rows import combine
 from intarsia.common.schema import conform_table, is_nested
-from intarsia.common.spool import combine
 from intarsia.core.change import Staged, StagedFile
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.intent import Merge
