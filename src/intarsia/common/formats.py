@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from intarsia.common.parquet_file import ParquetInput
+from intarsia.common.int96 import ParquetInput
 from intarsia.common.partitions import (
     PARTITION_SCHEMA_KEY,
     decode_partition_schema,

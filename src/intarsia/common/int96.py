@@ -3,7 +3,8 @@
 INT96 is a day and the nanoseconds within it. Spark (by default), Hive and Impala write it for instants; the
 format says neither that nor in which unit. PyArrow gives it back without a zone, in nanoseconds that
 silently wrap beyond the years 1677 to 2262, or in microseconds with the rest cut off. Where it is not known
-which of the two is exact, both are read here: together they tell every value.
+which of the two is exact, both are read here: together they tell every value. :class:`ParquetInput` reads one
+file by itself in that way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.types import kind_of, list_like
@@ -23,7 +25,9 @@ from intarsia.errors import NotSupported
 
 __all__ = [
     "Int96",
+    "ParquetInput",
     "arrow_schema",
+    "check_instants",
     "correct_metadata",
     "int96_columns",
     "int96_of",
@@ -49,6 +53,7 @@ _REBASED_BEFORE = -2_208_988_800_000_000
 """1900-01-01 in microseconds: only earlier instants differ between the calendars that Spark has used."""
 _FURTHEST = (2**63 - 1) // 1000
 """So many microseconds from 1970 an instant may be to be one in nanoseconds, too."""
+_BATCH_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,3 +378,72 @@ def _not_shown(column: str, path: str, count: int, sample: pa.Scalar, why: str, 
         path=path,
         hint=hint,
     )
+
+
+class ParquetInput:
+    """A file that is open for reading. A context manager.
+
+    As ``pyarrow.parquet.ParquetFile``, whose errors it lets pass; but an INT96 column is one of instants in
+    UTC, and a value that its unit cannot hold raises NotSupported.
+    """
+
+    def __init__(self, location: str, filesystem: pafs.FileSystem, *, shown: str | None = None) -> None:
+        self._shown = location if shown is None else shown
+        self._handle = filesystem.open_input_file(location)
+        self._parquet = pq.ParquetFile(self._handle)
+        self.schema: pa.Schema = self._parquet.schema_arrow
+        self._int96 = int96_of(self._parquet.metadata, self.schema)
+        if self._int96 is not None:
+            self._parquet = self._open(self._int96.unit)
+            self.schema = self._int96.zoned(self._parquet.schema_arrow)
+
+    @property
+    def int96_columns(self) -> frozenset[str]:
+        """The columns that are, or contain, an INT96 one."""
+        return frozenset() if self._int96 is None else self._int96.columns
+
+    def _open(self, unit: str) -> pq.ParquetFile:
+        return pq.ParquetFile(self._handle, metadata=self._parquet.metadata, coerce_int96_timestamp_unit=unit)
+
+    def batches(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows, in order; some columns, or all. Memory: a batch."""
+        names = None if columns is None else list(columns)
+        wanted = self.schema.names if names is None else names
+        both = [] if self._int96 is None else self._int96.needs_both(wanted)
+        fine = self._open("ns").iter_batches(rows, columns=both) if both else None
+        for batch in self._parquet.iter_batches(rows, columns=names):
+            if self._int96 is None:
+                yield batch
+                continue
+            other = None if fine is None else pa.Table.from_batches([next(fine)])
+            yield from self._instants(pa.Table.from_batches([batch]), other).to_batches()
+
+    def read(self, columns: Sequence[str] | None = None, *, use_threads: bool = True) -> pa.Table:
+        """The same as one table."""
+        names = None if columns is None else list(columns)
+        table = self._parquet.read(columns=names, use_threads=use_threads)
+        if self._int96 is None:
+            return table
+        both = self._int96.needs_both(table.column_names)
+        fine = self._open("ns").read(columns=both, use_threads=use_threads) if both else None
+        return self._instants(table, fine)
+
+    def _instants(self, table: pa.Table, fine: pa.Table | None) -> pa.Table:
+        assert self._int96 is not None
+        return self._int96.instants(table, fine, schema=self.schema, wanted=self.schema, path=self._shown)
+
+    def close(self) -> None:
+        self._handle.close()
+
+    def __enter__(self) -> ParquetInput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_instants(location: str, filesystem: pafs.FileSystem, *, shown: str) -> None:
+    """Raise NotSupported where an INT96 value of a file is beyond its unit. Reads those columns only."""
+    with ParquetInput(location, filesystem, shown=shown) as opened:
+        for _ in opened.batches(_BATCH_ROWS, sorted(opened.int96_columns)):
+            pass

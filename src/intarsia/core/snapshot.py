@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import int96_columns, int96_of
-from intarsia.common.parquet_file import check_instants
+from intarsia.common.int96 import check_instants, int96_columns, int96_of
 from intarsia.common.partitions import (
     PARTITION_SCHEMA_KEY,
     parse_hive_partition_path,
