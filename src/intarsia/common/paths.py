@@ -53,7 +53,8 @@ _SIGNED_IN = re.compile(r"[^/@:]+:(?!\d+(?:/|$))[^@]*@")
 """A name and a secret, which may have a slash in it; not a host with its port."""
 _RETRY = "retry_limit_seconds"
 GIVE_UP_SECONDS = 15
-"""How long a call to Google Cloud Storage is tried again, where the URL does not say; pauses double it."""
+"""Seconds for which calls to Google Cloud Storage are retried, where the URL does not say; pauses add as
+much."""
 _MAGIC = re.compile(r"[*?\[]")
 _PARQUET = (".parquet", ".parq")
 
@@ -143,7 +144,7 @@ def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> 
 
 
 def with_time_limit(url: str) -> str:
-    """The URL with the seconds after which Google's client, which tries for 15 minutes, is to give up."""
+    """The URL with a retry limit for Google's client, which otherwise retries for 15 minutes."""
     parts = urlsplit(url)
     if parts.scheme.lower() not in ("gs", "gcs") or _RETRY in parts.query:
         return url
@@ -159,7 +160,7 @@ def _from_url(url: str) -> tuple[pafs.FileSystem, str]:
     except OSError as error:
         raise _storage_error(error, shown) from error
     try:
-        # pyarrow's own door to fsspec, which it imports itself.
+        # pyarrow's own bridge to fsspec, which it imports itself.
         found, path = pafs.FileSystem.from_uri(f"fsspec+{url}")
     except (ValueError, ImportError) as error:
         raise NotSupported(
@@ -243,7 +244,7 @@ def _nothing(where: pafs.FileSystem, location: str, suffixes: Collection[str]) -
 def _walk(
     where: pafs.FileSystem, root: str, shown: str, suffixes: Collection[str]
 ) -> tuple[list[InputFile], dict[str, str]]:
-    """The data files below a directory, and the signs of table formats there with the name of each."""
+    """The data files below a directory, and files that belong to a table format, with the format's name."""
     selector = pafs.FileSelector(root or "/", recursive=True, allow_not_found=True)
     found: list[InputFile] = []
     signs: dict[str, str] = {}
@@ -400,7 +401,7 @@ def table_of(sign: str) -> str:
 
 
 def refusal(root: str, sign: str, kind: str, *, part: bool = False) -> NotSupported:
-    """What to say of a directory whose files are not all rows, and not only rows, of a table."""
+    """The error for a directory of a table format, whose files are not exactly the table's rows."""
     what = f"a{'n' if kind == 'Iceberg' else ''} {kind} table"
     return NotSupported(
         f"{root} is {'part of ' if part else ''}{what} (it has {sign}): read as a plain dataset it would show"

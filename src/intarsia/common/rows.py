@@ -15,7 +15,7 @@ from intarsia.common.types import is_nested
 __all__ = ["combine", "take", "take_rows", "tidy", "tidy_schema"]
 
 _PARALLEL_BYTES = 64 << 20
-"""Bytes from which on the columns of a table are combined in parallel."""
+"""Minimum bytes of a table whose columns are combined in parallel."""
 
 
 def combine(table: pa.Table) -> pa.Table:
@@ -67,7 +67,7 @@ def take(values: Any, rows: pa.Array) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Gather:
-    """Rows by chunk: what to take of which, and the place of each in the result (None: as they come)."""
+    """Rows by chunk: what to take from each, and the position of each row in the result (None: in order)."""
 
     takes: list[tuple[int | None, pa.Array]]
     places: pa.Array | None

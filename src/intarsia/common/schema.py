@@ -253,7 +253,7 @@ def _either(ways: Sequence[str]) -> str:
 
 
 UNREADABLE = b"intarsia.unreadable"
-"""Under which a column of text files says, in its metadata, why it has not the type that it should have."""
+"""Field metadata of a text file's column: why it could not be read in its known type."""
 
 
 def unreadable(field: pa.Field) -> str:

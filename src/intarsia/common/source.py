@@ -26,7 +26,7 @@ __all__ = ["Intake", "Source", "conform_batches", "conform_source", "select_know
 _CHUNK_ROWS = 1 << 20
 _TELL_SECONDS = 0.2
 _UNIT = 64 << 20
-"""Bytes that become one batch in the spool: few chunks, and little to hold while writing."""
+"""Bytes of one batch in the spool: few chunks, little memory while writing."""
 
 
 @dataclass(slots=True)
@@ -37,7 +37,7 @@ class _MappedPart:
     spooled: list[tuple[int, int]] = field(default_factory=list)
     held: list[pa.RecordBatch] = field(default_factory=list)
     own: list[pa.Table] = field(default_factory=list)
-    """Tables the caller holds in memory anyway; to spool them would free nothing."""
+    """Tables that the caller holds in memory anyway, so that spooling would free nothing."""
 
 
 class Intake:
@@ -65,7 +65,7 @@ class Intake:
 
     def __exit__(self, *_: object) -> None:
         if self._file is not None:
-            self._file.close()  # what is mapped stays; what is not is gone
+            self._file.close()  # mapped data stays readable
 
     @property
     def spooled(self) -> bool:
@@ -143,7 +143,7 @@ class Intake:
 
 
 def _spool_directory(given: str | os.PathLike[str] | None) -> str | None:
-    """/var/tmp is for large files and on disk, where /tmp is often memory."""
+    """The directory for the spool: /var/tmp by default, since /tmp is often in memory."""
     if given is not None:
         return os.fspath(given)
     if os.environ.get("TMPDIR") or not os.access("/var/tmp", os.W_OK):
@@ -172,7 +172,7 @@ def _units(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
 
 
 def _cast_tables(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """With the extension types that a stream cannot carry because nobody registered them."""
+    """The table with the extension types of the schema, which a stream loses when they are not registered."""
     if table.schema.equals(schema):
         return table
     columns = [cast_exact(table[f.name], f.type, column=f.name) for f in schema]

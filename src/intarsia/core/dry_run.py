@@ -38,11 +38,11 @@ _FEW_ROWS = 20_000
 """Up to this many new rows are written by one writer, on every engine."""
 _FILE_BYTES = 600
 _COLUMN_BYTES = 200
-"""About what a file, and each of its columns, take beside the rows."""
+"""Estimated bytes of a file, and of each of its columns, besides its rows."""
 
 
 def discard_output(*, writes: bool = True) -> Staging:
-    """Staging that keeps nothing: what is written to it is counted, on whatever machine."""
+    """Staging that discards what is written and only counts it; works on any machine."""
     return Staging(filesystem=Discard(), directory="", txid=uuid.uuid4().hex, writes=writes)
 
 
@@ -57,7 +57,7 @@ class DryRun:
     root: str
     partition_columns: tuple[str, ...]
     directories: PartitionDirectories | None
-    """None where the table's files lie wherever it likes."""
+    """None where the table does not use hive directories."""
     of: Snapshot | None = field(default=None, repr=False)
 
     @staticmethod
@@ -106,11 +106,11 @@ class DryRun:
 
 @dataclass(frozen=True, slots=True)
 class NewFileCount:
-    """A number of files, exact or the least there will be."""
+    """A number of new files: exact, or a lower bound."""
 
     count: int
     unknown: str = ""
-    """Why there may be more; nothing where the number is exact."""
+    """Why there may be more; empty where the number is exact."""
 
     @property
     def exact(self) -> bool:
@@ -118,12 +118,12 @@ class NewFileCount:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What a plan says of a number that is not exact."""
+        """Notes for the plan where the number is not exact."""
         return (f"There may be more new files than {self.count:,}: {self.unknown}.",) if self.unknown else ()
 
 
 def count_new_files(plan: Plan, prepared: Prepared, matches: Matches) -> NewFileCount:
-    """The new files of a resolved plan; files rewritten under their names are none."""
+    """The number of new files of a resolved plan; files rewritten under their own names do not count."""
     if plan.groups:
         return _of_groups(plan)
     if not plan.snapshot.replaces_in_place:
@@ -149,7 +149,7 @@ def _of_groups(plan: Plan) -> NewFileCount:
 
 
 def _of_copies(plan: Plan, prepared: Prepared, matches: Matches) -> NewFileCount:
-    """Of a table whose files are never replaced: rows that stay or change come into new ones, too."""
+    """New files of a table that never replaces files: kept and updated rows are copied into new ones, too."""
     snapshot = plan.snapshot
     copied = any(item.hits < item.file.rows for item in plan.select("rewrite")) or (
         matches.updated > 0 and not isinstance(plan.intent, Delete)
@@ -200,10 +200,10 @@ def _placed_by(action: Any, rows: pa.Array, source: pa.Table, plan: Plan, column
 
 
 def estimate_new_bytes(plan: Plan, prepared: Prepared, matches: Matches, *, files: int) -> int:
-    """About how large new files are: rows as the table's are, else as half of their size in memory."""
+    """The estimated size of new files: rows as large as the table's, else half of their size in memory."""
     rows = matches.inserted
     if plan.snapshot.format.merge_on_read.get(plan.operation):
-        rows += matches.updated  # which are written beside the files they were in
+        rows += matches.updated  # they are written into new files
     overhead = files * (_FILE_BYTES + _COLUMN_BYTES * len(plan.schema))
     if not rows:
         return 0

@@ -65,7 +65,7 @@ Path = str | os.PathLike[str]
 
 
 class _UnaskedText(str):
-    """A default that only a new dataset gets: files that are there keep what they have."""
+    """A default for new datasets only: existing files keep what they have."""
 
 
 class _UnaskedNumber(int):
@@ -184,7 +184,7 @@ class ParquetMetadataAnalyzer:
 
 
 def _column_stats(bounds: Bounds, dtype: pa.DataType, count: int) -> list[dict[str, Any]]:
-    """The bounds of whole files; one row group without them leaves the file without."""
+    """The bounds of whole files; unknown where one row group has none."""
     low, high = _python_values(bounds.lower, dtype), _python_values(bounds.upper, dtype)
     found: list[list[tuple[Any, Any]]] = [[] for _ in range(count)]
     nulls: list[int | None] = [0] * count
@@ -276,7 +276,7 @@ class _Fixed:
         return self.state
 
     def check(self) -> None:
-        """Nothing: nothing is committed."""
+        """Does nothing: nothing is committed."""
 
     def check_change(self, *_: Any) -> None:
         """Nothing: nothing is committed."""

@@ -39,7 +39,7 @@ __all__ = [
 DEFAULT_ROW_GROUP_ROWS = 1 << 20
 _BLOOM_FPP = 0.05
 _CODECS = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4", "UNKNOWN": "snappy", "LZO": "snappy"}
-"""Names that the writer spells differently, and codecs it can read about but not write."""
+"""Codecs that the writer spells differently, and a substitute for those it cannot write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,9 +81,9 @@ class Layout:
     item_lists: bool = False
     """List elements are called ``item``, as old writers did."""
     like: tuple[pq.FileMetaData, ...] = field(default=(), compare=False, repr=False)
-    """Footers of files whose schema elements are kept: the first that has a column tells of it."""
+    """Footers of files whose schema elements are kept; a column's are those of the first file that has it."""
     keeps_root: bool = True
-    """Whether the name of the schema as a whole is kept, too, or only where columns need to be described."""
+    """Whether the name of the schema's root is always kept, or only where elements of columns are."""
 
     def allows_dictionary(self, column: str) -> bool:
         """Whether a leaf column may have a dictionary: unless the file had the column without one."""
@@ -102,7 +102,7 @@ class Layout:
         return replace(self, int96_timestamps=False, converts_int96=True)
 
     def with_like(self, footers: Iterable[pq.FileMetaData | None], columns: Iterable[str]) -> Layout:
-        """The same with more files to look at for columns that none has so far."""
+        """The same with the footers of more files, for columns that none so far has."""
         like, missing = list(self.like), set(columns)
         for footer in self.like:
             missing -= _top_level(footer)
@@ -130,11 +130,13 @@ class Layout:
         )
 
     def for_new_file(self) -> Layout:
-        """What a new file beside one of this layout takes over: all but its order and its own notes."""
+        """The layout of a new file: the same without sort order, dictionary choices and key-value
+        metadata."""
         return replace(self, sorting=(), key_value_metadata={}, plain=frozenset())
 
     def sort_keys(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
-        """The declared order as sort keys, as far as it is one of top-level columns of ``schema``."""
+        """The declared order as sort keys, up to the first that is no plain top-level column of
+        ``schema``."""
         keys = []
         for name, descending, nulls_first in self.sorting:
             if name not in schema.names or pa.types.is_nested(schema.field(name).type):
@@ -155,7 +157,7 @@ class Layout:
         split = sorted(self.byte_stream_split.intersection(leaves) - set(dictionary))
         filters = {name: count for name, count in self.bloom_filters.items() if name in leaves}
         return {
-            "version": "2.6",  # the logical types of any file, whatever version it claims
+            "version": "2.6",  # has the logical types of every version
             "compression": self._codecs(leaves),
             "use_dictionary": dictionary or False,
             "use_byte_stream_split": split or False,
@@ -231,7 +233,7 @@ def _top_level(footer: pq.FileMetaData) -> set[str]:
 
 
 def _sorting(groups: Sequence[Any], names: Sequence[str]) -> tuple[tuple[str, bool, bool], ...]:
-    """The order that all row groups declare; one that only some do is not the file's."""
+    """The order that all row groups declare; none where they differ."""
     declared = {
         tuple((c.column_index, c.descending, c.nulls_first) for c in group.sorting_columns)
         for group in groups
@@ -242,7 +244,7 @@ def _sorting(groups: Sequence[Any], names: Sequence[str]) -> tuple[tuple[str, bo
 
 
 def _distinct(chunk: Any) -> int:
-    """A number of distinct values to size a Bloom filter by: what the old one had room for, or the rows.
+    """The number of distinct values to size a Bloom filter for: the old filter's capacity, at least the rows.
 
     A split-block filter has a power of two bytes; the writer folds one that turns out too large.
     """
@@ -282,7 +284,7 @@ def _leaves(kind: pa.DataType, path: str, element: str) -> list[str]:
     if pa.types.is_map(kind):
         key = _leaves(kind.key_type, f"{path}.key_value.key", element)
         return [*key, *_leaves(kind.item_type, f"{path}.key_value.value", element)]
-    if pa.types.is_nested(kind) and not pa.types.is_union(kind):  # Parquet has no unions: writing says so
+    if pa.types.is_nested(kind) and not pa.types.is_union(kind):  # Parquet has no unions: writing one raises
         return _leaves(kind.value_type, f"{path}.list.{element}", element)
     return [path]
 
@@ -304,12 +306,13 @@ _SHAPELESS = frozenset({17, 18})
 
 @dataclass(frozen=True, slots=True)
 class Leaf:
-    """A leaf of the schema: what its values are stored as, and where it hangs."""
+    """A leaf column of the schema: its path, its element and its levels."""
 
     path: tuple[str, ...]
     element: Struct
     levels: tuple[int, ...]
-    """The repetition of all above it and its own, less what is required: readers count levels by it."""
+    """The repetitions from the root to the leaf that are not REQUIRED: definition and repetition levels
+    follow."""
 
     @property
     def physical(self) -> tuple[int, int | None]:
@@ -328,7 +331,7 @@ class Leaf:
 
     @property
     def order(self) -> str | None:
-        """How values compare, for bounds; None where they do not."""
+        """How values compare in statistics; None where they have no order."""
         logical, converted = self._logical(), get(self.element, CONVERTED)
         kind = self.physical[0]
         if converted == _INTERVAL or logical in _SHAPELESS:
@@ -413,7 +416,7 @@ _last_parsed: list[tuple[bytes, tuple[Struct, dict[str, tuple[Struct, ...]]]]] =
 
 
 def _parse_footer(raw: bytes) -> tuple[Struct, dict[str, tuple[Struct, ...]]]:
-    """The elements that a footer begins with; files of a dataset mostly share theirs, read once."""
+    """The schema elements at the start of a footer, parsed once for files that share them."""
     for known, found in _last_parsed:
         if raw.startswith(known):
             return found
@@ -432,7 +435,7 @@ def leaves_of(elements: Sequence[Struct]) -> list[Leaf]:
 def _walk(
     elements: Sequence[Struct], at: int, path: tuple[str, ...], levels: tuple[int, ...]
 ) -> Iterator[tuple[Leaf | None, int]]:
-    """The leaves below an element, each with where the next one stands."""
+    """The leaves below an element, each with the index of the element after it."""
     element = elements[at]
     path = (*path, get(element, NAME).decode())
     repetition = get(element, REPETITION, REQUIRED)
@@ -448,7 +451,7 @@ def _walk(
 
 
 def _end(elements: Sequence[Struct], at: int) -> int:
-    """Where the element after this one and all below it stands."""
+    """The index of the first element after this one and its children."""
     children = get(elements[at], CHILDREN, 0)
     at += 1
     for _ in range(children):
@@ -457,7 +460,7 @@ def _end(elements: Sequence[Struct], at: int) -> int:
 
 
 def same_leaves(some: Sequence[Struct], others: Sequence[Struct]) -> bool:
-    """Whether chunks of a column that is spelled in one way are chunks of it in the other way, too."""
+    """Whether the chunks of a column fit both spellings of its elements: same physical types and levels."""
     ours, theirs = leaves_of(some), leaves_of(others)
     return [(leaf.physical, leaf.levels) for leaf in ours] == [
         (leaf.physical, leaf.levels) for leaf in theirs
@@ -465,7 +468,7 @@ def same_leaves(some: Sequence[Struct], others: Sequence[Struct]) -> bool:
 
 
 def with_repetition(elements: Sequence[Struct], like: Sequence[Struct]) -> tuple[Struct, ...] | None:
-    """Elements ``like`` those of a column with the repetition it is written with; None where more differs."""
+    """The elements ``like`` with the repetition of ``elements``; None where they differ in more than that."""
     if [get(one, CHILDREN, 0) for one in elements] != [get(one, CHILDREN, 0) for one in like]:
         return None
     changed = tuple(

@@ -35,7 +35,7 @@ Progress = Callable[[str, int, int], None]
 class OutputLocation(Protocol):
     """Where new files are written and what they will be called; the part of a transaction that travels.
 
-    What :meth:`Transaction.output` gives is a value: it pickles, and works in another process.
+    What :meth:`Transaction.output` returns is a value: it pickles and works in another process.
     """
 
     @property
@@ -92,13 +92,14 @@ class Table(Protocol):
         """
 
     def check(self) -> None:
-        """Refuse what would keep every change of the table from being committed; transactions ask it first.
+        """Raise where no change of the table could be committed; transactions call it first.
 
         Writes nothing, and asks for no permission to write.
         """
 
     def check_change(self, snapshot: Snapshot, change: Change, staging: Staging | None = None) -> None:
-        """Refuse what no commit of a change to this state could do, whoever else writes; commits ask it.
+        """Raise where this change of this state could never be committed, whoever else writes; commits call
+        it.
 
         With ``staging``, where the change's files are, these are read as well. Writes nothing.
         """
@@ -175,7 +176,7 @@ class Engine(Protocol):
 
 
 def with_lineage(schema: pa.Schema) -> pa.Schema:
-    """A table's columns and, after them, those that tell rows apart."""
+    """A table's columns, followed by the lineage columns."""
     fields = [pa.field(name, pa.int64(), metadata={FIELD_ID: number}) for name, number in _LINEAGE_IDS]
     return pa.schema([*schema, *fields], schema.metadata)
 
@@ -191,7 +192,7 @@ class ColumnProjection(Protocol):
         """The file's own columns to be read for some of the table's."""
 
     def project(self, table: pa.Table, columns: list[str], *, start: int) -> pa.Table:
-        """What was read as columns of the table; ``start`` is the position of the first row.
+        """The rows as columns of the table; ``start`` is the position of the first row.
 
         Columns the file lacks are their default, or NULL. With lineage columns asked for, those too.
         """

@@ -113,7 +113,7 @@ def _truth_values(expr: Expr, bounds: KnownFacts) -> _TruthValues:
                 else _TruthValues(_may_be_null(facts), _may_have_value(facts), False)
             )
         case Compare(op, left, right) if left == right:
-            same = _truth_values(Not(IsNull(left)), bounds)  # NaN equals itself, so only NULL is in the way
+            same = _truth_values(Not(IsNull(left)), bounds)  # NaN equals itself, so only NULL is an exception
             holds = op in ("=", "<=", ">=")
             return _TruthValues(same.true and holds, same.true and not holds, same.false)
         case Compare(op, left, right):
@@ -308,13 +308,13 @@ def _may_begin(facts: Facts, prefix: str) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is proven for one file; neither ``never`` nor ``always`` means: look."""
+    """What is proven for one file; with neither ``never`` nor ``always`` it has to be read."""
 
     row_groups: tuple[int, ...]
     """Those in which the predicate may be TRUE."""
     never: bool = False
     always: bool = False
-    """Only ever by partition: a statistic must not decide that a row goes."""
+    """Only ever by partition: a statistic must not decide that rows are deleted."""
     by: str = ""
 
 
@@ -339,9 +339,9 @@ class _Judge:
     snapshot: Snapshot
     bounds: dict[str, Bounds]
     outside: list[bool] | None
-    """Per row group of all files whether a bound alone excludes it; most of them in most cases."""
+    """Per row group of all files whether a bound alone excludes it, as is usual."""
     anywhere: Verdict | None = None
-    """What holds of a file of which no partition value is known."""
+    """The verdict by partition for files without known partition values."""
 
     def verdict(self, file: DataFile, start: int) -> Verdict:
         known: dict[Path, Facts] = {
@@ -371,7 +371,7 @@ class _Judge:
 
 
 def _fixed(file: DataFile, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """What a table knows of columns that are the same in all rows of a file."""
+    """Columns that have one value in all rows of a file, as the table knows."""
     if file.scan_task is not None:
         for name in names:
             if (value := file.scan_task.constant_of(name)) is not None:
@@ -381,7 +381,7 @@ def _fixed(file: DataFile, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
 def out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema) -> list[bool] | None:
     """Per row group whether some comparison that must be TRUE cannot be, judged for all of them at once.
 
-    Only a shortcut: what it excludes, looking at each row group would exclude as well. None is unknown.
+    Only a shortcut: proving each row group by itself excludes the same. None is unknown.
     """
     excluded: pa.Array | None = None
     for part in conjuncts(where):
@@ -404,7 +404,7 @@ def _misses(op: str, value: Literal, bounds: Bounds, dtype: pa.DataType) -> pa.B
             return None
         wanted = flat(comparable(pa.repeat(exact, 1)))[0]
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        return None  # of another type: the prover knows more
+        return None  # of another type: left to the proof per row group
     if wanted.type != bounds.lower.type:
         return None
     match op:

@@ -58,7 +58,7 @@ def bounds_of(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bou
             continue
         position = _leaf_of(file, footer, column, max(position, 0))
         if position >= 0:
-            # The types of a column are the same in most files, and telling them costs far more than that.
+            # A column has the same type in most files, and choosing a reader costs far more than comparing.
             before, leaf = leaf, footer.schema.column(position)
             if before is None or not leaf.equals(before):
                 reading = _choose_reader(leaf, dtype)
@@ -89,7 +89,7 @@ def _leaf_of(file: DataFile, footer: pq.FileMetaData, column: str, guess: int) -
     if file.scan_task is None:
         return _leaf(footer, column, guess)
     position = file.scan_task.find_leaf(footer, column)
-    return _NESTED if position is None else position  # what it lacks may read as its default
+    return _NESTED if position is None else position  # a missing column may read as its default
 
 
 class _BoundsBuilder:
@@ -218,7 +218,7 @@ def _choose_reader(column: pq.ColumnSchema, dtype: pa.DataType) -> _BoundReader 
 
 
 def _convert_all(values: list[Any], readings: list[_BoundReader | None], dtype: pa.DataType) -> pa.Array:
-    """The values in the comparable form of the dataset's type; NULL where one cannot be turned."""
+    """The values in the comparable form of the dataset's type; NULL where one cannot be converted."""
     if pa.types.is_dictionary(dtype):
         dtype = dtype.value_type
     if pa.types.is_nested(dtype) or pa.types.is_null(dtype) or pa.types.is_float16(dtype):
@@ -275,7 +275,7 @@ class KeyRange:
 
     @staticmethod
     def of_index(index: KeyIndex, number: int, column: Any) -> KeyRange:
-        """The same from an index over the key, which has done most of the work already."""
+        """The same from an index over the key, whose values are sorted or distinct already."""
         ordered = index.ordered() if index.single else None
         if ordered is not None:
             return KeyRange(ordered.values, has_null=False, has_nan=False)

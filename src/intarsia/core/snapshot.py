@@ -109,7 +109,7 @@ class Snapshot:
     notes: tuple[str, ...] = ()
     """Sentences for the plan, such as that another writer seems to be active."""
     owner_error: str | None = None
-    """Whose the files are, as a predicate of the root, where they have to be changed under another one."""
+    """What the root is part of, as a predicate, where files have to be changed under another root."""
     unwritable: IntarsiaError | None = field(default=None, compare=False, repr=False)
     """Why the table can be read only."""
     unstored: tuple[str, ...] = ()
@@ -117,15 +117,15 @@ class Snapshot:
     uniform: bool = True
     """True when every file has exactly the dataset's file schema."""
     stat: StatFile | None = field(default=None, compare=False, repr=False)
-    """Tells what is at a file's location now; None where files, once written, never change."""
+    """Returns the fingerprint at a file's location now; None where files never change once written."""
     format: TableFormat = field(default=DIRECTORY, compare=False, repr=False)
     """What the table can do and asks for, beyond being a set of files."""
     details: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """What the table's kind has beside files, for people: a word, and what there is to say."""
+    """Details of the table's kind, for people: a word and its values."""
     side_files: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What other writers keep beside data files to describe them, by path, as the table found it."""
+    """Files of other writers that describe data files (such as ``_metadata``), by path."""
     model: pq.FileMetaData | None = field(default=None, compare=False, repr=False)
-    """The footer of a file that there was, in a dataset that has none left."""
+    """The footer of a former file, in a dataset that has no file left."""
     footer_loader: Callable[[Sequence[DataFile]], Sequence[DataFile]] | None = field(
         default=None, compare=False, repr=False
     )
@@ -146,7 +146,7 @@ class Snapshot:
         return self.format.partitioner or HivePartitioner(self.partition_columns)
 
     def without_files(self) -> Snapshot:
-        """The same table as if nothing were there: for an operation that decides schema and layout itself."""
+        """The same table without files and schema, for an operation that decides both itself."""
         return replace(self, files=(), schema=pa.schema([]), partition_columns=(), model=None)
 
     @property
@@ -169,9 +169,9 @@ class Snapshot:
         return sum(file.size for file in self.files)
 
     def in_order(self, files: Iterable[DataFile]) -> list[DataFile]:
-        """Files from the first to the last, which decides between rows that are equal.
+        """Files in order, which decides between rows with equal keys.
 
-        By their paths; in a table that knows when each came, in that order, the snapshot's own.
+        By path; in a table that is ordered by commit, in the snapshot's order.
         """
         if not self.format.ordered_by_commit:
             return sorted(files, key=lambda file: file.path)
@@ -187,7 +187,7 @@ class Snapshot:
     def shown(self, file: DataFile | str) -> str:
         """A file's path in the form the caller gave the root."""
         path = file if isinstance(file, str) else file.path
-        if not self.replaces_in_place:  # whose files are named in full
+        if not self.replaces_in_place:  # its files have full paths
             return path
         return f"{self.root.rstrip('/')}/{path}"
 
@@ -258,7 +258,7 @@ _USUAL_LIMIT = 1024
 def open_files(snapshot: Snapshot) -> list[pa.NativeFile] | None:
     """The snapshot's files, open: an open file stays what it is when a commit puts another in its place.
 
-    None where that holds by itself (``stat`` is None), or cannot be had (not a local file system).
+    None where files never change (``stat`` is None), or where the file system is not local.
 
     Raises:
         CommitConflict: a file was replaced or removed since the snapshot was taken.
@@ -403,7 +403,7 @@ def _clash(name: str, source: pa.Schema, snapshot: Snapshot) -> bool:
 
 
 def _declared(name: str, snapshot: Snapshot) -> bool:
-    """Whether a file says the column's type, in its metadata or by holding the column; or the log does."""
+    """Whether the column's type is declared: in a file's metadata, by a file that holds it, or in the log."""
     if not snapshot.files:
         return True
     footers = (file.footer for file in snapshot.files if file.footer is not None)

@@ -1,4 +1,4 @@
-"""What is wrong with rows, in the same words on every engine: counts and samples in, typed errors out."""
+"""Errors about rows, in the same words on every engine: counts and samples in, typed errors out."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ SAMPLES = 3
 
 
 def check_exists(snapshot: Snapshot, operation: str) -> None:
-    """Refuse a table that is not there; one without any row is one."""
+    """Raise NothingMatched for a table that does not exist; an empty one does."""
     if not snapshot.exists:
         raise NothingMatched(
             f"{operation}: there is no dataset at {snapshot.root}.",

@@ -94,7 +94,8 @@ class _Builder:
         return NotSupported(f"{shown} ({type(node).__name__}) cannot be used in {self.text!r}")
 
     def arguments(self, node: exp.Expression, keys: tuple[str, ...]) -> tuple[Expr, ...]:
-        """The arguments under these keys; anything else said in the node would be lost, so it is refused."""
+        """The arguments under these keys; a node with any other argument is refused, since it would be
+        lost."""
         self.only(node, *keys)
         found: list[Expr] = []
         for key in keys:
@@ -162,7 +163,7 @@ class _Builder:
     def negate(self, node: Any) -> Expr:
         operand = self.expr(node.this)
         if isinstance(operand, Literal) and isinstance(operand.value, int | float | Decimal):
-            # Digit by digit, so that the least integer is one.
+            # With the sign, so that the smallest integer is still an integer.
             return _number(f"-{node.this.this}") if isinstance(node.this, exp.Literal) else Negate(operand)
         return Negate(operand)
 

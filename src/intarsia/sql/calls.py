@@ -19,7 +19,7 @@ from intarsia.sql.words import SYNONYMS, UNITS
 
 
 class Builder(Protocol):
-    """What builds the parts of an expression."""
+    """The builder of an expression's parts, as functions here need it."""
 
     @property
     def text(self) -> str: ...
@@ -31,7 +31,8 @@ class Builder(Protocol):
 
 
 def near_functions(name: str) -> str:
-    """Functions of a similar name; what hashes mean differs by engine, save those of a standard."""
+    """A hint with functions of similar names; of hashes only the standard ones, since others differ by
+    engine."""
     if "hash" in name:
         return "there are md5, sha1, sha256 and sha512"
     close = near_names(name, [*FUNCTIONS, *NOW, *part_names(), *SYNONYMS, "nullif", "extract", "try_cast"])

@@ -112,7 +112,7 @@ NO_VALUE_HERE = {
     exp.UDTF: "a table function",
     exp.Explode: "a table function",
 }
-# Hints of sqlglot's own that change nothing here, or that are looked at where they matter.
+# Arguments of sqlglot's nodes that change nothing here, or that are read where they matter.
 HARMLESS = {
     "safe",
     "typed",

@@ -270,7 +270,7 @@ def _halving(values: pa.Array, target: pa.DataType) -> pa.Array:
     return pa.concat_arrays([_halving(half, target) for half in halves])
 
 
-# Time zones: what clocks there show, and which instant a time on them is
+# Time zones: local times of instants, and instants of local times
 
 
 def check_zone(type: pa.DataType) -> None:
@@ -297,17 +297,17 @@ def _check_known(zone: str) -> None:
 
 
 def in_utc(value: Any) -> Any:
-    """A timestamp without a zone: the date and time in UTC."""
+    """The timestamp as date and time in UTC, without a zone."""
     return pc.cast(value, pa.timestamp(value.type.unit)) if value.type.tz else value
 
 
 def local(value: Any) -> Any:
-    """A timestamp without a zone: the date and time that clocks in the value's own zone show."""
+    """The timestamp as local date and time in its own zone, without a zone."""
     zone = value.type.tz
     if zone is None or is_utc(zone):
         return in_utc(value)
     _check_known(zone)
-    if value.type.unit == "ns":  # all other units reach further than any calendar
+    if value.type.unit == "ns":  # all other units have room to spare
         ticks = pc.cast(value, INT64)
         wrong = pc.or_(pc.less(ticks, _FIRST), pc.greater(ticks, _LAST))
         if (wrong if isinstance(wrong, pa.Scalar) else pc.any(wrong)).as_py():
@@ -316,7 +316,7 @@ def local(value: Any) -> Any:
 
 
 def start(wall: Any, value: Any, *, whole_days: bool) -> Any:
-    """The instant at which the period of ``value`` that starts at a time on clocks of its zone began.
+    """The instant at which a period that contains ``value`` began, given its start as local time ``wall``.
 
     Where clocks were set forward past the start, that is the moment they were. Of a start that comes twice,
     days and longer periods have the first, and shorter ones the last before the value.
@@ -331,7 +331,7 @@ def start(wall: Any, value: Any, *, whole_days: bool) -> Any:
 
 
 def move_zone(wall: Any, value: Any) -> Any:
-    """The instant at which clocks of the zone of ``value`` show the time that it was moved to.
+    """The instant of the local time ``wall`` in the zone of ``value``, from which it was moved.
 
     A time that clocks skip is as much later as they were set forward. Of one that comes twice it is the one
     with the offset of ``value``, else the first.

@@ -67,7 +67,7 @@ def _wide(types: Types) -> pa.DataType:
 
 
 def text_to(result: pa.DataType | None, *dtypes: pa.DataType) -> Rule:
-    """Text everywhere, save where the kinds of the arguments after the first ask for an integer."""
+    """Text arguments; ``dtypes`` are the types of those after the first, where they are integers."""
 
     def rule(types: Types) -> tuple[Types, pa.DataType] | None:
         asked = [STRING, *dtypes, *[STRING] * len(types)][: len(types)]
@@ -178,7 +178,7 @@ def _whole(kernel: Callable[[Value], Value]) -> Callable[[Value], Value]:
     def run(value: Value) -> Value:
         if pt.is_integer(value.type):
             return value
-        if pt.is_decimal(value.type):  # up may need a digit more
+        if pt.is_decimal(value.type):  # rounding up may need one more digit
             value = pc.cast(value, decimal(min(value.type.precision + 1, 76), value.type.scale))
         return kernel(value)
 

@@ -49,7 +49,7 @@ class Literal:
     def scalar(self) -> pa.Scalar:
         """The constant as pyarrow has it."""
         if self.value is None:
-            return pa.nulls(1, self.type)[0]  # which PyArrow has of every type
+            return pa.nulls(1, self.type)[0]  # works for every type
         if pt.is_interval(self.type):
             return pa.scalar(pa.MonthDayNano(self.value), self.type)
         return pa.scalar(self.value, self.type)
@@ -347,7 +347,7 @@ def _inner(expr: Expr, same: type[And] | type[Or] | None = None) -> str:
 
 
 def _in(operand: Expr, items: tuple[Expr, ...], negated: bool) -> str:
-    if not items:  # every item was of a value that the column cannot have
+    if not items:  # no item is a value that the column can have
         return _sql(Compare("=" if negated else "<>", operand, operand))
     return f"{_inner(operand)} {'NOT IN' if negated else 'IN'} ({', '.join(map(_sql, items))})"
 

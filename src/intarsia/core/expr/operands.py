@@ -382,7 +382,7 @@ def _widen(type: pa.DataType, like: pa.DataType) -> pa.DataType:
 
 
 def temporal(op: ArithmeticOp, left: Typed, right: Typed) -> Typed | None:
-    """A moment and a span, or two of one kind; None where that has no meaning."""
+    """Dates, timestamps and durations; None where the operator has no meaning for them."""
     one, two = left[1], right[1]
     if op not in ("+", "-"):
         return None

@@ -87,7 +87,7 @@ def _singular(unit: str) -> str:
 
 
 def _plain(value: Value) -> Value:
-    """A timestamp without a zone: what clocks in its own show; of a date, its midnight."""
+    """The local time of a timestamp, without a zone; the midnight of a date."""
     return cast(value, pa.timestamp("s")) if pt.is_date(value.type) else local(value)
 
 
@@ -316,7 +316,7 @@ _PATTERNS = {
 
 
 def strptime(value: Value, format: str) -> Value:
-    """The moment that a text says; raises where it does not read so."""
+    """The timestamp that a text says in the format; raises where the text does not follow it."""
     found = try_strptime(value, format)
     lost = pc.and_(pc.is_valid(value), pc.is_null(found))
     count = pc.sum(as_array(lost)).as_py()
@@ -327,7 +327,7 @@ def strptime(value: Value, format: str) -> Value:
 
 
 def try_strptime(value: Value, format: str) -> Value:
-    """The moment that a text says; NULL where it does not read so."""
+    """The timestamp that a text says in the format; NULL where the text does not follow it."""
     texts = as_array(value)
     letters, regex = [], r"(?s)\A\s*"
     for letter, plain in _pieces(format):

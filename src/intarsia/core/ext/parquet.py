@@ -1,4 +1,4 @@
-"""Parquet files as one PyArrow table: files as they lie there, without looking for a table's commits."""
+"""Parquet files as one PyArrow table: the files as listed, whatever a table's log says."""
 
 from __future__ import annotations
 
