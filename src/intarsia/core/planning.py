@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from intarsia.common.names import join_names, suggestion
 from intarsia.common.partitions import (
@@ -17,13 +16,12 @@ from intarsia.common.partitions import (
     parse_partition_filter,
     partition_matches,
 )
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
+from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
 from intarsia.core.key_value_metadata import check_metadata
 from intarsia.core.pack import FULL, pack
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
-from intarsia.core.prove import verdicts
+from intarsia.core.prove import predicate_columns, verdicts
 from intarsia.core.prune import (
     KeyRange,
     PartitionSet,
@@ -388,15 +386,6 @@ def plan_deduplicate(intent: Deduplicate, snapshot: Snapshot) -> Plan:
             )
         )
     return Plan(intent, snapshot, tuple(plans), snapshot.schema, notes=snapshot.notes)
-
-
-def predicate_columns(where: Predicate, schema: pa.Schema) -> list[str]:
-    """The columns that a predicate reads; all of them for a pyarrow expression, which does not say."""
-    if isinstance(where, pc.Expression):
-        return list(schema.names)
-    used = {path[0] for _, path in columns_of(where)} if where is not None else set()
-    chosen = [name for name in schema.names if name in used]
-    return chosen or list(schema.names[:1])
 
 
 def plan_predicate(intent: Delete | Update, snapshot: Snapshot) -> Plan:

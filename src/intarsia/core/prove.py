@@ -306,6 +306,15 @@ def _may_begin(facts: Facts, prefix: str) -> bool:
 # The files of a snapshot, and their row groups
 
 
+def predicate_columns(where: Predicate, schema: pa.Schema) -> list[str]:
+    """The columns that a predicate reads; all of them for a pyarrow expression, which does not say."""
+    if isinstance(where, pc.Expression):
+        return list(schema.names)
+    used = {path[0] for _, path in columns_of(where)} if where is not None else set()
+    chosen = [name for name in schema.names if name in used]
+    return chosen or list(schema.names[:1])
+
+
 @dataclass(frozen=True, slots=True)
 class Verdict:
     """What is proven for one file; with neither ``never`` nor ``always`` it has to be read."""
