@@ -29,8 +29,7 @@ _EXTRAS = {
 
 
 def optional_module(name: str) -> ModuleType:
-    """Import a module of ours that needs an optional package. Raises NotSupported where that is not
-    installed."""
+    """Import a module of ours that needs an optional package; NotSupported where that is missing."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -32,8 +32,7 @@ class StagedFile:
     retyped: frozenset[str] = frozenset()
     """Columns stored in another type than in the file it replaces, on purpose."""
     refused: tuple[Refusal, ...] = ()
-    """Values that its columns cannot take; with any, the file was not written and nothing is to be
-    committed."""
+    """Values that its columns cannot take; with any, the file was not written and the change fails."""
     footer: pq.FileMetaData | None = field(default=None, repr=False, compare=False)
     """Its footer, where the file was only measured and cannot be opened again."""
 

@@ -292,8 +292,7 @@ def _ascending(values: pa.Array) -> bool:
 
 
 def search(ordered: pa.Array, values: pa.Array, *, side: str) -> pa.Array:
-    """The position at which each value would be inserted into ``ordered``; NULL for NULL, any sortable
-    type."""
+    """The position at which each value would be inserted into ``ordered``; any type that sorts."""
     if not (pa.types.is_decimal(ordered.type) or pa.types.is_fixed_size_binary(ordered.type)):
         return pc.search_sorted(ordered, values, side=side).cast(pa.int64())
     # No kernel for decimals: sort both together; ties put the values first ("left") or last.

@@ -130,13 +130,11 @@ class Layout:
         )
 
     def for_new_file(self) -> Layout:
-        """The layout of a new file: the same without sort order, dictionary choices and key-value
-        metadata."""
+        """The layout of a new file: without sort order, dictionary choices and key-value metadata."""
         return replace(self, sorting=(), key_value_metadata={}, plain=frozenset())
 
     def sort_keys(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
-        """The declared order as sort keys, up to the first that is no plain top-level column of
-        ``schema``."""
+        """The declared order as sort keys, up to the first that is no flat column of ``schema``."""
         keys = []
         for name, descending, nulls_first in self.sorting:
             if name not in schema.names or pa.types.is_nested(schema.field(name).type):
@@ -311,8 +309,7 @@ class Leaf:
     path: tuple[str, ...]
     element: Struct
     levels: tuple[int, ...]
-    """The repetitions from the root to the leaf that are not REQUIRED: definition and repetition levels
-    follow."""
+    """The repetitions from the root to the leaf that are not REQUIRED; they decide the levels."""
 
     @property
     def physical(self) -> tuple[int, int | None]:

@@ -54,7 +54,7 @@ class Prepared:
     remote: Any = field(default=None, repr=False)
     """What an engine keeps of the source outside of this process; ``table`` may be empty then."""
     notes: tuple[str, ...] = ()
-    """What the plan should say besides."""
+    """Notes for the plan."""
 
     @property
     def source_bytes(self) -> int:
@@ -121,7 +121,7 @@ class MergeTerms:
     """What the source is cast to."""
     partition_columns: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What the plan should say besides."""
+    """Notes for the plan."""
 
     @property
     def pruning(self) -> tuple[str, ...]:
@@ -162,8 +162,7 @@ def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepare
 
 
 def prepare_rows(terms: MergeTerms, source: Source, *, path: str, rows: int) -> Prepared:
-    """A resolved merge with its source rows in the wanted types; columns that decide nothing may be
-    missing."""
+    """A resolved merge with its source rows in the wanted types, at least the columns that decide."""
     intent = terms.intent
     table = _check_rows(intent, source, path).table
     index = index_keys(intent, table, path)

@@ -94,8 +94,7 @@ class _Builder:
         return NotSupported(f"{shown} ({type(node).__name__}) cannot be used in {self.text!r}")
 
     def arguments(self, node: exp.Expression, keys: tuple[str, ...]) -> tuple[Expr, ...]:
-        """The arguments under these keys; a node with any other argument is refused, since it would be
-        lost."""
+        """The arguments under these keys; a node that has others is refused."""
         self.only(node, *keys)
         found: list[Expr] = []
         for key in keys:

@@ -31,8 +31,7 @@ class Builder(Protocol):
 
 
 def near_functions(name: str) -> str:
-    """A hint with functions of similar names; of hashes only the standard ones, since others differ by
-    engine."""
+    """A hint that names similar functions; of hashes only the standard ones, which all engines share."""
     if "hash" in name:
         return "there are md5, sha1, sha256 and sha512"
     close = near_names(name, [*FUNCTIONS, *NOW, *part_names(), *SYNONYMS, "nullif", "extract", "try_cast"])

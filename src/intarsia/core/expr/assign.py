@@ -70,8 +70,7 @@ def _count(mask: Any, rows: int) -> int:
 
 
 def _lossy(value: Any, target: pa.DataType) -> Any | None:
-    """A mask of values that would lose a fraction or a part of an instant; None where the types exclude
-    that."""
+    """A mask of values that would lose a fraction or a part of an instant; None where none can."""
     source = value.type
     target = target.value_type if pt.is_dictionary(target) else target
     if pt.is_integer(target):
