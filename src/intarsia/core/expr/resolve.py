@@ -1,4 +1,4 @@
-"""Checks an expression against schemas and gives it types: columns found, constants fitted, casts put in.
+"""Resolving an expression against schemas: columns found, constants fitted, casts inserted.
 
 What comes out computes the same on every engine, because nothing is left to an engine's own rules of
 conversion. Columns, constants and arithmetic are in operands.py.
@@ -112,7 +112,7 @@ def resolve(
     resolver = _Resolver(schema, source, now or datetime.datetime.now(datetime.UTC))
     typed = resolver.typed(expr)
     if expr == Call("current_timestamp") and expect is not None and pt.is_timestamp(expect):
-        # The clock is read in the unit of the column; nothing of what somebody wrote is cut off.
+        # The clock is read in the unit of the column, so that no digit is lost.
         assert isinstance(typed[0], Literal)
         typed = (
             literal(cast(typed[0].scalar, pa.timestamp(expect.unit, "UTC"))),
@@ -190,7 +190,7 @@ class _Resolver:
         return typed[0]
 
     def as_uuid(self, typed: Typed, beside: pa.DataType | None) -> Typed:
-        """A text beside a column of UUIDs is that of one; any other value stays as it is."""
+        """A text constant next to a column of UUIDs as the UUID's bytes; any other value unchanged."""
         expr, type = typed
         if not isinstance(expr, Literal) or not is_text(type) or expr.value is None:
             return typed
@@ -334,7 +334,7 @@ class _Resolver:
 
     def converted(self, expr: Cast) -> Typed:
         operand, type = self.typed(expr.operand)
-        if pt.is_nested(expr.type):  # put in by resolving
+        if pt.is_nested(expr.type):  # inserted by resolving
             return Cast(operand, expr.type, assign=expr.assign), expr.type
         if is_uuid(expr.type) and (is_text(type) or is_bytes(type)):
             return self.to_uuid(expr, operand, type)
@@ -417,7 +417,7 @@ class _Resolver:
         found_call = Call(name, tuple(map(as_type, typed, rule[0])))
         if _has_constants(
             function.constant, found_call
-        ):  # a constant that the function does not know is found out here, without rows
+        ):  # raises for a constant that the function does not accept
             run_empty(found_call, rule[0])
         return found_call, rule[1]
 

@@ -75,7 +75,7 @@ def repeat(value: Value, count: Value) -> Value:
 
 
 def pad(*, before: bool) -> Callable[..., Value]:
-    """Fill up to a length with a text that is repeated; what is longer is cut."""
+    """Pad to a length by repeating a text; longer values are cut."""
 
     def run(value: Value, length: int, fill: str = " ") -> Value:
         length = max(length, 0)
@@ -153,12 +153,12 @@ def regexp_extract(value: Value, pattern: str, group: int = 0, options: str = ""
     regex = _regex(pattern, options)
     try:
         groups = re.compile(pattern).groups if "l" not in options else 0
-    except re.error:  # of RE2's own syntax
+    except re.error:  # syntax that only RE2 has
         groups = 9
     if group > groups:
         empty = pa.scalar("", value.type)
         return pc.if_else(pc.is_valid(value), empty, pa.scalar(None, value.type))
-    # All of the text is replaced by the group: what stands before the first match is as short as can be.
+    # The whole text is replaced by the group; the part before the first match is as short as possible.
     found = pc.replace_substring_regex(
         value,
         pattern=rf"(?s:\A.*?)({regex})(?s:.*)\z",
