@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core.elements import elements_of
+from intarsia.core.layout import elements_of
 from intarsia.errors import NotSupported
 from tests.cross.java_types import (
     FIRST_ID,

@@ -16,7 +16,7 @@ from tests.duckdb.iceberg_tables import large, many_rows, mapped, promoted, stru
 from tests.spark.iceberg_twins import Twin, Twins, evolved, rows, unpartitioned
 
 import intarsia as it
-from intarsia.core.scan_task import LINEAGE
+from intarsia.core.ports import LINEAGE
 from intarsia.engines.duckdb import DuckDBEngine
 from intarsia.engines.duckdb.session import Session
 from intarsia.errors import DamagedTable, KeyColumnError

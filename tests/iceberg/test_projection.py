@@ -44,7 +44,7 @@ from tests.iceberg.scan_tools import (
     written,
 )
 
-from intarsia.core.scan_task import LAST_UPDATED, ROW_ID
+from intarsia.core.ports import LAST_UPDATED, ROW_ID
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, NotSupported
 from intarsia.kernel.read import FileReader

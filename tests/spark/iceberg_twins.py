@@ -20,7 +20,7 @@ from pyiceberg.types import DoubleType, LongType, NestedField, StringType, Times
 import intarsia as it
 from intarsia.core.intent import Compact
 from intarsia.core.plan import Plan
-from intarsia.core.scan_task import LAST_UPDATED, ROW_ID, with_lineage
+from intarsia.core.ports import LAST_UPDATED, ROW_ID, with_lineage
 from intarsia.kernel.compact import pieces_of
 from intarsia.tables.iceberg.catalog import embedded_catalog
 

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core.elements import elements_of
+from intarsia.core.layout import elements_of
 from intarsia.errors import InputError, KeyColumnError, NotSupported
 
 TYPES = {

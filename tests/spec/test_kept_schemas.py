@@ -20,7 +20,7 @@ import pytest
 
 import intarsia as it
 from intarsia.common.thrift import BINARY, I8, I32, LIST, STRUCT, Struct, get, read_struct, write_struct
-from intarsia.core.elements import elements_of, leaves_of, split
+from intarsia.core.layout import elements_of, leaves_of, split
 from intarsia.errors import DamagedTable, InputError, NotSupported
 
 N = 600

@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from intarsia.core.bounds import bounds_of
 from intarsia.core.keys import comparable
+from intarsia.core.prune import bounds_of
 from intarsia.core.snapshot import DataFile
 
 NOON = dt.datetime(2024, 1, 1, 12)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from intarsia.common.disk import local_path, start_writeback
+from intarsia.common.paths import local_path, start_writeback
 
 LOCAL = pafs.LocalFileSystem()
 

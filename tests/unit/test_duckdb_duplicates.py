@@ -15,10 +15,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Deduplicate
 from intarsia.core.matches import Matches
 from intarsia.core.planning import plan_deduplicate
+from intarsia.core.ports import Execution
 from intarsia.core.prepare import prepare
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, NotSupported

@@ -16,7 +16,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.arguments import parse_where
-from intarsia.core.execution import Execution
 from intarsia.core.expr import (
     And,
     Arithmetic,
@@ -36,7 +35,7 @@ from intarsia.core.expr import (
 from intarsia.core.intent import Delete, Update, WriteOptions
 from intarsia.core.matches import Matches
 from intarsia.core.planning import plan_predicate
-from intarsia.core.ports import Progress
+from intarsia.core.ports import Execution, Progress
 from intarsia.core.prepare import prepare
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import InputError, IntarsiaError, SchemaMismatch

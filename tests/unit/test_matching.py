@@ -10,9 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.common.arrow import ingest
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Merge, WriteOptions
 from intarsia.core.keys import arange
+from intarsia.core.ports import Execution
 from intarsia.core.prepare import prepare
 from intarsia.core.rule import Rule, strategy_rule, when_matched, when_not_matched_by_source
 from intarsia.core.run import make_plan, silent

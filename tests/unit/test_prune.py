@@ -14,7 +14,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from intarsia.core.prune import KeyRange, PartitionSet, key_scan_bytes, row_groups_that_may_hold, search
+from intarsia.core.keys import search
+from intarsia.core.prune import KeyRange, PartitionSet, key_scan_bytes, row_groups_that_may_hold
 from intarsia.core.snapshot import DataFile, Snapshot
 
 

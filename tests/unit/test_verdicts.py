@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia.core.expr import resolve
-from intarsia.core.prune import verdicts
+from intarsia.core.prove import verdicts
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.sql.parse import parse_predicate
 

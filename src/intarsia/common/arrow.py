@@ -1,4 +1,4 @@
-"""Any source in: tables, streams, frames, files and rows become one Arrow table, read exactly once."""
+"""Ingesting a source: tables, streams, frames, files and rows become one Arrow table, read exactly once."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 
+from intarsia.common.exact import utc_table
 from intarsia.common.formats import SUFFIXES, Format, agreed_types, format_of, partition_scalars, stream
 from intarsia.common.log import redact
 from intarsia.common.names import check_columns, elide
 from intarsia.common.paths import InputFile, find_input_files, path_text
+from intarsia.common.rows import combine, tidy_schema
 from intarsia.common.schema import conform_table, unify_schemas, unreadable
-from intarsia.common.source import Source, conform_batches
-from intarsia.common.spool import Intake, combine, tidy_schema
-from intarsia.common.zones import utc_table
+from intarsia.common.source import Intake, Source, conform_batches
 from intarsia.errors import InputError, NothingMatched, NotSupported, SchemaMismatch
 
 __all__ = ["SPOOL_BYTES", "Source", "ingest"]
@@ -99,7 +99,7 @@ def _check_columns(schema: pa.Schema, origin: str) -> None:
 def _concatenated(
     tables: list[pa.Table], origin: str, spool_bytes: int, spool_dir: str | os.PathLike[str] | None
 ) -> tuple[pa.Table, bool]:
-    """The parts as one table, and whether some of it had to go to a spool for that."""
+    """The parts as one table, and whether some of it was spooled for that."""
     schema = tables[0].schema
     if any(not table.schema.equals(schema, check_metadata=True) for table in tables):
         schema = unify_schemas([table.schema for table in tables], operation="source", path=origin)
@@ -107,7 +107,7 @@ def _concatenated(
     if size <= spool_bytes:
         tables = [_in_schema(table, schema, origin) for table in tables]
         return combine(pa.concat_tables(tables)), False
-    # Larger than may be held: only what has another schema is copied, and that into a spool.
+    # Larger than the limit: only parts with another schema are copied, and those into a spool.
     whole = []
     respooled = False
     for table in tables:
@@ -140,7 +140,7 @@ class _Ingestion:
         """Feed a source to the intake; a short description of it."""
         origin = _name_of(source)
         _refuse_spark(source, origin)
-        dataset = sys.modules.get("pyarrow.dataset")  # not imported: then it is none
+        dataset = sys.modules.get("pyarrow.dataset")  # where it is not imported, the source is no dataset
         if isinstance(source, (str, os.PathLike)):
             return self._take_path(source, intake)
         if isinstance(source, pa.RecordBatch):

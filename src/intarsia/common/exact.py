@@ -1,22 +1,49 @@
-"""Values brought to another type without losing any: columns and whole tables; decides about no types."""
+"""Values brought to another type without losing any: columns and tables, naive timestamps in UTC."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.names import mismatch, name_problems
-from intarsia.common.types import NUMBERS, as_decimal, bit_width, is_encoded, kind_of, normal_type
-from intarsia.common.zones import cast_hint
+from intarsia.common.names import CAST_IT, mismatch, name_problems
+from intarsia.common.types import (
+    NUMBERS,
+    as_decimal,
+    bit_width,
+    common_type,
+    is_encoded,
+    kind_of,
+    list_like,
+    normal_type,
+    plain_type,
+)
 
-__all__ = ["cast_exact", "conform_table", "widen_float16"]
+__all__ = [
+    "cast_exact",
+    "cast_hint",
+    "conform_table",
+    "utc_schema",
+    "utc_table",
+    "widen_float16",
+    "with_zones",
+]
+
+_NAIVE = (
+    "the source has times without a zone for a column of instants: say which they are, such as with"
+    ' pyarrow.compute.assume_timezone, or pass naive_timestamps="utc" if they are in UTC'
+)
+_WALL = (
+    "the source has instants for a column of times without a zone: bring them to the wall time that the"
+    " column holds, such as with pyarrow.compute.local_timestamp"
+)
 
 
 class _Refused(Exception):
-    """The types themselves rule a cast out, whatever the values are."""
+    """The cast is impossible by the types alone, whatever the values are."""
 
 
 class _Unfit(Exception):
@@ -46,7 +73,7 @@ def cast_exact(
     if chunked.type.equals(data_type):
         return chunked
     try:
-        # An empty array first: types that rule each other out are an error without rows, too.
+        # An empty array first: incompatible types are an error without rows, too.
         _cast(pa.nulls(0, chunked.type), data_type)
         plain = data_type.value_type if pt.is_dictionary(data_type) else data_type
         pieces = [piece for chunk in chunked.chunks for piece in _cast_pieces(chunk, plain)]
@@ -94,7 +121,7 @@ def conform_table(table: pa.Table, schema: pa.Schema, *, operation: str, path: s
 
 
 def _cast_pieces(chunk: pa.Array, data_type: pa.DataType) -> list[pa.Array]:
-    """The chunk cast, halved where it does not go in one piece.
+    """The chunk cast, split in halves where it cannot be cast as a whole.
 
     Halving finds the first value that does not fit in n + n/2 + n/4 ... steps of vectorised work, and
     it is also what a chunk needs that is too large for 32-bit offsets.
@@ -187,12 +214,12 @@ def _cast_leaf(array: pa.Array, to: pa.DataType) -> pa.Array:
 
 
 def widen_float16(array: pa.Array) -> pa.Array:
-    """Arrow has no comparison of the narrowest floats."""
+    """float16 as float32, since Arrow has no comparison of float16."""
     return pc.cast(array, pa.float32()) if pt.is_float16(array.type) else array
 
 
 def _may_round(source: pa.DataType, to: pa.DataType) -> bool:
-    """Where Arrow's safe cast changes values without a word; elsewhere it checks every value itself."""
+    """Whether Arrow's safe cast between two types may change values silently."""
     if pt.is_floating(source):
         return bool(pt.is_decimal(to) or (pt.is_floating(to) and bit_width(to) < bit_width(source)))
     if pt.is_decimal(to):
@@ -203,7 +230,7 @@ def _may_round(source: pa.DataType, to: pa.DataType) -> bool:
 
 
 def _steps(array: pa.Array, to: pa.DataType) -> pa.Array:
-    """Arrow's safe cast, through a type between where it has no way or a wrong one."""
+    """Cast safely with Arrow, through a type in between where the direct cast is missing or wrong."""
     source = array.type
     if pt.is_integer(source) and pt.is_decimal(to):
         # Directly, Arrow wants a precision that fits any integer, whatever the values.
@@ -297,3 +324,60 @@ _CAST_NESTED: dict[str, Callable[[pa.Array, pa.DataType], pa.Array]] = {
     "list": _cast_list,
     "map": _cast_map,
 }
+
+
+# Timestamps with and without a zone: what naive ones of a source are taken for.
+
+
+def utc_schema(source: pa.Schema, target: pa.Schema) -> pa.Schema:
+    """The source's schema with its naive timestamps in UTC, except where the target's column is naive, too.
+
+    Structs meet by the names of their fields. A column that the target lacks is in UTC, too.
+    """
+    kinds = {field.name: field.type for field in target}
+    return pa.schema(
+        [field.with_type(_in_utc(field.type, kinds.get(field.name))) for field in source], source.metadata
+    )
+
+
+def utc_table(table: pa.Table, target: pa.Schema) -> pa.Table:
+    """The same for a table; the stored numbers stay."""
+    return with_zones(table, utc_schema(table.schema, target))
+
+
+def with_zones(rows: Any, schema: pa.Schema) -> Any:
+    """A table or a batch in the schema that :func:`utc_schema` made for it."""
+    pairs = zip(rows.columns, schema, strict=True)
+    columns = [column if column.type.equals(f.type) else column.cast(f.type) for column, f in pairs]
+    return type(rows).from_arrays(columns, schema=schema)
+
+
+def _in_utc(dtype: pa.DataType, like: pa.DataType | None) -> pa.DataType:
+    def inner(field: pa.Field, other: pa.DataType | None) -> pa.Field:
+        return field.with_type(_in_utc(field.type, other))
+
+    plain = None if like is None else plain_type(like)
+    same = plain if plain is not None and kind_of(plain) == kind_of(dtype) else None
+    match kind_of(dtype):
+        case "timestamp":
+            return dtype if same is not None else pa.timestamp(dtype.unit, "UTC")
+        case "struct":
+            others = {} if same is None else {field.name: field.type for field in same.fields}
+            return pa.struct([inner(field, others.get(field.name)) for field in dtype.fields])
+        case "map":
+            key = inner(dtype.key_field, None if same is None else same.key_type)
+            item = inner(dtype.item_field, None if same is None else same.item_type)
+            return pa.map_(key, item, keys_sorted=dtype.keys_sorted)
+        case "list":
+            return list_like(dtype, inner(dtype.value_field, None if same is None else same.value_type))
+        case _:
+            return dtype
+
+
+def cast_hint(source: pa.DataType, target: pa.DataType) -> str:
+    """The hint for a source column whose type cannot be cast to the target's."""
+    if common_type(target, _in_utc(source, target)) is not None:
+        return _NAIVE
+    if common_type(_in_utc(target, source), source) is not None:
+        return _WALL
+    return CAST_IT

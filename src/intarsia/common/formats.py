@@ -8,7 +8,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from intarsia.common.parquet_file import ParquetInput
+from intarsia.common.int96 import ParquetInput
 from intarsia.common.partitions import (
     PARTITION_SCHEMA_KEY,
     decode_partition_schema,
@@ -58,7 +58,7 @@ def format_of(file: InputFile) -> Format:
     """The format of a file by its name, or by its first bytes where the name does not say.
 
     Raises:
-        InputError: neither tells.
+        InputError: neither says which.
     """
     for kind, suffixes in SUFFIXES.items():
         if file.below.lower().endswith(suffixes):
@@ -129,7 +129,7 @@ def _arrow_stream(file: InputFile) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]
 
 
 def agreed_types(schemas: Sequence[pa.Schema], types: pa.Schema | None) -> pa.Schema | None:
-    """Types for text files of one input, so that a column has in all of them what it would have in one.
+    """Types for the text files of one input: a column has the same type in all files as if they were one.
 
     Integers in one file and fractions in another are float64; any other mix of plain types is text.
     """
@@ -146,7 +146,7 @@ def agreed_types(schemas: Sequence[pa.Schema], types: pa.Schema | None) -> pa.Sc
 
 
 # ---------------------------------------------------------------------------------------------------
-# Columns that are in the directories' names.
+# Partition columns, from the names of directories.
 
 
 def partition_scalars(

@@ -1,9 +1,10 @@
-"""INT96 timestamps of Parquet files as what they are: instants in UTC. Decides about no other column.
+"""INT96 timestamps of Parquet files as instants in UTC; no other column is concerned.
 
 INT96 is a day and the nanoseconds within it. Spark (by default), Hive and Impala write it for instants; the
 format says neither that nor in which unit. PyArrow gives it back without a zone, in nanoseconds that
 silently wrap beyond the years 1677 to 2262, or in microseconds with the rest cut off. Where it is not known
-which of the two is exact, both are read here: together they tell every value.
+which of the two is exact, both are read here: together they tell every value. :class:`ParquetInput` reads one
+file by itself in that way.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from typing import Any, Literal
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.types import kind_of, list_like
@@ -23,7 +25,9 @@ from intarsia.errors import NotSupported
 
 __all__ = [
     "Int96",
+    "ParquetInput",
     "arrow_schema",
+    "check_instants",
     "correct_metadata",
     "int96_columns",
     "int96_of",
@@ -39,16 +43,17 @@ _ZONE = "UTC"
 _ARROW_SCHEMA = b"ARROW:schema"
 _OURS = b"intarsia.txid"
 _UNITS = b"intarsia.int96"
-"""In files of ours: the units that INT96 columns were written from."""
+"""Metadata key of files we write: the units of the timestamps that INT96 columns were written from."""
 _SPARK = (b"org.apache.spark.version", b"org.apache.spark.sql.parquet.row.metadata")
 _SPARK_VERSION = b"org.apache.spark.version"
 _LEGACY = b"org.apache.spark.legacyINT96"
 _LEGACY_TIMES = b"org.apache.spark.legacyDateTime"
-"""Of dates, and of timestamps that are not INT96."""
+"""Spark's key for dates, and for timestamps that are not INT96."""
 _REBASED_BEFORE = -2_208_988_800_000_000
 """1900-01-01 in microseconds: only earlier instants differ between the calendars that Spark has used."""
 _FURTHEST = (2**63 - 1) // 1000
-"""So many microseconds from 1970 an instant may be to be one in nanoseconds, too."""
+"""Microseconds since 1970 up to which an instant fits 64-bit nanoseconds, too."""
+_BATCH_ROWS = 1 << 18
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +79,7 @@ class Int96:
         return pa.schema(fields, schema.metadata)
 
     def needs_both(self, names: Sequence[str]) -> list[str]:
-        """Those of some columns that have to be read in both units."""
+        """The columns that have to be read in both units, of some columns."""
         return [] if self.proven else [name for name in names if name in self.columns]
 
     @property
@@ -85,7 +90,7 @@ class Int96:
     def instants(
         self, table: pa.Table, fine: pa.Table | None, *, schema: pa.Schema, wanted: pa.Schema, path: str
     ) -> pa.Table:
-        """A table as read, with instants in the place of times without a zone.
+        """A table as read, with instants in place of timestamps without a zone.
 
         Args:
             table: read in :attr:`unit`.
@@ -95,7 +100,7 @@ class Int96:
             path: of the file, for errors.
 
         Raises:
-            NotSupported: the unit cannot hold a value, or nobody can tell which instant it is.
+            NotSupported: the unit cannot hold a value, or it is not known which instant it is.
         """
         for number, name in enumerate(table.column_names):
             if name not in self.columns:
@@ -166,7 +171,7 @@ def _top_level(schema: pa.Schema, leaves: Sequence[bool]) -> frozenset[str]:
 
 
 def noted_units(schema: pa.Schema, leaves: Sequence[bool]) -> dict[bytes, bytes]:
-    """The note that tells a reader in which units INT96 columns were written; none where there is no such.
+    """The metadata entry that says in which units INT96 columns were written; empty without INT96 columns.
 
     Args:
         schema: the Arrow columns that are written.
@@ -178,9 +183,9 @@ def noted_units(schema: pa.Schema, leaves: Sequence[bool]) -> dict[bytes, bytes]
 
 
 def noted_schema(schema: pa.Schema, leaves: Sequence[bool]) -> pa.Schema:
-    """The schema to store as a note of Arrow's: INT96 columns as all readers of Arrow see them.
+    """The schema to store as ``ARROW:schema``, with INT96 columns as Arrow readers see them.
 
-    Some readers (Polars) take the note at its word, and others do not; and files of Spark beside have none.
+    Some readers (Polars) trust that entry and others do not, and files of Spark in the dataset have none.
     """
     marks = iter((is_int96, pa.timestamp("ns")) for is_int96 in leaves)
     return pa.schema([f.with_type(_retype(f.type, marks)) for f in schema], schema.metadata)
@@ -200,7 +205,7 @@ def _declared_units(encoded: bytes | None, leaves: Sequence[bool]) -> tuple[Unit
         return None
     try:
         schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(encoded)))
-    except (pa.ArrowException, OSError, ValueError):  # a note that nobody can read says nothing
+    except (pa.ArrowException, OSError, ValueError):  # an unreadable entry says nothing
         return None
     dtypes = leaf_types(schema)
     if len(dtypes) != len(leaves):
@@ -216,7 +221,7 @@ def _declared_units(encoded: bytes | None, leaves: Sequence[bool]) -> tuple[Unit
 
 
 def correct_metadata(notes: Mapping[bytes, bytes]) -> dict[bytes, bytes]:
-    """The notes of a file with INT96 columns for one that is written from what was read of it.
+    """The metadata of a file with INT96 columns, corrected for a file rewritten from what was read.
 
     No instant that was read depends on the calendar; new ones must not be shifted by Spark. Dates and times
     of other types may depend on it, so that a file of Spark 2 says in a note what its version has said.
@@ -264,7 +269,7 @@ def _leaf_types(dtype: pa.DataType) -> Iterator[pa.DataType]:
 
 
 def _retype(dtype: pa.DataType, leaves: Iterator[tuple[bool, pa.DataType]]) -> pa.DataType:
-    """The type with some leaves of others; takes as many leaves as the type has."""
+    """The type with some of its leaves replaced; consumes as many leaves as the type has."""
 
     def inner(field: pa.Field) -> pa.Field:
         return field.with_type(_retype(field.type, leaves))
@@ -326,7 +331,7 @@ def _times(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
 
 
 def _check_exact(coarse: pa.ChunkedArray, fine: pa.ChunkedArray, unit: Unit, column: str, path: str) -> None:
-    """Raise NotSupported where one of the two readings, that in the unit wanted, is not what is stored.
+    """Raise NotSupported where values read in the wanted unit differ from what is stored.
 
     Nanoseconds wrap as 64-bit integers do, and so do microseconds times 1000: the difference is what
     microseconds leave out.
@@ -373,3 +378,72 @@ def _not_shown(column: str, path: str, count: int, sample: pa.Scalar, why: str, 
         path=path,
         hint=hint,
     )
+
+
+class ParquetInput:
+    """A file that is open for reading. A context manager.
+
+    Like ``pyarrow.parquet.ParquetFile``, whose errors it raises; but INT96 columns are instants in UTC, and a
+    value that its unit cannot hold raises NotSupported.
+    """
+
+    def __init__(self, location: str, filesystem: pafs.FileSystem, *, shown: str | None = None) -> None:
+        self._shown = location if shown is None else shown
+        self._handle = filesystem.open_input_file(location)
+        self._parquet = pq.ParquetFile(self._handle)
+        self.schema: pa.Schema = self._parquet.schema_arrow
+        self._int96 = int96_of(self._parquet.metadata, self.schema)
+        if self._int96 is not None:
+            self._parquet = self._open(self._int96.unit)
+            self.schema = self._int96.zoned(self._parquet.schema_arrow)
+
+    @property
+    def int96_columns(self) -> frozenset[str]:
+        """The columns that are, or contain, an INT96 one."""
+        return frozenset() if self._int96 is None else self._int96.columns
+
+    def _open(self, unit: str) -> pq.ParquetFile:
+        return pq.ParquetFile(self._handle, metadata=self._parquet.metadata, coerce_int96_timestamp_unit=unit)
+
+    def batches(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+        """All rows, in order; some columns, or all. Memory: a batch."""
+        names = None if columns is None else list(columns)
+        wanted = self.schema.names if names is None else names
+        both = [] if self._int96 is None else self._int96.needs_both(wanted)
+        fine = self._open("ns").iter_batches(rows, columns=both) if both else None
+        for batch in self._parquet.iter_batches(rows, columns=names):
+            if self._int96 is None:
+                yield batch
+                continue
+            other = None if fine is None else pa.Table.from_batches([next(fine)])
+            yield from self._instants(pa.Table.from_batches([batch]), other).to_batches()
+
+    def read(self, columns: Sequence[str] | None = None, *, use_threads: bool = True) -> pa.Table:
+        """The same as one table."""
+        names = None if columns is None else list(columns)
+        table = self._parquet.read(columns=names, use_threads=use_threads)
+        if self._int96 is None:
+            return table
+        both = self._int96.needs_both(table.column_names)
+        fine = self._open("ns").read(columns=both, use_threads=use_threads) if both else None
+        return self._instants(table, fine)
+
+    def _instants(self, table: pa.Table, fine: pa.Table | None) -> pa.Table:
+        assert self._int96 is not None
+        return self._int96.instants(table, fine, schema=self.schema, wanted=self.schema, path=self._shown)
+
+    def close(self) -> None:
+        self._handle.close()
+
+    def __enter__(self) -> ParquetInput:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def check_instants(location: str, filesystem: pafs.FileSystem, *, shown: str) -> None:
+    """Raise NotSupported where an INT96 value of a file does not fit its unit. Reads those columns only."""
+    with ParquetInput(location, filesystem, shown=shown) as opened:
+        for _ in opened.batches(_BATCH_ROWS, sorted(opened.int96_columns)):
+            pass

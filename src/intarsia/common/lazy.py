@@ -1,4 +1,4 @@
-"""Names and modules that are loaded when they are first used; what is not installed is said by its extra."""
+"""Names and modules that are imported on first use; a missing package is reported with its extra."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EXTRAS = {
 
 
 def optional_module(name: str) -> ModuleType:
-    """A module of ours that needs an optional package. Raises NotSupported where that is not installed."""
+    """Import a module of ours that needs an optional package; NotSupported where that is missing."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -23,7 +23,7 @@ _SECRET_NAME = (
 _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # scheme://user:password@host; the host stays, it says where.
     (re.compile(r"(://)[^/\s@'\"]+@"), rf"\1{_GONE}@"),
-    # A secret with a slash in it, that should not stand there as it is; but not a port and a path.
+    # A secret with an unescaped slash in it; but not a port and a path.
     (re.compile(r"(://)[^/\s@'\":]+:(?!\d+(?:/|$))[^\s@'\"]*@"), rf"\1{_GONE}@"),
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), _GONE),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=\-]{8,}"), rf"\1 {_GONE}"),
@@ -76,7 +76,7 @@ class _Redacting(logging.Filter):
 
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
-    """An error, what caused it, and what a group of errors holds; each once."""
+    """An error, its causes, and the members of an error group; each once."""
     waiting, seen = [error], set[int]()
     while waiting:
         one = waiting.pop()
@@ -94,7 +94,7 @@ def _has_secret(error: BaseException) -> bool:
 
 
 def _stand_in(error: BaseException, made: dict[int, Exception]) -> Exception:
-    """An error of the same name, place and causes whose text is redacted, and which holds nothing else."""
+    """An error of the same name, traceback and causes with redacted text and no other attributes."""
     if id(error) in made:
         return made[id(error)]
     kind = type(error)
@@ -138,7 +138,7 @@ def is_store_error(error: BaseException) -> bool:
 
 
 class operation_log:
-    """Give an error that leaves the operation and the path, and let it go on.
+    """Add the operation and the path to an error that leaves the block, and let it propagate.
 
     One raised on purpose (:class:`IntarsiaError`) names them itself and is not logged; any other is logged
     with them, unchanged.

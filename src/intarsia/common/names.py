@@ -1,4 +1,4 @@
-"""Names in messages: those that come near a wrong one, and lists that stay short."""
+"""Names in messages: suggestions for wrong ones, and lists that stay short."""
 
 from __future__ import annotations
 

@@ -12,7 +12,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.types as pt
 
-__all__ = ["HIVE_NULL", "escape", "partition_text", "python_value", "typed_text", "unescape", "value_type"]
+from intarsia.common.types import value_type
+
+__all__ = ["HIVE_NULL", "escape", "partition_text", "python_value", "typed_text", "unescape"]
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -117,8 +119,3 @@ def typed_text(text: str, data_type: pa.DataType) -> Any:
         except pa.ArrowInvalid:  # no offset: other writers leave it out
             text += "Z"
     return python_value(pa.scalar(text).cast(plain))
-
-
-def value_type(data_type: pa.DataType) -> pa.DataType:
-    """The type of the values themselves, without a dictionary."""
-    return data_type.value_type if pt.is_dictionary(data_type) else data_type

@@ -25,9 +25,9 @@ from intarsia.common.partition_values import (
     python_value,
     typed_text,
     unescape,
-    value_type,
 )
 from intarsia.common.schema import cast_exact, convert_large_types_to_normal, is_nested
+from intarsia.common.types import value_type
 from intarsia.errors import DamagedTable, InputError, UnsafePath
 
 __all__ = [

@@ -1,4 +1,4 @@
-"""From what a caller calls its input (path, URL, directory, glob) to files to read; nothing is read here."""
+"""Paths: from a path, URL, directory or glob to the files to read, and what a path is; reads no file."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import os
 import posixpath
 import re
 from collections.abc import Collection, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -14,20 +15,37 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.common.log import is_store_error, redact
-from intarsia.common.table_formats import LOGS, refusal, sign_of, table_of
 from intarsia.errors import InputError, IntarsiaError, NothingMatched, NotSupported, StorageError
 
 __all__ = [
+    "LOGS",
+    "METADATA",
     "InputFile",
     "find_input_files",
     "is_encodable",
+    "local_path",
     "open_filesystem",
     "path_text",
+    "refusal",
     "refuse_sign_in",
     "shown_path",
+    "sign_of",
+    "start_writeback",
+    "table_of",
     "with_time_limit",
 ]
 
+LOGS: Mapping[str, str] = {"_delta_log": "Delta", ".hoodie": "Hudi"}
+"""The directory in which a format keeps its log."""
+METADATA = ".metadata.json"
+"""How the names of Iceberg's metadata files end; they are in a directory ``metadata``."""
+_DUCKLAKE = "ducklake-"
+_READERS = {
+    "Delta": 'with spark.read.format("delta"), or DeltaTable(path).to_pyarrow_table() of deltalake',
+    "Iceberg": "with spark.table(name), or load_table(name).scan().to_arrow() of pyiceberg",
+    "Hudi": 'with spark.read.format("hudi")',
+    "DuckLake": "in DuckDB, which attaches its catalogue",
+}
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _CONTAINERS = ("abfs", "abfss", "wasb", "wasbs")
 """Schemes of URLs in which a container stands before its account, where others have credentials."""
@@ -35,7 +53,8 @@ _SIGNED_IN = re.compile(r"[^/@:]+:(?!\d+(?:/|$))[^@]*@")
 """A name and a secret, which may have a slash in it; not a host with its port."""
 _RETRY = "retry_limit_seconds"
 GIVE_UP_SECONDS = 15
-"""How long a call to Google Cloud Storage is tried again, where the URL does not say; pauses double it."""
+"""Seconds for which calls to Google Cloud Storage are retried, where the URL does not say; pauses add as
+much."""
 _MAGIC = re.compile(r"[*?\[]")
 _PARQUET = (".parquet", ".parq")
 
@@ -125,7 +144,7 @@ def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> 
 
 
 def with_time_limit(url: str) -> str:
-    """The URL with the seconds after which Google's client, which tries for 15 minutes, is to give up."""
+    """The URL with a retry limit for Google's client, which otherwise retries for 15 minutes."""
     parts = urlsplit(url)
     if parts.scheme.lower() not in ("gs", "gcs") or _RETRY in parts.query:
         return url
@@ -141,7 +160,7 @@ def _from_url(url: str) -> tuple[pafs.FileSystem, str]:
     except OSError as error:
         raise _storage_error(error, shown) from error
     try:
-        # pyarrow's own door to fsspec, which it imports itself.
+        # pyarrow's own bridge to fsspec, which it imports itself.
         found, path = pafs.FileSystem.from_uri(f"fsspec+{url}")
     except (ValueError, ImportError) as error:
         raise NotSupported(
@@ -225,7 +244,7 @@ def _nothing(where: pafs.FileSystem, location: str, suffixes: Collection[str]) -
 def _walk(
     where: pafs.FileSystem, root: str, shown: str, suffixes: Collection[str]
 ) -> tuple[list[InputFile], dict[str, str]]:
-    """The data files below a directory, and the signs of table formats there with the name of each."""
+    """The data files below a directory, and files that belong to a table format, with the format's name."""
     selector = pafs.FileSelector(root or "/", recursive=True, allow_not_found=True)
     found: list[InputFile] = []
     signs: dict[str, str] = {}
@@ -333,3 +352,60 @@ def _storage_error(error: Exception, shown: str) -> StorageError:
     reason = redact(getattr(error, "strerror", None) or str(error) or type(error).__name__)
     number = getattr(error, "errno", None)
     return StorageError(f"Could not look at {shown}: {reason}", errno=number, path=shown)
+
+
+# Files on this machine's own disks.
+
+
+def local_path(filesystem: pafs.FileSystem, location: str) -> str | None:
+    """The path of a file on this machine's own file system; None for any other."""
+    if isinstance(filesystem, pafs.SubTreeFileSystem):
+        return local_path(filesystem.base_fs, filesystem.base_path.rstrip("/") + "/" + location)
+    return location if isinstance(filesystem, pafs.LocalFileSystem) else None
+
+
+def start_writeback(filesystem: pafs.FileSystem, location: str) -> None:
+    """Have the system begin to write a finished file to disk, without waiting for it.
+
+    A commit waits until all its files are on disk; begun early, that happens while others are being written.
+    """
+    path = local_path(filesystem, location)
+    if path is None or not hasattr(os, "posix_fadvise"):
+        return
+    with suppress(OSError):  # it is only advice
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        finally:
+            os.close(descriptor)
+
+
+# Directories of Parquet files that belong to a table format, known by other names in them.
+
+
+def sign_of(path: str, *, directory: bool) -> str | None:
+    """The table format that a file or directory of this name is a sign of."""
+    above, name = posixpath.split(path)
+    if directory or posixpath.basename(above) in LOGS:  # an object store may list no directories
+        return LOGS.get(name if directory else posixpath.basename(above))
+    if name.endswith(METADATA) and posixpath.basename(above) == "metadata":
+        return "Iceberg"
+    return "DuckLake" if name.startswith(_DUCKLAKE) else None
+
+
+def table_of(sign: str) -> str:
+    """The directory of the table that a sign is found in."""
+    above, name = posixpath.split(sign)
+    inner = name.endswith(METADATA) or posixpath.basename(above) in LOGS
+    return posixpath.dirname(above) if inner else above
+
+
+def refusal(root: str, sign: str, kind: str, *, part: bool = False) -> NotSupported:
+    """The error for a directory of a table format, whose files are not exactly the table's rows."""
+    what = f"a{'n' if kind == 'Iceberg' else ''} {kind} table"
+    return NotSupported(
+        f"{root} is {'part of ' if part else ''}{what} (it has {sign}): read as a plain dataset it would show"
+        " rows that are gone, and changing its files would corrupt it.",
+        path=root,
+        hint=f"read it {_READERS[kind]}; change it through its own table format.",
+    )

@@ -17,7 +17,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.exact import cast_exact, conform_table, widen_float16
+from intarsia.common.exact import cast_exact, cast_hint, conform_table, widen_float16
 from intarsia.common.names import check_columns, mismatch, name_problems, suggestion
 from intarsia.common.types import (
     NUMBERS,
@@ -32,7 +32,6 @@ from intarsia.common.types import (
     plain_type,
     rewrite_type,
 )
-from intarsia.common.zones import cast_hint
 from intarsia.errors import InputError, KeyColumnError, SchemaMismatch
 
 __all__ = [
@@ -254,7 +253,7 @@ def _either(ways: Sequence[str]) -> str:
 
 
 UNREADABLE = b"intarsia.unreadable"
-"""Under which a column of text files says, in its metadata, why it has not the type that it should have."""
+"""Field metadata of a text file's column: why it could not be read in its known type."""
 
 
 def unreadable(field: pa.Field) -> str:

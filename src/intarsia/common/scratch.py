@@ -35,10 +35,10 @@ _MARK = re.compile(r"^((?:\.staging_)?[0-9a-f]{32})\.(lock|lease)$")
 
 
 class Mark(Protocol):
-    """Says that the owner of a directory lives."""
+    """The sign that the owner of a directory is alive."""
 
     def release(self) -> None:
-        """The directory is gone, or may go. Idempotent."""
+        """Remove the mark: the directory is gone, or may be removed. Idempotent."""
 
 
 def mark(filesystem: pafs.FileSystem, directory: str) -> Mark:
@@ -139,7 +139,7 @@ def _base() -> str:
 
 
 def _is_private(base: str) -> bool:
-    """Others may write to the directory above, so that a link of theirs could stand there."""
+    """Whether a directory is this user's own and no link; other users may write to its parent."""
     try:
         found = os.lstat(base)
     except FileNotFoundError:
@@ -171,7 +171,7 @@ class _Lock:
     def _taken(self) -> int:
         deadline = time.monotonic() + _WAIT_SECONDS
         parent = os.path.dirname(self._path)
-        while True:  # only a sweep, which lets go at once, can hold a lock of ours
+        while True:  # only a sweep can hold this lock, and it releases it at once
             os.makedirs(parent, exist_ok=True)
             descriptor = try_flock(self._path)
             if descriptor is not None:
@@ -239,7 +239,7 @@ def _free_lease(filesystem: pafs.FileSystem, directory: str) -> bool:
         return False
     try:
         until = float(text)
-    except ValueError:  # torn, by a crash or under our eyes: it begins anew, and its owner renews it
+    except ValueError:  # incomplete, by a crash or just being written: begun again, a living owner renews it
         _write_lease(filesystem, path)
         return False
     if time.time() <= until:
@@ -283,7 +283,7 @@ def try_flock(path: str) -> int | None:
 
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
-    except FileNotFoundError:  # its holder tidied the directory away just now
+    except FileNotFoundError:  # its holder has just removed the directory
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,20 +1,182 @@
-"""Rows that were taken in, in memory or spooled, and the same rows in another schema or fewer of them."""
+"""Rows of a source, taken in once: in memory up to a limit and spooled to disk beyond it.
+
+The spool is a file without a name: readable by its owner alone, and gone with the last table that maps it,
+also when the process is killed. It holds Arrow IPC streams one after the other, uncompressed, and is
+mapped into memory, so rows are paged in when they are read.
+"""
 
 from __future__ import annotations
 
+import mmap
 import os
-from collections.abc import Iterator
-from typing import Any
+import tempfile
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import IO, Any
 
 import pyarrow as pa
 
-from intarsia.common.schema import conform_table
-from intarsia.common.spool import Intake, take_rows
-from intarsia.errors import InputError
+from intarsia.common.exact import cast_exact, conform_table
+from intarsia.common.rows import combine, take_rows, tidy, tidy_schema
+from intarsia.errors import InputError, StorageError
 
-__all__ = ["Source", "conform_batches", "conform_source", "select_known", "select_rows"]
+__all__ = ["Intake", "Source", "conform_batches", "conform_source", "select_known", "select_rows"]
 
 _CHUNK_ROWS = 1 << 20
+_TELL_SECONDS = 0.2
+_UNIT = 64 << 20
+"""Bytes of one batch in the spool: few chunks, little memory while writing."""
+
+
+@dataclass(slots=True)
+class _MappedPart:
+    """Rows of one schema: first what is in the spool, then what is in memory."""
+
+    schema: pa.Schema
+    spooled: list[tuple[int, int]] = field(default_factory=list)
+    held: list[pa.RecordBatch] = field(default_factory=list)
+    own: list[pa.Table] = field(default_factory=list)
+    """Tables that the caller holds in memory anyway, so that spooling would free nothing."""
+
+
+class Intake:
+    """Takes rows in; memory stays within ``limit`` bytes and some 100 MiB for what is being written."""
+
+    def __init__(
+        self,
+        limit: int,
+        directory: str | os.PathLike[str] | None = None,
+        *,
+        report: Callable[[int], None] | None = None,
+    ) -> None:
+        """``report`` is called with the number of rows so far, a few times a second at most."""
+        self._report = report
+        self._rows = 0
+        self._next = time.monotonic() + _TELL_SECONDS
+        self._limit = limit
+        self._directory = directory
+        self._parts: list[_MappedPart] = []
+        self._held = 0
+        self._file: IO[bytes] | None = None
+
+    def __enter__(self) -> Intake:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._file is not None:
+            self._file.close()  # mapped data stays readable
+
+    @property
+    def spooled(self) -> bool:
+        """Whether anything went to disk."""
+        return self._file is not None
+
+    def keep(self, table: pa.Table) -> None:
+        """Take in a table that is in memory anyway. No copy."""
+        self._parts.append(_MappedPart(table.schema, own=[table]))
+
+    def add(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch], *, as_is: bool = False) -> None:
+        """Take in a stream in tidy types, or ``as_is``; each batch is read once."""
+        schema = schema if as_is else tidy_schema(schema)
+        part = _MappedPart(schema)
+        self._parts.append(part)
+        for batch in batches:
+            tidied = tidy(batch, schema)
+            part.held += tidied
+            self._count(batch.num_rows)
+            self._held += sum(one.nbytes for one in tidied)
+            if self._held > (self._limit if self._file is None else min(self._limit, _UNIT)):
+                self._flush()
+
+    def _count(self, rows: int) -> None:
+        self._rows += rows
+        if self._report is not None and (now := time.monotonic()) >= self._next:
+            self._next = now + _TELL_SECONDS
+            self._report(self._rows)
+
+    def tables(self) -> list[pa.Table]:
+        """What was taken in, one table per part. Call it once, at the end."""
+        buffer = self._mapped()
+        tables = []
+        for part in self._parts:
+            pieces = [
+                pa.ipc.open_stream(pa.BufferReader(buffer.slice(start, stop - start))).read_all()
+                for start, stop in part.spooled
+            ]
+            pieces = [_cast_tables(piece, part.schema) for piece in pieces]
+            pieces += part.own
+            if part.held or not pieces:
+                pieces.append(pa.Table.from_batches(part.held, part.schema))
+            tables.append(pa.concat_tables(pieces) if len(pieces) > 1 else pieces[0])
+        return tables
+
+    def _flush(self) -> None:
+        try:
+            if self._file is None:
+                where = _spool_directory(self._directory)
+                # Closed with the intake, which is a context manager.
+                self._file = tempfile.TemporaryFile(prefix="intarsia-", dir=where)  # noqa: SIM115
+            for part in self._parts:
+                if part.held:
+                    start = self._file.tell()
+                    _write(self._file, part.schema, part.held)
+                    part.held = []
+                    part.spooled.append((start, self._file.tell()))
+        except OSError as error:
+            where = _spool_directory(self._directory) or tempfile.gettempdir()
+            raise StorageError(
+                f"Could not write {self._held} bytes of the source to a temporary file in {where}: "
+                f"{error.strerror or error}",
+                errno=error.errno,
+                path=where,
+                hint="name a directory with room by spool_dir= or TMPDIR, or raise spool_bytes=",
+            ) from error
+        self._held = 0
+
+    def _mapped(self) -> pa.Buffer:
+        if self._file is None:
+            return pa.py_buffer(b"")
+        self._flush()
+        self._file.flush()
+        return pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
+
+
+def _spool_directory(given: str | os.PathLike[str] | None) -> str | None:
+    """The directory for the spool: /var/tmp by default, since /tmp is often in memory."""
+    if given is not None:
+        return os.fspath(given)
+    if os.environ.get("TMPDIR") or not os.access("/var/tmp", os.W_OK):
+        return None
+    return "/var/tmp"
+
+
+def _write(file: IO[bytes], schema: pa.Schema, batches: list[pa.RecordBatch]) -> None:
+    # The stream format, since the file format cannot change a dictionary between batches.
+    with pa.ipc.new_stream(pa.PythonFile(file, "w"), schema) as writer:
+        for group in _units(batches):
+            writer.write_table(combine(pa.Table.from_batches(group, schema)))
+
+
+def _units(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+    group: list[pa.RecordBatch] = []
+    size = 0
+    for batch in batches:
+        group.append(batch)
+        size += batch.nbytes
+        if size >= _UNIT:
+            yield group
+            group, size = [], 0
+    if group:
+        yield group
+
+
+def _cast_tables(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with the extension types of the schema, which a stream loses when they are not registered."""
+    if table.schema.equals(schema):
+        return table
+    columns = [cast_exact(table[f.name], f.type, column=f.name) for f in schema]
+    return pa.Table.from_arrays(columns, schema=schema)
 
 
 class Source:

@@ -37,7 +37,7 @@ _BAD_ROW = re.compile(r"CSV parse error: (?:Row #(\d+): )?(.*)", re.DOTALL)
 
 @contextmanager
 def file_errors(file: InputFile, kind: str) -> Iterator[None]:
-    """Let errors of reading a file leave as StorageError or DamagedTable with the file's path."""
+    """Convert errors of reading a file to StorageError or DamagedTable with the file's path."""
     try:
         yield
     except IntarsiaError:
@@ -159,7 +159,7 @@ def _with_types(
 def _through_decimals(
     read: Callable[[pa.Schema | None], pa.Table], schema: pa.Schema, number: int, field: pa.Field
 ) -> pa.ChunkedArray:
-    """A column of integers that are written as 1.0 or 1e3: as float64, those above 2**53 would be rounded."""
+    """Integers written as 1.0 or 1e3, read as decimals: as float64, those above 2**53 would be rounded."""
     as_decimal = schema.set(number, field.with_type(pa.decimal128(38, 18)))  # 20 digits before the point
     return read(as_decimal).column(number).cast(field.type)
 
@@ -213,7 +213,7 @@ def _csv_options(
             null_values=[""], strings_can_be_null=True, quoted_strings_can_be_null=False
         ),
         "read_options": pacsv.ReadOptions(block_size=block_size),
-        # Else a file is cut at any line break, also in a quoted field: rows would be refused, or be others.
+        # Otherwise a file is split at any line break, also in a quoted field: rows would be refused or wrong.
         "parse_options": pacsv.ParseOptions(delimiter=delimiter, newlines_in_values=True),
         **copy.deepcopy(dict(given)),  # the caller's stay as they are
     }

@@ -374,7 +374,7 @@ def uuids_of_text(texts: Any) -> Any:
         pc.index_in(pc.utf8_slice_codeunits(digits, 2 * at, 2 * at + 2), value_set=_PAIRS).cast(pa.uint8())
         for at in range(_BYTES)
     ]
-    # Byte by byte of all values: brought to all bytes of value by value.
+    # From one array per byte to all bytes of each value.
     number = _counted(_BYTES * count)
     places = pc.add(pc.multiply(pc.bit_wise_and(number, _BYTES - 1), count), pc.shift_right(number, 4))
     data = pa.concat_arrays(columns).take(places)
@@ -383,5 +383,5 @@ def uuids_of_text(texts: Any) -> Any:
 
 
 def _counted(count: int) -> pa.Array:
-    """The numbers from 0 on."""
+    """The integers from 0 to ``count`` - 1."""
     return pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count)), 1)

@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from intarsia.common.partitions import typed_partition
 from intarsia.common.schema import common_type, conform_table
-from intarsia.core.bounds import Bounds
 from intarsia.core.keys import comparable
 from intarsia.core.merge import normalize_keys
-from intarsia.core.prune import KeyRange, PartitionSet
+from intarsia.core.prune import Bounds, KeyRange, PartitionSet
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, KeyColumnError, SchemaMismatch
 

@@ -26,19 +26,19 @@ class StagedFile:
     size: int
     partition: Mapping[str, Any] = field(default_factory=dict)
     tag: Any = None
-    """The note of the :class:`~intarsia.core.partitioner.Part` that its rows belong to."""
+    """The tag of the :class:`~intarsia.core.partitioner.PartitionKey` that its rows belong to."""
     nans: Mapping[str, int] | None = None
-    """How many NaN each column of floats has, by the path of its leaf, where they were counted."""
+    """Number of NaN in each float column, by the path of its leaf, where they were counted."""
     retyped: frozenset[str] = frozenset()
-    """Columns that are stored otherwise than in the file it replaces, and are meant to be."""
+    """Columns stored in another type than in the file it replaces, on purpose."""
     refused: tuple[Refusal, ...] = ()
-    """Values that its columns cannot take; with any, there is no such file, and the change is not to be."""
+    """Values that its columns cannot take; with any, the file was not written and the change fails."""
     footer: pq.FileMetaData | None = field(default=None, repr=False, compare=False)
-    """What its writer put at its end, where the file was only measured and cannot be opened again."""
+    """Its footer, where the file was only measured and cannot be opened again."""
 
     @staticmethod
     def unwritten(refused: Iterable[Refusal], path: str = "") -> StagedFile:
-        """What stands for rows that were evaluated and not written."""
+        """A staged file for rows that were evaluated but not written."""
         return StagedFile("", path, 0, 0, refused=sum_refusals(refused))
 
 
@@ -64,7 +64,7 @@ class Staged:
     """The files that an engine has written for one operation."""
 
     rewritten: Mapping[str, StagedFile] = field(default_factory=dict)
-    """Files that take the place of another under its name, by the path of that one."""
+    """New content of files that keep their names, by the path of the old file."""
     added: tuple[StagedFile, ...] = ()
 
 
@@ -90,10 +90,10 @@ class Change:
     """The condition (an Expr over the table's columns) outside of which the operation has read nothing;
     None is everything."""
     schema: pa.Schema | None = None
-    """The dataset's schema after the operation, where it decides that; kept where no file has it any more,
-    and then a change without files is committed, too."""
+    """The dataset's schema after the operation, where the operation decides it. It is recorded when no file
+    is left to hold it; a change without files is committed for it."""
     partition_columns: tuple[str, ...] = ()
-    """With ``schema``: what the dataset is partitioned by."""
+    """The partition columns that go with ``schema``."""
 
     @property
     def written(self) -> tuple[StagedFile, ...]:
@@ -106,22 +106,22 @@ class Change:
 
 
 class Discard:
-    """As much of a file system as a writer needs whose files are only to be measured; pickles."""
+    """A file system that discards what is written to it, so that files are only measured; pickles."""
 
     def open_output_stream(self, _location: str) -> Any:
         return pa.MockOutputStream()
 
     def delete_file(self, _location: str) -> None:
-        """Nothing: there is none."""
+        """Does nothing: no file was kept."""
 
 
 def is_discarded(filesystem: Any) -> bool:
-    """Whether what is written to a file system is only measured."""
+    """Whether a file system discards what is written to it."""
     return isinstance(filesystem, Discard)
 
 
 BEGUN = "begun-"
-"""Of the name of a staged note, before the mark of an attempt that writes files where they stay."""
+"""Prefix of the name of a staged marker file; the id of an attempt that writes files in place follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +138,7 @@ class Staging:
 
     @property
     def discards(self) -> bool:
-        """Whether what is written cannot be read."""
+        """Whether files written here are discarded."""
         return is_discarded(self.filesystem)
 
     def location(self, label: str) -> str:
@@ -148,11 +148,11 @@ class Staging:
 
 @dataclass(frozen=True, slots=True)
 class Committed:
-    """The table's receipt."""
+    """What a table's commit returns."""
 
     txid: str
     version: int
     rows: int | None = None
     """How many rows there are now, where others have committed since the change was planned."""
     notes: tuple[str, ...] = ()
-    """What the commit did besides, for the result."""
+    """Notes of the commit for the result."""

@@ -9,8 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
+from intarsia.common.exact import cast_hint
 from intarsia.common.names import check_columns, join_names, mismatch, name_problems, suggestion
-from intarsia.common.zones import cast_hint
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.expr import resolve, to_sql, type_of
 from intarsia.core.intent import Merge
@@ -114,7 +114,7 @@ def resolve_assignments(
 
 
 def _check_zone(expression: Any, dtype: pa.DataType, left: pa.Schema, other: pa.Schema) -> None:
-    """Raise SchemaMismatch for times of the source without a zone, as where a whole row takes their place."""
+    """Raise SchemaMismatch for timestamps of the source without a zone, as for whole rows."""
     if not any(side == "source" or path[0] not in left.names for side, path in columns_of(expression)):
         return
     given = type_of(expression, left, source=other)
@@ -128,7 +128,7 @@ def _check_zone(expression: Any, dtype: pa.DataType, left: pa.Schema, other: pa.
 
 @contextmanager
 def naming_column(column: Sequence[str]) -> Iterator[None]:
-    """Say which column is set, in an error of a value that does not fit it."""
+    """Add the name of the assigned column to an error about a value that does not fit it."""
     try:
         yield
     except ValuesRefused as error:
@@ -159,7 +159,7 @@ def _resolve_assigned(name: Any, target: pa.Schema, path: str) -> tuple[str, ...
 
 
 def _beside(parts: Sequence[str], schema: pa.Schema) -> list[str]:
-    """The names among which the first part that is not there might have been."""
+    """The names at the level of the first part that does not exist, for suggestions."""
     fields, above = list(schema), ""
     for part in parts:
         found = next((field for field in fields if field.name == part), None)
@@ -189,7 +189,7 @@ class Star:
     kept: tuple[str, ...] = ()
     """The target's columns that the source lacks: they keep their values, and are NULL in new rows."""
     read: tuple[str, ...] = ()
-    """Those that are passed over, but that a condition, a value or an order reads."""
+    """Those of ``passed_over`` that a condition, a value or an order reads."""
 
     def wanted(self, source: pa.Schema, schema: pa.Schema, *, strict: bool) -> pa.Schema:
         """The schema that the source is cast to, of a dataset of ``schema``.
@@ -203,7 +203,7 @@ class Star:
 
     @property
     def notes(self) -> tuple[str, ...]:
-        """What plan and result say."""
+        """Notes for the plan and the result."""
         notes = []
         if self.passed_over:
             notes.append(f"Columns of the source that are not written: {join_names(self.passed_over)}.")
@@ -214,7 +214,7 @@ class Star:
 
 
 def resolve_star(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Star:
-    """What whole rows take of the source. Raises InputError for what cannot be left out or kept."""
+    """The columns that whole rows take from the source; raises InputError where some cannot be left out."""
     _check_excepted(intent, snapshot, source)
     if not intent.rule.replaces_rows:
         return Star(source)
@@ -271,7 +271,7 @@ def _check_excepted(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Non
 
 
 def _mentioned_columns(intent: Merge) -> Iterator[str]:
-    """Names of columns that anything but a star reads."""
+    """Names of the columns that conditions, values and orders read."""
     yield from intent.source_keys
     yield from intent.dedup_order_by
     for expression in _expressions(intent):

@@ -21,8 +21,7 @@ import pyarrow.compute as pc
 
 from intarsia.common.names import check_columns
 from intarsia.common.schema import is_nested
-from intarsia.core.keys import arange, comparable, decoded, flat
-from intarsia.core.prune import search
+from intarsia.core.keys import arange, comparable, decoded, flat, search
 from intarsia.errors import InputError
 
 Curve = Literal["zorder", "hilbert", "linear"]

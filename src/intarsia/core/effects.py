@@ -52,23 +52,23 @@ class OperationCall:
     target: Literal["path", "parquet", "iceberg"] = "path"
     """A path or URL; else a table that was opened before."""
     engines: frozenset[str] = frozenset(("arrow", "duckdb", "spark"))
-    """Those that may do the work; with ``auto`` where it is chosen by ``memory_bytes``, ``object`` where the
-    caller made it."""
+    """Engines that may do the work; with ``auto`` where it is chosen by ``memory_bytes``, ``object`` where
+    the caller made it."""
     source: SourceKind | None = None
     """Where rows come from; None is not known."""
     has_sql: bool = True
     reads_rows: bool = True
-    """Whether rows of the table are looked at."""
+    """Whether rows of the table are read."""
     writes_files: bool = True
     """Whether data files are written."""
     adds_files: bool = True
-    """Whether data files of a new name are cut from rows."""
+    """Whether new data files are written, as opposed to files that are replaced."""
     dry_run: bool = True
 
 
 @dataclass(frozen=True, slots=True)
 class _Need:
-    """What has to be so for an option to have an effect, why it has none elsewhere, and what to do."""
+    """A condition for an option to have an effect; otherwise why it has none, and what to do."""
 
     holds: Callable[[OperationCall], bool]
     why: Callable[[OperationCall], str]
@@ -184,7 +184,7 @@ OPTIONS: Mapping[str, tuple[_Need, ...]] = {
 """Every option that operations take as a keyword besides their own arguments, and what it needs."""
 
 ENGINE_OPTIONS = ("memory_bytes", "threads", "tasks", "broadcast_bytes")
-"""Options of engines; every engine has the first."""
+"""Options of engines; every engine takes the first."""
 _NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = {
     "single_writer": (False,),
     "int96": ("keep",),
@@ -195,7 +195,7 @@ _NOTHING_ASKED: Mapping[str, tuple[Any, ...]] = {
     "storage_options": ({},),
     "progress": (False,),
 }
-"""Values that ask for what is so anyhow."""
+"""Values that ask for the default."""
 
 
 def _asks(name: str, value: Any) -> bool:
@@ -217,12 +217,12 @@ def check_options(call: OperationCall, options: Mapping[str, Any]) -> None:
 
 
 def select_effective(call: OperationCall, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Those of some options that a caller gives to many calls that have an effect in this one."""
+    """The options that have an effect in this call, of those that a caller gives to many calls."""
     return {name: value for name, value in options.items() if _unmet(call, name) is None}
 
 
 def check_write_options(intent: Intent, snapshot: Snapshot) -> None:
-    """Raise InputError for an option about the files that are written where no such file will be."""
+    """Raise InputError for an option about written files where the operation writes none."""
     call = _writing(intent, snapshot)
     check_options(call, {field.name: getattr(intent.options, field.name) for field in fields(WriteOptions)})
 
@@ -251,7 +251,7 @@ def _writing(intent: Intent, snapshot: Snapshot) -> OperationCall:
 
 
 def check_effects(intent: Intent) -> None:
-    """Raise InputError for an argument that the operation itself leaves no room for."""
+    """Raise InputError for an argument that contradicts the operation itself."""
     match intent:
         case Merge():
             if not intent.rule.replaces_rows:
@@ -280,7 +280,7 @@ def check_effects(intent: Intent) -> None:
 
 
 def check_overwrite(intent: Write, snapshot: Snapshot) -> None:
-    """Raise InputError for options about columns where the rows that come decide about these."""
+    """Raise InputError for options about columns where the new rows decide the columns."""
     if intent.replaces_all and not snapshot.format.owns_schema:
         why = 'mode="overwrite" replaces the schema with the rows'
         _refuse(_about_columns(intent), why, "leave it out, or replace a part of the rows with where=.")

@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.spool import tidy_schema
+from intarsia.common.rows import tidy_schema
 from intarsia.core.expr import Cast, Expr, columns, resolve, type_of
 from intarsia.core.expr.casts import cast
 from intarsia.core.expr.run import ExprRows, broadcast, run
@@ -56,7 +56,7 @@ def _evaluate(
 
 
 def find_refused_values(expr: Expr, batch: Batch, source: Batch | None = None) -> tuple[Refusal, ...]:
-    """The values of all rows that the column cannot take which they are assigned to.
+    """The values of all rows that the column they are assigned to cannot take.
 
     Raises as :func:`evaluate` does for any other reason.
     """
@@ -72,7 +72,7 @@ def find_refused_values(expr: Expr, batch: Batch, source: Batch | None = None) -
 
 def _values(expr: Expr, rows: ExprRows) -> pa.Array:
     values = broadcast(run(expr, rows), rows.length)
-    # A constant has no dictionary until it is spread over the rows.
+    # A constant gets its dictionary type only when it is repeated for every row.
     return cast(values, expr.type) if isinstance(expr, Cast) else values
 
 

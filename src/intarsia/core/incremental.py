@@ -18,7 +18,6 @@ from intarsia import api
 from intarsia.common.log import logger, operation_log
 from intarsia.common.partitions import infer_partition_schema, parse_hive_partition_path, typed_partition
 from intarsia.common.schema import conform_table, unify_schemas
-from intarsia.core.bounds import Bounds, bounds_of
 from intarsia.core.candidates import (
     Columns,
     ConservativeMembershipChecker,
@@ -31,10 +30,10 @@ from intarsia.core.intent import ROWS_PER_FILE
 from intarsia.core.keys import KeyIndex, flat
 from intarsia.core.merge import listed_columns, normalize_keys
 from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.prune import Bounds, bounds_of
 from intarsia.core.report import MergeFileMetadata, MergeResult
-from intarsia.core.retype import retype
 from intarsia.core.rule import when_matched
-from intarsia.core.snapshot import DataFile, Snapshot
+from intarsia.core.snapshot import DataFile, Snapshot, retype
 from intarsia.core.validation import null_source_keys
 from intarsia.errors import InputError, KeyColumnError, NothingMatched, NotSupported, PartitionMoveError
 from intarsia.storage import open_storage
@@ -66,7 +65,7 @@ Path = str | os.PathLike[str]
 
 
 class _UnaskedText(str):
-    """A default that only a new dataset gets: files that are there keep what they have."""
+    """A default for new datasets only: existing files keep what they have."""
 
 
 class _UnaskedNumber(int):
@@ -185,7 +184,7 @@ class ParquetMetadataAnalyzer:
 
 
 def _column_stats(bounds: Bounds, dtype: pa.DataType, count: int) -> list[dict[str, Any]]:
-    """The bounds of whole files; one row group without them leaves the file without."""
+    """The bounds of whole files; unknown where one row group has none."""
     low, high = _python_values(bounds.lower, dtype), _python_values(bounds.upper, dtype)
     found: list[list[tuple[Any, Any]]] = [[] for _ in range(count)]
     nulls: list[int | None] = [0] * count
@@ -277,7 +276,7 @@ class _Fixed:
         return self.state
 
     def check(self) -> None:
-        """Nothing: nothing is committed."""
+        """Does nothing: nothing is committed."""
 
     def check_change(self, *_: Any) -> None:
         """Nothing: nothing is committed."""

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from intarsia.common.int96 import int96_columns, leaf_types
 from intarsia.common.names import check_columns
 from intarsia.core import render
-from intarsia.core.bounds import bounds_of
+from intarsia.core.prune import bounds_of
 from intarsia.core.snapshot import DataFile, Snapshot
 
 SMALL_BYTES = 32 * 1024 * 1024
 MOST_CHUNKS = 200_000
-"""Column chunks that are read one by one (about half a second); beyond, columns are not counted."""
+"""Column chunks up to which columns are summed up one by one (about half a second); beyond, they are not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +181,7 @@ def file_ranges(snapshot: Snapshot, column: str) -> tuple[FileRange, ...]:
 
 
 def _plain(values: pa.Array) -> pa.Array:
-    """The values in a form that Python has, too: it counts microseconds."""
+    """The values in a type that Python has, too: microseconds instead of nanoseconds."""
     dtype = values.type
     if pa.types.is_timestamp(dtype) and dtype.unit == "ns":
         return values.cast(pa.timestamp("us", dtype.tz), safe=False)

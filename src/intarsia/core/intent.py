@@ -37,11 +37,11 @@ class WriteOptions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Intent:
-    """What every operation says of what it writes."""
+    """What every operation has: write options and commit properties."""
 
     options: WriteOptions = field(default_factory=WriteOptions)
     properties: Mapping[str, str] = field(default_factory=dict)
-    """Kept in the commit, as they are."""
+    """Recorded in the commit unchanged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +65,11 @@ class Merge(_Intent):
     schema_evolution: Any = None
     partition_columns: tuple[str, ...] | None = None
     except_columns: tuple[str, ...] = ()
-    """Source columns that whole rows are made without."""
+    """Source columns that whole rows leave out."""
 
     @property
     def matches_null(self) -> bool:
-        """Whether some key may be NULL on both sides and match; where others are, they are refused."""
+        """Whether NULL matches NULL in some key column; in the other key columns NULL is refused."""
         return self.null_keys == "match" or bool(self.null_safe)
 
     @property
@@ -122,7 +122,7 @@ class Write(_Intent):
 
     @property
     def replaces_all(self) -> bool:
-        """Whether nothing of what is there stays, so that the new rows decide about the schema."""
+        """Whether every existing row is removed, so that the new rows decide the schema."""
         return self.mode == "overwrite" and self.where is None
 
 

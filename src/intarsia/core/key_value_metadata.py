@@ -1,4 +1,4 @@
-"""Key-value metadata of Parquet files: what of it stays true where rows change or files come together.
+"""Key-value metadata of Parquet files: which entries stay true where rows change or files are combined.
 
 The entry in which Spark keeps a schema is in :mod:`intarsia.core.spark_metadata`. Unknown entries stay in a
 file that is rewritten, and are copied into other files where all files that have them agree.
@@ -9,19 +9,24 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from intarsia.common.int96 import int96_columns, iterate_leaves
+from intarsia.common.types import kind_of
 from intarsia.core.snapshot import DataFile
 from intarsia.core.spark_metadata import SPARK_SCHEMA, make_spark_schema
-from intarsia.errors import SchemaMismatch
+from intarsia.errors import NotSupported, SchemaMismatch
 
 __all__ = [
+    "check_calendar",
     "check_geometries",
     "check_metadata",
+    "exact_columns",
     "geometry_columns",
     "is_legacy",
     "join_metadata",
@@ -44,7 +49,7 @@ _OF_ROWS = frozenset(
         b"hoodie_max_record_key",
     }
 )
-"""KeyValueMetadata that tell which rows a file holds."""
+"""Keys of entries that describe which rows a file holds."""
 _OF_COLUMNS = frozenset(
     {
         b"avro.schema",
@@ -54,11 +59,16 @@ _OF_COLUMNS = frozenset(
         b"thrift.descriptor",
     }
 )
-"""KeyValueMetadata by which readers of other libraries read the columns, or which repeat them."""
+"""Keys of entries from which other libraries read the columns, or which repeat the schema."""
 _SPARK_VERSION = b"org.apache.spark.version"
 _CALENDARS = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.timeZone")
+_FIRST_DAY = -141_427
+"""1582-10-15, the first day that both calendars have."""
+_FIRST_SECOND = -2_208_988_800
+"""1900-01-01 in UTC: in no time zone do Spark's calendars differ since."""
+_PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 _FIRST_CORRECT = (3, 1)
-"""The version of Spark since which neither INT96 nor other dates and times are in the old calendar."""
+"""The first version of Spark that writes neither INT96 nor other dates and times in the old calendar."""
 
 
 def rewrite_metadata(
@@ -67,8 +77,8 @@ def rewrite_metadata(
     """The notes of a file for the one that replaces it, with the columns of ``schema``.
 
     Args:
-        changed: columns of which rows get other values.
-        moved: whether rows are deleted, or change their places.
+        changed: columns whose values change in some rows.
+        moved: whether rows are deleted or change their positions.
     """
     kept = _with_columns(notes, schema, before)
     if SPARK_SCHEMA not in kept:
@@ -83,7 +93,7 @@ def rewrite_metadata(
 
 
 def share_metadata(files: Iterable[KeyValueMetadata]) -> dict[bytes, bytes]:
-    """What a new file may take over of the notes of others: what they agree on, and nothing of their rows.
+    """The entries that a new file takes over from others: those they agree on, and none that describes rows.
 
     The note in which Spark keeps the schema is left out.
     """
@@ -207,7 +217,7 @@ def _with_columns(notes: KeyValueMetadata, schema: pa.Schema, before: pa.Schema)
 
 
 # ---------------------------------------------------------------------------------------------------
-# JSON: what cannot be read, or is not as it should be, stays as it is.
+# JSON values: one that cannot be parsed, or is not as its specification says, stays unchanged.
 
 Edit = Callable[[dict[str, Any]], dict[str, Any]]
 
@@ -236,7 +246,7 @@ def _with_geometries(geo: dict[str, Any], edit: Callable[[str, dict[str, Any]], 
 
 
 def _without_extent(geo: dict[str, Any], changed: Collection[str]) -> dict[str, Any]:
-    """Some columns without what describes their rows; no kind of geometry is named where any may be."""
+    """The changed columns without their extent, and without kinds of geometry, since any may occur now."""
 
     def edit(name: str, column: dict[str, Any]) -> dict[str, Any]:
         if name not in changed:
@@ -252,7 +262,7 @@ def _without_all_extents(geo: dict[str, Any]) -> dict[str, Any]:
 
 
 def _with_extents(geo: dict[str, Any], files: Sequence[dict[str, Any] | None]) -> dict[str, Any]:
-    """Each column with the extent and the kinds of geometries of all files, where each tells its own."""
+    """Each column with the extent and the kinds of geometry of all files, where every file has its own."""
 
     def edit(name: str, column: dict[str, Any]) -> dict[str, Any]:
         known = [{} if one is None else one["columns"].get(name, {}) for one in files]
@@ -265,7 +275,7 @@ def _with_extents(geo: dict[str, Any], files: Sequence[dict[str, Any] | None]) -
 
 
 def _join_boxes(boxes: Sequence[Any]) -> list[float] | None:
-    """One box around others; None where one is not known, or goes around the date line."""
+    """One box around all others; None where one is unknown or crosses the date line."""
     if not boxes or any(not isinstance(box, list) or len(box) not in (4, 6) for box in boxes):
         return None
     half = len(boxes[0]) // 2
@@ -282,7 +292,7 @@ def _join_boxes(boxes: Sequence[Any]) -> list[float] | None:
 
 
 def _without_range(pandas: dict[str, Any]) -> dict[str, Any]:
-    """Without numbers that rows have by their places."""
+    """Without a range index, which numbers rows by position."""
     kept = [
         one for one in pandas["index_columns"] if not (isinstance(one, dict) and one.get("kind") == "range")
     ]
@@ -295,11 +305,13 @@ def _without_types(pandas: dict[str, Any], columns: Collection[str]) -> dict[str
 
 
 _WITHOUT_ROWS: dict[bytes, Edit] = {GEO: _without_all_extents, PANDAS: _without_range}
-"""How a note loses what it tells of rows."""
+"""How to remove what an entry says about rows."""
 
 
 # ---------------------------------------------------------------------------------------------------
-# Spark's calendars: before version 3 dates were Julian until 1582, and files do not always say so.
+# Spark's calendars: before version 3 dates were Julian until 1582-10-15, and files do not always say so. By
+# the notes in a file newer versions shift such dates, and times before 1900. What is stored stays as it is:
+# no value is moved here, and a new one that Spark would shift is refused.
 
 
 def _version(text: bytes) -> tuple[int, int]:
@@ -327,3 +339,60 @@ def _may_be_ancient(footer: pq.FileMetaData) -> bool:
             if known.has_min_max and known.min.year < 1900:
                 return True
     return False
+
+
+def exact_columns(file: DataFile, footer: pq.FileMetaData | None = None) -> frozenset[str] | None:
+    """The columns of a legacy file that Spark does not shift; None where it shifts no column of the file.
+
+    Tables whose columns are found by id do not keep Spark's notes.
+    """
+    footer = file.footer if footer is None else footer
+    if footer is None or file.scan_task is not None or not is_legacy(footer.metadata or {}):
+        return None
+    return frozenset(int96_columns(footer.schema))  # INT96 columns have an entry of their own
+
+
+def check_calendar(values: Mapping[str, Any], exact: frozenset[str] | None, path: str) -> None:
+    """Raise NotSupported where Spark would shift new values of a file when it reads them.
+
+    Args:
+        values: columns by name.
+        exact: what :func:`exact_columns` gives for the file.
+    """
+    for name, column in values.items() if exact is not None else ():
+        if exact is None or name in exact:
+            continue
+        chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
+        for times in _times(chunked):
+            first = _first_exact(times.type)
+            old = times.filter(pc.fill_null(pc.less(times.cast(_number(times.type)), first), False))
+            if len(old):
+                raise _shift_error(old, name, path)
+
+
+def _shift_error(old: pa.ChunkedArray, column: str, path: str) -> NotSupported:
+    values = "1 new value" if len(old) == 1 else f"{len(old):,} new values"
+    since = "1582-10-15" if pa.types.is_date(old.type) else "1900"
+    return NotSupported(
+        f"{values} of column {column!r}, such as {old[0].cast(pa.string())}, would be shifted by Spark where"
+        f" it is read: {path} has the calendar of Spark 2, which is another before {since}.",
+        path=path,
+        hint="have Spark read and write that file anew; nothing was changed.",
+    )
+
+
+def _number(dtype: pa.DataType) -> pa.DataType:
+    return pa.int32() if pa.types.is_date32(dtype) else pa.int64()
+
+
+def _first_exact(dtype: pa.DataType) -> int:
+    if pa.types.is_date(dtype):
+        return _FIRST_DAY if pa.types.is_date32(dtype) else _FIRST_DAY * 86_400_000
+    return _FIRST_SECOND * _PER_SECOND[dtype.unit]
+
+
+def _times(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+    """The dates and timestamps in a column, at any depth."""
+    for leaf in iterate_leaves(column):
+        if kind_of(leaf.type) in ("timestamp", "zoned timestamp", "date"):
+            yield leaf

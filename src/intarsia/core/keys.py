@@ -14,7 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.spool import take_rows
+from intarsia.common.rows import take_rows
 
 Column = Any
 """A pa.Array or pa.ChunkedArray."""
@@ -77,7 +77,7 @@ def find(values: Column, *, among: pa.Array, null_match: bool = False) -> pa.Chu
 
 
 def _typed(values: Column, dtype: pa.DataType) -> Column:
-    """The side that is looked up takes the type of the other, which may be the wider one."""
+    """The values in the type of the other side, which may be the wider one."""
     return values if values.type == dtype else values.cast(dtype)
 
 
@@ -87,7 +87,7 @@ def _find_plain(values: Column, among: pa.Array, null_match: bool) -> Column:
 
 @dataclass(frozen=True, slots=True)
 class _Digit:
-    """One column of a composite key: its distinct values, and how to fold its code in."""
+    """One column of a composite key: its distinct values, and the factor of its code."""
 
     values: pa.Array
     radix: int
@@ -291,6 +291,33 @@ def _ascending(values: pa.Array) -> bool:
     return bool(pc.all(steps).as_py())
 
 
+def search(ordered: pa.Array, values: pa.Array, *, side: str) -> pa.Array:
+    """The position at which each value would be inserted into ``ordered``; any type that sorts."""
+    if not (pa.types.is_decimal(ordered.type) or pa.types.is_fixed_size_binary(ordered.type)):
+        return pc.search_sorted(ordered, values, side=side).cast(pa.int64())
+    # No kernel for decimals: sort both together; ties put the values first ("left") or last.
+    mark = 1 if side == "left" else -1
+    both = pa.table(
+        {
+            "value": pa.concat_arrays([ordered, values]),
+            "tie": pa.array([mark] * len(ordered) + [0] * len(values), pa.int8()),
+        }
+    )
+    order = pc.sort_indices(both, sort_keys=[("value", "ascending"), ("tie", "ascending")])
+    is_value = pc.greater_equal(order, len(ordered))
+    before = pc.cumulative_sum(pc.invert(is_value).cast(pa.int64()))
+    result = (
+        pc.scatter(
+            before.filter(is_value),
+            pc.subtract(order.filter(is_value).cast(pa.int64()), len(ordered)),
+            max_index=len(values) - 1,
+        )
+        if len(values)
+        else pa.array([], pa.int64())
+    )
+    return pc.if_else(pc.is_valid(values), result, pa.scalar(None, pa.int64()))
+
+
 def explode(counts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Row i repeated ``counts[i]`` times, and the number of each repetition from 0."""
     total = pc.sum(counts).as_py() or 0
@@ -309,18 +336,18 @@ def arange(count: int, start: int = 0) -> pa.Array:
 
 
 def marked(numbers: Column, count: int) -> pa.BooleanArray:
-    """Which of the numbers from 0 on, below ``count``, are among some."""
+    """A mask of ``count`` entries that is TRUE at the given numbers."""
     return pc.is_valid(flat(places(numbers, count)))
 
 
 def places(numbers: Column, count: int) -> Column:
-    """For each number from 0 on, below ``count``, where it stands among some; NULL for those that do not."""
+    """For each number below ``count`` its position among ``numbers``; NULL where it is not among them."""
     narrow = pa.int32() if len(numbers) < 1 << 31 else pa.int64()
     return pc.inverse_permutation(numbers, max_index=count - 1, output_type=narrow)
 
 
 def winners(keys: Sequence[Column], order_by: Sequence[Column], *, null_match: bool = True) -> pa.Array:
-    """The rows to keep, ascending, when each key may stay once.
+    """The rows to keep, ascending, when one row per key is kept.
 
     The row with the highest ``order_by`` wins, column by column; NULL loses against any value, NaN is
     the highest number; on ties, and without an order, the last row wins.

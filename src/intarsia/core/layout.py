@@ -1,23 +1,45 @@
-"""What of a Parquet file's layout a rewrite keeps, read from its footer; no file is opened here."""
+"""The layout of a Parquet file, read from its footer, so that a rewrite can keep it; no file is opened here.
+
+That is codecs, pages and row groups (:class:`Layout`), and the elements of the schema as the writer spelled
+them (:class:`Elements`): physical, logical and converted type, repetition, names of groups and field ids. Two
+columns may hold the same values and be spelled in ways that readers take for different types.
+"""
 
 from __future__ import annotations
 
 import json
 import math
+import struct
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import correct_metadata, int96_columns
+from intarsia.common.int96 import arrow_schema, correct_metadata, int96_columns
+from intarsia.common.thrift import I32, Struct, get, read_until
+
+__all__ = [
+    "DEFAULT_ROW_GROUP_ROWS",
+    "Elements",
+    "Layout",
+    "Leaf",
+    "elements_of",
+    "elements_of_files",
+    "footer_of",
+    "layout_of",
+    "leaf_columns",
+    "leaves_of",
+    "same_leaves",
+    "with_repetition",
+]
 
 DEFAULT_ROW_GROUP_ROWS = 1 << 20
 _BLOOM_FPP = 0.05
 _CODECS = {"UNCOMPRESSED": "none", "LZ4_RAW": "lz4", "UNKNOWN": "snappy", "LZO": "snappy"}
-"""Names that the writer spells differently, and codecs it can read about but not write."""
+"""Codecs that the writer spells differently, and a substitute for those it cannot write."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,9 +81,9 @@ class Layout:
     item_lists: bool = False
     """List elements are called ``item``, as old writers did."""
     like: tuple[pq.FileMetaData, ...] = field(default=(), compare=False, repr=False)
-    """Footers of files whose schema elements are kept: the first that has a column tells of it."""
+    """Footers of files whose schema elements are kept; a column's are those of the first file that has it."""
     keeps_root: bool = True
-    """Whether the name of the schema as a whole is kept, too, or only where columns need to be described."""
+    """Whether the name of the schema's root is always kept, or only where elements of columns are."""
 
     def allows_dictionary(self, column: str) -> bool:
         """Whether a leaf column may have a dictionary: unless the file had the column without one."""
@@ -80,7 +102,7 @@ class Layout:
         return replace(self, int96_timestamps=False, converts_int96=True)
 
     def with_like(self, footers: Iterable[pq.FileMetaData | None], columns: Iterable[str]) -> Layout:
-        """The same with more files to look at for columns that none has so far."""
+        """The same with the footers of more files, for columns that none so far has."""
         like, missing = list(self.like), set(columns)
         for footer in self.like:
             missing -= _top_level(footer)
@@ -108,11 +130,11 @@ class Layout:
         )
 
     def for_new_file(self) -> Layout:
-        """What a new file beside one of this layout takes over: all but its order and its own notes."""
+        """The layout of a new file: without sort order, dictionary choices and key-value metadata."""
         return replace(self, sorting=(), key_value_metadata={}, plain=frozenset())
 
     def sort_keys(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
-        """The declared order as sort keys, as far as it is one of top-level columns of ``schema``."""
+        """The declared order as sort keys, up to the first that is no flat column of ``schema``."""
         keys = []
         for name, descending, nulls_first in self.sorting:
             if name not in schema.names or pa.types.is_nested(schema.field(name).type):
@@ -133,7 +155,7 @@ class Layout:
         split = sorted(self.byte_stream_split.intersection(leaves) - set(dictionary))
         filters = {name: count for name, count in self.bloom_filters.items() if name in leaves}
         return {
-            "version": "2.6",  # the logical types of any file, whatever version it claims
+            "version": "2.6",  # has the logical types of every version
             "compression": self._codecs(leaves),
             "use_dictionary": dictionary or False,
             "use_byte_stream_split": split or False,
@@ -209,7 +231,7 @@ def _top_level(footer: pq.FileMetaData) -> set[str]:
 
 
 def _sorting(groups: Sequence[Any], names: Sequence[str]) -> tuple[tuple[str, bool, bool], ...]:
-    """The order that all row groups declare; one that only some do is not the file's."""
+    """The order that all row groups declare; none where they differ."""
     declared = {
         tuple((c.column_index, c.descending, c.nulls_first) for c in group.sorting_columns)
         for group in groups
@@ -220,7 +242,7 @@ def _sorting(groups: Sequence[Any], names: Sequence[str]) -> tuple[tuple[str, bo
 
 
 def _distinct(chunk: Any) -> int:
-    """A number of distinct values to size a Bloom filter by: what the old one had room for, or the rows.
+    """The number of distinct values to size a Bloom filter for: the old filter's capacity, at least the rows.
 
     A split-block filter has a power of two bytes; the writer folds one that turns out too large.
     """
@@ -260,6 +282,194 @@ def _leaves(kind: pa.DataType, path: str, element: str) -> list[str]:
     if pa.types.is_map(kind):
         key = _leaves(kind.key_type, f"{path}.key_value.key", element)
         return [*key, *_leaves(kind.item_type, f"{path}.key_value.value", element)]
-    if pa.types.is_nested(kind) and not pa.types.is_union(kind):  # Parquet has no unions: writing says so
+    if pa.types.is_nested(kind) and not pa.types.is_union(kind):  # Parquet has no unions: writing one raises
         return _leaves(kind.value_type, f"{path}.list.{element}", element)
     return [path]
+
+
+# The elements of the schema; numbers are those of parquet.thrift
+
+SCHEMA = 2
+TYPE, LENGTH, REPETITION, NAME, CHILDREN, CONVERTED, LOGICAL = 1, 2, 3, 4, 5, 6, 10
+INT32, INT64, INT96, BYTE_ARRAY, FIXED = 1, 2, 3, 6, 7
+REQUIRED = 0
+_KNOWN = 8
+_DECIMAL, _INTERVAL = 5, 21
+_UNSIGNED = frozenset({11, 12, 13, 14})
+"""Converted types of integers without a sign."""
+_LOGICAL_DECIMAL, _LOGICAL_INTEGER, _LOGICAL_FLOAT16 = 5, 10, 15
+_SHAPELESS = frozenset({17, 18})
+"""Geometry and geography, whose values have no order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Leaf:
+    """A leaf column of the schema: its path, its element and its levels."""
+
+    path: tuple[str, ...]
+    element: Struct
+    levels: tuple[int, ...]
+    """The repetitions from the root to the leaf that are not REQUIRED; they decide the levels."""
+
+    @property
+    def physical(self) -> tuple[int, int | None]:
+        """The physical type, and the length of one that is fixed."""
+        kind = int(get(self.element, TYPE, -1))
+        return kind, get(self.element, LENGTH) if kind == FIXED else None
+
+    @property
+    def is_interval(self) -> bool:
+        return bool(get(self.element, CONVERTED) == _INTERVAL)
+
+    @property
+    def is_decimal(self) -> bool:
+        """Whether it holds decimals, whatever they are stored as."""
+        return bool(get(self.element, CONVERTED) == _DECIMAL) or self._logical() == _LOGICAL_DECIMAL
+
+    @property
+    def order(self) -> str | None:
+        """How values compare in statistics; None where they have no order."""
+        logical, converted = self._logical(), get(self.element, CONVERTED)
+        kind = self.physical[0]
+        if converted == _INTERVAL or logical in _SHAPELESS:
+            return None
+        if kind in (BYTE_ARRAY, FIXED):
+            signed = self.is_decimal or logical == _LOGICAL_FLOAT16
+            return "signed" if signed else "unsigned"
+        if logical == _LOGICAL_INTEGER:
+            return "signed" if get(get(self.element, LOGICAL)[logical][1], 2, True) else "unsigned"
+        return "unsigned" if converted in _UNSIGNED else "signed"
+
+    def _logical(self) -> int | None:
+        return next(iter(get(self.element, LOGICAL, {})), None)
+
+
+@dataclass(frozen=True, slots=True)
+class Elements:
+    """The schema's elements of a file, by top-level column, and the columns as Arrow reads them."""
+
+    root: Struct
+    columns: Mapping[str, tuple[Struct, ...]]
+    schema: pa.Schema
+
+    def leaves(self, column: str) -> list[Leaf]:
+        return leaves_of(self.columns[column])
+
+
+def elements_of(footer: pq.FileMetaData) -> Elements | None:
+    """The elements of a file; None where two of its columns share a name."""
+    root, columns = _parse_footer(bytes(footer_of(footer)))
+    if len(columns) != get(root, CHILDREN, 0):
+        return None
+    return Elements(root, columns, arrow_schema(footer))
+
+
+def elements_of_files(footers: Sequence[pq.FileMetaData], *, int96: bool = True) -> Elements | None:
+    """The elements of the first file, and of columns that it lacks those of the next that has them.
+
+    Without ``int96``, columns that hold INT96 are left out.
+    """
+    found: Elements | None = None
+    for footer in footers:
+        more = elements_of(footer)
+        if more is None or found is None:
+            found = found or more
+            continue
+        new = [name for name in more.columns if name not in found.columns]
+        columns = {**found.columns, **{name: more.columns[name] for name in new}}
+        fields = [*found.schema, *(more.schema.field(name) for name in new)]
+        found = Elements(found.root, columns, pa.schema(fields, found.schema.metadata))
+    if found is None or int96:
+        return found
+    kept = {name: each for name, each in found.columns.items() if not _holds_int96(each)}
+    return replace(found, columns=kept)
+
+
+def _holds_int96(elements: Sequence[Struct]) -> bool:
+    return any(get(element, TYPE) == INT96 for element in elements)
+
+
+def footer_of(footer: pq.FileMetaData) -> memoryview:
+    """The bytes of a footer, without its length and the magic number."""
+    sink = pa.BufferOutputStream()
+    footer.write_metadata_file(sink)
+    view = memoryview(sink.getvalue()).cast("B")
+    (size,) = struct.unpack("<I", view[-8:-4])
+    return view[-8 - size : -8]
+
+
+def split(elements: Sequence[Struct]) -> tuple[Struct, dict[str, tuple[Struct, ...]]]:
+    """The root, and the elements of each top-level column."""
+    columns: dict[str, tuple[Struct, ...]] = {}
+    at = 1
+    while at < len(elements):
+        end = _end(elements, at)
+        columns[get(elements[at], NAME).decode()] = tuple(elements[at:end])
+        at = end
+    return elements[0], columns
+
+
+_last_parsed: list[tuple[bytes, tuple[Struct, dict[str, tuple[Struct, ...]]]]] = []
+
+
+def _parse_footer(raw: bytes) -> tuple[Struct, dict[str, tuple[Struct, ...]]]:
+    """The schema elements at the start of a footer, parsed once for files that share them."""
+    for known, found in _last_parsed:
+        if raw.startswith(known):
+            return found
+    fields, end = read_until(raw, SCHEMA)
+    found = split(get(fields, SCHEMA)[1])
+    _last_parsed[:] = [(raw[:end], found), *_last_parsed[:_KNOWN]]
+    return found
+
+
+def leaves_of(elements: Sequence[Struct]) -> list[Leaf]:
+    """The leaves of one top-level column, depth first."""
+    found = list(_walk(elements, 0, (), ()))
+    return [leaf for leaf, _ in found if leaf is not None]
+
+
+def _walk(
+    elements: Sequence[Struct], at: int, path: tuple[str, ...], levels: tuple[int, ...]
+) -> Iterator[tuple[Leaf | None, int]]:
+    """The leaves below an element, each with the index of the element after it."""
+    element = elements[at]
+    path = (*path, get(element, NAME).decode())
+    repetition = get(element, REPETITION, REQUIRED)
+    levels = levels if repetition == REQUIRED else (*levels, repetition)
+    children = get(element, CHILDREN, 0)
+    at += 1
+    if not children:
+        yield Leaf(path, element, levels), at
+        return
+    for _ in range(children):
+        for leaf, at in _walk(elements, at, path, levels):  # noqa: B020 the last is where the next child is
+            yield leaf, at
+
+
+def _end(elements: Sequence[Struct], at: int) -> int:
+    """The index of the first element after this one and its children."""
+    children = get(elements[at], CHILDREN, 0)
+    at += 1
+    for _ in range(children):
+        at = _end(elements, at)
+    return at
+
+
+def same_leaves(some: Sequence[Struct], others: Sequence[Struct]) -> bool:
+    """Whether the chunks of a column fit both spellings of its elements: same physical types and levels."""
+    ours, theirs = leaves_of(some), leaves_of(others)
+    return [(leaf.physical, leaf.levels) for leaf in ours] == [
+        (leaf.physical, leaf.levels) for leaf in theirs
+    ]
+
+
+def with_repetition(elements: Sequence[Struct], like: Sequence[Struct]) -> tuple[Struct, ...] | None:
+    """The elements ``like`` with the repetition of ``elements``; None where they differ in more than that."""
+    if [get(one, CHILDREN, 0) for one in elements] != [get(one, CHILDREN, 0) for one in like]:
+        return None
+    changed = tuple(
+        {**theirs, REPETITION: (I32, get(ours, REPETITION, REQUIRED))}
+        for ours, theirs in zip(elements, like, strict=True)
+    )
+    return changed if same_leaves(elements, changed) else None

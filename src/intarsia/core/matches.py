@@ -69,13 +69,13 @@ class Matches:
     deleted: int = 0
     scanned_bytes: int = 0
     counts: Mapping[str, int] = field(default_factory=dict)
-    """How many rows of a file change, where their positions stayed with whoever found them."""
+    """Number of changed rows by file, where their positions stayed on the executors that found them."""
     notes: tuple[str, ...] = ()
-    """What the plan should say besides."""
+    """Notes for the plan."""
     staged: Staged = field(default_factory=Staged)
-    """What was written while rows were matched, by an engine that does both in one pass."""
+    """Files written during matching, by an engine that matches and writes in one pass."""
     done: frozenset[str] = frozenset()
-    """Paths of the files of which everything is written."""
+    """Paths of the files that are completely written."""
 
     def hit_rows(self, path: str) -> int:
         """How many rows of a file change."""

@@ -49,11 +49,11 @@ def listed_columns(columns: Any, argument: str, *, error: type[InputError] = Inp
     """Columns as a list: a single name, or several in an order that holds.
 
     Raises:
-        InputError: anything else; ``error`` is the kind of it.
+        InputError: anything else; ``error`` is the class to raise.
     """
     if isinstance(columns, str):
         return [columns]
-    # A set has no order, a mapping says something else, and what can be read once may have been.
+    # A set has no order, a mapping means something else, and an iterator may be exhausted.
     refused = isinstance(columns, (bytes, Mapping, Set, Iterator))
     names = [] if refused or not isinstance(columns, Iterable) else list(columns)
     if refused or not isinstance(columns, Iterable) or not all(isinstance(name, str) for name in names):

@@ -1,4 +1,4 @@
-"""Which small files go together into one larger file; sizes in, item numbers out, no file is opened."""
+"""Bin packing of small files into larger ones; sizes in, item numbers out, no file is opened."""
 
 from __future__ import annotations
 

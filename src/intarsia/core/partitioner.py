@@ -1,4 +1,4 @@
-"""Which partition a row goes to: the port, and the partitioner of a directory of Parquet files."""
+"""The partition of a row: the port, and the partitioner of a directory of Parquet files."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class PartitionKey:
     values: Mapping[str, Any] = field(default_factory=dict)
     """For people and paths."""
     tag: Any = None
-    """The table's own note, fixed here and taken over by every file written for it; hashable."""
+    """The table's own value for the partition, copied to every file written for it; hashable."""
 
     @property
     def key(self) -> Any:
-        """Tells partitions apart, the same in every process: NaN is NaN, and 0.0 is not -0.0.
+        """Identifies the partition, the same in every process: NaN equals NaN, and 0.0 differs from -0.0.
 
-        Of a tag alone neither holds: two NaN that were read apart are not equal, and both zeros are.
+        The tag alone does neither: two NaN objects are not equal, and both zeros are.
         """
         return _by_bits(self.tag)
 
@@ -59,7 +59,7 @@ class Partitioner(Protocol):
         """The partition that a file of the table belongs to."""
 
     def is_old_spec(self, file: DataFile) -> bool:
-        """Whether a file was written under another partitioning than new ones are."""
+        """Whether a file was written under an earlier partition spec than new files are."""
 
     def partition_rows(self, table: pa.Table) -> Sequence[tuple[PartitionKey, pa.Int64Array | None]]:
         """The partitions that rows of a table belong to, each with its rows ascending; None is all rows."""
@@ -93,23 +93,23 @@ class HivePartitioner:
 
 
 Key = tuple[str, ...]
-"""A directory as we would name it, part by part: the same for every spelling of a partition."""
+"""A partition's directory in canonical spelling, part by part."""
 
 
 @dataclass(frozen=True, slots=True)
 class PartitionDirectories:
-    """How directories are named, where that is not how we would name them; small, so that it can travel."""
+    """Directory names that differ from the canonical ones; a small value that pickles."""
 
     names: Mapping[Key, str] = field(default_factory=dict)
-    """Directories whose name does not follow from ours and that of the directory above."""
+    """Names of directories that do not follow from the canonical spelling and the parent's name."""
     columns: Mapping[str, str] = field(default_factory=dict)
     """Column to its spelling in directories."""
     aliases: Mapping[str, str] = field(default_factory=dict)
-    """Directories of a partition that has a larger one, which is the one to use."""
+    """Directories of a partition that has a larger directory, to that one, which is used."""
 
     @classmethod
     def of(cls, files: Iterable[DataFile]) -> PartitionDirectories:
-        """The directories that some files lie in; those that are no partitions' do not count."""
+        """The directories of some files; those that are no partition's do not count."""
         sizes: Counter[str] = Counter()
         keys: dict[str, Key] = {}
         for file in files:
@@ -123,7 +123,7 @@ class PartitionDirectories:
         return _collected(keys, sizes)
 
     def directory(self, values: Mapping[str, Any], *, path: str | None = None) -> str:
-        """The directory of a partition: the one that is there, else a new one beside its like.
+        """The directory of a partition: the existing one, else a new one spelled like its siblings.
 
         Raises UnsafePath where a new one is needed, as :func:`~intarsia.common.partitions.hive_path` does.
         """
@@ -148,7 +148,7 @@ class PartitionDirectories:
 
 
 def partition_key(directory: str, partition: Mapping[str, Any]) -> Key | None:
-    """The directory as we would name it; None where some part of it is no ``name=value``.
+    """The directory in canonical spelling; None where some part of it is no ``name=value``.
 
     Args:
         directory: below the root; "" is the root itself.
@@ -167,7 +167,7 @@ def partition_key(directory: str, partition: Mapping[str, Any]) -> Key | None:
 
 
 def _part(name: str, value: Any) -> str:
-    """As hive_path names it, also a value that it refuses because other readers could not tell it."""
+    """One part as hive_path spells it, also for values that hive_path refuses."""
     if value is None or (isinstance(value, pa.Scalar) and not value.is_valid):
         return f"{escape(name)}={HIVE_NULL}"
     try:
@@ -177,7 +177,7 @@ def _part(name: str, value: Any) -> str:
 
 
 def _has_empty(keys: Mapping[str, Key]) -> bool:
-    """Whether a directory stands for the empty string, which some writers give one of its own."""
+    """Whether some directory is that of the empty string."""
     return any(part.endswith("=") for key in keys.values() for part in key)
 
 
@@ -208,7 +208,7 @@ def _collected(keys: Mapping[str, Key], sizes: Counter[str]) -> PartitionDirecto
 
 
 def _column_names(keys: Mapping[str, Key], sizes: Counter[str]) -> dict[str, str]:
-    """How each column is spelled in most of the directories, where that is not our way."""
+    """The spelling of each column in most directories, where it is not the canonical one."""
     spelled: dict[str, Counter[str]] = {}
     for directory, key in keys.items():
         if key:

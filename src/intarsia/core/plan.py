@@ -1,4 +1,4 @@
-"""The plan: which files an operation reads, rewrites, removes or leaves, and why; a value, no effects."""
+"""The plan: the files an operation reads, rewrites, removes or keeps, and why; a value without effects."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class FilePlan:
     """The row groups that a scan has to read."""
     scan_bytes: int = 0
     is_move_check: bool = False
-    """Scanned only because a key might sit in a partition it must not leave."""
+    """Scanned only to find keys that would move to another partition."""
     scanned: bool = False
     hits: int = 0
     forced: str = ""
@@ -94,7 +94,7 @@ class Plan:
 
     @property
     def bytes_to_scan(self) -> int:
-        """Key columns that had, or have, to be read to know which rows are hit."""
+        """Bytes of key columns that are, or were, read to find hits."""
         return sum(plan.scan_bytes for plan in self.files)
 
     @property
@@ -106,7 +106,7 @@ class Plan:
     def bytes_to_write(self) -> int:
         """The size of the files that are written, an estimate unless ``bytes_exact``.
 
-        In an estimate files rewritten keep about their size, those brought together but one footer.
+        In an estimate, rewritten files keep their size, and files that are combined keep one footer.
         """
         if self.measured_bytes is not None:
             return self.measured_bytes
@@ -118,7 +118,7 @@ class Plan:
 
     @property
     def bytes_exact(self) -> bool:
-        """Whether just so many bytes are written; nothing is exact, too."""
+        """Whether ``bytes_to_write`` is exact; writing nothing is."""
         if self.matched and not self.bytes_to_write:
             return True
         return self.measured_bytes is not None
@@ -139,7 +139,7 @@ class Plan:
 
     @property
     def _changed(self) -> Action:
-        """What becomes of a file with rows that are hit."""
+        """The action on a file that has hits."""
         return "add_deletes" if self.snapshot.format.merge_on_read.get(self.operation) else "rewrite"
 
     def change(self, matches: Matches, staged: Staged) -> Change:
@@ -174,7 +174,7 @@ class Plan:
 
     @property
     def exclusive(self) -> bool:
-        """Whether rows that others add meanwhile might matter to the result."""
+        """Whether rows that other writers add meanwhile might change the result."""
         match self.intent:
             case Write() as intent:
                 return intent.where is not None
@@ -206,7 +206,7 @@ def _resolve_file(plan: FilePlan, matches: Matches, changed: Action) -> FilePlan
     hits = matches.hit_rows(path)
     if hits:
         what = "rows hit" if not scanned else "key scan: rows hit"
-        if hits == plan.file.rows:  # nothing of it would be left to see
+        if hits == plan.file.rows:  # position deletes would leave no row of it
             changed = "rewrite"
         return replace(plan, action=changed, reason=what, hits=hits, scanned=scanned)
     if plan.forced:

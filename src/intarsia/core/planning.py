@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from intarsia.common.names import join_names, suggestion
 from intarsia.common.partitions import (
@@ -17,19 +16,18 @@ from intarsia.common.partitions import (
     parse_partition_filter,
     partition_matches,
 )
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Predicate, Update, Write
+from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
 from intarsia.core.key_value_metadata import check_metadata
 from intarsia.core.pack import FULL, pack
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
+from intarsia.core.prove import predicate_columns, verdicts
 from intarsia.core.prune import (
     KeyRange,
     PartitionSet,
     every_row_group,
     key_scan_bytes,
     row_groups_that_may_hold,
-    verdicts,
 )
 from intarsia.core.rule import Drop
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -47,7 +45,7 @@ class SourceFacts:
     """By the target's name of each key column."""
     partitions: PartitionSet = field(default_factory=lambda: PartitionSet(()))
     parts: frozenset[Any] | None = None
-    """The keys of the partitions that rows go to, where the table deals them out by itself."""
+    """Keys of the partitions that source rows belong to, where the table's partition spec decides."""
 
 
 def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
@@ -121,7 +119,7 @@ def _merge_file(
 
 
 def _added_columns(snapshot: Snapshot, schema: pa.Schema) -> list[str]:
-    """What readers should know when files that stay lack a new column."""
+    """Notes for the plan about files that stay and lack a new column."""
     added = [name for name in schema.names if name not in snapshot.schema.names]
     if not added or not snapshot.files:
         return []
@@ -187,7 +185,7 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
 
 
 def _left_alone(snapshot: Snapshot) -> list[str]:
-    """What a dynamic overwrite does not reach."""
+    """Notes on files that a dynamic overwrite does not replace."""
     partitioner = snapshot.partitioner
     stale = sum(partitioner.is_old_spec(file) for file in snapshot.files)
     if not stale:
@@ -196,14 +194,14 @@ def _left_alone(snapshot: Snapshot) -> list[str]:
 
 
 def _written_to(snapshot: Snapshot, facts: SourceFacts) -> list[bool]:
-    """Per file whether it is of a partition that rows go to."""
+    """Per file whether source rows belong to its partition."""
     if facts.parts is None:
         return [home is not None for home in facts.partitions.rows_of(snapshot.files)]
     return [snapshot.partitioner.partition_of(file).key in facts.parts for file in snapshot.files]
 
 
 def for_a_moment(snapshot: Snapshot) -> list[str]:
-    """What readers may see while files are swapped; a table with snapshots swaps all of them at once."""
+    """Notes on what readers may see while files are swapped; a table with snapshots swaps all at once."""
     return [DUPLICATES_FOR_A_MOMENT] if snapshot.replaces_in_place else []
 
 
@@ -235,14 +233,14 @@ def select_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile, .
 
 
 def _place_of(file: DataFile, snapshot: Snapshot) -> Mapping[str, Any]:
-    """The partition values that a filter is held against."""
+    """The partition values that a filter is compared with."""
     if snapshot.format.owns_schema:
         return snapshot.partitioner.partition_of(file).values
     return parse_hive_partition_path(file.path)
 
 
 def _check_filter(parsed: PartitionFilter, found: Collection[str], snapshot: Snapshot, wanted: str) -> None:
-    """Refuse columns that no file is partitioned by; without any file there is nothing to tell them from."""
+    """Refuse columns that no file is partitioned by; without files nothing can be refused."""
     named = dict.fromkeys(name for alternative in parsed for name, _ in alternative)
     absent = [name for name in named if name not in found]
     if absent and snapshot.files:
@@ -275,7 +273,7 @@ def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
     files = select_files(snapshot, intent.partition_filter)
     target_bytes = _target_bytes(intent, snapshot)
     stale, current = _by_age(files, snapshot)
-    if stale and target_bytes is not None:  # they may come to lie beside any small file
+    if stale and target_bytes is not None:  # each of them may be combined with any small file
         stale += [file for file in current if file.size < target_bytes * FULL]
         current = [file for file in current if file.size >= target_bytes * FULL]
     groups = [FileGroup(tuple(stale))] if stale else []
@@ -308,13 +306,13 @@ def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
 
 
 def _check_groups(groups: Sequence[FileGroup], snapshot: Snapshot) -> None:
-    """Raise where files are to come together whose notes contradict; a table with a schema reads none."""
+    """Raise where files of one group have contradictory metadata; a table that owns its schema ignores it."""
     for group in () if snapshot.format.owns_schema else groups:
         check_metadata(group.files, snapshot.root)
 
 
 def _target_bytes(intent: Compact | Optimize, snapshot: Snapshot) -> int | None:
-    """How large files are to be: as the caller says, else as the table does; None where rows decide."""
+    """The target size of files: the caller's, else the table's; None where a number of rows is given."""
     if intent.target_bytes is not None or intent.target_rows is not None:
         return intent.target_bytes
     return snapshot.format.target_bytes or DEFAULT_TARGET_BYTES
@@ -328,7 +326,7 @@ def _outputs(group: FileGroup, intent: Optimize, snapshot: Snapshot) -> int:
 
 
 def _by_age(files: Sequence[DataFile], snapshot: Snapshot) -> tuple[list[DataFile], list[DataFile]]:
-    """Files of an earlier partitioning, which are partitioned again together, and the others."""
+    """Files of an earlier partition spec, which are rewritten together, and the others."""
     partitioner = snapshot.partitioner
     old = {file.path for file in files if partitioner.is_old_spec(file)}
     return [f for f in files if f.path in old], [f for f in files if f.path not in old]
@@ -340,7 +338,7 @@ def _has_deletes(file: DataFile) -> bool:
 
 
 def by_partition(files: Sequence[DataFile], snapshot: Snapshot) -> list[list[DataFile]]:
-    """Files of one partition together, the first to the last."""
+    """Files grouped by partition, in order."""
     partitioner = snapshot.partitioner
     groups: dict[Any, list[DataFile]] = {}
     for file in snapshot.in_order(files):
@@ -388,15 +386,6 @@ def plan_deduplicate(intent: Deduplicate, snapshot: Snapshot) -> Plan:
             )
         )
     return Plan(intent, snapshot, tuple(plans), snapshot.schema, notes=snapshot.notes)
-
-
-def predicate_columns(where: Predicate, schema: pa.Schema) -> list[str]:
-    """The columns to read; all of them for a pyarrow expression, which does not tell."""
-    if isinstance(where, pc.Expression):
-        return list(schema.names)
-    used = {path[0] for _, path in columns_of(where)} if where is not None else set()
-    chosen = [name for name in schema.names if name in used]
-    return chosen or list(schema.names[:1])
 
 
 def plan_predicate(intent: Delete | Update, snapshot: Snapshot) -> Plan:

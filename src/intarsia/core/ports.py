@@ -1,20 +1,32 @@
-"""The two ports of the core: what it asks of a table and of an engine. They meet only in values."""
+"""The ports of the core: what it asks of a table, of its files and of an engine. They meet in values."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Protocol
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 
 from intarsia.core.change import Change, Committed, Staged, Staging
 from intarsia.core.snapshot import DataFile, Snapshot
 
 if TYPE_CHECKING:
     from intarsia.common.source import Source
-    from intarsia.core.execution import Execution
     from intarsia.core.intent import Intent
     from intarsia.core.matches import Matches
+    from intarsia.core.plan import Plan
     from intarsia.core.prepare import Prepared
+
+ROW_ID = "_row_id"
+"""The identity of a row where the table keeps one; never a column of the dataset's schema."""
+LAST_UPDATED = "_last_updated_sequence_number"
+LINEAGE = (ROW_ID, LAST_UPDATED)
+FIELD_ID = b"PARQUET:field_id"
+_LINEAGE_IDS = ((ROW_ID, b"2147483540"), (LAST_UPDATED, b"2147483539"))
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, how much of it is done, and how much there is."""
@@ -23,7 +35,7 @@ Progress = Callable[[str, int, int], None]
 class OutputLocation(Protocol):
     """Where new files are written and what they will be called; the part of a transaction that travels.
 
-    What :meth:`Transaction.output` gives is a value: it pickles, and works in another process.
+    What :meth:`Transaction.output` returns is a value: it pickles and works in another process.
     """
 
     @property
@@ -80,13 +92,14 @@ class Table(Protocol):
         """
 
     def check(self) -> None:
-        """Refuse what would keep every change of the table from being committed; transactions ask it first.
+        """Raise where no change of the table could be committed; transactions call it first.
 
         Writes nothing, and asks for no permission to write.
         """
 
     def check_change(self, snapshot: Snapshot, change: Change, staging: Staging | None = None) -> None:
-        """Refuse what no commit of a change to this state could do, whoever else writes; commits ask it.
+        """Raise where this change of this state could never be committed, whoever else writes; commits call
+        it.
 
         With ``staging``, where the change's files are, these are read as well. Writes nothing.
         """
@@ -100,6 +113,35 @@ class Table(Protocol):
         ``run_id`` names a run whose process is gone: what it committed is finished also where the work of
         crashed writers cannot be distinguished from that of running ones.
         """
+
+
+# Engines
+
+
+@dataclass(frozen=True, slots=True)
+class Execution:
+    """What an engine needs to match and stage one operation."""
+
+    plan: Plan
+    prepared: Prepared = field(repr=False)
+    tx: Transaction | None = field(repr=False)
+    """Where files are written; None where rows are only matched."""
+    progress: Progress = field(repr=False)
+
+    def with_plan(self, plan: Plan) -> Execution:
+        """The same with another plan, such as the one that matching has resolved."""
+        return replace(self, plan=plan)
+
+    @property
+    def transaction(self) -> Transaction:
+        """The transaction, where something is to be written."""
+        assert self.tx is not None
+        return self.tx
+
+    @property
+    def output(self) -> OutputLocation | None:
+        """Where files are written, as a value that travels; None where nothing is."""
+        return None if self.tx is None else self.tx.output()
 
 
 class Engine(Protocol):
@@ -128,3 +170,67 @@ class Engine(Protocol):
 
     def stage(self, execution: Execution, matches: Matches) -> Staged:
         """Write the files of the execution's plan, which is resolved; all of them, with those of matching."""
+
+
+# The files of a table
+
+
+def with_lineage(schema: pa.Schema) -> pa.Schema:
+    """A table's columns, followed by the lineage columns."""
+    fields = [pa.field(name, pa.int64(), metadata={FIELD_ID: number}) for name, number in _LINEAGE_IDS]
+    return pa.schema([*schema, *fields], schema.metadata)
+
+
+class ColumnProjection(Protocol):
+    """One file's columns seen as the table's."""
+
+    @property
+    def stored(self) -> frozenset[str]:
+        """The table's columns that the file itself holds, at least in part."""
+
+    def physical_columns(self, columns: list[str]) -> list[str]:
+        """The file's own columns to be read for some of the table's."""
+
+    def project(self, table: pa.Table, columns: list[str], *, start: int) -> pa.Table:
+        """The rows as columns of the table; ``start`` is the position of the first row.
+
+        Columns the file lacks are their default, or NULL. With lineage columns asked for, those too.
+        """
+
+
+class FileScanTask(Protocol):
+    """What a table knows of one file beyond its bytes. A value: it pickles, and works in another process."""
+
+    def project_columns(self, physical: pa.Schema, wanted: pa.Schema) -> ColumnProjection:
+        """How columns of ``physical`` (with field ids, where the file has them) become ``wanted`` ones."""
+
+    def find_leaf(self, footer: pq.FileMetaData, column: str) -> int | None:
+        """Where a flat top-level column's chunk is in a footer; None where it has no chunk of its own."""
+
+    def bounds(self, column: str) -> tuple[Any, Any, int | None]:
+        """Lower bound, upper bound and NULLs of a top-level column over the whole file; None is unknown.
+
+        NULLs are counted over all ``records``. Temporal values are integers in the unit of the dataset's
+        type.
+        """
+
+    def constant_of(self, column: str) -> tuple[Any] | None:
+        """The one value that a top-level column has in every row, as its partition says; None is unknown.
+
+        In the form of ``bounds``; the value may be NULL.
+        """
+
+    def read_deleted(self, parquet: pq.ParquetFile, filesystem: pafs.FileSystem) -> pa.Int64Array | None:
+        """The positions of rows that were deleted, ascending; None for none."""
+
+    @property
+    def has_deletes(self) -> bool:
+        """Whether any delete may apply to the file."""
+
+    @property
+    def record_count(self) -> int:
+        """The rows the file holds, deleted ones included."""
+
+    @property
+    def has_exact_count(self) -> bool:
+        """Whether the file's ``rows`` are known to be exact without reading its deletes."""

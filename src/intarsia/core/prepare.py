@@ -1,4 +1,4 @@
-"""From what was asked to what can run: names and types resolved, the source cast and checked."""
+"""Preparing an operation: names and types resolved, the source cast and checked."""
 
 from __future__ import annotations
 
@@ -52,9 +52,9 @@ class Prepared:
     index: KeyIndex | None = field(default=None, repr=False)
     """The source's keys, indexed."""
     remote: Any = field(default=None, repr=False)
-    """What an engine keeps of the source elsewhere; ``table`` may have no row then."""
+    """What an engine keeps of the source outside of this process; ``table`` may be empty then."""
     notes: tuple[str, ...] = ()
-    """What the plan should say besides."""
+    """Notes for the plan."""
 
     @property
     def source_bytes(self) -> int:
@@ -83,7 +83,7 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
         case Deduplicate():
             intent = spell_columns(intent, snapshot)
             _check_columns([*intent.keys, *intent.order_by], snapshot, "deduplicate")
-            if snapshot.has_schema:  # without any file, planning says that there is nothing
+            if snapshot.has_schema:  # planning says so where there is no file
                 keys = intent.keys or snapshot.schema.names
                 check_key_types(
                     snapshot.schema, keys, side="target", operation="deduplicate", path=snapshot.root
@@ -100,7 +100,7 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
 
 
 def _fit_source(source: Source, intent: Merge | Write, snapshot: Snapshot) -> Source:
-    """The source with Spark's intervals as the files hold them; what is overwritten has no say."""
+    """The source with Spark's own types as the files store them, unless all files are overwritten."""
     if intent.operation == "overwrite":
         return source
     return conform_to_stored(source, snapshot, operation=intent.operation)
@@ -121,7 +121,7 @@ class MergeTerms:
     """What the source is cast to."""
     partition_columns: tuple[str, ...]
     notes: tuple[str, ...] = ()
-    """What the plan should say besides."""
+    """Notes for the plan."""
 
     @property
     def pruning(self) -> tuple[str, ...]:
@@ -162,7 +162,7 @@ def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepare
 
 
 def prepare_rows(terms: MergeTerms, source: Source, *, path: str, rows: int) -> Prepared:
-    """A resolved merge and its rows, in the types it wants; columns that decide nothing may be left out."""
+    """A resolved merge with its source rows in the wanted types, at least the columns that decide."""
     intent = terms.intent
     table = _check_rows(intent, source, path).table
     index = index_keys(intent, table, path)
@@ -177,10 +177,10 @@ def prepare_rows(terms: MergeTerms, source: Source, *, path: str, rows: int) -> 
 
 
 def index_keys(intent: Merge, table: pa.Table, path: str) -> KeyIndex:
-    """The index over a source's keys; raises KeyColumnError where one stands twice and must not."""
+    """The index over a source's keys; raises KeyColumnError for duplicate keys that are not allowed."""
     index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.matches_null)
     operation = intent.rule.name
-    if operation in STRATEGIES:  # of clauses, only a target row hit twice is an error
+    if operation in STRATEGIES:  # with clauses, only a target row that is hit twice is an error
         duplicate_source_keys(table, index, intent.source_keys, operation=operation, path=path)
     return index
 
@@ -209,7 +209,7 @@ def _merge_schema(
     *,
     kept: Sequence[str] = (),
 ) -> pa.Schema:
-    """The dataset's schema afterwards; ``kept`` are columns that rows keep their values of."""
+    """The dataset's schema after the merge; ``kept`` are columns whose values rows keep."""
     operation = intent.rule.name if isinstance(intent, Merge) else intent.mode
     if not snapshot.has_schema:
         _check_new_names(source, operation, snapshot.root)
@@ -248,7 +248,7 @@ def _merge_schema(
 
 
 def _options_for(intent: Merge | Write, snapshot: Snapshot) -> frozenset[str]:
-    """The options that a hint may name, since they would be taken."""
+    """The options that a hint may suggest, because the operation accepts them."""
     owns_schema = snapshot.format.owns_schema
     merges = {"keep", "except_columns"} if isinstance(intent, Merge) else set()
     return frozenset({"null", *merges, *(() if owns_schema else ("schema_evolution",))})

@@ -1,18 +1,20 @@
-"""What a predicate can be on rows of which only bounds are known; reads no data and never guesses."""
+"""Files and row groups in which a predicate can be TRUE, proven from bounds; reads no data, never guesses."""
 
 from __future__ import annotations
 
 import datetime
 import math
 import operator
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from intarsia.common.types import value_type
 from intarsia.core.expr.kernels import ANY, ONE, like_parts, mirror_operator
 from intarsia.core.expr.nodes import (
     And,
@@ -27,8 +29,16 @@ from intarsia.core.expr.nodes import (
     Literal,
     Not,
     Or,
+    conjuncts,
 )
+from intarsia.core.expr.nodes import columns as columns_of
 from intarsia.core.expr.types import DAY_NANOS, NANOS, is_widening
+from intarsia.core.intent import Predicate
+from intarsia.core.keys import comparable, flat
+from intarsia.core.prune import Bounds, bounds_of, every_row_group
+from intarsia.core.snapshot import DataFile, Snapshot
+
+Path = tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,11 +65,11 @@ class Facts:
         return cls(value, value, 0, rows or 1, _is_nan(value), type)
 
 
-Bounds = Mapping[tuple[str, ...], Facts]
+KnownFacts = Mapping[Path, Facts]
 """Facts by the column's path; a column that is not there is unknown."""
 
 
-def never_true(expr: Expr, bounds: Bounds) -> bool:
+def never_true(expr: Expr, bounds: KnownFacts) -> bool:
     """True only where it is proven that the predicate is TRUE in none of the rows.
 
     The predicate must be resolved. Source columns of a merge are unknown.
@@ -67,7 +77,7 @@ def never_true(expr: Expr, bounds: Bounds) -> bool:
     return not _truth_values(expr, bounds).true
 
 
-def always_true(expr: Expr, bounds: Bounds) -> bool:
+def always_true(expr: Expr, bounds: KnownFacts) -> bool:
     """True only where it is proven that the predicate is TRUE in each of the rows."""
     outcome = _truth_values(expr, bounds)
     return not outcome.false and not outcome.null
@@ -85,7 +95,7 @@ class _TruthValues:
 _UNKNOWN = _TruthValues()
 
 
-def _truth_values(expr: Expr, bounds: Bounds) -> _TruthValues:
+def _truth_values(expr: Expr, bounds: KnownFacts) -> _TruthValues:
     match expr:
         case Literal(value) if value is None or isinstance(value, bool):
             return _TruthValues(value is True, value is False, value is None)
@@ -103,7 +113,7 @@ def _truth_values(expr: Expr, bounds: Bounds) -> _TruthValues:
                 else _TruthValues(_may_be_null(facts), _may_have_value(facts), False)
             )
         case Compare(op, left, right) if left == right:
-            same = _truth_values(Not(IsNull(left)), bounds)  # NaN equals itself, so only NULL is in the way
+            same = _truth_values(Not(IsNull(left)), bounds)  # NaN equals itself, so only NULL is an exception
             holds = op in ("=", "<=", ">=")
             return _TruthValues(same.true and holds, same.true and not holds, same.false)
         case Compare(op, left, right):
@@ -134,7 +144,7 @@ def _either(left: _TruthValues, right: _TruthValues) -> _TruthValues:
     return _opposite(_both(_opposite(left), _opposite(right)))
 
 
-def _facts(expr: Expr, bounds: Bounds) -> Facts | None:
+def _facts(expr: Expr, bounds: KnownFacts) -> Facts | None:
     """The facts of a column or a constant, with bounds that Python can compare."""
     match expr:
         case Literal(value, type):
@@ -291,3 +301,163 @@ def _may_begin(facts: Facts, prefix: str) -> bool:
     too_high = facts.lower is not None and facts.lower > prefix and not facts.lower.startswith(prefix)
     too_low = facts.upper is not None and facts.upper < prefix
     return not (too_high or too_low)
+
+
+# The files of a snapshot, and their row groups
+
+
+def predicate_columns(where: Predicate, schema: pa.Schema) -> list[str]:
+    """The columns that a predicate reads; all of them for a pyarrow expression, which does not say."""
+    if isinstance(where, pc.Expression):
+        return list(schema.names)
+    used = {path[0] for _, path in columns_of(where)} if where is not None else set()
+    chosen = [name for name in schema.names if name in used]
+    return chosen or list(schema.names[:1])
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is proven for one file; with neither ``never`` nor ``always`` it has to be read."""
+
+    row_groups: tuple[int, ...]
+    """Those in which the predicate may be TRUE."""
+    never: bool = False
+    always: bool = False
+    """Only ever by partition: a statistic must not decide that rows are deleted."""
+    by: str = ""
+
+
+def verdicts(where: Predicate, snapshot: Snapshot) -> list[Verdict]:
+    """One verdict per file of the snapshot."""
+    files = snapshot.files
+    if not files or where is None or isinstance(where, pc.Expression):
+        return [Verdict(every_row_group(file)) for file in files]
+    names = [path[0] for _, path in columns_of(where) if len(path) == 1]
+    stored = [name for name in names if name not in snapshot.partition_columns]
+    bounds = {name: bounds_of(files, name, snapshot.schema.field(name).type) for name in stored}
+    judge = _Judge(where, snapshot, bounds, out_of_bounds(where, bounds, snapshot.schema))
+    starts = _starts(files)
+    return [judge.verdict(file, start) for file, start in zip(files, starts, strict=True)]
+
+
+@dataclass(slots=True)
+class _Judge:
+    """Judges one predicate, file by file."""
+
+    where: Any
+    snapshot: Snapshot
+    bounds: dict[str, Bounds]
+    outside: list[bool] | None
+    """Per row group of all files whether a bound alone excludes it, as is usual."""
+    anywhere: Verdict | None = None
+    """The verdict by partition for files without known partition values."""
+
+    def verdict(self, file: DataFile, start: int) -> Verdict:
+        known: dict[Path, Facts] = {
+            (name,): _constant(value, self.snapshot.schema.field(name).type)
+            for name, value in (*file.partition.items(), *_fixed(file, self.bounds))
+        }
+        every = every_row_group(file)
+        by_place = self._by_place(known)
+        if by_place.never or by_place.always:
+            return replace(by_place, row_groups=() if by_place.never else every)
+        maybe = tuple(group for number, group in enumerate(every) if self._maybe(known, start + number))
+        return Verdict(maybe, never=not maybe, by="bounds")
+
+    def _by_place(self, known: dict[Path, Facts]) -> Verdict:
+        if not known and self.anywhere is not None:
+            return self.anywhere
+        never, always = never_true(self.where, known), always_true(self.where, known)
+        found = Verdict((), never=never, always=always and not never, by="partition values")
+        if not known:
+            self.anywhere = found
+        return found
+
+    def _maybe(self, known: dict[Path, Facts], entry: int) -> bool:
+        if self.outside is not None and self.outside[entry]:
+            return False
+        return not never_true(self.where, known | _row_group_facts(self.bounds, entry, self.snapshot.schema))
+
+
+def _fixed(file: DataFile, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+    """Columns that have one value in all rows of a file, as the table knows."""
+    if file.scan_task is not None:
+        for name in names:
+            if (value := file.scan_task.constant_of(name)) is not None:
+                yield name, value[0]
+
+
+def out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema) -> list[bool] | None:
+    """Per row group whether some comparison that must be TRUE cannot be, judged for all of them at once.
+
+    Only a shortcut: proving each row group by itself excludes the same. None is unknown.
+    """
+    excluded: pa.Array | None = None
+    for part in conjuncts(where):
+        match part:
+            case Compare(op, Column((name,), None | "target"), Literal() as value) if name in bounds:
+                mine = _misses(op, value, bounds[name], value_type(schema.field(name).type))
+            case _:
+                mine = None
+        if mine is not None:
+            excluded = mine if excluded is None else pc.or_(excluded, mine)
+    return None if excluded is None else pc.fill_null(excluded, False).to_pylist()
+
+
+def _misses(op: str, value: Literal, bounds: Bounds, dtype: pa.DataType) -> pa.BooleanArray | None:
+    if value.value is None or pa.types.is_floating(dtype):  # NaN is outside of every bound
+        return None
+    try:
+        exact = value.scalar.cast(dtype)
+        if not exact.cast(value.scalar.type).equals(value.scalar):
+            return None
+        wanted = flat(comparable(pa.repeat(exact, 1)))[0]
+    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
+        return None  # of another type: left to the proof per row group
+    if wanted.type != bounds.lower.type:
+        return None
+    match op:
+        case "=":
+            return pc.or_(pc.greater(bounds.lower, wanted), pc.less(bounds.upper, wanted))
+        case ">":
+            return pc.less_equal(bounds.upper, wanted)
+        case ">=":
+            return pc.less(bounds.upper, wanted)
+        case "<":
+            return pc.greater_equal(bounds.lower, wanted)
+        case "<=":
+            return pc.greater(bounds.lower, wanted)
+    return None
+
+
+def _row_group_facts(bounds: dict[str, Bounds], entry: int, schema: pa.Schema) -> dict[Path, Facts]:
+    return {
+        (name,): Facts(
+            lower=known.lower[entry] if known.lower[entry].is_valid else None,
+            upper=known.upper[entry] if known.upper[entry].is_valid else None,
+            null_count=known.null_count[entry].as_py(),
+            rows=known.rows[entry].as_py(),
+            type=value_type(schema.field(name).type),
+        )
+        for name, known in bounds.items()
+    }
+
+
+def _constant(value: Any, dtype: pa.DataType) -> Facts:
+    plain = value_type(dtype)
+    if value is None:
+        return Facts(null_count=1, rows=1, maybe_nan=False, type=plain)
+    scalar = pa.scalar(value, plain)
+    nan = pa.types.is_floating(plain) and value != value
+    return Facts(
+        None if nan else scalar, None if nan else scalar, null_count=0, rows=1, maybe_nan=nan, type=plain
+    )
+
+
+def _starts(files: tuple[DataFile, ...]) -> list[int]:
+    """Where each file's entries begin in the bounds."""
+    starts, position = [], 0
+    for file in files:
+        starts.append(position)
+        position += len(every_row_group(file))
+    return starts

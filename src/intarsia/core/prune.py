@@ -1,23 +1,265 @@
-"""Which files and row groups may hold a key: by partition, then by bounds; unknown always means maybe."""
+"""Files and row groups that may hold a key: by partition, then by bounds; unknown always means maybe.
+
+A bound of a column in a row group is given only where it is proven to hold. It is left out (NULL) where the
+footer has none, where its type's order is not one we trust, or where a writer may have cut it off (long
+strings). Nothing here reads a file. Predicates are judged in :mod:`intarsia.core.prove`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
+import pyarrow.parquet as pq
 
 from intarsia.common.types import value_type
-from intarsia.core.bounds import Bounds, bounds_of
-from intarsia.core.expr import And, Column, Compare, Literal
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.intent import Predicate
-from intarsia.core.keys import KeyIndex, comparable, decoded, flat
-from intarsia.core.prove import Facts, always_true, never_true
+from intarsia.core.keys import KeyIndex, comparable, decoded, flat, search
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import DamagedTable
+
+_LONGEST_EXACT_BOUND = 31
+"""Writers cut longer strings (at 64 bytes or less), and footers do not say whether one did."""
+
+_ABSENT, _NESTED = -1, -2
+_UNITS = {"milliseconds": "ms", "microseconds": "us", "nanoseconds": "ns"}
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """One entry per row group, files in the order given.
+
+    ``lower`` and ``upper`` have the comparable form of the dataset's type. Bounds of floats leave NaN
+    out: a row group may hold NaN whatever they say.
+    """
+
+    file: pa.Int32Array
+    row_group: pa.Int32Array
+    rows: pa.Int64Array
+    lower: pa.Array
+    upper: pa.Array
+    null_count: pa.Int64Array
+    """NULL where it is not known."""
+
+
+def bounds_of(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bounds:
+    """The bounds of a top-level column whose type in the dataset is ``dtype``."""
+    found = _BoundsBuilder()
+    leaf: Any = None
+    reading: _BoundReader | None = None
+    position = 0
+    for number, file in enumerate(files):
+        footer = file.footer
+        if footer is None:
+            found.add(number, 0, file.record_count, *_read_table_bounds(file, column, dtype))
+            continue
+        position = _leaf_of(file, footer, column, max(position, 0))
+        if position >= 0:
+            # A column has the same type in most files, and choosing a reader costs far more than comparing.
+            before, leaf = leaf, footer.schema.column(position)
+            if before is None or not leaf.equals(before):
+                reading = _choose_reader(leaf, dtype)
+        for group in range(footer.num_row_groups):
+            meta = footer.row_group(group)
+            rows = meta.num_rows
+            stats = meta.column(position).statistics if position >= 0 else None
+            if stats is not None:
+                low, high = reading.bounds(stats) if reading is not None else (None, None)
+                found.add(number, group, rows, low, high, stats.null_count, reading)
+            else:
+                # A file that lacks the column reads as NULL throughout; of a nested one nothing is known.
+                found.add(number, group, rows, nulls=rows if position == _ABSENT else None)
+    return found.bounds(dtype)
+
+
+def _read_table_bounds(
+    file: DataFile, column: str, dtype: pa.DataType
+) -> tuple[Any, Any, int | None, _BoundReader | None]:
+    """What the table itself knows of a whole file."""
+    if file.scan_task is None:
+        return None, None, None, None
+    low, high, nulls = file.scan_task.bounds(column)
+    return low, high, nulls, _BoundReader(value_type(dtype), raw=True)
+
+
+def _leaf_of(file: DataFile, footer: pq.FileMetaData, column: str, guess: int) -> int:
+    if file.scan_task is None:
+        return _leaf(footer, column, guess)
+    position = file.scan_task.find_leaf(footer, column)
+    return _NESTED if position is None else position  # a missing column may read as its default
+
+
+class _BoundsBuilder:
+    """Bounds as they are found, column by column."""
+
+    def __init__(self) -> None:
+        self.file: list[int] = []
+        self.row_group: list[int] = []
+        self.rows: list[int] = []
+        self.lower: list[Any] = []
+        self.upper: list[Any] = []
+        self.null_count: list[int | None] = []
+        self.readings: list[_BoundReader | None] = []
+
+    def add(
+        self,
+        file: int,
+        row_group: int,
+        rows: int,
+        lower: Any = None,
+        upper: Any = None,
+        nulls: int | None = None,
+        reading: _BoundReader | None = None,
+    ) -> None:
+        self.file.append(file)
+        self.row_group.append(row_group)
+        self.rows.append(rows)
+        self.lower.append(lower)
+        self.upper.append(upper)
+        self.null_count.append(nulls)
+        self.readings.append(reading)
+
+    def bounds(self, dtype: pa.DataType) -> Bounds:
+        return Bounds(
+            pa.array(self.file, pa.int32()),
+            pa.array(self.row_group, pa.int32()),
+            pa.array(self.rows, pa.int64()),
+            _convert_all(self.lower, self.readings, dtype),
+            _convert_all(self.upper, self.readings, dtype),
+            pa.array(self.null_count, pa.int64()),
+        )
+
+
+def _leaf(footer: pq.FileMetaData, column: str, guess: int) -> int:
+    """The leaf number of a flat top-level column, or _ABSENT or _NESTED; files mostly agree."""
+    schema = footer.schema
+    if guess < len(schema) and _is_flat(schema.column(guess), column):
+        return guess
+    for number in range(len(schema)):
+        path = schema.column(number).path
+        if _is_flat(schema.column(number), column):
+            return number
+        if path.startswith(f"{column}."):
+            return _NESTED
+    return _ABSENT
+
+
+def _is_flat(leaf: pq.ColumnSchema, column: str) -> bool:
+    """Whether a leaf is the column itself: a field ``b`` of a struct ``a`` has the path ``a.b``, too."""
+    return bool(leaf.name == column and leaf.path == column)
+
+
+@dataclass(frozen=True, slots=True)
+class _BoundReader:
+    """How the statistics of one physical column become values of the dataset's type."""
+
+    stored: pa.DataType
+    raw: bool
+
+    def bounds(self, stats: pq.Statistics | None) -> tuple[Any, Any]:
+        if stats is None or not stats.has_min_max:
+            return None, None
+        low, high = (stats.min_raw, stats.max_raw) if self.raw else (stats.min, stats.max)
+        if isinstance(low, int):
+            return low, high
+        if isinstance(low, float) and (low != low or high != high):
+            return None, None
+        return (None if _is_cut(low) else low), (None if _is_cut(high) else high)
+
+
+def _is_cut(value: Any) -> bool:
+    if isinstance(value, str):
+        return len(value.encode()) > _LONGEST_EXACT_BOUND
+    return isinstance(value, bytes) and len(value) > _LONGEST_EXACT_BOUND
+
+
+def _choose_reader(column: pq.ColumnSchema, dtype: pa.DataType) -> _BoundReader | None:
+    """None when the column's statistics cannot be trusted for this type."""
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
+    logical = json.loads(column.logical_type.to_json()) if column.logical_type.type != "NONE" else {}
+    physical, name = column.physical_type, logical.get("Type")
+    if pa.types.is_timestamp(dtype) or pa.types.is_time(dtype):
+        unit = _UNITS.get(logical.get("timeUnit", ""))
+        if unit is None or physical not in ("INT32", "INT64"):
+            return None
+        if pa.types.is_timestamp(dtype):
+            return _BoundReader(pa.timestamp(unit, dtype.tz), raw=True) if name == "Timestamp" else None
+        return _BoundReader(pa.time32("ms") if unit == "ms" else pa.time64(unit), raw=True)
+    if pa.types.is_date(dtype):
+        return _BoundReader(pa.date32(), raw=True) if name == "Date" else None
+    if pa.types.is_duration(dtype):
+        return _BoundReader(dtype, raw=True) if physical == "INT64" and name is None else None
+    if pa.types.is_decimal(dtype):
+        if name != "Decimal":
+            return None
+        return _BoundReader(pa.decimal256(max(column.precision, 1), column.scale), raw=False)
+    if pa.types.is_boolean(dtype):
+        return _BoundReader(dtype, raw=False) if physical == "BOOLEAN" else None
+    if pa.types.is_integer(dtype):
+        if physical not in ("INT32", "INT64") or name not in (None, "Int"):
+            return None
+        signed = logical.get("isSigned", True)  # an unsigned bound is a signed one physically
+        return _BoundReader(pa.int64(), raw=True) if signed else _BoundReader(pa.uint64(), raw=False)
+    if pa.types.is_float32(dtype) or pa.types.is_float64(dtype):
+        if physical in ("FLOAT", "DOUBLE"):
+            return _BoundReader(pa.float64(), raw=False)
+        return _BoundReader(pa.int64(), raw=False) if physical == "INT32" and name in (None, "Int") else None
+    if pa.types.is_string(dtype) or pa.types.is_large_string(dtype) or pa.types.is_string_view(dtype):
+        return _BoundReader(pa.string(), raw=False) if name == "String" else None
+    if pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_binary_view(dtype):
+        return _BoundReader(pa.binary(), raw=False) if physical == "BYTE_ARRAY" and name is None else None
+    if pa.types.is_fixed_size_binary(dtype):
+        return _BoundReader(pa.binary(), raw=False) if name is None else None
+    return None
+
+
+def _convert_all(values: list[Any], readings: list[_BoundReader | None], dtype: pa.DataType) -> pa.Array:
+    """The values in the comparable form of the dataset's type; NULL where one cannot be converted."""
+    if pa.types.is_dictionary(dtype):
+        dtype = dtype.value_type
+    if pa.types.is_nested(dtype) or pa.types.is_null(dtype) or pa.types.is_float16(dtype):
+        return pa.nulls(len(values), pa.int64())
+    stored = {reading.stored for reading in {id(r): r for r in readings}.values() if reading is not None}
+    if len(stored) == 1:
+        return _convert(values, stored.pop(), dtype)
+    pieces = []
+    for of in stored:
+        mine = [
+            v if r is not None and r.stored == of else None for v, r in zip(values, readings, strict=True)
+        ]
+        pieces.append(_convert(mine, of, dtype))
+    empty = pa.nulls(len(values), _comparable_type(dtype))
+    if not pieces:
+        return empty
+    result = pieces[0]
+    for piece in pieces[1:]:
+        result = pa.compute.coalesce(result, piece)
+    return result
+
+
+def _convert(values: list[Any], stored: pa.DataType, dtype: pa.DataType) -> pa.Array:
+    try:
+        if pa.types.is_time(stored) or pa.types.is_timestamp(stored) or pa.types.is_date32(stored):
+            width = pa.int32() if stored.bit_width == 32 else pa.int64()
+            column = pa.array(values, width).cast(stored)
+        elif pa.types.is_duration(stored):
+            column = pa.array(values, pa.int64()).cast(stored)
+        else:
+            column = pa.array(values, stored)
+        return comparable(column.cast(dtype)).combine_chunks()
+    except pa.ArrowInvalid:  # a bound outside of the dataset's type proves nothing
+        return pa.nulls(len(values), _comparable_type(dtype))
+
+
+def _comparable_type(dtype: pa.DataType) -> pa.DataType:
+    return comparable(pa.nulls(0, dtype)).type
+
+
+# Keys of the source
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +275,7 @@ class KeyRange:
 
     @staticmethod
     def of_index(index: KeyIndex, number: int, column: Any) -> KeyRange:
-        """The same from an index over the key, which has done most of the work already."""
+        """The same from an index over the key, whose values are sorted or distinct already."""
         ordered = index.ordered() if index.single else None
         if ordered is not None:
             return KeyRange(ordered.values, has_null=False, has_nan=False)
@@ -77,33 +319,6 @@ class KeyRange:
         above = pc.greater_equal(bounds.upper, ends[0])
         below = pc.less_equal(bounds.lower, ends[1])
         return pc.and_(pc.fill_null(above, True), pc.fill_null(below, True))
-
-
-def search(ordered: pa.Array, values: pa.Array, *, side: str) -> pa.Array:
-    """Where each value would be set into ``ordered``; NULL for NULL. Any type that can be sorted."""
-    if not (pa.types.is_decimal(ordered.type) or pa.types.is_fixed_size_binary(ordered.type)):
-        return pc.search_sorted(ordered, values, side=side).cast(pa.int64())
-    # No kernel for decimals: sort both together; ties put the values first ("left") or last.
-    mark = 1 if side == "left" else -1
-    both = pa.table(
-        {
-            "value": pa.concat_arrays([ordered, values]),
-            "tie": pa.array([mark] * len(ordered) + [0] * len(values), pa.int8()),
-        }
-    )
-    order = pc.sort_indices(both, sort_keys=[("value", "ascending"), ("tie", "ascending")])
-    is_value = pc.greater_equal(order, len(ordered))
-    before = pc.cumulative_sum(pc.invert(is_value).cast(pa.int64()))
-    result = (
-        pc.scatter(
-            before.filter(is_value),
-            pc.subtract(order.filter(is_value).cast(pa.int64()), len(ordered)),
-            max_index=len(values) - 1,
-        )
-        if len(values)
-        else pa.array([], pa.int64())
-    )
-    return pc.if_else(pc.is_valid(values), result, pa.scalar(None, pa.int64()))
 
 
 def row_groups_that_may_hold(
@@ -196,166 +411,3 @@ def key_scan_bytes(snapshot: Snapshot, file: DataFile, columns: Sequence[str], g
             if mine:
                 total += chunk.total_compressed_size
     return total
-
-
-Path = tuple[str, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """What is proven for one file; neither ``never`` nor ``always`` means: look."""
-
-    row_groups: tuple[int, ...]
-    """Those in which the predicate may be TRUE."""
-    never: bool = False
-    always: bool = False
-    """Only ever by partition: a statistic must not decide that a row goes."""
-    by: str = ""
-
-
-def verdicts(where: Predicate, snapshot: Snapshot) -> list[Verdict]:
-    """One verdict per file of the snapshot."""
-    files = snapshot.files
-    if not files or where is None or isinstance(where, pc.Expression):
-        return [Verdict(_every(file)) for file in files]
-    names = [path[0] for _, path in columns_of(where) if len(path) == 1]
-    stored = [name for name in names if name not in snapshot.partition_columns]
-    bounds = {name: bounds_of(files, name, snapshot.schema.field(name).type) for name in stored}
-    judge = _Judge(where, snapshot, bounds, out_of_bounds(where, bounds, snapshot.schema))
-    starts = _starts(files)
-    return [judge.verdict(file, start) for file, start in zip(files, starts, strict=True)]
-
-
-@dataclass(slots=True)
-class _Judge:
-    """Judges one predicate, file by file."""
-
-    where: Any
-    snapshot: Snapshot
-    bounds: dict[str, Bounds]
-    outside: list[bool] | None
-    """Per row group of all files whether a bound alone excludes it; most of them in most cases."""
-    anywhere: Verdict | None = None
-    """What holds of a file of which no partition value is known."""
-
-    def verdict(self, file: DataFile, start: int) -> Verdict:
-        known: dict[Path, Facts] = {
-            (name,): _constant(value, self.snapshot.schema.field(name).type)
-            for name, value in (*file.partition.items(), *_fixed(file, self.bounds))
-        }
-        every = _every(file)
-        by_place = self._by_place(known)
-        if by_place.never or by_place.always:
-            return replace(by_place, row_groups=() if by_place.never else every)
-        maybe = tuple(group for number, group in enumerate(every) if self._maybe(known, start + number))
-        return Verdict(maybe, never=not maybe, by="bounds")
-
-    def _by_place(self, known: dict[Path, Facts]) -> Verdict:
-        if not known and self.anywhere is not None:
-            return self.anywhere
-        never, always = never_true(self.where, known), always_true(self.where, known)
-        found = Verdict((), never=never, always=always and not never, by="partition values")
-        if not known:
-            self.anywhere = found
-        return found
-
-    def _maybe(self, known: dict[Path, Facts], entry: int) -> bool:
-        if self.outside is not None and self.outside[entry]:
-            return False
-        return not never_true(self.where, known | _facts(self.bounds, entry, self.snapshot.schema))
-
-
-def _fixed(file: DataFile, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
-    """What a table knows of columns that are the same in all rows of a file."""
-    if file.scan_task is not None:
-        for name in names:
-            if (value := file.scan_task.constant_of(name)) is not None:
-                yield name, value[0]
-
-
-def out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema) -> list[bool] | None:
-    """Per row group whether some comparison that must be TRUE cannot be, judged for all of them at once.
-
-    Only a shortcut: what it excludes, looking at each row group would exclude as well. None is unknown.
-    """
-    excluded: pa.Array | None = None
-    for part in _conjuncts(where):
-        match part:
-            case Compare(op, Column((name,), None | "target"), Literal() as value) if name in bounds:
-                mine = _misses(op, value, bounds[name], value_type(schema.field(name).type))
-            case _:
-                mine = None
-        if mine is not None:
-            excluded = mine if excluded is None else pc.or_(excluded, mine)
-    return None if excluded is None else pc.fill_null(excluded, False).to_pylist()
-
-
-def _conjuncts(where: Any) -> Iterator[Any]:
-    if isinstance(where, And):
-        yield from _conjuncts(where.left)
-        yield from _conjuncts(where.right)
-    else:
-        yield where
-
-
-def _misses(op: str, value: Literal, bounds: Bounds, dtype: pa.DataType) -> pa.BooleanArray | None:
-    if value.value is None or pa.types.is_floating(dtype):  # NaN is outside of every bound
-        return None
-    try:
-        exact = value.scalar.cast(dtype)
-        if not exact.cast(value.scalar.type).equals(value.scalar):
-            return None
-        wanted = flat(comparable(pa.repeat(exact, 1)))[0]
-    except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
-        return None  # of another type: the prover knows more
-    if wanted.type != bounds.lower.type:
-        return None
-    match op:
-        case "=":
-            return pc.or_(pc.greater(bounds.lower, wanted), pc.less(bounds.upper, wanted))
-        case ">":
-            return pc.less_equal(bounds.upper, wanted)
-        case ">=":
-            return pc.less(bounds.upper, wanted)
-        case "<":
-            return pc.greater_equal(bounds.lower, wanted)
-        case "<=":
-            return pc.greater(bounds.lower, wanted)
-    return None
-
-
-def _facts(bounds: dict[str, Bounds], entry: int, schema: pa.Schema) -> dict[Path, Facts]:
-    return {
-        (name,): Facts(
-            lower=known.lower[entry] if known.lower[entry].is_valid else None,
-            upper=known.upper[entry] if known.upper[entry].is_valid else None,
-            null_count=known.null_count[entry].as_py(),
-            rows=known.rows[entry].as_py(),
-            type=value_type(schema.field(name).type),
-        )
-        for name, known in bounds.items()
-    }
-
-
-def _constant(value: Any, dtype: pa.DataType) -> Facts:
-    plain = value_type(dtype)
-    if value is None:
-        return Facts(null_count=1, rows=1, maybe_nan=False, type=plain)
-    scalar = pa.scalar(value, plain)
-    nan = pa.types.is_floating(plain) and value != value
-    return Facts(
-        None if nan else scalar, None if nan else scalar, null_count=0, rows=1, maybe_nan=nan, type=plain
-    )
-
-
-def _every(file: DataFile) -> tuple[int, ...]:
-    return tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
-
-
-def _starts(files: tuple[DataFile, ...]) -> list[int]:
-    """Where each file's entries begin in the bounds."""
-    starts, position = [], 0
-    for file in files:
-        starts.append(position)
-        position += len(_every(file))
-    return starts

@@ -1,4 +1,4 @@
-"""Values that a column cannot take: counted where rows are, summed over all of an operation, raised once."""
+"""Values that a column cannot take: counted per task, summed over the operation, raised as one error."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ class Refusal:
     """The type of the column, in SQL's words."""
     count: int
     samples: tuple[tuple[Any, str], ...]
-    """The least few of them, each as something to sort by and as text."""
+    """The smallest few of them, each as a sort key and as text."""
     hint: str
     column: str = ""
     inserted: bool = False
-    """Whether they are of rows that are new; else of rows that change."""
+    """Whether they are in inserted rows; else in updated rows."""
 
     def sentence(self, rows: int) -> str:
         """What is wrong, with how many of so many rows."""
@@ -40,7 +40,7 @@ class Refusal:
 
 
 class ValuesRefused(SchemaMismatch):
-    """Some values do not fit their columns; whoever has more rows of the operation goes on to count."""
+    """Some values do not fit their columns; the caller goes on counting in the operation's other rows."""
 
     refusals: tuple[Refusal, ...] = ()
 

@@ -58,7 +58,7 @@ class MergeResult:
     created: bool = False
     """Whether there was no such dataset before (in a dry run: whether it would be made)."""
     new_files: int = 0
-    """How many files came; of a dry run, how many will, see ``new_files_exact``."""
+    """Number of new files; of a dry run, how many there would be, see ``new_files_exact``."""
     new_files_exact: bool = True
     """False where a dry run only knows the least number of new files; the notes say why."""
     bytes_exact: bool = True

@@ -27,7 +27,7 @@ class Assign:
 
 @dataclass(frozen=True, slots=True)
 class Drop:
-    """The target row goes."""
+    """The target row is deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +81,7 @@ class Rule:
 
     @property
     def only_drops_matched(self) -> bool:
-        """True when a target row hit twice is no contradiction: it goes either way."""
+        """True when a target row that is hit twice is no contradiction: it is deleted either way."""
         matched = self.on("matched")
         return bool(matched) and all(isinstance(c.action, Drop) and c.condition is None for c in matched)
 

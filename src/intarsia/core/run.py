@@ -11,14 +11,11 @@ import pyarrow as pa
 
 from intarsia.common.log import logger
 from intarsia.common.source import Source
-from intarsia.core.calendars import exact_columns
 from intarsia.core.change import Change, Committed, Staged, StagedFile, Staging
-from intarsia.core.dry_run import MEASURED_BYTES, DryRun, discard_output
+from intarsia.core.dry_run import MEASURED_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
 from intarsia.core.effects import check_write_options
-from intarsia.core.estimates import count_new_files, estimate_new_bytes
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
-from intarsia.core.key_value_metadata import check_geometries
+from intarsia.core.key_value_metadata import check_geometries, exact_columns
 from intarsia.core.matches import Matches
 from intarsia.core.plan import FilePlan, Plan, keep_all
 from intarsia.core.planning import (
@@ -29,13 +26,12 @@ from intarsia.core.planning import (
     plan_predicate,
     plan_write,
 )
-from intarsia.core.ports import Engine, Progress, Table, Transaction
+from intarsia.core.ports import Engine, Execution, Progress, Table, Transaction
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.refusals import refuse
 from intarsia.core.report import MergeFileMetadata, MergeResult
-from intarsia.core.retype import with_microseconds, with_types_of
 from intarsia.core.rule import Action, Assign, Insert
-from intarsia.core.snapshot import Snapshot
+from intarsia.core.snapshot import Snapshot, with_microseconds, with_types_of
 from intarsia.core.spark_metadata import check_variants
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
 
@@ -77,7 +73,7 @@ def _load_footers(plan: Plan, prepared: Prepared, progress: Progress) -> Plan:
     """The plan again, with the footers of the files that it has to scan."""
     if plan.snapshot.footer_loader is None:
         return plan
-    # What is found out may bring other files in, such as those that exact row counts leave room for.
+    # Exact row counts may add other files to the plan, and these need footers, too.
     while unknown := [item.file for item in plan.files if _needs_footer(item)]:
         progress("read footers", 0, len(unknown))
         plan = make_plan(prepared, plan.snapshot.with_footers(unknown))
@@ -86,15 +82,15 @@ def _load_footers(plan: Plan, prepared: Prepared, progress: Progress) -> Plan:
 
 def _needs_footer(item: FilePlan) -> bool:
     file = item.file
-    if item.action == "remove":  # only its rows are to be counted
+    if item.action == "remove":  # only its number of rows is needed
         return file.footer is None and file.scan_task is not None and not file.scan_task.has_exact_count
     return item.action != "keep" and file.footer is None
 
 
 def preview_plan(intent: Intent, table: Table) -> Plan:
-    """What an intent without a source will read, before any row is read and whatever the engine.
+    """The plan of an intent without a source, before any row is read, for any engine.
 
-    Raises what names, types and the table's state alone make impossible.
+    Raises for names and types that do not exist and for a table that cannot be changed.
     """
     snapshot = _check_writable(table.snapshot(), intent)
     return make_plan(prepare(intent, snapshot, None), snapshot)
@@ -104,7 +100,7 @@ def _check_writable(snapshot: Snapshot, intent: Intent) -> Snapshot:
     """The snapshot with the columns that files hold; raises why it cannot be changed, and InputError where
     its files have a journal and a lock under another root, and for options that could have no effect."""
     if snapshot.unwritable is not None:
-        raise copy(snapshot.unwritable)  # each operation puts its own name on it
+        raise copy(snapshot.unwritable)  # a copy, since each operation adds its name to it
     check_write_options(intent, snapshot)
     if snapshot.owner_error is not None:
         raise InputError(
@@ -217,7 +213,7 @@ def _execute(execution: Execution, engine: Engine) -> tuple[Plan, Change]:
 
 
 def _account(plan: Plan, change: Change) -> Plan:
-    """The plan with what came of it; raises where values cannot be written."""
+    """The plan with the numbers of the change; raises where values cannot be written."""
     refuse(
         (one for file in change.written for one in file.refused),
         list(_assigned_columns(plan.intent)),
@@ -239,7 +235,7 @@ def _account(plan: Plan, change: Change) -> Plan:
 
 
 def _meets_old_calendar(intent: Intent, snapshot: Snapshot) -> bool:
-    """Whether source rows may go into files in which some of their dates would be others."""
+    """Whether source rows may be written to files whose old calendar Spark applies to their dates."""
     return isinstance(intent, Merge) and any(exact_columns(file) is not None for file in snapshot.files)
 
 
@@ -332,10 +328,10 @@ def _with_schema(change: Change, prepared: Prepared, snapshot: Snapshot) -> Chan
 
 
 def _find_committed_batch(intent: Intent, tx: Transaction | Table) -> str | None:
-    """A sentence when the intent's batch was committed before; of a transaction under its lock."""
+    """A sentence when the intent's batch was committed before, else None."""
     app, batch = intent.properties.get("app_id"), intent.properties.get("batch_id", "")
     if app is None or not batch.isdecimal():
-        return None  # the commit refuses the one without the other
+        return None  # the commit refuses one without the other
     last = tx.last_batch(app)
     if last is None or int(batch) > last:
         return None
@@ -343,7 +339,7 @@ def _find_committed_batch(intent: Intent, tx: Transaction | Table) -> str | None
 
 
 def _make_skipped_plan(intent: Intent, snapshot: Snapshot, engine: Engine, *, note: str, reason: str) -> Plan:
-    """The plan of an operation that finds itself done."""
+    """The plan of an operation that was committed before."""
     return Plan(
         intent,
         snapshot,
@@ -361,7 +357,7 @@ def _make_skipped_plan(intent: Intent, snapshot: Snapshot, engine: Engine, *, no
 def _report_skipped(
     intent: Intent, snapshot: Snapshot, engine: Engine, begun: float, *, source: Source | None, note: str
 ) -> MergeResult:
-    """What an operation gives that finds itself done."""
+    """The result of an operation that was committed before."""
     files = [MergeFileMetadata(snapshot.shown(f), f.rows, "preserved", f.size) for f in snapshot.files]
     return MergeResult(
         strategy=intent.rule.name if isinstance(intent, Merge) else intent.operation,
@@ -438,7 +434,7 @@ def _report(
     before = snapshot.rows
     inserted, updated, deleted = plan.inserted, plan.updated, plan.deleted
     after = before + inserted - deleted
-    if committed is not None and committed.rows is not None:  # of the others' commits nothing else is known
+    if committed is not None and committed.rows is not None:  # others have committed, too
         before, after = before + committed.rows - after, committed.rows
     intent = plan.intent
     strategy = intent.rule.name if isinstance(intent, Merge) else intent.operation

@@ -13,17 +13,24 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import int96_of
-from intarsia.common.parquet_file import check_instants
+from intarsia.common.int96 import check_instants, int96_columns, int96_of
+from intarsia.common.partitions import (
+    PARTITION_SCHEMA_KEY,
+    parse_hive_partition_path,
+    partition_text,
+    typed_partition,
+)
+from intarsia.common.schema import common_type
+from intarsia.common.types import rewrite_type, value_type
 from intarsia.core import render
 from intarsia.core.partitioner import HivePartitioner, Partitioner
-from intarsia.errors import CommitConflict, IntarsiaError, NotSupported, StorageError
+from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, NotSupported, StorageError
 
 if TYPE_CHECKING:
     import pyarrow.dataset as ds
 
     from intarsia.core.layout import Layout
-    from intarsia.core.scan_task import FileScanTask
+    from intarsia.core.ports import FileScanTask
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +109,7 @@ class Snapshot:
     notes: tuple[str, ...] = ()
     """Sentences for the plan, such as that another writer seems to be active."""
     owner_error: str | None = None
-    """Whose the files are, as a predicate of the root, where they have to be changed under another one."""
+    """What the root is part of, as a predicate, where files have to be changed under another root."""
     unwritable: IntarsiaError | None = field(default=None, compare=False, repr=False)
     """Why the table can be read only."""
     unstored: tuple[str, ...] = ()
@@ -110,15 +117,15 @@ class Snapshot:
     uniform: bool = True
     """True when every file has exactly the dataset's file schema."""
     stat: StatFile | None = field(default=None, compare=False, repr=False)
-    """Tells what is at a file's location now; None where files, once written, never change."""
+    """Returns the fingerprint at a file's location now; None where files never change once written."""
     format: TableFormat = field(default=DIRECTORY, compare=False, repr=False)
     """What the table can do and asks for, beyond being a set of files."""
     details: tuple[tuple[str, tuple[str, ...]], ...] = ()
-    """What the table's kind has beside files, for people: a word, and what there is to say."""
+    """Details of the table's kind, for people: a word and its values."""
     side_files: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
-    """What other writers keep beside data files to describe them, by path, as the table found it."""
+    """Files of other writers that describe data files (such as ``_metadata``), by path."""
     model: pq.FileMetaData | None = field(default=None, compare=False, repr=False)
-    """The footer of a file that there was, in a dataset that has none left."""
+    """The footer of a former file, in a dataset that has no file left."""
     footer_loader: Callable[[Sequence[DataFile]], Sequence[DataFile]] | None = field(
         default=None, compare=False, repr=False
     )
@@ -139,7 +146,7 @@ class Snapshot:
         return self.format.partitioner or HivePartitioner(self.partition_columns)
 
     def without_files(self) -> Snapshot:
-        """The same table as if nothing were there: for an operation that decides schema and layout itself."""
+        """The same table without files and schema, for an operation that decides both itself."""
         return replace(self, files=(), schema=pa.schema([]), partition_columns=(), model=None)
 
     @property
@@ -162,9 +169,9 @@ class Snapshot:
         return sum(file.size for file in self.files)
 
     def in_order(self, files: Iterable[DataFile]) -> list[DataFile]:
-        """Files from the first to the last, which decides between rows that are equal.
+        """Files in order, which decides between rows with equal keys.
 
-        By their paths; in a table that knows when each came, in that order, the snapshot's own.
+        By path; in a table that is ordered by commit, in the snapshot's order.
         """
         if not self.format.ordered_by_commit:
             return sorted(files, key=lambda file: file.path)
@@ -180,7 +187,7 @@ class Snapshot:
     def shown(self, file: DataFile | str) -> str:
         """A file's path in the form the caller gave the root."""
         path = file if isinstance(file, str) else file.path
-        if not self.replaces_in_place:  # whose files are named in full
+        if not self.replaces_in_place:  # its files have full paths
             return path
         return f"{self.root.rstrip('/')}/{path}"
 
@@ -251,7 +258,7 @@ _USUAL_LIMIT = 1024
 def open_files(snapshot: Snapshot) -> list[pa.NativeFile] | None:
     """The snapshot's files, open: an open file stays what it is when a commit puts another in its place.
 
-    None where that holds by itself (``stat`` is None), or cannot be had (not a local file system).
+    None where files never change (``stat`` is None), or where the file system is not local.
 
     Raises:
         CommitConflict: a file was replaced or removed since the snapshot was taken.
@@ -311,4 +318,95 @@ def _conflict(snapshot: Snapshot, file: DataFile) -> CommitConflict:
         f"{snapshot.shown(file)} was replaced or removed since the snapshot was taken.",
         path=snapshot.root,
         hint="take a snapshot again; read_parquet does so by itself",
+    )
+
+
+# Columns that an operation sees in another type: partition columns that stand in paths only, where a source
+# knows better than their text, and INT96 columns that become timestamps.
+
+
+def retype(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
+    """The snapshot with its partition values read as ``types`` says; other columns stay.
+
+    Raises:
+        DamagedTable: a directory's text is no value of the type.
+    """
+    path_columns = [name for name in snapshot.partition_columns if name in types.names]
+    fields = [
+        field.with_type(value_type(types.field(field.name).type)) if field.name in path_columns else field
+        for field in snapshot.schema
+    ]
+    schema = pa.schema(fields, snapshot.schema.metadata)
+    files = tuple(
+        replace(file, partition=typed_partition(parse_hive_partition_path(file.path), schema, path=file.path))
+        for file in snapshot.files
+    )
+    return replace(snapshot, schema=schema, files=files)
+
+
+def with_types_of(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
+    """The snapshot with the source's types for partition columns whose own is only a guess.
+
+    A directory ``day=2025-01-01`` of a dataset that does not say is taken for a date. Rows that come
+    with ``day`` as text then decide that it is text, as long as every directory reads back as itself.
+    """
+    names = [
+        name for name in snapshot.partition_columns if name in source.names and _clash(name, source, snapshot)
+    ]
+    guessed = [name for name in names if not _declared(name, snapshot)]
+    if not guessed:
+        return snapshot
+    types = pa.schema([source.field(name) for name in guessed])
+    try:
+        read = retype(snapshot, types)
+    except DamagedTable:  # a text that is no such value: the guess stands
+        return snapshot
+    for file in read.files:
+        texts = parse_hive_partition_path(file.path, guessed)
+        if any(
+            text is not None and partition_text(file.partition[name]) != text for name, text in texts.items()
+        ):
+            return snapshot
+    return read
+
+
+def with_microseconds(snapshot: Snapshot) -> Snapshot:
+    """The snapshot with columns that are INT96 in every file in microseconds, to which they are converted.
+
+    Whether the values fit is known when they are read.
+    """
+    if snapshot.format.owns_schema:
+        nothing = 'int96="convert" has no meaning here: an Iceberg table has no INT96 columns of its own.'
+        return replace(snapshot, notes=(*snapshot.notes, nothing))
+    footers = [file.footer for file in snapshot.files if file.footer is not None]
+    known = {name for footer in footers for name in int96_columns(footer.schema)}
+    note = (
+        f"Of the columns {', '.join(name for name in snapshot.schema.names if name in known)}, what is INT96"
+        " becomes TIMESTAMP(MICROS) in UTC in the files that are written; other files keep it."
+        if known
+        else 'int96="convert" finds nothing to do: no file has an INT96 column.'
+    )
+    for footer in footers:
+        known -= set(footer.schema.to_arrow_schema().names) - int96_columns(footer.schema)
+    fields = [f.with_type(rewrite_type(f.type, _micros)) if f.name in known else f for f in snapshot.schema]
+    schema = pa.schema(fields, snapshot.schema.metadata)
+    return replace(snapshot, schema=schema, notes=(*snapshot.notes, note))
+
+
+def _micros(dtype: pa.DataType) -> pa.DataType:
+    return pa.timestamp("us", dtype.tz) if pa.types.is_timestamp(dtype) else dtype
+
+
+def _clash(name: str, source: pa.Schema, snapshot: Snapshot) -> bool:
+    theirs, ours = (value_type(schema.field(name).type) for schema in (source, snapshot.schema))
+    return common_type(theirs, ours) is None
+
+
+def _declared(name: str, snapshot: Snapshot) -> bool:
+    """Whether the column's type is declared: in a file's metadata, by a file that holds it, or in the log."""
+    if not snapshot.files:
+        return True
+    footers = (file.footer for file in snapshot.files if file.footer is not None)
+    return any(
+        PARTITION_SCHEMA_KEY in (footer.metadata or {}) or name in footer.schema.names for footer in footers
     )

@@ -1,4 +1,4 @@
-"""The note in which Spark keeps a file's schema: types that Parquet does not tell, such as intervals.
+"""The metadata entry in which Spark keeps a file's schema: types that Parquet lacks, such as intervals.
 
 Spark stores day-time intervals as INT64 (microseconds) and year-month intervals as INT32 (months), and the
 lengths of ``char`` and collations nowhere but here. A directory is read by the note of one of its files, so

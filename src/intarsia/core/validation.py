@@ -1,4 +1,4 @@
-"""What is wrong with rows, in the same words on every engine: counts and samples in, typed errors out."""
+"""Errors about rows, in the same words on every engine: counts and samples in, typed errors out."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.names import join_names, suggestion
-from intarsia.common.spool import take_rows
+from intarsia.common.rows import take_rows
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.expr import to_sql
 from intarsia.core.intent import Merge, Write
@@ -21,7 +21,7 @@ SAMPLES = 3
 
 
 def check_exists(snapshot: Snapshot, operation: str) -> None:
-    """Refuse a table that is not there; one without any row is one."""
+    """Raise NothingMatched for a table that does not exist; an empty one does."""
     if not snapshot.exists:
         raise NothingMatched(
             f"{operation}: there is no dataset at {snapshot.root}.",

@@ -12,8 +12,8 @@ from intarsia.common.log import logger, operation_log
 from intarsia.common.schema import cast_schema, convert_large_types_to_normal, opt_dtype, unify_schemas
 from intarsia.core.incremental import partition_names
 from intarsia.core.merge import compute_merge_stats, normalize_keys, validate_keys_and_schema
-from intarsia.core.retype import with_types_of
 from intarsia.core.rule import strategy_rule
+from intarsia.core.snapshot import with_types_of
 from intarsia.datasets.io import DatasetIO
 from intarsia.datasets.statistics import Statistics
 from intarsia.options import TABLE_OPTIONS, Columns, RowSource

@@ -17,7 +17,7 @@ from intarsia.core.expr import And, Column, Compare, Expr, In, Not, Or, literal,
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.incremental import files_snapshot
 from intarsia.core.merge import listed_columns
-from intarsia.core.prune import Verdict, verdicts
+from intarsia.core.prove import Verdict, verdicts
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import (
     ColumnNotFound,

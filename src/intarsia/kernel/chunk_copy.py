@@ -14,8 +14,7 @@ import pyarrow.fs as pafs
 
 from intarsia.common.thrift import BINARY, LIST, STRUCT, Struct, get
 from intarsia.core.change import StagedFile
-from intarsia.core.elements import leaves_of, same_leaves, split
-from intarsia.core.layout import Layout
+from intarsia.core.layout import Layout, leaves_of, same_leaves, split
 from intarsia.kernel import chunks
 from intarsia.kernel.chunks import Chunk, ChunkSource, ChunkWriter, NotCopyable, is_copyable
 from intarsia.kernel.file_format import FileFormat, unkept

@@ -14,10 +14,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.disk import start_writeback
+from intarsia.common.paths import start_writeback
 from intarsia.common.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Struct, get, read_struct, write_struct
 from intarsia.core.change import is_discarded
-from intarsia.core.elements import Leaf
+from intarsia.core.layout import Leaf
 from intarsia.errors import StorageError
 from intarsia.kernel import chunks
 

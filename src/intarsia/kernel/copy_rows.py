@@ -11,15 +11,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.change import Staged, StagedFile
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Write
 from intarsia.core.keys import arange
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
-from intarsia.core.ports import OutputLocation
+from intarsia.core.ports import LAST_UPDATED, LINEAGE, ROW_ID, Execution, OutputLocation
 from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action, Assign, Drop, Insert, Replace
-from intarsia.core.scan_task import LAST_UPDATED, LINEAGE, ROW_ID
 from intarsia.core.snapshot import DataFile
 from intarsia.kernel.new_rows import SLICE_ROWS, NewRowWriter
 from intarsia.kernel.output_format import OutputFormat

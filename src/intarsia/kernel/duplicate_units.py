@@ -10,9 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.bounds import Bounds, bounds_of
 from intarsia.core.keys import arange, flat
 from intarsia.core.plan import Plan
+from intarsia.core.prune import Bounds, bounds_of
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.kernel.repeats import key_form
 from intarsia.kernel.sample import sample_rows

@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 
 from intarsia.common.int96 import leaf_types, noted_schema, noted_units
 from intarsia.common.thrift import FALSE, I32, LIST, STRUCT, TRUE, Struct, get
-from intarsia.core.elements import Elements, elements_of_files, split
 from intarsia.core.keys import arange
-from intarsia.core.layout import Layout, leaf_columns
+from intarsia.core.layout import Elements, Layout, elements_of_files, leaf_columns, split
 from intarsia.errors import NotSupported
 from intarsia.kernel import chunks
 from intarsia.kernel.chunks import Chunk, ChunkSource

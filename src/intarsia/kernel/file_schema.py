@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 
 from intarsia.common.thrift import I32, LIST, STRUCT, Struct, get, read_struct, write_struct
 from intarsia.common.types import kind_of, list_like, normal_type
-from intarsia.core import elements as schema_elements
-from intarsia.core.elements import Elements, Leaf, leaves_of, with_repetition
+from intarsia.core import layout as schema_elements
+from intarsia.core.layout import Elements, Leaf, leaves_of, with_repetition
 
 __all__ = ["FileSchema", "TypeOptions", "flat_types", "is_same_type", "match_schema", "seen_without_note"]
 

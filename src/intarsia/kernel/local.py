@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from intarsia.core.change import Staged, StagedFile
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan
-from intarsia.core.ports import Progress
+from intarsia.core.ports import Execution, Progress
 from intarsia.kernel.compact import stage_compact
 from intarsia.kernel.copy_rows import stage_copies
 from intarsia.kernel.duplicates import match_duplicates

@@ -11,13 +11,12 @@ import pyarrow as pa
 from intarsia.common.log import logger
 from intarsia.common.schema import conform_table
 from intarsia.core.change import StagedFile
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Merge, WriteOptions
 from intarsia.core.keys import arange, flat
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.partitioner import HivePartitioner
 from intarsia.core.plan import Plan
-from intarsia.core.ports import OutputLocation
+from intarsia.core.ports import Execution, OutputLocation
 from intarsia.core.refusals import Refusal, ValuesRefused
 from intarsia.core.rule import Assign, Insert
 from intarsia.core.snapshot import Snapshot

@@ -16,8 +16,7 @@ from intarsia.core.key_value_metadata import join_metadata
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.partitioner import HivePartitioner, Partitioner
 from intarsia.core.plan import FileGroup, Plan
-from intarsia.core.ports import OutputLocation
-from intarsia.core.scan_task import with_lineage
+from intarsia.core.ports import OutputLocation, with_lineage
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.core.spark_metadata import (
     SPARK_SCHEMA,

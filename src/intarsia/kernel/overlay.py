@@ -8,7 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.spool import take, take_rows, tidy_schema
+from intarsia.common.rows import take, take_rows, tidy_schema
 from intarsia.core.keys import arange, decoded, flat, marked, places
 from intarsia.errors import SchemaMismatch
 

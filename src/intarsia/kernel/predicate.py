@@ -13,7 +13,7 @@ from intarsia.core.intent import Predicate, Update
 from intarsia.core.keys import arange
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.planning import predicate_columns
+from intarsia.core.prove import predicate_columns
 from intarsia.core.rule import Assign, Drop
 from intarsia.core.snapshot import Snapshot
 from intarsia.kernel.new_rows import all_rows

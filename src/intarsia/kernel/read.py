@@ -17,9 +17,8 @@ from intarsia.common.schema import conform_table
 from intarsia.core.evaluate import hit_positions
 from intarsia.core.intent import Predicate
 from intarsia.core.keys import arange
-from intarsia.core.planning import predicate_columns
-from intarsia.core.prune import verdicts
-from intarsia.core.scan_task import ColumnProjection
+from intarsia.core.ports import ColumnProjection
+from intarsia.core.prove import predicate_columns, verdicts
 from intarsia.core.snapshot import DataFile, Snapshot, check_same, open_files, open_limit
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 from intarsia.kernel.chunks import ChunkSource

@@ -14,8 +14,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.keys import arange, comparable, decoded, flat, marked
-from intarsia.core.prune import search
+from intarsia.core.keys import arange, comparable, decoded, flat, marked, search
 from intarsia.kernel.threads import in_order
 
 _BUCKET_ROWS = 1 << 15

@@ -18,13 +18,12 @@ import pyarrow.parquet as pq
 from intarsia.common.int96 import arrow_schema, int96_columns
 from intarsia.common.schema import cast_exact, conform_table
 from intarsia.common.types import value_type
-from intarsia.core.calendars import check_calendar, exact_columns
 from intarsia.core.change import StagedFile
 from intarsia.core.clauses import naming_column
 from intarsia.core.evaluate import evaluate, find_refused_values
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.intent import Merge, WriteOptions
-from intarsia.core.key_value_metadata import rewrite_metadata
+from intarsia.core.key_value_metadata import check_calendar, exact_columns, rewrite_metadata
 from intarsia.core.keys import arange
 from intarsia.core.layout import Layout, layout_of
 from intarsia.core.matches import Hits

@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.curve import bits_for, curve_codes, order_indices, sample_boundaries
-from intarsia.core.keys import arange
-from intarsia.core.prune import search
+from intarsia.core.keys import arange, search
 from intarsia.kernel.overlay import take_rows
 from intarsia.kernel.repeats import key_form
 from intarsia.kernel.sample import SAMPLE_ROWS, spread_rows

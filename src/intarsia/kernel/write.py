@@ -11,8 +11,8 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.disk import start_writeback
 from intarsia.common.partitions import encode_partition_schema
+from intarsia.common.paths import start_writeback
 from intarsia.core.change import StagedFile, is_discarded
 from intarsia.core.keys import arange, comparable, decoded
 from intarsia.core.layout import Layout

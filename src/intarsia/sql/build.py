@@ -34,22 +34,112 @@ from intarsia.core.expr import (
     null_safe_equal,
 )
 from intarsia.core.expr.functions import FUNCTIONS, NOW, part_names
-from intarsia.core.expr.nodes import ArithmeticOp, Side
+from intarsia.core.expr.nodes import ArithmeticOp, CompareOp, Side
 from intarsia.core.expr.types import INTERVAL, decimal
 from intarsia.errors import InputError, NotSupported
-from intarsia.sql.calls import SPECIAL_CALLS, build_named_struct, build_row, near_functions
-from intarsia.sql.words import (
-    ARITHMETIC,
+from intarsia.sql.calls import (
     CALLS,
-    COMPARE,
-    HARMLESS,
-    INTERVALS,
-    NO_VALUE_HERE,
     PARTS,
+    SPECIAL_CALLS,
     SYNONYMS,
-    TYPES,
     UNITS,
+    build_named_struct,
+    build_row,
+    near_functions,
 )
+
+COMPARE: dict[type[exp.Expression], CompareOp] = {
+    exp.EQ: "=",
+    exp.NEQ: "<>",
+    exp.LT: "<",
+    exp.LTE: "<=",
+    exp.GT: ">",
+    exp.GTE: ">=",
+}
+ARITHMETIC: dict[type[exp.Expression], ArithmeticOp] = {
+    exp.Add: "+",
+    exp.Sub: "-",
+    exp.Mul: "*",
+    exp.Div: "/",
+    exp.IntDiv: "//",
+    exp.Mod: "%",
+    exp.DPipe: "||",
+}
+TYPES: dict[str, pa.DataType] = {
+    "BOOLEAN": pa.bool_(),
+    "TINYINT": pa.int8(),
+    "SMALLINT": pa.int16(),
+    "INT": pa.int32(),
+    "BIGINT": pa.int64(),
+    "INT128": decimal(38, 0),
+    "UTINYINT": pa.uint8(),
+    "USMALLINT": pa.uint16(),
+    "UINT": pa.uint32(),
+    "UBIGINT": pa.uint64(),
+    "FLOAT": pa.float32(),
+    "DOUBLE": pa.float64(),
+    "TEXT": pa.string(),
+    "VARCHAR": pa.string(),
+    "CHAR": pa.string(),
+    "BINARY": pa.binary(),
+    "VARBINARY": pa.binary(),
+    "UUID": pa.uuid(),
+    "DATE": pa.date32(),
+    "DATE32": pa.date32(),
+    "TIME": pa.time64("us"),
+    "TIMESTAMP": pa.timestamp("us"),
+    "TIMESTAMPNTZ": pa.timestamp("us"),
+    "DATETIME": pa.timestamp("us"),
+    "TIMESTAMP_S": pa.timestamp("s"),
+    "TIMESTAMP_MS": pa.timestamp("ms"),
+    "TIMESTAMP_NS": pa.timestamp("ns"),
+    "TIMESTAMPTZ": pa.timestamp("us", "UTC"),
+    "TIMESTAMPLTZ": pa.timestamp("us", "UTC"),
+}
+INTERVALS = {
+    "year": (12, 0, 0),
+    "quarter": (3, 0, 0),
+    "month": (1, 0, 0),
+    "week": (0, 7, 0),
+    "day": (0, 1, 0),
+    "hour": (0, 0, 3600 * 10**9),
+    "minute": (0, 0, 60 * 10**9),
+    "second": (0, 0, 10**9),
+    "millisecond": (0, 0, 10**6),
+    "microsecond": (0, 0, 10**3),
+}
+NO_VALUE_HERE = {
+    exp.Query: "a subquery",
+    exp.Subquery: "a subquery",
+    exp.Exists: "a subquery",
+    exp.AggFunc: "an aggregate",
+    exp.Filter: "an aggregate",
+    exp.Window: "a window function",
+    exp.Placeholder: "a parameter",
+    exp.Parameter: "a parameter",
+    exp.Star: "*",
+    exp.Lambda: "a lambda",
+    exp.UDTF: "a table function",
+    exp.Explode: "a table function",
+}
+# Arguments of sqlglot's nodes that change nothing here, or that are read where they matter.
+HARMLESS = {
+    "safe",
+    "typed",
+    "coalesce",
+    "ignore_nulls",
+    "big_int",
+    "nested",
+    "_type",
+    "is_string",
+    "quoted",
+} | {
+    "date_part_boundary",
+    "flatten",
+    "is_left",
+    "null_if_pos_overflow",
+    "single_replace",
+}
 
 
 def build(tree: exp.Expression, *, text: str, dialect: str) -> Expr:
@@ -94,7 +184,7 @@ class _Builder:
         return NotSupported(f"{shown} ({type(node).__name__}) cannot be used in {self.text!r}")
 
     def arguments(self, node: exp.Expression, keys: tuple[str, ...]) -> tuple[Expr, ...]:
-        """The arguments under these keys; anything else said in the node would be lost, so it is refused."""
+        """The arguments under these keys; a node that has others is refused."""
         self.only(node, *keys)
         found: list[Expr] = []
         for key in keys:
@@ -162,7 +252,7 @@ class _Builder:
     def negate(self, node: Any) -> Expr:
         operand = self.expr(node.this)
         if isinstance(operand, Literal) and isinstance(operand.value, int | float | Decimal):
-            # Digit by digit, so that the least integer is one.
+            # With the sign, so that the smallest integer is still an integer.
             return _number(f"-{node.this.this}") if isinstance(node.this, exp.Literal) else Negate(operand)
         return Negate(operand)
 

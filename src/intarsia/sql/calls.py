@@ -1,4 +1,4 @@
-"""Functions that need more than their name and arguments to be built out of sqlglot's nodes."""
+"""Functions of SQL: sqlglot's nodes by our names, and those that need more than name and arguments."""
 
 from __future__ import annotations
 
@@ -15,11 +15,85 @@ from intarsia.core.expr.functions import FUNCTIONS, NOW, part_names
 from intarsia.core.expr.nested import LIST, MAP, ROW, STRUCT
 from intarsia.core.expr.types import INTERVAL
 from intarsia.errors import InputError, NotSupported
-from intarsia.sql.words import SYNONYMS, UNITS
+
+# Functions that sqlglot knows: our name, and where it keeps the arguments.
+CALLS: dict[type[exp.Expression], tuple[str, tuple[str, ...]]] = {
+    exp.Lower: ("lower", ("this",)),
+    exp.Upper: ("upper", ("this",)),
+    exp.Length: ("length", ("this",)),
+    exp.Substring: ("substring", ("this", "start", "length")),
+    exp.Replace: ("replace", ("this", "expression", "replacement")),
+    exp.StartsWith: ("starts_with", ("this", "expression")),
+    exp.EndsWith: ("ends_with", ("this", "expression")),
+    exp.Contains: ("contains", ("this", "expression")),
+    exp.Abs: ("abs", ("this",)),
+    exp.Sign: ("sign", ("this",)),
+    exp.Round: ("round", ("this", "decimals")),
+    exp.Floor: ("floor", ("this",)),
+    exp.Ceil: ("ceil", ("this",)),
+    exp.Trunc: ("trunc", ("this",)),
+    exp.Sqrt: ("sqrt", ("this",)),
+    exp.Pow: ("power", ("this", "expression")),
+    exp.Coalesce: ("coalesce", ("this", "expressions")),
+    exp.Greatest: ("greatest", ("this", "expressions")),
+    exp.Least: ("least", ("this", "expressions")),
+    exp.Left: ("left", ("this", "expression")),
+    exp.Right: ("right", ("this", "expression")),
+    exp.SplitPart: ("split_part", ("this", "delimiter", "part_index")),
+    exp.StrPosition: ("strpos", ("this", "substr")),
+    exp.Repeat: ("repeat", ("this", "times")),
+    exp.ConcatWs: ("concat_ws", ("expressions",)),
+    exp.RegexpLike: ("regexp_matches", ("this", "expression", "flag")),
+    exp.RegexpFullMatch: ("regexp_full_match", ("this", "expression", "options")),
+    exp.MD5: ("md5", ("this",)),
+    exp.SHA: ("sha1", ("this",)),
+    exp.Exp: ("exp", ("this",)),
+    exp.Ln: ("ln", ("this",)),
+    exp.IsNan: ("isnan", ("this",)),
+    exp.IsInf: ("isinf", ("this",)),
+    exp.LastDay: ("last_day", ("this",)),
+    exp.Dayname: ("dayname", ("this",)),
+    exp.Monthname: ("monthname", ("this",)),
+    exp.TimeToUnix: ("epoch", ("this",)),
+    exp.UnixToTime: ("to_timestamp", ("this",)),
+    exp.DateFromParts: ("make_date", ("year", "month", "day")),
+    exp.TimestampFromParts: ("make_timestamp", ("year", "month", "day", "hour", "min", "sec")),
+}
+PARTS: dict[type[exp.Expression], str] = {
+    exp.Year: "year",
+    exp.Quarter: "quarter",
+    exp.Month: "month",
+    exp.Week: "week",
+    exp.WeekOfYear: "week",
+    exp.Day: "day",
+    exp.DayOfMonth: "day",
+    exp.DayOfWeek: "dayofweek",
+    exp.DayOfWeekIso: "isodow",
+    exp.DayOfYear: "dayofyear",
+    exp.Hour: "hour",
+    exp.Minute: "minute",
+    exp.Second: "second",
+}
+SYNONYMS = {
+    "prefix": "starts_with",
+    "startswith": "starts_with",
+    "suffix": "ends_with",
+    "endswith": "ends_with",
+    "now": "current_timestamp",
+    "get_current_timestamp": "current_timestamp",
+    "today": "current_date",
+    "nvl": "coalesce",
+    "ifnull": "coalesce",
+    "regexp_like": "regexp_matches",
+    "is_nan": "isnan",
+    "day_name": "dayname",
+    "month_name": "monthname",
+}
+UNITS = {"yyyy": "year", "yy": "year", "mon": "month", "mm": "month", "dd": "day", "q": "quarter"}
 
 
 class Builder(Protocol):
-    """What builds the parts of an expression."""
+    """The builder of an expression's parts, as functions here need it."""
 
     @property
     def text(self) -> str: ...
@@ -31,7 +105,7 @@ class Builder(Protocol):
 
 
 def near_functions(name: str) -> str:
-    """Functions of a similar name; what hashes mean differs by engine, save those of a standard."""
+    """A hint that names similar functions; of hashes only the standard ones, which all engines share."""
     if "hash" in name:
         return "there are md5, sha1, sha256 and sha512"
     close = near_names(name, [*FUNCTIONS, *NOW, *part_names(), *SYNONYMS, "nullif", "extract", "try_cast"])

@@ -1,4 +1,4 @@
-"""Turns SQL text into expressions with sqlglot; what an expression means is settled in core.expr."""
+"""Turns SQL text into expressions with sqlglot; what an expression means is resolved in core.expr."""
 
 from __future__ import annotations
 

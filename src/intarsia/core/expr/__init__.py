@@ -27,11 +27,11 @@ from intarsia.core.expr.nodes import (
     conjuncts,
     literal,
     null_safe_equal,
+    to_sql,
     transform,
     walk,
 )
 from intarsia.core.expr.resolve import resolve, type_of
-from intarsia.core.expr.text import to_sql
 
 __all__ = [
     "FALSE",

@@ -1,4 +1,4 @@
-"""Values on their way into a column (SPEC S27): what would be lost is refused, and its rows are counted.
+"""Assigning values to a column (SPEC S27): a value that would lose something is refused, and counted.
 
 Decimals are rounded to the column's scale, half away from zero, and floats narrowed to 32 bits, as in SQL.
 A fraction into an integer column and an instant finer than the column's unit are refused: only the author
@@ -14,11 +14,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.core.expr.casts import cast, try_cast
-from intarsia.core.expr.nodes import Expr, Literal
-from intarsia.core.expr.text import to_sql
+from intarsia.core.expr.casts import cast, in_utc, local, try_cast
+from intarsia.core.expr.nodes import Expr, Literal, to_sql
 from intarsia.core.expr.types import NANOS, is_number, type_name
-from intarsia.core.expr.zones import in_utc, local
 from intarsia.core.refusals import Refusal, ValuesRefused
 from intarsia.errors import SchemaMismatch
 
@@ -44,7 +42,7 @@ def assign(value: Any, target: pa.DataType, expr: Expr, rows: int) -> Any:
 
 
 def _refused(value: Any, target: pa.DataType, expr: Expr, rows: int, lossy: Any | None) -> SchemaMismatch:
-    """Every value that does not fit; ``lossy`` where a part of one would be lost."""
+    """The error for all values that do not fit; ``lossy`` marks those that would lose a part."""
     wanted, expression = type_name(target), to_sql(expr)
     misfit = _misfits(value, target)
     parts = [(misfit, f"leave such rows out by a condition; try_cast(... as {wanted}) gives NULL for them")]
@@ -58,7 +56,7 @@ def _refused(value: Any, target: pa.DataType, expr: Expr, rows: int, lossy: Any 
         for mask, hint in parts
         if _any(mask)
     ]
-    if not found:  # of a dictionary, values that it cannot number
+    if not found:  # more values than the dictionary's index type can number
         return SchemaMismatch(f"{expression} gives values that no {wanted} can hold")
     return ValuesRefused.of(found, rows)
 
@@ -72,7 +70,7 @@ def _count(mask: Any, rows: int) -> int:
 
 
 def _lossy(value: Any, target: pa.DataType) -> Any | None:
-    """Where a fraction or a part of an instant would be lost; None where the types rule that out."""
+    """A mask of values that would lose a fraction or a part of an instant; None where none can."""
     source = value.type
     target = target.value_type if pt.is_dictionary(target) else target
     if pt.is_integer(target):
@@ -90,13 +88,13 @@ def _lossy(value: Any, target: pa.DataType) -> Any | None:
 
 
 def _misfits(value: Any, target: pa.DataType) -> Any:
-    """Where a value has no place in the type."""
+    """A mask of the values that the type cannot hold."""
     plain = target.value_type if pt.is_dictionary(target) else target
     return pc.and_(pc.is_valid(value), pc.is_null(try_cast(value, plain)))
 
 
 def _samples(value: Any, mask: Any) -> tuple[tuple[Any, str], ...]:
-    """The least few values, to sort by and as text."""
+    """The smallest few values, each as a sort key and as text."""
     some = pc.unique(pa.repeat(value, 1) if isinstance(value, pa.Scalar) else value.filter(mask))
     if pt.is_timestamp(some.type) and some.type.tz:
         some = some.cast(pa.timestamp(some.type.unit, "UTC"))

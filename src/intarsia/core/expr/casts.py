@@ -1,7 +1,8 @@
-"""Conversions between types on Arrow values, as SQL means them: checked, rounded, never wrapped."""
+"""Conversions between types and time zones on Arrow values, as SQL means them: checked, never wrapped."""
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -11,17 +12,22 @@ import pyarrow.types as pt
 from intarsia.common.types import is_uuid, uuids_of_text
 from intarsia.core.expr.types import (
     BOOL,
+    DAY_NANOS,
     FLOAT64,
+    INT64,
     as_decimal,
     decimal,
     finest,
     is_bytes,
     is_number,
     is_text,
+    is_utc,
     working_type,
 )
-from intarsia.core.expr.zones import in_utc, local
+from intarsia.errors import NotSupported
 
+_FIRST, _LAST = -(2**63) + DAY_NANOS, 2**63 - 1 - DAY_NANOS
+"""Instants in nanoseconds whose local time fits 64 bits in every zone."""
 _UNIT_WORDS = {"s": "second", "ms": "millisecond", "us": "microsecond"}
 _CLOCK = r"\d{2}(:\d{2}(:\d{2}(\.\d{1,9})?)?)?"
 _OFFSET = r"Z|UTC|[+-]\d{2}(:?\d{2})?"
@@ -172,11 +178,12 @@ def round_number(value: Any, digits: int) -> Any:
 
 def _check_finite(value: Any, result: Any) -> None:
     lost = pc.and_(pc.is_finite(value), pc.invert(pc.is_finite(result)))
-    if pc.any(_as_array(lost)).as_py():
+    if pc.any(as_array(lost)).as_py():
         raise pa.ArrowInvalid("a number is too large for the float")
 
 
-def _as_array(value: Any) -> pa.Array:
+def as_array(value: Any) -> pa.Array:
+    """The value as an array; a scalar becomes one of a single row."""
     return pa.array([value.as_py()], value.type) if isinstance(value, pa.Scalar) else value
 
 
@@ -261,3 +268,87 @@ def _halving(values: pa.Array, target: pa.DataType) -> pa.Array:
     middle = len(values) // 2
     halves = values.slice(0, middle), values.slice(middle)
     return pa.concat_arrays([_halving(half, target) for half in halves])
+
+
+# Time zones: local times of instants, and instants of local times
+
+
+def check_zone(type: pa.DataType) -> None:
+    """Raise NotSupported for a timestamp in a zone that the machine's database does not have."""
+    if pt.is_timestamp(type) and type.tz is not None and not is_utc(type.tz):
+        _check_known(type.tz)
+
+
+def check_cast(source: pa.DataType, target: pa.DataType) -> None:
+    """Raise the same where a conversion depends on the zone."""
+    if pt.is_date(target) or pt.is_time(target) or (pt.is_timestamp(target) and target.tz is None):
+        check_zone(source)
+
+
+@lru_cache(maxsize=256)
+def _check_known(zone: str) -> None:
+    try:
+        pc.local_timestamp(pa.scalar(0, pa.timestamp("s", zone)))
+    except pa.ArrowInvalid as error:
+        raise NotSupported(
+            f"dates and times of the zone {zone!r} are not known here: {error}",
+            hint="install the time zone database of the system (tzdata), or give the column a zone it has",
+        ) from error
+
+
+def in_utc(value: Any) -> Any:
+    """The timestamp as date and time in UTC, without a zone."""
+    return pc.cast(value, pa.timestamp(value.type.unit)) if value.type.tz else value
+
+
+def local(value: Any) -> Any:
+    """The timestamp as local date and time in its own zone, without a zone."""
+    zone = value.type.tz
+    if zone is None or is_utc(zone):
+        return in_utc(value)
+    _check_known(zone)
+    if value.type.unit == "ns":  # all other units have room to spare
+        ticks = pc.cast(value, INT64)
+        wrong = pc.or_(pc.less(ticks, _FIRST), pc.greater(ticks, _LAST))
+        if (wrong if isinstance(wrong, pa.Scalar) else pc.any(wrong)).as_py():
+            raise pa.ArrowInvalid(f"the time in {zone} overflows nanoseconds")
+    return pc.local_timestamp(value)
+
+
+def start(wall: Any, value: Any, *, whole_days: bool) -> Any:
+    """The instant at which a period that contains ``value`` began, given its start as local time ``wall``.
+
+    Where clocks were set forward past the start, that is the moment they were. Of a start that comes twice,
+    days and longer periods have the first, and shorter ones the last before the value.
+    """
+    if is_utc(value.type.tz):
+        return pc.cast(wall, value.type)
+    first = _assume_zone(wall, value.type, ambiguous="earliest", nonexistent="latest")
+    if whole_days:
+        return first
+    last = _assume_zone(wall, value.type, ambiguous="latest", nonexistent="latest")
+    return pc.if_else(pc.less_equal(last, value), last, first)
+
+
+def move_zone(wall: Any, value: Any) -> Any:
+    """The instant of the local time ``wall`` in the zone of ``value``, from which it was moved.
+
+    A time that clocks skip is as much later as they were set forward. Of one that comes twice it is the one
+    with the offset of ``value``, else the first.
+    """
+    if is_utc(value.type.tz):
+        return pc.cast(wall, value.type)
+    first = _assume_zone(wall, value.type, ambiguous="earliest", nonexistent="earliest")
+    last = _assume_zone(wall, value.type, ambiguous="latest", nonexistent="latest")
+    # Of a skipped time "earliest" is the moment before clocks are set, and so of the offset before.
+    found = pc.cast(pc.subtract_checked(wall, _offset(first)), value.type)
+    alike = pc.cast(pc.subtract_checked(wall, _offset(value)), value.type)
+    return pc.if_else(pc.equal(alike, last), last, found)
+
+
+def _assume_zone(wall: Any, type: pa.DataType, *, ambiguous: str, nonexistent: str) -> Any:
+    return pc.assume_timezone(wall, type.tz, ambiguous=ambiguous, nonexistent=nonexistent)
+
+
+def _offset(value: Any) -> Any:
+    return pc.subtract(local(value), in_utc(value))

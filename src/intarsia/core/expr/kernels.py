@@ -9,8 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.core.expr import zones
-from intarsia.core.expr.casts import cast
+from intarsia.core.expr.casts import cast, local, move_zone
 from intarsia.core.expr.nodes import ArithmeticOp, CompareOp
 from intarsia.core.expr.types import DATE, INT64, NANOS
 from intarsia.errors import NotSupported
@@ -77,11 +76,12 @@ def like(value: Value, pattern: str, *, ignore_case: bool, escape: str | None) -
             return pc.ends_with(value, pattern=literal)
         if wild == [ANY, ANY] and parts[0] is ANY and parts[-1] is ANY:
             return pc.match_substring(value, pattern=literal)
-    regex = "".join(".*" if p is ANY else "." if p is ONE else _regex_quoted(p) for p in parts)
+    regex = "".join(".*" if p is ANY else "." if p is ONE else quoted(p) for p in parts)
     return pc.match_substring_regex(value, pattern=f"(?s)^{regex}$", ignore_case=ignore_case)
 
 
-def _regex_quoted(text: str) -> str:
+def quoted(text: str) -> str:
+    """The regular expression of a plain text."""
     return re.escape(text).replace("\x00", r"\x00")
 
 
@@ -171,8 +171,8 @@ def shift(value: Value, *, months: int, days: int, nanos: int) -> Value:
     Months and days are those of a timestamp's zone; what is shorter is a length of time everywhere.
     """
     if (months or days) and pt.is_timestamp(value.type) and value.type.tz:
-        wall = shift(zones.local(value), months=months, days=days, nanos=0)
-        value, months, days = zones.move_zone(wall, value), 0, 0
+        wall = shift(local(value), months=months, days=days, nanos=0)
+        value, months, days = move_zone(wall, value), 0, 0
     if months:
         value = _add_months(value, months)
     if pt.is_date(value.type):

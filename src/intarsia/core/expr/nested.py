@@ -183,7 +183,7 @@ def _steps(width: int, length: int) -> pa.Array:
 
 
 def _interleave(args: Sequence[pa.Array], type: pa.DataType, length: int) -> pa.Array:
-    """The values row by row, which are given argument by argument."""
+    """The values in row order, given one array per argument."""
     if not args:
         return pa.nulls(0, type)
     place = _arange(length * len(args))

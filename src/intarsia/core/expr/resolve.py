@@ -1,7 +1,7 @@
-"""Checks an expression against schemas and gives it types: columns found, constants fitted, casts put in.
+"""Resolving an expression against schemas: columns found, constants fitted, casts inserted.
 
 What comes out computes the same on every engine, because nothing is left to an engine's own rules of
-conversion. Finding columns is in lookup.py, fitting constants to them in fit.py.
+conversion. Columns, constants and arithmetic are in operands.py.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ import pyarrow.types as pt
 
 from intarsia.common.names import suggestion
 from intarsia.common.types import holds_uuids, is_uuid, uuid_bytes
-from intarsia.core.expr.casts import cast, castable
-from intarsia.core.expr.fit import against_literal, fit_literal
+from intarsia.core.expr.casts import cast, castable, check_cast, check_zone
 from intarsia.core.expr.functions import FUNCTIONS, NOW, TIME_FUNCTIONS
 from intarsia.core.expr.kernels import mirror_operator
-from intarsia.core.expr.lookup import find_column, stored_type
 from intarsia.core.expr.nested import (
     LIST,
     MAKERS,
@@ -53,10 +51,20 @@ from intarsia.core.expr.nodes import (
     Or,
     children,
     literal,
+    to_sql,
 )
-from intarsia.core.expr.operate import Typed, as_type, numeric, temporal, with_shared_zone
+from intarsia.core.expr.operands import (
+    Typed,
+    against_literal,
+    as_type,
+    find_column,
+    fit_literal,
+    numeric,
+    stored_type,
+    temporal,
+    with_shared_zone,
+)
 from intarsia.core.expr.run import NO_ROWS, run, run_empty
-from intarsia.core.expr.text import to_sql
 from intarsia.core.expr.types import (
     BOOL,
     DATE,
@@ -73,7 +81,6 @@ from intarsia.core.expr.types import (
     type_name,
     working_type,
 )
-from intarsia.core.expr.zones import check_cast, check_zone
 from intarsia.errors import InputError, NotSupported, SchemaMismatch
 
 _SOME_UUID = "123e4567-e89b-12d3-a456-426614174000"
@@ -105,7 +112,7 @@ def resolve(
     resolver = _Resolver(schema, source, now or datetime.datetime.now(datetime.UTC))
     typed = resolver.typed(expr)
     if expr == Call("current_timestamp") and expect is not None and pt.is_timestamp(expect):
-        # The clock is read in the unit of the column; nothing of what somebody wrote is cut off.
+        # The clock is read in the unit of the column, so that no digit is lost.
         assert isinstance(typed[0], Literal)
         typed = (
             literal(cast(typed[0].scalar, pa.timestamp(expect.unit, "UTC"))),
@@ -183,7 +190,7 @@ class _Resolver:
         return typed[0]
 
     def as_uuid(self, typed: Typed, beside: pa.DataType | None) -> Typed:
-        """A text beside a column of UUIDs is that of one; any other value stays as it is."""
+        """A text constant next to a column of UUIDs as the UUID's bytes; any other value unchanged."""
         expr, type = typed
         if not isinstance(expr, Literal) or not is_text(type) or expr.value is None:
             return typed
@@ -327,7 +334,7 @@ class _Resolver:
 
     def converted(self, expr: Cast) -> Typed:
         operand, type = self.typed(expr.operand)
-        if pt.is_nested(expr.type):  # put in by resolving
+        if pt.is_nested(expr.type):  # inserted by resolving
             return Cast(operand, expr.type, assign=expr.assign), expr.type
         if is_uuid(expr.type) and (is_text(type) or is_bytes(type)):
             return self.to_uuid(expr, operand, type)
@@ -410,7 +417,7 @@ class _Resolver:
         found_call = Call(name, tuple(map(as_type, typed, rule[0])))
         if _has_constants(
             function.constant, found_call
-        ):  # a constant that the function does not know is found out here, without rows
+        ):  # raises for a constant that the function does not accept
             run_empty(found_call, rule[0])
         return found_call, rule[1]
 

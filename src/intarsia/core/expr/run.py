@@ -1,4 +1,4 @@
-"""Computes a resolved expression on rows; types are taken as resolve.py left them."""
+"""Computing a resolved expression on rows; its types are those that resolve.py has given it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ from intarsia.core.expr.nodes import (
     Or,
     Side,
     columns,
+    to_sql,
     walk,
 )
-from intarsia.core.expr.text import to_sql
 from intarsia.errors import InputError, NotSupported
 
 _NULL = pa.scalar(None, pa.bool_())
@@ -71,7 +71,7 @@ class ExprRows:
 
 
 NO_ROWS = ExprRows({}, 0)
-"""Where constants are computed: no column, and only scalars come out."""
+"""The rows for computing constants: no columns, and the result is a scalar."""
 
 
 def run(expr: Expr, rows: ExprRows) -> Value:
@@ -133,7 +133,7 @@ def _run_compare(op: CompareOp, left: Value, right: Value, length: int) -> Value
 
 
 def run_empty(expr: Call, types: Sequence[pa.DataType]) -> None:
-    """Compute a function on no rows at all, to see its constants refused."""
+    """Compute a function on zero rows, which raises for constants that it refuses."""
     arguments = [
         arg.scalar if isinstance(arg, Literal) else pa.array([], type)
         for arg, type in zip(expr.args, types, strict=True)
@@ -142,7 +142,7 @@ def run_empty(expr: Call, types: Sequence[pa.DataType]) -> None:
 
 
 def can_fail(expr: Expr) -> bool:
-    """Whether computing it may raise for some value, so that only the rows that need it may see it."""
+    """Whether computing it may raise for some value, so that only rows that need it may be computed."""
     return any(isinstance(node, Arithmetic | Negate | Cast | Call) for node in walk(expr))
 
 
@@ -190,7 +190,7 @@ def _value_set(items: Sequence[Expr], type: pa.DataType) -> pa.Array:
 def _logical(left: Expr, right: Expr, rows: ExprRows, *, stop: bool) -> Value:
     """AND (stops at FALSE) and OR (stops at TRUE), in SQL's three-valued logic.
 
-    A right side that can fail sees only the rows that the left side leaves open, so that
+    A right side that can fail is computed only on the rows that the left side does not decide, so that
     ``x <> 0 and 1 / x > 2`` is safe.
     """
     combine = pc.or_kleene if stop else pc.and_kleene

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.core.expr.kernels import Value
+from intarsia.core.expr.casts import as_array
+from intarsia.core.expr.kernels import Value, quoted
 
 _MOST_PADDED = 1 << 20
 _REGEX_OPTIONS = "icslg"
@@ -74,7 +75,7 @@ def repeat(value: Value, count: Value) -> Value:
 
 
 def pad(*, before: bool) -> Callable[..., Value]:
-    """Fill up to a length with a text that is repeated; what is longer is cut."""
+    """Pad to a length by repeating a text; longer values are cut."""
 
     def run(value: Value, length: int, fill: str = " ") -> Value:
         length = max(length, 0)
@@ -100,10 +101,6 @@ def pad(*, before: bool) -> Callable[..., Value]:
         return pc.binary_join_element_wise(*parts, pa.scalar("", cut.type))
 
     return run
-
-
-def as_array(value: Value) -> pa.Array:
-    return pa.array([value.as_py()], value.type) if isinstance(value, pa.Scalar) else value
 
 
 def split_part(value: Value, separator: str, index: int) -> Value:
@@ -133,11 +130,6 @@ def strpos(value: Value, part: str) -> Value:
     return pc.if_else(pc.match_substring(value, pattern=part), place, pa.scalar(0))
 
 
-def quoted(text: str) -> str:
-    """The regular expression of a plain text."""
-    return re.escape(text).replace("\x00", r"\x00")
-
-
 def regexp_matches(value: Value, pattern: str, options: str = "") -> Value:
     return pc.match_substring_regex(value, pattern=_regex(pattern, options))
 
@@ -161,12 +153,12 @@ def regexp_extract(value: Value, pattern: str, group: int = 0, options: str = ""
     regex = _regex(pattern, options)
     try:
         groups = re.compile(pattern).groups if "l" not in options else 0
-    except re.error:  # of RE2's own syntax
+    except re.error:  # syntax that only RE2 has
         groups = 9
     if group > groups:
         empty = pa.scalar("", value.type)
         return pc.if_else(pc.is_valid(value), empty, pa.scalar(None, value.type))
-    # All of the text is replaced by the group: what stands before the first match is as short as can be.
+    # The whole text is replaced by the group; the part before the first match is as short as possible.
     found = pc.replace_substring_regex(
         value,
         pattern=rf"(?s:\A.*?)({regex})(?s:.*)\z",

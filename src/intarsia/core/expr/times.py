@@ -9,10 +9,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.core.expr import zones
-from intarsia.core.expr.casts import cast
-from intarsia.core.expr.kernels import Value, month_start
-from intarsia.core.expr.texts import as_array, quoted
+from intarsia.core.expr import casts
+from intarsia.core.expr.casts import as_array, cast, in_utc, local
+from intarsia.core.expr.kernels import Value, month_start, quoted
 from intarsia.core.expr.types import DATE, FLOAT64, INT64, NANOS, finest
 
 MONTHS = (
@@ -78,7 +77,7 @@ def trunc_to(unit: str, value: Value) -> Value:
         return value
     if pt.is_timestamp(value.type) and value.type.tz:
         wall = pc.floor_temporal(_plain(value), unit=unit)
-        return zones.start(wall, value, whole_days=unit in _DATE_UNITS)
+        return casts.start(wall, value, whole_days=unit in _DATE_UNITS)
     return pc.floor_temporal(value, unit=unit)
 
 
@@ -88,8 +87,8 @@ def _singular(unit: str) -> str:
 
 
 def _plain(value: Value) -> Value:
-    """A timestamp without a zone: what clocks in its own show; of a date, its midnight."""
-    return cast(value, pa.timestamp("s")) if pt.is_date(value.type) else zones.local(value)
+    """The local time of a timestamp, without a zone; the midnight of a date."""
+    return cast(value, pa.timestamp("s")) if pt.is_date(value.type) else local(value)
 
 
 def date_diff(unit: str, start: Value, end: Value) -> Value:
@@ -104,7 +103,7 @@ def date_diff(unit: str, start: Value, end: Value) -> Value:
         zone = names.pop() if len(names) == 1 else "UTC"
         start, end = (_in_zone(value, zone) for value in (start, end))
         if unit in _BETWEEN and unit not in _DATE_UNITS:
-            start, end = (zones.in_utc(trunc_to(unit, value)) for value in (start, end))
+            start, end = (in_utc(trunc_to(unit, value)) for value in (start, end))
     start, end = _plain(start), _plain(end)
     finer = pa.timestamp(finest(start.type.unit, end.type.unit))
     start, end = pc.cast(start, finer), pc.cast(end, finer)
@@ -122,7 +121,7 @@ def _in_zone(value: Value, zone: str) -> Value:
     if not pt.is_date(value.type):
         return pc.cast(value, pa.timestamp(value.type.unit, zone))
     midnight = cast(value, pa.timestamp("s"))
-    return zones.start(midnight, pc.cast(midnight, pa.timestamp("s", zone)), whole_days=True)
+    return casts.start(midnight, pc.cast(midnight, pa.timestamp("s", zone)), whole_days=True)
 
 
 def _month_number(value: Value) -> Value:
@@ -317,7 +316,7 @@ _PATTERNS = {
 
 
 def strptime(value: Value, format: str) -> Value:
-    """The moment that a text says; raises where it does not read so."""
+    """The timestamp that a text says in the format; raises where the text does not follow it."""
     found = try_strptime(value, format)
     lost = pc.and_(pc.is_valid(value), pc.is_null(found))
     count = pc.sum(as_array(lost)).as_py()
@@ -328,7 +327,7 @@ def strptime(value: Value, format: str) -> Value:
 
 
 def try_strptime(value: Value, format: str) -> Value:
-    """The moment that a text says; NULL where it does not read so."""
+    """The timestamp that a text says in the format; NULL where the text does not follow it."""
     texts = as_array(value)
     letters, regex = [], r"(?s)\A\s*"
     for letter, plain in _pieces(format):

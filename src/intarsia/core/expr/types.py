@@ -1,4 +1,4 @@
-"""The types that expressions compute in: which there are, which two meet in, what SQL calls them."""
+"""The types that expressions compute in: working types, common types of two, and their names in SQL."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def working_type(type: pa.DataType) -> pa.DataType:
 
 
 def is_utc(zone: str) -> bool:
-    """Whether a zone is but another name of UTC."""
+    """Whether a zone is UTC under one of its names."""
     return zone in _UTC_NAMES
 
 
@@ -75,7 +75,7 @@ def is_number(type: pa.DataType) -> bool:
 
 
 def is_scalar_type(type: pa.DataType) -> bool:
-    """False for structs, lists, maps and what else cannot be compared or computed."""
+    """False for structs, lists, maps and other types that cannot be compared or computed with."""
     return (
         is_number(type)
         or is_text(type)

@@ -1,4 +1,4 @@
-"""What the readers of all formats share: find the files, read them in order, put their tables together."""
+"""What the readers of all formats share: finding files, reading them in order, combining their tables."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _R = TypeVar("_R")
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What of the files is asked for, in the same words for every format."""
+    """The columns, rows and file paths that are asked for, for every format."""
 
     operation: str
     columns: tuple[str, ...] | None

@@ -1,4 +1,4 @@
-"""Parquet files as one PyArrow table: files as they lie there, without looking for a table's commits."""
+"""Parquet files as one PyArrow table: the files as listed, whatever a table's log says."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
 from intarsia.common.formats import file_errors, partition_scalars
-from intarsia.common.int96 import arrow_schema
+from intarsia.common.int96 import ParquetInput, arrow_schema
 from intarsia.common.log import logger, operation_log
-from intarsia.common.parquet_file import ParquetInput
 from intarsia.common.paths import InputFile
 from intarsia.common.schema import conform_table, unify_schemas
 from intarsia.core.ext.gather import Columns, Filters, Path, Paths, Wanted, find, shown_paths, with_constants

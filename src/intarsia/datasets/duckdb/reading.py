@@ -8,7 +8,7 @@ from itertools import groupby
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.prune import Verdict
+from intarsia.core.prove import Verdict
 from intarsia.core.snapshot import DataFile
 from intarsia.datasets.reading import DatasetScan, filter_rows
 from intarsia.engines.duckdb.predicate import split_predicate

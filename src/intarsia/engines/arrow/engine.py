@@ -9,9 +9,9 @@ from typing import Any
 from intarsia.common.arrow import ingest
 from intarsia.common.source import Source
 from intarsia.core.change import Staged
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Intent
 from intarsia.core.matches import Matches
+from intarsia.core.ports import Execution
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.snapshot import Snapshot
 from intarsia.kernel.local import Resources, match_rows, stage_files

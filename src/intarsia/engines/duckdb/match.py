@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.bounds import bounds_of
 from intarsia.core.intent import Merge
 from intarsia.core.keys import flat
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress
+from intarsia.core.prune import bounds_of
 from intarsia.core.rule import STRATEGIES
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.duckdb.scan import Scan

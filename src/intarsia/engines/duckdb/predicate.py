@@ -17,8 +17,8 @@ from intarsia.core.expr.types import NANOS, working_type
 from intarsia.core.intent import Delete, Predicate, Update, Write
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.planning import predicate_columns
 from intarsia.core.ports import Progress
+from intarsia.core.prove import predicate_columns
 from intarsia.core.snapshot import DataFile
 from intarsia.engines.duckdb.scan import Scan, list_live_rows, number_rows, read_deleted_rows, split_by_file
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session

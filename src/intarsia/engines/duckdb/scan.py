@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
-from intarsia.core.bounds import bounds_of
 from intarsia.core.keys import arange
 from intarsia.core.plan import Plan
-from intarsia.core.scan_task import LINEAGE, ROW_ID, with_lineage
+from intarsia.core.ports import LINEAGE, ROW_ID, with_lineage
+from intarsia.core.prune import bounds_of
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_list

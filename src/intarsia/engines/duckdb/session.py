@@ -16,8 +16,8 @@ import duckdb
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from intarsia.common.disk import local_path
 from intarsia.common.log import redact
+from intarsia.common.paths import local_path
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
 from intarsia.engines.duckdb.sql import quote, quote_path
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.rows import take_rows
 from intarsia.common.source import Source, conform_source, select_rows
-from intarsia.common.spool import take_rows
 from intarsia.core.intent import Merge
 from intarsia.core.keys import arange, comparable, decoded, flat
 from intarsia.core.planning import SourceFacts

@@ -12,9 +12,9 @@ from intarsia.common.int96 import int96_columns
 from intarsia.core.intent import Deduplicate, Delete, Merge, Optimize, Update, Write
 from intarsia.core.key_value_metadata import geometry_columns
 from intarsia.core.plan import Plan
-from intarsia.core.planning import predicate_columns
+from intarsia.core.ports import FIELD_ID
 from intarsia.core.prepare import MergeTerms
-from intarsia.core.scan_task import FIELD_ID
+from intarsia.core.prove import predicate_columns
 from intarsia.core.snapshot import DataFile
 from intarsia.core.spark_metadata import is_variant_storage
 from intarsia.engines.duckdb.duplicates import list_searched_files

@@ -14,10 +14,9 @@ import pyarrow as pa
 
 from intarsia.common.schema import conform_table
 from intarsia.core.change import Staged, StagedFile
-from intarsia.core.execution import Execution
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.ports import OutputLocation, Progress
+from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action, Drop, Insert
 from intarsia.core.snapshot import Snapshot

@@ -11,11 +11,10 @@ from typing import Any
 
 from intarsia.common.arrow import Source, ingest
 from intarsia.core.change import Staged, Staging
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
-from intarsia.core.ports import OutputLocation, Progress
+from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.spark.compact import stage_compact

@@ -21,14 +21,13 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from intarsia.core.change import Staged, StagedFile
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Merge, Write
 from intarsia.core.keys import KeyIndex, arange, comparable, decoded, flat
 from intarsia.core.matches import Matches
 from intarsia.core.partitioner import Partitioner
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import SourceFacts
-from intarsia.core.ports import OutputLocation, Progress
+from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.prepare import Prepared, resolve_merge, resolve_overwrite, resolve_write
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES

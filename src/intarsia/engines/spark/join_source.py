@@ -17,9 +17,9 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from intarsia.common.partitions import split_by_partition
+from intarsia.common.rows import take_rows
 from intarsia.common.schema import conform_table
 from intarsia.common.source import select_known
-from intarsia.common.spool import take_rows
 from intarsia.core.intent import Predicate
 from intarsia.core.keys import arange, comparable, decoded
 from intarsia.core.partitioner import Partitioner

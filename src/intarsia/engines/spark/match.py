@@ -9,11 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.change import Staged, StagedFile
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Merge
 from intarsia.core.matches import Matches
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.ports import OutputLocation
+from intarsia.core.ports import Execution, OutputLocation
 from intarsia.core.rule import Action
 from intarsia.engines.spark.copies import copy_files_of, group_by_partition, in_plan_order, with_copies
 from intarsia.engines.spark.output import AttemptOutput

@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 
 from intarsia.core.change import Staged, StagedFile
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Delete, Update, Write
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.ports import OutputLocation
+from intarsia.core.ports import Execution, OutputLocation
 from intarsia.core.rule import Action, Assign, Drop
 from intarsia.engines.spark.copies import copy_files_of, group_by_partition, in_plan_order, with_copies
 from intarsia.engines.spark.output import AttemptOutput

@@ -12,9 +12,9 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common.rows import combine, take_rows
 from intarsia.common.schema import conform_table
 from intarsia.common.source import select_known
-from intarsia.common.spool import combine, take_rows
 from intarsia.core.change import StagedFile
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.keys import arange, flat, marked

@@ -17,11 +17,11 @@ import pyarrow.parquet as pq
 from pyspark import TaskContext
 
 from intarsia.common.arrow import Source
+from intarsia.common.exact import utc_schema, with_zones
 from intarsia.common.log import cleanup, logger, redact
 from intarsia.common.paths import with_time_limit
+from intarsia.common.rows import tidy, tidy_schema
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep, try_flock, unlock
-from intarsia.common.spool import tidy, tidy_schema
-from intarsia.common.zones import utc_schema, with_zones
 from intarsia.core.snapshot import Snapshot
 from intarsia.core.spark_metadata import stored_schema
 from intarsia.engines.spark.shared_buffers import unreachable_error, write_error

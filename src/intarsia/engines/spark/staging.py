@@ -10,11 +10,10 @@ from typing import Any
 import pyarrow as pa
 
 from intarsia.core.change import StagedFile
-from intarsia.core.execution import Execution
 from intarsia.core.intent import Merge
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.ports import OutputLocation, Progress
+from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.rule import Action
 from intarsia.core.snapshot import Snapshot
 from intarsia.engines.spark.output import AttemptOutput

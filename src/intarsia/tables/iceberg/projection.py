@@ -10,7 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
 
-from intarsia.core.scan_task import LAST_UPDATED, LINEAGE, ROW_ID
+from intarsia.core.ports import LAST_UPDATED, LINEAGE, ROW_ID
 from intarsia.errors import DamagedTable, NotSupported
 from intarsia.tables.iceberg.schemas import FIELD_ID, get_field_id, to_arrow_scalar
 
@@ -338,7 +338,7 @@ class DataFileOrigin:
 
 
 class FieldIdProjection:
-    """Implements ``core.scan_task.ColumnProjection`` for one file of a table.
+    """Implements ``core.ports.ColumnProjection`` for one file of a table.
 
     Nothing is copied where a column has the table's type already. Raises only for columns that are
     asked for: ``DamagedTable`` for a required column that is nowhere, or a type that no promotion leads

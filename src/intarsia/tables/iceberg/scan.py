@@ -172,7 +172,7 @@ class TableScanContext:
 
 @dataclass(frozen=True, slots=True)
 class IcebergScanTask:
-    """Implements ``core.scan_task.FileScanTask`` for one data file of a table."""
+    """Implements ``core.ports.FileScanTask`` for one data file of a table."""
 
     table: TableScanContext
     entry: ManifestEntry

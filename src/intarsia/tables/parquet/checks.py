@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.core.change import Change, StagedFile
-from intarsia.core.elements import elements_of
+from intarsia.core.layout import elements_of
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import DamagedTable, InputError, NotSupported
 from intarsia.tables.parquet.footers import read_footers

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from intarsia.common.names import join_names
-from intarsia.common.table_formats import LOGS, METADATA, refusal, sign_of
+from intarsia.common.paths import LOGS, METADATA, refusal, sign_of
 from intarsia.errors import DamagedTable, InputError, UnsafePath
 from intarsia.storage import FileEntry, Storage
 
