@@ -20,8 +20,7 @@ import pyarrow.fs as pafs
 from pyroaring import BitMap64
 
 from intarsia.errors import DamagedTable, InputError, NotSupported, StorageError
-from intarsia.tables.iceberg.deletes import partition_key
-from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry, partition_key
 
 DV_TYPE = "deletion-vector-v1"
 ROW_POSITION_ID = 2147483645

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from intarsia.errors import DamagedTable, NotSupported
-from intarsia.tables.iceberg.deletes import DeleteFileAccess, open_delete_file
+from intarsia.tables.iceberg.file_io import DeleteFileAccess, open_delete_file
 from intarsia.tables.iceberg.manifests import ContentFile, ManifestEntry
 from intarsia.tables.iceberg.schemas import get_field_id
 

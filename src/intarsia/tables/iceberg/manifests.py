@@ -7,6 +7,7 @@ Every field of an entry is kept. Inheritance of sequence numbers and row ids fol
 from __future__ import annotations
 
 import json
+import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -126,6 +127,40 @@ class ManifestFile:
     first_row_id: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the record that are not known here, kept."""
+
+
+PATH_ID = 2147483546
+"""Field id of ``file_path`` in position delete files."""
+POS_ID = 2147483545
+"""Field id of ``pos`` in position delete files."""
+
+
+def referenced_data_file_of(file: ContentFile) -> str | None:
+    """The one data file that a position delete file or vector is about; None where it may be several.
+
+    As Java has it: the referenced data file, or bounds of the path that are equal.
+    """
+    if file.content is not DataFileContent.POSITION_DELETES:
+        return None
+    if file.referenced_data_file is not None:
+        return file.referenced_data_file
+    lower = (file.lower_bounds or {}).get(PATH_ID)
+    upper = (file.upper_bounds or {}).get(PATH_ID)
+    return lower.decode() if lower is not None and lower == upper else None
+
+
+def partition_key(file: ContentFile) -> tuple[Any, ...]:
+    """Spec and tuple as a key, by which NaN is NaN and 0.0 is not -0.0, as Java compares tuples."""
+    for value in file.partition:
+        if type(value) is float:
+            return (file.spec_id, tuple(map(_value_key, file.partition)))
+    return (file.spec_id, file.partition)
+
+
+def _value_key(value: Any) -> Any:
+    if type(value) is not float:
+        return value
+    return b"nan" if value != value else struct.pack("<d", value)
 
 
 _FIRST_PARTITION_FIELD = 1000

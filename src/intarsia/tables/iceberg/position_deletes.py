@@ -16,20 +16,21 @@ import pyarrow.parquet as pq
 
 from intarsia.core.layout import Layout
 from intarsia.errors import DamagedTable, StorageError
-from intarsia.tables.iceberg.deletes import (
-    PATH_ID,
-    POS_ID,
-    DeleteFileAccess,
-    open_delete_file,
-    referenced_data_file_of,
-)
 from intarsia.tables.iceberg.deletion_vectors import (
     DeleteFileNamer,
     RowsToDelete,
     group_by_partition,
     to_positions,
 )
-from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
+from intarsia.tables.iceberg.file_io import DeleteFileAccess, open_delete_file
+from intarsia.tables.iceberg.manifests import (
+    PATH_ID,
+    POS_ID,
+    ContentFile,
+    DataFileContent,
+    ManifestEntry,
+    referenced_data_file_of,
+)
 from intarsia.tables.iceberg.schemas import get_field_id
 
 _CACHE_SHARE = 4

@@ -18,10 +18,9 @@ from pyiceberg.types import NestedField, UUIDType
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, NotSupported
 from intarsia.tables.iceberg.conversions import make_decoder
-from intarsia.tables.iceberg.delete_filter import read_deleted_positions
-from intarsia.tables.iceberg.deletes import NO_DELETES, DeleteCache, Deletes
+from intarsia.tables.iceberg.deletes import NO_DELETES, Deletes, read_deleted_positions
 from intarsia.tables.iceberg.equality_deletes import EqualityColumns, flatten_name_mapping
-from intarsia.tables.iceberg.file_io import Store
+from intarsia.tables.iceberg.file_io import DeleteCache, Store
 from intarsia.tables.iceberg.manifests import ManifestEntry
 from intarsia.tables.iceberg.projection import (
     DataFileOrigin,

@@ -22,7 +22,6 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from intarsia.common.log import logger
 from intarsia.errors import CommitConflict
 from intarsia.tables.iceberg._pyiceberg import next_row_id
-from intarsia.tables.iceberg.deletes import partition_key, referenced_data_file_of
 from intarsia.tables.iceberg.manifest_writer import (
     ManifestOutput,
     group_entries_by_spec,
@@ -35,11 +34,12 @@ from intarsia.tables.iceberg.manifests import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    partition_key,
+    referenced_data_file_of,
     write_manifest_list,
 )
 from intarsia.tables.iceberg.specs import partition_to_path, spec_by_id
-from intarsia.tables.iceberg.state import BranchState, has_live_files
-from intarsia.tables.iceberg.validation import FileKey, file_key
+from intarsia.tables.iceberg.state import BranchState, FileKey, file_key, has_live_files
 
 log = logger(__name__)
 

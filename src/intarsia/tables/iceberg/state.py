@@ -102,6 +102,14 @@ class BranchState:
                 yield from self.cache.entries(manifest)
 
 
+FileKey = tuple[str, int | None]
+
+
+def file_key(entry: ManifestEntry) -> FileKey:
+    """What a file is known by: several deletion vectors share the path of their Puffin file."""
+    return entry.file.file_path, entry.file.content_offset
+
+
 def ancestors_of(head: Snapshot | None, metadata: TableMetadata) -> Iterator[Snapshot]:
     """A snapshot and those before it, as far as they are known; one look at each, however many."""
     known = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}

@@ -20,11 +20,10 @@ from intarsia.core.expr import Expr, columns
 from intarsia.core.prove import Facts, never_true
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
-from intarsia.tables.iceberg.commit import CommitTarget, SnapshotCommit
-from intarsia.tables.iceberg.delete_filter import merge_positions
-from intarsia.tables.iceberg.deletes import NO_DELETES, DeleteCache, Deletes
+from intarsia.tables.iceberg.commit import CommitTarget, SnapshotCommit, Validation, validate_state
+from intarsia.tables.iceberg.deletes import NO_DELETES, Deletes, merge_positions
 from intarsia.tables.iceberg.deletion_vectors import DeleteFileNamer, write_vectors
-from intarsia.tables.iceberg.file_io import IcebergOutputLocation, LocationProvider, Store
+from intarsia.tables.iceberg.file_io import DeleteCache, IcebergOutputLocation, LocationProvider, Store
 from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
 from intarsia.tables.iceberg.metrics import read_metrics
 from intarsia.tables.iceberg.position_deletes import DeleteGranularity, write_position_deletes
@@ -34,7 +33,6 @@ from intarsia.tables.iceberg.schemas import to_arrow_scalar
 from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions, SnapshotOptions
 from intarsia.tables.iceberg.specs import partition_to_texts, spec_by_id
 from intarsia.tables.iceberg.state import BranchState, check_batch, last_batch
-from intarsia.tables.iceberg.validation import Validation, validate_state
 from intarsia.tables.parquet.checks import read_written
 
 if TYPE_CHECKING:
