@@ -78,10 +78,6 @@ _LOAD_ERRORS = (StorageError, NotSupported)
 """Why a table cannot be looked at: its catalog is away, or it has become one that cannot be loaded here."""
 
 
-COMMIT_RETRY = RetryPolicy(4, 100, 60_000, 1_800_000)
-STATUS_CHECK = RetryPolicy(3, 1000, 60_000, 1_800_000)
-
-
 @dataclass(frozen=True, slots=True)
 class CommitReceipt:
     """A commit that is in effect."""
@@ -121,8 +117,8 @@ class SnapshotCommit:
         validation: Validation,
         options: SnapshotOptions,
         *,
-        retry: RetryPolicy = COMMIT_RETRY,
-        status: RetryPolicy = STATUS_CHECK,
+        retry: RetryPolicy,
+        status: RetryPolicy,
     ) -> None:
         self.in_flight = False
         self._target = target

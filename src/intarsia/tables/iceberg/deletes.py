@@ -1,8 +1,8 @@
 """Which deletes apply to a data file, and the positions they delete in it.
 
-``DeleteFileIndex`` works on manifest entries alone, as Java's class of that name; the rules are those of the
-Iceberg spec, "Scan Planning". ``read_deleted_positions`` reads what was found, as Java's ``DeleteFilter`` does.
-The formats are in ``position_deletes``, ``deletion_vectors`` and ``equality_deletes``.
+``DeleteFileIndex`` works on manifest entries alone, as Java's class of that name, by the rules of the Iceberg
+spec, "Scan Planning". ``read_deleted_positions`` reads what was found, as Java's ``DeleteFilter`` does. The
+formats are in ``position_deletes``, ``deletion_vectors`` and ``equality_deletes``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeVar
-from urllib.parse import quote_plus
 
 import mmh3
 import pyarrow as pa
@@ -23,6 +22,7 @@ from intarsia.core.change import Staging
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, NotSupported, StorageError
 from intarsia.tables.iceberg.properties import DATA_PATH, property_as_bool, refuse_location_providers
+from intarsia.tables.iceberg.specs import format_partition_path
 
 if TYPE_CHECKING:
     from intarsia.tables.iceberg.manifests import ContentFile
@@ -223,7 +223,7 @@ class LocationProvider:
 
     def new_data_location(self, name: str, partition: Mapping[str, Any]) -> str:
         """The URI of a file; ``partition`` has the values for people, by field, in the spec's order."""
-        directories = "/".join(f"{_escape(field)}={_escape(text)}" for field, text in partition.items())
+        directories = format_partition_path(partition)
         if not self.hashed:
             return "/".join(part for part in (self.data, directories, name) if part)
         if directories and self.partitioned:
@@ -243,11 +243,6 @@ def make_hash_directories(name: str) -> str:
     bits = f"{mmh3.hash(name) & ((1 << _HASH_BITS) - 1):0{_HASH_BITS}b}"
     whole = _DIR_DEPTH * _DIR_LENGTH
     return "/".join([*(bits[at : at + _DIR_LENGTH] for at in range(0, whole, _DIR_LENGTH)), bits[whole:]])
-
-
-def _escape(text: Any) -> str:
-    """As Java's URLEncoder writes it."""
-    return quote_plus(str(text), safe="*").replace("~", "%7E")
 
 
 @dataclass(frozen=True, slots=True)

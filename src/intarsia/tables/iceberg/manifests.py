@@ -11,7 +11,6 @@ import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from enum import IntEnum
 from typing import Any
 
@@ -20,6 +19,7 @@ from pyiceberg.io import FileIO
 from intarsia.errors import DamagedTable, InputError
 from intarsia.tables.iceberg import avro
 from intarsia.tables.iceberg.avro_schemas import make_list_schema
+from intarsia.tables.iceberg.conversions import scale_decimal
 from intarsia.tables.iceberg.file_io import read_bytes, write_bytes
 
 
@@ -368,15 +368,10 @@ def _make_value_reader(kind: Any) -> Callable[[Any], Any] | None:
     match kind.get("logicalType"):
         case "decimal":
             scale = kind.get("scale", 0)
-            return lambda value: _to_decimal(value, scale)
+            return lambda value: scale_decimal(int.from_bytes(value, "big", signed=True), scale)
         case "uuid" if kind["type"] == "string":
             return lambda value: uuid.UUID(value).bytes
     return None
-
-
-def _to_decimal(value: bytes, scale: int) -> Decimal:
-    number = int.from_bytes(value, "big", signed=True)
-    return Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale))
 
 
 # Old writers called the counts otherwise; the ids are the same.

@@ -78,7 +78,7 @@ def read_metrics(
         "nan_value_counts": {number: one.nans for number, one in found.items() if one.nans is not None},
         "lower_bounds": {number: one.lower for number, one in found.items() if one.lower is not None},
         "upper_bounds": {number: one.upper for number, one in found.items() if one.upper is not None},
-        "split_offsets": tuple(sorted(_row_group_offset(group) for group in groups if group.num_rows))
+        "split_offsets": tuple(sorted(find_row_group_offset(group) for group in groups if group.num_rows))
         or None,
     }
 
@@ -184,7 +184,7 @@ def _increment_bytes(data: bytes) -> bytes | None:
     return None
 
 
-def _row_group_offset(group: Any) -> int:
+def find_row_group_offset(group: Any) -> int:
     """Where a row group begins in its file."""
     first = group.column(0)
     data = int(first.data_page_offset)

@@ -31,6 +31,7 @@ from intarsia.tables.iceberg.manifests import (
     ManifestEntry,
     referenced_data_file_of,
 )
+from intarsia.tables.iceberg.metrics import find_row_group_offset
 from intarsia.tables.iceberg.schemas import get_field_id
 
 _CACHE_SHARE = 4
@@ -347,7 +348,7 @@ def _make_content_file(
         record_count=footer.num_rows,
         file_size_in_bytes=size,
         column_sizes=sizes,
-        split_offsets=tuple(_row_group_offset(group) for group in groups),
+        split_offsets=tuple(map(find_row_group_offset, groups)),
     )
     if len({span.path for span in spans}) > 1:
         return file
@@ -358,9 +359,3 @@ def _make_content_file(
         upper_bounds={PATH_ID: name, POS_ID: spans[-1].high.to_bytes(8, "little")},
         referenced_data_file=spans[0].path,
     )
-
-
-def _row_group_offset(group: Any) -> int:
-    chunk = group.column(0)
-    offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
-    return min(offset for offset in offsets if offset)

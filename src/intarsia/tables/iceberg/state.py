@@ -166,13 +166,8 @@ def _branches(metadata: TableMetadata) -> str:
 
 def last_batch(state: BranchState, app_id: str) -> int | None:
     """The highest ``batch_id`` with this ``app_id`` in the branch's history; None, also if it expired."""
-    found: int | None = None
-    for snapshot in ancestors_of(state.head, state.metadata):
-        said = {} if snapshot.summary is None else snapshot.summary.additional_properties
-        batch = said.get("batch_id", "")
-        if said.get("app_id") == app_id and batch.isdecimal():
-            found = max(int(batch), -1 if found is None else found)
-    return found
+    commit = last_commits(state).get(app_id)
+    return None if commit is None else int(commit["batch_id"])
 
 
 def last_commits(state: BranchState) -> dict[str, dict[str, str]]:
