@@ -3,6 +3,9 @@
 A commit ends in one of three ways: it is in effect; it failed and its files are removed; or its outcome is
 unknown and nothing is removed. Retries follow ``commit.retry.*`` and status checks ``commit.status-check.*``
 as in Java's ``SnapshotProducer.commit`` and ``BaseMetastoreTableOperations.checkCommitStatus``.
+
+Conflicts are those of Java's ``MergingSnapshotProducer.validate*``. The state that was read is compared with
+the current one, not the history between them, so rollbacks and expired snapshots in between do not matter.
 """
 
 from __future__ import annotations
@@ -307,17 +310,20 @@ def _find_files_in_use(receipt: CommitReceipt, tried: Mapping[str, set[str]]) ->
 
 
 def iterate_waits(retry: RetryPolicy) -> Iterator[float]:
-    """Seconds to wait before each further try; ends when there is no patience left."""
+    """Seconds to wait before each further try, as Java's ``Tasks.Builder.exponentialBackoff`` waits.
+
+    Ends after the last retry, or when the total time is over.
+    """
     begun = time.monotonic()
     for number in range(retry.retries):
         if (time.monotonic() - begun) * 1000 > retry.total_ms:
             return
         wait = min(retry.min_wait_ms * 2**number, retry.max_wait_ms) / 1000
-        yield wait * random.uniform(1.0, 1.1)  # so that two writers do not meet again and again
+        yield wait * random.uniform(1.0, 1.1)
 
 
 def new_snapshot_id(known: set[int]) -> int:
-    """A positive number of 63 bits that no snapshot of the table has."""
+    """A positive number of 63 bits that no snapshot has (Iceberg spec, "Assignment of Snapshot IDs")."""
     while True:
         number = uuid.uuid4().int >> 65
         if number and number not in known:
@@ -335,7 +341,10 @@ def is_sqlite_busy(error: BaseException | None) -> bool:
 
 
 def remove_old_metadata(table: Table, response: CommitTableResponse) -> None:
-    """Remove metadata files that fell out of the log, where the table asks for it."""
+    """Remove metadata files that are no longer in the metadata log, if the table asks for it.
+
+    Java's ``CatalogUtil.deleteRemovedMetadataFiles``.
+    """
     properties = response.metadata.properties
     if properties.get("write.metadata.delete-after-commit.enabled", "false").lower() != "true":
         return
@@ -447,6 +456,7 @@ def _check_batch(validation: Validation, head: BranchState) -> None:
 
 
 def _check_data_files_exist(validation: Validation, since: StateDifference, where: str) -> None:
+    """Java's ``validateDataFilesExist``."""
     gone = {entry.file.file_path for entry in since.data(since.gone)}
     if not gone:
         return
@@ -462,6 +472,7 @@ def _check_data_files_exist(validation: Validation, since: StateDifference, wher
 
 
 def _check_no_conflicting_deletes(validation: Validation, since: StateDifference, head: BranchState) -> None:
+    """Java's ``validateNoNewDeletesForDataFiles`` and ``validateAddedDVs``; removed deletes conflict, too."""
     unpartitioned = find_unpartitioned_specs(head.metadata)
 
     def counts(entry: ManifestEntry) -> bool:
@@ -494,6 +505,7 @@ def _check_no_conflicting_deletes(validation: Validation, since: StateDifference
 def _check_no_conflicting_data(
     validation: Validation, since: StateDifference, base: BranchState, head: BranchState
 ) -> None:
+    """Java's ``validateAddedDataFiles``, which passes over files that a ``replace`` snapshot has added."""
     holds_old = _make_rewrite_test(base, head)
     appeared = sorted(
         entry.file.file_path

@@ -192,7 +192,7 @@ class DeleteFileIndex:
 
         Raises:
             DamagedTable: a vector or delete file about this data file has another spec or tuple, or a
-                vector is older than the file. Iceberg's own readers refuse such a table as well.
+                vector is older than the file. Java refuses such a table as well (``validatePartitionMatch``).
         """
         if self._empty:
             return NO_DELETES
@@ -325,8 +325,8 @@ def find_bound_orders(metadata: TableMetadata) -> dict[int, BoundOrder]:
 def may_match_rows(data: ContentFile, delete: ContentFile, orders: Mapping[int, BoundOrder]) -> bool:
     """Whether some row of a data file may equal one of a delete file; True where it is not known.
 
-    Java's rule: a column of which one file has NULLs only and the other none, or whose bounds do not
-    meet, excludes a match, unless both files may have NULLs there.
+    As Java's ``DeleteFileIndex.canContainEqDeletesForFile``: no row matches where one file has only NULLs in
+    a column and the other has none, or where the bounds are disjoint, unless both files may have NULLs there.
     """
     for number in delete.equality_ids or ():
         order = orders.get(number)

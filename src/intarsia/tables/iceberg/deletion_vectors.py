@@ -26,7 +26,7 @@ DV_TYPE = "deletion-vector-v1"
 ROW_POSITION_ID = 2147483645
 """Field id of ``_pos``, which the blob of a vector is about."""
 MAX_POSITION = ((2**31 - 2) << 32) | (1 << 31)
-"""The last position that Java's bitmap takes."""
+"""The last position of Java's ``RoaringPositionBitmap``."""
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _VECTOR_FRAME_BYTES = 12
 """Length before the vector, its magic, the checksum after it: four bytes each."""

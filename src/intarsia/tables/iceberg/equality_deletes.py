@@ -1,4 +1,7 @@
-"""Equality deletes: the rows of a data file that equal a row of a delete file, by field ids."""
+"""Equality deletes: rows of a data file that equal a row of a delete file.
+
+The rules are those of the Iceberg spec, "Equality Delete Files".
+"""
 
 from __future__ import annotations
 

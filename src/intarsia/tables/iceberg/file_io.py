@@ -190,7 +190,7 @@ _DIR_DEPTH, _DIR_LENGTH = 3, 4
 
 @dataclass(frozen=True, slots=True)
 class LocationProvider:
-    """The URIs of new data files and delete files. A value: it pickles."""
+    """The URIs of new data and delete files, as by Java's ``LocationProviders``. A value: it pickles."""
 
     data: str
     """Below which they go."""
@@ -207,7 +207,7 @@ class LocationProvider:
         """What a table's location and properties say.
 
         Raises:
-            NotSupported: a class of its own chooses the places; or a property that Iceberg has given up does.
+            NotSupported: a class of its own chooses the places, or a deprecated property that Java refuses.
         """
         properties, root = metadata.properties, metadata.location.rstrip("/")
         refuse_location_providers(properties)

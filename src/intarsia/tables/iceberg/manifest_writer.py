@@ -51,7 +51,7 @@ from intarsia.tables.iceberg.specs import find_compatible_schema, partition_type
 TARGET_BYTES = 8 * 1024 * 1024
 """Java's default of ``commit.manifest.target-size-bytes``."""
 
-_DEFAULT_BLOCK_BYTES = 64 * 1024 * 1024  # always this in version 1, where the field is required
+_DEFAULT_BLOCK_BYTES = 64 * 1024 * 1024  # required in version 1; Java's V1Metadata always writes this
 _CONVERTED_FIELDS = {"spec_id", "partition", "content"}
 _FILE_FIELDS = tuple(field.name for field in fields(ContentFile) if field.name not in _CONVERTED_FIELDS)
 _PYTHON_TYPES: Mapping[type[IcebergType], type | tuple[type, ...]] = {
@@ -315,7 +315,7 @@ def write_rolling_manifests(
     *,
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[ManifestFile]:
-    """Entries of one spec and content in as many manifests as their size asks for."""
+    """Entries of one spec and content in manifests of about a size, as Java's ``RollingManifestWriter``."""
     writer: ManifestWriter | None = None
     for entry in entries:
         if writer is None:
@@ -344,6 +344,7 @@ def _make_value_writer(kind: IcebergType) -> Callable[[Any], Any] | None:
 
 
 def _summarize_field(kind: PrimitiveType, values: list[Any]) -> PartitionFieldSummary:
+    """Nulls, NaNs and bounds of one partition field (Java's ``PartitionSummary``)."""
     nulls = any(value is None for value in values)
     nans = any(value != value for value in values)
     proper = [value for value in values if value is not None and value == value]

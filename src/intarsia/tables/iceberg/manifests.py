@@ -1,7 +1,8 @@
 """Manifests and manifest lists: their entries as values, reading both, and writing lists.
 
 Every field of an entry is kept. Inheritance of sequence numbers and row ids follows the Iceberg spec
-("Sequence Number Inheritance", "First Row ID Inheritance") and Java's ``InheritableMetadataFactory``.
+("Sequence Number Inheritance", "First Row ID Inheritance"), and Java's ``InheritableMetadataFactory`` and
+``ManifestReader.idAssigner``.
 """
 
 from __future__ import annotations
@@ -138,7 +139,7 @@ POS_ID = 2147483545
 def referenced_data_file_of(file: ContentFile) -> str | None:
     """The one data file that a position delete file or vector is about; None where it may be several.
 
-    As Java has it: the referenced data file, or bounds of the path that are equal.
+    The field says so, or equal bounds of the path (Java's ``ContentFileUtil.referencedDataFile``).
     """
     if file.content is not DataFileContent.POSITION_DELETES:
         return None
@@ -150,7 +151,7 @@ def referenced_data_file_of(file: ContentFile) -> str | None:
 
 
 def partition_key(file: ContentFile) -> tuple[Any, ...]:
-    """Spec and tuple as a key, by which NaN is NaN and 0.0 is not -0.0, as Java compares tuples."""
+    """Spec and tuple as a key: NaN equals NaN, 0.0 does not equal -0.0 (Iceberg spec, "Scan Planning")."""
     for value in file.partition:
         if type(value) is float:
             return (file.spec_id, tuple(map(_value_key, file.partition)))
@@ -432,7 +433,7 @@ def write_manifest_list(
     """Write the list of a snapshot's manifests.
 
     Manifests without a sequence number get the commit's; in version 3, data manifests without a first
-    row id get one each.
+    row id get one each (Iceberg spec, "First Row ID Assignment"; Java's ``ManifestListWriter``).
 
     Args:
         io: of the table.

@@ -329,10 +329,10 @@ def _make_row_group(parts: Sequence[tuple[str, pa.Int64Array]]) -> _PositionRowG
 def _make_content_file(
     data: ContentFile, path: str, size: int, footer: pq.FileMetaData, spans: Sequence[_PositionSpan]
 ) -> ContentFile:
-    """What the manifest says of a position delete file, as Java has it.
+    """The manifest's record of a position delete file, with the metrics of Java's ``PositionDeleteWriter``.
 
-    No counts of its two columns, and bounds only where all rows are of one data file: equal bounds of
-    the path say that it is so.
+    No counts of its two columns, and bounds only where all rows are of one data file: equal bounds of the
+    path mean that.
     """
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     sizes = {

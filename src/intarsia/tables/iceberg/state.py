@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pyiceberg.io import FileIO
@@ -111,7 +111,7 @@ def file_key(entry: ManifestEntry) -> FileKey:
 
 
 def ancestors_of(head: Snapshot | None, metadata: TableMetadata) -> Iterator[Snapshot]:
-    """A snapshot and those before it, as far as they are known; one look at each, however many."""
+    """A snapshot and its ancestors, as far as they are known (Java's ``SnapshotUtil.ancestorsOf``)."""
     known = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     while head is not None:
         yield head
@@ -192,10 +192,3 @@ def has_commits_since(state: BranchState, version: int) -> bool:
         return True
     first = max(version, 1)
     return any((one.sequence_number or 0) <= first for one in ancestors_of(state.head, state.metadata))
-
-
-def check_batch(properties: Mapping[str, str]) -> None:
-    """Refuse half an idempotency key."""
-    batch = properties.get("batch_id")
-    if ("app_id" in properties) != (batch is not None) or not (batch is None or batch.isdecimal()):
-        raise InputError(f"app_id and a whole number batch_id go together, not {dict(properties)}.")
