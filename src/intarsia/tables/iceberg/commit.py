@@ -415,6 +415,7 @@ def validate_state(validation: Validation, base: BranchState, head: BranchState)
     since = compare_states(base, head)
     _check_data_files_exist(validation, since, where)
     _check_no_conflicting_deletes(validation, since, head)
+    _check_no_new_row_ids(validation, head)
     if validation.exclusive:
         _check_no_conflicting_data(validation, since, base, head)
 
@@ -500,6 +501,29 @@ def _check_no_conflicting_deletes(validation: Validation, since: StateDifference
                 path=head.metadata.location,
                 hint=_HINT,
             )
+
+
+def _check_no_new_row_ids(validation: Validation, head: BranchState) -> None:
+    """Refuse copies of rows without row ids that have been given theirs meanwhile.
+
+    The first commit after an upgrade to version 3 gives them to all files (Iceberg spec, "Row Lineage for
+    Upgraded Tables"), and a row keeps its id when it is copied.
+    """
+    unnumbered = {e.file.file_path for e in validation.undisturbed if e.file.first_row_id is None}
+    if head.metadata.format_version < 3 or not unnumbered:
+        return
+    numbered = sorted(
+        entry.file.file_path
+        for entry in head.entries(deletes=False)
+        if entry.file.first_row_id is not None and entry.file.file_path in unnumbered
+    )
+    if numbered:
+        raise CommitConflict(
+            f"Another writer has given row ids to {len(numbered)} data file(s) that were read: "
+            f"{_format_some(numbered)}.",
+            path=head.metadata.location,
+            hint=_HINT,
+        )
 
 
 def _check_no_conflicting_data(
