@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.tables.iceberg.deletes import DeleteCache, DeleteFileAccess
+from intarsia.tables.iceberg.file_io import DeleteCache, DeleteFileAccess
 from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry, ManifestEntryStatus
 
 LOCAL = pafs.LocalFileSystem()

@@ -24,7 +24,7 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType
 
 from intarsia.tables.iceberg.catalog import embedded_catalog, load_table
-from intarsia.tables.iceberg.commit import CommitReceipt, CommitTarget, SnapshotCommit
+from intarsia.tables.iceberg.commit import CommitReceipt, CommitTarget, SnapshotCommit, Validation
 from intarsia.tables.iceberg.deletion_vectors import write_vectors
 from intarsia.tables.iceberg.file_io import LocationProvider
 from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
@@ -32,7 +32,6 @@ from intarsia.tables.iceberg.position_deletes import write_position_deletes
 from intarsia.tables.iceberg.properties import RetryPolicy
 from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions, SnapshotOptions
 from intarsia.tables.iceberg.state import BranchState, ManifestCache
-from intarsia.tables.iceberg.validation import Validation
 
 NAME = "db.t"
 SCHEMA = Schema(NestedField(1, "id", LongType()), NestedField(2, "region", StringType()))

@@ -9,8 +9,8 @@ from lake import Lake
 from pyiceberg.transforms import BucketTransform
 
 from intarsia.errors import CommitConflict
+from intarsia.tables.iceberg.commit import Validation
 from intarsia.tables.iceberg.snapshot_producer import FileChange
-from intarsia.tables.iceberg.validation import Validation
 
 
 def nothing_left(lake: Lake, before: set[str]) -> None:

@@ -87,7 +87,7 @@ def test_after_too_many_tries_nothing_is_left(lake: Lake) -> None:
 
 
 def test_between_tries_the_table_is_looked_at_again(lake: Lake) -> None:
-    from intarsia.tables.iceberg.validation import Validation
+    from intarsia.tables.iceberg.commit import Validation
 
     (entry,) = lake.entries()
 

@@ -15,15 +15,8 @@ from pyiceberg.partitioning import PartitionField, PartitionSpec
 from pyiceberg.transforms import DayTransform, VoidTransform
 
 from intarsia.errors import DamagedTable
-from intarsia.tables.iceberg.deletes import (
-    NO_DELETES,
-    PATH_ID,
-    DeleteFileIndex,
-    Deletes,
-    find_unpartitioned_specs,
-    referenced_data_file_of,
-)
-from intarsia.tables.iceberg.manifests import DataFileContent, ManifestEntry
+from intarsia.tables.iceberg.deletes import NO_DELETES, DeleteFileIndex, Deletes, find_unpartitioned_specs
+from intarsia.tables.iceberg.manifests import PATH_ID, DataFileContent, ManifestEntry, referenced_data_file_of
 
 POSITIONS, EQUALITY = DataFileContent.POSITION_DELETES, DataFileContent.EQUALITY_DELETES
 

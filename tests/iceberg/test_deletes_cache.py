@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from intarsia.tables.iceberg.deletes import DeleteCache
+from intarsia.tables.iceberg.file_io import DeleteCache
 
 
 def test_the_oldest_go_when_there_is_no_room() -> None:

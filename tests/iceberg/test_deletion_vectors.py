@@ -22,7 +22,6 @@ from intarsia.tables.iceberg.deletion_vectors import (
     read_vector,
     to_bitmap,
     to_positions,
-    union_positions,
     write_vectors,
 )
 from intarsia.tables.iceberg.manifests import DataFileContent, ManifestEntry, ManifestEntryStatus
@@ -46,11 +45,6 @@ def ints(values: list[int]) -> pa.Int64Array:
 def test_a_vector_holds_exactly_its_positions(values: list[int]) -> None:
     data = encode_vector(to_bitmap(ints(values)))
     assert to_positions(decode_vector(data, where="x")).to_pylist() == sorted(set(values))
-
-
-@given(positions, positions)
-def test_a_union_is_ascending_and_holds_each_position_once(one: list[int], other: list[int]) -> None:
-    assert union_positions([ints(one), ints(other)]).to_pylist() == sorted({*one, *other})
 
 
 @given(st.lists(st.integers(0, 99), max_size=20), st.integers(0, 20), st.integers(0, 20))

@@ -22,9 +22,9 @@ from pyiceberg.table.name_mapping import MappedField, NameMapping
 
 from intarsia.errors import DamagedTable, NotSupported
 from intarsia.tables.iceberg import equality_deletes
-from intarsia.tables.iceberg.delete_filter import read_deleted_positions
-from intarsia.tables.iceberg.deletes import DeleteCache, Deletes
+from intarsia.tables.iceberg.deletes import Deletes, read_deleted_positions
 from intarsia.tables.iceberg.equality_deletes import EqualityColumns, flatten_name_mapping
+from intarsia.tables.iceberg.file_io import DeleteCache
 from intarsia.tables.iceberg.manifests import DataFileContent, ManifestEntry
 
 Columns = Mapping[tuple[str, Any], pa.Array]

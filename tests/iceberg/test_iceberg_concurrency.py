@@ -8,6 +8,8 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 import pytest
 from lake import Lake
 from pyiceberg.transforms import BucketTransform
@@ -96,6 +98,49 @@ def test_a_merge_overtaken_by_an_upgrade_plans_again(
     assert lake.ids() == [1, 2, 3]
     assert all(entry.file.is_vector for entry in lake.entries(deletes=True))
     assert lake.table().metadata.format_version == 3
+
+
+def row_ids(lake: Lake) -> dict[int, int]:
+    """The row id of every row by its key, as readers work it out."""
+    found = {}
+    for file in IcebergTable.of("db.t", lake.catalog).snapshot().files:
+        table = pq.read_table(file.location, partitioning=None)
+        stored = table["_row_id"].to_pylist() if "_row_id" in table.column_names else [None] * len(table)
+        found_deletes = file.scan_task.read_deleted(pq.ParquetFile(file.location), pafs.LocalFileSystem())
+        deleted = set() if found_deletes is None else set(found_deletes.to_pylist())
+        for place, (key, own) in enumerate(zip(table["id"].to_pylist(), stored, strict=True)):
+            if place not in deleted:
+                found[key] = file.tag.file.first_row_id + place if own is None else own
+    return found
+
+
+@pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])
+@pytest.mark.parametrize("operation", ["update", "compact"])
+def test_row_ids_that_another_writer_gives_meanwhile_stay_with_their_rows(
+    tmp_path: Path, mode: Any, operation: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first commit after an upgrade to version 3 gives row ids to all files, also those being copied."""
+    lake = Lake.at(tmp_path, properties={"write.update.isolation-level": "snapshot"})
+    lake.append([1, 2, 3])
+    lake.append([4])
+    lake.upgrade(3)
+    real = lake.catalog.commit_table
+    given: dict[int, int] = {}
+
+    def overtaken(*args: Any) -> Any:
+        monkeypatch.setattr(lake.catalog, "commit_table", real)
+        lake.append([10], "us")
+        given.update(row_ids(lake))
+        return real(*args)
+
+    target = it.iceberg("db.t", catalog=lake.catalog, mode=mode)
+    monkeypatch.setattr(lake.catalog, "commit_table", overtaken)
+    if operation == "update":
+        it.update(target, {"region": "'eu '"}, where="id = 2", engine="arrow")
+    else:
+        it.compact(target, engine="arrow")
+    assert lake.ids() == [1, 2, 3, 4, 10]
+    assert row_ids(lake) == given
 
 
 @pytest.mark.parametrize("mode", ["copy-on-write", "merge-on-read"])

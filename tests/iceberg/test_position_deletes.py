@@ -18,11 +18,19 @@ from pyiceberg.manifest import DataFileContent as PyContent
 
 from intarsia.core.layout import Layout
 from intarsia.errors import DamagedTable, InputError, NotSupported, StorageError
-from intarsia.tables.iceberg.delete_filter import merge_positions, read_deleted_positions
-from intarsia.tables.iceberg.deletes import PATH_ID, POS_ID, DeleteCache, Deletes, referenced_data_file_of
+from intarsia.tables.iceberg.deletes import Deletes, merge_positions, read_deleted_positions
 from intarsia.tables.iceberg.deletion_vectors import write_vectors
 from intarsia.tables.iceberg.equality_deletes import EqualityColumns
-from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry, ManifestEntryStatus
+from intarsia.tables.iceberg.file_io import DeleteCache
+from intarsia.tables.iceberg.manifests import (
+    PATH_ID,
+    POS_ID,
+    ContentFile,
+    DataFileContent,
+    ManifestEntry,
+    ManifestEntryStatus,
+    referenced_data_file_of,
+)
 from intarsia.tables.iceberg.position_deletes import DeleteGranularity, read_positions, write_position_deletes
 
 

@@ -28,7 +28,7 @@ def test_the_defaults_are_icebergs() -> None:
     found = properties_of()
     assert found.target_bytes == 536870912
     assert found.delete_target_bytes == 67108864
-    assert found.row_group_bytes == 134217728
+    assert found.layout.row_group_bytes == 134217728
     assert set(found.modes.values()) == {"copy-on-write"}
     assert set(found.isolation.values()) == {"serializable"}
     assert (found.manifest_target_bytes, found.manifest_min_merge, found.manifest_merge) == (
@@ -40,7 +40,6 @@ def test_the_defaults_are_icebergs() -> None:
     assert found.commit_retry == type(found.commit_retry)(4, 100, 60_000, 1_800_000)
     assert found.status_retry.retries == 3
     assert found.layout.compression == "zstd"
-    assert found.gc
     assert pickle.loads(pickle.dumps(found)) == found
 
 
@@ -72,6 +71,8 @@ def test_what_cannot_be_honoured_is_refused_by_name(name: str, value: str) -> No
         ("write.merge.isolation-level", "none"),
         ("write.delete.granularity", "row"),
         ("write.distribution-mode", "some"),
+        ("write.metadata.compression-codec", "lzma"),
+        ("write.metadata.previous-versions-max", "many"),
         ("write.manifest.compression-codec", "lzma"),
     ],
 )
@@ -88,8 +89,6 @@ def test_what_is_said_is_read() -> None:
             "write.delete.granularity": "partition",
             "commit.manifest-merge.enabled": "false",
             "write.summary.partition-limit": "10",
-            "write.wap.enabled": "true",
-            "gc.enabled": "false",
             "commit.status-check.total-timeout-ms": "7",
         }
     )
@@ -97,7 +96,7 @@ def test_what_is_said_is_read() -> None:
     assert found.modes["delete"] == "copy-on-write"
     assert found.isolation["update"] == "snapshot"
     assert found.delete_granularity == "partition"
-    assert (found.manifest_merge, found.stage_only, found.gc) == (False, True, False)
+    assert not found.manifest_merge
     assert found.partition_limit == 10
     assert found.status_retry.total_ms == 7
 

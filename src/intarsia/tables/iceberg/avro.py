@@ -19,7 +19,7 @@ from intarsia.tables.iceberg.avro_codec import DamagedAvro, encode_long, make_re
 
 _MAGIC = b"Obj\x01"
 _SYNC_BYTES = 16
-_BLOCK_BYTES = 64_000  # as Avro's Java library
+_BLOCK_BYTES = 64_000  # Avro's DataFileConstants.DEFAULT_SYNC_INTERVAL
 
 _METADATA = {"type": "map", "values": "bytes"}
 _read_metadata = make_reader(_METADATA)

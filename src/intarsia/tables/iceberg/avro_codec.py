@@ -25,7 +25,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from intarsia.errors import NotSupported
 
@@ -98,32 +98,46 @@ def make_reader(schema: Schema) -> Reader:
     Raises:
         NotSupported: the schema has a type that Avro does not define.
     """
-    return _make_reader(schema, {})
+    reader: Reader = _compile(schema, {}, _TO_READ)
+    return reader
 
 
-def _make_reader(schema: Schema, names: dict[str, Reader]) -> Reader:
+class _Direction(NamedTuple):
+    """What readers, or writers, of one kind of schema each are made by."""
+
+    primitives: Mapping[str, Any]
+    record: Callable[[Sequence[tuple[str, Any]]], Any]
+    union: Callable[[Sequence[Any], Sequence[Schema]], Any]
+    array: Callable[[Schema, dict[str, Any]], Any]
+    map: Callable[[Any], Any]
+    fixed: Callable[[int], Any]
+    enum: Callable[[Sequence[str]], Any]
+
+
+def _compile(schema: Schema, names: dict[str, Any], to: _Direction) -> Any:
+    """The reader or writer of a schema; ``names`` are those of the named types seen so far."""
     if isinstance(schema, list):
-        return _make_union_reader([_make_reader(part, names) for part in schema], schema)
+        return to.union([_compile(part, names, to) for part in schema], schema)
     if isinstance(schema, str):
-        found = _READERS.get(schema) or names.get(schema)
+        found = to.primitives.get(schema) or names.get(schema)
         if found is None:
-            raise unknown_type(schema)
+            raise NotSupported(
+                f"the Avro type {schema!r}", hint="the file was written for a newer format version"
+            )
         return found
     kind = schema["type"]
     if kind in RECORD_KINDS:
-        made = _make_record_reader(
-            [(field["name"], _make_reader(field["type"], names)) for field in schema["fields"]]
-        )
+        made = to.record([(field["name"], _compile(field["type"], names, to)) for field in schema["fields"]])
     elif kind == "array":
-        made = _make_array_reader(schema["items"], names)
+        made = to.array(schema["items"], names)
     elif kind == "map":
-        made = _make_map_reader(_make_reader(schema["values"], names))
+        made = to.map(_compile(schema["values"], names, to))
     elif kind == "fixed":
-        made = _make_fixed_reader(schema["size"])
+        made = to.fixed(schema["size"])
     elif kind == "enum":
-        made = _make_enum_reader(schema["symbols"])
+        made = to.enum(schema["symbols"])
     else:
-        return _make_reader(kind, names)
+        return _compile(kind, names, to)
     if "name" in schema:
         names[schema["name"]] = made
     return made
@@ -231,14 +245,12 @@ def _make_enum_reader(symbols: Sequence[str]) -> Reader:
 
 
 def _make_array_reader(items: Schema, names: dict[str, Reader]) -> Reader:
+    read_item = _compile(items, names, _TO_READ)  # also of pairs: the name may be used again
     match pair_kind(items):
         case "long":
-            _make_reader(items, names)  # its name may be used again
             return _make_pairs_reader(_make_long_pairs_reader())
         case "bytes":
-            _make_reader(items, names)
             return _make_pairs_reader(_read_bytes_pairs)
-    read_item = _make_reader(items, names)
 
     def read(data: bytes, at: int) -> tuple[list[Any], int]:
         found: list[Any] = []
@@ -337,8 +349,15 @@ def _read_bytes_pairs(data: bytes, at: int, count: int) -> tuple[dict[int, bytes
     return found, at
 
 
-def unknown_type(name: str) -> NotSupported:
-    return NotSupported(f"the Avro type {name!r}", hint="the file was written for a newer format version")
+_TO_READ = _Direction(
+    _READERS,
+    _make_record_reader,
+    _make_union_reader,
+    _make_array_reader,
+    _make_map_reader,
+    _make_fixed_reader,
+    _make_enum_reader,
+)
 
 
 Writer = Callable[[bytearray, Any], None]
@@ -377,35 +396,8 @@ def make_writer(schema: Schema) -> Writer:
     Raises:
         NotSupported: the schema has a type that Avro does not define.
     """
-    return _make_writer(schema, {})
-
-
-def _make_writer(schema: Schema, names: dict[str, Writer]) -> Writer:
-    if isinstance(schema, list):
-        return _make_union_writer([_make_writer(part, names) for part in schema], schema)
-    if isinstance(schema, str):
-        found = _WRITERS.get(schema) or names.get(schema)
-        if found is None:
-            raise unknown_type(schema)
-        return found
-    kind = schema["type"]
-    if kind in RECORD_KINDS:
-        made = _make_record_writer(
-            [(field["name"], _make_writer(field["type"], names)) for field in schema["fields"]]
-        )
-    elif kind == "array":
-        made = _make_array_writer(schema["items"], names)
-    elif kind == "map":
-        made = _make_map_writer(_make_writer(schema["values"], names))
-    elif kind == "fixed":
-        made = _make_fixed_writer(schema["size"])
-    elif kind == "enum":
-        made = _make_enum_writer(schema["symbols"])
-    else:
-        return _make_writer(kind, names)
-    if "name" in schema:
-        names[schema["name"]] = made
-    return made
+    writer: Writer = _compile(schema, {}, _TO_WRITE)
+    return writer
 
 
 def _write_null(out: bytearray, value: Any) -> None:
@@ -493,7 +485,7 @@ def _make_array_writer(items: Schema, names: dict[str, Writer]) -> Writer:
     kind = pair_kind(items)
     if kind is not None:
         return _make_pairs_writer(_write_long if kind == "long" else _write_bytes)
-    write_item = _make_writer(items, names)
+    write_item = _compile(items, names, _TO_WRITE)
 
     def write(out: bytearray, values: Sequence[Any]) -> None:
         if values:
@@ -530,3 +522,14 @@ def _make_map_writer(write_value: Writer) -> Writer:
         out.append(0)
 
     return write
+
+
+_TO_WRITE = _Direction(
+    _WRITERS,
+    _make_record_writer,
+    _make_union_writer,
+    _make_array_writer,
+    _make_map_writer,
+    _make_fixed_writer,
+    _make_enum_writer,
+)

@@ -57,12 +57,19 @@ _PRIMITIVES: Mapping[type[IcebergType], Any] = {
 
 
 def decimal_size(precision: int) -> int:
-    """The bytes of the smallest signed integer that holds every decimal of a precision."""
+    """Bytes of the smallest signed integer that holds every decimal of a precision.
+
+    Java's ``TypeUtil.decimalRequiredBytes``.
+    """
     return ((10**precision - 1).bit_length() + 8) // 8
 
 
 def make_compatible_name(name: str) -> str:
-    """A name that Avro takes, as Iceberg's Java library makes it."""
+    """A name that Avro takes, escaped as by Java's ``AvroSchemaUtil.makeCompatibleName``.
+
+    Java leaves letters beyond ASCII as they are. They are escaped here, since Avro's specification does not
+    allow them and some readers refuse them; fields are found by their ids either way.
+    """
     if _PLAIN_NAME.fullmatch(name):
         return name
     first = name[:1]

@@ -27,7 +27,7 @@ from pyiceberg.types import (
     UUIDType,
 )
 
-from intarsia.errors import NotSupported
+from intarsia.errors import InputError, NotSupported
 
 _INT, _LONG, _FLOAT, _DOUBLE = (struct.Struct(code) for code in ("<i", "<q", "<f", "<d"))
 _DAY_MICROS = 86_400_000_000
@@ -111,14 +111,23 @@ def scale_decimal(unscaled: int, scale: int) -> Decimal:
     return Decimal(f"{unscaled}E{-scale}")
 
 
-def _to_unscaled_bytes(value: Decimal, scale: int) -> bytes:
+def unscale_decimal(value: Decimal, scale: int) -> int:
+    """A decimal's digits at a scale, exactly.
+
+    Raises:
+        InputError: it has more digits after the point.
+    """
     sign, digits, exponent = value.as_tuple()
-    assert isinstance(exponent, int)
+    shift = int(exponent) + scale
     number = int("".join(map(str, digits)) or "0")
-    number = (
-        number * 10 ** (exponent + scale) if exponent + scale >= 0 else number // 10 ** -(exponent + scale)
-    )
-    number = -number if sign else number
+    number, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
+    if rest:
+        raise InputError(f"the decimal {value} has more than {scale} digits after the point")
+    return -number if sign else number
+
+
+def _to_unscaled_bytes(value: Decimal, scale: int) -> bytes:
+    number = unscale_decimal(value, scale)
     # As few bytes as hold the number and its sign: -128 needs one, 128 two.
     length = ((number if number >= 0 else ~number).bit_length() // 8) + 1
     return number.to_bytes(length, "big", signed=True)

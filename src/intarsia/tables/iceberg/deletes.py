@@ -1,21 +1,21 @@
-"""Which delete files apply to which data file (Java's ``DeleteFileIndex``), and how delete files are opened.
+"""Which deletes apply to a data file, and the positions they delete in it.
 
-The index works on manifest entries alone; the rules are in the Iceberg spec, "Scan Planning". What is read
-from delete files is in ``position_deletes``, ``deletion_vectors`` and ``equality_deletes``.
+``DeleteFileIndex`` works on manifest entries alone, as Java's class of that name, by the rules of the Iceberg
+spec, "Scan Planning". ``read_deleted_positions`` reads what was found, as Java's ``DeleteFilter`` does. The
+formats are in ``position_deletes``, ``deletion_vectors`` and ``equality_deletes``.
 """
 
 from __future__ import annotations
 
-import struct
-import threading
 from bisect import bisect_left
-from collections import OrderedDict, defaultdict
-from collections.abc import Callable, Collection, Hashable, Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
-from typing import Any, TypeVar
+from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from pyiceberg.schema import Schema, index_by_id
@@ -33,14 +33,21 @@ from pyiceberg.types import (
     TimestamptzType,
     TimeType,
 )
+from pyroaring import BitMap64
 
-from intarsia.errors import DamagedTable, NotSupported, StorageError
-from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
-
-PATH_ID = 2147483546
-"""Field id of ``file_path`` in position delete files."""
-POS_ID = 2147483545
-"""Field id of ``pos`` in position delete files."""
+from intarsia.errors import DamagedTable
+from intarsia.tables.iceberg.deletion_vectors import read_vector, to_bitmap, to_positions
+from intarsia.tables.iceberg.equality_deletes import EqualityColumns, find_equal_positions
+from intarsia.tables.iceberg.file_io import DeleteCache, DeleteFileAccess
+from intarsia.tables.iceberg.manifests import (
+    PATH_ID,
+    ContentFile,
+    DataFileContent,
+    ManifestEntry,
+    partition_key,
+    referenced_data_file_of,
+)
+from intarsia.tables.iceberg.position_deletes import read_positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,28 +102,6 @@ class Deletes:
 
 
 NO_DELETES = Deletes()
-
-
-def referenced_data_file_of(file: ContentFile) -> str | None:
-    """The one data file that a position delete file or vector is about; None where it may be several.
-
-    As Java has it: the referenced data file, or bounds of the path that are equal.
-    """
-    if file.content is not DataFileContent.POSITION_DELETES:
-        return None
-    if file.referenced_data_file is not None:
-        return file.referenced_data_file
-    lower = (file.lower_bounds or {}).get(PATH_ID)
-    upper = (file.upper_bounds or {}).get(PATH_ID)
-    return lower.decode() if lower is not None and lower == upper else None
-
-
-def partition_key(file: ContentFile) -> tuple[Any, ...]:
-    """Spec and tuple as a key, by which NaN is NaN and 0.0 is not -0.0, as Java compares tuples."""
-    for value in file.partition:
-        if type(value) is float:
-            return (file.spec_id, tuple(map(_value_key, file.partition)))
-    return (file.spec_id, file.partition)
 
 
 def find_unpartitioned_specs(metadata: TableMetadata) -> frozenset[int]:
@@ -207,7 +192,7 @@ class DeleteFileIndex:
 
         Raises:
             DamagedTable: a vector or delete file about this data file has another spec or tuple, or a
-                vector is older than the file. Iceberg's own readers refuse such a table as well.
+                vector is older than the file. Java refuses such a table as well (``validatePartitionMatch``).
         """
         if self._empty:
             return NO_DELETES
@@ -305,12 +290,6 @@ def _may_reference(file: ContentFile, path: bytes) -> bool:
     return (lower is None or lower <= path) and (upper is None or path <= upper)
 
 
-def _value_key(value: Any) -> Any:
-    if type(value) is not float:
-        return value
-    return b"nan" if value != value else struct.pack("<d", value)
-
-
 class BoundOrder(Enum):
     """How bounds of a column are compared."""
 
@@ -346,8 +325,8 @@ def find_bound_orders(metadata: TableMetadata) -> dict[int, BoundOrder]:
 def may_match_rows(data: ContentFile, delete: ContentFile, orders: Mapping[int, BoundOrder]) -> bool:
     """Whether some row of a data file may equal one of a delete file; True where it is not known.
 
-    Java's rule: a column of which one file has NULLs only and the other none, or whose bounds do not
-    meet, excludes a match, unless both files may have NULLs there.
+    As Java's ``DeleteFileIndex.canContainEqDeletesForFile``: no row matches where one file has only NULLs in
+    a column and the other has none, or where the bounds are disjoint, unless both files may have NULLs there.
     """
     for number in delete.equality_ids or ():
         order = orders.get(number)
@@ -394,101 +373,98 @@ def _has_disjoint_bounds(data: ContentFile, delete: ContentFile, number: int, or
     return delete_first > last or first > delete_last
 
 
-T = TypeVar("T")
-
-DEFAULT_CACHE_BYTES = 128 << 20
-
-
-class DeleteCache:
-    """Keeps what was decoded last; several threads may use it, each thing is decoded once.
-
-    Delete files never change, so that a path stands for its content. What is larger than the limit is
-    handed out and not kept. Pickles as an empty cache of the same limit.
-    """
-
-    def __init__(self, limit: int = DEFAULT_CACHE_BYTES) -> None:
-        self.limit = limit
-        self._lock = threading.Lock()
-        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
-        self._gates: dict[Hashable, threading.Lock] = {}
-        self._bytes = 0
-
-    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
-        """What is kept under a key, else what ``load`` gives, with its size in bytes."""
-        with self._lock:
-            if key in self._kept:
-                return self._found(key)
-            gate = self._gates.setdefault(key, threading.Lock())
-        with gate:
-            with self._lock:
-                if key in self._kept:  # by another thread, meanwhile
-                    return self._found(key)
-            try:
-                value, size = load()
-                with self._lock:
-                    self._keep(key, value, size)
-            finally:
-                with self._lock:
-                    self._gates.pop(key, None)
-        return value
-
-    @property
-    def size(self) -> int:
-        """Bytes kept."""
-        return self._bytes
-
-    def _found(self, key: Hashable) -> Any:
-        self._kept.move_to_end(key)
-        return self._kept[key][0]
-
-    def _keep(self, key: Hashable, value: Any, size: int) -> None:
-        if size > self.limit or key in self._kept:
-            return
-        self._kept[key] = (value, size)
-        self._bytes += size
-        while self._bytes > self.limit:
-            _, (_, gone) = self._kept.popitem(last=False)
-            self._bytes -= gone
-
-    def __reduce__(self) -> tuple[type[DeleteCache], tuple[int]]:
-        return DeleteCache, (self.limit,)
-
-
 @dataclass(frozen=True, slots=True)
-class DeleteFileAccess:
-    """How the bytes of recorded paths are reached, and what was decoded of them before."""
+class MergedPositions:
+    """The positions of one data file with those that older deletes name."""
 
-    filesystem: pafs.FileSystem
-    filesystem_path: Callable[[str], str]
-    """The location on the file system of a path that was recorded."""
-    cache: DeleteCache
+    positions: pa.Int64Array
+    """Ascending, once each."""
+    superseded: tuple[ManifestEntry, ...]
+    """Older deletes of this data file alone, which a file with the positions replaces."""
 
 
-def open_delete_file(file: ContentFile, access: DeleteFileAccess) -> pq.ParquetFile:
-    """A delete file, open; the paths of position deletes come as dictionaries.
+def read_deleted_positions(
+    deletes: Deletes,
+    file_path: str,
+    parquet: pq.ParquetFile,
+    filesystem: pafs.FileSystem,
+    filesystem_path: Callable[[str], str],
+    columns: EqualityColumns,
+    *,
+    cache: DeleteCache | None = None,
+) -> pa.Int64Array | None:
+    """The positions of a data file's deleted rows, ascending and once each; None for none.
+
+    Args:
+        deletes: what applies to the data file.
+        file_path: its path as it was recorded; position deletes name it so.
+        parquet: the data file, open; only columns named by equality deletes are read.
+        filesystem: where delete files are.
+        filesystem_path: the location there of a path that was recorded.
+        columns: how columns named by equality deletes are found in the data file.
+        cache: what was decoded for other data files of the operation.
+
+    Memory: the positions, some row groups' equality columns, and the cache.
 
     Raises:
-        NotSupported: it is not Parquet.
-        DamagedTable: it cannot be read as Parquet.
+        DamagedTable: a delete file is damaged.
+        NotSupported: a delete file is not Parquet or Puffin.
         StorageError: the file system refused.
     """
-    if file.file_format.upper() != "PARQUET":
-        raise NotSupported(
-            f"Delete file {file.file_path} is {file.file_format}: only Parquet delete files are read.",
-            path=file.file_path,
-            hint="rewrite the table's delete files with Iceberg's rewrite_position_delete_files or"
-            " rewrite_data_files, with write.delete.format.default=parquet",
+    if not deletes:
+        return None
+    access = _make_access(filesystem, filesystem_path, cache)
+    bitmap = _read_positional(deletes, file_path, access)
+    for part in find_equal_positions(deletes.equalities, file_path, parquet, access=access, columns=columns):
+        bitmap |= to_bitmap(part)
+    found = to_positions(bitmap)
+    rows = parquet.metadata.num_rows
+    if len(found) and found[-1].as_py() >= rows:  # such a delete deletes nothing
+        found = found.filter(pc.less(found, rows))
+    return found if len(found) else None
+
+
+def merge_positions(
+    positions: pa.Int64Array,
+    deletes: Deletes,
+    file_path: str,
+    *,
+    filesystem: pafs.FileSystem,
+    filesystem_path: Callable[[str], str],
+    cache: DeleteCache | None = None,
+    replaced_only: bool = False,
+) -> MergedPositions:
+    """New positions of a data file together with those of its older vector or position deletes.
+
+    A new vector has to hold them all, since readers look at nothing else once there is one. A new
+    position delete file need hold only those of the deletes it replaces, which are about this data file
+    alone: ``replaced_only``. Equality deletes stay as they are.
+
+    Raises:
+        As ``deleted_positions``; InputError for positions that cannot be.
+    """
+    bitmap = to_bitmap(positions)
+    old = deletes.replaceable_entries
+    if replaced_only and deletes.vector is None:
+        deletes = Deletes(None, old)
+    if deletes.vector is not None or deletes.positions:
+        bitmap |= _read_positional(deletes, file_path, _make_access(filesystem, filesystem_path, cache))
+    return MergedPositions(to_positions(bitmap), old)
+
+
+def _make_access(
+    filesystem: pafs.FileSystem, filesystem_path: Callable[[str], str], cache: DeleteCache | None
+) -> DeleteFileAccess:
+    # Without a cache to share, no more of a file is decoded than what is asked for.
+    return DeleteFileAccess(filesystem, filesystem_path, DeleteCache(0) if cache is None else cache)
+
+
+def _read_positional(deletes: Deletes, file_path: str, access: DeleteFileAccess) -> BitMap64:
+    if deletes.vector is not None:
+        return read_vector(
+            deletes.vector, filesystem=access.filesystem, filesystem_path=access.filesystem_path
         )
-    try:
-        source = access.filesystem.open_input_file(access.filesystem_path(file.file_path))
-        footer = pq.read_metadata(source)
-        encoded = ["file_path"] if "file_path" in footer.schema.names else []
-        return pq.ParquetFile(source, metadata=footer, read_dictionary=encoded)
-    except pa.ArrowInvalid as error:
-        raise DamagedTable(
-            f"Delete file {file.file_path} cannot be read: {error}", path=file.file_path
-        ) from error
-    except OSError as error:
-        raise StorageError(
-            f"Could not open delete file {file.file_path}: {error}", errno=error.errno, path=file.file_path
-        ) from error
+    bitmap = BitMap64()
+    for entry in deletes.positions:
+        bitmap |= to_bitmap(read_positions(entry, file_path, access))
+    return bitmap

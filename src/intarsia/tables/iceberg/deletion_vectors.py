@@ -19,15 +19,14 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 from pyroaring import BitMap64
 
-from intarsia.errors import DamagedTable, InputError, NotSupported, StorageError
-from intarsia.tables.iceberg.deletes import partition_key
-from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
+from intarsia.errors import DamagedTable, InputError, StorageError
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry, partition_key
 
 DV_TYPE = "deletion-vector-v1"
 ROW_POSITION_ID = 2147483645
 """Field id of ``_pos``, which the blob of a vector is about."""
 MAX_POSITION = ((2**31 - 2) << 32) | (1 << 31)
-"""The last position that Java's bitmap takes."""
+"""The last position of Java's ``RoaringPositionBitmap``."""
 _VECTOR_MAGIC = b"\xd1\xd3\x39\x64"
 _VECTOR_FRAME_BYTES = 12
 """Length before the vector, its magic, the checksum after it: four bytes each."""
@@ -153,14 +152,6 @@ def to_positions(bitmap: BitMap64) -> pa.Int64Array:
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 
-def union_positions(parts: Sequence[pa.Int64Array]) -> pa.Int64Array:
-    """The positions of several arrays, ascending and once each."""
-    bitmap = BitMap64()
-    for part in parts:
-        bitmap |= to_bitmap(part)
-    return to_positions(bitmap)
-
-
 def encode_vector(bitmap: BitMap64) -> bytes:
     """The bytes of a blob: length, magic, the portable 64-bit roaring format, CRC-32."""
     bitmap.run_optimize()
@@ -239,9 +230,6 @@ def _damaged_vector(where: str, why: str) -> DamagedTable:
 
 
 PUFFIN_MAGIC = b"PFA1"
-_FOOTER_TAIL_BYTES = 12
-"""Length of the footer's payload, flags, magic: four bytes each."""
-_COMPRESSED_FOOTER = 0x01
 
 
 @dataclass(frozen=True, slots=True)
@@ -267,7 +255,6 @@ class BlobMetadata:
     length: int
     snapshot_id: int = -1
     sequence_number: int = -1
-    compression: str | None = None
     properties: Mapping[str, str] = field(default_factory=dict)
 
 
@@ -292,9 +279,7 @@ def write_puffin(
             sink.write(PUFFIN_MAGIC + payload + len(payload).to_bytes(4, "little") + bytes(4) + PUFFIN_MAGIC)
             size: int = sink.tell()
     except OSError as error:
-        raise StorageError(
-            f"Could not write {location}: {error}", errno=error.errno, path=location
-        ) from error
+        raise _storage_error("write", location, error) from error
     return size, tuple(places)
 
 
@@ -316,32 +301,6 @@ def read_range(location: str, offset: int, length: int, *, filesystem: pafs.File
             path=location,
         )
     return found
-
-
-def read_puffin_footer(location: str, *, filesystem: pafs.FileSystem) -> tuple[BlobMetadata, ...]:
-    """The blobs that a file's footer names, of whatever type.
-
-    Raises:
-        DamagedTable: it is not a Puffin file, or its footer is damaged.
-        StorageError: the file system refused.
-    """
-    try:
-        with filesystem.open_input_file(location) as source:
-            size = source.size()
-            if size < 2 * len(PUFFIN_MAGIC) + _FOOTER_TAIL_BYTES:
-                raise _damaged_puffin(location, f"it has {size} bytes")
-            tail = source.read_at(_FOOTER_TAIL_BYTES, size - _FOOTER_TAIL_BYTES)
-            length = int.from_bytes(tail[:4], "little", signed=True)
-            start = size - _FOOTER_TAIL_BYTES - length - len(PUFFIN_MAGIC)
-            if tail[8:] != PUFFIN_MAGIC or length < 0 or start < len(PUFFIN_MAGIC):
-                raise _damaged_puffin(location, "it does not end as one")
-            head = source.read_at(len(PUFFIN_MAGIC), 0)
-            payload = source.read_at(len(PUFFIN_MAGIC) + length, start)
-    except OSError as error:
-        raise _storage_error("read", location, error) from error
-    if head != PUFFIN_MAGIC or payload[: len(PUFFIN_MAGIC)] != PUFFIN_MAGIC:
-        raise _damaged_puffin(location, "its magic bytes are missing")
-    return _parse_footer(location, payload[len(PUFFIN_MAGIC) :], int.from_bytes(tail[4:8], "little"))
 
 
 def _locate_blob(blob: Blob, offset: int) -> BlobMetadata:
@@ -373,35 +332,5 @@ def _format_footer(places: Sequence[BlobMetadata], created_by: str) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _parse_footer(location: str, payload: bytes, flags: int) -> tuple[BlobMetadata, ...]:
-    if flags & ~_COMPRESSED_FOOTER:
-        raise NotSupported(
-            f"The footer of {location} has flags {flags:#x} that are not known.", path=location
-        )
-    try:
-        if flags & _COMPRESSED_FOOTER:
-            payload = pa.CompressedInputStream(pa.BufferReader(payload), "lz4").read()
-        document: Any = json.loads(payload)
-        return tuple(
-            BlobMetadata(
-                blob["type"],
-                tuple(blob["fields"]),
-                blob["offset"],
-                blob["length"],
-                blob["snapshot-id"],
-                blob["sequence-number"],
-                blob.get("compression-codec"),
-                blob.get("properties", {}),
-            )
-            for blob in document["blobs"]
-        )
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise _damaged_puffin(location, "its footer cannot be read") from error
-
-
 def _storage_error(verb: str, location: str, error: OSError) -> StorageError:
     return StorageError(f"Could not {verb} {location}: {error}", errno=error.errno, path=location)
-
-
-def _damaged_puffin(location: str, why: str) -> DamagedTable:
-    return DamagedTable(f"{location} is not a whole Puffin file: {why}.", path=location)

@@ -1,4 +1,7 @@
-"""Equality deletes: the rows of a data file that equal a row of a delete file, by field ids."""
+"""Equality deletes: rows of a data file that equal a row of a delete file.
+
+The rules are those of the Iceberg spec, "Equality Delete Files".
+"""
 
 from __future__ import annotations
 
@@ -13,7 +16,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from intarsia.errors import DamagedTable, NotSupported
-from intarsia.tables.iceberg.deletes import DeleteFileAccess, open_delete_file
+from intarsia.tables.iceberg.file_io import DeleteFileAccess, open_delete_file
 from intarsia.tables.iceberg.manifests import ContentFile, ManifestEntry
 from intarsia.tables.iceberg.schemas import get_field_id
 

@@ -1,17 +1,20 @@
-"""A table's files: the pyarrow file system behind a FileIO, metadata files, and paths of new files."""
+"""A table's files: its pyarrow file system, metadata files, open delete files, and paths of new files."""
 
 from __future__ import annotations
 
 import os
 import posixpath
 import re
-from collections.abc import Mapping
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass
-from typing import Any
-from urllib.parse import quote_plus
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import mmh3
+import pyarrow as pa
 import pyarrow.fs as pafs
+import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata
 
@@ -19,6 +22,10 @@ from intarsia.core.change import Staging
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, NotSupported, StorageError
 from intarsia.tables.iceberg.properties import DATA_PATH, property_as_bool, refuse_location_providers
+from intarsia.tables.iceberg.specs import format_partition_path
+
+if TYPE_CHECKING:
+    from intarsia.tables.iceberg.manifests import ContentFile
 
 _URI = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(?://([^/]*))?(.*)$", re.DOTALL)
 _FAMILIES = {
@@ -183,7 +190,7 @@ _DIR_DEPTH, _DIR_LENGTH = 3, 4
 
 @dataclass(frozen=True, slots=True)
 class LocationProvider:
-    """The URIs of new data files and delete files. A value: it pickles."""
+    """The URIs of new data and delete files, as by Java's ``LocationProviders``. A value: it pickles."""
 
     data: str
     """Below which they go."""
@@ -200,7 +207,7 @@ class LocationProvider:
         """What a table's location and properties say.
 
         Raises:
-            NotSupported: a class of its own chooses the places; or a property that Iceberg has given up does.
+            NotSupported: a class of its own chooses the places, or a deprecated property that Java refuses.
         """
         properties, root = metadata.properties, metadata.location.rstrip("/")
         refuse_location_providers(properties)
@@ -216,7 +223,7 @@ class LocationProvider:
 
     def new_data_location(self, name: str, partition: Mapping[str, Any]) -> str:
         """The URI of a file; ``partition`` has the values for people, by field, in the spec's order."""
-        directories = "/".join(f"{_escape(field)}={_escape(text)}" for field, text in partition.items())
+        directories = format_partition_path(partition)
         if not self.hashed:
             return "/".join(part for part in (self.data, directories, name) if part)
         if directories and self.partitioned:
@@ -236,11 +243,6 @@ def make_hash_directories(name: str) -> str:
     bits = f"{mmh3.hash(name) & ((1 << _HASH_BITS) - 1):0{_HASH_BITS}b}"
     whole = _DIR_DEPTH * _DIR_LENGTH
     return "/".join([*(bits[at : at + _DIR_LENGTH] for at in range(0, whole, _DIR_LENGTH)), bits[whole:]])
-
-
-def _escape(text: Any) -> str:
-    """As Java's URLEncoder writes it."""
-    return quote_plus(str(text), safe="*").replace("~", "%7E")
 
 
 @dataclass(frozen=True, slots=True)
@@ -266,3 +268,103 @@ class IcebergOutputLocation:
     def filesystem_path(self, path: str) -> str:
         """Where to write a file that was given a place, on the staging file system."""
         return self.store.filesystem_path(path)
+
+
+T = TypeVar("T")
+
+DEFAULT_CACHE_BYTES = 128 << 20
+
+
+class DeleteCache:
+    """Keeps what was decoded last; several threads may use it, each thing is decoded once.
+
+    Delete files never change, so that a path stands for its content. What is larger than the limit is
+    handed out and not kept. Pickles as an empty cache of the same limit.
+    """
+
+    def __init__(self, limit: int = DEFAULT_CACHE_BYTES) -> None:
+        self.limit = limit
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._gates: dict[Hashable, threading.Lock] = {}
+        self._bytes = 0
+
+    def get(self, key: Hashable, load: Callable[[], tuple[T, int]]) -> T:
+        """What is kept under a key, else what ``load`` gives, with its size in bytes."""
+        with self._lock:
+            if key in self._kept:
+                return self._found(key)
+            gate = self._gates.setdefault(key, threading.Lock())
+        with gate:
+            with self._lock:
+                if key in self._kept:  # by another thread, meanwhile
+                    return self._found(key)
+            try:
+                value, size = load()
+                with self._lock:
+                    self._keep(key, value, size)
+            finally:
+                with self._lock:
+                    self._gates.pop(key, None)
+        return value
+
+    @property
+    def size(self) -> int:
+        """Bytes kept."""
+        return self._bytes
+
+    def _found(self, key: Hashable) -> Any:
+        self._kept.move_to_end(key)
+        return self._kept[key][0]
+
+    def _keep(self, key: Hashable, value: Any, size: int) -> None:
+        if size > self.limit or key in self._kept:
+            return
+        self._kept[key] = (value, size)
+        self._bytes += size
+        while self._bytes > self.limit:
+            _, (_, gone) = self._kept.popitem(last=False)
+            self._bytes -= gone
+
+    def __reduce__(self) -> tuple[type[DeleteCache], tuple[int]]:
+        return DeleteCache, (self.limit,)
+
+
+@dataclass(frozen=True, slots=True)
+class DeleteFileAccess:
+    """How the bytes of recorded paths are reached, and what was decoded of them before."""
+
+    filesystem: pafs.FileSystem
+    filesystem_path: Callable[[str], str]
+    """The location on the file system of a path that was recorded."""
+    cache: DeleteCache
+
+
+def open_delete_file(file: ContentFile, access: DeleteFileAccess) -> pq.ParquetFile:
+    """A delete file, open; the paths of position deletes come as dictionaries.
+
+    Raises:
+        NotSupported: it is not Parquet.
+        DamagedTable: it cannot be read as Parquet.
+        StorageError: the file system refused.
+    """
+    if file.file_format.upper() != "PARQUET":
+        raise NotSupported(
+            f"Delete file {file.file_path} is {file.file_format}: only Parquet delete files are read.",
+            path=file.file_path,
+            hint="rewrite the table's delete files with Iceberg's rewrite_position_delete_files or"
+            " rewrite_data_files, with write.delete.format.default=parquet",
+        )
+    try:
+        source = access.filesystem.open_input_file(access.filesystem_path(file.file_path))
+        footer = pq.read_metadata(source)
+        encoded = ["file_path"] if "file_path" in footer.schema.names else []
+        return pq.ParquetFile(source, metadata=footer, read_dictionary=encoded)
+    except pa.ArrowInvalid as error:
+        raise DamagedTable(
+            f"Delete file {file.file_path} cannot be read: {error}", path=file.file_path
+        ) from error
+    except OSError as error:
+        raise StorageError(
+            f"Could not open delete file {file.file_path}: {error}", errno=error.errno, path=file.file_path
+        ) from error

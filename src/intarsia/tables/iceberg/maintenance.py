@@ -213,7 +213,7 @@ def _check_gc(metadata: TableMetadata, what: str) -> None:
 
 
 def _find_expired_refs(metadata: TableMetadata) -> set[str]:
-    """Branches and tags older than ``max-ref-age-ms``; never main."""
+    """Branches and tags older than ``max-ref-age-ms``, never main (Java's ``computeRetainedRefs``)."""
     now = int(time.time() * 1000)
     general = property_as_int(metadata.properties, "history.expire.max-ref-age-ms", _FOREVER)
     found = set()
@@ -228,6 +228,7 @@ def _find_expired_refs(metadata: TableMetadata) -> set[str]:
 def _find_expired_snapshots(
     metadata: TableMetadata, refs: set[str], older_than: datetime.datetime | None, retain_last: int | None
 ) -> set[int]:
+    """Snapshots that no branch, tag or age retains (Iceberg spec, "Snapshot Retention Policy")."""
     now = int(time.time() * 1000)
     properties = metadata.properties
     general = now - property_as_int(properties, "history.expire.max-snapshot-age-ms", _MAX_AGE_MS)
@@ -309,7 +310,7 @@ def _to_commit_error(error: Exception, where: str) -> CommitError:
 def _find_reachable_files(
     cache: ManifestCache, metadata: TableMetadata, snapshots: Iterable[Snapshot]
 ) -> set[str]:
-    """Every file that some snapshots need: lists, manifests, data, deletes, statistics."""
+    """All files of some snapshots, by their live entries (Java's ``ReachableFileCleanup``)."""
     paths: set[str] = set()
     ids = set()
     seen: set[str] = set()

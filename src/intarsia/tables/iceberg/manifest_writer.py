@@ -16,7 +16,6 @@ from itertools import count
 from types import TracebackType
 from typing import Any, TypeVar
 
-from pyiceberg.conversions import to_bytes
 from pyiceberg.io import FileIO
 from pyiceberg.partitioning import PartitionSpec
 from pyiceberg.table.metadata import TableMetadata
@@ -37,6 +36,7 @@ from pyiceberg.types import (
 from intarsia.errors import InputError
 from intarsia.tables.iceberg.avro import AvroFileWriter
 from intarsia.tables.iceberg.avro_schemas import decimal_size, make_compatible_name, make_entry_schema
+from intarsia.tables.iceberg.conversions import to_bytes, unscale_decimal
 from intarsia.tables.iceberg.file_io import write_bytes
 from intarsia.tables.iceberg.manifests import (
     ContentFile,
@@ -51,7 +51,7 @@ from intarsia.tables.iceberg.specs import find_compatible_schema, partition_type
 TARGET_BYTES = 8 * 1024 * 1024
 """Java's default of ``commit.manifest.target-size-bytes``."""
 
-_DEFAULT_BLOCK_BYTES = 64 * 1024 * 1024  # always this in version 1, where the field is required
+_DEFAULT_BLOCK_BYTES = 64 * 1024 * 1024  # required in version 1; Java's V1Metadata always writes this
 _CONVERTED_FIELDS = {"spec_id", "partition", "content"}
 _FILE_FIELDS = tuple(field.name for field in fields(ContentFile) if field.name not in _CONVERTED_FIELDS)
 _PYTHON_TYPES: Mapping[type[IcebergType], type | tuple[type, ...]] = {
@@ -315,7 +315,7 @@ def write_rolling_manifests(
     *,
     target_bytes: int = TARGET_BYTES,
 ) -> Iterator[ManifestFile]:
-    """Entries of one spec and content in as many manifests as their size asks for."""
+    """Entries of one spec and content in manifests of about a size, as Java's ``RollingManifestWriter``."""
     writer: ManifestWriter | None = None
     for entry in entries:
         if writer is None:
@@ -343,41 +343,20 @@ def _make_value_writer(kind: IcebergType) -> Callable[[Any], Any] | None:
     return None
 
 
-def unscale_decimal(value: Decimal, scale: int) -> int:
-    """A decimal's digits at a scale, exactly.
-
-    Raises:
-        InputError: it has more digits after the point.
-    """
-    sign, digits, exponent = value.as_tuple()
-    shift = int(exponent) + scale
-    number = int("".join(map(str, digits)) or "0")
-    number, rest = (number * 10**shift, 0) if shift >= 0 else divmod(number, 10**-shift)
-    if rest:
-        raise InputError(f"the decimal {value} has more than {scale} digits after the point")
-    return -number if sign else number
-
-
 def _summarize_field(kind: PrimitiveType, values: list[Any]) -> PartitionFieldSummary:
+    """Nulls, NaNs and bounds of one partition field (Java's ``PartitionSummary``)."""
     nulls = any(value is None for value in values)
     nans = any(value != value for value in values)
     proper = [value for value in values if value is not None and value == value]
     if not proper:
         return PartitionFieldSummary(nulls, nans)
     low, high = min(proper, key=_sort_key), max(proper, key=_sort_key)
-    return PartitionFieldSummary(nulls, nans, _bound_to_bytes(kind, low), _bound_to_bytes(kind, high))
+    return PartitionFieldSummary(nulls, nans, to_bytes(kind, low), to_bytes(kind, high))
 
 
 def _sort_key(value: Any) -> Any:
     # -0.0 comes before 0.0 in Iceberg's order.
     return (value, math.copysign(1.0, value)) if isinstance(value, float) else value
-
-
-def _bound_to_bytes(kind: PrimitiveType, value: Any) -> bytes:
-    if isinstance(kind, DecimalType):
-        digits = tuple(map(int, str(abs(unscale_decimal(value, kind.scale)))))
-        value = Decimal((value < 0, digits, -kind.scale))
-    return to_bytes(kind, value)
 
 
 _Grouped = TypeVar("_Grouped")
@@ -477,18 +456,16 @@ def write_deleted_data_manifests(
     site: ManifestOutput, entries: Sequence[ManifestEntry]
 ) -> list[ManifestFile]:
     """Manifests of data files that a commit removes, one per spec."""
-    return write_manifests(
-        site, [_with_status(entry, ManifestEntryStatus.DELETED) for entry in entries], DataFileContent.DATA
-    )
+    removed = [replace(entry, status=ManifestEntryStatus.DELETED) for entry in entries]
+    return write_manifests(site, removed, DataFileContent.DATA)
 
 
 def write_existing_data_manifests(
     site: ManifestOutput, entries: Sequence[ManifestEntry]
 ) -> list[ManifestFile]:
     """Manifests of data files that stay, with everything they had, one per spec."""
-    return write_manifests(
-        site, [_with_status(entry, ManifestEntryStatus.EXISTING) for entry in entries], DataFileContent.DATA
-    )
+    kept = [replace(entry, status=ManifestEntryStatus.EXISTING) for entry in entries]
+    return write_manifests(site, kept, DataFileContent.DATA)
 
 
 def write_manifests(
@@ -547,9 +524,3 @@ def _group_by_spec(
 
 def _make_added_entry(file: ContentFile) -> ManifestEntry:
     return ManifestEntry(ManifestEntryStatus.ADDED, None, file)
-
-
-def _with_status(entry: ManifestEntry, status: ManifestEntryStatus) -> ManifestEntry:
-    return ManifestEntry(
-        status, entry.snapshot_id, entry.file, entry.sequence_number, entry.file_sequence_number
-    )

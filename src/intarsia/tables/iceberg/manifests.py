@@ -1,16 +1,17 @@
 """Manifests and manifest lists: their entries as values, reading both, and writing lists.
 
 Every field of an entry is kept. Inheritance of sequence numbers and row ids follows the Iceberg spec
-("Sequence Number Inheritance", "First Row ID Inheritance") and Java's ``InheritableMetadataFactory``.
+("Sequence Number Inheritance", "First Row ID Inheritance"), and Java's ``InheritableMetadataFactory`` and
+``ManifestReader.idAssigner``.
 """
 
 from __future__ import annotations
 
 import json
+import struct
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from decimal import Decimal
 from enum import IntEnum
 from typing import Any
 
@@ -19,6 +20,7 @@ from pyiceberg.io import FileIO
 from intarsia.errors import DamagedTable, InputError
 from intarsia.tables.iceberg import avro
 from intarsia.tables.iceberg.avro_schemas import make_list_schema
+from intarsia.tables.iceberg.conversions import scale_decimal
 from intarsia.tables.iceberg.file_io import read_bytes, write_bytes
 
 
@@ -126,6 +128,40 @@ class ManifestFile:
     first_row_id: int | None = None
     extra: Mapping[str, Any] = field(default_factory=dict)
     """Fields of the record that are not known here, kept."""
+
+
+PATH_ID = 2147483546
+"""Field id of ``file_path`` in position delete files."""
+POS_ID = 2147483545
+"""Field id of ``pos`` in position delete files."""
+
+
+def referenced_data_file_of(file: ContentFile) -> str | None:
+    """The one data file that a position delete file or vector is about; None where it may be several.
+
+    The field says so, or equal bounds of the path (Java's ``ContentFileUtil.referencedDataFile``).
+    """
+    if file.content is not DataFileContent.POSITION_DELETES:
+        return None
+    if file.referenced_data_file is not None:
+        return file.referenced_data_file
+    lower = (file.lower_bounds or {}).get(PATH_ID)
+    upper = (file.upper_bounds or {}).get(PATH_ID)
+    return lower.decode() if lower is not None and lower == upper else None
+
+
+def partition_key(file: ContentFile) -> tuple[Any, ...]:
+    """Spec and tuple as a key: NaN equals NaN, 0.0 does not equal -0.0 (Iceberg spec, "Scan Planning")."""
+    for value in file.partition:
+        if type(value) is float:
+            return (file.spec_id, tuple(map(_value_key, file.partition)))
+    return (file.spec_id, file.partition)
+
+
+def _value_key(value: Any) -> Any:
+    if type(value) is not float:
+        return value
+    return b"nan" if value != value else struct.pack("<d", value)
 
 
 _FIRST_PARTITION_FIELD = 1000
@@ -333,15 +369,10 @@ def _make_value_reader(kind: Any) -> Callable[[Any], Any] | None:
     match kind.get("logicalType"):
         case "decimal":
             scale = kind.get("scale", 0)
-            return lambda value: _to_decimal(value, scale)
+            return lambda value: scale_decimal(int.from_bytes(value, "big", signed=True), scale)
         case "uuid" if kind["type"] == "string":
             return lambda value: uuid.UUID(value).bytes
     return None
-
-
-def _to_decimal(value: bytes, scale: int) -> Decimal:
-    number = int.from_bytes(value, "big", signed=True)
-    return Decimal((number < 0, tuple(map(int, str(abs(number)))), -scale))
 
 
 # Old writers called the counts otherwise; the ids are the same.
@@ -402,7 +433,7 @@ def write_manifest_list(
     """Write the list of a snapshot's manifests.
 
     Manifests without a sequence number get the commit's; in version 3, data manifests without a first
-    row id get one each.
+    row id get one each (Iceberg spec, "First Row ID Assignment"; Java's ``ManifestListWriter``).
 
     Args:
         io: of the table.

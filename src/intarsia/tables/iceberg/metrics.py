@@ -24,9 +24,6 @@ from pyiceberg.types import (
     FixedType,
     FloatType,
     IcebergType,
-    ListType,
-    MapType,
-    NestedField,
     StringType,
     StructType,
     UUIDType,
@@ -34,7 +31,7 @@ from pyiceberg.types import (
 
 from intarsia.tables.iceberg.conversions import to_bytes
 from intarsia.tables.iceberg.projection import FileField, list_file_fields
-from intarsia.tables.iceberg.schemas import iterate_fields, to_arrow_type
+from intarsia.tables.iceberg.schemas import iterate_fields, list_inner_fields, to_arrow_type
 
 _AS_STORED = (BooleanType, FloatType, DoubleType, DecimalType, StringType, BinaryType, FixedType, UUIDType)
 """Types whose statistics are read as values; those of the others are integers."""
@@ -78,7 +75,7 @@ def read_metrics(
         "nan_value_counts": {number: one.nans for number, one in found.items() if one.nans is not None},
         "lower_bounds": {number: one.lower for number, one in found.items() if one.lower is not None},
         "upper_bounds": {number: one.upper for number, one in found.items() if one.upper is not None},
-        "split_offsets": tuple(sorted(_row_group_offset(group) for group in groups if group.num_rows))
+        "split_offsets": tuple(sorted(find_row_group_offset(group) for group in groups if group.num_rows))
         or None,
     }
 
@@ -166,7 +163,7 @@ def truncate_upper_bound(value: Any, length: int) -> Any:
 
 
 def _increment_text(text: str) -> str | None:
-    """The least text that is not longer and comes after all that begin with this one."""
+    """The least text not longer that is greater than all with this prefix (Java's ``UnicodeUtil``)."""
     for place in range(len(text) - 1, -1, -1):
         point = ord(text[place]) + 1
         if point == 0xD800:
@@ -177,14 +174,14 @@ def _increment_text(text: str) -> str | None:
 
 
 def _increment_bytes(data: bytes) -> bytes | None:
-    """The same of bytes; as in Java, those behind the one that was raised stay away."""
+    """The same for bytes; those behind the incremented one are left out (Java's ``BinaryUtil``)."""
     for place in range(len(data) - 1, -1, -1):
         if data[place] < 0xFF:
             return data[:place] + bytes([data[place] + 1])
     return None
 
 
-def _row_group_offset(group: Any) -> int:
+def find_row_group_offset(group: Any) -> int:
     """Where a row group begins in its file."""
     first = group.column(0)
     data = int(first.data_page_offset)
@@ -250,19 +247,11 @@ def _parse_limit(text: str | None) -> int:
 
 
 def _find_first_leaves(struct: StructType, limit: int) -> list[int]:
-    """The ids of so many primitive fields, those of a struct itself before those inside it."""
+    """Ids of the first primitive fields, outer before inner (Java's ``MetricsConfig.limitFieldIds``)."""
     found: list[int] = []
 
     def visit(kind: IcebergType) -> None:
-        match kind:
-            case StructType():
-                inner: tuple[NestedField, ...] = tuple(kind.fields)
-            case ListType():
-                inner = (kind.element_field,)
-            case MapType():
-                inner = (kind.key_field, kind.value_field)
-            case _:
-                return
+        inner = list_inner_fields(kind)
         for one in inner:
             if len(found) < limit and one.field_type.is_primitive:
                 found.append(one.field_id)
@@ -275,7 +264,7 @@ def _find_first_leaves(struct: StructType, limit: int) -> list[int]:
 
 
 def _find_sorted_columns(order: SortOrder | None) -> list[int]:
-    """Columns by whose own order the rows are sorted."""
+    """Source columns whose order the sort order keeps (``SortOrderUtil.orderPreservingSortedColumns``)."""
     unordered = (BucketTransform, VoidTransform, UnknownTransform)
     fields = () if order is None else order.fields
     return [one.source_id for one in fields if not isinstance(one.transform, unordered)]

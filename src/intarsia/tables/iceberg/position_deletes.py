@@ -16,20 +16,22 @@ import pyarrow.parquet as pq
 
 from intarsia.core.layout import Layout
 from intarsia.errors import DamagedTable, StorageError
-from intarsia.tables.iceberg.deletes import (
-    PATH_ID,
-    POS_ID,
-    DeleteFileAccess,
-    open_delete_file,
-    referenced_data_file_of,
-)
 from intarsia.tables.iceberg.deletion_vectors import (
     DeleteFileNamer,
     RowsToDelete,
     group_by_partition,
     to_positions,
 )
-from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
+from intarsia.tables.iceberg.file_io import DeleteFileAccess, open_delete_file
+from intarsia.tables.iceberg.manifests import (
+    PATH_ID,
+    POS_ID,
+    ContentFile,
+    DataFileContent,
+    ManifestEntry,
+    referenced_data_file_of,
+)
+from intarsia.tables.iceberg.metrics import find_row_group_offset
 from intarsia.tables.iceberg.schemas import get_field_id
 
 _CACHE_SHARE = 4
@@ -327,10 +329,10 @@ def _make_row_group(parts: Sequence[tuple[str, pa.Int64Array]]) -> _PositionRowG
 def _make_content_file(
     data: ContentFile, path: str, size: int, footer: pq.FileMetaData, spans: Sequence[_PositionSpan]
 ) -> ContentFile:
-    """What the manifest says of a position delete file, as Java has it.
+    """The manifest's record of a position delete file, with the metrics of Java's ``PositionDeleteWriter``.
 
-    No counts of its two columns, and bounds only where all rows are of one data file: equal bounds of
-    the path say that it is so.
+    No counts of its two columns, and bounds only where all rows are of one data file: equal bounds of the
+    path mean that.
     """
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     sizes = {
@@ -346,7 +348,7 @@ def _make_content_file(
         record_count=footer.num_rows,
         file_size_in_bytes=size,
         column_sizes=sizes,
-        split_offsets=tuple(_row_group_offset(group) for group in groups),
+        split_offsets=tuple(map(find_row_group_offset, groups)),
     )
     if len({span.path for span in spans}) > 1:
         return file
@@ -357,9 +359,3 @@ def _make_content_file(
         upper_bounds={PATH_ID: name, POS_ID: spans[-1].high.to_bytes(8, "little")},
         referenced_data_file=spans[0].path,
     )
-
-
-def _row_group_offset(group: Any) -> int:
-    chunk = group.column(0)
-    offsets = (chunk.dictionary_page_offset, chunk.data_page_offset)
-    return min(offset for offset in offsets if offset)

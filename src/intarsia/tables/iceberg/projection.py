@@ -289,7 +289,7 @@ def _value_type(kind: pa.DataType) -> pa.DataType:
 
 
 def _is_promotable(held: pa.DataType, wanted: pa.DataType) -> bool:
-    """Whether values of one primitive type are read as another: Iceberg's promotions, and kindred types."""
+    """Whether one primitive type is read as another: by the spec's "Schema Evolution", or a similar type."""
     kinds: Sequence[tuple[Any, Any]] = (
         (pa.types.is_integer, pa.types.is_integer),
         (pa.types.is_floating, lambda kind: pa.types.is_floating(kind) and kind.bit_width >= held.bit_width),
@@ -318,6 +318,7 @@ def _is_text_or_bytes(kind: pa.DataType) -> bool:
     )
 
 
+# Iceberg spec, "Reserved Field IDs" and "Row Lineage".
 ROW_ID_FIELD = 2147483540
 LAST_UPDATED_FIELD = 2147483539
 LINEAGE_FIELDS = {ROW_ID: ROW_ID_FIELD, LAST_UPDATED: LAST_UPDATED_FIELD}

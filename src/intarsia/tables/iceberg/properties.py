@@ -37,6 +37,11 @@ _LEVELLED = ("gzip", "zstd", "brotli")
 _BLOOM = "parquet.bloom-filter-enabled.column."
 _BLOOM_FPP = 0.05
 _LEAST_GROUP_ROWS = 100
+_CHECKED_CHOICES = {
+    "write.distribution-mode": ("none", "hash", "range"),
+    "write.metadata.compression-codec": ("none", "gzip"),
+}
+"""Properties that only the catalog or other engines follow; an invalid value is refused all the same."""
 _MANIFEST_CODECS = ("gzip", "zstd", "snappy", "deflate", "uncompressed", "none")
 
 
@@ -52,7 +57,7 @@ class RetryPolicy:
 
 @dataclass(frozen=True, slots=True)
 class WriteProperties:
-    """What ``write.*``, ``commit.*`` and ``history.*`` ask for; the defaults are Iceberg's own.
+    """What ``write.*`` and ``commit.*`` ask for; the defaults are those of Java's ``TableProperties``.
 
     Only the codec's differs: zstd, as all tables made since Iceberg 1.4 say anyway.
     """
@@ -63,14 +68,12 @@ class WriteProperties:
     """Of new position delete files."""
     target_bytes: int
     delete_target_bytes: int
-    row_group_bytes: int
     delete_granularity: str
-    """``file`` or ``partition``; Spark's default, not the table's, where nothing is said."""
+    """``file`` or ``partition``; by default ``file``, as in Spark (``SparkWriteConf.deleteGranularity``)."""
     modes: Mapping[str, str]
     """By operation (delete, update, merge): copy-on-write or merge-on-read."""
     isolation: Mapping[str, str]
     """By operation: serializable or snapshot."""
-    distribution: str
     metrics: MetricsConfig
     manifest_codec: str
     manifest_target_bytes: int
@@ -78,17 +81,6 @@ class WriteProperties:
     manifest_merge: bool
     partition_limit: int
     """Partitions up to which the summary of a snapshot lists them."""
-    metadata_codec: str
-    metadata_versions: int
-    metadata_delete: bool
-    """Whether metadata files beyond that number go after a commit."""
-    stage_only: bool
-    """``write.wap.enabled``: snapshots with an id of their own are staged, not published."""
-    gc: bool
-    """Whether files may be removed from the table's storage at all."""
-    max_snapshot_age_ms: int
-    min_snapshots: int
-    max_ref_age_ms: int | None
     commit_retry: RetryPolicy
     status_retry: RetryPolicy
 
@@ -103,6 +95,9 @@ class WriteProperties:
         """
         said = metadata.properties
         refuse_unsupported(said)
+        for name, among in _CHECKED_CHOICES.items():
+            property_as_choice(said, name, "none", among)
+        property_as_int(said, "write.metadata.previous-versions-max", 100)
         row_bytes = _estimate_row_bytes(metadata)
         return WriteProperties(
             layout=_read_layout(said, "write.", metadata.schema(), row_bytes),
@@ -111,7 +106,6 @@ class WriteProperties:
             delete_target_bytes=property_as_int(
                 said, "write.delete.target-file-size-bytes", 64 << 20, least=1
             ),
-            row_group_bytes=property_as_int(said, "write.parquet.row-group-size-bytes", 128 << 20, least=1),
             delete_granularity=property_as_choice(
                 said, "write.delete.granularity", "file", ("file", "partition")
             ),
@@ -127,9 +121,6 @@ class WriteProperties:
                 )
                 for name in OPERATIONS
             },
-            distribution=property_as_choice(
-                said, "write.distribution-mode", "none", ("none", "hash", "range")
-            ),
             metrics=MetricsConfig.of(
                 said, metadata.schema(), metadata.sort_order_by_id(metadata.default_sort_order_id)
             ),
@@ -142,18 +133,6 @@ class WriteProperties:
             manifest_min_merge=property_as_int(said, "commit.manifest.min-count-to-merge", 100),
             manifest_merge=property_as_bool(said, "commit.manifest-merge.enabled", True),
             partition_limit=property_as_int(said, "write.summary.partition-limit", 0),
-            metadata_codec=property_as_choice(
-                said, "write.metadata.compression-codec", "none", ("none", "gzip")
-            ),
-            metadata_versions=property_as_int(said, "write.metadata.previous-versions-max", 100),
-            metadata_delete=property_as_bool(said, "write.metadata.delete-after-commit.enabled", False),
-            stage_only=property_as_bool(said, "write.wap.enabled", False),
-            gc=property_as_bool(said, "gc.enabled", True),
-            max_snapshot_age_ms=property_as_int(
-                said, "history.expire.max-snapshot-age-ms", 5 * 24 * 3600 * 1000
-            ),
-            min_snapshots=property_as_int(said, "history.expire.min-snapshots-to-keep", 1, least=1),
-            max_ref_age_ms=property_as_int(said, "history.expire.max-ref-age-ms", 0) or None,
             commit_retry=_read_retry_policy(said, "commit.retry", 4, 100),
             status_retry=_read_retry_policy(said, "commit.status-check", 3, 1000),
         )
@@ -236,7 +215,7 @@ def _read_layout(
         dictionary_bytes=property_as_int(known, f"{prefix}parquet.dict-size-bytes", 2 << 20, least=1),
         page_index=True,
         bloom_filters={} if schema is None else _read_bloom_filters(said, schema),
-        integer_decimals=True,  # as the specification has it, up to 18 digits
+        integer_decimals=True,  # up to 18 digits: Iceberg spec, appendix A, "Parquet"
         like=() if annotated is None else (annotated,),
         keeps_root=False,
     )
@@ -307,7 +286,7 @@ def _read_retry_policy(said: Mapping[str, str], prefix: str, retries: int, wait:
 
 
 def property_as_bool(properties: Mapping[str, str], name: str, default: bool) -> bool:
-    """A boolean property; anything but ``true`` is false, as in Java."""
+    """A boolean property; anything but ``true`` is false (Java's ``PropertyUtil.propertyAsBoolean``)."""
     text = properties.get(name)
     return default if text is None else text.strip().lower() == "true"
 

@@ -18,10 +18,9 @@ from pyiceberg.types import NestedField, UUIDType
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, NotSupported
 from intarsia.tables.iceberg.conversions import make_decoder
-from intarsia.tables.iceberg.delete_filter import read_deleted_positions
-from intarsia.tables.iceberg.deletes import NO_DELETES, DeleteCache, Deletes
+from intarsia.tables.iceberg.deletes import NO_DELETES, Deletes, read_deleted_positions
 from intarsia.tables.iceberg.equality_deletes import EqualityColumns, flatten_name_mapping
-from intarsia.tables.iceberg.file_io import Store
+from intarsia.tables.iceberg.file_io import DeleteCache, Store
 from intarsia.tables.iceberg.manifests import ManifestEntry
 from intarsia.tables.iceberg.projection import (
     DataFileOrigin,
@@ -59,6 +58,7 @@ class TableScanContext:
     __slots__ = (
         "_columns",
         "_constants",
+        "_equality",
         "_footer",
         "_implied",
         "cache",
@@ -86,6 +86,7 @@ class TableScanContext:
         self._columns: dict[str, _BoundColumn | None] = {}
         self._implied: dict[tuple[int, tuple[Any, ...]], dict[int, SourceRange]] = {}
         self._constants: dict[tuple[int, tuple[Any, ...]], dict[int, Any]] = {}
+        self._equality: EqualityColumns | None = None
         self._footer: tuple[pq.ParquetSchema, dict[int, int]] | None = None
 
     def __getstate__(self) -> tuple[TableMetadata, Schema, Store]:
@@ -124,7 +125,7 @@ class TableScanContext:
         return proved.get(number)
 
     def constants(self, entry: ManifestEntry) -> Mapping[int, Any]:
-        """What fields read as that a file lacks: the identity values of its partition, then defaults."""
+        """Values of fields that a file lacks: identity partition values, then initial defaults."""
         key = (entry.file.spec_id, entry.file.partition)
         if not key[1]:
             return self.defaults
@@ -135,15 +136,16 @@ class TableScanContext:
 
     def equality_columns(self, entry: ManifestEntry) -> EqualityColumns:
         """How columns named by equality deletes are found in a file; they may have been dropped since."""
-        mapping = self.metadata.name_mapping()
-        defaults: dict[int, Any] = {}
-        for schema in (*self.metadata.schemas, self.schema):
-            defaults.update(collect_initial_defaults(schema))
-        return EqualityColumns(
-            names={} if mapping is None else flatten_name_mapping(mapping),
-            defaults=defaults,
-            constants=self.identity_values(entry.file.spec_id, entry.file.partition),
-        )
+        if self._equality is None:
+            mapping = self.metadata.name_mapping()
+            defaults: dict[int, Any] = {}
+            for schema in (*self.metadata.schemas, self.schema):
+                defaults.update(collect_initial_defaults(schema))
+            self._equality = EqualityColumns(
+                {} if mapping is None else flatten_name_mapping(mapping), defaults
+            )
+        constants = self.identity_values(entry.file.spec_id, entry.file.partition)
+        return replace(self._equality, constants=constants)
 
     def identity_values(self, spec_id: int, values: tuple[Any, ...]) -> dict[int, Any]:
         """By source field the values of a tuple that are the columns' own."""
@@ -231,7 +233,8 @@ class IcebergScanTask:
         if data is None:
             return None
         if column.is_uuid and len(self.entry.file.split_offsets or ()) != 1:
-            # Java united the bounds of row groups in the order of signed numbers, and may have lost some.
+            # Java merges the bounds of row groups by the signed order of java.util.UUID, which is not the
+            # order of the bytes.
             return None
         value = column.decode(data)
         return None if _is_nan(value) else value

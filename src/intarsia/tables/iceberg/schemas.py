@@ -50,7 +50,7 @@ _ELEMENTS, _NAME, _CHILDREN, _CONVERTED, _LOGICAL = 2, 4, 5, 6, 10
 _TIME, _TIME_MICROS = 7, 8
 """The logical type, and the converted one."""
 
-_PLAIN: dict[type[IcebergType], pa.DataType] = {
+ARROW_TYPES: dict[type[IcebergType], pa.DataType] = {
     BooleanType: pa.bool_(),
     IntegerType: pa.int32(),
     LongType: pa.int64(),
@@ -79,7 +79,7 @@ def to_arrow_schema(schema: Schema) -> pa.Schema:
 
 
 def make_annotated_footer(schema: Schema) -> pq.FileMetaData | None:
-    """The footer of a data file as Java writes it; None where that is how PyArrow writes columns by itself.
+    """The footer of a data file as Java's ``TypeToMessageType`` makes it; None if PyArrow's own is the same.
 
     UUIDs are sixteen bytes everywhere else, and have to be annotated in files. Times have the older
     annotation beside the newer one.
@@ -151,7 +151,7 @@ def to_arrow_type(kind: IcebergType, *, path: str = "") -> pa.DataType:
             return pa.decimal128(kind.precision, kind.scale)
         case FixedType():
             return pa.binary(len(kind))
-    plain = _PLAIN.get(type(kind))
+    plain = ARROW_TYPES.get(type(kind))
     if plain is None:
         raise NotSupported(
             f"Column {path!r} has the type {kind}, which is not supported.",
@@ -178,18 +178,21 @@ def iterate_fields(schema: Schema) -> Iterator[NestedField]:
 
 
 def _iterate_type(kind: IcebergType) -> Iterator[NestedField]:
-    match kind:
-        case StructType():
-            inner: tuple[NestedField, ...] = tuple(kind.fields)
-        case ListType():
-            inner = (kind.element_field,)
-        case MapType():
-            inner = (kind.key_field, kind.value_field)
-        case _:
-            inner = ()
-    for field in inner:
+    for field in list_inner_fields(kind):
         yield field
         yield from _iterate_type(field.field_type)
+
+
+def list_inner_fields(kind: IcebergType) -> tuple[NestedField, ...]:
+    """The fields right inside a type: of a struct, or the element, key and value of a list or map."""
+    match kind:
+        case StructType():
+            return tuple(kind.fields)
+        case ListType():
+            return (kind.element_field,)
+        case MapType():
+            return (kind.key_field, kind.value_field)
+    return ()
 
 
 def collect_initial_defaults(schema: Schema) -> dict[int, Any]:
@@ -245,5 +248,5 @@ def refuse_unwritable(schema: Schema) -> None:
 
 
 def find_unstored_columns(schema: Schema) -> tuple[str, ...]:
-    """The columns that data files leave out, as the specification's appendix on Parquet has it."""
+    """The columns that data files leave out: those of type unknown (Iceberg spec, appendix A, "Parquet")."""
     return tuple(field.name for field in schema.fields if isinstance(field.field_type, UnknownType))

@@ -22,7 +22,6 @@ from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 from intarsia.common.log import logger
 from intarsia.errors import CommitConflict
 from intarsia.tables.iceberg._pyiceberg import next_row_id
-from intarsia.tables.iceberg.deletes import partition_key, referenced_data_file_of
 from intarsia.tables.iceberg.manifest_writer import (
     ManifestOutput,
     group_entries_by_spec,
@@ -35,11 +34,12 @@ from intarsia.tables.iceberg.manifests import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
+    partition_key,
+    referenced_data_file_of,
     write_manifest_list,
 )
 from intarsia.tables.iceberg.specs import partition_to_path, spec_by_id
-from intarsia.tables.iceberg.state import BranchState, has_live_files
-from intarsia.tables.iceberg.validation import FileKey, file_key
+from intarsia.tables.iceberg.state import BranchState, FileKey, file_key, has_live_files
 
 log = logger(__name__)
 
@@ -198,7 +198,12 @@ class SnapshotProducer:
     def _filter_deletes(
         self, head: BranchState, factory: ManifestFactory, removed: list[ManifestEntry], oldest: int
     ) -> tuple[list[ManifestFile], int]:
-        """Delete manifests without entries that are superseded, too old, or of removed data files."""
+        """Delete manifests without entries that are superseded, too old, or of removed data files.
+
+        Java drops what is too old and vectors of removed data files (``dropDeleteFilesOlderThan`` and
+        ``removeDanglingDeletesFor`` of ``ManifestFilterManager``); position delete files that no data file
+        is left for are dropped here as well.
+        """
         going = (*self.change.removed_data, *self.change.removed_deletes)
         specs = {entry.file.spec_id for entry in going}
         left = self._left(head)
@@ -393,7 +398,7 @@ def merge_manifests(
     merging: ManifestMergeOptions,
     head: BranchState,
 ) -> MergedManifests:
-    """Merge manifests of one content, the newest first, as Java's ManifestMergeManager does."""
+    """Merge manifests of one content, the newest first, as Java's ``ManifestMergeManager.mergeManifests``."""
     if not merging.enabled or not manifests:
         return MergedManifests(tuple(manifests))
     groups: dict[int, list[ManifestFile]] = defaultdict(list)
@@ -423,7 +428,10 @@ def _entries_to_merge(
 
 
 def _pack_bins(manifests: Sequence[ManifestFile], target: int) -> list[list[ManifestFile]]:
-    """Neighbours together up to a size, filled from the end, so that the newest bin is the open one."""
+    """Neighbours together up to a size, filled from the end, so that the bin with the newest is not full.
+
+    Java's ``BinPacking.ListPacker.packEnd`` with a lookback of one.
+    """
     bins: list[list[ManifestFile]] = []
     size = 0
     for manifest in reversed(manifests):
@@ -492,7 +500,7 @@ PartitionPath = Callable[[ContentFile], str]
 
 @dataclass(slots=True)
 class UpdateMetrics:
-    """Added and removed files, rows and bytes (Java's ``UpdateMetrics``); zeros are left out."""
+    """Added and removed files, rows and bytes, without zeros (Java's ``SnapshotSummary.UpdateMetrics``)."""
 
     values: dict[str, int] = field(default_factory=dict)
 
@@ -523,7 +531,7 @@ class UpdateMetrics:
 
 
 def content_size(file: ContentFile) -> int:
-    """The bytes a file takes: of a deletion vector its own, not those of the Puffin file around it."""
+    """Bytes of a file; of a vector those of its blob (Java's ``ScanTaskUtil.contentSizeInBytes``)."""
     if file.is_vector and file.content_size_in_bytes is not None:
         return file.content_size_in_bytes
     return file.file_size_in_bytes

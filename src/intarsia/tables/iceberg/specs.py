@@ -106,11 +106,13 @@ def source_type(metadata: TableMetadata, field: PartitionField) -> IcebergType:
 
 
 def partition_to_path(metadata: TableMetadata, spec: PartitionSpec, values: Sequence[Any]) -> str:
-    """The directory of a tuple, as Iceberg's Java library names it."""
-    return "/".join(
-        f"{_escape(name)}={_escape(text)}"
-        for name, text in partition_to_texts(metadata, spec, values).items()
-    )
+    """The directory of a tuple, as Java's ``PartitionSpec.partitionToPath`` names it."""
+    return format_partition_path(partition_to_texts(metadata, spec, values))
+
+
+def format_partition_path(texts: Mapping[str, Any]) -> str:
+    """The directory of a partition by the texts of its values; empty for an unpartitioned one."""
+    return "/".join(f"{_escape(name)}={_escape(str(text))}" for name, text in texts.items())
 
 
 def partition_to_texts(metadata: TableMetadata, spec: PartitionSpec, values: Sequence[Any]) -> dict[str, str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 
 from pyiceberg.io import FileIO
@@ -102,8 +102,16 @@ class BranchState:
                 yield from self.cache.entries(manifest)
 
 
+FileKey = tuple[str, int | None]
+
+
+def file_key(entry: ManifestEntry) -> FileKey:
+    """What a file is known by: several deletion vectors share the path of their Puffin file."""
+    return entry.file.file_path, entry.file.content_offset
+
+
 def ancestors_of(head: Snapshot | None, metadata: TableMetadata) -> Iterator[Snapshot]:
-    """A snapshot and those before it, as far as they are known; one look at each, however many."""
+    """A snapshot and its ancestors, as far as they are known (Java's ``SnapshotUtil.ancestorsOf``)."""
     known = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     while head is not None:
         yield head
@@ -158,13 +166,8 @@ def _branches(metadata: TableMetadata) -> str:
 
 def last_batch(state: BranchState, app_id: str) -> int | None:
     """The highest ``batch_id`` with this ``app_id`` in the branch's history; None, also if it expired."""
-    found: int | None = None
-    for snapshot in ancestors_of(state.head, state.metadata):
-        said = {} if snapshot.summary is None else snapshot.summary.additional_properties
-        batch = said.get("batch_id", "")
-        if said.get("app_id") == app_id and batch.isdecimal():
-            found = max(int(batch), -1 if found is None else found)
-    return found
+    commit = last_commits(state).get(app_id)
+    return None if commit is None else int(commit["batch_id"])
 
 
 def last_commits(state: BranchState) -> dict[str, dict[str, str]]:
@@ -189,10 +192,3 @@ def has_commits_since(state: BranchState, version: int) -> bool:
         return True
     first = max(version, 1)
     return any((one.sequence_number or 0) <= first for one in ancestors_of(state.head, state.metadata))
-
-
-def check_batch(properties: Mapping[str, str]) -> None:
-    """Refuse half an idempotency key."""
-    batch = properties.get("batch_id")
-    if ("app_id" in properties) != (batch is not None) or not (batch is None or batch.isdecimal()):
-        raise InputError(f"app_id and a whole number batch_id go together, not {dict(properties)}.")

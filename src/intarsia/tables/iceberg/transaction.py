@@ -20,11 +20,10 @@ from intarsia.core.expr import Expr, columns
 from intarsia.core.prove import Facts, never_true
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
-from intarsia.tables.iceberg.commit import CommitTarget, SnapshotCommit
-from intarsia.tables.iceberg.delete_filter import merge_positions
-from intarsia.tables.iceberg.deletes import NO_DELETES, DeleteCache, Deletes
+from intarsia.tables.iceberg.commit import CommitTarget, SnapshotCommit, Validation, validate_state
+from intarsia.tables.iceberg.deletes import NO_DELETES, Deletes, merge_positions
 from intarsia.tables.iceberg.deletion_vectors import DeleteFileNamer, write_vectors
-from intarsia.tables.iceberg.file_io import IcebergOutputLocation, LocationProvider, Store
+from intarsia.tables.iceberg.file_io import DeleteCache, IcebergOutputLocation, LocationProvider, Store
 from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry
 from intarsia.tables.iceberg.metrics import read_metrics
 from intarsia.tables.iceberg.position_deletes import DeleteGranularity, write_position_deletes
@@ -33,9 +32,8 @@ from intarsia.tables.iceberg.scan import IcebergScanTask, TableScanContext
 from intarsia.tables.iceberg.schemas import to_arrow_scalar
 from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions, SnapshotOptions
 from intarsia.tables.iceberg.specs import partition_to_texts, spec_by_id
-from intarsia.tables.iceberg.state import BranchState, check_batch, last_batch
-from intarsia.tables.iceberg.validation import Validation, validate_state
-from intarsia.tables.parquet.checks import read_written
+from intarsia.tables.iceberg.state import BranchState, last_batch
+from intarsia.tables.parquet.checks import check_batch, read_written
 
 if TYPE_CHECKING:
     from intarsia.tables.iceberg.table import IcebergTable
@@ -479,11 +477,13 @@ def _make_conflict_filter(
     names = sorted({path[0] for _, path in columns(reads) if len(path) == 1})
     schema = context.snapshot.schema
     known = [name for name in names if name in schema.names]
+    scan: tuple[TableMetadata, TableScanContext] | None = None
 
     def may_concern(entry: ManifestEntry, metadata: TableMetadata) -> bool:
-        scan_task = TableScanContext(metadata, context.state.metadata.schema(), context.store).scan_task(
-            entry
-        )
+        nonlocal scan
+        if scan is None or scan[0] is not metadata:  # once for all files that have appeared
+            scan = metadata, TableScanContext(metadata, context.state.metadata.schema(), context.store)
+        scan_task = scan[1].scan_task(entry)
         facts: dict[tuple[str, ...], Facts] = {
             (name,): _make_facts(scan_task, name, schema.field(name).type) for name in known
         }

@@ -28,10 +28,8 @@ from pyiceberg.transforms import (
 )
 from pyiceberg.types import (
     BinaryType,
-    BooleanType,
     DateType,
     DecimalType,
-    DoubleType,
     FixedType,
     FloatType,
     IcebergType,
@@ -43,11 +41,13 @@ from pyiceberg.types import (
     TimestamptzNanoType,
     TimestamptzType,
     TimeType,
+    UnknownType,
     UUIDType,
 )
 from pyiceberg_core import transform as core  # type: ignore[import-untyped]
 
 from intarsia.errors import NotSupported, SchemaMismatch
+from intarsia.tables.iceberg.schemas import ARROW_TYPES
 
 AnyTransform = Transform[Any, Any]
 
@@ -57,20 +57,9 @@ _DECIMAL_DIGITS = 60  # more than any decimal of Iceberg has
 _PER_DAY = {"us": 86_400_000_000, "ns": 86_400_000_000_000}
 
 _ARROW: Mapping[type[IcebergType], pa.DataType] = {
-    BooleanType: pa.bool_(),
-    IntegerType: pa.int32(),
-    LongType: pa.int64(),
-    FloatType: pa.float32(),
-    DoubleType: pa.float64(),
-    DateType: pa.date32(),
-    TimeType: pa.time64("us"),
-    TimestampType: pa.timestamp("us"),
-    TimestamptzType: pa.timestamp("us", "UTC"),
-    TimestampNanoType: pa.timestamp("ns"),
-    TimestamptzNanoType: pa.timestamp("ns", "UTC"),
+    **{kind: stored for kind, stored in ARROW_TYPES.items() if kind is not UnknownType},
     StringType: pa.large_string(),
     BinaryType: pa.large_binary(),
-    UUIDType: pa.binary(16),
 }
 _LIMITS: Mapping[type[IcebergType], int] = {IntegerType: 2**31 - 1, LongType: 2**63 - 1}
 
@@ -262,7 +251,7 @@ def _truncate_range(source: IcebergType, width: int, value: Any) -> SourceRange 
 def _time_range(transform: AnyTransform, source: IcebergType, value: Any) -> SourceRange | None:
     if value is None:
         return SourceRange(None, None, True)
-    # Old writers rounded times before 1970 up; Iceberg's readers look one further down there, too.
+    # Iceberg 0.10 and older rounded times before 1970 up: Java's ProjectionUtil.fixInclusiveTimeProjection.
     first = value - 1 if value <= 0 else value
     low, _ = _unit_limits(transform, source, first)
     _, high = _unit_limits(transform, source, value)
@@ -313,7 +302,7 @@ _NANOS = 1_000_000_000
 
 
 def to_human_string(transform: Transform[Any, Any], kind: IcebergType, value: Any) -> str:
-    """A partition value for people; ``kind`` is the type of the partition field."""
+    """A partition value for people, as Java's ``TransformUtil``; ``kind`` is the partition field's type."""
     if value is None or isinstance(transform, VoidTransform):
         return "null"
     match transform:

@@ -6,7 +6,7 @@ does not need.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
@@ -16,10 +16,9 @@ from intarsia.core.layout import elements_of
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import DamagedTable, InputError, NotSupported
 from intarsia.tables.parquet.footers import read_footers
-from intarsia.tables.parquet.metadata import decides_metadata
-from intarsia.tables.parquet.record import check_data_path
+from intarsia.tables.parquet.record import check_data_path, decides_metadata
 
-__all__ = ["check_change", "check_written", "is_recorded", "read_written"]
+__all__ = ["check_batch", "check_change", "check_written", "is_recorded", "read_written"]
 
 
 def is_recorded(change: Change, snapshot: Snapshot) -> bool:
@@ -35,9 +34,7 @@ def check_change(change: Change, snapshot: Snapshot, *, root: str, appends_only:
         InputError: half an idempotency key, or files that are named twice or not safely.
         NotSupported: the store can only append.
     """
-    batch = change.properties.get("batch_id")
-    if ("app_id" in change.properties) != (batch is not None) or not (batch is None or batch.isdecimal()):
-        raise InputError(f"app_id and a whole number batch_id go together, not {dict(change.properties)}.")
+    check_batch(change.properties)
     if not is_recorded(change, snapshot):
         return
     if appends_only and (change.replaced or change.removed):
@@ -54,6 +51,13 @@ def check_change(change: Change, snapshot: Snapshot, *, root: str, appends_only:
     for item in change.replaced:
         if item.new.path != item.old.path:
             raise InputError(f"{item.new.path} cannot replace {item.old.path}: the names differ.")
+
+
+def check_batch(properties: Mapping[str, str]) -> None:
+    """Refuse half an idempotency key."""
+    batch = properties.get("batch_id")
+    if ("app_id" in properties) != (batch is not None) or not (batch is None or batch.isdecimal()):
+        raise InputError(f"app_id and a whole number batch_id go together, not {dict(properties)}.")
 
 
 def read_written(filesystem: pafs.FileSystem, files: Sequence[StagedFile]) -> list[pq.FileMetaData]:

@@ -13,8 +13,7 @@ from intarsia.common.scratch import sweep, sweep_private
 from intarsia.errors import DamagedTable, InputError, StorageError
 from intarsia.storage import FileEntry, Storage
 from intarsia.tables.parquet.listing import sibling
-from intarsia.tables.parquet.metadata import DatasetMetadata, metadata_of
-from intarsia.tables.parquet.record import FileAdd, FileRemove, Record
+from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, FileRemove, Record, metadata_of
 
 _NAME = re.compile(r"^(\d{12})(-[0-9a-f]{32})?\.(json|done)$")
 _STAGING = re.compile(r"^\.staging_([0-9a-f]{32})$")

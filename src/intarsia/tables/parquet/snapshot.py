@@ -27,8 +27,7 @@ from intarsia.storage import FileEntry, StatFile, Storage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footers import Footer, file_schemas, read_footers
 from intarsia.tables.parquet.listing import Listing, list_data_files
-from intarsia.tables.parquet.metadata import DatasetMetadata
-from intarsia.tables.parquet.record import FileAdd, Record
+from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, Record
 
 _ATTEMPTS = 20
 _OURS = b"intarsia."

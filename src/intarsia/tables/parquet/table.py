@@ -26,8 +26,7 @@ from intarsia.tables.parquet.checks import check_change, check_written, is_recor
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.journal import Journal, Lock
 from intarsia.tables.parquet.listing import ended_by, list_data_files, removal_notes
-from intarsia.tables.parquet.metadata import metadata_after
-from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path
+from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path, metadata_after
 from intarsia.tables.parquet.snapshot import Footers, take_snapshot
 
 log = logger(__name__)
