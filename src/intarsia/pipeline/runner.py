@@ -13,11 +13,12 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from intarsia.common.log import redact
 from intarsia.core.ports import Progress
 from intarsia.core.run import silent
+from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError, StorageError
 from intarsia.pipeline.model import Pipeline
 from intarsia.pipeline.page import render_page
@@ -31,7 +32,21 @@ from intarsia.pipeline.steps import RunResources
 from intarsia.pipeline.validation import check
 from intarsia.show.progress import for_terminal
 
-__all__ = ["OnStep", "run", "run_file"]
+__all__ = ["OnStep", "RunOptions", "run", "run_file"]
+
+
+class RunOptions(TypedDict, total=False):
+    """Keyword arguments of :func:`run`, for what passes them on."""
+
+    dry_run: bool
+    engine: Literal["spark", "arrow", "duckdb"] | None
+    master: str | None
+    session: SessionLike | None
+    report_dir: str | os.PathLike[str] | None
+    progress: Progress | bool | None
+    on_step: OnStep | None
+    full_refresh: bool
+    mark_done: bool
 
 
 def run(
@@ -40,7 +55,7 @@ def run(
     dry_run: bool = False,
     engine: Literal["spark", "arrow", "duckdb"] | None = None,
     master: str | None = None,
-    session: Any = None,
+    session: SessionLike | None = None,
     report_dir: str | os.PathLike[str] | None = None,
     progress: Progress | bool | None = None,
     on_step: OnStep | None = None,
@@ -228,7 +243,10 @@ class _Run:
 
 
 def run_file(
-    path: str | os.PathLike[str], *, params: Mapping[str, str] | None = None, **options: Any
+    path: str | os.PathLike[str],
+    *,
+    params: Mapping[str, str] | None = None,
+    **options: Unpack[RunOptions],
 ) -> PipelineReport:
     """Run the pipeline that a TOML file declares.
 
@@ -260,7 +278,7 @@ def _open_progress(progress: Progress | bool | None) -> Iterator[Progress]:
 
 
 def _make_opener(
-    pipeline: Pipeline, master: str | None, session: Any, progress: Progress, stack: ExitStack
+    pipeline: Pipeline, master: str | None, session: SessionLike | None, progress: Progress, stack: ExitStack
 ) -> Callable[[], Any] | None:
     """What opens the Spark session of the run; None where the engine is another."""
     if pipeline.engine != "spark":

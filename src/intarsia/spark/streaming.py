@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 from intarsia import api
+from intarsia.arguments import MatchArguments
 from intarsia.common.log import logger
 from intarsia.core.merge import normalize_keys
 from intarsia.core.rule import strategy_rule
+from intarsia.engine_choice import EngineLike
 from intarsia.errors import InputError
+from intarsia.options import Columns, StreamOptions
 from intarsia.spark.session import active_session, is_connect
 from intarsia.tables.parquet import ParquetTable
 
@@ -23,13 +26,21 @@ _PLACES = ("control_path", "spool_dir")
 _NAME_IT = "pass app_id=, a name of your own that stays the same when the query is started again."
 
 
+class BatchArguments(StreamOptions, MatchArguments, total=False):
+    """Arguments and options of :func:`intarsia.merge` that a stream can have."""
+
+    dedup_order_by: Columns | None
+    partition_by: Columns | None
+    engine: EngineLike
+
+
 def merge_batches(
     path: str | os.PathLike[str],
-    key_columns: str | list[str],
+    key_columns: Columns,
     *,
     strategy: api.Strategy = "upsert",
     app_id: str | None = None,
-    **options: Any,
+    **options: Unpack[BatchArguments],
 ) -> Callable[[Any, int], None]:
     """A function for ``foreachBatch`` that merges each micro-batch into a dataset, exactly once.
 
@@ -67,10 +78,11 @@ def merge_batches(
     if session is not None and is_connect(session):
         raise InputError("merge_batches needs an app_id under Spark Connect.", hint=_NAME_IT)
     strategy_rule(strategy)
-    if options.get("filesystem") is None:
+    given: dict[str, Any] = {**options}
+    if given.get("filesystem") is None:
         path = _make_absolute(path)
-        options |= {name: _make_absolute(options[name]) for name in _PLACES if options.get(name)}
-    return MergeBatches(os.fspath(path), tuple(normalize_keys(key_columns)), strategy, app_id, options)
+        given |= {name: _make_absolute(given[name]) for name in _PLACES if given.get(name)}
+    return MergeBatches(os.fspath(path), tuple(normalize_keys(key_columns)), strategy, app_id, given)
 
 
 def _make_absolute(path: str | os.PathLike[str]) -> str:
