@@ -94,6 +94,13 @@ class SparkDatasetIO(DatasetIO):
         Raises:
             NothingMatched: there is no such path.
             ColumnNotFound: a column that is named is not there.
+
+        Example:
+            >>> from intarsia.datasets.spark import SparkDatasetIO
+            >>> from intarsia.spark import local_session
+            >>> io = SparkDatasetIO(local_session())
+            >>> io.read_parquet("lake/orders", columns=["id"], filters="n = 'b'").count()
+            1
         """
         from intarsia.frames import make_frame  # needs pyspark
 

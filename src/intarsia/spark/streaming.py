@@ -45,8 +45,8 @@ def merge_batches(
     """A function for ``foreachBatch`` that merges each micro-batch into a dataset, exactly once.
 
     The batch's number is recorded in the same commit as its rows. A query that was killed at any
-    moment and is started again from its checkpoint gives the last batch a second time; the dataset
-    then has it already, and it is skipped. Batches without rows are recorded as well.
+    moment and is started again from its checkpoint repeats its last batch; where the dataset has that
+    already, it is skipped. Batches without rows are recorded as well.
 
     Under Spark Connect the function runs on the server's machine, which needs this package and reads and
     commits the dataset; what it raises is in the text of the query's ``StreamingQueryException``.
@@ -63,11 +63,16 @@ def merge_batches(
         options: as of :func:`intarsia.merge`.
 
     Raises:
-        InputError: the strategy or the keys are none, or the session is one of Spark Connect and there is
-            no ``app_id``; nothing was started.
+        InputError: an unknown strategy, no keys, or Spark Connect without ``app_id``; nothing was started.
 
     Example:
-        >>> query = changes.writeStream.foreachBatch(merge_batches("lake/orders", "order_id")).start()
+        >>> import os
+        >>> from intarsia.spark import local_session, merge_batches
+        >>> clicks = local_session().readStream.format("rate").load().selectExpr("value as id", "'c' as n")
+        >>> writer = clicks.writeStream.foreachBatch(merge_batches("lake/orders", "id"))
+        >>> writer = writer.option("checkpointLocation", os.path.abspath("checkpoint"))
+        >>> writer.trigger(availableNow=True).start().awaitTermination(60)
+        True
     """
     reserved = [name for name in ("batch_id", "dry_run", "source", "target", "on") if name in options]
     if reserved:
@@ -86,7 +91,7 @@ def merge_batches(
 
 
 def _make_absolute(path: str | os.PathLike[str]) -> str:
-    """A path that means the same in another process; a URL does so already."""
+    """An absolute path, for a process with another working directory; a URL as it is."""
     text: Any = os.fspath(path)
     if not isinstance(text, str) or not text:
         raise InputError(f"A path must be text, not {text!r}.")
@@ -95,7 +100,7 @@ def _make_absolute(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MergeBatches:
-    """What ``foreachBatch`` calls; a value, since Spark Connect sends it to the server."""
+    """The function for ``foreachBatch``; a value that pickles, since Spark Connect sends it to the server."""
 
     path: str
     keys: tuple[str, ...]
@@ -105,7 +110,7 @@ class MergeBatches:
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         app_id = self.app_id or _query_id(frame)
-        if self._is_done(app_id, batch_id):  # asked again under the lock, but then the rows are there
+        if self._is_done(app_id, batch_id):  # the commit checks again, after the rows were computed
             log.info("merge_batches %s: batch %d of %s is there already", self.path, batch_id, app_id)
             return
         api.merge(
@@ -125,7 +130,7 @@ class MergeBatches:
 
 
 def _query_id(frame: Any) -> str:
-    """The id of the query that a batch is of, as Spark tells the thread that runs it."""
+    """The id of the query of a batch, from a local property of the thread that runs it."""
     session = frame.sparkSession
     found = None if is_connect(session) else session.sparkContext.getLocalProperty(_QUERY_ID)
     if not found:
