@@ -7,7 +7,7 @@ from :mod:`intarsia.errors`; with ``dry_run=True`` it stops after the plan and w
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any, Literal, Unpack
 
@@ -51,12 +51,14 @@ from intarsia.core.validation import check_exists
 from intarsia.engine_choice import EngineLike
 from intarsia.errors import InputError
 from intarsia.options import (
+    CatalogSource,
     Columns,
     DeduplicateOptions,
     DeleteOptions,
     InspectOptions,
     MaintenanceOptions,
     MergeOptions,
+    PartitionFilter,
     ReadOptions,
     RecoverOptions,
     RowSource,
@@ -68,8 +70,6 @@ from intarsia.request import make_request, open_iceberg, refresh_spark, show_tar
 from intarsia.sql.parse import parse_assignments
 
 log = logger(__name__)
-
-_READ_ATTEMPTS = 20
 
 
 def merge(
@@ -287,7 +287,7 @@ def compact(
     *,
     target_mb_per_file: float | None = None,
     target_rows_per_file: int | None = None,
-    partition_filter: str | Sequence[str] | None = None,
+    partition_filter: PartitionFilter | None = None,
     engine: EngineLike = "auto",
     dry_run: bool = False,
     **options: Unpack[MaintenanceOptions],
@@ -330,7 +330,7 @@ def optimize(
     curve: Curve = "zorder",
     target_mb_per_file: float | None = None,
     target_rows_per_file: int | None = None,
-    partition_filter: str | Sequence[str] | None = None,
+    partition_filter: PartitionFilter | None = None,
     deduplicate_on: Columns | None = None,
     dedup_order_by: Columns | None = None,
     engine: EngineLike = "auto",
@@ -389,7 +389,7 @@ def deduplicate(
     *,
     on: Columns | None = None,
     order_by: Columns | None = None,
-    partition_filter: str | Sequence[str] | None = None,
+    partition_filter: PartitionFilter | None = None,
     engine: EngineLike = "auto",
     dry_run: bool = False,
     **options: Unpack[DeduplicateOptions],
@@ -461,7 +461,7 @@ def plan(operation: Operation, *args: Any, **kwargs: Any) -> Plan:
 def iceberg(
     identifier: str | tuple[str, ...],
     *,
-    catalog: Any,
+    catalog: CatalogSource,
     branch: str | None = None,
     mode: Literal["copy-on-write", "merge-on-read"] | None = None,
 ) -> Table:

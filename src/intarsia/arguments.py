@@ -4,26 +4,29 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.expr import Expr
+from intarsia.core.intent import Missing
 from intarsia.core.merge import MergeStrategy, listed_columns, normalize_keys
 from intarsia.core.planning import check_thresholds
 from intarsia.core.rule import Assign, Clause, Insert, Rule, strategy_rule
 from intarsia.errors import InputError, NotSupported
-from intarsia.options import StrategyName
+from intarsia.options import Columns, StrategyName
 from intarsia.sql.clauses import parse_clauses
 from intarsia.sql.parse import parse_assignments, parse_merge_condition, parse_predicate, parse_type
 
 __all__ = [
     "Clauses",
     "Curve",
+    "MatchArguments",
     "Operation",
     "Predicate",
     "SchemaEvolution",
+    "SourceArguments",
     "Strategy",
     "WriteMode",
     "compute_file_bytes",
@@ -46,6 +49,22 @@ SchemaEvolution = Evolution | Literal["add,widen"] | Collection[Evolution]
 Operation = Literal["merge", "delete", "update", "write", "compact", "optimize", "deduplicate"]
 Predicate = str | pc.Expression
 """A condition on rows: SQL text, or an expression of ``pyarrow.compute``."""
+
+
+class SourceArguments(TypedDict, total=False):
+    """Arguments of ``merge`` and ``write`` on the schema of the source, for facades that pass them on."""
+
+    missing: Missing
+    schema_evolution: SchemaEvolution | None
+
+
+class MatchArguments(SourceArguments, total=False):
+    """Arguments of ``merge`` besides keys and strategy, for facades that pass them on."""
+
+    clauses: Clauses | None
+    null_keys: Literal["error", "match"]
+    except_columns: Columns | None
+
 
 _ALL_ROWS = 'the whole condition is one text, such as "id <> 5"; "true" takes every row.'
 _MB = 1 << 20

@@ -27,21 +27,26 @@ __all__ = [
     "KEYWORDS",
     "OPERATION_OPTIONS",
     "TABLE_OPTIONS",
+    "CatalogSource",
     "CatalogTable",
     "Columns",
     "DeduplicateOptions",
     "DeleteOptions",
+    "IOOptions",
     "InspectOptions",
     "IntoTable",
     "IntoTables",
     "Keyword",
     "MaintenanceOptions",
     "MergeOptions",
+    "PartitionFilter",
     "ReadOptions",
     "RecoverOptions",
+    "RewriteOptions",
     "RowSource",
     "StepOptions",
     "StrategyName",
+    "StreamOptions",
     "TableTarget",
     "TargetOptions",
     "WriteCallOptions",
@@ -54,6 +59,8 @@ __all__ = [
 
 Columns = str | Sequence[str]
 """One column, or several."""
+PartitionFilter = str | Sequence[str]
+"""Partitions to work on: ``"day=2025-11-04/region=eu"``, or several of them."""
 StrategyName = Literal["insert", "update", "upsert", "full_merge", "deduplicate"]
 
 
@@ -103,6 +110,16 @@ IntoTables = Iterable[IntoTable]
 """Several of these, record batches, or a list of dicts."""
 RowSource = IntoTable | IntoTables
 """What a merge and a write take rows from."""
+
+
+class IcebergCatalog(Protocol):
+    """A catalog of PyIceberg."""
+
+    def load_table(self, identifier: Any, /) -> Any: ...
+
+
+CatalogSource = str | os.PathLike[str] | IcebergCatalog
+"""A catalog of PyIceberg, the name of a configured one, or a warehouse directory."""
 
 
 class CatalogTable(Protocol):
@@ -198,10 +215,13 @@ class _Properties(TypedDict, total=False):
     properties: Annotated[Mapping[str, str] | None, "Text pairs that are recorded with the commit."]
 
 
-class _Commit(_Properties, total=False):
-    progress: Annotated[Progress | Literal[False] | None, "Called with a step, what is done and the total."]
+class _Batch(TypedDict, total=False):
     app_id: Annotated[str | None, "Name of the application, recorded with the commit."]
     batch_id: Annotated[int | None, "Number of the application's batch, recorded with the commit."]
+
+
+class _Commit(_Properties, total=False):
+    progress: Annotated[Progress | Literal[False] | None, "Called with a step, what is done and the total."]
     measured_bytes: Annotated[int | None, "Maximum bytes that a dry run encodes to know the size of files."]
 
 
@@ -225,7 +245,23 @@ class RecoverOptions(InspectOptions, _FileLock, _SharedLock, total=False):
     """Options of ``recover``."""
 
 
-class MaintenanceOptions(RecoverOptions, _Retain, _Engine, _Files, _Commit, total=False):
+class _Rewrite(_Address, _Branch, _FileLock, _SharedLock, _Retain, _Engine, _Files, _Commit, total=False):
+    """Options of every operation that writes, without those that some calls have as arguments."""
+
+
+class StreamOptions(_Filesystem, _Rewrite, _Source, _Dialect, _DeleteMode, total=False):
+    """Options of ``merge_batches``, which counts the batches itself."""
+
+
+class RewriteOptions(_Rewrite, _Batch, total=False):
+    """Options of ``compact`` and ``optimize`` where the file system is an argument of its own."""
+
+
+class IOOptions(RewriteOptions, _Source, _ColumnTypes, _Dialect, _DeleteMode, total=False):
+    """Options of a dataset IO for all its calls; its file system is an argument of its own."""
+
+
+class MaintenanceOptions(_Filesystem, RewriteOptions, total=False):
     """Options of ``compact`` and ``optimize``."""
 
 
@@ -241,7 +277,7 @@ class WriteCallOptions(MaintenanceOptions, _Source, _ColumnTypes, _Dialect, tota
     """Options of ``write``, which has a ``mode`` of its own."""
 
 
-class MergeOptions(WriteCallOptions, _DeleteMode, total=False):
+class MergeOptions(_Filesystem, IOOptions, total=False):
     """Options of ``merge``."""
 
 

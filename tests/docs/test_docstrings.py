@@ -14,8 +14,11 @@ import pytest
 
 import intarsia
 from intarsia import pipeline
+from intarsia import spark as spark_facade
 from intarsia.datasets import pyarrow as facade
+from intarsia.datasets.duckdb import DuckDBDatasetIO
 from intarsia.datasets.io import DatasetIO
+from intarsia.datasets.spark import SparkDatasetIO
 
 PIPELINE = """
 name = "orders"
@@ -37,7 +40,7 @@ on = "id"
 
 def _public() -> dict[str, Callable[..., Any]]:
     found: dict[str, Callable[..., Any]] = {}
-    for module in (intarsia, pipeline, facade):
+    for module in (intarsia, pipeline, facade, spark_facade):
         for name in module.__all__:
             thing = getattr(module, name)
             if inspect.isfunction(thing) and thing.__module__ != "intarsia.common.schema":
@@ -45,12 +48,13 @@ def _public() -> dict[str, Callable[..., Any]]:
     for name, method in inspect.getmembers(DatasetIO, inspect.isfunction):
         if not name.startswith("_"):
             found[f"DatasetIO.{name}"] = method
-    found["PyarrowDatasetIO"] = facade.PyarrowDatasetIO
-    found.pop("intarsia.pipeline.as_json")  # a value as plain types
+    found["SparkDatasetIO.read_parquet"] = SparkDatasetIO.read_parquet
+    found |= {kind.__name__: kind for kind in (facade.PyarrowDatasetIO, DuckDBDatasetIO, SparkDatasetIO)}
     return found
 
 
 PUBLIC = _public()
+RAISE_NOTHING = {"intarsia.pipeline.as_json", "intarsia.spark.active_session", "intarsia.spark.stop_session"}
 
 
 def test_the_public_functions_are_found() -> None:
@@ -60,14 +64,28 @@ def test_the_public_functions_are_found() -> None:
 @pytest.mark.parametrize("name", PUBLIC)
 def test_a_docstring_names_every_argument_and_the_errors(name: str) -> None:
     text = inspect.getdoc(PUBLIC[name]) or ""
-    assert "\nArgs:\n" in text
-    assert "\nRaises:\n" in text
     parameters = [each for each in inspect.signature(PUBLIC[name]).parameters if each != "self"]
+    assert ("\nArgs:\n" in text) == bool(parameters)
+    assert ("\nRaises:\n" in text) == (name not in RAISE_NOTHING)
     assert [each for each in parameters if f"\n    {each}: " not in text] == []
 
 
-@pytest.mark.parametrize("name", PUBLIC)
+ON_SPARK = {name for name, each in PUBLIC.items() if "_session(" in (inspect.getdoc(each) or "")}
+
+
+@pytest.mark.parametrize("name", [name for name in PUBLIC if name not in ON_SPARK])
 def test_the_example_in_a_docstring_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _run_example(name, tmp_path, monkeypatch)
+
+
+@pytest.mark.parametrize("name", sorted(ON_SPARK))
+def test_the_example_in_a_docstring_runs_on_spark(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, spark: Any
+) -> None:
+    _run_example(name, tmp_path, monkeypatch)
+
+
+def _run_example(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("lake/orders").mkdir(parents=True)
     pq.write_table(pa.table({"id": [1, 2], "n": ["a", "b"]}), "lake/orders/part-0.parquet")

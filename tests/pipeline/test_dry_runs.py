@@ -94,7 +94,7 @@ def test_a_mistake_in_a_step_on_a_target_that_does_not_exist_is_found_by_the_dry
 def test_input_that_is_too_much_for_a_rehearsal_is_said_to_be_planned_later(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("intarsia.pipeline.steps.MOST_REHEARSED", 1)
+    monkeypatch.setattr("intarsia.pipeline.resources.MOST_REHEARSED", 1)
     shop.lands("a.csv", {1: ("eu", 5.0)})
     report = shop.run(dry_run=True).check()
     assert report.step("upsert").result.inserted == 1

@@ -22,8 +22,7 @@ from click.testing import CliRunner, Result
 
 import intarsia as it
 from intarsia import api
-from intarsia.cli.commands import cli
-from intarsia.cli.frame import Exit
+from intarsia.cli.commands import Exit, cli
 from intarsia.cli.operations import OPERATIONS
 from intarsia.errors import CommitConflict, CommitUnknown, StorageError
 

@@ -14,8 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 import intarsia as it
-from intarsia.cli.commands import cli
-from intarsia.cli.frame import Exit
+from intarsia.cli.commands import Exit, cli
 from intarsia.cli.operations import OPERATIONS
 from intarsia.tables.iceberg.catalog import embedded_catalog
 

@@ -1,4 +1,4 @@
-"""The command line's way in: says what is missing where it cannot run; the commands are not in here."""
+"""The entry point of the command line, which says what is not installed; the commands are not in here."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from collections.abc import Sequence
 
 __all__ = ["main"]
 
-_INTERRUPTED = 130  # as in exits, which may not be loaded yet
+_INTERRUPTED = 130  # Exit.INTERRUPTED, which may not be loaded yet
 
 
 def main(arguments: Sequence[str] | None = None, *, program: str = "intarsia") -> None:
-    """Run the command line and exit with its code. Exit codes are listed in :mod:`intarsia.cli.frame`."""
+    """Run the command line and exit with a code of :class:`intarsia.cli.commands.Exit`."""
     try:
         commands = importlib.import_module("intarsia.cli.commands")
     except KeyboardInterrupt:  # before there is anything to undo

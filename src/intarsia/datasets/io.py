@@ -1,23 +1,31 @@
-"""ReadRequest, writing and changing Parquet datasets under the facades' names, for any engine."""
+"""Parquet datasets read, written and changed by the methods of one object, on any engine."""
 
 from __future__ import annotations
 
-import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import pyarrow as pa
 
 from intarsia import api
-from intarsia.arguments import Curve, Operation, Strategy, WriteMode
+from intarsia.arguments import Curve, Operation, Predicate, Strategy, WriteMode
 from intarsia.common.log import logger, operation_log
 from intarsia.core.effects import ENGINE_OPTIONS, OPTIONS, OperationCall, check_options, select_effective
 from intarsia.core.incremental import merge, partition_names
 from intarsia.core.plan import Plan
 from intarsia.core.report import MergeResult, WriteDatasetResult, metadata_of
 from intarsia.core.rule import strategy_rule
+from intarsia.datasets.options import (
+    DatasetPath,
+    DeleteArguments,
+    Filters,
+    MergeArguments,
+    RewriteMode,
+    WriteArguments,
+    WriteOrMergeArguments,
+)
 from intarsia.datasets.reading import ReadRequest, RowReader, read_dataset
 from intarsia.datasets.statistics import (
     Statistics,
@@ -27,15 +35,19 @@ from intarsia.datasets.statistics import (
 )
 from intarsia.engine_choice import list_engines
 from intarsia.errors import InputError
-from intarsia.options import TABLE_OPTIONS, RowSource
+from intarsia.options import (
+    TABLE_OPTIONS,
+    Columns,
+    DeduplicateOptions,
+    IOOptions,
+    MaintenanceOptions,
+    PartitionFilter,
+    RowSource,
+)
 from intarsia.request import describe_call, show_target
 from intarsia.tables.parquet import ParquetTable
 
 log = logger(__name__)
-
-Path = str | os.PathLike[str] | ParquetTable
-"""A path or URL of a dataset, or the table that an earlier call has opened."""
-Columns = str | Sequence[str]
 
 _MODES = ("append", "overwrite", "overwrite_partitions")
 _REWRITE_MODES = ("full", "incremental")
@@ -60,18 +72,18 @@ class DatasetIO:
     engine: ClassVar[str] = "auto"
     backend: ClassVar[str] = "pyarrow"
 
-    def __init__(self, filesystem: Any = None, **options: Any) -> None:
+    def __init__(self, filesystem: Any = None, **options: Unpack[IOOptions]) -> None:
         own = {name: value for name, value in options.items() if name in ENGINE_OPTIONS[1:]}
         check_options(OperationCall("this IO", engines=list_engines(self.engine, "merge", None)), own)
-        self._options = {**options, "filesystem": filesystem, "engine": self.engine}
+        self._options: dict[str, Any] = {**options, "filesystem": filesystem, "engine": self.engine}
 
     def _with(
         self,
         operation: str,
         path: Any,
-        options: dict[str, Any],
+        options: Mapping[str, Any],
         *,
-        source: Any = None,
+        source: RowSource | None = None,
         strategy: str = "upsert",
         sql: Sequence[Any] = (),
     ) -> dict[str, Any]:
@@ -88,10 +100,10 @@ class DatasetIO:
 
     def read_parquet(
         self,
-        path: Path,
+        path: DatasetPath,
         *,
         columns: Columns | None = None,
-        filters: Any = None,
+        filters: Filters | None = None,
         include_file_path: bool = False,
         use_threads: bool = True,
         batch_rows: int | None = None,
@@ -154,7 +166,7 @@ class DatasetIO:
         asked = self._with(operation, given.get("target"), options, source=source, sql=(where,))
         return api.plan(operation, *args, **asked)
 
-    def table(self, path: Path) -> ParquetTable:
+    def table(self, path: DatasetPath) -> ParquetTable:
         """Open the dataset as a table with this IO's options; every method takes it as ``path``.
 
         Args:
@@ -178,12 +190,12 @@ class DatasetIO:
     def write_dataset(
         self,
         data: RowSource,
-        path: Path,
+        path: DatasetPath,
         *,
         mode: WriteMode = "append",
         partition_by: Columns | None = None,
         partition_columns: Columns | None = None,
-        **options: Any,
+        **options: Unpack[WriteArguments],
     ) -> WriteDatasetResult:
         """Append rows in new files, or replace all rows or whole partitions. Atomic.
 
@@ -216,14 +228,14 @@ class DatasetIO:
     def write_parquet_dataset(
         self,
         data: RowSource,
-        path: Path,
+        path: DatasetPath,
         *,
         mode: WriteMode | None = None,
         strategy: Strategy | None = None,
         key_columns: Columns | None = None,
-        rewrite_mode: str = "full",
+        rewrite_mode: RewriteMode = "full",
         partition_by: Columns | None = None,
-        **options: Any,
+        **options: Unpack[WriteOrMergeArguments],
     ) -> WriteDatasetResult | MergeResult:
         """Append or overwrite by ``mode``, or merge by ``strategy``, which decides where both are given.
 
@@ -253,8 +265,9 @@ class DatasetIO:
         """
         with operation_log(log, "write", show_target(path)):
             _check_modes(mode, strategy, key_columns, rewrite_mode)
+        given: dict[str, Any] = {**options, "partition_by": partition_by}
         if strategy is None:
-            return self.write_dataset(data, path, mode=mode or "append", partition_by=partition_by, **options)
+            return self.write_dataset(data, path, mode=mode or "append", **given)
         assert key_columns is not None
         if mode is not None:
             warnings.warn(
@@ -262,19 +275,19 @@ class DatasetIO:
                 UserWarning,
                 stacklevel=2,
             )
-        return self.merge(data, path, strategy, key_columns, partition_by=partition_by, **options)
+        return self.merge(data, path, strategy, key_columns, **given)
 
     def merge(
         self,
         data: RowSource,
-        path: Path,
+        path: DatasetPath,
         strategy: Strategy,
         key_columns: Columns,
         *,
         partition_columns: Columns | None = None,
         partition_by: Columns | None = None,
         dedup_order_by: Columns | None = None,
-        **options: Any,
+        **options: Unpack[MergeArguments],
     ) -> MergeResult:
         """Merge rows into a dataset by key; only files with changed rows are rewritten. Atomic.
 
@@ -311,7 +324,7 @@ class DatasetIO:
             **self._with("merge", path, options, source=data, strategy=strategy),
         )
 
-    def delete(self, path: Path, where: Any, **options: Any) -> MergeResult:
+    def delete(self, path: DatasetPath, where: Predicate, **options: Unpack[DeleteArguments]) -> MergeResult:
         """Delete the rows for which ``where`` is TRUE; see :func:`intarsia.delete`. Atomic.
 
         Args:
@@ -333,7 +346,11 @@ class DatasetIO:
         return api.delete(path, where, **self._with("delete", path, options, sql=(where,)))
 
     def update(
-        self, path: Path, assignments: dict[str, Any], where: Any = None, **options: Any
+        self,
+        path: DatasetPath,
+        assignments: Mapping[str, Any],
+        where: Predicate | None = None,
+        **options: Unpack[DeleteArguments],
     ) -> MergeResult:
         """Assign columns of the rows for which ``where`` is TRUE; see :func:`intarsia.update`. Atomic.
 
@@ -359,13 +376,13 @@ class DatasetIO:
 
     def compact_parquet_dataset(
         self,
-        path: Path,
+        path: DatasetPath,
         *,
         target_mb_per_file: float | None = None,
         target_rows_per_file: int | None = None,
-        partition_filter: Any = None,
+        partition_filter: PartitionFilter | None = None,
         dry_run: bool = False,
-        **options: Any,
+        **options: Unpack[MaintenanceOptions],
     ) -> Statistics:
         """Rewrite small files of each partition into larger ones; see :func:`intarsia.compact`. Atomic.
 
@@ -403,17 +420,17 @@ class DatasetIO:
 
     def optimize_parquet_dataset(
         self,
-        path: Path,
+        path: DatasetPath,
         zorder_columns: Columns = (),
         *,
         curve: Curve = "zorder",
         target_mb_per_file: float | None = None,
         target_rows_per_file: int | None = None,
-        partition_filter: Any = None,
+        partition_filter: PartitionFilter | None = None,
         deduplicate_key_columns: Columns | None = None,
         dedup_order_by: Columns | None = None,
         dry_run: bool = False,
-        **options: Any,
+        **options: Unpack[MaintenanceOptions],
     ) -> Statistics:
         """Sort the rows of each partition along some columns, into new files; see :func:`intarsia.optimize`.
 
@@ -456,13 +473,13 @@ class DatasetIO:
 
     def deduplicate_parquet_dataset(
         self,
-        path: Path,
+        path: DatasetPath,
         key_columns: Columns | None = None,
         *,
         dedup_order_by: Columns | None = None,
-        partition_filter: Any = None,
+        partition_filter: PartitionFilter | None = None,
         dry_run: bool = False,
-        **options: Any,
+        **options: Unpack[DeduplicateOptions],
     ) -> Statistics:
         """Keep one row per key, else one of each set of equal rows; see :func:`intarsia.deduplicate`.
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from typing import Any
+from typing import Any, Unpack
 
 from intarsia.arguments import Strategy
 from intarsia.common.arrow import ingest
@@ -15,6 +15,12 @@ from intarsia.core.merge import compute_merge_stats, normalize_keys, validate_ke
 from intarsia.core.rule import strategy_rule
 from intarsia.core.snapshot import with_types_of
 from intarsia.datasets.io import DatasetIO
+from intarsia.datasets.options import (
+    CompactArguments,
+    DeduplicateArguments,
+    MergePathArguments,
+    OptimizeArguments,
+)
 from intarsia.datasets.statistics import Statistics
 from intarsia.options import TABLE_OPTIONS, Columns, RowSource
 from intarsia.request import show_target
@@ -71,7 +77,7 @@ def merge_parquet_dataset_pyarrow(
     partition_columns: Columns | None = None,
     partition_by: Columns | None = None,
     filesystem: Any = None,
-    **options: Any,
+    **options: Unpack[MergePathArguments],
 ) -> dict[str, int]:
     """Merge a table, or Parquet files, into a dataset; how many rows were inserted, updated and deleted.
 
@@ -106,12 +112,13 @@ def merge_parquet_dataset_pyarrow(
         with operation_log(log, "merge", show_target(target_path)):
             keys = normalize_keys(key_columns)
             rule = strategy_rule(strategy)
-            opened = {name: options.pop(name) for name in TABLE_OPTIONS if name in options}
+            given: dict[str, Any] = {**options}
+            opened = {name: given.pop(name) for name in TABLE_OPTIONS if name in given}
             io = PyarrowDatasetIO(filesystem, **opened)
             names = partition_names(partition_columns, partition_by)
             table = io.table(target_path)
             found = table.snapshot()
-            spool = {name: options.pop(name) for name in ("spool_bytes", "spool_dir") if name in options}
+            spool = {name: given.pop(name) for name in ("spool_bytes", "spool_dir") if name in given}
             ingested = ingest(
                 source,
                 filesystem=filesystem,
@@ -133,7 +140,7 @@ def merge_parquet_dataset_pyarrow(
             )
         # Outside of the block above: the merge logs what it does not expect itself.
         result = io.merge(
-            taken.table, table, strategy, keys, partition_by=names, dedup_order_by=dedup_order_by, **options
+            taken.table, table, strategy, keys, partition_by=names, dedup_order_by=dedup_order_by, **given
         )
     return compute_merge_stats(
         inserted=result.inserted,
@@ -143,7 +150,9 @@ def merge_parquet_dataset_pyarrow(
     )
 
 
-def compact_parquet_dataset_pyarrow(path: Path, *, filesystem: Any = None, **options: Any) -> Statistics:
+def compact_parquet_dataset_pyarrow(
+    path: Path, *, filesystem: Any = None, **options: Unpack[CompactArguments]
+) -> Statistics:
     """Rewrite small files of each partition into larger ones.
 
     Args:
@@ -165,7 +174,7 @@ def compact_parquet_dataset_pyarrow(path: Path, *, filesystem: Any = None, **opt
 
 
 def optimize_parquet_dataset_pyarrow(
-    path: Path, zorder_columns: Columns = (), *, filesystem: Any = None, **options: Any
+    path: Path, zorder_columns: Columns = (), *, filesystem: Any = None, **options: Unpack[OptimizeArguments]
 ) -> Statistics:
     """Sort rows along some columns, into ``optimized-*.parquet`` files.
 
@@ -188,7 +197,11 @@ def optimize_parquet_dataset_pyarrow(
 
 
 def deduplicate_parquet_dataset_pyarrow(
-    path: Path, key_columns: Columns | None = None, *, filesystem: Any = None, **options: Any
+    path: Path,
+    key_columns: Columns | None = None,
+    *,
+    filesystem: Any = None,
+    **options: Unpack[DeduplicateArguments],
 ) -> Statistics:
     """Keep one row per key, else one of each set of equal rows.
 

@@ -1,4 +1,4 @@
-"""Whether expectations hold of a source or a target; what follows from it is the runner's business."""
+"""Expectations checked on a source or a target; how a failed one ends the run is in step_runner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from intarsia.sql.parse import parse_predicate
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One expectation: what was expected, and how many rows are against it."""
+    """One expectation, and how many rows violate it."""
 
     expectation: str
     failing: int
@@ -31,7 +31,7 @@ class Check:
 
 
 def parse_conditions(step: Expect) -> list[tuple[str, Expr]]:
-    """The expectations on single rows, each with the condition under which a row is against it."""
+    """The expectations on single rows, each with the condition that is TRUE for a row that violates it."""
     found: list[tuple[str, Expr]] = []
     for name in list_names(step.not_null):
         found.append((f"{name} is not NULL", IsNull(Column((name,), exact=True))))
@@ -52,7 +52,7 @@ def _literal(name: str, value: Any) -> Any:
 
 
 def check_row_bounds(step: Expect, rows: int) -> list[Check]:
-    """Whether there are as many rows as expected."""
+    """Check ``min_rows`` and ``max_rows``."""
     found = []
     if step.min_rows is not None:
         short = max(step.min_rows - rows, 0)
@@ -64,7 +64,7 @@ def check_row_bounds(step: Expect, rows: int) -> list[Check]:
 
 
 def make_failure(step: Expect, checks: Sequence[Check], where: str) -> InputError | None:
-    """The error that ends the run, or None where everything holds."""
+    """The error of failed checks; None where all hold."""
     wrong = [check for check in checks if not check.ok]
     if not wrong:
         return None
@@ -83,11 +83,11 @@ def _describe_unique(step: Expect) -> str:
     return f"{', '.join(list_names(step.unique))} unique"
 
 
-# Targets: the engine's own dry runs count, so pruning by statistics works here, too.
+# Targets: rows are counted by dry runs of the engine, which prune by statistics.
 
 
 def check_target(step: Expect, table: Table, engine: Any, progress: Any) -> list[Check]:
-    """Look at a table; what its statistics tell is not read."""
+    """Check a table; files that statistics decide are not read."""
     snapshot = table.snapshot()
     checks = check_row_bounds(step, snapshot.rows)
     wanted = parse_conditions(step)
@@ -121,7 +121,7 @@ def _check_columns(step: Expect, there: Sequence[str]) -> None:
 
 
 def check_streams(step: Expect, streams: Iterable[pa.RecordBatchReader]) -> list[Check]:
-    """Look at Arrow streams; of the rows only the columns that must be unique are kept."""
+    """Check Arrow streams. Memory: the columns that must be unique."""
     wanted = parse_conditions(step)
     tally = RowCounter(tuple(against for _, against in wanted))
     keys = list(list_names(step.unique))
@@ -146,7 +146,7 @@ def check_streams(step: Expect, streams: Iterable[pa.RecordBatchReader]) -> list
 
 
 def check_frame(step: Expect, frame: Any) -> list[Check]:
-    """Look at a Spark DataFrame: one pass for all conditions, one for the keys; counts alone come back."""
+    """Check a Spark DataFrame: one job for all conditions, one for the keys; only counts are collected."""
     from pyspark.sql import functions
 
     from intarsia.spark.collect import run_interruptible

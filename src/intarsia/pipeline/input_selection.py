@@ -1,4 +1,4 @@
-"""Which files of a source a step has still to take: each file once, told by its bytes; writes nothing."""
+"""Which files of a source a step takes now: new files only, told by their bytes; writes nothing."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ _THREADS = 8
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The files that a step is to take now."""
+    """The files that a step takes in this run."""
 
     files: InputFiles
     once: bool = False
-    """They count as taken after the step; other steps take all files each time."""
+    """Whether they count as taken once the step is done; else the step takes all files in every run."""
     skipped: int = 0
-    """Files that are there and were taken before."""
+    """How many files of the source were taken before."""
     notes: tuple[str, ...] = ()
 
 
@@ -49,7 +49,7 @@ def is_append(step: Step) -> bool:
 
 
 def replaces_target(step: Step) -> bool:
-    """Whether rows that a step's source lacks are deleted, so that it must see the whole source each time."""
+    """Whether a step deletes rows that its source lacks, so that it needs the whole source in every run."""
     if isinstance(step, Write):
         return step.mode != "append"
     if not isinstance(step, Merge):
@@ -61,9 +61,9 @@ def replaces_target(step: Step) -> bool:
 def recognize_files(
     there: InputFiles, known: Mapping[str, KnownFile]
 ) -> tuple[InputFiles, dict[str, KnownFile]]:
-    """The files under the times they were taken at where only their times have changed; and what was found.
+    """The files, with their old modification time where only that has changed; and new entries of ``known``.
 
-    A file with another time is read and compared by its bytes, where that is possible.
+    A local file with another modification time is compared by the digest of its bytes.
     """
     stamps: list[FileStamp] = []
     found: dict[str, KnownFile] = {}
@@ -82,7 +82,7 @@ def recognize_files(
 
 
 def list_known_files(there: InputFiles, known: Mapping[str, KnownFile]) -> dict[str, KnownFile]:
-    """What is to be remembered of files that are taken now; reads those that were not read before."""
+    """Entries to remember of files that are taken now; computes the digests of new ones."""
     new = [
         (stamp, there.files[number] if there.files else None)
         for number, stamp in enumerate(there.stamps)
@@ -107,7 +107,7 @@ def compute_digest(file: InputFile | None) -> str:
     try:
         with open(file.location, "rb") as opened:
             return hashlib.file_digest(opened, "sha256").hexdigest()
-    except FileNotFoundError:  # gone since it was listed, which the step will say
+    except FileNotFoundError:  # removed since it was listed: reading it will fail
         return ""
 
 

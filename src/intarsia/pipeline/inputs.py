@@ -1,4 +1,4 @@
-"""Sources: which files there are, and their rows as Spark DataFrames or Arrow streams; writes nothing."""
+"""Sources of files and targets: listing them, and their rows as Spark DataFrames or Arrow streams."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class FileStamp:
     path: str
     size: int
     mtime_ns: int
-    """Of a file from the web, which may not tell its time: a digest of it."""
+    """Modification time; of a file from the web, which may have none, a digest of its bytes."""
 
     def as_list(self) -> list[Any]:
         return [self.path, self.size, self.mtime_ns]
@@ -64,13 +64,13 @@ class FileStamp:
 
 @dataclass(frozen=True, slots=True)
 class InputFiles:
-    """The files of a source, listed once: what is read is what was listed."""
+    """The files of a source, listed once in a run."""
 
     stamps: tuple[FileStamp, ...]
     files: tuple[InputFile, ...] = ()
-    """Where this process can read them; else Spark does, by their paths."""
+    """The files where this process can read them; empty where Spark reads them by their paths."""
     fetched: bool = False
-    """They came from the web: no other process can read them."""
+    """Whether they were downloaded: only this process can read them."""
 
     def without(self, known: Iterable[FileStamp]) -> InputFiles:
         """The files that are not known, by path, size and time."""
@@ -86,8 +86,8 @@ class InputFiles:
 def list_inputs(source: Source, web: Downloads, session: Callable[[], Any] | None = None) -> InputFiles:
     """List a source's files; a file that several of its paths name counts once.
 
-    With a Spark session, which is asked for only then, URLs are listed by Spark, which will read them; what
-    is on the web is fetched.
+    With a Spark session (opened only where needed), URLs of stores are listed by Spark, which will read them.
+    Files from the web are downloaded.
 
     Raises:
         NothingMatched: a path without a file.
@@ -124,7 +124,7 @@ def _stamp(file: InputFile) -> FileStamp:
 
 
 def _listed_by_spark(path: str, session: Any) -> list[FileStamp]:
-    """Names and times alone: the column with the bytes is not asked for, so no file is read."""
+    """Paths, sizes and times by Spark's ``binaryFile`` reader, which reads no file without its bytes."""
     found = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
     rows = found.select("path", "length", "modificationTime").toArrow()
     if not rows.num_rows:
@@ -135,7 +135,7 @@ def _listed_by_spark(path: str, session: Any) -> list[FileStamp]:
 
 
 def make_transform(source: Source, kind: Format, known: pa.Schema | None = None) -> RowTransform:
-    """How a source's rows are brought into shape; ``known`` types those of text that are not declared."""
+    """The transformation of a source's rows; ``known`` gives types of text columns that are not declared."""
     declared = {name: parse_type_name(text) for name, text in source.columns.items()}
     types = declared
     if not declared and known is not None and kind in ("csv", "json"):
@@ -166,7 +166,7 @@ def detect_format(source: Source, there: InputFiles) -> Format:
 
 
 _NO_TEXT = "\x00"
-"""Stands for a field without text, which is NULL, where Spark would take "" for NULL, too."""
+"""Spark's ``nullValue``: with its default, a quoted empty text would be NULL as well."""
 _NOT_SPARKS = (".xz", ".br", ".zst")
 """Endings of compressed files for which a plain Spark has no codec."""
 
@@ -187,7 +187,7 @@ def check_portable(source: Source) -> None:
 def read_streams(
     source: Source, there: InputFiles, known: pa.Schema | None = None
 ) -> list[pa.RecordBatchReader]:
-    """The rows of the files, in shape, as one stream for each file; read when it is drawn from."""
+    """The transformed rows of the files, one stream per file, read lazily."""
     kind = detect_format(source, there)
     shape = make_transform(source, kind, known)
     types = pa.schema(list(shape.types.items())) if shape.types else None
@@ -202,14 +202,14 @@ def read_streams(
         batches = _add_constants(batches, extra)
         with _naming_errors(file):
             made = shape.schema(whole)
-        transform_frame = _name_file(file, shape.batches(whole, batches))
-        found.append(pa.RecordBatchReader.from_batches(made, transform_frame))
+        named = _name_file(file, shape.batches(whole, batches))
+        found.append(pa.RecordBatchReader.from_batches(made, named))
     return found
 
 
 @contextmanager
 def _naming_errors(file: InputFile) -> Iterator[None]:
-    """What is wrong with rows of a file, told with its path."""
+    """Add the path of a file to an error about its rows."""
     try:
         yield
     except InputError as error:
@@ -252,7 +252,7 @@ def _add_constants(
 
 
 def read_snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchReader:
-    """The rows of a table's state, in the source's shape; CommitConflict where it changes meanwhile."""
+    """The transformed rows of a snapshot; CommitConflict where a file is replaced meanwhile."""
     shape = make_transform(source, "parquet")
     return pa.RecordBatchReader.from_batches(
         shape.schema(snapshot.schema), shape.batches(snapshot.schema, _rows_of(snapshot))
@@ -260,7 +260,7 @@ def read_snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchRe
 
 
 def _rows_of(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
-    """Some files after the other, since a snapshot's dataset keeps its files open."""
+    """Rows of a snapshot, some files at a time, since a dataset of pyarrow keeps its files open."""
     if not snapshot.replaces_in_place:
         yield from SnapshotScan(snapshot, tuple(snapshot.schema.names)).batches(threads=os.cpu_count() or 1)
         return
@@ -273,7 +273,7 @@ def _rows_of(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
 
 
 def read_frame(source: Source, there: InputFiles, session: Any, known: pa.Schema | None = None) -> Any:
-    """The rows of the files, in shape, as a Spark DataFrame; what is malformed fails when it is read."""
+    """The transformed rows of the files as a Spark DataFrame; malformed text fails when it is read."""
     kind = detect_format(source, there)
     if there.files and (kind == "arrow" or any(s.path.lower().endswith(_NOT_SPARKS) for s in there.stamps)):
         check_portable(source)
@@ -299,19 +299,19 @@ def read_frame(source: Source, there: InputFiles, session: Any, known: pa.Schema
 def _json_frame(
     source: Source, there: InputFiles, reader: Any, paths: Sequence[str], shape: RowTransform
 ) -> Any:
-    """Files of lines and files with an array are read apart: of lines, Spark's way with arrays takes one."""
+    """Rows of JSON files; files of lines and files with an array are read separately."""
     arrays = [is_json_array(file) for file in there.files] or [False] * len(paths)
     found = None
     for is_array in sorted(set(arrays)):
         some = [path for path, one in zip(paths, arrays, strict=True) if one == is_array]
         rows = reader.option("multiLine", is_array) if "multiLine" not in source.options else reader
-        read_frame = rows.schema(_json_schema(source, rows, some, shape)).json(some)
-        found = read_frame if found is None else found.unionByName(read_frame, allowMissingColumns=True)
+        frame = rows.schema(_json_schema(source, rows, some, shape)).json(some)
+        found = frame if found is None else found.unionByName(frame, allowMissingColumns=True)
     return found
 
 
 def _json_schema(source: Source, reader: Any, paths: list[str], shape: RowTransform) -> Any:
-    """Numbers with a known type are read as text, which keeps every digit; the types come with the shape."""
+    """The schema to read with: text for numbers of a known type, which keeps all digits for the cast."""
     from pyspark.sql import types as sparks
 
     if source.columns:
@@ -328,7 +328,7 @@ def _json_schema(source: Source, reader: Any, paths: list[str], shape: RowTransf
 
 
 def _infer_types(shape: RowTransform, reader: Any, paths: Sequence[str]) -> RowTransform:
-    """Types for the columns of a CSV file that nobody has given one."""
+    """Add inferred types for columns of CSV files that have none."""
     from pyspark.sql.pandas.types import to_arrow_schema
 
     inferred = to_arrow_schema(reader.option("inferSchema", "true").csv(list(paths)).schema)
@@ -338,10 +338,10 @@ def _infer_types(shape: RowTransform, reader: Any, paths: Sequence[str]) -> RowT
 
 
 def read_snapshot_frame(source: Source, snapshot: Snapshot, session: Any) -> Any:
-    """The rows of a table's state, in the source's shape, as a Spark DataFrame.
+    """The transformed rows of a snapshot as a Spark DataFrame.
 
-    The library reads the files, not Spark: each is the one of the snapshot or the step fails, and
-    partition columns have their types.
+    The kernel reads the files, not Spark: a file that was replaced since fails the step, and partition
+    columns have their types.
     """
     from intarsia.frames import SnapshotReader, make_frame  # needs pyspark
 
@@ -349,17 +349,17 @@ def read_snapshot_frame(source: Source, snapshot: Snapshot, session: Any) -> Any
     return transform_frame(found, make_transform(source, "parquet"))
 
 
-def transform_frame(read_frame: Any, shape: RowTransform) -> Any:
-    """A DataFrame whose rows were brought into shape by Spark's Python workers."""
+def transform_frame(frame: Any, shape: RowTransform) -> Any:
+    """A DataFrame whose rows Spark's Python workers transform."""
     if shape.trivial:
-        return read_frame
+        return frame
     from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 
     from intarsia.frames import make_readable_type
 
-    given = to_arrow_schema(read_frame.schema)
+    given = to_arrow_schema(frame.schema)
     made = shape.schema(given)
-    # Spark has microseconds and no unsigned integers; the target takes what they stand for.
+    # Spark has microseconds and no unsigned integers; the merge casts to the target's types.
     sent = pa.schema([field.with_type(make_readable_type(field.type, field.type)) for field in made])
 
     def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -367,16 +367,16 @@ def transform_frame(read_frame: Any, shape: RowTransform) -> Any:
             columns = [pc.cast(column, field.type) for column, field in zip(batch.columns, sent, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=sent)
 
-    return read_frame.mapInArrow(rows, from_arrow_schema(sent, prefer_timestamp_ntz=True))
+    return frame.mapInArrow(rows, from_arrow_schema(sent, prefer_timestamp_ntz=True))
 
 
 def _reader_options(source: Source, there: InputFiles, kind: Format) -> dict[str, Any]:
     options: dict[str, Any] = {"mode": "FAILFAST"}
     if kind == "csv":
-        # Headers are compared: files whose columns come in another order are refused, not mixed up.
+        # Spark compares headers: files with another order of columns are refused, not mixed up.
         options |= {"header": "true", "enforceSchema": "false"}
         options["sep"] = _delimiter(there.stamps[0].path)
-        # As everybody else has it: quotes are doubled, there may be line breaks between them, "" is no NULL.
+        # As in RFC 4180 and pyarrow: quotes are doubled, quoted text may have line breaks, "" is not NULL.
         options |= {"escape": '"', "multiLine": "true", "nullValue": _NO_TEXT, "emptyValue": ""}
     if kind == "parquet":
         options = {}
@@ -394,7 +394,7 @@ def _text(value: Any) -> str:
 
 
 def _base(there: InputFiles) -> str | None:
-    """The directory above the ``name=value`` ones, where there are some."""
+    """Spark's ``basePath``: the directory above ``name=value`` directories; None without any."""
     for file in there.files:
         if "=" in posixpath.dirname(file.below):
             return file.location.removesuffix(file.below)
@@ -402,7 +402,7 @@ def _base(there: InputFiles) -> str | None:
 
 
 def _for_spark(path: str, *, glob: bool = False) -> str:
-    """A path as Spark's readers take it; the characters of a pattern are plain ones in a file's name."""
+    """A path for Spark's readers, with the characters of glob patterns escaped."""
     if _REMOTE.match(path):
         return path
     plain = path if glob else re.sub(r"([\\{}\[\]*?])", r"\\\1", path)
@@ -420,13 +420,13 @@ def is_web(path: str) -> bool:
 
 @dataclass(slots=True)
 class Downloads:
-    """What one run has fetched: each URL once, into a directory that goes with :meth:`close`."""
+    """Downloads of one run: each URL once, in a directory that :meth:`close` removes."""
 
     fetched: dict[str, tuple[InputFile, int]] = field(default_factory=dict)
     directory: tempfile.TemporaryDirectory[str] | None = None
 
     def file(self, url: str) -> tuple[InputFile, int]:
-        """The file behind a URL, and a number that tells its contents from any others.
+        """Download a URL, once: the file, and a digest of its bytes as a number.
 
         Raises:
             NothingMatched: the server has no such file.
@@ -466,7 +466,7 @@ class Downloads:
 
 
 def _download(url: str, place: str) -> tuple[int, int]:
-    """Size and digest of what came; memory: one piece."""
+    """Download to a file; returns size and digest. Memory: one piece."""
     digest, size = hashlib.sha256(), 0
     asked = Request(url, headers={"User-Agent": "intarsia", "Accept-Encoding": "identity"})
     with urlopen(asked, timeout=_TIMEOUT) as answer, open(place, "wb") as file:

@@ -31,7 +31,7 @@ class SparkSettings:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows that come in: files, or a target that an earlier step has written."""
+    """Rows to merge, write or check: of files, or of a target that an earlier step has written."""
 
     path: str | tuple[str, ...] = ()
     """A file, a directory, a glob or a URL, or several of them."""
@@ -52,6 +52,11 @@ class Source:
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """Of the reader: ``delimiter`` and ``null_value`` of CSV; on Spark also any option of ``spark.read``."""
 
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """The names of the targets whose rows it takes; none for a source of files."""
+        return () if self.target is None else (self.target,)
+
 
 @dataclass(frozen=True, slots=True)
 class Target:
@@ -69,9 +74,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True, kw_only=True, repr=False)
 class Declared:
-    """Everything that steps can say, each thing once; which of it a kind of step says is told by the kind.
+    """The fields of all kinds of steps; ``needs`` and ``takes`` of a kind say which of them it has.
 
-    Raises InputError where a step lacks what its kind needs, or says what its kind does not take.
+    Raises InputError where a step lacks a field that its kind needs, or has one that its kind does not take.
     """
 
     operation: ClassVar[str]
@@ -79,11 +84,11 @@ class Declared:
     takes: ClassVar[tuple[str, ...]] = ()
 
     name: str = ""
-    """What the report and the memory call the step; without it, its number and what it works on."""
+    """Its name in the report and the state; without it, its number, operation and target."""
     source: str | None = None
-    """The rows that come: the name of a source."""
+    """The name of the source whose rows are merged, written or checked."""
     target: str | None = None
-    """The table that is changed or looked at: the name of a target."""
+    """The name of the target that is changed or checked."""
     on: Columns = ()
     """Key columns; of a merge also a condition, as in ``target.id = source.id and target.open``."""
     strategy: StrategyName | None = None
@@ -97,14 +102,14 @@ class Declared:
     missing: Missing = "error"
     """``null`` fills columns that the source lacks, ``keep`` leaves those of existing rows as they are."""
     schema_evolution: Literal["add", "widen"] | None = None
-    """Take new columns over, or let types grow."""
+    """``add`` adds new columns, ``widen`` promotes types."""
     except_columns: Columns = ()
     """Columns of the source that are not written; conditions may read them."""
     mode: Literal["append", "overwrite", "overwrite_partitions"] = "append"
     set: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """Columns and their new values, as SQL or plain numbers."""
     where: str | None = None
-    """The rows that are meant, as SQL."""
+    """The rows that are deleted, updated or replaced, as SQL."""
     by: Columns = ()
     """The columns to order by."""
     curve: Literal["zorder", "hilbert", "linear"] = "zorder"
@@ -117,7 +122,7 @@ class Declared:
     options: StepOptions = field(default_factory=StepOptions)
     not_null: Columns = ()
     unique: Columns = ()
-    """Columns that together name a row."""
+    """Columns that together identify a row."""
     min_rows: int | None = None
     max_rows: int | None = None
     accepted: Mapping[str, tuple[Any, ...]] = field(default_factory=dict)
@@ -143,11 +148,11 @@ class Declared:
 
     @classmethod
     def keys(cls) -> tuple[str, ...]:
-        """All that a step of this kind may say."""
+        """The fields that a step of this kind may have."""
         return ("name", *cls.needs, *cls.takes)
 
     def given(self) -> dict[str, Any]:
-        """What was said that does not go without saying."""
+        """The fields that are not at their defaults."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: said[name] for name, usual in _USUAL.items() if said[name] != usual}
 
@@ -274,7 +279,7 @@ def list_names(columns: Columns | None) -> tuple[str, ...]:
 
 
 def require(value: str | None) -> str:
-    """What a step of its kind is never without."""
+    """A field that steps of the kind always have."""
     assert value is not None
     return value
 

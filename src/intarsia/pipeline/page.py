@@ -1,4 +1,4 @@
-"""The report of a run as one HTML page that needs nothing else; what is in it is settled in report."""
+"""The report of a run as one self-contained HTML page; its values are in report."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from intarsia.show.page import Fact, PageTable, page_of
 from intarsia.show.tiles import Drawable
 
 PICTURE = 430
-"""Width of a picture: two stand side by side on a desk, one fills a phone."""
+"""Width of a picture in pixels: two fit side by side on a desktop, one on a phone."""
 
 _TONES = {"done": "good", "unchanged": "calm", "planned": "plan", "failed": "bad", "not run": "calm"}
 _STYLE = """
@@ -150,7 +150,7 @@ def _line(number: int, step: StepReport, longest: float) -> str:
 
 
 def _rows(step: StepReport) -> str:
-    """What happened to rows, or what was found out about them."""
+    """Counts of changed rows, or of expectations that hold."""
     if step.checks:
         wrong = sum(not check.ok for check in step.checks)
         return f"{wrong} of {len(step.checks)} do not hold" if wrong else f"{len(step.checks)} hold"
@@ -213,7 +213,7 @@ def _result(step: StepReport, result: MergeResult) -> list[str]:
 
 
 def _pictures(step: StepReport, result: MergeResult) -> str:
-    """The files before, coloured by what becomes of them, and after, by how they came to be."""
+    """The files before, coloured by action, and after, coloured by origin."""
     figures = []
     if step.before is not None and result.plan is not None:
         planned = result.plan if result.dry_run else replace(result.plan, groups=(), inserted=0)
@@ -263,7 +263,7 @@ def _card(label: str, texts: Sequence[str]) -> str:
 
 
 def _value(text: str) -> str:
-    """The number of a fact stands out from its words."""
+    """A text with its leading number in bold."""
     number, _, words = text.partition(" ")
     return f"<b>{_safe(number)}</b> {_safe(words)}" if number[:1].isdigit() else _safe(text)
 
@@ -281,5 +281,5 @@ def _table(table: PageTable) -> str:
 
 
 def _safe(text: str) -> str:
-    """Escaped, and without characters that could turn a line around or break it; line ends stay."""
+    """Escaped for HTML, without control characters and direction marks; line ends stay."""
     return escape("\n".join(map(units.printable, text.splitlines())), quote=True)

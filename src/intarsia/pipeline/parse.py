@@ -30,7 +30,7 @@ _VARIABLE = re.compile(r"\$(\$)|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
 _TOP = ("name", "engine", "reports", "state", "params", "spark", "sources", "targets", "steps")
 _MEANT = {"key": "on", "keys": "on", "key_columns": "on", "order_by": "dedup_order_by", "columns": "by"}
-"""Words of other calls and formats that are another one here."""
+"""Keys that other functions have, and what they are called here."""
 _WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
@@ -110,7 +110,7 @@ class _TomlReader:
         self.own: dict[str, str] = {}
         self.used: set[str] = set()
         self.variables: dict[str, dict[str, str]] = {}
-        """By place: the variables that were put in there, and their values."""
+        """By place: the variables that were substituted there, and their values."""
 
     def pipeline(self, raw: dict[str, Any]) -> Pipeline:
         self._keys("the file", raw, _TOP)
@@ -137,7 +137,7 @@ class _TomlReader:
         return pipeline
 
     def _scopes(self, pipeline: Pipeline) -> dict[str, str]:
-        """By step: the variables that choose or make its rows, those in paths and credentials left out."""
+        """By step: its variables in SQL texts and fields; those in paths and credentials select no rows."""
         scopes = {}
         for number, step in enumerate(pipeline.steps, 1):
             name = name_step(step, number)
@@ -242,7 +242,7 @@ class _TomlReader:
     # Values
 
     def _value(self, place: str, value: Any, hint: Any) -> Any:
-        """The value with variables put in, if it is of the type; InputError if it is not."""
+        """The value with variables substituted; InputError where it is not of the type."""
         origin = get_origin(hint)
         if hint is Any:
             return self._anything(place, value)
@@ -305,7 +305,7 @@ class _TomlReader:
     # Variables
 
     def filled(self, place: str, text: str, within: tuple[str, ...] = ()) -> str:
-        """The text with its variables put in."""
+        """The text with its variables substituted."""
         return _VARIABLE.sub(lambda match: self._substitute(place, match, within), text)
 
     def _substitute(self, place: str, match: re.Match[str], within: tuple[str, ...]) -> str:
@@ -349,7 +349,7 @@ def _is(value: Any, kind: Any) -> bool:
 
 
 def _kind(value: Any) -> str:
-    """What a value of TOML is, in words."""
+    """A TOML value described for an error."""
     match value:
         case bool():
             return f"the truth value {str(value).lower()}"

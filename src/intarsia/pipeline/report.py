@@ -1,4 +1,4 @@
-"""What a run of a pipeline did, as values and as JSON; the page is not in here."""
+"""The report of a run, as values and as JSON; the HTML page is in page."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from intarsia.pipeline.expect import Check
 Status = Literal["done", "unchanged", "planned", "failed", "not run"]
 
 MOST_FILES = 1000
-"""The JSON names up to so many files of a step; the counts are of all."""
+"""Maximum number of files of a step that the JSON names; its counts are of all files."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What became of one step.
+    """The outcome of one step.
 
     ``done``: it ran, or found nothing to do. ``unchanged``: neither its input nor its target has changed
     since its last success. ``planned``: a dry run. ``failed``: its target is as it was. ``not run``: an
@@ -59,12 +59,12 @@ class StepReport:
 
     @property
     def bytes_exact(self) -> bool:
-        """Whether ``bytes_written`` is no estimate."""
+        """Whether ``bytes_written`` is exact, and not an estimate."""
         return self.result is None or self.result.bytes_exact
 
     @property
     def files_exact(self) -> bool:
-        """Whether ``files_written`` is not merely the least number."""
+        """Whether ``files_written`` is exact, and not a minimum."""
         return self.result is None or self.result.new_files_exact
 
 
@@ -126,7 +126,16 @@ def describe_status(report: PipelineReport) -> str:
 
 
 def as_json(report: PipelineReport) -> dict[str, Any]:
-    """The report as plain JSON types."""
+    """The report as plain JSON types, without credentials.
+
+    Args:
+        report: what :func:`intarsia.pipeline.run` gave.
+
+    Example:
+        >>> from intarsia import pipeline
+        >>> pipeline.as_json(pipeline.run_file("orders.toml", progress=False))["ok"]
+        True
+    """
     return {
         "pipeline": report.pipeline,
         "run_id": report.run_id,
@@ -177,7 +186,7 @@ def _step(step: StepReport) -> dict[str, Any]:
 
 
 def error_as_json(error: BaseException) -> dict[str, Any]:
-    """The kind of an error, and what it says."""
+    """Type, message and hint of an error, without credentials."""
     known = error if isinstance(error, IntarsiaError) else None
     return {
         "type": type(error).__name__,
@@ -188,7 +197,7 @@ def error_as_json(error: BaseException) -> dict[str, Any]:
 
 
 def _result(result: MergeResult) -> dict[str, Any]:
-    """Of many files the counts have to do."""
+    """A result; of more than ``MOST_FILES`` files only the first are named."""
     plain = result_as_json(result)
     counts = Counter(entry.operation for entry in result.files)
     if len(result.files) > MOST_FILES:

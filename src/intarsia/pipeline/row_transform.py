@@ -1,7 +1,7 @@
-"""What becomes of rows between a file and a step: types, derived columns, a filter, counts; in Arrow batches.
+"""Rows of a source on the way to a step: casts, derived columns, a filter, counts; in Arrow batches.
 
-The same functions run in this process and in Spark's Python workers, so a pipeline means one thing on
-both engines. Values here are small and pickle.
+The same functions run in this process and in Spark's Python workers, so a pipeline means the
+same on every engine. Values here are small and pickle.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from intarsia.sql.parse import parse_expression, parse_predicate
 
 @dataclass(frozen=True, slots=True)
 class RowTransform:
-    """How the rows of one source are brought into shape."""
+    """Casts, derived columns and the filter of one source."""
 
     types: Mapping[str, pa.DataType]
     only: bool = False
-    """Take no other columns than those of ``types``, in their order; else cast those of them there are."""
+    """Whether the columns of ``types`` are all that is taken, in their order; else other columns stay."""
     absent_is_null: bool = False
-    """A column that a file lacks is NULL (JSON leaves out what is not set)."""
+    """Whether a column that a file lacks is NULL: JSON leaves out values that are not set."""
     derive: tuple[tuple[str, Expr], ...] = ()
     where: Expr | None = None
 
@@ -40,7 +40,7 @@ class RowTransform:
         return not (self.types or self.derive or self.where)
 
     def schema(self, given: pa.Schema) -> pa.Schema:
-        """The columns that come out. Raises what resolving the expressions raises."""
+        """The schema after the transformation. Raises what resolving the expressions raises."""
         typed = self._typed_schema(given)
         for name, expr in self.derive:
             kind = type_of(expr, typed)
@@ -52,7 +52,7 @@ class RowTransform:
         return typed
 
     def batches(self, given: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The batches in their new shape; an empty one goes."""
+        """The transformed batches, without empty ones."""
         schema = self.schema(given)
         for batch in batches:
             shaped = self._transform(batch, schema)
@@ -101,7 +101,7 @@ class RowTransform:
 
 
 def _convert(batch: pa.RecordBatch, field: pa.Field, given: pa.DataType) -> pa.Array:
-    """A column in its declared type; a value that SQL's cast would round or cut off is an InputError."""
+    """A column in its declared type; InputError for a value that SQL's cast would round or truncate."""
     target = field.type
     if pa.types.is_timestamp(given):
         return assign(batch.column(field.name), target, Column((field.name,)), batch.num_rows)
@@ -148,7 +148,7 @@ def parse_source_filter(text: str | None) -> Expr | None:
 
 @dataclass(frozen=True, slots=True)
 class RowCounter:
-    """Counts rows, and those for which each of some conditions is TRUE."""
+    """Counts rows, and for each condition the rows for which it is TRUE."""
 
     conditions: tuple[Expr, ...]
 
@@ -158,7 +158,7 @@ class RowCounter:
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
     def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """One row: the number of rows, then of each condition."""
+        """One row: the number of rows, then the count of each condition."""
         totals = [0] * (len(self.conditions) + 1)
         for batch in batches:
             totals[0] += batch.num_rows

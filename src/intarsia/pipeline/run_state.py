@@ -1,6 +1,6 @@
-"""The one place that knows, while a pipeline runs, its steps' ids, the inputs they took and their commits.
+"""The state of a run under way: the inputs its steps take, the ids they commit under, what they have done.
 
-Before a step commits, the state says under which id it is about to; the table's log says whether it has.
+Before a step commits, its id is written to the state file; the table's log says whether it has committed.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from intarsia.pipeline.input_selection import (
 )
 from intarsia.pipeline.inputs import FileStamp, InputFiles, is_web
 from intarsia.pipeline.model import Expect, Pipeline, Source, Step, list_names, name_step, require
+from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.state import Pending, PipelineState, Success, UnfinishedRun, write_atomically
-from intarsia.pipeline.steps import RunResources
 
 
 @dataclass(slots=True)
 class RunState:
-    """The memory of one run under way; made for it, and written around every commit."""
+    """The state of one run; written to its file before and after every commit."""
 
     pipeline: Pipeline
     resources: RunResources
@@ -41,19 +41,19 @@ class RunState:
     dry_run: bool = False
     full_refresh: bool = False
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
-    """The targets as the last step left them."""
+    """Snapshots of targets, as of the last step that changed them."""
     seen: set[str] = field(default_factory=set)
-    """Targets that were compared with the state in which the pipeline left them."""
+    """Targets that were compared with what the pipeline left behind."""
     listed: dict[str, InputFiles] = field(default_factory=dict)
-    """The sources as they were listed first in this run."""
+    """The files of sources, as first listed in this run."""
     unresolved: dict[str, Exception] = field(default_factory=dict)
-    """Targets that could not be looked at when the run began, and why: their steps fail with that."""
+    """Errors by target, of those that could not be read when the run began: their steps fail with them."""
     dirty: bool = False
 
     # Inputs
 
     def list_inputs(self, source: Source) -> InputFiles | None:
-        """The files of a source as they were listed first in this run; None where it is a target."""
+        """The files of a source, as first listed in this run; None where the source is a target."""
         if source.target is not None:
             return None
         name = next(name for name, one in self.pipeline.sources.items() if one is source)
@@ -106,7 +106,7 @@ class RunState:
         return selection
 
     def _expected(self, step: Step, there: InputFiles) -> Selection:
-        """An expectation of a source looks at the files that the steps after it are about to take."""
+        """The files that an expectation checks: those that the steps after it are about to take."""
         takers = list(self._takers(step))
         source = self.pipeline.sources[require(step.source)]
         if not takers or not all(
@@ -118,7 +118,7 @@ class RunState:
         return select_files(there, known)[0]
 
     def _takers(self, step: Step) -> Iterator[Step]:
-        """The step, or for an expectation those after it that take files of the same source."""
+        """The step itself; for an expectation, the steps after it that take files of the same source."""
         if not isinstance(step, Expect):
             yield step
             return
@@ -129,7 +129,7 @@ class RunState:
             after |= other.name == step.name
 
     def _were_taken(self, step: Step, source: Source) -> bool:
-        """Whether files that are gone, as from a directory that is cleared, have been taken before."""
+        """Whether files were taken from a source that is empty now, as of a directory that gets cleared."""
         takers = list(self._takers(step))
         none = InputFiles((), fetched=any(map(is_web, list_names(source.path))))
         return all(is_taken_once(taker, source, none) and self._taken(taker) for taker in takers) and bool(
@@ -140,14 +140,14 @@ class RunState:
         return self.state.taken(step.name, self.target_key(require(step.target)), self.scope(step))
 
     def scope(self, step: Step) -> str:
-        """What chooses the rows of a step beside its files, as a short key; nothing for most."""
+        """A digest of what selects a step's rows besides its files; empty for most steps."""
         chosen = self.pipeline.scopes.get(step.name, "")
         return hashlib.sha256(chosen.encode()).hexdigest()[:16] if chosen else ""
 
     # Steps
 
     def is_current(self, step: Step, there: InputFiles | None, changed: set[str]) -> bool:
-        """Whether nothing has happened since the last success of a step that could change its outcome."""
+        """Whether definition, input and targets of a step are what they were at its last success."""
         success = self.state.success(step.name, describe_definition(step, self.pipeline))
         if success is None or success.input != compute_input_digest(there):
             return False
@@ -157,12 +157,12 @@ class RunState:
         if touched & changed:
             return False
         for name in touched:
-            self.snapshot(name)  # and with it whether somebody else has changed it
+            self.snapshot(name)  # which records whether another writer has changed it
         by_others = [self.state.foreign.get(self.target_key(name), 0) for name in touched]
         return all(change <= success.at for change in (*by_others, *self._changes_above(step, touched)))
 
     def _changes_above(self, step: Step, touched: set[str]) -> Iterator[int]:
-        """When the steps above this one last changed what it reads or writes."""
+        """When earlier steps last changed what this one reads or writes, as numbers of successes."""
         for other in self.steps():
             if other.name == step.name:
                 return
@@ -172,13 +172,13 @@ class RunState:
                     yield found.changed_at
 
     def check_settled(self, step: Step) -> None:
-        """Refuse a step of a target of which nobody could say whether the last run has committed."""
+        """Raise the error of a target whose log could not be read: a step may have committed to it or not."""
         for target in sorted(self.touched(step)):
             if target in self.unresolved:
                 raise self.unresolved[target]
 
     def announce(self, step: Step, there: InputFiles | None, selection: Selection | None) -> dict[str, Any]:
-        """Write down what a step is about to commit; the options that make it commit under that id."""
+        """Write to the state what a step is about to commit; returns the options with its id."""
         if self.dry_run or step.target is None or isinstance(step, Expect):
             return {}
         path = self.target_key(step.target)
@@ -204,10 +204,10 @@ class RunState:
         return {"app_id": self.step_id(step.name), "batch_id": batch, "properties": properties}
 
     def confirm(self, step: Step, *, changed: bool) -> None:
-        """Look whether a step that has changed nothing was done by another run meanwhile.
+        """Check that a step which changed nothing was not done by another run in the meantime.
 
         Raises:
-            CommitConflict: it was, from another state of the same pipeline.
+            CommitConflict: it was, by a run with another state file of the same pipeline.
         """
         pending = self.state.pending.get(step.name)
         if changed or pending is None:
@@ -221,7 +221,7 @@ class RunState:
             )
 
     def note(self, step: Step, there: InputFiles | None, *, changed: bool) -> None:
-        """Remember that a step is done, with the files it took and the commit it made."""
+        """Record the success of a step, with the files it took and the commit it made."""
         path = None if step.target is None else self.target_key(step.target)
         version = None if step.target is None else self.snapshot(step.target).version
         pending = self.state.pending.get(step.name)
@@ -237,7 +237,7 @@ class RunState:
         self.write()
 
     def mark_done(self) -> None:
-        """Note every step as done with the input and the targets as they are; nothing is run."""
+        """Record every step as done with the inputs and targets that are there; runs nothing."""
         for step in self.steps():
             pending = self.state.pending.get(step.name)
             if pending is not None and step.target is not None:
@@ -257,7 +257,7 @@ class RunState:
         self.finish()
 
     def resume_at(self) -> int:
-        """How many steps an unfinished run had done, which this one finishes; 0 where there is none."""
+        """How many steps the unfinished run had done; 0 where there is none."""
         unfinished = self.state.unfinished
         order = [step.name for step in self.steps()]
         if unfinished is None or unfinished.after not in order:
@@ -265,14 +265,14 @@ class RunState:
         return order.index(unfinished.after) + 1
 
     def finish(self) -> None:
-        """The run has come to its end: the next one starts from the top."""
+        """Record that all steps ran: the next run starts at the first."""
         if self.state.unfinished is not None:
             self.state.unfinished = None
             self.dirty = True
         self.close()
 
     def close(self) -> None:
-        """Write down what is not written yet."""
+        """Write the state where it has changed."""
         if self.dirty and not self.dry_run:
             self.write()
 
@@ -287,7 +287,7 @@ class RunState:
         return name_steps(self.pipeline)
 
     def step_id(self, name: str) -> str:
-        """The ``app_id`` that a step's commits bear."""
+        """The ``app_id`` of a step's commits."""
         return f"pipeline/{self.pipeline.name}/{name}"
 
     def source(self, step: Step) -> Source | None:
@@ -296,21 +296,21 @@ class RunState:
     def touched(self, step: Step) -> set[str]:
         """The targets that a step reads or writes."""
         source = self.source(step)
-        found = {step.target, source.target if source is not None else None}
-        return {name for name in found if name is not None}
+        read = source.reads if source is not None else ()
+        return {name for name in (*read, step.target) if name is not None}
 
     def target_path(self, target: str) -> str:
-        """Where a target is, as people get to see it."""
+        """The path or name of a target, without credentials."""
         return redact(str(self.pipeline.targets[target].path))
 
     def target_key(self, target: str) -> str:
-        """What the state calls a target: tables of one name are in several catalogs, on several branches."""
+        """The name of a target in the state: its path, and the catalog and branch of an Iceberg table."""
         declared = self.pipeline.targets[target]
         parts = (self.target_path(target), declared.catalog, declared.options.get("branch"))
         return " ".join(redact(str(part)) for part in parts if part)
 
     def snapshot(self, target: str) -> Snapshot:
-        """A target as it is since the last step that changed it."""
+        """The snapshot of a target, taken after the last step that changed it."""
         if target not in self.snapshots:
             self.snapshots[target] = self.resources.table(target).snapshot()
         if target not in self.seen:
@@ -319,7 +319,7 @@ class RunState:
         return self.snapshots[target]
 
     def forget(self, target: str) -> None:
-        """The target has changed: it is looked at again."""
+        """Drop the snapshot of a target that has changed."""
         self.snapshots.pop(target, None)
 
     def digest(self, target: str) -> str:
@@ -336,20 +336,20 @@ def compute_input_digest(there: InputFiles | None) -> str:
 
 
 def read_batch(said: Mapping[str, str] | None) -> int:
-    """The batch that a commit says it is; 0 for none."""
+    """The ``batch_id`` that is recorded with a commit; 0 for none."""
     text = "" if said is None else said.get("batch_id", "")
     return int(text) if text.isdecimal() else 0
 
 
 _ALWAYS = ("path", "format", "target", "columns", "derive", "where", "options")
-"""Keys of a source that were part of a definition from the first version on, also where not given."""
+"""Fields of a source that are part of a definition also at their defaults, as in the first version."""
 
 
 def describe_definition(step: Step, pipeline: Pipeline) -> str:
-    """A digest of all that a step's meaning depends on beside its data; its name is not part of it.
+    """A digest of a step's declaration, its source's and its targets'; where it changes, the step runs again.
 
-    Nor is how its tables are opened (credentials, locks), nor what goes without saying, so that an option
-    that comes with a later version lets nothing run again.
+    Left out are the step's name, how its tables are opened (credentials, locks), and fields at their
+    defaults: a field that a later version adds lets nothing run again.
     """
     source = pipeline.sources.get(step.source or "")
     meaning = {
@@ -387,7 +387,7 @@ def digest_files(stamps: Iterable[FileStamp]) -> str:
 
 
 def digest_snapshot(snapshot: Snapshot) -> str:
-    """Differs where any file of the table does."""
+    """A digest of a table's files; of an Iceberg table also of its version."""
     files: Sequence[Any] = sorted([file.path, list(file.fingerprint), file.size] for file in snapshot.files)
     if not snapshot.replaces_in_place:  # rows may be deleted while every file stays
         return _digest([snapshot.exists, files, snapshot.version])

@@ -1,4 +1,4 @@
-"""A pipeline run from opening its session to writing its report; what becomes of each step is in course."""
+"""One run of a pipeline, from opening its session to writing its report; step_runner runs the steps."""
 
 from __future__ import annotations
 
@@ -13,25 +13,40 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager, nullco
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict, Unpack
 
 from intarsia.common.log import redact
 from intarsia.core.ports import Progress
 from intarsia.core.run import silent
+from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError, StorageError
 from intarsia.pipeline.model import Pipeline
 from intarsia.pipeline.page import render_page
 from intarsia.pipeline.parse import load
 from intarsia.pipeline.report import PipelineReport, StepReport, as_json
+from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.run_state import RunState
 from intarsia.pipeline.state import lock_state, old_state_path, read_state, state_path, write_atomically
 from intarsia.pipeline.state_recovery import finish_commits, recover_state
 from intarsia.pipeline.step_runner import OnStep, StepRunner
-from intarsia.pipeline.steps import RunResources
 from intarsia.pipeline.validation import check
 from intarsia.show.progress import for_terminal
 
-__all__ = ["OnStep", "run", "run_file"]
+__all__ = ["OnStep", "RunOptions", "run", "run_file"]
+
+
+class RunOptions(TypedDict, total=False):
+    """Keyword arguments of :func:`run`, for what passes them on."""
+
+    dry_run: bool
+    engine: Literal["spark", "arrow", "duckdb"] | None
+    master: str | None
+    session: SessionLike | None
+    report_dir: str | os.PathLike[str] | None
+    progress: Progress | bool | None
+    on_step: OnStep | None
+    full_refresh: bool
+    mark_done: bool
 
 
 def run(
@@ -40,7 +55,7 @@ def run(
     dry_run: bool = False,
     engine: Literal["spark", "arrow", "duckdb"] | None = None,
     master: str | None = None,
-    session: Any = None,
+    session: SessionLike | None = None,
     report_dir: str | os.PathLike[str] | None = None,
     progress: Progress | bool | None = None,
     on_step: OnStep | None = None,
@@ -119,7 +134,7 @@ def run(
 
 @dataclass(slots=True)
 class _Run:
-    """A run under way, which first finishes what an earlier one has left."""
+    """A run under way, which first runs the steps that an interrupted run has left."""
 
     pipeline: Pipeline
     resources: RunResources
@@ -127,13 +142,13 @@ class _Run:
     progress: Progress
     on_step: OnStep | None
     directory: Path | None
-    """Where the reports go, if there are to be any."""
+    """Where the reports go; None for no reports."""
 
     def all(self) -> PipelineReport:
-        """Finish the run that ended early, if one did, then run all steps from the top.
+        """Finish the run that ended early, if one did, then run all steps from the first.
 
-        A step above the place where a run ended takes no new input before the steps below have seen the old.
-        A full refresh that ended early is finished as one, and not begun again where one is asked for.
+        A step takes no new input before the steps after it have run on the old one. A full refresh that ended
+        early is finished as one, and is not repeated where this run is one as well.
         """
         first: PipelineReport | None = None
         resumed = 0 if self.run_state.dry_run else self.run_state.resume_at()
@@ -164,14 +179,14 @@ class _Run:
     def _finish_first(
         self, *, resumed: int = 0, after: PipelineReport | None = None, only_if: int = 0
     ) -> PipelineReport | None:
-        """One pass over the steps; None where there was nothing to do and another pass tells the run."""
+        """One pass over the steps; None where it had nothing to do and the other pass makes the report."""
         begun, started = time.perf_counter(), datetime.now(UTC)
         self.run_state.run_id = _run_id()
         unfinished = self.run_state.state.unfinished
         waiting: list[StepReport] = []
 
         def tell(step: StepReport) -> None:
-            """Steps without anything to do are told when one has something to do."""
+            """Report a step; in a second pass, steps with nothing to do only once one has something to do."""
             waiting.append(step)
             if self.on_step is None or (after is not None and course.is_idle and step.status == "unchanged"):
                 return
@@ -228,7 +243,10 @@ class _Run:
 
 
 def run_file(
-    path: str | os.PathLike[str], *, params: Mapping[str, str] | None = None, **options: Any
+    path: str | os.PathLike[str],
+    *,
+    params: Mapping[str, str] | None = None,
+    **options: Unpack[RunOptions],
 ) -> PipelineReport:
     """Run the pipeline that a TOML file declares.
 
@@ -260,9 +278,9 @@ def _open_progress(progress: Progress | bool | None) -> Iterator[Progress]:
 
 
 def _make_opener(
-    pipeline: Pipeline, master: str | None, session: Any, progress: Progress, stack: ExitStack
+    pipeline: Pipeline, master: str | None, session: SessionLike | None, progress: Progress, stack: ExitStack
 ) -> Callable[[], Any] | None:
-    """What opens the Spark session of the run; None where the engine is another."""
+    """A function that opens the Spark session of the run; None for another engine."""
     if pipeline.engine != "spark":
         if session is not None or master is not None:
             raise InputError(
@@ -297,7 +315,7 @@ def _describe_session(session: Any) -> str:
 
 
 def report_directory(directory: Path) -> None:
-    """Make the directory of the reports before anything is run for them.
+    """Make the directory of the reports, before a step runs.
 
     Raises:
         StorageError: it cannot be made or written.
@@ -316,7 +334,7 @@ def report_directory(directory: Path) -> None:
 
 
 def write_report(report: PipelineReport, directory: Path) -> PipelineReport:
-    """Write ``<pipeline>-<run>.json`` and ``.html``; the report with their paths.
+    """Write ``<pipeline>-<run>.json`` and ``.html``; returns the report with their paths.
 
     Raises:
         StorageError: the directory cannot be written.

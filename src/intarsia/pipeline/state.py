@@ -1,4 +1,4 @@
-"""What a pipeline remembers between runs: steps done, input files taken, commits made; opens no file."""
+"""What a pipeline remembers between runs (steps done, input files taken, commits made), and its file."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from intarsia.pipeline.model import Pipeline
 
 VERSION = 2
 MOST_SUCCESSES = 500
-"""So many successes of one step are remembered, each with another definition (as of another day)."""
+"""Maximum number of successes kept per step, each of another definition (such as another day)."""
 ANY_SCOPE = "*"
-"""The scope of files that were taken before scopes were told apart: they are taken in all of them."""
+"""The scope of files that version 1 took, which had no scopes: they count as taken in every scope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +31,9 @@ class Success:
     definition: str
     input: str
     at: int
-    """Successes are numbered through the whole pipeline."""
+    """Its number; successes are counted over all steps of the pipeline."""
     changed_at: int
-    """The last success that changed the target, 0 for none."""
+    """The number of the last success that changed the target; 0 for none."""
     target: str | None = None
     version: int | None = None
     finished: str = ""
@@ -41,13 +41,13 @@ class Success:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """A step that is about to commit: whether it has, the table's log knows by batch and run."""
+    """A step that is about to commit; the table's log says by batch and run whether it has."""
 
     run: str
     batch: int
     target: str
     version: int | None
-    """Of the table when the step began."""
+    """The table's version when the step began."""
     definition: str
     input: str
     scope: str = ""
@@ -58,25 +58,25 @@ class Pending:
 
 @dataclass(frozen=True, slots=True)
 class KnownFile:
-    """An input file that some step has taken, told by its bytes."""
+    """An input file that a step has taken, with a digest of its bytes."""
 
     size: int
     mtime_ns: int
-    """When it was taken; with path and size its identity."""
+    """Its modification time when it was taken; with path and size its identity."""
     digest: str
     seen_ns: int
-    """The last time under which it was found to have the same bytes."""
+    """The latest modification time at which it had the same bytes."""
 
 
 @dataclass(slots=True)
 class StepMemory:
-    """What is remembered of one step: its id is its name."""
+    """What is remembered of one step, under its name."""
 
     successes: list[Success] = field(default_factory=list)
     taken: dict[str, dict[str, tuple[FileStamp, ...]]] = field(default_factory=dict)
     """By target and scope: the input files that are in the target."""
     commits: dict[str, int] = field(default_factory=dict)
-    """By target: the highest batch that this memory knows of."""
+    """By target: the number of the step's last batch."""
 
     def success(self, definition: str) -> Success | None:
         return next((found for found in self.successes if found.definition == definition), None)
@@ -102,20 +102,20 @@ class UnfinishedRun:
 
 @dataclass(slots=True)
 class PipelineState:
-    """The memory of one pipeline. Changed in place, and written as a whole around each commit."""
+    """The state of one pipeline; changed in place, and written as a whole before and after each commit."""
 
     counter: int = 0
     targets: dict[str, str] = field(default_factory=dict)
-    """By path: the state in which this pipeline left a target."""
+    """By target: the digest of its snapshot after the last step."""
     foreign: dict[str, int] = field(default_factory=dict)
-    """By path: when a target was found in another state than that, in the numbers of successes."""
+    """By target: the number at which it was found changed by another writer."""
     steps: dict[str, StepMemory] = field(default_factory=dict)
     pending: dict[str, Pending] = field(default_factory=dict)
     files: dict[str, KnownFile] = field(default_factory=dict)
-    """By path: the input files that were taken, as they were last."""
+    """By path: the input files that were taken."""
     unfinished: UnfinishedRun | None = None
     trusting: bool = False
-    """Taken over from a version that did not write commits down: those of the tables' logs are believed."""
+    """Read from a file of version 1, which has no commits: those in the tables' logs count as known."""
 
     def step(self, name: str) -> StepMemory:
         return self.steps.setdefault(name, StepMemory())
@@ -125,19 +125,19 @@ class PipelineState:
         return None if found is None else found.success(definition)
 
     def look(self, target: str, digest: str) -> None:
-        """Take note of the state a target is found in: one we did not leave it in is somebody else's."""
+        """Record the digest of a target; one that differs from ours means that another writer changed it."""
         if self.targets.get(target, digest) != digest:
             self.counter += 1
             self.foreign[target] = self.counter
         self.targets[target] = digest
 
     def taken(self, step: str, target: str, scope: str) -> tuple[FileStamp, ...]:
-        """All files that a step has ever taken into a target."""
+        """The files that a step has taken into a target, in a scope."""
         known = {} if step not in self.steps else self.steps[step].taken.get(target, {})
         return (*known.get(scope, ()), *known.get(ANY_SCOPE, ()))
 
     def note(self, step: str, success: Success, *, changed: bool, left: Mapping[str, str]) -> None:
-        """Remember a success: its input, and the state in which it left its target."""
+        """Record a success, and the digests of the targets it left behind."""
         self.counter += 1
         memory = self.step(step)
         before = memory.success(success.definition)
@@ -175,7 +175,7 @@ class PipelineState:
 
     @classmethod
     def from_json(cls, data: bytes, where: str) -> PipelineState:
-        """Read it back, also what version 1 wrote. Raises DamagedTable unless it is what we would write."""
+        """Read a state of version 1 or 2. Raises DamagedTable for anything else."""
         try:
             raw = json.loads(data)
             if raw["version"] not in (1, VERSION):
@@ -231,7 +231,7 @@ def _read_second(state: PipelineState, raw: Mapping[str, Any]) -> None:
 
 
 def _read_first(state: PipelineState, raw: Mapping[str, Any]) -> None:
-    """Version 1 knew the files of appends alone, and wrote no commits down."""
+    """Version 1 has the input files of appends only, and no commits."""
     for name, found in raw["steps"].items():
         memory = state.step(name)
         for one in found:
@@ -248,11 +248,11 @@ def _read_first(state: PipelineState, raw: Mapping[str, Any]) -> None:
 
 
 DIRECTORY = ".intarsia"
-"""The state's own directory, beside that of the reports."""
+"""Directory of the state, beside that of the reports."""
 
 
 def state_path(pipeline: Pipeline) -> Path:
-    """Where the state is: what the pipeline says, else ``.intarsia/<name>.state.json`` beside the reports."""
+    """The path of the state: the pipeline's own, else ``.intarsia/<name>.state.json`` beside the reports."""
     if pipeline.state is not None:
         if "://" in pipeline.state:
             raise InputError(
@@ -263,17 +263,17 @@ def state_path(pipeline: Pipeline) -> Path:
 
 
 def old_state_path(pipeline: Pipeline) -> Path | None:
-    """Where earlier versions kept the state; None where the pipeline says where it is."""
+    """The path of the state in version 1; None where the pipeline names its own."""
     return None if pipeline.state is not None else Path(pipeline.reports, f"{pipeline.name}.state.json")
 
 
 @contextmanager
 def lock_state(path: Path, old: Path | None = None) -> Iterator[PipelineState]:
-    """The state, while no other run of the pipeline goes on.
+    """Lock the state file and read it; no other run of the pipeline can start meanwhile.
 
     Raises:
         CommitConflict: another run is under way.
-        DamagedTable: the file is not what we write.
+        DamagedTable: the file is not a state.
         StorageError: it cannot be read or written.
     """
     lock = path.with_name(f".{path.name}.lock")
@@ -304,7 +304,7 @@ def lock_state(path: Path, old: Path | None = None) -> Iterator[PipelineState]:
 
 
 def read_state(path: Path, old: Path | None = None) -> PipelineState:
-    """The state as it is; else what an earlier version left at ``old``; else an empty one."""
+    """The state at ``path``, else the one of version 1 at ``old``, else an empty one."""
     for place in (path, old):
         if place is None:
             continue
@@ -318,7 +318,7 @@ def read_state(path: Path, old: Path | None = None) -> PipelineState:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """A reader sees the old bytes or the new ones, also after a crash."""
+    """Replace a file: a reader sees the old bytes or the new ones, also after a crash."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
     with _storage_errors(path):
         _make_directory(path.parent)
@@ -335,7 +335,7 @@ def write_atomically(path: Path, data: bytes) -> None:
 
 
 def _make_directory(path: Path) -> None:
-    """Make a directory and those above it, so that a power cut does not take them away again."""
+    """Make a directory and its parents, and sync them: they survive a power cut."""
     if path.is_dir():
         return
     _make_directory(path.parent)

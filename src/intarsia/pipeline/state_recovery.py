@@ -1,4 +1,4 @@
-"""What a state is brought up to before a run: what the tables' logs say, other names, earlier versions."""
+"""The state brought up to date before a run: commits in the tables' logs, renamed steps, version 1."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from intarsia.pipeline.state import Pending, Success, UnfinishedRun
 log = logger(__name__)
 
 Commits = Mapping[str, Mapping[str, str]]
-"""By the id of a step: what the log of a table says of its last commit."""
+"""By the id of a step: the properties of its last commit in a table's log."""
 
 _TRIES = 50
-"""So many files may have landed while an earlier version's last run went on."""
+"""How many files may have been added during the last run of version 1."""
 
 
 def recover_state(run_state: RunState) -> None:
-    """Bring the state up to what the tables' logs say: what was committed when a run ended is done.
+    """Bring the state up to date with the tables' logs: a step that has committed is done.
 
     Raises:
         DamagedTable: a log has commits of this pipeline that the state does not know.
@@ -67,10 +67,9 @@ def recover_state(run_state: RunState) -> None:
 
 
 def finish_commits(run_state: RunState) -> None:
-    """What was about to be committed when a run ended is done if the table's log has it, else it is not.
+    """Resolve pending steps of a run that ended early: done where the table's log has their commit.
 
-    A target that cannot be looked at stays unsettled, and its steps fail: carried out, they might take
-    effect twice.
+    Where a table cannot be read its steps stay pending and fail: if they ran, they might take effect twice.
     """
     for target in _targets(run_state):
         path = run_state.target_key(target)
@@ -81,7 +80,7 @@ def finish_commits(run_state: RunState) -> None:
         try:
             table = run_state.resources.table(target)
             for run in () if run_state.dry_run else runs:
-                table.recover(run_id=run)  # so that whoever reads the directory sees what was committed, too
+                table.recover(run_id=run)  # publishes what was committed, for other readers of the directory
             _settle(run_state, target, table.last_commits())
         except (IntarsiaError, OSError) as error:
             _leave_unsettled(run_state, target, error)
@@ -97,7 +96,7 @@ def _leave_unsettled(run_state: RunState, target: str, error: Exception) -> None
 
 
 def _rename_targets(run_state: RunState) -> None:
-    """The first version called every target by its path or name alone."""
+    """Give targets of version 1, which are named by their path alone, the names of version 2."""
     state = run_state.state
     for target in run_state.pipeline.targets:
         old, new = run_state.target_path(target), run_state.target_key(target)
@@ -118,7 +117,7 @@ def _rename_targets(run_state: RunState) -> None:
 
 
 def _start_over(run_state: RunState, steps: Sequence[Step]) -> None:
-    """Of a target that is gone, or was never there, no file has been taken."""
+    """Forget the files that were taken into a target that does not exist."""
     for step in steps:
         path = run_state.target_key(require(step.target))
         memory = run_state.state.steps.get(step.name)
@@ -134,7 +133,7 @@ def _trust(run_state: RunState, steps: Sequence[Step], commits: Commits) -> None
 
 
 def _is_unknown(run_state: RunState, step: Step, commits: Commits) -> bool:
-    """Whether the log of a step's target has commits of the step that the state does not know."""
+    """Whether the log of a step's target has later commits of the step than the state."""
     if run_state.state.trusting or (run_state.full_refresh and not is_append(step)):
         return False
     memory = run_state.state.steps.get(step.name)
@@ -183,7 +182,7 @@ def _note_commit(run_state: RunState, name: str, pending: Pending, target: str) 
     now = run_state.resources.table(target).snapshot()
     run_state.snapshots[target] = now
     left = {}
-    if pending.version is None or now.version == pending.version + 1:  # nobody has committed since
+    if pending.version is None or now.version == pending.version + 1:  # no other commit since
         left[pending.target] = digest_snapshot(now)
         run_state.seen.add(target)
     memory = run_state.state.step(name)
@@ -201,7 +200,7 @@ def _note_commit(run_state: RunState, name: str, pending: Pending, target: str) 
 
 
 def _follow_renames(run_state: RunState) -> None:
-    """A step that was moved or renamed, and means what it meant, keeps its memory."""
+    """Copy what is known of a step to its new name, found by its unchanged definition."""
     defined = {step.name: describe_definition(step, run_state.pipeline) for step in run_state.steps()}
     before = copy.deepcopy(run_state.state.steps)
     for name, definition in defined.items():
@@ -223,7 +222,7 @@ def _follow_renames(run_state: RunState) -> None:
 
 
 def _adopt(run_state: RunState) -> None:
-    """The first version knew a digest of a merge's files: where they give it again, they were taken."""
+    """Find the files that merges of version 1 took, by the digest that it has of them."""
     for step in run_state.steps():
         memory = run_state.state.steps.get(step.name)
         source = run_state.source(step)
@@ -243,7 +242,7 @@ def _adopt(run_state: RunState) -> None:
 
 
 def _giving(success: Success, there: tuple[FileStamp, ...]) -> tuple[FileStamp, ...]:
-    """Those of the files, the oldest ones, that were the input of a success."""
+    """The oldest files, as many as have the digest of a success's input; none where no number has."""
     stamps = sorted(there, key=lambda stamp: stamp.mtime_ns)
     finished = datetime.fromisoformat(success.finished).timestamp() + 1 if success.finished else 0.0
     most = sum(stamp.mtime_ns <= finished * 1e9 for stamp in stamps)

@@ -1,4 +1,4 @@
-"""The course of one run: each step looked at, then done or left alone; what is remembered is in ledger."""
+"""The steps of one run in order: each runs, or is left out where nothing has changed; errors become ours."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ from intarsia.pipeline.input_selection import Selection
 from intarsia.pipeline.inputs import InputFiles
 from intarsia.pipeline.model import Expect, Merge, Pipeline, Step, list_names
 from intarsia.pipeline.report import Status, StepReport
+from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.run_state import RunState, digest_snapshot
-from intarsia.pipeline.steps import RunResources, carry_out, check_layout
+from intarsia.pipeline.steps import carry_out, check_layout
 from intarsia.spark.errors import find_known_failure, spark_error_types
 
 log = logger(__name__)
@@ -29,7 +30,7 @@ OnStep = Callable[[StepReport], None]
 
 @dataclass(slots=True)
 class StepRunner:
-    """The steps of one run, one after the other: made with what it needs, then :meth:`go`."""
+    """Runs the steps of a pipeline one after the other, until one fails."""
 
     pipeline: Pipeline
     resources: RunResources
@@ -38,14 +39,14 @@ class StepRunner:
     on_step: OnStep | None = None
     dry_run: bool = False
     done_before: int = 0
-    """So many steps were done by the run that this one finishes: they are left alone."""
+    """How many steps the run that this one finishes had done: they do not run again."""
     only_if: int = 0
-    """The steps after so many run only if one of these had something to do."""
+    """Steps after this number run only if one up to it had something to do; 0 for no such limit."""
     reports: list[StepReport] = field(default_factory=list)
     made: set[str] = field(default_factory=set)
     """In a dry run: targets that earlier steps would have changed."""
     rehearsed: set[str] = field(default_factory=set)
-    """In a dry run: targets whose steps are carried out on a copy in a scratch directory."""
+    """In a dry run: targets whose steps run on a copy in a scratch directory."""
 
     def go(self) -> None:
         for number, step in enumerate(self.run_state.steps(), 1):
@@ -68,7 +69,7 @@ class StepRunner:
         return any(report.status == "failed" for report in self.reports)
 
     def mark_all(self) -> None:
-        """Report every step as noted, not run."""
+        """Report every step as noted as done, without running it."""
         for step in self.run_state.steps():
             self.reports.append(replace(self._report(step, "unchanged"), notes=("noted as done, not run",)))
             if self.on_step is not None:
@@ -111,7 +112,7 @@ class StepRunner:
         return replace(self._report(step, "unchanged"), before=there, after=there, notes=notes)
 
     def _report_failure(self, step: Step, error: BaseException) -> StepReport:
-        """What is left of a step that failed: its target is looked at again, and told to be as it was."""
+        """The report of a failed step, with a note where a new snapshot shows its target unchanged."""
         report = replace(self._report(step, "failed"), error=error)
         before = self.run_state.snapshots.get(step.target or "")
         if step.target is None or before is None:
@@ -153,7 +154,7 @@ class StepRunner:
         return self._perform(step, report, selection, progress)
 
     def _waits_for(self, step: Step) -> bool:
-        """In a dry run: whether a step needs a target that is not there and could not be rehearsed."""
+        """Whether a step of a dry run needs a target that does not exist, and of which there is no copy."""
         return any(
             name in self.made and not self.run_state.snapshot(name).exists
             for name in self.run_state.touched(step)
@@ -162,7 +163,7 @@ class StepRunner:
     def _perform(
         self, step: Step, report: StepReport, selection: Selection | None, progress: Progress
     ) -> StepReport:
-        """Do the step, and remember that it was done."""
+        """Run a step and record its success in the state."""
         source = self.run_state.source(step)
         there = None if source is None or selection is None else self.run_state.list_inputs(source)
         taken = None if selection is None else selection.files
@@ -206,7 +207,7 @@ class StepRunner:
         return replace(report, after=None, notes=notes)
 
     def _is_rehearsed(self, step: Step, taken: InputFiles | None) -> bool:
-        """Whether a step is carried out on a copy of its target, for the steps below to be planned on."""
+        """Whether a step of a dry run runs on a copy of its target, so that later steps see its rows."""
         if step.target is None or isinstance(step, Expect):
             return False
         if step.target not in self.rehearsed:
@@ -220,7 +221,7 @@ class StepRunner:
     # Looking up
 
     def _where(self, step: Step) -> str:
-        """The target of a step; where it has none, the paths of its source."""
+        """The path of a step's target; without a target, the paths of its source."""
         if step.target is not None:
             return self.run_state.target_path(step.target)
         source = self.run_state.source(step)
@@ -243,7 +244,7 @@ class StepRunner:
 
 
 def _with_result(report: StepReport, result: MergeResult, *, dry_run: bool) -> StepReport:
-    """The report with what was counted; new files of a rehearsal have names that do not last."""
+    """The report with a result; new files in the copy of a dry run are left out, since they are removed."""
     files = len(result.rewritten_files) + result.new_files
     if dry_run and not result.dry_run:
         lasting = [file for file in result.files if file.operation != "inserted"]
@@ -252,7 +253,7 @@ def _with_result(report: StepReport, result: MergeResult, *, dry_run: bool) -> S
 
 
 def _operation_name(step: Step) -> str:
-    """What errors of the library call the operation of a step."""
+    """The operation of a step as errors of the library name it."""
     if isinstance(step, Merge) and not step.when:
         return step.strategy or "upsert"
     return step.operation
@@ -265,7 +266,7 @@ _LONGEST = 600
 
 
 def translate_error(error: BaseException) -> BaseException:
-    """The error as one of ours, with the one it comes from as its cause; one of ours as it is."""
+    """The error as an IntarsiaError with the original as its cause; an IntarsiaError is returned as it is."""
     made = _as_intarsia_error(error)
     if made is not error:
         made.__cause__ = error
@@ -287,7 +288,7 @@ def _as_intarsia_error(error: BaseException) -> BaseException:
 
 
 def _shorten_spark(text: str) -> str:
-    """What Spark says first, and the reason, which it may say last."""
+    """The first sentence of a Spark error, and its last "Caused by"."""
     said = _shorten(_CALL.sub("", text))
     causes = _CAUSE.findall(text)
     reason = _shorten(causes[-1]) if causes else ""
@@ -295,6 +296,6 @@ def _shorten_spark(text: str) -> str:
 
 
 def _shorten(text: str) -> str:
-    """What is said, without the stack that some say it with."""
+    """A message without its stack trace, in at most ``_LONGEST`` characters."""
     said = redact(_NOISE.split(text, maxsplit=1)[0].strip())
     return said if len(said) <= _LONGEST else f"{said[:_LONGEST]}..."

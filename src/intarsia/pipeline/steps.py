@@ -1,16 +1,10 @@
-"""One step carried out: from its declaration to a call of the api; when it runs is the runner's business."""
+"""A step's declaration made into one call of the api; which steps run, and when, is in step_runner."""
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, assert_never
-
-import pyarrow as pa
-import pyarrow.fs as pafs
 
 from intarsia import api
 from intarsia.common.names import join_names
@@ -21,9 +15,8 @@ from intarsia.core.run import silent
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import list_engines
 from intarsia.errors import InputError
-from intarsia.pipeline import inputs
 from intarsia.pipeline.expect import Check, check_frame, check_streams, check_target
-from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
+from intarsia.pipeline.inputs import InputFiles
 from intarsia.pipeline.model import (
     Compact,
     Deduplicate,
@@ -32,135 +25,16 @@ from intarsia.pipeline.model import (
     Merge,
     Optimize,
     Pipeline,
-    Source,
     Step,
     Update,
     Write,
     list_names,
     require,
 )
+from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.validation import list_clauses
-from intarsia.request import open_iceberg
-from intarsia.tables.parquet import ParquetTable
-
-MOST_REHEARSED = 256 << 20
-"""Bytes of input and target up to which a dry run carries steps out on a copy in a scratch directory."""
-
 
 _Change = Merge | Write | Delete | Update | Compact | Optimize | Deduplicate
-
-
-@dataclass(slots=True)
-class RunResources:
-    """What the steps of one run share: the tables, the engine, who watches. Made for one run."""
-
-    pipeline: Pipeline
-    opening: Callable[[], Any] | None = None
-    """Opens the Spark session when it is first needed; None where the engine is another."""
-    opened: Any = None
-    unopened: BaseException | None = None
-    """Why no session could be opened."""
-    tables: dict[str, Any] = field(default_factory=dict)
-    frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
-    """DataFrames that Spark keeps, since more than one look is taken at them."""
-    web: Downloads = field(default_factory=Downloads)
-    scratch: tempfile.TemporaryDirectory[str] | None = None
-
-    def close(self) -> None:
-        """Let Spark forget what it keeps, and remove what was fetched or rehearsed. Idempotent."""
-        if self.scratch is not None:
-            self.scratch.cleanup()
-            self.scratch = None
-        while self.frames:
-            self.frames.popitem()[1].unpersist()
-        self.web.close()
-
-    @property
-    def session(self) -> Any:
-        """The Spark session, opened now if it was not; None where the engine is another."""
-        if self.opened is None and self.opening is not None:
-            try:
-                self.opened = self.opening()
-            except BaseException as error:
-                self.unopened = error
-                raise
-        return self.opened
-
-    @property
-    def engine(self) -> Any:
-        return self.pipeline.engine if self.session is None else self.session
-
-    def table(self, target: str) -> Any:
-        """The table of a target; one object for the run, which knows the files it has looked into."""
-        if target not in self.tables:
-            declared = self.pipeline.targets[target]
-            if declared.kind == "iceberg":
-                self.tables[target] = open_iceberg(declared.path, declared.catalog, **declared.options)
-            else:
-                self.tables[target] = ParquetTable(declared.path, **dict(declared.options))  # type: ignore[arg-type]
-        return self.tables[target]
-
-    def rehearse(self, target: str, there: Snapshot, size: int) -> bool:
-        """Let a target be a copy of itself in a scratch directory from now on, for a dry run.
-
-        The answer is no where the target and so many bytes of input are too much for that, and where they
-        are not all on this machine.
-        """
-        if self.pipeline.targets[target].kind != "parquet" or size + there.size > MOST_REHEARSED:
-            return False
-        is_local = isinstance(there.filesystem, pafs.LocalFileSystem)
-        if (there.exists and not (there.files and is_local)) or not self._is_here():
-            return False
-        if self.scratch is None:
-            self.scratch = tempfile.TemporaryDirectory(prefix="intarsia-dry-run-")
-        root = os.path.join(tempfile.mkdtemp(dir=self.scratch.name), "data")
-        for file in there.files:
-            os.makedirs(os.path.dirname(os.path.join(root, file.path)), exist_ok=True)
-            shutil.copy2(file.location, os.path.join(root, file.path))
-        table = ParquetTable(root)
-        table.root = there.root  # which plans and errors name
-        self.tables[target] = table
-        return True
-
-    def _is_here(self) -> bool:
-        """Whether everything that reads and writes is on this machine."""
-        if self.session is None:
-            return True
-        if ".connect." in type(self.session).__module__:
-            return False
-        return str(self.session.sparkContext.master).startswith("local")
-
-    def list_inputs(self, source: Source) -> InputFiles | None:
-        """The files of a source; None where it is a target."""
-        session = None if self.opening is None else lambda: self.session
-        return None if source.target is not None else list_inputs(source, self.web, session)
-
-    def rows(self, source: Source, there: InputFiles | None, known: pa.Schema | None = None) -> Any:
-        """The rows of a source: a DataFrame where Spark can read it, else Arrow streams."""
-        if source.target is not None:
-            snapshot = self.table(source.target).snapshot()
-            if self.session is None:
-                return [inputs.read_snapshot_stream(source, snapshot)]
-            return inputs.read_snapshot_frame(source, snapshot, self.session)
-        assert there is not None
-        if self.session is None or there.fetched:
-            inputs.check_portable(source)
-            return inputs.read_streams(source, there, known)
-        return self._frame(source, there, known)
-
-    def _frame(self, source: Source, there: InputFiles, known: pa.Schema | None) -> Any:
-        """Text is parsed once where several steps, or an expectation of unique keys, look at it."""
-        looks = sum(
-            2 if isinstance(step, Expect) and step.unique else 1
-            for step in self.pipeline.steps
-            if self.pipeline.sources.get(step.source or "") is source
-        )
-        if looks < 2 or inputs.detect_format(source, there) == "parquet":
-            return inputs.read_frame(source, there, self.session, known)
-        key = (id(source), there.stamps, None if source.columns or known is None else known.to_string())
-        if key not in self.frames:
-            self.frames[key] = inputs.read_frame(source, there, self.session, known).persist()
-        return self.frames[key]
 
 
 def carry_out(
@@ -172,14 +46,14 @@ def carry_out(
     progress: Progress = silent,
     extra: Mapping[str, Any] | None = None,
 ) -> MergeResult | list[Check]:
-    """Do what a step says, all of it or nothing; what was counted, or what was checked.
+    """Run a step, all of it or nothing: the result of its operation, or the checks of an expectation.
 
     Args:
         step: what to do.
-        shop: the tables and the engine.
-        there: the files of the step's source that are to be taken.
+        resources: the engine, the tables and the rows of sources.
+        there: the files of the step's source that it takes.
         dry_run: plan and count, write nothing.
-        progress: who watches.
+        progress: called with what is going on, done and total.
         extra: more options of the call.
     """
     if isinstance(step, Expect):
@@ -198,9 +72,9 @@ def carry_out(
 
 
 def _options_for(step: _Change, resources: RunResources) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """A step's options, and what is to be said of those that have an effect on other engines only.
+    """A step's options for this engine, and a note on those that only other engines have.
 
-    These are left out and not refused: a pipeline may be run on any engine, and say how on each.
+    These are left out and not refused: a pipeline may be run on any engine, and have options for each.
     """
     engines = list_engines(resources.engine, step.operation, None)
     rows: SourceKind = "none" if step.source is None else "frame" if "spark" in engines else "rows"
@@ -257,7 +131,7 @@ def _read_rows(step: Merge | Write, resources: RunResources, there: InputFiles |
 
 
 def _schema_arguments(step: Merge | Write, resources: RunResources) -> dict[str, Any]:
-    """How rows are taken in; the layout of a table that exists is its own."""
+    """The arguments on the source's schema; ``partition_by`` only for a table that does not exist yet."""
     target = require(step.target)
     there = resources.table(target).snapshot()
     check_layout(step, resources.pipeline, there)
@@ -270,7 +144,7 @@ def _schema_arguments(step: Merge | Write, resources: RunResources) -> dict[str,
 
 
 def check_layout(step: Step, pipeline: Pipeline, there: Snapshot) -> None:
-    """Refuse a target that is declared with another layout than the dataset that is there has."""
+    """Raise InputError where a target is declared with other partition columns than the dataset has."""
     if not isinstance(step, (Merge, Write)):
         return
     target = require(step.target)

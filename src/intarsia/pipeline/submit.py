@@ -1,4 +1,4 @@
-"""Runs a pipeline file from a command line: by ``spark-submit``, or as ``python -m intarsia.pipeline``."""
+"""The program that runs a pipeline file: for ``spark-submit``, and as ``python -m intarsia.pipeline``."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def line(step: StepReport) -> str:
-    """A step that is over, in one line."""
+    """The outcome of a step in one line."""
     told = f"{step.name}: {step.status}"
     if step.result is not None:
         told += f" ({_counts(step, step.result)})"

@@ -95,7 +95,7 @@ class _Check:
         self._circles()
 
     def _kind(self, name: str, target: Target) -> None:
-        """What goes with one kind of table only."""
+        """Check the fields that only one kind of table has."""
         place = f"[targets.{name}]"
         if target.kind == "iceberg":
             if not target.catalog:
@@ -184,7 +184,7 @@ class _Check:
                     compute_file_bytes(step.target_mb_per_file, step.target_rows_per_file)
 
     def _call(self, step: Step) -> OperationCall:
-        """What a step does as far as it says; on which engine is said when it runs."""
+        """The call that a step makes, for checking its options; the engine is known when it runs."""
         on = step.on if is_condition(step.on) else None
         adds = isinstance(step, Write)
         if isinstance(step, Merge):
@@ -244,7 +244,7 @@ class _Check:
 
     @contextmanager
     def at(self, place: str) -> Iterator[None]:
-        """What is wrong with a text or a number, told with its place."""
+        """Add the place in the file to an error."""
         try:
             yield
         except (InputError, NotSupported) as error:
@@ -258,12 +258,11 @@ class _Check:
             )
 
     def _circles(self) -> None:
-        """A target that is made from itself never comes to rest."""
+        """Refuse a target that is made from itself, also through others: every run would change it again."""
         flows: dict[str, list[str]] = {}
         for step in self.pipeline.steps:
             if isinstance(step, (Merge, Write)):
-                start = self.pipeline.sources[require(step.source)].target
-                if start is not None:
+                for start in self.pipeline.sources[require(step.source)].reads:
                     flows.setdefault(start, []).append(require(step.target))
         for start in flows:
             circle = _way_back(start, flows)
@@ -272,7 +271,7 @@ class _Check:
 
 
 def _way_back(start: str, flows: dict[str, list[str]]) -> Sequence[str]:
-    """The way from a target to itself, or nothing."""
+    """The targets on the way from a target back to itself; empty where there is no way."""
     ways = [[start]]
     seen: set[str] = set()
     while ways:

@@ -1,4 +1,4 @@
-"""What goes around Spark: a Java runtime, a session, streams into a dataset; the engine is not in here.
+"""Java runtimes, Spark sessions, and streams into a dataset; the engine is not in here.
 
 Names are loaded when they are first used: importing this package imports no pyspark.
 """

@@ -1,4 +1,4 @@
-"""Rows of a DataFrame brought to the driver, so that Ctrl-C ends what computes them and nothing else."""
+"""Rows of a DataFrame collected to the driver; Ctrl-C cancels the jobs that compute them, and no others."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ __all__ = ["collect", "run_interruptible"]
 R = TypeVar("R")
 
 _PATIENCE = 1.0
-"""Seconds that Ctrl-C waits for jobs to end; those that need longer are seen to without it."""
+"""Seconds to wait for cancelled jobs after Ctrl-C; a thread goes on cancelling those that take longer."""
 _AGAIN = 0.2
 
 
@@ -30,11 +30,11 @@ def collect(frame: Any) -> pa.Table:
 
 
 def run_interruptible(spark: Any, work: Callable[[], R]) -> R:
-    """What ``work`` gives, which runs jobs of a session; Ctrl-C cancels these.
+    """The result of ``work``, which runs jobs of a session; Ctrl-C cancels these.
 
-    pyspark itself waits for a job that it collects from, reading nothing meanwhile: without the handler
-    that it sets (notebooks set another) Ctrl-C may wait for good, and with it an error of Spark takes the
-    interrupt's place. So another thread waits, and this one, the only one that Ctrl-C comes to, looks on.
+    pyspark blocks in a read while a job runs: without its own signal handler (notebooks set another) Ctrl-C
+    may wait for ever, and with it an error of Spark replaces the KeyboardInterrupt. So the work runs in
+    another thread, and the main thread, which alone gets signals, waits for it.
     """
     if threading.current_thread() is not threading.main_thread():
         return work()
@@ -68,7 +68,7 @@ def _run_into(work: Callable[[], R], found: Future[R]) -> None:
 
 
 def _cancel(spark: Any, tag: str, work: threading.Thread) -> None:
-    """Cancel what runs under a tag until the work is over: a job may be about to begin."""
+    """Cancel jobs with a tag until the work ends: another job may be about to begin."""
     with suppress(*spark_error_types()):
         while work.is_alive():
             spark.interruptTag(tag)

@@ -1,4 +1,4 @@
-"""What Spark raises, as errors of ours: which one it is, in a sentence, and what to do about it."""
+"""Spark's exceptions translated into errors of intarsia, with a short message and a hint."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _MEMORY = (
 
 
 def spark_error_types() -> tuple[type[Exception], ...]:
-    """What Spark raises in this process, as far as what raises it was imported; nothing is imported here."""
+    """The exception types of Spark, py4j and gRPC, of those that are imported; imports none."""
     known = [
         getattr(sys.modules.get(module), name, None)
         for module, name in (
@@ -88,10 +88,10 @@ def spark_error_types() -> tuple[type[Exception], ...]:
 
 @contextmanager
 def spark_errors(*, source: bool = False) -> Iterator[None]:
-    """What Spark raises meanwhile is raised as ours, with Spark's as its cause.
+    """Translate exceptions of Spark in the block into errors of intarsia, with the original as cause.
 
     Args:
-        source: a DataFrame of the caller is evaluated, so what cannot be computed is the caller's.
+        source: whether a DataFrame of the caller is evaluated: what cannot be computed is then InputError.
     """
     with _record_interrupts() as pressed:
         try:
@@ -108,7 +108,7 @@ def spark_errors(*, source: bool = False) -> Iterator[None]:
 
 @contextmanager
 def _record_interrupts() -> Iterator[list[int]]:
-    """Remember Ctrl-C meanwhile: py4j logs what pyspark's handler raises, and raises another error itself."""
+    """Record Ctrl-C in the block: py4j may log the KeyboardInterrupt and raise another error instead."""
     pressed: list[int] = []
     before = signal.getsignal(signal.SIGINT)
     if threading.current_thread() is not threading.main_thread() or not callable(before):
@@ -131,8 +131,10 @@ def _record_interrupts() -> Iterator[list[int]]:
 
 
 def is_interrupt(error: BaseException | None) -> bool:
-    """Whether Ctrl-C is what an error comes from: pyspark's handler speaks to the JVM in between, and what
-    waited for an answer may get a wrong one."""
+    """Whether Ctrl-C caused an error.
+
+    pyspark's signal handler calls the JVM, and a call that was waiting may get the answer of that one.
+    """
     while error is not None:
         frames = (frame.f_code for frame, _ in traceback.walk_tb(error.__traceback__))
         if isinstance(error, KeyboardInterrupt) or any(code.co_name == "signal_handler" for code in frames):
@@ -142,7 +144,7 @@ def is_interrupt(error: BaseException | None) -> bool:
 
 
 def translate_error(error: Exception, *, source: bool = False) -> IntarsiaError:
-    """The error of ours that one of Spark's amounts to."""
+    """The error of intarsia for one of Spark."""
     what = "The source DataFrame could not be evaluated" if source else "Spark could not do the work"
     known = find_known_failure(error, what)
     if known is not None:
@@ -153,7 +155,7 @@ def translate_error(error: Exception, *, source: bool = False) -> IntarsiaError:
 
 
 def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
-    """The error of ours where Spark's tells its cause; ``what`` could not be done, as a sentence."""
+    """The error of intarsia where Spark's text has a known cause, else None; ``what`` begins its message."""
     text = f"{type(error).__name__}: {error}"
     found = _find_python_failure(text) or _parse_own_error(text)
     if found is not None:
@@ -186,13 +188,13 @@ def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
 
 
 def raised_text(error: IntarsiaError) -> str:
-    """An error of ours as text that :func:`as_ours` finds in what Spark makes of it."""
+    """An error of intarsia as text that :func:`find_known_failure` recognises in an error of Spark."""
     hint = f" Hint: {error.hint}" if error.hint else ""
     return f"intarsia {type(error).__name__}: {error.message}{hint}"
 
 
 def brief_text(error: BaseException) -> str:
-    """One line that says what happened: the last of a Python traceback, the innermost cause in Java."""
+    """One line: the last of a Python traceback, or the innermost cause of a Java stack trace."""
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:
         lines = [line for line in text.splitlines() if re.match(r"[A-Za-z_][\w.]*(:|$)", line)]
@@ -217,7 +219,7 @@ def _contains_any(text: str, signs: tuple[str, ...]) -> bool:
 
 
 def _find_python_failure(text: str) -> IntarsiaError | None:
-    """The executors have another Python, or lack something that is needed there."""
+    """NotSupported where the executors have another Python, or lack a package; else None."""
     versions = _VERSIONS.search(text)
     if versions is not None:
         return NotSupported(
@@ -246,7 +248,7 @@ def _find_python_failure(text: str) -> IntarsiaError | None:
 
 
 def _parse_own_error(text: str) -> IntarsiaError | None:
-    """An error of ours that was raised on an executor, where Spark made text of it."""
+    """An error of intarsia that was raised on an executor, restored from Spark's text; else None."""
     found = _OF_OURS.search(text)
     kind = getattr(errors, found[1], None) if found is not None else None
     if found is None or not (isinstance(kind, type) and issubclass(kind, IntarsiaError)):
@@ -257,14 +259,14 @@ def _parse_own_error(text: str) -> IntarsiaError | None:
 
 
 def _describe_pythons() -> str:
-    """Which Python runs where, as far as an executor can be asked."""
+    """The Python versions of this process and, where a session is active, of an executor."""
     here = f"this process runs {platform.python_version()} ({sys.executable})"
     session = active_session()
     if session is None:
         return here
     from pyspark.sql import functions
 
-    # A lambda travels by value: nothing of ours can be imported there. Without Arrow, which may be missing.
+    # A lambda is pickled by value: it needs no import of intarsia there. Without Arrow, which may be missing.
     ask = functions.udf(
         lambda _: f"{__import__('platform').python_version()} ({__import__('sys').executable})",
         "string",

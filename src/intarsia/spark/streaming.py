@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Unpack
 
 from intarsia import api
+from intarsia.arguments import MatchArguments
 from intarsia.common.log import logger
 from intarsia.core.merge import normalize_keys
 from intarsia.core.rule import strategy_rule
+from intarsia.engine_choice import EngineLike
 from intarsia.errors import InputError
+from intarsia.options import Columns, StreamOptions
 from intarsia.spark.session import active_session, is_connect
 from intarsia.tables.parquet import ParquetTable
 
@@ -23,19 +26,27 @@ _PLACES = ("control_path", "spool_dir")
 _NAME_IT = "pass app_id=, a name of your own that stays the same when the query is started again."
 
 
+class BatchArguments(StreamOptions, MatchArguments, total=False):
+    """Arguments and options of :func:`intarsia.merge` that a stream can have."""
+
+    dedup_order_by: Columns | None
+    partition_by: Columns | None
+    engine: EngineLike
+
+
 def merge_batches(
     path: str | os.PathLike[str],
-    key_columns: str | list[str],
+    key_columns: Columns,
     *,
     strategy: api.Strategy = "upsert",
     app_id: str | None = None,
-    **options: Any,
+    **options: Unpack[BatchArguments],
 ) -> Callable[[Any, int], None]:
     """A function for ``foreachBatch`` that merges each micro-batch into a dataset, exactly once.
 
     The batch's number is recorded in the same commit as its rows. A query that was killed at any
-    moment and is started again from its checkpoint gives the last batch a second time; the dataset
-    then has it already, and it is skipped. Batches without rows are recorded as well.
+    moment and is started again from its checkpoint repeats its last batch; where the dataset has that
+    already, it is skipped. Batches without rows are recorded as well.
 
     Under Spark Connect the function runs on the server's machine, which needs this package and reads and
     commits the dataset; what it raises is in the text of the query's ``StreamingQueryException``.
@@ -52,11 +63,16 @@ def merge_batches(
         options: as of :func:`intarsia.merge`.
 
     Raises:
-        InputError: the strategy or the keys are none, or the session is one of Spark Connect and there is
-            no ``app_id``; nothing was started.
+        InputError: an unknown strategy, no keys, or Spark Connect without ``app_id``; nothing was started.
 
     Example:
-        >>> query = changes.writeStream.foreachBatch(merge_batches("lake/orders", "order_id")).start()
+        >>> import os
+        >>> from intarsia.spark import local_session, merge_batches
+        >>> clicks = local_session().readStream.format("rate").load().selectExpr("value as id", "'c' as n")
+        >>> writer = clicks.writeStream.foreachBatch(merge_batches("lake/orders", "id"))
+        >>> writer = writer.option("checkpointLocation", os.path.abspath("checkpoint"))
+        >>> writer.trigger(availableNow=True).start().awaitTermination(60)
+        True
     """
     reserved = [name for name in ("batch_id", "dry_run", "source", "target", "on") if name in options]
     if reserved:
@@ -67,14 +83,15 @@ def merge_batches(
     if session is not None and is_connect(session):
         raise InputError("merge_batches needs an app_id under Spark Connect.", hint=_NAME_IT)
     strategy_rule(strategy)
-    if options.get("filesystem") is None:
+    given: dict[str, Any] = {**options}
+    if given.get("filesystem") is None:
         path = _make_absolute(path)
-        options |= {name: _make_absolute(options[name]) for name in _PLACES if options.get(name)}
-    return MergeBatches(os.fspath(path), tuple(normalize_keys(key_columns)), strategy, app_id, options)
+        given |= {name: _make_absolute(given[name]) for name in _PLACES if given.get(name)}
+    return MergeBatches(os.fspath(path), tuple(normalize_keys(key_columns)), strategy, app_id, given)
 
 
 def _make_absolute(path: str | os.PathLike[str]) -> str:
-    """A path that means the same in another process; a URL does so already."""
+    """An absolute path, for a process with another working directory; a URL as it is."""
     text: Any = os.fspath(path)
     if not isinstance(text, str) or not text:
         raise InputError(f"A path must be text, not {text!r}.")
@@ -83,7 +100,7 @@ def _make_absolute(path: str | os.PathLike[str]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class MergeBatches:
-    """What ``foreachBatch`` calls; a value, since Spark Connect sends it to the server."""
+    """The function for ``foreachBatch``; a value that pickles, since Spark Connect sends it to the server."""
 
     path: str
     keys: tuple[str, ...]
@@ -93,7 +110,7 @@ class MergeBatches:
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         app_id = self.app_id or _query_id(frame)
-        if self._is_done(app_id, batch_id):  # asked again under the lock, but then the rows are there
+        if self._is_done(app_id, batch_id):  # the commit checks again, after the rows were computed
             log.info("merge_batches %s: batch %d of %s is there already", self.path, batch_id, app_id)
             return
         api.merge(
@@ -113,7 +130,7 @@ class MergeBatches:
 
 
 def _query_id(frame: Any) -> str:
-    """The id of the query that a batch is of, as Spark tells the thread that runs it."""
+    """The id of the query of a batch, from a local property of the thread that runs it."""
     session = frame.sparkSession
     found = None if is_connect(session) else session.sparkContext.getLocalProperty(_QUERY_ID)
     if not found:

@@ -1,14 +1,22 @@
-"""The dataset IO of the Spark engine."""
+"""Parquet datasets on Spark, through a session that is the caller's own."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from intarsia.common.log import logger, operation_log
-from intarsia.datasets.io import Columns, DatasetIO, Path
-from intarsia.datasets.reading import ReadRequest
+from intarsia.datasets.io import DatasetIO
+from intarsia.datasets.options import DatasetPath, Filters
+from intarsia.datasets.reading import DatasetScan, ReadRequest, read_snapshot
+from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError
+from intarsia.options import Columns, IOOptions
 from intarsia.request import show_target
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+__all__ = ["SparkDatasetIO"]
 
 log = logger(__name__)
 
@@ -19,21 +27,29 @@ class SparkDatasetIO(DatasetIO):
     The methods, results and errors are those of the other engines; only :meth:`read_parquet` gives a
     Spark DataFrame. The session stays the caller's: it is neither stopped nor changed.
 
-    >>> io = SparkDatasetIO(spark)
-    >>> result = io.merge(spark.table("changes"), "lake/orders", "upsert", ["order_id"])
-
     Args:
         spark: the session.
         filesystem: the pyarrow or fsspec file system that all paths are on; None for local paths and
             URLs. Executors must reach it as well.
         options: for every call, such as ``tasks``, ``broadcast_bytes`` or ``spool_dir``; a call's own
             options win.
+
+    Raises:
+        InputError: this is no session, or an option of another engine.
+
+    Example:
+        >>> import pyarrow as pa
+        >>> from intarsia.datasets.spark import SparkDatasetIO
+        >>> from intarsia.spark import local_session
+        >>> io = SparkDatasetIO(local_session())
+        >>> io.merge(pa.table({"id": [3], "n": ["c"]}), "lake/orders", "upsert", ["id"]).inserted
+        1
     """
 
     engine = "spark"
     backend = "spark"
 
-    def __init__(self, spark: Any, filesystem: Any = None, **options: Any) -> None:
+    def __init__(self, spark: SessionLike, filesystem: Any = None, **options: Unpack[IOOptions]) -> None:
         if not hasattr(spark, "createDataFrame"):
             raise InputError(
                 f"SparkDatasetIO needs a SparkSession, not {type(spark).__name__}.",
@@ -45,15 +61,15 @@ class SparkDatasetIO(DatasetIO):
 
     def read_parquet(
         self,
-        path: Path,
+        path: DatasetPath,
         *,
         columns: Columns | None = None,
-        filters: Any = None,
+        filters: Filters | None = None,
         include_file_path: bool = False,
         use_threads: bool = True,
         batch_rows: int | None = None,
         dialect: str | None = None,
-    ) -> Any:
+    ) -> DataFrame:
         """One consistent state of a dataset, or a single file, as a Spark DataFrame.
 
         The state is that of the call. Spark reads it whenever the DataFrame is evaluated, and refuses
@@ -63,12 +79,32 @@ class SparkDatasetIO(DatasetIO):
 
         Types that Spark lacks become the next ones that hold every value: unsigned integers the next
         wider, nanoseconds microseconds (where no value loses any), times of day a number of microseconds
-        unless ``spark.sql.timeType.enabled``. ``use_threads`` has no meaning here.
+        unless ``spark.sql.timeType.enabled``.
 
-        Args and errors as of :meth:`intarsia.datasets.pyarrow.PyarrowDatasetIO.read_parquet`.
+        Args:
+            path: path or URL of a dataset or a file.
+            columns: the columns to return, in this order; all by default. Others are not read.
+            filters: SQL text, tuples as ``pyarrow.parquet`` takes them, or a ``pyarrow.compute``
+                expression.
+            include_file_path: add ``file_path``, a string column with the path each row is from.
+            use_threads: of no effect here.
+            batch_rows: read so many rows at once; a row group by default.
+            dialect: of SQL text.
+
+        Raises:
+            NothingMatched: there is no such path.
+            ColumnNotFound: a column that is named is not there.
+
+        Example:
+            >>> from intarsia.datasets.spark import SparkDatasetIO
+            >>> from intarsia.spark import local_session
+            >>> io = SparkDatasetIO(local_session())
+            >>> io.read_parquet("lake/orders", columns=["id"], filters="n = 'b'").count()
+            1
         """
-        from intarsia.datasets.spark.reading import dataset_frame  # needs pyspark
+        from intarsia.frames import make_frame  # needs pyspark
 
         with operation_log(log, "read_parquet", show_target(path)):
             wanted = ReadRequest(columns, filters, include_file_path, use_threads, batch_rows, dialect)
-            return dataset_frame(self.spark, self.table(path), wanted, tasks=self._options.get("tasks") or 0)
+            scan = DatasetScan.of(read_snapshot(self.table(path)), wanted)
+            return make_frame(self.spark, scan, tasks=self._options.get("tasks") or 0)

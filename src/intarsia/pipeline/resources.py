@@ -1,0 +1,141 @@
+"""What the steps of one run share: its engine, tables and sources; what a step does with them is in steps."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.fs as pafs
+
+from intarsia.core.snapshot import Snapshot
+from intarsia.pipeline import inputs
+from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
+from intarsia.pipeline.model import Expect, Pipeline, Source
+from intarsia.request import open_iceberg
+from intarsia.tables.parquet import ParquetTable
+
+__all__ = ["MOST_REHEARSED", "RunResources"]
+
+MOST_REHEARSED = 256 << 20
+"""Maximum bytes of input and target for which a dry run runs its steps on a copy in a scratch directory."""
+
+
+@dataclass(slots=True)
+class RunResources:
+    """The engine, the tables of targets and the rows of sources, shared by all steps of one run.
+
+    A source of another kind than files and targets is listed in :meth:`list_inputs` and read in :meth:`rows`.
+    """
+
+    pipeline: Pipeline
+    opening: Callable[[], Any] | None = None
+    """Opens the Spark session when it is first needed; None where the engine is another."""
+    opened: Any = None
+    unopened: BaseException | None = None
+    """Why no session could be opened."""
+    tables: dict[str, Any] = field(default_factory=dict)
+    frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
+    """DataFrames that are persisted, since several steps read them."""
+    web: Downloads = field(default_factory=Downloads)
+    scratch: tempfile.TemporaryDirectory[str] | None = None
+
+    def close(self) -> None:
+        """Unpersist DataFrames, and remove downloads and the copies of a dry run. Idempotent."""
+        if self.scratch is not None:
+            self.scratch.cleanup()
+            self.scratch = None
+        while self.frames:
+            self.frames.popitem()[1].unpersist()
+        self.web.close()
+
+    @property
+    def session(self) -> Any:
+        """The Spark session, opened now if it was not; None where the engine is another."""
+        if self.opened is None and self.opening is not None:
+            try:
+                self.opened = self.opening()
+            except BaseException as error:
+                self.unopened = error
+                raise
+        return self.opened
+
+    @property
+    def engine(self) -> Any:
+        return self.pipeline.engine if self.session is None else self.session
+
+    def table(self, target: str) -> Any:
+        """The table of a target; one object for the whole run, which caches the footers it has read."""
+        if target not in self.tables:
+            declared = self.pipeline.targets[target]
+            if declared.kind == "iceberg":
+                self.tables[target] = open_iceberg(declared.path, declared.catalog, **declared.options)
+            else:
+                self.tables[target] = ParquetTable(declared.path, **dict(declared.options))  # type: ignore[arg-type]
+        return self.tables[target]
+
+    def rehearse(self, target: str, there: Snapshot, size: int) -> bool:
+        """Copy a target to a scratch directory and use the copy from now on, for a dry run.
+
+        Returns False, and copies nothing, where the target and ``size`` bytes of input are more than
+        ``MOST_REHEARSED``, or where not all of it is on this machine.
+        """
+        if self.pipeline.targets[target].kind != "parquet" or size + there.size > MOST_REHEARSED:
+            return False
+        is_local = isinstance(there.filesystem, pafs.LocalFileSystem)
+        if (there.exists and not (there.files and is_local)) or not self._is_here():
+            return False
+        if self.scratch is None:
+            self.scratch = tempfile.TemporaryDirectory(prefix="intarsia-dry-run-")
+        root = os.path.join(tempfile.mkdtemp(dir=self.scratch.name), "data")
+        for file in there.files:
+            os.makedirs(os.path.dirname(os.path.join(root, file.path)), exist_ok=True)
+            shutil.copy2(file.location, os.path.join(root, file.path))
+        table = ParquetTable(root)
+        table.root = there.root  # which plans and errors name
+        self.tables[target] = table
+        return True
+
+    def _is_here(self) -> bool:
+        """Whether everything that reads and writes is on this machine."""
+        if self.session is None:
+            return True
+        if ".connect." in type(self.session).__module__:
+            return False
+        return str(self.session.sparkContext.master).startswith("local")
+
+    def list_inputs(self, source: Source) -> InputFiles | None:
+        """The files of a source; None where it is a target."""
+        session = None if self.opening is None else lambda: self.session
+        return None if source.target is not None else list_inputs(source, self.web, session)
+
+    def rows(self, source: Source, there: InputFiles | None, known: pa.Schema | None = None) -> Any:
+        """The rows of a source: a DataFrame where Spark can read it, else Arrow streams."""
+        if source.target is not None:
+            snapshot = self.table(source.target).snapshot()
+            if self.session is None:
+                return [inputs.read_snapshot_stream(source, snapshot)]
+            return inputs.read_snapshot_frame(source, snapshot, self.session)
+        assert there is not None
+        if self.session is None or there.fetched:
+            inputs.check_portable(source)
+            return inputs.read_streams(source, there, known)
+        return self._frame(source, there, known)
+
+    def _frame(self, source: Source, there: InputFiles, known: pa.Schema | None) -> Any:
+        """A DataFrame of files; persisted where text would be parsed by several steps, or twice by one."""
+        looks = sum(
+            2 if isinstance(step, Expect) and step.unique else 1
+            for step in self.pipeline.steps
+            if self.pipeline.sources.get(step.source or "") is source
+        )
+        if looks < 2 or inputs.detect_format(source, there) == "parquet":
+            return inputs.read_frame(source, there, self.session, known)
+        key = (id(source), there.stamps, None if source.columns or known is None else known.to_string())
+        if key not in self.frames:
+            self.frames[key] = inputs.read_frame(source, there, self.session, known).persist()
+        return self.frames[key]
