@@ -20,7 +20,13 @@ from intarsia.tables.iceberg.file_io import LocationProvider
 from intarsia.tables.iceberg.properties import WriteProperties
 
 PAGE = (doc_pages.ROOT / "docs" / "iceberg.md").read_text(encoding="utf-8")
-ELSEWHERE = {"schema.name-mapping.default", "encryption.*"}
+ELSEWHERE = {
+    "encryption.*",
+    "gc.enabled",
+    "schema.name-mapping.default",
+    "write.metadata.delete-after-commit.enabled",
+    "write.wap.enabled",
+}
 """What is not asked for by its name where properties are read for writing."""
 
 

@@ -486,6 +486,25 @@ def test_a_batch_that_is_committed_and_not_published_counts(
     assert ParquetTable(root).last_batch("stream") == 7
 
 
+def test_the_last_batch_is_found_while_its_record_is_cleaned_up(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with crashing(monkeypatch, PosixStorage, "publish"):
+        append(root, 9, {"app_id": "stream", "batch_id": "7"})
+    table, honest, listed = ParquetTable(root), PosixStorage.names, []
+
+    def names(self: PosixStorage, directory: str) -> list[str]:
+        found = honest(self, directory)
+        if directory == table.control.log and not listed:
+            listed.append(found)
+            ParquetTable(root).recover()
+        return found
+
+    monkeypatch.setattr(PosixStorage, "names", names)
+    assert table.last_batch("stream") == 7
+    assert listed == [["000000000001.json"]]
+
+
 @pytest.mark.parametrize(
     "properties",
     [{"app_id": "a"}, {"batch_id": "1"}, {"app_id": "a", "batch_id": "x"}, {"app_id": "a", "batch_id": "-1"}],

@@ -76,9 +76,9 @@ CATALOG_REFUSALS = (
     NoSuchTableError,
     NotImplementedError,
 )
-"""Answers after which it is certain that nothing was committed, and that asking again will not help."""
+"""Errors after which it is certain that nothing was committed, and that a retry will not help."""
 _LOAD_ERRORS = (StorageError, NotSupported)
-"""Why a table cannot be looked at: its catalog is away, or it has become one that cannot be loaded here."""
+"""Errors of loading a table: its catalog cannot be reached, or its metadata is not supported."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,7 +134,7 @@ class SnapshotCommit:
         self._strays: list[str] = []
 
     def run(self) -> CommitReceipt:
-        """SnapshotCommit, trying again when another writer came first and is not in the way.
+        """Commit, and retry after commits of other writers that do not conflict.
 
         Raises:
             CommitConflict: another writer is in the way, or there was no getting through; nothing changed.
@@ -182,7 +182,7 @@ class SnapshotCommit:
             wait = next(waits, None)
             time.sleep(wait or 0)
             table = self._reload_table(snapshot, refusal)
-            if (done := self._find_commit(table, snapshot)) is not None:  # a try that was said to have failed
+            if (done := self._find_commit(table, snapshot)) is not None:  # an earlier attempt
                 return done, _find_files_in_use(done, tried)
             self.in_flight = False
             if wait is None:
@@ -195,7 +195,7 @@ class SnapshotCommit:
             log.info("%s: trying again to commit: %s", self._where, refusal)
 
     def _commit_once(self, table: Table, head: BranchState, snapshot: Snapshot) -> CommitReceipt | Exception:
-        """One try: the receipt, or why the catalog wants another one."""
+        """One attempt: the receipt, or the error after which to retry."""
         requirements, updates = self._make_request(head, snapshot)
         with record_metadata_files() as written:
             self.in_flight = True
@@ -211,16 +211,14 @@ class SnapshotCommit:
             return self._make_receipt(snapshot, response.metadata, response.metadata_location)
 
     def _judge_error(self, error: Exception, table: Table, snapshot: Snapshot) -> CommitReceipt | Exception:
-        """What an error of the catalog means: to be tried again (the error), to be raised, or a success."""
+        """What an error of the catalog means: retry (that error), raise (a CommitError), or a success."""
         if isinstance(error, (CommitFailedException, WaitingForLockException)) or is_sqlite_busy(error):
             return error
         if type(error) is ValueError:
-            # PyIceberg's own checks, before anything is sent; such as that of a sequence number which a
-            # commit to another branch has taken meanwhile.
+            # PyIceberg's own checks before anything is sent, such as of a sequence number that a commit to
+            # another branch has used meanwhile.
             now = self._reload_table(snapshot, error)
-            if (
-                done := self._find_commit(now, snapshot)
-            ) is not None:  # an earlier try that was said to have failed
+            if (done := self._find_commit(now, snapshot)) is not None:  # an earlier attempt
                 return done
             self.in_flight = False
             return error if now.metadata_location != table.metadata_location else self._make_refusal(error)
@@ -230,7 +228,7 @@ class SnapshotCommit:
         return self._check_status(error, snapshot)
 
     def _sweep(self, io: FileIO, metadata: TableMetadata, location: str) -> None:
-        """Remove metadata files of tries that failed; not on an error's word: one might be the table's."""
+        """Remove metadata files of failed attempts, unless the table refers to one after all."""
         used = {location, *(entry.metadata_file for entry in metadata.metadata_log)}
         remove_files(io, [path for path in self._strays if path not in used])
         self._strays.clear()
@@ -256,16 +254,16 @@ class SnapshotCommit:
         return (uuid_holds, stands), (add, move)
 
     def _check_status(self, error: Exception, snapshot: Snapshot) -> CommitReceipt | CommitUnknown:
-        """Check whether the snapshot exists after an answer that leaves the outcome open."""
+        """Check whether the snapshot exists after an error that leaves the outcome open."""
         for wait in chain([0.0], iterate_waits(self._status)):
             time.sleep(wait)
-            with suppress(*_LOAD_ERRORS):  # the catalog may still be away
+            with suppress(*_LOAD_ERRORS):  # the catalog may still be unreachable
                 if (done := self._find_commit(self._target.load(), snapshot)) is not None:
                     return done
         return self._make_unknown(error, snapshot)
 
     def _reload_table(self, snapshot: Snapshot, refusal: Exception) -> Table:
-        """The table after a try that failed; without a look at it, not even a refusal is certain."""
+        """The table after a failed attempt; CommitUnknown if it cannot be loaded."""
         try:
             return self._target.load()
         except _LOAD_ERRORS as error:
@@ -285,7 +283,7 @@ class SnapshotCommit:
         )
 
     def _find_commit(self, table: Table, snapshot: Snapshot) -> CommitReceipt | None:
-        found = table.metadata.snapshot_by_id(snapshot.snapshot_id)  # by whichever try it came
+        found = table.metadata.snapshot_by_id(snapshot.snapshot_id)  # of any attempt
         return None if found is None else self._make_receipt(found, table.metadata, table.metadata_location)
 
     def _make_receipt(self, snapshot: Snapshot, metadata: TableMetadata, location: str) -> CommitReceipt:
@@ -302,7 +300,7 @@ class SnapshotCommit:
 
 
 def _find_files_in_use(receipt: CommitReceipt, tried: Mapping[str, set[str]]) -> set[str]:
-    """The files of the attempt that is in effect, by its manifest list; of all where it is unknown."""
+    """Metadata files of the attempt that is in effect, by its manifest list; of all attempts if unknown."""
     snapshot = receipt.metadata.snapshot_by_id(receipt.snapshot_id)
     if snapshot is not None and snapshot.manifest_list in tried:
         return tried[snapshot.manifest_list]
@@ -358,33 +356,34 @@ _MAX_SHOWN = 3
 
 @dataclass(frozen=True, slots=True)
 class Validation:
-    """What must still hold when a change is committed; see :func:`check`."""
+    """What must still hold when a change is committed; see :func:`validate_state`."""
 
     existing: Sequence[ManifestEntry] = ()
-    """Data files that must still be there; deletes that were taken back must not be given again."""
+    """Data files that must still exist, and none of whose deletes may have been removed."""
     undisturbed: Sequence[ManifestEntry] = ()
-    """Data files that must still be there, with the deletes they had."""
+    """Data files that must still exist with exactly the deletes they had."""
     exclusive: bool = False
-    """Whether a data file that has appeared is in the way (serializable isolation)."""
+    """Whether a new data file is a conflict (serializable isolation)."""
     may_concern: Callable[[ManifestEntry, TableMetadata], bool] | None = None
-    """Tells of a data file of a table whether the operation would have read it; None is any."""
+    """Whether the operation would have read a new data file; None means any."""
     equalities: bool = True
-    """Whether new equality deletes count. They do not where new data takes the place of old under the old
-    sequence number, since they then apply to it as well."""
+    """Whether new equality deletes are conflicts. They are not where the added files keep the old sequence
+    number, since they apply to those as well."""
     specs: frozenset[int] | None = None
-    """The specs of that new data, None for those of the old: equality deletes of others count after all."""
+    """The specs of those added files: partitioned equality deletes of other specs are conflicts after all.
+    None if the specs do not change."""
     position_deletes: bool = False
-    """Whether position delete files are committed, which version 3 forbids."""
+    """Whether position delete files are added, which version 3 forbids."""
     batch: tuple[str, int] | None = None
-    """An application's batch that nobody else may have committed meanwhile."""
+    """Application and batch that no other process may have committed meanwhile."""
 
 
 @dataclass(frozen=True, slots=True)
 class StateDifference:
     """The entries by which two states differ, for data files and delete files alike."""
 
-    come: tuple[ManifestEntry, ...]
-    gone: tuple[ManifestEntry, ...]
+    added: tuple[ManifestEntry, ...]
+    removed: tuple[ManifestEntry, ...]
 
     def data(self, entries: Iterable[ManifestEntry]) -> list[ManifestEntry]:
         return [entry for entry in entries if entry.file.content is DataFileContent.DATA]
@@ -394,7 +393,7 @@ class StateDifference:
 
 
 def validate_state(validation: Validation, base: BranchState, head: BranchState) -> None:
-    """Compare the state that was read with the one that is to be built on.
+    """Compare the state that was read with the current one.
 
     Raises:
         CommitConflict: the change does not hold any more; nothing was changed.
@@ -421,7 +420,7 @@ def validate_state(validation: Validation, base: BranchState, head: BranchState)
 
 
 def compare_states(base: BranchState, head: BranchState) -> StateDifference:
-    """What came and went between two states; only manifests that are in one of them alone are read."""
+    """Entries added and removed between two states; only manifests that just one of them has are read."""
     before = {manifest.manifest_path for manifest in base.manifests}
     after = {manifest.manifest_path for manifest in head.manifests}
     old = _index_live_entries(base, (m for m in base.manifests if m.manifest_path not in after))
@@ -458,7 +457,7 @@ def _check_batch(validation: Validation, head: BranchState) -> None:
 
 def _check_data_files_exist(validation: Validation, since: StateDifference, where: str) -> None:
     """Java's ``validateDataFilesExist``."""
-    gone = {entry.file.file_path for entry in since.data(since.gone)}
+    gone = {entry.file.file_path for entry in since.data(since.removed)}
     if not gone:
         return
     wanted = (*validation.existing, *validation.undisturbed)
@@ -482,7 +481,7 @@ def _check_no_conflicting_deletes(validation: Validation, since: StateDifference
         spec_id, specs = entry.file.spec_id, validation.specs
         return specs is not None and spec_id not in specs and spec_id not in unpartitioned
 
-    come, gone = filter(counts, since.deletes(since.come)), since.deletes(since.gone)
+    come, gone = filter(counts, since.deletes(since.added)), since.deletes(since.removed)
     undisturbed, existing = validation.undisturbed, validation.existing
     for entries, verb, files in (
         (list(come), "added", undisturbed),
@@ -533,7 +532,7 @@ def _check_no_conflicting_data(
     holds_old = _make_rewrite_test(base, head)
     appeared = sorted(
         entry.file.file_path
-        for entry in since.data(since.come)
+        for entry in since.data(since.added)
         if not holds_old(entry.snapshot_id, entry.sequence_number)
         and (validation.may_concern is None or validation.may_concern(entry, head.metadata))
     )
@@ -559,7 +558,7 @@ def _make_rewrite_test(base: BranchState, head: BranchState) -> Callable[[int | 
         if snapshot is None or base.head is None or not _is_replace(snapshot):
             return False
         numbered = base.metadata.format_version > 1 and number is not None
-        if numbered and (number or 0) < (snapshot.sequence_number or 0):  # that of the state it has read
+        if numbered and (number or 0) < (snapshot.sequence_number or 0):  # of the state compacted
             return (number or 0) <= (base.head.sequence_number or 0)
         for before in ancestors_of(snapshot, head.metadata):
             if before.snapshot_id == base.head.snapshot_id:

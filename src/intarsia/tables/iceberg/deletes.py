@@ -71,7 +71,7 @@ class Deletes:
 
     @property
     def estimated_count(self) -> int:
-        """How many rows are deleted, as far as metadata tells: no writer deletes a row twice, but may."""
+        """How many rows are deleted, as far as metadata tells; a row that was deleted twice counts twice."""
         sole = (entry.file.record_count for entry in self.replaceable_entries)
         return sum(sole) if self.vector is None else self.vector.file.record_count
 
@@ -84,7 +84,7 @@ class Deletes:
 
     @property
     def is_estimate(self) -> bool:
-        """Whether ``likely_count`` leaves deletes out, or may count one twice."""
+        """Whether ``estimated_count`` leaves deletes out, or may count one twice."""
         if self.equalities:
             return True
         return self.vector is None and (
@@ -93,7 +93,7 @@ class Deletes:
 
     @property
     def replaceable_entries(self) -> tuple[ManifestEntry, ...]:
-        """Those that hold deletes of this data file alone: a vector that takes them over replaces them."""
+        """The vector or position delete files of this data file alone, which a new one can replace."""
         vector = () if self.vector is None else (self.vector,)
         return (
             *vector,
@@ -105,7 +105,7 @@ NO_DELETES = Deletes()
 
 
 def find_unpartitioned_specs(metadata: TableMetadata) -> frozenset[int]:
-    """The specs without any field but dropped ones (``void``), whose equality deletes are global."""
+    """Ids of specs that have no field but ``void`` ones; their equality deletes are global."""
     return frozenset(
         spec.spec_id
         for spec in metadata.partition_specs
@@ -147,9 +147,9 @@ class DeleteFileIndex:
 
         Args:
             entries: entries of delete manifests; those of data files are passed over.
-            unpartitioned: ids of specs that have ``void`` fields only (``unpartitioned_specs``). A spec
+            unpartitioned: ids of specs that have ``void`` fields only (``find_unpartitioned_specs``). A spec
                 without any field is known by its empty tuples.
-            orders: how bounds of columns are compared (``orders_of``); with it, equality deletes that
+            orders: how bounds of columns are compared (``find_bound_orders``); with it, equality deletes that
                 cannot match by what manifests say of both files are left out.
 
         Raises:
@@ -284,7 +284,7 @@ def _check_partition(delete: ManifestEntry, data: ManifestEntry) -> None:
 
 
 def _may_reference(file: ContentFile, path: bytes) -> bool:
-    """Whether the bounds of a delete file's paths admit a path; they may be cut short, and still bound it."""
+    """Whether a path is within the bounds of a delete file's paths; truncated bounds are valid bounds."""
     lower = (file.lower_bounds or {}).get(PATH_ID)
     upper = (file.upper_bounds or {}).get(PATH_ID)
     return (lower is None or lower <= path) and (upper is None or path <= upper)
@@ -294,11 +294,11 @@ class BoundOrder(Enum):
     """How bounds of a column are compared."""
 
     NUMBER = "number"
-    """Whole numbers of four or eight bytes, which mean the same."""
+    """Integers of four or eight bytes."""
     INSTANT = "instant"
-    """Numbers of one length: a date that became a timestamp counts in another unit."""
+    """Integers that are compared only if they have the same length: dates and timestamps differ in unit."""
     TEXT = "text"
-    """Bytes of UTF-8; bounds that were cut short still bound."""
+    """Bytes of UTF-8; truncated bounds are valid bounds."""
 
 
 _BOUND_ORDERS: Mapping[type[IcebergType], BoundOrder] = {
@@ -315,7 +315,7 @@ _BOUND_ORDERS: Mapping[type[IcebergType], BoundOrder] = {
 
 
 def find_bound_orders(metadata: TableMetadata) -> dict[int, BoundOrder]:
-    """How bounds are compared, by field id, for the fields of all schemas that have such an order."""
+    """How bounds are compared, by field id, over all schemas of the table."""
     found: dict[int, BoundOrder] = {}
     for schema in metadata.schemas:
         found.update(_find_schema_orders(schema))
@@ -419,7 +419,7 @@ def read_deleted_positions(
         bitmap |= to_bitmap(part)
     found = to_positions(bitmap)
     rows = parquet.metadata.num_rows
-    if len(found) and found[-1].as_py() >= rows:  # such a delete deletes nothing
+    if len(found) and found[-1].as_py() >= rows:  # positions behind the last row delete nothing
         found = found.filter(pc.less(found, rows))
     return found if len(found) else None
 
@@ -441,7 +441,7 @@ def merge_positions(
     alone: ``replaced_only``. Equality deletes stay as they are.
 
     Raises:
-        As ``deleted_positions``; InputError for positions that cannot be.
+        As ``read_deleted_positions``; InputError for invalid positions.
     """
     bitmap = to_bitmap(positions)
     old = deletes.replaceable_entries
@@ -455,7 +455,7 @@ def merge_positions(
 def _make_access(
     filesystem: pafs.FileSystem, filesystem_path: Callable[[str], str], cache: DeleteCache | None
 ) -> DeleteFileAccess:
-    # Without a cache to share, no more of a file is decoded than what is asked for.
+    # Without a shared cache, only what is asked for is decoded.
     return DeleteFileAccess(filesystem, filesystem_path, DeleteCache(0) if cache is None else cache)
 
 

@@ -32,7 +32,7 @@ class EqualityColumns:
     """How columns named by equality deletes are found in one data file. A value: it pickles."""
 
     names: Mapping[ColumnPath, int] = field(default_factory=dict)
-    """Field ids by name, for a file that has none of its own (``names_of`` a name mapping)."""
+    """Field ids by name, for a file that has none of its own (``flatten_name_mapping``)."""
     defaults: Mapping[int, Any] = field(default_factory=dict)
     """Initial defaults: what a file lacks that was written before the column was added."""
     constants: Mapping[int, Any] = field(default_factory=dict)
@@ -318,7 +318,7 @@ class KeySet:
 
     @staticmethod
     def of(columns: Sequence[pa.ChunkedArray]) -> KeySet:
-        """The rows of columns that ``plain`` made, all of one length."""
+        """The rows of columns that ``cast_for_comparison`` made, all of one length."""
         exact = tuple(map(_to_exact_bits, columns))
         distinct = [column.unique() for column in exact]
         leading = max(range(len(exact)), key=lambda n: len(distinct[n]))
@@ -392,7 +392,7 @@ class KeySet:
 def comparison_type(kind: pa.DataType) -> pa.DataType:
     """The type that a column is compared in, the same for all types that Iceberg promotes to each other.
 
-    A date that became a timestamp stays a date here; ``common`` brings the two together.
+    A date that became a timestamp stays a date here; ``common_comparison_type`` brings the two together.
 
     Raises:
         NotSupported: lists, maps and structs are not compared.
@@ -434,7 +434,7 @@ def common_comparison_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
 
 
 def cast_for_comparison(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
-    """A column in a form that ``common`` gave."""
+    """A column in a type that ``common_comparison_type`` gave."""
     if isinstance(column.type, pa.BaseExtensionType):
         stored = [chunk.storage for chunk in column.chunks]
         column = pa.chunked_array(stored, column.type.storage_type)
@@ -444,7 +444,7 @@ def cast_for_comparison(column: pa.ChunkedArray, kind: pa.DataType) -> pa.Chunke
 
 
 def repeat_constant(value: Any, kind: pa.DataType, rows: int) -> pa.ChunkedArray:
-    """A column of one value, in a form that ``common`` gave."""
+    """A column of one value, in a type that ``common_comparison_type`` gave."""
     if value is None:
         return pa.chunked_array([pa.nulls(rows, kind)])
     if hasattr(value, "bytes") and _is.is_large_binary(kind):  # a UUID

@@ -41,7 +41,15 @@ _CHECKED_CHOICES = {
     "write.distribution-mode": ("none", "hash", "range"),
     "write.metadata.compression-codec": ("none", "gzip"),
 }
-"""Properties that only the catalog or other engines follow; an invalid value is refused all the same."""
+_CHECKED_NUMBERS = {
+    "write.metadata.previous-versions-max": 0,
+    "history.expire.max-snapshot-age-ms": 0,
+    "history.expire.min-snapshots-to-keep": 1,
+    "history.expire.max-ref-age-ms": 0,
+}
+"""Properties that the catalog, other engines or ``maintenance`` follow, with their choices or least values.
+
+An invalid value is refused before anything is written."""
 _MANIFEST_CODECS = ("gzip", "zstd", "snappy", "deflate", "uncompressed", "none")
 
 
@@ -97,7 +105,8 @@ class WriteProperties:
         refuse_unsupported(said)
         for name, among in _CHECKED_CHOICES.items():
             property_as_choice(said, name, "none", among)
-        property_as_int(said, "write.metadata.previous-versions-max", 100)
+        for name, least in _CHECKED_NUMBERS.items():
+            property_as_int(said, name, least, least=least)
         row_bytes = _estimate_row_bytes(metadata)
         return WriteProperties(
             layout=_read_layout(said, "write.", metadata.schema(), row_bytes),

@@ -52,7 +52,7 @@ class FileChange:
     added_deletes: Sequence[ContentFile] = ()
     removed_data: Sequence[ManifestEntry] = ()
     removed_deletes: Sequence[ManifestEntry] = ()
-    """Deletes that new ones supersede, or whose data files are removed; those already gone are skipped."""
+    """Deletes that new ones supersede; those that do not exist any more are skipped."""
     rewrites: bool = False
     """Whether the added files hold the rows of the removed ones, as after a compaction."""
     data_sequence_number: int | None = None
@@ -64,7 +64,7 @@ class FileChange:
 
     @property
     def operation(self) -> str:
-        """Iceberg's word for it."""
+        """The operation that the snapshot's summary names."""
         if self.rewrites or not (self.added_data or self.added_deletes or self.removed_data):
             return "replace"
         if not self.added_data:
@@ -117,7 +117,7 @@ class SnapshotProducer:
         self._removed_keys = frozenset(file_key(entry) for entry in change.removed_deletes)
 
     def produce(self, head: BranchState) -> tuple[Snapshot, tuple[ManifestFile, ...]]:
-        """Write what the change needs on top of a state; the snapshot, and the manifests it consists of.
+        """Write manifests and a manifest list on top of a state; the snapshot and all its manifests.
 
         Raises:
             CommitConflict: a file that is to be removed is not there any more.
@@ -144,7 +144,7 @@ class SnapshotProducer:
 
     def _factory(self, head: BranchState) -> ManifestFactory:
         version = head.metadata.format_version
-        if version not in self._factories:  # an upgrade in between: manifests are of another form then
+        if version not in self._factories:  # after an upgrade manifests have another format
             site = ManifestOutput(
                 head.metadata,
                 self._io,
@@ -169,7 +169,7 @@ class SnapshotProducer:
         return self._added[version]
 
     def _entry(self, file: ContentFile) -> ManifestEntry:
-        """A new file inherits its sequence numbers, so that its manifest survives a further try."""
+        """The entry of a new file; it inherits sequence numbers, so that a retry can use its manifest."""
         old = self.change.data_sequence_number if file.content is DataFileContent.DATA else None
         return ManifestEntry(ManifestEntryStatus.ADDED, self.identity.snapshot_id, file, sequence_number=old)
 
@@ -224,7 +224,7 @@ class SnapshotProducer:
         )
 
     def _left(self, head: BranchState) -> dict[tuple[Any, ...], int]:
-        """By partition that loses data, the sequence number of the oldest that stays, huge if none does."""
+        """By partition that loses data files, the least sequence number of those left; huge if none is."""
         specs = {entry.file.spec_id for entry in self.change.removed_data}
         concerned = [manifest for manifest in head.manifests if manifest.partition_spec_id in specs]
         if all(manifest.content is DataFileContent.DATA for manifest in concerned):
@@ -262,7 +262,7 @@ class SnapshotProducer:
             removed += going
             replaced += 1
             gone = frozenset(map(file_key, going))
-            # A list may have given the manifest row ids since the last try.
+            # Another commit may have assigned row ids to the manifest since the last attempt.
             key = (manifest.manifest_path, manifest.first_row_id, gone)
             if key not in self._filtered or not all(map(factory.has_written, self._filtered[key])):
                 self._filtered[key] = factory.write([self._marked(entry, gone) for entry in entries])
@@ -275,7 +275,7 @@ class SnapshotProducer:
         return replace(entry, status=ManifestEntryStatus.EXISTING)
 
     def _oldest(self, data: Sequence[ManifestFile], head: BranchState) -> int:
-        """The sequence number below which a delete can apply to nothing."""
+        """The least sequence number of any data file; older deletes apply to nothing."""
         next_one = last_sequence_number(head.metadata) + 1
         known = [manifest.min_sequence_number for manifest in data]
         return min(
@@ -348,7 +348,7 @@ class SnapshotProducer:
 
 
 def _has_no_data_left(entry: ManifestEntry, left: Mapping[tuple[Any, ...], int]) -> bool:
-    """Whether a position delete file cannot refer to any data file that stays: all are newer."""
+    """Whether all data files left in the partition of a position delete file are newer than it."""
     file = entry.file
     if file.content is not DataFileContent.POSITION_DELETES or file.is_vector:
         return False
@@ -364,7 +364,7 @@ def last_sequence_number(metadata: TableMetadata) -> int:
 
 
 def remove_files(io: FileIO, paths: Iterable[str]) -> None:
-    """Remove files that nothing refers to; what cannot be removed is an orphan, and said to be one."""
+    """Remove files that nothing refers to; a file that cannot be removed is logged."""
     for path in paths:
         try:
             io.delete(path)
@@ -444,7 +444,7 @@ def _pack_bins(manifests: Sequence[ManifestFile], target: int) -> list[list[Mani
 
 
 class ManifestFactory:
-    """Manifests of one snapshot and one format version; nothing of them counts until a list names them."""
+    """Writes the manifests of one snapshot in one format version, and remembers their entries."""
 
     def __init__(self, site: ManifestOutput) -> None:
         self._site = site
@@ -452,11 +452,11 @@ class ManifestFactory:
 
     @property
     def paths(self) -> list[str]:
-        """Of all manifests begun, also of those that failed."""
+        """Paths of all manifests that were begun."""
         return self._site.written
 
     def see(self, metadata: TableMetadata) -> None:
-        """Take the metadata of a further try, which may know more specs; the format version is the same."""
+        """Use the metadata of a retry, which may have more specs; the format version is the same."""
         self._site.metadata = metadata
 
     def write(self, entries: Sequence[ManifestEntry]) -> list[ManifestFile]:

@@ -46,16 +46,16 @@ class ManifestCache:
         return found
 
     def keep_only(self, state: BranchState) -> None:
-        """Forget what a state has nothing to do with."""
+        """Forget manifests that a state does not have."""
         lists = {state.head.manifest_list} if state.head is not None else set()
         keys = set(map(_key, state.manifests))
-        # Copied first, in one step: another thread may add something meanwhile.
+        # Copied at once, since another thread may add to them.
         self._lists = {path: found for path, found in list(self._lists.items()) if path in lists}
         self._entries = {key: found for key, found in list(self._entries.items()) if key in keys}
 
 
 def _key(manifest: ManifestFile) -> tuple[str, int | None]:
-    # A manifest from before version 3 is given row ids by a later list, on each branch its own.
+    # Row ids are assigned to manifests from before version 3 by a later list, separately on each branch.
     return manifest.manifest_path, manifest.first_row_id
 
 
@@ -106,7 +106,7 @@ FileKey = tuple[str, int | None]
 
 
 def file_key(entry: ManifestEntry) -> FileKey:
-    """What a file is known by: several deletion vectors share the path of their Puffin file."""
+    """What identifies a file: path and offset, since deletion vectors share the path of a Puffin file."""
     return entry.file.file_path, entry.file.content_offset
 
 

@@ -75,7 +75,7 @@ class IcebergTransaction:
     def new_file_path(
         self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
-        """The final URI of a new data file, whose partition has these values (those of its ``Part``)."""
+        """The final URI of a new data file in the partition with these values."""
         path = self._output().new_file_path(partition, prefix, ordinal, beside=beside)
         self._placed[path] = self._store.filesystem_path(path)
         return path
@@ -192,7 +192,7 @@ class IcebergTransaction:
             raise InputError(f"{_WAP_ID} and a branch do not go together.", path=self.snapshot.root)
 
     def check(self, change: Change) -> None:
-        """Refuse what no commit of the change could do, whoever else writes; what :meth:`commit` asks first.
+        """Refuse a change that cannot be committed whatever other writers do; :meth:`commit` begins with it.
 
         Raises:
             InputError: half an idempotency key, a ``wap.id`` that the table does not allow, or files that
@@ -312,7 +312,7 @@ class IcebergTransaction:
 
 
 def make_snapshot_options(properties: WriteProperties) -> SnapshotOptions:
-    """How a commit goes about it, as the table's properties say."""
+    """How manifests are written, as the table's properties say."""
     return SnapshotOptions(
         ManifestMergeOptions(
             properties.manifest_merge, properties.manifest_target_bytes, properties.manifest_min_merge
@@ -323,7 +323,7 @@ def make_snapshot_options(properties: WriteProperties) -> SnapshotOptions:
 
 
 REWRITE_OPERATIONS = frozenset({"compact", "optimize"})
-"""Operations after which the same rows are in other files."""
+"""Operations that move rows to other files and do not change them."""
 ROW_LEVEL_COMMANDS = {
     "delete": "delete",
     "update": "update",
@@ -341,7 +341,7 @@ def is_rewrite(change: Change) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ChangeContext:
-    """What a change is turned into files with."""
+    """The state, properties and file system that a change is committed with."""
 
     state: BranchState
     """The state it was planned on."""
@@ -448,12 +448,12 @@ def make_validation(change: Change, context: ChangeContext) -> Validation:
         specs = frozenset(file.tag[0] for file in change.added if file.tag is not None)
         return Validation(undisturbed=removed, equalities=version == 1, specs=specs, batch=batch)
     isolation = context.properties.isolation[ROW_LEVEL_COMMANDS.get(operation, "merge")]
-    # To delete a row twice does no harm, but a vector has to hold all deletes of its file.
-    careless = operation == "delete" and not change.added and version == 2
+    # A row may be deleted twice by position delete files, but a vector has to hold all deletes of its file.
+    allows_new_deletes = operation == "delete" and not change.added and version == 2
     planned = change.planned if operation in ROW_LEVEL_COMMANDS and operation != "delete" else ()
     return Validation(
-        existing=position_deletes if careless else (),
-        undisturbed=[*removed, *(() if careless else position_deletes), *map(get_entry, planned)],
+        existing=position_deletes if allows_new_deletes else (),
+        undisturbed=[*removed, *(() if allows_new_deletes else position_deletes), *map(get_entry, planned)],
         exclusive=change.exclusive and isolation == SERIALIZABLE,
         may_concern=_make_conflict_filter(change.reads, context),
         position_deletes=bool(position_deletes) and version == 2,

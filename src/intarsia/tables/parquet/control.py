@@ -6,8 +6,9 @@ import errno
 import json
 import posixpath
 import re
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from intarsia.common.scratch import sweep, sweep_private
 from intarsia.errors import DamagedTable, InputError, StorageError
@@ -21,6 +22,8 @@ _SUMMARY = "summary.json"
 _FOLD_ABOVE = 32
 _FOLD_KEEPS = 8
 _READ_ATTEMPTS = 50
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,12 +99,16 @@ class Control:
 
     def read_log(self) -> LogState:
         """The log's state; reads only records that are not finished. Writes nothing."""
+        return self._read_names(self._state)
+
+    def _read_names(self, read: Callable[[list[str]], T]) -> T:
+        """What a function reads by the names in the log; again if a record was cleaned up meanwhile."""
         for _ in range(_READ_ATTEMPTS):
             names = self.storage.names(self.log)
             try:
-                return self._state(names)
+                return read(names)
             except StorageError as error:
-                if error.errno != errno.ENOENT:  # a record was cleaned up while we read: look again
+                if error.errno != errno.ENOENT:
                     raise
         raise StorageError(f"The log {self.log} kept changing while it was read.", path=self.log)
 
@@ -166,23 +173,12 @@ class Control:
 
     def last_batch(self, app_id: str) -> int | None:
         """The highest batch an application has committed, or None."""
-        names = self.storage.names(self.log)
-        found = [self._summary(names)[1].get(app_id)]
-        for name in names:
-            if _NAME.match(name):
-                found.append(_batches(_parse_json(self.storage.read(f"{self.log}/{name}"))).get(app_id))
-        return max((batch for batch in found if batch is not None), default=None)
+        commit = self.last_commits().get(app_id)
+        return None if commit is None else int(commit.get("batch_id", 0))
 
     def last_commits(self) -> dict[str, dict[str, str]]:
         """By application: the properties of its highest batch, of which a summary keeps the ``run_id``."""
-        for _ in range(_READ_ATTEMPTS):
-            names = self.storage.names(self.log)
-            try:
-                return self._last_commits(names)
-            except StorageError as error:
-                if error.errno != errno.ENOENT:  # a record was cleaned up while we read: look again
-                    raise
-        raise StorageError(f"The log {self.log} kept changing while it was read.", path=self.log)
+        return self._read_names(self._last_commits)
 
     def _last_commits(self, names: list[str]) -> dict[str, dict[str, str]]:
         runs = self._runs(names)
@@ -193,7 +189,7 @@ class Control:
         for name in filter(_NAME.match, names):
             record = _parse_json(self.storage.read(f"{self.log}/{name}"))
             for app, batch in _batches(record).items():
-                if app not in found or batch >= int(found[app]["batch_id"]):
+                if app not in found or batch >= int(found[app].get("batch_id", 0)):
                     found[app] = {str(key): str(value) for key, value in record["properties"].items()}
         return found
 

@@ -115,13 +115,7 @@ class Journal:
         try:
             if storage.names(control.log):
                 return
-            for directory in (
-                control.log,
-                control.transactions,
-                control.snapshots,
-                control.spools,
-                control.retained,
-            ):
+            for directory in control.directories:
                 storage.remove_directory(directory)
             if set(storage.names(control.directory)) <= {posixpath.basename(control.lock)}:
                 storage.remove(control.lock)
