@@ -1,4 +1,4 @@
-"""What the arguments of operations mean: keys, conditions, clauses, columns; options are not in here."""
+"""Arguments of operations parsed and checked: keys, conditions, clauses, columns; not their options."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def is_condition(on: Any) -> bool:
 
 
 def parse_keys(on: Any, dialect: str | None) -> dict[str, Any]:
-    """What ``on=`` says, as fields of an intent: key columns of both sides, and what else it asks."""
+    """``on=`` as fields of a merge intent: key columns of both sides, and the rest of a condition."""
     if not is_condition(on):
         keys = tuple(normalize_keys(on))
         return {"keys": keys, "source_keys": keys}
@@ -137,7 +137,7 @@ def make_rule(strategy: str, clauses: Clauses | None, dialect: str | None) -> Ru
 
 
 def _listed(values: Any) -> list[Any]:
-    """Several values as a list; what is none, or says more than its parts, is one of an unknown kind."""
+    """Several values as a list; a mapping, or what is no iterable, as a list of one, for the error."""
     return list(values) if isinstance(values, Iterable) and not isinstance(values, Mapping) else [values]
 
 

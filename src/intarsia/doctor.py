@@ -1,4 +1,4 @@
-"""What this installation and a place for data can do, as findings; nothing is repaired."""
+"""``intarsia doctor``: checks of the installation and of a place for data; repairs nothing."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ _REQUIREMENT = re.compile(
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing that was looked at: how it is, and what to do where it is not as it should be."""
+    """The result of one check, with a hint where something is to be done."""
 
     subject: str
     state: State
@@ -57,10 +57,9 @@ def examine(
     master: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> list[Finding]:
-    """Look at Python, the packages, Java and room for temporary files; at a dataset, too, if one is named.
+    """Check Python, the packages, Java and the space for temporary files; a dataset as well, if one is named.
 
-    Changes nothing, except that next to ``path`` a few empty files are made and removed again, to see
-    what the file system can do.
+    Changes nothing, but makes a few empty files next to ``path`` and removes them, to test the file system.
 
     Args:
         path: path or URL of a Parquet dataset, which need not exist.
@@ -68,6 +67,11 @@ def examine(
         master: where that session is opened; unless given, where a run would open it: ``SPARK_REMOTE`` in
             the environment, else this machine.
         storage_options: for opening a URL.
+
+    Example:
+        >>> from intarsia.doctor import examine
+        >>> examine()[0].subject
+        'Python'
     """
     findings = [_python(), *_packages(), _java(master), *_spark_place(master), _temporary()]
     if start:
@@ -114,7 +118,7 @@ def _extra(extra: str, packages: Iterable[re.Match[str]]) -> Finding:
 
 
 def _find_missing(wanted: re.Match[str]) -> Iterator[str]:
-    """What is wrong with an installed package, its own extras included; nothing where all is well."""
+    """Sentences on what is wrong with an installed package and its extras; none where all is well."""
     name, bounds = wanted["name"], wanted["bounds"].strip()
     version = _version(name)
     if version is None:
@@ -137,7 +141,7 @@ def _version(package: str) -> str | None:
 
 
 def _within(version: str, bounds: str) -> bool:
-    """Whether a version keeps to bounds such as ``>=4.1,<4.2``; other operators are not looked at."""
+    """Whether a version is within bounds such as ``>=4.1,<4.2``; other operators are ignored."""
     here = _release(version)
     for operator, bound in re.findall(r"(>=|<|==)\s*([\d.]+)", bounds):
         there = _release(bound)
@@ -157,7 +161,7 @@ def _java(master: str | None) -> Finding:
     try:
         java = find_java()
     except IntarsiaError as error:
-        # Without pyspark nobody needs Java, and a Spark Connect server has its own.
+        # Java is not needed without pyspark, nor for Spark Connect, whose server has its own.
         needless = _version("pyspark") is None or _place_text(master).startswith("sc://")
         state: State = "missing" if needless else "problem"
         return Finding("Java", state, error.message, error.hint)
@@ -173,11 +177,11 @@ def _place_text(master: str | None) -> str:
     try:
         return place_of(master)
     except IntarsiaError:
-        return ""  # told by the finding on Spark
+        return ""  # another finding reports it
 
 
 def _spark_place(master: str | None) -> Iterator[Finding]:
-    """Where a run on Spark would go; nothing where there is no pyspark."""
+    """The master that a session would be opened on; no finding without pyspark."""
     if _version("pyspark") is None:
         return
     origin = "--master" if master is not None else "SPARK_REMOTE"
@@ -216,7 +220,7 @@ def _spark(master: str | None) -> Finding:
 
 
 def _count_on_spark(master: str | None) -> tuple[int, str]:
-    """Rows that came back through Python workers, and what they came from."""
+    """Rows counted through Python workers, and a description of the session."""
     with session_on(master) as session:
         from py4j.protocol import Py4JError
         from pyspark.errors import PySparkException
@@ -281,7 +285,7 @@ def _local_place(table: ParquetTable) -> Iterator[Finding]:
 
 
 def _failed_verbs(directory: str) -> list[str]:
-    """What a commit asks of a file system and this one refuses; tried out in a directory of its own."""
+    """Features that a commit needs and this file system lacks, tried in a temporary directory."""
     try:
         made = tempfile.mkdtemp(prefix=".intarsia-doctor-", dir=directory)
     except OSError as error:
@@ -330,7 +334,7 @@ def _journal(table: ParquetTable) -> Finding:
         left.append(f"{units.counted(len(state.undone), 'commit')} not published yet")
     if state.unclean:
         left.append(f"{units.counted(len(state.unclean), 'commit')} not cleaned up yet")
-    # A commit that is under way has something staged, too; those counted above are not new.
+    # Transactions that are counted above have staged files as well.
     recorded = {record.txid for record in (*state.undone, *state.unclean)}
     orphans = [txid for txid in staged if txid not in recorded]
     if orphans:
@@ -348,14 +352,14 @@ def _journal(table: ParquetTable) -> Finding:
 
 
 def _writer_at_work(lock: str) -> bool:
-    """Whether somebody holds the lock now; writes nothing and waits for nobody."""
+    """Whether a writer holds the lock now; writes nothing and does not wait."""
     if not Path(lock).is_file():
         return False
     import fcntl
 
     try:
         with open(lock, "rb") as file:
-            # Shared and freed at once: a writer that comes in this instant tries again.
+            # Shared, and released at once: a writer that asks in this instant retries.
             fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
             fcntl.flock(file, fcntl.LOCK_UN)
     except BlockingIOError:

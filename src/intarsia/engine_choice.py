@@ -1,4 +1,4 @@
-"""From ``engine=`` to an engine: what runs an operation, and when a session is opened for it."""
+"""The engine that ``engine=`` names, made when it is needed; what ``"auto"`` chooses, and why."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from intarsia.core.run import preview_plan
 from intarsia.core.snapshot import DataFile
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import EngineError, InputError, NotSupported
+from intarsia.options import RowSource
 from intarsia.show import units
 from intarsia.storage import PosixStorage
 
@@ -44,13 +45,13 @@ __all__ = [
 
 
 MEMORY_SHARE = 4
-"""Without ``memory_bytes``, work up to one part in so many of the memory there is fits."""
+"""The memory budget without ``memory_bytes``: the memory there is, divided by this."""
 _OLDEST_DUCKDB = (1, 5)
 
 
 @dataclass(frozen=True, slots=True)
 class DeferredSession:
-    """A Spark session as ``engine=``, opened when the first thing has to be done with it."""
+    """A Spark session as ``engine=`` that is opened when it is first needed."""
 
     session: Callable[[], Any]
 
@@ -77,18 +78,18 @@ EngineLike = EngineName | Engine | ConnectionLike | SessionLike | DeferredSessio
 
 @dataclass(frozen=True, slots=True)
 class EngineChoice:
-    """An engine for one operation, and why it is that one; nothing where the caller named it."""
+    """An engine for one operation, and the reason; no reason where the caller named the engine."""
 
     engine: Engine
     reason: str = ""
     reingests: bool = False
-    """Whether it has to take over the source, which another engine took in."""
+    """Whether it has to ingest the source again, from the engine that ingested it first."""
 
 
 class LazyEngine:
-    """An engine that is made ready when it is needed: a Spark session takes seconds to open.
+    """An engine that is made when it is needed, since a Spark session takes seconds to open.
 
-    Whatever can be refused without it is refused before.
+    Errors that need no engine are raised before.
     """
 
     def __init__(
@@ -103,18 +104,18 @@ class LazyEngine:
         return self._made is None
 
     def get(self) -> Engine:
-        """What takes the source in."""
+        """The engine that ingests the source, made now if it was not."""
         if self._made is None:
             assert self._make is not None
             self._made = self._make()
         return self._made
 
     def spool_options(self, _given: Mapping[str, Any]) -> dict[str, Any]:
-        """Options for taking the source in, besides those that were given."""
+        """Options for ingesting the source, besides those that were given."""
         return {}
 
     def resolve(self, _intent: Intent, _source: Source | None, _table: Table) -> EngineChoice:
-        """What carries the operation out."""
+        """The engine that runs the operation."""
         return EngineChoice(self.get(), self._reason)
 
 
@@ -195,9 +196,10 @@ def choose_engine(engine: Any, options: Mapping[str, Any], source: Any) -> LazyE
     )
 
 
-def list_engines(engine: Any, operation: str, source: Any) -> frozenset[str]:
-    """The engines that may do the work; with ``auto`` where the memory budget chooses, and ``object`` for
-    one that the caller made, whose options are its own. Nothing where no rows are moved.
+def list_engines(engine: EngineLike, operation: str, source: RowSource | None) -> frozenset[str]:
+    """Names of the engines that may run an operation; none where no rows are read.
+
+    ``auto`` is among them where the memory budget chooses; ``object`` is an engine that the caller made.
     """
     if operation in ("inspect", "snapshot", "recover"):
         return frozenset()
@@ -213,18 +215,18 @@ def list_engines(engine: Any, operation: str, source: Any) -> frozenset[str]:
     return frozenset(("duckdb" if is_duckdb(engine) else "object",))
 
 
-def check_engine(engine: Any) -> None:
-    """Raise InputError or NotSupported for what is no engine, or one that is not installed."""
+def check_engine(engine: EngineLike) -> None:
+    """Raise InputError for a value that is no engine, NotSupported for one that is not installed."""
     choose_engine(engine, {}, None)
 
 
 def is_spark(value: Any) -> bool:
-    """Whether something is pyspark's, told without importing it."""
+    """Whether a value is of pyspark, without importing pyspark."""
     return type(value).__module__.partition(".")[0] == "pyspark"
 
 
 def is_duckdb(value: Any) -> bool:
-    """Whether something is a connection of DuckDB, told without importing it."""
+    """Whether a value is a connection of DuckDB, without importing DuckDB."""
     return any(
         kind.__name__ == "DuckDBPyConnection" and kind.__module__.partition(".")[0] in ("duckdb", "_duckdb")
         for kind in type(value).__mro__
@@ -274,24 +276,24 @@ def _is_local(table: Table) -> bool:
 
 
 def _select_fields(kind: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """The options that an engine has; another engine's mean nothing to it."""
+    """Those of the options that an engine has as fields."""
     return {field.name: options[field.name] for field in fields(kind) if field.name in options}
 
 
 INDEX_BYTES = 40
-"""What a row of a source takes in the index of its keys."""
+"""Estimated bytes per source row in the index of keys."""
 
 
 def estimate_source_bytes(intent: Intent, source: Source) -> int:
-    """A source's rows, in memory or in a spool, and the index of their keys where it has one."""
+    """Estimated bytes of a source's rows, and of the index of their keys where there is one."""
     index = INDEX_BYTES * source.rows if isinstance(intent, Merge) else 0
     return int(source.table.nbytes) + index
 
 
 def estimate_plan_bytes(plan: Plan) -> int:
-    """The rows that are ordered together, or the columns that are compared, decoded as footers tell.
+    """Estimated decoded bytes of the rows that are sorted together, or the columns that are compared.
 
-    Nothing for an operation that needs no more than a piece of each file at a time.
+    0 for an operation that goes file by file. Sizes are from footers.
     """
     match plan.intent:
         case Optimize():
@@ -319,11 +321,11 @@ def _find_leaves(footer: Any, columns: Collection[str]) -> list[int]:
 
 
 _LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
-"""Where a container's limit is told: control groups of version 2, and of version 1."""
+"""Files with a container's memory limit: control groups of version 2, and of version 1."""
 
 
 def read_memory_total() -> int:
-    """The memory there is, in bytes: that of the machine, or less where a container has less."""
+    """Bytes of memory: of the machine, or of the container where that has less."""
     found = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     for place in _LIMITS:
         try:

@@ -1,4 +1,4 @@
-"""One state of a Parquet dataset as a Spark DataFrame: executors read the files with the Arrow kernel."""
+"""Snapshots as Spark DataFrames, whose files executors read with the kernel."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ __all__ = ["SnapshotReader", "make_frame", "make_readable_type"]
 BATCH_ROWS = 1 << 16
 
 Item = tuple[DataFile, Any]
-"""A file, and what else is known of how to read it."""
+"""A file, and what else its reading needs, such as its row groups."""
 
 
 @dataclass(frozen=True, slots=True)
 class SnapshotReader:
-    """All rows and columns of a snapshot; the simplest of the readings that :func:`make_frame` takes."""
+    """All rows and columns of a snapshot, for :func:`make_frame`."""
 
     snapshot: Snapshot
 
@@ -49,19 +49,19 @@ class SnapshotReader:
 
 
 def make_frame(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:
-    """The rows of a reading as a DataFrame; nothing but footers has been read until Spark runs it.
+    """The rows of a reading as a DataFrame; until Spark evaluates it, only footers are read.
 
     Each file is read as it was in the reading's snapshot. Where one was replaced since, or cannot be
-    read, evaluating the DataFrame ends in Spark's own error for that (``USER_RAISED_EXCEPTION``) with
-    the text of ours; operations of ours that evaluate it raise ours, such as CommitConflict. Partition
+    read, evaluating the DataFrame raises Spark's ``USER_RAISED_EXCEPTION`` with the text of our error;
+    operations of intarsia that evaluate it raise the error itself, such as CommitConflict. Partition
     columns have the types of the snapshot's schema.
 
     Args:
         spark: the session, classic or Connect.
         reading: a frozen dataclass with ``snapshot``, ``schema``, ``files()`` and ``pieces(item)``, as
             :class:`SnapshotReader`.
-        tasks: how many tasks share the files; 0 is as many as suit the session.
-        since: what the snapshot was taken for, as the error names it.
+        tasks: number of tasks; 0 chooses by the session.
+        since: when the snapshot was taken, in words for the error.
     """
     exact, sent = (
         pa.schema(
@@ -88,17 +88,17 @@ def make_frame(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_p
 
 
 def _problem_name(names: Sequence[str]) -> str:
-    """A name that no column has."""
+    """A column name that is not taken."""
     taken = {name.casefold() for name in names}
     return next(name for number in count() if (name := f"__problem{number}") not in taken)
 
 
 def _raise_problem(rows: Any, problem: str) -> Any:
-    """The rows without the last column, where it is NULL; Spark raises what else it says."""
+    """The rows without the column ``problem``; where that is not NULL, Spark raises its text."""
     from pyspark.sql import functions
 
     said = rows[problem]
-    # Spark puts no other filter before one with rand() in it: a row that says what went wrong is not lost.
+    # Spark moves no other filter before one with rand(), which could drop the row with the error.
     checked = functions.when(said.isNull(), functions.rand(0) >= 0).otherwise(
         functions.raise_error(said).cast("boolean")
     )
@@ -106,15 +106,15 @@ def _raise_problem(rows: Any, problem: str) -> Any:
 
 
 def _time_of_day(spark: Any) -> pa.DataType:
-    """What times of day travel as: Spark's own type, where it is switched on, else microseconds."""
+    """The type of times of day: Spark's own where it is switched on, else microseconds as a number."""
     has_times = str(spark.conf.get("spark.sql.timeType.enabled", "false")).lower() == "true"
     return pa.time64("ns") if has_times else pa.int64()
 
 
 def make_readable_type(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
-    """The type that Spark shows a column in: what it stands for, where the engine's need only carry it.
+    """The type that users see in Spark: one with the same values, where the engine's only holds the bytes.
 
-    ``time`` stands for times of day, which Spark has to the microsecond, and not everywhere.
+    ``time`` is the type for times of day.
     """
     is_ = pa.types
     if is_.is_dictionary(kind):
@@ -144,7 +144,7 @@ def make_readable_type(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
 
 @dataclass(frozen=True, slots=True)
 class FrameTasks:
-    """All files of a DataFrame; a Spark task opens its own share only."""
+    """The function of a DataFrame's tasks, with the files of each."""
 
     common: bytes
     shares: tuple[bytes, ...]
@@ -176,16 +176,16 @@ def _read_file(
     file = item[0]
     try:
         for piece in reading.pieces(item):
-            _check_same(reading.snapshot, file, since)  # after opening: what is open is what was planned on
+            _check_same(reading.snapshot, file, since)  # after opening: checks the file that is read
             shown = conform_table(piece, exact, operation="read_parquet", path=file.path)
             yield from shown.cast(sent).to_batches(max_chunksize=BATCH_ROWS)
     except (DamagedTable, StorageError):
-        _check_same(reading.snapshot, file, since)  # unreadable, or merely replaced?
+        _check_same(reading.snapshot, file, since)  # it may have been replaced
         raise
 
 
 def _check_same(snapshot: Snapshot, file: DataFile, since: str) -> None:
-    """Raise CommitConflict once another file has taken the place of the one that is to be read."""
+    """Raise CommitConflict where a file is not the one of the snapshot any more."""
     if not file.fingerprint:  # a file on its own
         return
     storage, path = open_storage(file.location, filesystem=snapshot.filesystem)

@@ -1,4 +1,4 @@
-"""Every option that operations take as a keyword besides their own arguments: name, type and meaning, once.
+"""Options of operations, besides their own arguments: the name, type and help of each, once.
 
 ``merge(..., **options: Unpack[MergeOptions])``: editors complete them and type checkers find a wrong one. The
 command line and pipelines read them from here. Where an option can have an effect is in
@@ -419,7 +419,7 @@ def _check_codec(codec: Any) -> None:
 def check_choice(value: Any, name: str, allowed: tuple[Any, ...]) -> Any:
     try:
         known = value in allowed
-    except (TypeError, ValueError):  # an expression or an array, which cannot be compared so
+    except (TypeError, ValueError):  # an expression or an array, which has no truth value
         known = False
     if not known:
         raise InputError(f"{name} must be one of {', '.join(map(repr, allowed))}, it is {value!r}.")

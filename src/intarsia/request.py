@@ -1,4 +1,4 @@
-"""The arguments of a call made into table, engine, options and values of core; the calls are not in here."""
+"""What a call means: the table, engine and options of its arguments, and how it is executed."""
 
 from __future__ import annotations
 
@@ -27,12 +27,13 @@ from intarsia.core.ports import Progress, Table
 from intarsia.core.report import MergeResult
 from intarsia.core.run import preview_plan, run, silent
 from intarsia.core.validation import check_exists
-from intarsia.engine_choice import LazyEngine, choose_engine, is_spark, list_engines
+from intarsia.engine_choice import EngineLike, LazyEngine, choose_engine, is_spark, list_engines
 from intarsia.errors import CommitConflict, InputError, IntarsiaError
 from intarsia.kernel.read import SnapshotScan
 from intarsia.options import (
     ICEBERG_OPTIONS,
     TABLE_OPTIONS,
+    RowSource,
     TableTarget,
     check_values,
     make_write_options,
@@ -52,7 +53,7 @@ _OR_EVOLVE = re.compile(r',? or \w+ (?:it|them|the column) with schema_evolution
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """The keyword options common to all operations, taken apart."""
+    """One call: its table, its engine and its options, each where it is used."""
 
     table: Table
     engine: LazyEngine
@@ -64,21 +65,21 @@ class Request:
     filesystem: Any
     dry_run: bool = False
     columns: pa.Schema | None = None
-    """Types that the caller declares for columns of text files."""
+    """``columns=``: types of columns of text files."""
     measured_bytes: int = MEASURED_BYTES
-    """How much a dry run encodes to know its size."""
+    """Maximum bytes that a dry run encodes to know the size of files."""
     naive_timestamps: Literal["error", "utc"] = "error"
-    """What timestamps of the source without a zone are taken for, where the target's are instants."""
+    """What to do with timestamps without a zone where the target's column has one."""
 
     @property
     def writing(self) -> dict[str, Any]:
-        """What every intent takes besides its own."""
+        """The fields that every intent has: write options and properties."""
         return {"options": self.write, "properties": self.properties}
 
-    def source(self, source: Any, stack: ExitStack, intent: Merge | Write) -> Source:
-        """Take the source in; what comes from paths and has no type of its own gets the target's.
+    def source(self, source: RowSource, stack: ExitStack, intent: Merge | Write) -> Source:
+        """Ingest the source; columns of text files get the target's types.
 
-        Progress is shown from here on, until the stack is left.
+        Progress is shown until the stack is closed.
         """
         if intent.options != WriteOptions():  # before a source is read, which may take long
             check_write_options(intent, self.table.snapshot())
@@ -110,14 +111,14 @@ class Request:
         return stack.enter_context(engine.ingest(source, **options))
 
     def _show_title(self, intent: Intent) -> AbstractContextManager[Progress]:
-        """Progress, which on a terminal says first what is done to what."""
+        """The progress, on a terminal with operation and table as its title."""
         if isinstance(self.progress, Terminal):
             name = str(getattr(self.table, "root", "")).rstrip("/").rpartition("/")[2]
             self.progress.title = f"{intent.operation} {name}".rstrip()
         return self.progress
 
     def execute(self, intent: Intent, source: Source | None = None) -> MergeResult:
-        """Run the operation; errors name the table and its options as the caller does."""
+        """Run the operation; errors name an Iceberg table as the catalog does."""
         with _in_terms_of(self.table, intent):
             return self._run(intent, source)
 
@@ -170,9 +171,9 @@ class Request:
 
 
 def refresh_spark(table: Table, engine: Any = None) -> tuple[str, ...]:
-    """Have Spark sessions at hand look at a changed table again; sentences about what failed.
+    """Refresh a changed table in the Spark sessions of this process; a sentence for each failure.
 
-    No session is opened for it, and pyspark is not imported where the caller has not.
+    Opens no session, and does nothing where pyspark is not imported.
     """
     if "pyspark.sql" not in sys.modules:
         return ()
@@ -184,18 +185,20 @@ def refresh_spark(table: Table, engine: Any = None) -> tuple[str, ...]:
 
 def make_request(
     operation: str,
-    engine: Any,
+    engine: EngineLike,
     target: TableTarget,
     options: Mapping[str, Any],
     *,
-    source: Any = None,
+    source: RowSource | None = None,
     sql: Iterable[Any] = (),
     dry_run: bool = False,
 ) -> Request:
-    """What a call was given besides its own arguments; ``sql`` are those of them that may hold SQL text.
+    """Check the options of a call, open its table and choose its engine.
+
+    ``sql`` are the arguments that may hold SQL text: without any, ``dialect=`` has no effect.
 
     Raises:
-        InputError: an option that is not known, is no such value, or could have no effect.
+        InputError: an option that is unknown, has a wrong value, or would have no effect.
     """
     check_values({**options, "dry_run": dry_run})
     table_options = {n: options[n] for n in (*TABLE_OPTIONS, *ICEBERG_OPTIONS) if n in options}
@@ -221,9 +224,14 @@ def make_request(
 
 
 def describe_call(
-    operation: str, engine: Any, target: TableTarget, *, source: Any = None, sql: Iterable[Any] = ()
+    operation: str,
+    engine: EngineLike,
+    target: TableTarget,
+    *,
+    source: RowSource | None = None,
+    sql: Iterable[Any] = (),
 ) -> OperationCall:
-    """What the arguments of a call say of the options that can have an effect in it."""
+    """The facts about a call that decide which options have an effect in it."""
     has_source = operation in ("merge", "write")
     return OperationCall(
         operation,
@@ -258,7 +266,7 @@ def _combine_types(known: pa.Schema | None, declared: pa.Schema | None) -> pa.Sc
 
 
 def _progress(given: Any) -> AbstractContextManager[Progress]:
-    """What the caller watches with; else a line in the terminal, where there is one to look at."""
+    """The caller's function; without one, a line on the terminal where there is one."""
     if given is None:
         return for_terminal()
     return nullcontext(silent if given is False else given)
@@ -271,7 +279,7 @@ def _has_paths(source: Any) -> bool:
 
 
 def _check_paths(source: Any, filesystem: Any) -> None:
-    """Raise NothingMatched for a path of this machine that leads nowhere."""
+    """Raise NothingMatched for a local path without files."""
     if isinstance(source, (list, tuple)):
         for part in source:
             _check_paths(part, filesystem)
@@ -311,7 +319,10 @@ def _open_table(target: Any, options: Mapping[str, Any], source: Any) -> Table:
 
 
 def _literal_path(text: str, target: str | os.PathLike[str], options: Mapping[str, Any]) -> ParquetTable:
-    """The dataset in a directory whose name looks like a pattern; without such a directory it is one."""
+    """The dataset in a directory with the characters of a pattern in its name.
+
+    Raises InputError where there is no such directory: then it is a pattern.
+    """
     if "://" not in text:
         table = ParquetTable(target, **options)
         if table.storage.stat(table.control.root) is not None:
@@ -324,7 +335,7 @@ def _literal_path(text: str, target: str | os.PathLike[str], options: Mapping[st
 
 
 def _refuse_of_paths(options: Mapping[str, Any]) -> None:
-    """An Iceberg table is reached through its catalog; a file system may still be the source's."""
+    """Raise InputError for options of paths beside an Iceberg table; ``filesystem`` may be the source's."""
     foreign = [name for name in TABLE_OPTIONS if options.get(name) is not None and name != "filesystem"]
     if foreign:
         raise InputError(
@@ -335,14 +346,14 @@ def _refuse_of_paths(options: Mapping[str, Any]) -> None:
 
 
 def is_iceberg(value: Any) -> bool:
-    """Whether something is a table of PyIceberg, told without importing it."""
+    """Whether a value is a table of PyIceberg, without importing PyIceberg."""
     return any(
         kind.__name__ == "Table" and kind.__module__ == "pyiceberg.table" for kind in type(value).__mro__
     )
 
 
 def open_iceberg(target: Any, catalog: Any = None, **options: Any) -> Table:
-    """An Iceberg table, by the object of PyIceberg or by its name in a catalog.
+    """Open an Iceberg table: a table of PyIceberg, or its name in a catalog.
 
     Raises:
         NotSupported: PyIceberg is not installed.
@@ -357,7 +368,7 @@ def _is_table(value: Any) -> bool:
 
 
 def show_target(target: Any) -> str:
-    """The target as logs and errors name it; nothing for what is no table."""
+    """The target as logs and errors name it; empty for a value that is no table."""
     if isinstance(target, (str, os.PathLike)):
         return shown_path(target, "A target")
     if is_iceberg(target):
@@ -367,7 +378,7 @@ def show_target(target: Any) -> str:
 
 @contextmanager
 def _in_terms_of(table: Table, intent: Intent) -> Iterator[None]:
-    """Let errors leave that name the table as the catalog does, and no option that it would refuse."""
+    """Change errors of an Iceberg table: its name for its location, no hint at options that it refuses."""
     try:
         yield
     except IntarsiaError as error:

@@ -1,4 +1,4 @@
-"""Iceberg tables on the command line: how one is named, and the upkeep that only they need."""
+"""Iceberg tables on the command line: naming one, expiring snapshots, removing orphan files."""
 
 from __future__ import annotations
 
@@ -47,9 +47,9 @@ def target_of(
     mode: str | None = None,
     of_paths: Mapping[str, Any] | None = None,
 ) -> Any:
-    """The path as it is, or the table that it names in a catalog.
+    """The path as it is, or with a catalog the table of that name.
 
-    ``of_paths`` are options, by their flags, that only a path can have.
+    ``of_paths`` are options that only a path can have, by their flags.
     """
     if catalog is None:
         for flag, value in (("--branch", branch), ("--mode", mode)):
@@ -68,7 +68,7 @@ def table_of(target: str, *, catalog: str, branch: str | None = None, mode: Any 
 
 
 def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> datetime | None:
-    """``7d``, ``12h`` or ``30m`` ago, or a date or time of ISO 8601, of UTC where it names no zone."""
+    """Parse ``7d``, ``12h`` or ``30m`` (ago), or an ISO 8601 date or time, in UTC without a zone."""
     if text is None:
         return None
     age = _AGE.fullmatch(text.strip())
@@ -113,7 +113,7 @@ upkeep_options: dict[str, list[Decorator]] = {
 def expire(
     target: str, catalog: str, older_than: datetime | None, retain_last: int | None, apply: bool
 ) -> None:
-    """``intarsia expire``: tell which snapshots are too old, and with ``--apply`` remove them."""
+    """``intarsia expire``: list snapshots that are too old, and with ``--apply`` remove them."""
     shown = screen()
     with shown.log():
         found = _upkeep().expire_snapshots(
@@ -132,7 +132,7 @@ def expire(
 
 
 def sweep(target: str, catalog: str, older_than: datetime | None, apply: bool) -> None:
-    """``intarsia sweep``: tell which files nothing refers to, and with ``--apply`` remove them."""
+    """``intarsia sweep``: list files that nothing refers to, and with ``--apply`` remove them."""
     shown = screen()
     with shown.log():
         found = _upkeep().remove_orphans(

@@ -43,11 +43,11 @@ class Operation:
     positional: tuple[str, ...] = ("target",)
     """The parameters that the call takes by position, in its order."""
     settle: Callable[[dict[str, Any]], dict[str, Any]] = dict
-    """Options made into the call's arguments, before an engine is started; click.UsageError where they
-    do not go together."""
+    """Makes options into the call's arguments, before an engine is started; click.UsageError where they
+    contradict each other."""
 
     def run(self, given: Mapping[str, Any], shared: Mapping[str, Any]) -> MergeResult:
-        """Call the library with what the command line gave; what it left out keeps its default."""
+        """Call the library with the options that were given; the others keep their defaults."""
         first = [given[name] for name in self.positional]
         rest = without_none(**{name: value for name, value in given.items() if name not in self.positional})
         return self.call(*first, **rest, **shared)
@@ -64,13 +64,13 @@ def _with_clauses(given: dict[str, Any]) -> dict[str, Any]:
         raise click.UsageError("Name the key columns with --key, or a condition with --on; one of the two.")
     if texts and given["strategy"]:
         raise click.UsageError("--when stands instead of --strategy; give one of the two.")
-    for text in texts:  # what is no clause is refused before an engine is started
+    for text in texts:  # refused before an engine is started
         parse_clauses(text, dialect=given["dialect"])
     return _with_sources(given) | {"on": condition or list(keys), "clauses": list(texts) or None}
 
 
 def running_command(operation: Operation) -> click.Command:
-    """``intarsia merge ...``: does it, or with ``--dry-run`` only counts."""
+    """``intarsia merge ...``: the command that runs an operation, or with ``--dry-run`` plans it."""
     dry_run = click.option("--dry-run", is_flag=True, help="Plan and count; write nothing.")
 
     def run(dry_run: bool, **given: Any) -> None:
@@ -81,7 +81,7 @@ def running_command(operation: Operation) -> click.Command:
 
 
 def planning_command(operation: Operation) -> click.Command:
-    """``intarsia plan merge ...``: what it would do to each file, and why."""
+    """``intarsia plan merge ...``: the command that shows the plan of an operation."""
 
     def run(**given: Any) -> None:
         plan = _call(operation, given, dry_run=True).plan

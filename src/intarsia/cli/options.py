@@ -1,4 +1,4 @@
-"""The options that commands share, and what their texts mean; no command is in here."""
+"""Options that several commands have, and how their texts are parsed; no command is in here."""
 
 from __future__ import annotations
 
@@ -38,19 +38,19 @@ _NAMED = sorted(name for name, option in KEYWORDS.items() if option.is_text and 
 def offer_paths(
     _ctx: click.Context, _param: click.Parameter, incomplete: str
 ) -> list[click.shell_completion.CompletionItem]:
-    """For the Tab key: the shell's own completion of files and directories."""
+    """Shell completion of files and directories."""
     return [click.shell_completion.CompletionItem(incomplete, type="file")]
 
 
 def decorate(function: Any, decorators: Sequence[Decorator]) -> Any:
-    """The function with options, in the order in which the help shows them."""
+    """Add options to a function, in the order in which the help shows them."""
     for decorator in reversed(decorators):
         function = decorator(function)
     return function
 
 
 def parse_pairs(ctx: click.Context, param: click.Parameter, given: Sequence[str]) -> dict[str, str]:
-    """``name=text`` options as a dict. A name twice, or none, is a mistake in the command line."""
+    """``name=text`` options as a dict; click.BadParameter without a name, or for one that is given twice."""
     found: dict[str, str] = {}
     for text in given:
         name, equals, value = text.partition("=")
@@ -74,7 +74,7 @@ def _parse_options(ctx: click.Context, param: click.Parameter, given: Sequence[s
 
 
 def _parse_value(text: str) -> Any:
-    """A number, true, false or null where it reads as one; else the text itself."""
+    """A number, true, false or null where the text is one; else the text itself."""
     try:
         return json.loads(text)
     except ValueError:
@@ -159,8 +159,9 @@ def without_none(**given: Any) -> dict[str, Any]:
 
 @contextmanager
 def engine_for(engine: str, master: str | None) -> Iterator[Any]:
-    """The engine to pass on. A Spark session is opened when it is needed, and stopped afterwards unless it
-    was there before.
+    """The value for ``engine=``.
+
+    A Spark session is opened when it is needed, and stopped afterwards unless it was active before.
     """
     if master is not None and engine not in ("auto", "spark"):
         raise click.UsageError(f"--master goes with --engine spark, not with {engine}.")
@@ -169,6 +170,6 @@ def engine_for(engine: str, master: str | None) -> Iterator[Any]:
         return
     from intarsia.spark.session import place_of, session_on
 
-    place_of(master)  # what is no master is refused at once
+    place_of(master)  # raises InputError at once for a wrong one
     with ExitStack() as stack:
         yield DeferredSession(lambda: stack.enter_context(session_on(master)))

@@ -1,4 +1,4 @@
-"""``intarsia run``: a declared pipeline, its progress step by step and where its report is."""
+"""``intarsia run``: runs a pipeline file, and shows its progress, the outcome of each step and its report."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _STYLES = {
 
 
 def run_pipeline(path: str, *, params: Mapping[str, str], **options: Any) -> None:
-    """Run the pipeline in a file and tell each step when it is over. Raises the error of one that failed.
+    """Run a pipeline file and show the outcome of each step. Raises the error of a step that failed.
 
     ``options`` are those of :func:`intarsia.pipeline.run`.
     """
@@ -48,7 +48,7 @@ def run_pipeline(path: str, *, params: Mapping[str, str], **options: Any) -> Non
 
 
 class _Watch:
-    """A line that moves while a step is at work, and one that stays when it is over."""
+    """Shows the progress of a step, and its outcome at its end."""
 
     def __init__(self, shown: Screen) -> None:
         self._shown = shown
@@ -58,7 +58,7 @@ class _Watch:
         self._line(step, done, total)
 
     def told(self, step: StepReport) -> None:
-        self._line.close()  # wiped before something else is written
+        self._line.close()  # wiped before the next line
         counts = " · ".join(_counts(step))
         self._shown.say((f"{step.status:<10}", _STYLES[step.status]), f"{step.name:<24}  {counts}".rstrip())
         self._line = self._fresh()
@@ -75,7 +75,7 @@ class _Watch:
 
 
 def _counts(step: StepReport) -> list[str]:
-    """What the step did, in the order of interest; nothing for one that did nothing."""
+    """Counts and notes of a step, the most interesting first."""
     told = []
     if step.result is not None:
         for what in ("inserted", "updated", "deleted"):

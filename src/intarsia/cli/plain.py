@@ -1,4 +1,4 @@
-"""Values of the library as plain JSON types; how they look to people is not in here."""
+"""Plans, results and inspections as plain JSON types, for ``--json``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the commands show: text for people, JSON for scripts, errors on standard error."""
+"""The output of commands: text for people, JSON for scripts, errors on standard error."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _MOST_COLUMNS = 140
 
 @dataclass(slots=True)
 class Screen:
-    """How one invocation talks; filled in by the options that every command has."""
+    """How one invocation writes; set by the options that every command has."""
 
     json: bool = False
     quiet: bool = False
@@ -46,11 +46,11 @@ class Screen:
 
     @property
     def progress(self) -> Any:
-        """For the library's ``progress=``: None lets it draw where somebody looks on."""
+        """For the library's ``progress=``: None draws on a terminal, False is silent."""
         return False if self.quiet or self.json else None
 
     def value(self, value: Any, plain: Mapping[str, Any]) -> None:
-        """A value of the library that can show itself, and the same as plain JSON types."""
+        """Show a value of the library as text, or with ``--json`` the same as JSON."""
         if self.json:
             self.data(plain)
         elif not self.quiet:
@@ -59,7 +59,7 @@ class Screen:
             self._plain(console, text.render(value, width=width, color=_in_colour(console)))
 
     def say(self, *parts: str | tuple[str, str]) -> None:
-        """A line for people; a part may come with a style. Nothing with ``--json`` or ``--quiet``."""
+        """Write a line of text; a part may have a style. Nothing with ``--json`` or ``--quiet``."""
         if not self.json and not self.quiet:
             clean = [
                 units.printable(p) if isinstance(p, str) else (units.printable(p[0]), p[1]) for p in parts
@@ -67,11 +67,11 @@ class Screen:
             self.out.print(Text.assemble(*clean), soft_wrap=True)
 
     def data(self, plain: Any) -> None:
-        """One JSON document on standard output."""
+        """Write one JSON document to standard output."""
         click.echo(json.dumps(plain, indent=2, ensure_ascii=False, default=str))
 
     def error(self, error: IntarsiaError) -> None:
-        """What went wrong and what to do, in one or two lines."""
+        """Write an error and its hint to standard error, or with ``--json`` as JSON."""
         if self.json:
             plain = {
                 "error": type(error).__name__,
@@ -95,12 +95,12 @@ class Screen:
             console.print(Text.assemble(("Hint: ", "bold"), units.printable(redact(hint))), soft_wrap=True)
 
     def traceback(self, error: BaseException) -> None:
-        """Where the error came from, as Python shows it."""
+        """Write the traceback of an error to standard error."""
         click.echo(redact("".join(format_exception(error))), err=True, nl=False)
 
     @contextmanager
     def log(self) -> Iterator[None]:
-        """The library's log, and what it warns of, on standard error for the length of a command."""
+        """Write the library's log and warnings to standard error in the block."""
         handler = _Lines(self)
         loud = logging.getLogger("intarsia")
         before = loud.level
@@ -125,13 +125,13 @@ class Screen:
 
 
 def screen() -> Screen:
-    """That of the command that is running."""
+    """The screen of the command that is running."""
     found: Screen = click.get_current_context().meta.setdefault(_KEY, Screen())
     return found
 
 
 class _Lines(logging.Handler):
-    """A line on standard error for each record; what ends in an error is told once, by the error."""
+    """A line on standard error for each log record, but for errors, which the command writes itself."""
 
     def __init__(self, screen: Screen) -> None:
         super().__init__()

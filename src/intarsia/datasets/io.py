@@ -33,7 +33,7 @@ from intarsia.datasets.statistics import (
     make_maintenance_statistics,
     make_optimize_statistics,
 )
-from intarsia.engine_choice import list_engines
+from intarsia.engine_choice import EngineName, list_engines
 from intarsia.errors import InputError
 from intarsia.options import (
     TABLE_OPTIONS,
@@ -69,7 +69,7 @@ class DatasetIO:
             call's own options win.
     """
 
-    engine: ClassVar[str] = "auto"
+    engine: ClassVar[EngineName] = "auto"
     backend: ClassVar[str] = "pyarrow"
 
     def __init__(self, filesystem: Any = None, **options: Unpack[IOOptions]) -> None:
@@ -87,7 +87,7 @@ class DatasetIO:
         strategy: str = "upsert",
         sql: Sequence[Any] = (),
     ) -> dict[str, Any]:
-        """A call's options, and those of every call that have an effect in this one."""
+        """The options of a call, and those of the IO that have an effect in it."""
         adds = operation == "write" or (operation == "merge" and strategy_rule(strategy).inserts)
         call = replace(
             describe_call(operation, self._options["engine"], path, source=source, sql=sql),
@@ -111,7 +111,7 @@ class DatasetIO:
     ) -> pa.Table:
         """One consistent state of a dataset, or a single file, as a table.
 
-        Sees the right state also while a commit is under way or after a crash. Partition columns have
+        The state is consistent also while a commit is under way or after a crash. Partition columns have
         the type they were written with. Files and row groups that the filter rules out are not read.
 
         Args:
@@ -140,7 +140,7 @@ class DatasetIO:
             return read_dataset(self.table(path), wanted, self._reader())
 
     def _reader(self) -> Callable[[], RowReader] | None:
-        """What makes that which reads; None for Arrow in this process."""
+        """A function that makes the reader of rows; None for PyArrow in this process."""
         return None
 
     def plan(self, operation: Operation, *args: Any, **options: Any) -> Plan:
@@ -516,7 +516,7 @@ class DatasetIO:
 def _check_modes(
     mode: str | None, strategy: str | None, key_columns: Columns | None, rewrite_mode: str
 ) -> None:
-    """Refuse what contradicts itself, before anything is read."""
+    """Raise InputError for arguments that contradict each other, before anything is read."""
     if mode is not None and mode not in _MODES:
         raise InputError(f"mode must be one of {', '.join(map(repr, _MODES))}, it is {mode!r}.")
     if rewrite_mode not in _REWRITE_MODES:

@@ -1,4 +1,4 @@
-"""ReadRequest one consistent state of a Parquet dataset into Arrow, file by file; nothing is written."""
+"""One consistent state of a Parquet dataset read into Arrow, file by file; writes nothing."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ FILE_PATH = "file_path"
 
 @dataclass(frozen=True, slots=True)
 class ReadRequest:
-    """What to read: names and the filter as they were given."""
+    """The arguments of ``read_parquet``: columns, filter and how to read, as they were given."""
 
     columns: str | Sequence[str] | None = None
     filters: Any = None
@@ -56,7 +56,7 @@ class ReadRequest:
 
 
 class RowReader(Protocol):
-    """What reads rows: this process with Arrow, or an engine. A context manager, used once."""
+    """Reads the rows of a scan: with PyArrow in this process, or with an engine. Used once, in a ``with``."""
 
     def __enter__(self) -> RowReader: ...
 
@@ -72,8 +72,8 @@ def read_dataset(
     """One consistent state of a dataset, or of a single file, as a table.
 
     Memory: the rows and columns that are asked for, and a piece of a file per thread. A dataset that
-    is changed meanwhile is read again, from a frozen view of it. ``reader`` makes what reads; Arrow is
-    the default.
+    is changed meanwhile is read again, from hard links to its files. ``reader`` makes the reader; by default
+    it is PyArrow.
 
     Raises:
         NothingMatched: there is no such path.
@@ -91,8 +91,8 @@ def read_dataset(
     if result is not None and not changed:
         return result
     log.info("read %s: reading again, %s has changed", table.root, changed)
-    with table.materialise() as farm:
-        return _read(farm.snapshot, wanted, make)
+    with table.materialise() as linked:
+        return _read(linked.snapshot, wanted, make)
 
 
 def read_snapshot(table: ParquetTable) -> Snapshot:
@@ -113,7 +113,7 @@ def _one_file(table: ParquetTable) -> Snapshot:
 
 
 def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
-    """A file that is no longer the one the snapshot saw."""
+    """The path of a file that was replaced since the snapshot; None where there is none."""
     for file in snapshot.files:
         if not file.fingerprint:  # a file on its own
             continue
@@ -146,13 +146,13 @@ class ArrowRows:
 
 @dataclass(frozen=True, slots=True)
 class DatasetScan:
-    """A reading settled against one snapshot."""
+    """A read request resolved against one snapshot."""
 
     snapshot: Snapshot
     columns: tuple[str, ...]
-    """Those that are given back, without the path."""
+    """The columns of the result, without ``file_path``."""
     needed: tuple[str, ...]
-    """Those that are read."""
+    """The columns that are read: those of the result and of the filter."""
     where: Any
     wanted: ReadRequest
 
@@ -160,7 +160,7 @@ class DatasetScan:
     def of(snapshot: Snapshot, wanted: ReadRequest) -> DatasetScan:
         schema = snapshot.schema
         names = schema.names if wanted.columns is None else list(wanted.columns)
-        if not snapshot.has_schema:  # without files or a log there is no schema to hold anything against
+        if not snapshot.has_schema:  # without files or a log there is no schema to check names with
             empty = pa.schema([(name, pa.null()) for name in names])
             return DatasetScan(replace(snapshot, schema=empty), tuple(names), (), None, wanted)
         _check_names(names, wanted, snapshot)
@@ -176,7 +176,7 @@ class DatasetScan:
         return pa.schema([*fields, *extra], self.snapshot.schema.metadata)
 
     def files(self) -> list[tuple[DataFile, Verdict]]:
-        """The files whose partition and bounds do not rule the filter out."""
+        """The files that may have rows for the filter, by their partition and bounds."""
         if isinstance(self.where, pc.Expression):
             return [(file, verdict) for file, verdict in self._all() if self._partition_may(file)]
         return [(file, verdict) for file, verdict in self._all() if not verdict.never]
@@ -185,7 +185,7 @@ class DatasetScan:
         return list(zip(self.snapshot.files, verdicts(self.where, self.snapshot), strict=True))
 
     def _partition_may(self, file: DataFile) -> bool:
-        """A pyarrow expression over partition columns alone is decided by the path."""
+        """Whether a file's partition may satisfy a pyarrow expression; True where it reads other columns."""
         schema = self.snapshot.schema
         used = list_filter_columns(self.where, schema)
         if not used or any(name not in file.partition for name in used):
@@ -196,11 +196,11 @@ class DatasetScan:
         return bool(filter_rows(row, self.where).num_rows)
 
     def read(self, item: tuple[DataFile, Verdict]) -> list[pa.Table]:
-        """The rows and columns asked for of one file."""
+        """The rows and columns of one file."""
         return list(self.pieces(item))
 
     def pieces(self, item: tuple[DataFile, Verdict]) -> Iterator[pa.Table]:
-        """The same piece by piece."""
+        """The rows and columns of one file, piece by piece."""
         file, verdict = item
         with FileReader(file, self.snapshot.schema, self.snapshot.filesystem) as reader:
             for group in verdict.row_groups:
@@ -209,7 +209,7 @@ class DatasetScan:
                     yield self._finished(kept, file)
 
     def shown(self, file: DataFile) -> str:
-        """What ``file_path`` says of a file."""
+        """The value of ``file_path`` for a file."""
         return self.snapshot.shown(file) if self.snapshot.root else file.path
 
     def _finished(self, piece: pa.Table, file: DataFile) -> pa.Table:
@@ -249,7 +249,7 @@ def parse_filters(filters: Any, schema: pa.Schema, *, dialect: str | None = None
 
 
 def _disjunction(filters: Any, schema: pa.Schema) -> Expr:
-    """Alternatives of conditions that hold together; a flat list is one alternative."""
+    """A list of lists as OR of ANDs; a flat list is one AND."""
     if isinstance(filters, tuple) and filters and isinstance(filters[0], str):
         filters = [filters]
     if not isinstance(filters, (list, tuple)):
@@ -305,7 +305,7 @@ def _condition(part: Any, schema: pa.Schema) -> Expr:
 
 
 def _constant(value: Any, kind: pa.DataType, name: str) -> Expr:
-    """The value as one of the column's type where it can be read so, such as a date given as text."""
+    """A literal; text for a column of another type is cast, such as a date given as text."""
     try:
         scalar = pa.scalar(value)
         if isinstance(value, str) and scalar.type != kind and not pa.types.is_large_string(kind):
@@ -316,7 +316,7 @@ def _constant(value: Any, kind: pa.DataType, name: str) -> Expr:
 
 
 def _read_text(text: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
-    """A text as a value of a type; an instant without an offset is one in UTC, as it is in SQL."""
+    """Text cast to a type; a timestamp without an offset is in UTC for a column with a zone, as in SQL."""
     if not (pa.types.is_timestamp(kind) and kind.tz is not None):
         return text.cast(kind)
     try:
@@ -326,16 +326,16 @@ def _read_text(text: pa.Scalar, kind: pa.DataType) -> pa.Scalar:
 
 
 def list_filter_columns(where: Any, schema: pa.Schema) -> list[str]:
-    """The columns a filter reads.
+    """The columns that a filter reads.
 
-    A pyarrow expression does not tell, but its text names them: a name that stands in the text only
-    by chance is read in vain.
+    pyarrow has no way to ask an expression, so every name that is in its text counts; one that is there by
+    chance is read needlessly.
     """
     if where is None:
         return []
     if isinstance(where, pc.Expression):
         text = str(where)
-        if "FieldPath(" in text:  # by position: all of them have to be in their places
+        if "FieldPath(" in text:  # by position, which needs all columns in their order
             return list(schema.names)
         return [name for name in schema.names if name in text]
     used = {path[0] for _, path in columns_of(where)}

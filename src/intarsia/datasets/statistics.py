@@ -18,8 +18,8 @@ Statistics = dict[str, Any]
 def make_maintenance_statistics(result: MergeResult) -> Statistics:
     """Files and bytes before and after, counted over the files that ``partition_filter`` selects.
 
-    Of a dry run, what comes after is an estimate. ``planned_groups`` lists the files that are (to be)
-    written anew together.
+    In a dry run, the numbers after are estimates. ``planned_groups`` lists the files that are (or would be)
+    rewritten together.
     """
     plan = result.plan
     assert plan is not None
@@ -56,13 +56,13 @@ def _groups(plan: Plan) -> list[list[str]]:
 
 
 def _codec(files: list[DataFile]) -> str:
-    """The codec most of the files have, which is the one they keep."""
+    """The codec that most of the files have."""
     codecs = [layout_of(file.footer).compression for file in files if file.footer is not None]
     return Counter(codecs).most_common(1)[0][0] if codecs else Layout().compression
 
 
 def make_optimize_statistics(result: MergeResult) -> Statistics:
-    """As :func:`maintenance_statistics`, with the order of the rows and what deduplication removed."""
+    """As :func:`make_maintenance_statistics`, with the sort columns and the number of deduplicated rows."""
     intent = result.plan.intent if result.plan is not None else None
     assert isinstance(intent, Optimize)
     return {
@@ -76,7 +76,7 @@ def make_optimize_statistics(result: MergeResult) -> Statistics:
 
 
 def make_deduplicate_statistics(result: MergeResult) -> Statistics:
-    """As :func:`maintenance_statistics`, with what was (or would be) removed."""
+    """As :func:`make_maintenance_statistics`, with the keys and the number of deduplicated rows."""
     intent = result.plan.intent if result.plan is not None else None
     assert isinstance(intent, Deduplicate)
     return {

@@ -64,10 +64,6 @@ class StepRunner:
         """Whether no step has had anything to do so far."""
         return all(report.status == "unchanged" for report in self.reports)
 
-    @property
-    def has_failed(self) -> bool:
-        return any(report.status == "failed" for report in self.reports)
-
     def mark_all(self) -> None:
         """Report every step as noted as done, without running it."""
         for step in self.run_state.steps():

@@ -1,4 +1,4 @@
-"""How values look: as text, as HTML for notebooks, as pictures; importing it teaches the core's values."""
+"""Values as text, as HTML for notebooks, as pictures; importing it registers the renderers with core."""
 
 from __future__ import annotations
 

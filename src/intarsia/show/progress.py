@@ -1,4 +1,4 @@
-"""How far an operation is: one line on a terminal, or silence; nothing here measures anything."""
+"""The progress of an operation: one line on a terminal, or nothing."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ class Terminal:
     """Draws one line and redraws it in place; leaving the ``with`` block wipes it. Any thread may call it.
 
     Draws at most ten times a second, and nothing in the first quarter of one, so that a quick
-    operation leaves the screen alone. What came too early is drawn when it is time, also when nothing
-    comes after it. A stream that fails is not written to again. ``title`` goes before every step.
+    operation draws nothing. A step that came too early is drawn later, also when no other
+    follows. A stream that fails is not written to again. ``title`` goes before every step.
     """
 
     def __init__(
@@ -90,13 +90,13 @@ class Terminal:
         self.close()
 
     def _tick(self) -> None:
-        """Draw what came too early; runs in a thread, until the line is wiped."""
+        """Draw steps that came too early; runs in a thread until the line is wiped."""
         while not self._over.wait(max(self._interval, 0.05)):
             with self._lock:
                 self._draw()
 
     def _draw(self) -> bool:
-        """Draw the latest step, if it is time; whether it was."""
+        """Draw the latest step if the interval is over; returns whether it did."""
         now = self._clock()
         if self._closed or self._late is None or now < self._next:
             return False
@@ -132,7 +132,7 @@ class Terminal:
 def for_terminal(
     stream: TextIO | None = None, *, environ: Mapping[str, str] | None = None
 ) -> Terminal | Silent:
-    """A reporter that draws where somebody looks on, and is silent elsewhere.
+    """A progress line on a terminal; elsewhere a silent one.
 
     Silent when the stream (standard error unless given) is no terminal, on a terminal that cannot
     redraw a line (``TERM=dumb``), and in CI.

@@ -20,9 +20,9 @@ from intarsia.show.tiles import Drawable, Kind
 WIDTH = 860
 _PAD, _TILE, _GAP, _LINE = 18, 16, 2, 20
 _NAME = "\x00"
-"""Stands for the picture's own name until that is known; no text that is shown has it."""
+"""Placeholder for the picture's own id, until that is known; occurs in no text that is shown."""
 _LETTER = 6.3
-"""Width of a letter at 11 px, about; labels are cut by it."""
+"""Approximate width of a letter at 11 px, for shortening labels."""
 _CLASSES: dict[Kind, str] = {
     "kept": "k",
     "scanned": "s",

@@ -78,7 +78,7 @@ def takes_unicode(stream: object = None) -> bool:
 
 
 class _Style:
-    """How wide, in which letters and colours."""
+    """Width, characters and colours of the text."""
 
     def __init__(self, *, width: int, color: bool, unicode: bool) -> None:
         self.width = width
@@ -211,7 +211,7 @@ def _fill(table: PageTable) -> PageTable:
 
 
 def _shrunk(widths: Sequence[int], room: int) -> list[int]:
-    """Column widths that fit the room; the widest give way first, down to a readable rest."""
+    """Column widths that fit the line; the widest are shortened first, to a readable minimum."""
     result = list(widths)
     while sum(result) > room and max(result) > 8:
         widest = max(result)

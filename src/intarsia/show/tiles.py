@@ -30,7 +30,7 @@ LEGEND: Mapping[Kind, str] = {
 """Every kind of tile in the order of rows and legends, with its words."""
 
 QUIET = 24
-"""As many tiles stand for a run of partitions in which nothing happens."""
+"""Maximum tiles for a run of partitions in which nothing happens."""
 
 _ORDER = {kind: number for number, kind in enumerate(LEGEND)}
 _OF_REPORT: Mapping[str, Kind] = {
@@ -54,11 +54,11 @@ class Tile:
     reason: str = ""
     files: int = 1
     position_deletes: bool = False
-    """Drawn as a file that is rewritten, though it stays and a delete file comes beside it."""
+    """Whether the file stays and gets a delete file; it is drawn as a rewritten one."""
 
     @property
     def word(self) -> str:
-        """What happened to it, for a table."""
+        """Its kind in words, for a table."""
         return "with deletes" if self.position_deletes else LEGEND[self.kind]
 
 
@@ -84,7 +84,7 @@ class TileRow:
 
 
 def kind_of(plan: FilePlan) -> Kind:
-    """What a file's plan looks like in a picture."""
+    """The kind of tile for a file of a plan."""
     match plan.action:
         case "keep":
             return "scanned" if plan.scanned else "kept"

@@ -1,4 +1,4 @@
-"""Numbers and names as people read them; nothing here knows what it is that is counted."""
+"""Numbers, sizes, durations and names formatted for people."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where tables live: a URL, path or file system object in, the few verbs the tables need out."""
+"""Stores of files: opened by path, URL or file system object, with the few operations that tables need."""
 
 from __future__ import annotations
 

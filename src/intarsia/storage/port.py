@@ -1,4 +1,4 @@
-"""The verbs a table needs of a store, and how a store's errors leave it; no store is in here."""
+"""The port of a store: the operations that a table needs, and their errors; no store is in here."""
 
 from __future__ import annotations
 
@@ -122,14 +122,14 @@ class StatFile:
 
 @contextmanager
 def storage_errors(action: str, path: str, *, hint: str | None = None) -> Iterator[None]:
-    """Let an OSError leave as StorageError, with its errno, the path and what was tried."""
+    """Turn an OSError in the block into a StorageError with its errno, the path and the action."""
     try:
         yield
     except IntarsiaError:
         raise
     except (OSError, pa.ArrowException) as error:
         raise as_storage_error(error, action, path, hint=hint) from error
-    except Exception as error:  # the clients of stores have errors of their own
+    except Exception as error:  # clients of stores have exceptions of their own
         if not is_store_error(error):
             raise
         raise as_storage_error(error, action, path, hint=hint) from error
@@ -138,7 +138,7 @@ def storage_errors(action: str, path: str, *, hint: str | None = None) -> Iterat
 def as_storage_error(
     error: BaseException, action: str, path: str, *, hint: str | None = None
 ) -> StorageError:
-    """The StorageError that says what ``error`` said."""
+    """A StorageError with the errno and the text of ``error``."""
     number = getattr(error, "errno", None)
     if number is None and isinstance(error, FileNotFoundError):
         number = errno.ENOENT

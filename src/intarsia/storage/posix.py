@@ -190,7 +190,7 @@ class PosixStorage:
                     os.chown(path, wanted.st_uid, wanted.st_gid)
             mode = stat_mode.S_IMODE(wanted.st_mode)
             if stat_mode.S_ISDIR(found.st_mode):
-                mode |= stat_mode.S_IRWXU  # one that its maker cannot use would be in the way for ever
+                mode |= stat_mode.S_IRWXU  # else its own maker could not use or remove it
             if mode != stat_mode.S_IMODE(found.st_mode):
                 os.chmod(path, mode)
 
@@ -209,7 +209,7 @@ class PosixStorage:
 
     @contextmanager
     def lock(self, path: str, timeout: float) -> Iterator[None]:
-        """An flock: the kernel frees it when the holder dies, and nobody can steal it from a paused one."""
+        """An flock: the kernel releases it when the holder dies, and no other process can break it."""
         _refuse_network(path)
         descriptor = self._locked(path, time.monotonic() + timeout, timeout)
         try:
@@ -251,7 +251,7 @@ def _kind(mode: int) -> Kind:
 
 
 def _link_kind(item: os.DirEntry[str]) -> str:
-    """What a symlink points to; "directory" also for a loop, which nobody should follow."""
+    """The kind that a symlink points to; "directory" for a loop as well."""
     try:
         return "directory" if item.is_dir() else "file"
     except OSError:

@@ -163,20 +163,20 @@ class RemoteStorage:
         return missing[::-1]
 
     def sync(self, path: str) -> None:
-        """A store that has taken the bytes keeps them; there is nothing to flush."""
+        """Nothing: a store has the bytes durably when a write returns."""
 
     def copy_mode(self, model: str, path: str) -> None:
-        """A store's permissions are its bucket's, not a file's."""
+        """Nothing: permissions are those of the bucket."""
 
     def check_writable(self, directory: str) -> None:
-        """Nothing is known without writing."""
+        """Nothing: it cannot be known without writing."""
 
     def together(self, one: str, other: str) -> bool:
         return True
 
     @contextmanager
     def lock(self, path: str, timeout: float) -> Iterator[None]:
-        """Excludes nobody: the caller vouches for being the only writer."""
+        """No lock: the caller guarantees to be the only writer."""
         self.make_directories(posixpath.dirname(path))
         yield
 

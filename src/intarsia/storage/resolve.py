@@ -1,4 +1,4 @@
-"""From what a caller calls a target (path, URL, file system object) to a storage and a root path."""
+"""Opens the storage of a path or URL, with or without a file system object."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def _on_filesystem(filesystem: Any, path: str) -> tuple[Storage, str]:
 
 
 def _local_base(filesystem: Any) -> str | None:
-    """Where on the local disk a file system's paths start ("" for as they are); None if it is not local."""
+    """The local directory that a file system's paths start at ("" for the root); None if it is not local."""
     if isinstance(filesystem, pafs.SubTreeFileSystem):
         base = _local_base(filesystem.base_fs)
         return None if base is None else posixpath.join(base, filesystem.base_path)
@@ -133,7 +133,7 @@ def _without_scheme(path: str) -> str:
 
 
 def _local(path: str) -> str:
-    """Absolute, and through symlinks: two names of one directory must share one lock."""
+    """The real path: two names of one directory must share one lock."""
     return os.path.realpath(os.path.expanduser(path))
 
 

@@ -1,4 +1,4 @@
-"""Reading with DuckDB: it picks rows where it means the same as every engine; the rest is evaluated here."""
+"""Rows read with DuckDB; the part of a filter that DuckDB evaluates differently is evaluated by PyArrow."""
 
 from __future__ import annotations
 
@@ -21,16 +21,13 @@ from intarsia.engines.duckdb.types import restore_types
 __all__ = ["DuckRows"]
 
 FILES_AT_ONCE = 64
-"""So many are read by one statement, which names the row groups to look into."""
+"""Maximum files of one statement, whose text names their row groups."""
 
 Item = tuple[DataFile, Verdict]
 
 
 class DuckRows:
-    """Reads with one session, which is closed with it.
-
-    A file that DuckDB cannot read exactly is read with PyArrow.
-    """
+    """Reads with one DuckDB session, which it closes; files that DuckDB cannot read exactly, with PyArrow."""
 
     def __init__(self, session: Session) -> None:
         self._session = session
@@ -99,7 +96,7 @@ def _portions(items: list[Item]) -> Iterator[list[Item]]:
 
 
 def _in_order(table: pa.Table, places: pa.Array) -> pa.Table:
-    """DuckDB keeps the order of what it only reads, unless it is told not to, or joins."""
+    """The rows sorted by place, if they are not: DuckDB may be set not to keep the order."""
     ascending = pc.less(places.slice(0, max(len(places) - 1, 0)), places.slice(1))
     if pc.all(ascending, min_count=0).as_py():
         return table
