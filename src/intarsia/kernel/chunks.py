@@ -19,7 +19,6 @@ from intarsia.common.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Struct, 
 from intarsia.core.change import is_discarded
 from intarsia.core.elements import Leaf
 from intarsia.errors import StorageError
-from intarsia.kernel import chunks
 
 MAGIC = b"PAR1"
 
@@ -284,20 +283,20 @@ class ChunkWriter:
 
     def add(self, columns: Sequence[Chunk], rows: int, sorting: tuple[int, Any] | None = None) -> None:
         """A row group of these chunks; ``sorting`` is the order that it declares, as Thrift has it."""
-        start = self.place or len(chunks.MAGIC)
+        start = self.place or len(MAGIC)
         written = [self._take(column) for column in columns]
-        metas = [get(chunk, chunks.CHUNK_META) for chunk in written]
+        metas = [get(chunk, CHUNK_META) for chunk in written]
         made: Struct = {
-            chunks.GROUP_CHUNKS: (LIST, (STRUCT, written)),
-            chunks.GROUP_SIZE: (I64, sum(get(meta, chunks.META_SIZE) for meta in metas)),
-            chunks.GROUP_ROWS: (I64, rows),
-            chunks.GROUP_PLACE: (I64, start),
-            chunks.GROUP_STORED: (I64, sum(get(meta, chunks.META_STORED) for meta in metas)),
+            GROUP_CHUNKS: (LIST, (STRUCT, written)),
+            GROUP_SIZE: (I64, sum(get(meta, META_SIZE) for meta in metas)),
+            GROUP_ROWS: (I64, rows),
+            GROUP_PLACE: (I64, start),
+            GROUP_STORED: (I64, sum(get(meta, META_STORED) for meta in metas)),
         }
         if sorting is not None:
-            made[chunks.GROUP_SORTING] = sorting
+            made[GROUP_SORTING] = sorting
         if len(self.groups) < 1 << 15:
-            made[chunks.GROUP_NUMBER] = (I16, len(self.groups))
+            made[GROUP_NUMBER] = (I16, len(self.groups))
         self.rows += rows
         self.groups.append(made)
 
@@ -306,24 +305,24 @@ class ChunkWriter:
         self._write(b"")
         for item in self._written:
             if item.bloom is not None:
-                get(item.chunk, chunks.CHUNK_META)[chunks.META_BLOOM] = (I64, self.place)
+                get(item.chunk, CHUNK_META)[META_BLOOM] = (I64, self.place)
                 self._write(item.bloom)
         written = self._written
         # There are readers that look for the pages of all columns if one has an index of them.
         if not indexed and any(item.offsets is None for item in written):
             written = []
         for item in written:
-            self._index(item, item.bounds, chunks.CHUNK_BOUNDS, chunks.CHUNK_BOUNDS_SIZE)
+            self._index(item, item.bounds, CHUNK_BOUNDS, CHUNK_BOUNDS_SIZE)
         for item in written:
-            self._index(item, item.offsets, chunks.CHUNK_OFFSETS, chunks.CHUNK_OFFSETS_SIZE)
+            self._index(item, item.offsets, CHUNK_OFFSETS, CHUNK_OFFSETS_SIZE)
         raw = write_struct(
             {
                 **footer,
-                chunks.FILE_ROWS: (I64, self.rows),
-                chunks.FILE_GROUPS: (LIST, (STRUCT, self.groups)),
+                FILE_ROWS: (I64, self.rows),
+                FILE_GROUPS: (LIST, (STRUCT, self.groups)),
             }
         )
-        end = raw + len(raw).to_bytes(4, "little") + chunks.MAGIC
+        end = raw + len(raw).to_bytes(4, "little") + MAGIC
         self._write(end)
         if is_discarded(self._filesystem):
             self.footer = pq.read_metadata(pa.BufferReader(end))
@@ -360,8 +359,8 @@ class ChunkWriter:
         try:
             if self._sink is None:
                 self._sink = self._filesystem.open_output_stream(self.location)
-                self._sink.write(chunks.MAGIC)
-                self.place = len(chunks.MAGIC)
+                self._sink.write(MAGIC)
+                self.place = len(MAGIC)
             if data:
                 self._sink.write(data)
                 self.place += len(data)
@@ -371,12 +370,12 @@ class ChunkWriter:
 
 def describe_chunk(chunk: Struct, leaf: Leaf, bounded: bool) -> None:
     """Call a chunk what its leaf is called, and leave out bounds that mean nothing there."""
-    meta = get(chunk, chunks.CHUNK_META)
-    meta[chunks.META_PATH] = (LIST, (BINARY, [part.encode() for part in leaf.path]))
-    statistics = get(meta, chunks.META_STATISTICS)
+    meta = get(chunk, CHUNK_META)
+    meta[META_PATH] = (LIST, (BINARY, [part.encode() for part in leaf.path]))
+    statistics = get(meta, META_STATISTICS)
     if statistics is not None and not bounded:
         kept = {number: value for number, value in statistics.items() if number not in _STATISTICS_BOUNDS}
-        meta[chunks.META_STATISTICS] = (STRUCT, kept)
+        meta[META_STATISTICS] = (STRUCT, kept)
 
 
 def _describe_copy(item: CopiedChunk, leaf: Leaf, bounded: bool) -> CopiedChunk:

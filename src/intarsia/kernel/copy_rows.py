@@ -21,10 +21,9 @@ from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action, Assign, Drop, Insert, Replace
 from intarsia.core.scan_task import LAST_UPDATED, LINEAGE, ROW_ID
 from intarsia.core.snapshot import DataFile
-from intarsia.kernel.new_rows import SLICE_ROWS, NewRowWriter
 from intarsia.kernel.output_format import OutputFormat
 from intarsia.kernel.overlay import Overlay, drop_rows, positions_between, take_rows
-from intarsia.kernel.partitioned_writer import write_partitioned
+from intarsia.kernel.partitioned_writer import SLICE_ROWS, NewRowWriter, write_partitioned
 from intarsia.kernel.read import FileReader
 from intarsia.kernel.rewrite import Rewrite, apply_hits, find_refused_rows
 from intarsia.kernel.threads import in_line, in_order

@@ -15,11 +15,10 @@ from intarsia.core.ports import Progress
 from intarsia.kernel.compact import stage_compact
 from intarsia.kernel.copy_rows import stage_copies
 from intarsia.kernel.duplicates import match_duplicates
-from intarsia.kernel.match import MergeMatcher, SourceIndex
-from intarsia.kernel.new_rows import RowFiles
+from intarsia.kernel.match import MergeMatcher, SourceIndex, predicate_hits, resolve_hits, with_new_rows
 from intarsia.kernel.optimize import stage_optimize
-from intarsia.kernel.predicate import predicate_hits, resolve_hits, with_new_rows
-from intarsia.kernel.rewrite import rewrite
+from intarsia.kernel.partitioned_writer import NewRowWriter
+from intarsia.kernel.rewrite import Rewrite, rewrite
 from intarsia.kernel.threads import in_order
 
 T = TypeVar("T")
@@ -100,18 +99,33 @@ def _match_predicate(execution: Execution, intent: Delete | Update | Write, reso
 
 def _stage_rows(execution: Execution, matches: Matches, resources: Resources) -> Staged:
     """Files rewritten under their names, and new files for new rows."""
-    source, tx = execution.prepared.table, execution.transaction
-    files = RowFiles.of(execution, matches)
+    plan, prepared, tx = execution.plan, execution.prepared, execution.transaction
+    source = prepared.table
+    writer = NewRowWriter(
+        plan.snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation
+    )
+    prefix = "insert" if isinstance(plan.intent, Merge) else "part"
+    new = writer.files(matches.inserts, source, tx, prefix=prefix)
+    rewrites = [
+        Rewrite.of(
+            item.file,
+            matches.hits.get(item.file.path, Hits.empty()),
+            plan,
+            tx,
+            actions=matches.actions,
+            label=f"rewrite-{number:05d}",
+        )
+        for number, item in enumerate(plan.select("rewrite"))
+    ]
     # New files first: they may be large, and one thread alone would be left with them.
     jobs: list[Callable[[], StagedFile]] = [
-        *(lambda file=file: files.placing.write(file, source, tx) for file in files.new),
-        *(lambda task=task: rewrite(task, source) for task in files.rewrites),
+        *(lambda file=file: writer.write(file, source, tx) for file in new),
+        *(lambda task=task: rewrite(task, source) for task in rewrites),
     ]
     staged = _each(lambda job: job(), jobs, resources, execution.progress, "write files")
-    new = len(files.new)
     return Staged(
-        {task.file.path: file for task, file in zip(files.rewrites, staged[new:], strict=True)},
-        tuple(staged[:new]),
+        {task.file.path: file for task, file in zip(rewrites, staged[len(new) :], strict=True)},
+        tuple(staged[: len(new)]),
     )
 
 

@@ -27,9 +27,8 @@ from intarsia.kernel.duplicates import match_duplicates
 from intarsia.kernel.output_format import OutputFormat
 from intarsia.kernel.overlay import take_rows
 from intarsia.kernel.partitioned_writer import write_file, write_partitioned
-from intarsia.kernel.sample import sample_rows
-from intarsia.kernel.sort import Cuts, Order, Portion, Sorter, Span, spans, with_order
-from intarsia.kernel.spill import Spill
+from intarsia.kernel.sort import Cuts, Order, sample_rows
+from intarsia.kernel.spill import Portion, Sorter, Span, Spill, spans, with_order
 from intarsia.kernel.threads import in_order, shares
 from intarsia.kernel.write import widen, widen_schema
 

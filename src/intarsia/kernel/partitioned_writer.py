@@ -1,26 +1,49 @@
-"""New files of rows: one file at a time, or many at once, one for each partition that rows belong to."""
+"""New files of rows, each with the rows of one partition: how rows become new files, in every operation.
+
+There are two entry points, because the files are known either before any row is written or only afterwards:
+
+- :class:`PartitionedWriter` takes rows as a stream, in any order. It has a file open for each partition and
+  closes it when it is large enough. Tables whose files are never replaced in place are written in this way:
+  their files are cut by size, which is not known before the rows are encoded.
+- :class:`NewRowWriter` takes numbers of source rows and plans all new files of a directory first, by
+  partition and ``rows_per_file``, with their final names. Each file is then written by itself, in any thread
+  or Spark task, and a task that runs twice writes the same file.
+
+Both ask a :class:`~intarsia.core.partitioner.Partitioner` which partition rows belong to, and write each file
+by :class:`OutputFormat` and :class:`OpenFile`.
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
 
+from intarsia.common.log import logger
 from intarsia.common.schema import conform_table
 from intarsia.core.change import StagedFile
+from intarsia.core.intent import WriteOptions
+from intarsia.core.keys import flat
 from intarsia.core.layout import Layout
-from intarsia.core.partitioner import PartitionKey
+from intarsia.core.partitioner import HivePartitioner, PartitionKey
 from intarsia.core.ports import OutputLocation
 from intarsia.core.refusals import Refusal, ValuesRefused
-from intarsia.core.snapshot import open_limit
+from intarsia.core.rule import Assign, Insert
+from intarsia.core.snapshot import Snapshot, open_limit
+from intarsia.errors import InputError
 from intarsia.kernel.output_format import OutputFormat
 from intarsia.kernel.overlay import take_rows
+from intarsia.kernel.rewrite import assign_values
 from intarsia.kernel.write import FileWriter, NarrowingSink, RowGroups
 
+log = logger(__name__)
+
+SLICE_ROWS = 262_144
+"""Source rows that are gathered at once."""
 BUFFERED_BYTES = 128 << 20
 """Rows that wait for their row group to fill, over all partitions of one writer."""
 _LEAST_GROUP_ROWS = 100
@@ -126,11 +149,8 @@ class PartitionedWriter:
         """Rows with at least the table's columns, in any order."""
         if not table.num_rows:
             return
-        form = self._form
-        table = conform_table(
-            _complete(table, form.schema), form.schema, operation=form.operation, path=form.root
-        )
-        for part, rows in form.partitioner.partition_rows(table):
+        table = _as_stored(table, self._form)
+        for part, rows in self._form.partitioner.partition_rows(table):
             self._add(part, table if rows is None else take_rows(table, rows))
         if self._buffered > BUFFERED_BYTES:
             self._flush()
@@ -250,9 +270,168 @@ def _most_begun() -> int:
     return max(1, open_limit() // 2 // (os.cpu_count() or 1))
 
 
-def _complete(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The columns of the schema; those that are missing are NULL, such as the identity of a new row."""
-    absent: Sequence[pa.Field] = [f for f in schema if f.name not in table.column_names and f.nullable]
-    for missing in absent:
-        table = table.append_column(missing.name, pa.nulls(table.num_rows, missing.type))
-    return table.select(schema.names)
+@dataclass(frozen=True, slots=True)
+class NewFile:
+    """One file to be made of some source rows."""
+
+    rows: pa.Array
+    """Numbers of source rows."""
+    action: Insert
+    partition: Mapping[str, Any]
+    path: str
+    label: str
+
+
+@dataclass(frozen=True, slots=True)
+class NewRowWriter:
+    """How new rows of one operation become files of a table."""
+
+    snapshot: Snapshot
+    schema: pa.Schema
+    """The dataset's schema after the operation."""
+    partition_columns: tuple[str, ...]
+    options: WriteOptions
+    operation: str
+
+    def files(self, inserts: Any, source: pa.Table, tx: OutputLocation, *, prefix: str) -> list[NewFile]:
+        """Every file with its final path; raises on an unsafe partition value before writing."""
+        if inserts:
+            self._check_columns_left()
+        try:
+            return self._files(inserts, source, tx, prefix=prefix)
+        except ValuesRefused:  # to be counted, wherever the rows would have gone
+            return [NewFile(rows, action, {}, "", "") for action, rows in inserts]
+
+    def _files(self, inserts: Any, source: pa.Table, tx: OutputLocation, *, prefix: str) -> list[NewFile]:
+        result: list[NewFile] = []
+        for action, rows in inserts:
+            for partition, mine in self._split(rows, action, source):
+                for start in range(0, len(mine), self.options.rows_per_file):
+                    part = mine.slice(start, self.options.rows_per_file)
+                    number = len(result)
+                    path = tx.new_file_path(partition, prefix, number)
+                    result.append(NewFile(part, action, partition, path, f"{prefix}-{number:05d}"))
+        return result
+
+    def write(self, file: NewFile, source: pa.Table, tx: OutputLocation) -> StagedFile:
+        """Write one file, a slice of its rows at a time; see :func:`~intarsia.kernel.rewrite.rewrite`
+        for values that cannot be written."""
+        staging = tx.staging
+        if staging.writes:
+            try:
+                return self._write(file, source, tx)
+            except ValuesRefused:
+                log.debug("%s is not written: values are refused", file.path, exc_info=True)
+        return StagedFile.unwritten(self.refused_rows(file.rows, file.action, source), file.path)
+
+    def refused_rows(self, rows: pa.Array, action: Insert, source: pa.Table) -> list[Refusal]:
+        """The values of new rows that the columns they are assigned to cannot take."""
+        found: list[Refusal] = []
+        if action.values is None:
+            return found
+        for part in _slices(rows, SLICE_ROWS):
+            try:
+                table = self.build(part, action, source)
+            except ValuesRefused as error:
+                found += error.refusals
+            else:
+                conform_table(table, self.schema, operation=self.operation, path=self.snapshot.root)
+        return found
+
+    def _write(self, file: NewFile, source: pa.Table, tx: OutputLocation) -> StagedFile:
+        form = self.form(tx.txid)
+        whole = len(file.rows) <= min(form.layout.row_group_rows, SLICE_ROWS * 4)
+        slices = _slices(file.rows, len(file.rows) if whole else SLICE_ROWS)
+        return write_file(
+            form,
+            tx,
+            file.label,
+            (_as_stored(self.build(rows, file.action, source), form) for rows in slices),
+            path=file.path,
+            partition=file.partition,
+        )
+
+    def form(self, txid: str) -> OutputFormat:
+        """How the new files are written."""
+        return OutputFormat.of_new_rows(
+            self.snapshot,
+            self.schema,
+            self.partition_columns,
+            self.options,
+            operation=self.operation,
+            txid=txid,
+        )
+
+    def pieces(
+        self, action: Insert, rows: pa.Array, source: pa.Table, tx: OutputLocation
+    ) -> Iterator[pa.Table | ValuesRefused]:
+        """New rows for a partitioned writer, a slice at a time, or the values that are refused."""
+        if not tx.staging.writes:
+            if refused := self.refused_rows(rows, action, source):
+                yield ValuesRefused.of(refused, len(rows))
+            return
+        for part in _slices(rows, SLICE_ROWS):
+            try:
+                yield self.build(part, action, source)
+            except ValuesRefused as error:
+                yield error
+
+    def _check_columns_left(self) -> None:
+        if not [n for n in self.schema.names if n not in self.partition_columns]:
+            raise InputError(
+                f"{self.operation}: every column is a partition column; a file needs at least one other.",
+                path=self.snapshot.root,
+            )
+
+    def build(self, rows: pa.Array, action: Insert, source: pa.Table) -> pa.Table:
+        """Rows of the dataset, made of some source rows; columns that nothing is assigned to are NULL."""
+        theirs = take_rows(source, rows) if len(rows) != source.num_rows else source
+        return _with_missing(theirs, self.schema) if action.values is None else self._assign(theirs, action)
+
+    def _assign(self, rows: pa.Table, action: Insert) -> pa.Table:
+        """Rows of the given columns and fields of structs only; the rest is NULL."""
+        empty = pa.table({field.name: pa.nulls(rows.num_rows, field.type) for field in self.schema})
+        try:
+            values = assign_values(
+                empty,
+                Assign(action.values or ()),
+                source=rows,
+                schema=self.schema,
+                operation=self.operation,
+                path=self.snapshot.root,
+            )
+        except ValuesRefused as error:
+            refused = [replace(one, inserted=True) for one in error.refusals]
+            raise ValuesRefused.of(refused, rows.num_rows) from error
+        columns = {name: flat(values.get(name, empty[name])) for name in empty.column_names}
+        return pa.table(columns)
+
+    def _split(self, rows: pa.Array, action: Insert, source: pa.Table) -> Iterator[tuple[Any, pa.Array]]:
+        """Source rows by their partition, without making more of each than its partition columns."""
+        if not self.partition_columns:
+            yield {}, rows
+            return
+        columns = list(self.partition_columns)
+        keys = [self.build(part, action, source).select(columns) for part in _slices(rows, SLICE_ROWS * 4)]
+        partitioner = HivePartitioner(self.partition_columns)
+        for part, mine in partitioner.partition_rows(pa.concat_tables(keys)):
+            yield part.values, rows if mine is None else rows.take(mine)
+
+
+def _slices(rows: pa.Array, size: int) -> Iterator[pa.Array]:
+    for start in range(0, len(rows), max(size, 1)):
+        yield rows.slice(start, size)
+
+
+def _as_stored(table: pa.Table, form: OutputFormat) -> pa.Table:
+    """The columns that files of a format store, in their types; those that are missing are NULL."""
+    stored = _with_missing(table, form.schema).select(form.schema.names)
+    return conform_table(stored, form.schema, operation=form.operation, path=form.root)
+
+
+def _with_missing(table: pa.Table, schema: pa.Schema) -> pa.Table:
+    """The table with NULL in the columns of a schema that it lacks, such as the row id of a new row."""
+    for each in schema:
+        if each.name not in table.column_names:
+            table = table.append_column(each.name, pa.nulls(table.num_rows, each.type))
+    return table

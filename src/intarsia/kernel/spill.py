@@ -1,10 +1,17 @@
-"""Rows spilled into buckets on disk, as Arrow streams; the caller decides which row goes to which."""
+"""Rows on disk while they are sorted: in buckets, which one process sorts one after the other, or in runs.
+
+A bucket (:class:`Spill`, :class:`Sorter`) is a file of its own and is read as a whole. A run
+(:class:`RunWriter`) holds rows of all ranges of the order, those of a range together: the task that writes a
+range reads the batches of that range from every run, and nothing else.
+"""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import pairwise
 from threading import Lock
 
 import pyarrow as pa
@@ -12,8 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.ipc as ipc
 
+from intarsia.core.keys import flat
 from intarsia.errors import StorageError
 from intarsia.kernel.overlay import take_rows
+from intarsia.kernel.sort import SAMPLE_ROWS, Cuts, Order, spread_rows
+from intarsia.kernel.threads import in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,3 +172,245 @@ def storage_errors(location: str) -> Iterator[None]:
             path=location,
             hint="make room there, or give the engine more memory.",
         ) from error
+
+
+_MOST_PORTIONS = 128
+_OFF_TARGET = 0.25
+"""By how much of a file a cut may miss, to save sorting a portion for two files."""
+
+Rows = Callable[[], Iterator[pa.Table]]
+
+
+@dataclass(frozen=True, slots=True)
+class Portion:
+    """Some rows that follow each other in an order; of an ``even`` one all have the same place in it."""
+
+    rows: int
+    bytes: int
+    """In memory."""
+    even: bool
+    read: Rows
+    """The rows in pieces, in no order."""
+    discard: Callable[[], None] | None = None
+    """Frees the space of a portion that is done with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """Some rows of a portion, counted in its order."""
+
+    portion: Portion
+    start: int
+    stop: int
+
+
+@dataclass(frozen=True, slots=True)
+class Sorter:
+    """Brings portions into order, one at a time. Memory: a few times ``share`` bytes per thread."""
+
+    order: Order
+    """Measured, so that portions are ordered alike."""
+    share: int
+    """The most bytes of a portion that is sorted in memory."""
+    threads: int = 1
+
+    def parts(self, size: int, *, least: int = 2) -> int:
+        """Into how many portions to split so many bytes."""
+        return max(2, min(max(least, -(-2 * size // self.share)), _MOST_PORTIONS))
+
+    def deal(self, spill: Spill, cuts: Cuts, sources: Sequence[Rows]) -> list[Portion]:
+        """All rows of the sources in portions on disk, in order."""
+        deal = spill.deal(cuts.even, most_bytes=self.share)
+
+        def one(source: Rows) -> None:
+            for piece in source():
+                deal.add(piece, cuts.buckets(piece))
+
+        try:
+            for _ in in_order(one, sources, threads=self.threads):
+                pass
+            return [_portion(spill, bucket) for bucket in deal.finish()]
+        finally:
+            deal.abandon()
+
+    def fits(self, portion: Portion) -> bool:
+        """Whether a portion can be brought into order as it is."""
+        return portion.even or portion.bytes <= self.share
+
+    def split(self, spill: Spill, portion: Portion) -> list[Portion]:
+        """A portion that is too large to be sorted in memory, as smaller ones."""
+        if self.fits(portion):
+            return [portion]
+        share = SAMPLE_ROWS / portion.rows
+        sample = pa.concat_tables(
+            spread_rows(piece.select(self.order.by), int(piece.num_rows * share) + 1)
+            for piece in portion.read()
+        )
+        cuts = Cuts.of(sample, self.order, parts=self.parts(portion.bytes))
+        smaller = self.deal(spill, cuts, [portion.read])
+        if portion.discard is not None:
+            portion.discard()
+        if len(smaller) == 1:  # no cut was found
+            return smaller
+        return [leaf for small in smaller for leaf in self.split(spill, small)]
+
+    def pieces(self, span: Span, rows: int) -> Iterator[pa.Table]:
+        """The rows of a span in order, at most so many at once; those of an even portion as they come."""
+        portion = span.portion
+        if portion.even:
+            start = 0
+            for piece in portion.read():
+                low, high = max(span.start - start, 0), min(span.stop - start, piece.num_rows)
+                start += piece.num_rows
+                if low < high:
+                    yield piece.slice(low, high - low)
+            return
+        table, indices = with_order(list(portion.read()), self.order)
+        indices = indices.slice(span.start, span.stop - span.start)
+        for start in range(0, len(indices), rows):
+            yield take_rows(table, indices.slice(start, rows))
+
+
+def _portion(spill: Spill, bucket: Bucket) -> Portion:
+    read, discard = partial(spill.read, bucket), partial(spill.remove, bucket)
+    return Portion(bucket.rows, bucket.bytes, bucket.even, read, discard)
+
+
+def with_order(tables: list[pa.Table], order: Order) -> tuple[pa.Table, pa.Array]:
+    """All rows, and their numbers in order. Empties the list, so that memory holds each column once.
+
+    Columns are in one piece, where their type allows: gathering rows is then many times faster.
+    """
+    table = pa.concat_tables(tables)
+    tables.clear()
+    indices = order.indices(table)
+    schema, columns = table.schema, table.columns
+    del table
+    for number, column in enumerate(columns):
+        columns[number] = column.combine_chunks()
+        del column
+    return pa.table(columns, schema=schema), indices
+
+
+def spans(portions: Sequence[Portion], outputs: int) -> list[list[Span]]:
+    """Portions assigned to files of about equal rows, cut between portions where that comes close."""
+    ends = [0]
+    for portion in portions:
+        ends.append(ends[-1] + portion.rows)
+    total = ends[-1]
+    target = total / max(outputs, 1)
+    cuts = {0, total}
+    for number in range(1, outputs):
+        ideal = round(number * target)
+        edge = min(ends, key=lambda end: abs(end - ideal))
+        cuts.add(edge if abs(edge - ideal) <= target * _OFF_TARGET else ideal)
+    result = []
+    for low, high in pairwise(sorted(cuts)):
+        mine = [
+            Span(portion, max(low - begin, 0), min(high - begin, portion.rows))
+            for portion, begin in zip(portions, ends, strict=False)
+            if begin < high and begin + portion.rows > low
+        ]
+        result.append(mine)
+    return result
+
+
+CONTENTS = pa.schema(
+    [("range", pa.int32()), ("batch", pa.int32()), ("rows", pa.int64()), ("bytes", pa.int64())]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SpilledRun:
+    """A file of rows, and per batch of it the range, the rows and the bytes in memory."""
+
+    location: str
+    contents: pa.Table
+
+
+class RunWriter:
+    """Takes rows as they come and writes a run whenever ``most_bytes`` have come together.
+
+    Memory: about three times ``most_bytes``, and what one call is given.
+    """
+
+    def __init__(
+        self,
+        filesystem: pafs.FileSystem,
+        location: Callable[[int], str],
+        schema: pa.Schema,
+        cuts: Cuts,
+        *,
+        most_bytes: int,
+        batch_rows: int,
+    ) -> None:
+        """``location`` names the n-th run; ``batch_rows`` are the most in a batch, which is read whole."""
+        self._filesystem = filesystem
+        self._location = location
+        self._schema = schema
+        self._cuts = cuts
+        self._most = most_bytes
+        self._batch_rows = batch_rows
+        self._waiting: list[pa.Table] = []
+        self._numbers: list[pa.Array] = []
+        self._bytes = 0
+        self._runs: list[SpilledRun] = []
+
+    def add(self, table: pa.Table) -> None:
+        self._waiting.append(table)
+        self._numbers.append(self._cuts.buckets(table))
+        self._bytes += table.nbytes
+        if self._bytes >= self._most:
+            self._flush()
+
+    def finish(self) -> list[SpilledRun]:
+        """The runs, of which none is empty."""
+        if self._numbers:
+            self._flush()
+        return self._runs
+
+    def _flush(self) -> None:
+        numbers = pa.concat_arrays(self._numbers)
+        table = pa.concat_tables(self._waiting)
+        self._waiting, self._numbers, self._bytes = [], [], 0
+        grouped = _reorder(table, pc.array_sort_indices(numbers))  # stable; small integers are counted
+        del table
+        location = self._location(len(self._runs))
+        with storage_errors(location):
+            contents = self._write(location, grouped, numbers)
+        self._runs.append(SpilledRun(location, contents))
+
+    def _write(self, location: str, grouped: pa.Table, numbers: pa.Array) -> pa.Table:
+        counts = numbers.value_counts()
+        sizes = dict(zip(counts.field("values").to_pylist(), counts.field("counts").to_pylist(), strict=True))
+        rows: list[tuple[int, int, int]] = []
+        options = ipc.IpcWriteOptions(compression="lz4" if pa.Codec.is_available("lz4") else None)
+        with (
+            self._filesystem.open_output_stream(location) as sink,
+            ipc.new_file(sink, self._schema, options=options) as writer,
+        ):
+            start = 0
+            for number in sorted(sizes):
+                for batch in grouped.slice(start, sizes[number]).to_batches(max_chunksize=self._batch_rows):
+                    writer.write_batch(batch)
+                    rows.append((number, batch.num_rows, batch.nbytes))
+                start += sizes[number]
+        ranges, lengths, weights = zip(*rows, strict=True)
+        return pa.table([ranges, range(len(rows)), lengths, weights], schema=CONTENTS)
+
+
+def _reorder(table: pa.Table, order: pa.Array) -> pa.Table:
+    """The rows in this order, each column in one piece: batches of a file share its dictionaries."""
+    columns = []
+    for name in range(table.num_columns):
+        one = pa.table({"column": flat(table.column(name))})
+        columns.append(take_rows(one, order)["column"].combine_chunks())
+    return pa.table(columns, schema=table.schema)
+
+
+def read_batches(filesystem: pafs.FileSystem, location: str, batches: Sequence[int]) -> Iterator[pa.Table]:
+    """Some batches of a run, one at a time."""
+    with storage_errors(location), filesystem.open_input_file(location) as source:
+        reader = ipc.open_file(source)
+        for number in batches:
+            yield pa.Table.from_batches([reader.get_batch(number)])

@@ -35,8 +35,8 @@ from intarsia.engines.duckdb.support import (
 )
 from intarsia.errors import DamagedTable, InputError, NotSupported
 from intarsia.kernel.local import Resources, match_rows, stage_files
+from intarsia.kernel.match import with_new_rows
 from intarsia.kernel.partitioned_writer import BUFFERED_BYTES
-from intarsia.kernel.predicate import with_new_rows
 from intarsia.kernel.read import FileReader
 
 __all__ = ["DuckDBEngine"]

@@ -18,8 +18,7 @@ from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.source import LoadedKeys, refuse_duplicates
-from intarsia.engines.duckdb.sql import FILE, POS, SRC, quote, quote_all
-from intarsia.engines.duckdb.types import restore_types
+from intarsia.engines.duckdb.sql import FILE, POS, SRC, quote, quote_all, restore_types
 from intarsia.kernel.match import FileMatch, KeyColumns, KeyPiece, MergeMatcher, SourceIndex, join_hits
 
 __all__ = ["list_condition_columns", "match_merge"]

@@ -10,6 +10,7 @@ from itertools import takewhile
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.core.evaluate import hit_positions
 from intarsia.core.expr import And, Column, Compare, Expr, In, IsNull, Literal, Not, Or, conjuncts
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.expr.run import can_fail
@@ -22,9 +23,17 @@ from intarsia.core.ports import Progress
 from intarsia.core.snapshot import DataFile
 from intarsia.engines.duckdb.scan import Scan, list_live_rows, number_rows, read_deleted_rows, split_by_file
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
-from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_all, quote_text
-from intarsia.engines.duckdb.types import is_comparable, restore_types, sql_type
-from intarsia.kernel.predicate import hit_positions, resolve_hits
+from intarsia.engines.duckdb.sql import (
+    FILE,
+    POS,
+    is_comparable,
+    quote,
+    quote_all,
+    quote_text,
+    restore_types,
+    sql_type,
+)
+from intarsia.kernel.match import resolve_hits
 
 __all__ = ["choose_batch_rows", "compile_condition", "match_predicate", "split_predicate"]
 

@@ -17,8 +17,7 @@ from intarsia.core.plan import Plan
 from intarsia.core.scan_task import LINEAGE, ROW_ID, with_lineage
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.duckdb.session import Session
-from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_list
-from intarsia.engines.duckdb.types import sql_type
+from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_list, sql_type
 from intarsia.kernel.read import FileReader
 from intarsia.kernel.threads import in_order
 

@@ -143,8 +143,6 @@ class Session:
             return local
         with self._guard:
             if id(filesystem) not in self._filesystems:
-                from intarsia.engines.duckdb.session import wrap_filesystem
-
                 protocol = f"intarsia{uuid.uuid4().hex}"
                 with _translate_errors():
                     self._cursor.register_filesystem(wrap_filesystem(filesystem, protocol))

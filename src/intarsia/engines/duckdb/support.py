@@ -20,8 +20,7 @@ from intarsia.core.spark_metadata import is_variant_storage
 from intarsia.engines.duckdb.duplicates import list_searched_files
 from intarsia.engines.duckdb.match import list_condition_columns
 from intarsia.engines.duckdb.scan import UUID, find_columns, is_uuid, rewritten_schema
-from intarsia.engines.duckdb.sql import FILE, POS, SRC
-from intarsia.engines.duckdb.types import has_case_clash, is_comparable, sql_type
+from intarsia.engines.duckdb.sql import FILE, POS, SRC, has_case_clash, is_comparable, sql_type
 
 __all__ = [
     "explain_unreadable",
