@@ -1,8 +1,8 @@
-"""Duplicate keys in files: which rows have to go; reads key and order columns, writes nothing.
+"""Duplicate keys in files: which rows to delete. Reads key and order columns, writes nothing.
 
-Files that cannot share a key are searched separately, and keys that do not fit in memory one range after the
-other. Within each, the most telling key column is read first; the other columns only of rows whose
-value there is not the only one.
+The search is cut into units: sets of files that share no key and, where keys do not fit in memory, ranges of
+keys. In each unit the key column with the most distinct values is read first; the other columns only for rows
+whose value there is not unique.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from intarsia.kernel.sort import sample_rows
 from intarsia.kernel.threads import in_order, shares
 
 _ROW, _GROUP = "\0row", "\0group"
-"""Columns of our own beside those of the dataset, under names that those cannot have."""
+"""Names of added columns that no column of a dataset can have."""
 _ROW_OVERHEAD = 40
-"""Bytes per row for codes, row numbers and marks beside the key itself."""
+"""Bytes of memory per row beside the key: codes, row numbers and masks."""
 _UNKNOWN_WIDTH = 32
 _GLANCE_ROWS = 1 << 14
 
@@ -49,7 +49,7 @@ def match_duplicates(
     progress: Progress,
     files: Sequence[DataFile] | None = None,
 ) -> Matches:
-    """The rows to drop so that each key is there once, over all of the files.
+    """The rows to delete so that each key occurs once in all of the files.
 
     The row with the highest ``order_by`` stays (NULL loses, NaN is the highest number); on ties, and
     without an order, the last one in the snapshot's order of files, and of positions. NULL equals NULL, NaN
@@ -107,7 +107,7 @@ def check_keys(plan: Plan, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_order(plan: Plan, order_by: Sequence[str]) -> None:
-    """Raise for what cannot decide which row stays."""
+    """Raise for columns that rows cannot be ordered by."""
     path, schema = plan.snapshot.root, plan.schema
     check_columns(order_by, schema.names, operation=plan.operation, path=path)
     nested = [name for name in order_by if is_nested(schema.field(name).type)]
@@ -120,7 +120,7 @@ def check_order(plan: Plan, order_by: Sequence[str]) -> None:
 
 
 def drops_of(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, scanned_bytes: int) -> Matches:
-    """What it means for files that some positions of theirs have to go."""
+    """The matches of a deduplication, from the positions to delete of each file."""
     hits: dict[str, Hits] = {}
     dropped: set[str] = set()
     deleted = 0
@@ -133,7 +133,7 @@ def drops_of(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, sca
             positions = pa.concat_arrays(parts)
             positions = positions.take(pc.array_sort_indices(positions))
         deleted += len(positions)
-        if len(positions) == file.rows:  # exact: the footer of a scanned file has been read
+        if len(positions) == file.rows:  # exact, since the footer of a scanned file has been read
             dropped.add(file.path)
         else:
             hits[file.path] = Hits(positions)
@@ -142,24 +142,24 @@ def drops_of(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, sca
 
 @dataclass(frozen=True, slots=True)
 class Unit:
-    """Some files, and the part of their keys to look at."""
+    """Some files and a range of keys that are searched together."""
 
     files: tuple[DataFile, ...]
     keys: tuple[str, ...]
-    """Those that differ within the files; the most telling one first."""
+    """The key columns that differ within the files; the one with the most distinct values first."""
     cell: Cell = ()
     fits: bool = True
     row_groups: tuple[frozenset[int], ...] = ()
-    """Per file those that may hold keys of the cell; empty when all do."""
+    """Per file the row groups that may have keys of the cell; empty if all may."""
 
     @property
     def bases(self) -> list[int]:
-        """Where each file's rows begin in a count over all of them, and the end."""
+        """The number of the first row of each file, counted over all files, and the number of all rows."""
         return list(accumulate((file.record_count for file in self.files), initial=0))
 
     @property
     def partial(self) -> bool:
-        """Whether only some rows of the files are compared, so that their positions have to be kept."""
+        """Whether only some rows of the files are compared: then their positions are kept."""
         return self.cell != () or any(
             file.scan_task is not None and file.scan_task.has_deletes for file in self.files
         )
@@ -167,7 +167,7 @@ class Unit:
 
 @dataclass(frozen=True, slots=True)
 class Cutting:
-    """How the search for duplicates of some keys is cut."""
+    """Cuts the search for duplicates into units."""
 
     plan: Plan
     keys: tuple[str, ...]
@@ -175,7 +175,7 @@ class Cutting:
     memory_bytes: int
 
     def units(self, files: Sequence[DataFile]) -> list[Unit]:
-        """All of the work, cut into parts that share no key and fit in memory together."""
+        """Units that share no key and fit in memory together."""
         apart = [
             Unit(tuple(mine), self._varying(mine))
             for mine in components(files, self.keys, self.plan.snapshot)
@@ -190,7 +190,7 @@ class Cutting:
         return units
 
     def _varying(self, files: Sequence[DataFile]) -> tuple[str, ...]:
-        """Files of one component agree in the partition columns of the key that are known of all."""
+        """The key columns without those in the paths of all files, which are equal within a component."""
         fixed = self.plan.snapshot.partition_columns
         return tuple(
             name
@@ -199,7 +199,7 @@ class Cutting:
         )
 
     def _cost(self, unit: Unit) -> int:
-        """The memory to hold the first key column; which one that is, is not known yet."""
+        """The memory for the largest key column; any may become the first."""
         rows = unit.bases[-1]
         return rows * _ROW_OVERHEAD + 2 * max((self._bytes(unit, name) for name in unit.keys), default=0)
 
@@ -209,7 +209,7 @@ class Cutting:
         if pa.types.is_primitive(dtype) or pa.types.is_decimal(dtype):
             return rows * dtype.bit_width // 8
         stored = sum(_stored_bytes(file, name) for file in unit.files)
-        return max(stored, rows * _UNKNOWN_WIDTH)  # a dictionary hides how long strings are
+        return max(stored, rows * _UNKNOWN_WIDTH)  # a dictionary may hold few long strings
 
     def _led(self, unit: Unit) -> Unit:
         if len(unit.keys) < 2:
@@ -257,7 +257,7 @@ def _stored_bytes(file: DataFile, name: str) -> int:
 
 
 def _by_distinct(sample: pa.Table) -> tuple[str, ...]:
-    """The columns, the one with the most different values first."""
+    """The columns, the one with the most distinct values first."""
     counts = {name: pc.count_distinct(sample[name], mode="all").as_py() for name in sample.column_names}
     return tuple(sorted(sample.column_names, key=lambda name: -counts[name]))
 
@@ -284,12 +284,12 @@ class _Read:
 
     values: pa.Array
     positions: pa.Array | None
-    """None when every row is there."""
+    """None if all rows were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DuplicateSearch:
-    """Looks for duplicates; safe to use from several threads."""
+    """Finds the duplicates of a unit. Thread-safe."""
 
     plan: Plan
     order_by: tuple[str, ...]
@@ -297,7 +297,7 @@ class _DuplicateSearch:
     memory_bytes: int
 
     def losers(self, unit: Unit) -> list[tuple[DataFile, pa.Array]]:
-        """The positions that have to go, by file."""
+        """The positions to delete, by file."""
         if not unit.keys:
             whole = self._all_alike(unit)
             rows = self._resolve(unit, self._suspects(unit, (), whole, None), count=1)
@@ -308,7 +308,7 @@ class _DuplicateSearch:
         return list(_by_file(unit, rows))
 
     def _by_first_key(self, unit: Unit) -> pa.Array:
-        """Narrow down by the first key column, then look at the rest of the rows left."""
+        """Find repeats in the first key column, then compare these rows in the other columns."""
         numbers = range(len(unit.files))
         read = list(in_order(lambda number: self._first_key(unit, number), numbers, threads=self.threads))
         values = pa.concat_arrays([part.values for part in read])
@@ -378,7 +378,7 @@ class _DuplicateSearch:
         groups: pa.Array,
         parts: tuple[list[pa.Array | None], list[int]] | None,
     ) -> Iterator[pa.Table]:
-        """What else has to be known of the rows that have a group, file by file.
+        """The other columns of rows that have a group number, file by file.
 
         ``groups`` has an entry for each row read: all rows of all files, or those named in ``parts``.
         """
@@ -426,7 +426,7 @@ class _DuplicateSearch:
         return dict(zip(names, whole.columns, strict=True))
 
     def _every(self, unit: Unit) -> Iterator[pa.Table]:
-        """All rows of a cell with all keys, for when not even the first key column fits in memory."""
+        """All rows of a cell with all key columns, for a first key column that does not fit in memory."""
         bases = unit.bases
         names = tuple(dict.fromkeys((*unit.keys, *self.order_by)))
         for number in range(len(unit.files)):
@@ -437,7 +437,7 @@ class _DuplicateSearch:
                 yield table if mask is None else table.filter(mask)
 
     def _resolve(self, unit: Unit, tables: Iterable[pa.Table], *, count: int) -> pa.Array:
-        """The rows that lose. When memory is full, those that have lost already are let go of."""
+        """The rows to delete. Rows that are found already are dropped when memory is full."""
         losers: list[pa.Array] = []
         waiting: list[pa.Table] = []
         size = kept = 0
@@ -491,7 +491,7 @@ def _one(table: pa.Table, name: str) -> pa.Array:
 
 
 def _by_file(unit: Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Array]]:
-    """Row numbers over all files as positions in each."""
+    """The positions in each file of row numbers that count over all files."""
     if not len(rows):
         return
     rows = rows.take(pc.array_sort_indices(rows))

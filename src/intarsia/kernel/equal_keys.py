@@ -1,9 +1,9 @@
 """Equal keys, found without opening a file: which files and which ranges of keys can be searched separately,
 which rows share a key, and which of them stays.
 
-Hash tables that outgrow the cache cost several times their share, so long columns are split into
-buckets of equal values first, and each bucket is hashed by itself. A bucket only says where values meet;
-equality is always tested on the values.
+A hash table that does not fit in the CPU cache is several times slower, so long columns are first split into
+buckets by value, and each bucket is hashed by itself. Equal values are in the same bucket; whether two values
+are equal is always decided by the values.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _BUCKET_ROWS = 1 << 15
 _MOST_BITS = 11
 _SAMPLE_ROWS = 1 << 14
 _FIBONACCI = pa.scalar(0x9E3779B97F4A7C15, pa.uint64())
-"""2**64 over the golden ratio (Knuth, TAOCP 6.4): its product has well mixed high bits."""
+"""2**64 over the golden ratio (Knuth, TAOCP 6.4): multiplying by it mixes the high bits well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Repeats:
-    """Rows whose value other rows have too, in any order, and a number for each set of equal ones."""
+    """Rows whose value is not unique, in any order, and the number of the group of equal values of each."""
 
     rows: pa.Int64Array
     groups: pa.Int64Array
     count: int
-    """How many group numbers there are."""
+    """The number of groups."""
 
 
 def key_form(values: Any) -> pa.Array:
-    """A column as one array of a type that can be hashed and compared, equal keys being equal bits."""
+    """A column as one array that can be hashed and compared; equal keys have equal bits."""
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
@@ -48,7 +48,7 @@ def key_form(values: Any) -> pa.Array:
 
 
 def find_repeats(values: pa.Array, *, threads: int = 1) -> Repeats:
-    """The rows whose value is there more than once; NULL is a value.
+    """The rows whose value occurs more than once; NULL is a value.
 
     Memory: the values once more, and a few integers per row.
     """
@@ -56,7 +56,7 @@ def find_repeats(values: pa.Array, *, threads: int = 1) -> Repeats:
     if bits < 2:
         return _find_repeats_in(values, None)
     buckets = _buckets(values, bits)
-    order = pc.array_sort_indices(buckets)  # small integers: counted, not compared
+    order = pc.array_sort_indices(buckets)  # PyArrow sorts small integers by counting
     grouped = values.take(order)
     counts = buckets.value_counts()
     sizes = counts.field("counts").take(pc.array_sort_indices(counts.field("values"))).to_pylist()
@@ -86,12 +86,12 @@ def _join_repeats(parts: Sequence[Repeats]) -> Repeats:
 
 
 def _find_repeats_in(values: pa.Array, names: pa.Array | None) -> Repeats:
-    """Those of one bucket; ``names`` are the rows' numbers outside of it."""
+    """The repeats of one bucket; ``names`` are the row numbers of its values."""
     encoded = values.dictionary_encode("encode")
     codes, distinct = encoded.indices, len(encoded.dictionary)
     if distinct == len(values):
         return Repeats(pa.array([], pa.int64()), pa.array([], pa.int64()), 0)
-    # Codes ascend in the order of first appearance: one that is not above all before it repeats.
+    # Codes are given in the order of first appearance: a code that is not above all before it is a repeat.
     seen = pc.cumulative_max(codes)
     again = codes.slice(1).filter(pc.less_equal(codes.slice(1), seen.slice(0, len(seen) - 1)))
     again = pc.unique(again).cast(pa.int64())
@@ -133,7 +133,7 @@ def find_losers(
     count: int = 0,
     threads: int = 1,
 ) -> pa.Int64Array:
-    """The rows, ascending, that have to go when each key may stay once.
+    """The rows to delete, ascending, so that each key occurs once.
 
     The row with the highest ``order_by`` stays, column by column; NULL loses against any value, NaN is
     the highest number; on ties, and without an order, the last row stays. NULL equals NULL in a key.
@@ -141,8 +141,8 @@ def find_losers(
     Args:
         keys: columns in key form, the one with the most different values first.
         order_by: columns in key form.
-        groups: what is known of the key already: rows with different numbers have different keys.
-        count: above every number in ``groups``.
+        groups: group numbers by other key columns, if known: rows with different numbers have different keys.
+        count: the number of groups; above every number in ``groups``.
         threads: how many may work at once.
     """
     rows: pa.Array | None = None
@@ -186,15 +186,15 @@ def _largest(groups: pa.Array, values: pa.Array, count: int) -> pa.Array:
 
 
 def _ordinals(values: pa.Array) -> pa.Array:
-    """Integers, or NULL, in the order of the values."""
+    """Integers in the order of the values; NULL stays NULL."""
     dtype = values.type
     if pa.types.is_uint64(dtype):
         return values
     if pa.types.is_null(dtype):
         return values.cast(pa.int64())
     if pa.types.is_floating(dtype):
-        # The bits of a float are ordered like an integer's, once those below the sign of negative
-        # ones are turned over; NaN comes after infinity.
+        # The bits of a float are ordered like an integer, once all bits but the sign are inverted for
+        # negative numbers; NaN is after infinity.
         bits = values.cast(pa.float64()).view(pa.int64())
         turned = pc.bit_wise_xor(bits, pa.scalar((1 << 63) - 1, pa.int64()))
         return pc.if_else(pc.less(bits, pa.scalar(0, pa.int64())), turned, bits)
@@ -207,20 +207,20 @@ def _ordinals(values: pa.Array) -> pa.Array:
 
 
 def _difference(rows: pa.Array, stay: pa.Array, total: int) -> pa.Array:
-    """The rows that do not stay, ascending."""
+    """The rows without those that stay, ascending."""
     goes = pc.and_not(marked(rows, total), marked(stay, total))
     return pc.indices_nonzero(goes).cast(pa.int64())
 
 
 _MOST_COLUMNS = 4
-"""Key columns whose bounds are compared: the first few tell files apart, or none does."""
+"""Key columns whose bounds are compared: if the first few do not separate files, others hardly do."""
 
 
 def components(files: Sequence[DataFile], keys: Sequence[str], snapshot: Snapshot) -> list[list[DataFile]]:
-    """The files in sets of which no two can hold the same key; order is kept.
+    """Sets of files such that files of different sets share no key; the order of files is kept.
 
-    Files are apart when a partition column of the key differs, or when their ranges of a key column
-    do not meet, not even through other files. What is not known keeps them together.
+    Files are separate when a partition column of the key differs, or when their ranges of a key column do not
+    overlap, not even through other files. Files with unknown bounds are in one set.
     """
     marks: list[list[Hashable]] = []
     for name in keys:
@@ -247,12 +247,12 @@ def _by_range(files: Sequence[DataFile], name: str, dtype: pa.DataType) -> list[
     together: list[Hashable] = [0] * len(files)
     bounds = bounds_of(files, name, dtype)
     if pa.types.is_floating(bounds.lower.type) or pa.types.is_null(bounds.lower.type):
-        return together  # any of them may hold NaN
+        return together  # any file may hold NaN
     ranges = _file_ranges(bounds, len(files))
     if ranges is None:
         return together
     low, high, holds_null = ranges
-    # Sweep over the files by their lower ends; files of NULLs alone have none and come last.
+    # Sweep over the files by their lower ends; files with only NULLs have none and are last.
     order = sorted(range(len(files)), key=lambda n: (low[n] is None, low[n] or 0))
     numbers: list[Hashable] = [0] * len(files)
     current, reach = 0, -1
@@ -269,13 +269,13 @@ def _by_range(files: Sequence[DataFile], name: str, dtype: pa.DataType) -> list[
 
 
 def _with_nulls_joined(numbers: list[Hashable], holds_null: Sequence[bool]) -> list[Hashable]:
-    """NULL equals NULL: files that may hold one belong together, with all that belongs to them."""
+    """The numbers with those of files that may hold NULL joined, since NULL equals NULL."""
     joined = {number for number, null in zip(numbers, holds_null, strict=True) if null}
     return ["NULL" if number in joined else number for number in numbers]
 
 
 def _file_ranges(bounds: Bounds, files: int) -> tuple[list[int | None], list[int | None], list[bool]] | None:
-    """Per file its lower and upper end as ranks, and whether it may hold NULL; None when one is unknown."""
+    """Per file its lower and upper end as ranks, and whether it may hold NULL; None if a bound is unknown."""
     filled = pc.greater(bounds.rows, 0)
     all_null = pc.fill_null(pc.equal(bounds.null_count, bounds.rows), False)
     known = pc.or_(pc.and_(pc.is_valid(bounds.lower), pc.is_valid(bounds.upper)), all_null)
@@ -306,9 +306,9 @@ def _file_ranges(bounds: Bounds, files: int) -> tuple[list[int | None], list[int
 
 @dataclass(frozen=True, slots=True)
 class KeySpan:
-    """The values of a column from ``low`` on and below ``high``; an end that is None is open.
+    """The values of a column with ``low <= value < high``; None is no limit.
 
-    The span without an upper end also has NULL and NaN.
+    A span without an upper limit includes NULL and NaN.
     """
 
     column: str
@@ -324,7 +324,7 @@ class KeySpan:
         return inside
 
     def excludes(self, bounds: Bounds) -> pa.BooleanArray:
-        """Per row group: is it certain that no value of it is in the span?"""
+        """Per row group: whether it certainly has no value in the span."""
         never = pa.repeat(pa.scalar(False), len(bounds.file))
         dtype = bounds.lower.type
         below = never
@@ -341,16 +341,16 @@ class KeySpan:
 
 
 Cell = tuple[KeySpan, ...]
-"""Keys that are inside every one of some spans; the empty tuple is all keys."""
+"""The keys that are in all of some spans; the empty tuple is all keys."""
 
 
 def cells(sample: pa.Table, *, rows: int, most_rows: int) -> list[Cell]:
     """Cells that together hold every key once, each of about ``most_rows`` rows where that is possible.
 
     Args:
-        sample: key columns in key form, the most telling one first; evenly spread over the rows.
-        rows: how many rows there are.
-        most_rows: how many a cell should have at most; more where so many rows have equal keys.
+        sample: key columns in key form, the one with the most distinct values first; evenly spread rows.
+        rows: the number of all rows.
+        most_rows: the most rows of a cell; a cell has more where so many rows have equal keys.
     """
     if rows <= most_rows or sample.num_rows < 2:
         return [()]
@@ -371,7 +371,7 @@ def cells(sample: pa.Table, *, rows: int, most_rows: int) -> list[Cell]:
 
 
 def _edges(values: pa.Array, *, parts: int) -> pa.Array:
-    """Values that cut the sample into so many parts, none of them empty."""
+    """Values that cut the sample into ``parts`` parts, none of them empty."""
     if pa.types.is_boolean(values.type) or pa.types.is_null(values.type):
         return values.slice(0, 0)
     known = values.drop_null()
@@ -383,7 +383,7 @@ def _edges(values: pa.Array, *, parts: int) -> pa.Array:
     parts = min(parts, len(ordered))
     cuts = pc.divide(pc.multiply(arange(parts - 1, 1), len(ordered)), parts)
     edges = pc.unique(ordered.take(cuts))
-    # Where most rows have the least value, the first cut after it still helps.
+    # If most rows have the least value, cut after that value.
     above = ordered.filter(pc.greater(ordered, ordered[0]))
     edges = edges.filter(pc.greater(edges, ordered[0]))
     return edges if len(edges) else above.slice(0, 1)

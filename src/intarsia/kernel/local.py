@@ -1,4 +1,4 @@
-"""Every operation in threads of this process: rows matched file by file, files written by the kernel."""
+"""Every operation in threads of this process: matching and staging of a whole plan with the kernel alone."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def _stage_rows(execution: Execution, matches: Matches, resources: Resources) ->
         )
         for number, item in enumerate(plan.select("rewrite"))
     ]
-    # New files first: they may be large, and one thread alone would be left with them.
+    # New files first: they may be large, and at the end only one thread would be busy with them.
     jobs: list[Callable[[], StagedFile]] = [
         *(lambda file=file: writer.write(file, source, tx) for file in new),
         *(lambda task=task: rewrite(task, source) for task in rewrites),
@@ -132,7 +132,7 @@ def _stage_rows(execution: Execution, matches: Matches, resources: Resources) ->
 def _each(
     work: Callable[[T], R], items: Sequence[T], resources: Resources, progress: Progress, step: str
 ) -> list[R]:
-    """Results in the order of the items; the first error ends the rest."""
+    """Results in the order of the items; after the first error no further item is started."""
     results: list[R] = []
     threads = min(resources.threads, len(items))
     for result in in_order(work, items, threads=threads, ahead=len(items)):

@@ -45,13 +45,13 @@ log = logger(__name__)
 SLICE_ROWS = 262_144
 """Source rows that are gathered at once."""
 BUFFERED_BYTES = 128 << 20
-"""Rows that wait for their row group to fill, over all partitions of one writer."""
+"""The most bytes of rows that are not written yet, over all partitions of one writer."""
 _LEAST_GROUP_ROWS = 100
 
 
 @dataclass(slots=True)
 class OpenFile:
-    """A file that is being written, and the rows that wait for its next row group."""
+    """A file that is being written, and the rows of its next row group."""
 
     part: PartitionKey
     path: str
@@ -59,7 +59,7 @@ class OpenFile:
     row_groups: RowGroups
     rows: int = 0
     begun: bool = False
-    """Whether it has a handle that is counted."""
+    """Whether it counts as an open handle."""
 
     @staticmethod
     def of(
@@ -98,7 +98,7 @@ def write_file(
     partition: Mapping[str, Any],
     layout: Layout | None = None,
 ) -> StagedFile:
-    """One file of the staging directory with rows of one partition, in their order; also without any row.
+    """Write one file of the staging directory with rows of one partition, in their order; also without rows.
 
     Memory: a row group.
 
@@ -126,8 +126,8 @@ class PartitionedWriter:
     """Takes rows in any order and writes each to a file of its partition.
 
     Memory: a row group of each partition, and no more than ``BUFFERED_BYTES`` over all of them. Files
-    beyond those that may be open at once are closed with the rows they have. Nothing of it counts until
-    a commit names the files.
+    beyond those that may be open at once are closed with the rows they have. No file is part of the table
+    until a commit names it.
     """
 
     def __init__(self, form: OutputFormat, tx: OutputLocation, label: str) -> None:
@@ -136,17 +136,17 @@ class PartitionedWriter:
         self._tx = tx
         self._label = label
         self._open: dict[Any, OpenFile] = {}
-        """By the key of their partition."""
+        """By the key of the partition."""
         self._ordinal = 0
         self._buffered = 0
         self._begun = 0
         self._most_begun = _most_begun()
         self._done: list[StagedFile] = []
         self._row_bytes: float | None = None
-        """Of a row in the last file that was finished."""
+        """Stored bytes per row of the last file that was finished."""
 
     def add(self, table: pa.Table) -> None:
-        """Rows with at least the table's columns, in any order."""
+        """Write rows, in any order; columns that they lack are NULL."""
         if not table.num_rows:
             return
         table = _as_stored(table, self._form)
@@ -156,19 +156,19 @@ class PartitionedWriter:
             self._flush()
 
     def close(self) -> list[StagedFile]:
-        """Finish every file and say what they are."""
+        """Finish every file and describe them."""
         for state in list(self._open.values()):
             self._finish(state.part)
         return self._done
 
     def abandon(self) -> None:
-        """Let go of the handles after an error."""
+        """Close the files after an error."""
         for state in self._open.values():
             with suppress(OSError):
                 state.writer.abandon()
 
     def _add(self, part: PartitionKey, table: pa.Table) -> None:
-        """A row group's rows at a time, so that a file is cut as soon as it is large enough."""
+        """Add at most a row group at a time, so that a file is closed as soon as it is large enough."""
         most = self._form.max_rows
         while table.num_rows:
             state = self._open_file(part)
@@ -188,10 +188,10 @@ class PartitionedWriter:
                 self._count_handle(state)
 
     def _group_rows(self, state: OpenFile, table: pa.Table) -> int:
-        """How many rows the next row group has: as many as the table's sizes leave room for.
+        """How many rows the next row group has, by the sizes of row groups and files that the table asks for.
 
-        A row is as large as those of this file or the one before, else as the table's are; of an empty table
-        it is known in memory only, which is more than it will be.
+        The size of a row is that of rows in this file or the one before, else in the table's files; for an
+        empty table it is the size in memory, which is larger than the stored one.
         """
         layout = self._form.layout
         if layout.row_group_bytes is None:
@@ -202,12 +202,12 @@ class PartitionedWriter:
         if row_bytes is None:
             row_bytes = layout.row_bytes or table.nbytes / table.num_rows
         target = self._form.target_bytes
-        room = max(target - state.writer.size, target // 8)  # no row group for the sake of a few rows
+        room = max(target - state.writer.size, target // 8)  # no row group of a few rows
         wanted = min(layout.row_group_bytes, room)
         return max(_LEAST_GROUP_ROWS, min(layout.row_group_rows, int(wanted / max(row_bytes, 1e-3))))
 
     def _count_handle(self, state: OpenFile) -> None:
-        """A file that was begun stays open, as long as others leave it a handle."""
+        """Count a file that has written bytes as open; close it if too many are."""
         if state.begun or not state.writer.size:
             return
         if self._begun == self._most_begun:
@@ -236,7 +236,7 @@ class PartitionedWriter:
         self._done.append(staged)
 
     def _flush(self) -> None:
-        """Write what waits most, until half of the room is free."""
+        """Write the largest row groups, until half of ``BUFFERED_BYTES`` is free."""
         for state in sorted(self._open.values(), key=lambda one: -one.buffered):
             if self._buffered <= BUFFERED_BYTES // 2:
                 return
@@ -248,9 +248,9 @@ class PartitionedWriter:
 def write_partitioned(
     form: OutputFormat, tx: OutputLocation, label: str, pieces: Iterable[pa.Table | ValuesRefused]
 ) -> list[StagedFile]:
-    """Rows that come in pieces as new files of their partitions; ``label`` as in :class:`PartitionedWriter`.
+    """Write pieces of rows to new files of their partitions; ``label`` as in :class:`PartitionedWriter`.
 
-    A piece may be what is wrong with its values; then the rest is only counted.
+    A piece may be the values that its columns refuse; then no file is written, and only these are collected.
     """
     out = PartitionedWriter(form, tx, label)
     refused: list[Refusal] = []
@@ -272,7 +272,7 @@ def _most_begun() -> int:
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """One file to be made of some source rows."""
+    """One new file, planned: which source rows it gets and what it is called."""
 
     rows: pa.Array
     """Numbers of source rows."""
@@ -284,7 +284,7 @@ class NewFile:
 
 @dataclass(frozen=True, slots=True)
 class NewRowWriter:
-    """How new rows of one operation become files of a table."""
+    """Plans and writes the files of new rows of one operation."""
 
     snapshot: Snapshot
     schema: pa.Schema
@@ -294,12 +294,12 @@ class NewRowWriter:
     operation: str
 
     def files(self, inserts: Any, source: pa.Table, tx: OutputLocation, *, prefix: str) -> list[NewFile]:
-        """Every file with its final path; raises on an unsafe partition value before writing."""
+        """All new files with their final paths; raises for an unsafe partition value. Writes nothing."""
         if inserts:
             self._check_columns_left()
         try:
             return self._files(inserts, source, tx, prefix=prefix)
-        except ValuesRefused:  # to be counted, wherever the rows would have gone
+        except ValuesRefused:  # counted by write(), whatever their partition
             return [NewFile(rows, action, {}, "", "") for action, rows in inserts]
 
     def _files(self, inserts: Any, source: pa.Table, tx: OutputLocation, *, prefix: str) -> list[NewFile]:
@@ -314,8 +314,10 @@ class NewRowWriter:
         return result
 
     def write(self, file: NewFile, source: pa.Table, tx: OutputLocation) -> StagedFile:
-        """Write one file, a slice of its rows at a time; see :func:`~intarsia.kernel.rewrite.rewrite`
-        for values that cannot be written."""
+        """Write one file, a slice of its rows at a time.
+
+        Where values cannot be written, all of them are counted, and the file is not written.
+        """
         staging = tx.staging
         if staging.writes:
             try:
@@ -352,7 +354,7 @@ class NewRowWriter:
         )
 
     def form(self, txid: str) -> OutputFormat:
-        """How the new files are written."""
+        """The format of the new files."""
         return OutputFormat.of_new_rows(
             self.snapshot,
             self.schema,
@@ -365,7 +367,7 @@ class NewRowWriter:
     def pieces(
         self, action: Insert, rows: pa.Array, source: pa.Table, tx: OutputLocation
     ) -> Iterator[pa.Table | ValuesRefused]:
-        """New rows for a partitioned writer, a slice at a time, or the values that are refused."""
+        """New rows for :func:`write_partitioned`, a slice at a time, or the values that are refused."""
         if not tx.staging.writes:
             if refused := self.refused_rows(rows, action, source):
                 yield ValuesRefused.of(refused, len(rows))
@@ -389,7 +391,7 @@ class NewRowWriter:
         return _with_missing(theirs, self.schema) if action.values is None else self._assign(theirs, action)
 
     def _assign(self, rows: pa.Table, action: Insert) -> pa.Table:
-        """Rows of the given columns and fields of structs only; the rest is NULL."""
+        """Rows with values in the assigned columns and fields of structs; the rest is NULL."""
         empty = pa.table({field.name: pa.nulls(rows.num_rows, field.type) for field in self.schema})
         try:
             values = assign_values(
@@ -407,7 +409,7 @@ class NewRowWriter:
         return pa.table(columns)
 
     def _split(self, rows: pa.Array, action: Insert, source: pa.Table) -> Iterator[tuple[Any, pa.Array]]:
-        """Source rows by their partition, without making more of each than its partition columns."""
+        """Source rows by their partition; only the partition columns of new rows are made for it."""
         if not self.partition_columns:
             yield {}, rows
             return

@@ -29,7 +29,7 @@ SAMPLE_ROWS = 1 << 16
 _MEASURED_ROWS = 1 << 15
 """Rows of a table that boundaries of a curve are taken from."""
 _RANK_BITS = 12
-"""Thousands of steps per column tell row groups apart; more would only cost time."""
+"""Bits per column of a position on a curve: thousands of steps are enough to separate row groups."""
 _DIGIT_BITS = 11
 _MOST_DIGITS = 3
 _RADIX_FROM_ROWS = 1 << 17
@@ -38,9 +38,9 @@ _CODE_BITS = 61
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order of rows by some columns: along a curve, or plainly column by column. NULLs come last.
+    """An order of rows by some columns: along a curve, or column by column. NULLs are last.
 
-    ``boundaries`` are what positions on the curve are measured by: None takes them from the rows.
+    ``boundaries`` define the steps of each column on the curve; None takes them from the sorted rows.
     """
 
     by: tuple[str, ...]
@@ -65,7 +65,7 @@ class Order:
         return curve_codes([table[name] for name in self.by], curve=self.curve, boundaries=self.boundaries)
 
     def indices(self, table: pa.Table) -> pa.Array:
-        """The row numbers in order; rows at the same place keep theirs."""
+        """The row numbers in order; the sort is stable."""
         if not self.by:
             return arange(table.num_rows)
         if self.plain:
@@ -79,10 +79,9 @@ class Order:
 
 
 def sort_codes(codes: pa.UInt64Array) -> pa.Array:
-    """The row numbers by ascending code, stable.
+    """The row numbers by ascending code; the sort is stable.
 
-    Many short codes are sorted digit by digit (small integers are counted, not compared): that takes
-    half the time.
+    Many short codes are sorted by radix, which takes half the time: PyArrow sorts small integers by counting.
     """
     top = pc.max(codes).as_py() or 0
     digits = -(-top.bit_length() // _DIGIT_BITS)
@@ -107,13 +106,13 @@ class Cuts:
     order: Order
     ladder: Ladder | None
     edges: pa.UInt64Array
-    """In doubled codes: 2c begins a bucket with code c, 2c + 1 begins one right after it."""
+    """In doubled codes: a bucket from 2c on starts with code c, one from 2c + 1 on right after it."""
     even: tuple[bool, ...]
-    """Per bucket: whether all of its rows have the same place in the order."""
+    """Per bucket: whether all of its rows are equal in the order."""
 
     @staticmethod
     def of(sample: pa.Table, order: Order, *, parts: int) -> Cuts:
-        """Cuts into about so many equal parts; a place that fills a part alone has its own bucket."""
+        """Cuts into about ``parts`` equal buckets; a value that would fill one has a bucket of its own."""
         rows = sample.num_rows
         parts = max(1, min(parts, rows))
         picks = pc.divide(pc.multiply(arange(parts - 1, 1), rows), parts)
@@ -143,10 +142,10 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Tells where a row stands relative to some given rows, in the plain order of their columns.
+    """Compares rows with some given rows, in the plain order of their columns.
 
-    Each column's values are numbered by the given values: odd for equal to one of them, even for
-    between two. So the codes of a row and of a given row compare as the rows do.
+    Each value of a column gets a number by the given values of that column: odd if it equals one of them,
+    even if it is between two. The codes of a row and of a given row then compare as the rows do.
     """
 
     columns: tuple[str, ...]
@@ -214,7 +213,7 @@ def sample_rows(
 ) -> pa.Table:
     """About ``rows`` rows of some columns, from up to ``groups`` row groups spread over the files.
 
-    Decodes those columns of those row groups. Memory: the sample, and a row group's columns per thread.
+    Memory: the sample, and these columns of a row group per thread.
     """
     chosen = spread_row_groups(files, groups)
     share = rows / max(sum(item.rows for item in chosen), 1)
@@ -231,7 +230,7 @@ class RowGroup:
 
 
 def spread_row_groups(files: Sequence[DataFile], most: int) -> list[RowGroup]:
-    """At most so many row groups with rows, spread evenly over the files; by their footers alone."""
+    """At most ``most`` row groups with rows, spread evenly over the files. Reads no file."""
     every = list(_row_groups(files))
     if len(every) <= most:
         return every
@@ -243,7 +242,7 @@ def sample_row_groups(
 ) -> pa.Table:
     """This share of the rows of some row groups, at least one of each, evenly spread.
 
-    Dictionaries have indices wide enough for the values of all files.
+    The indices of dictionaries are wide enough for the values of all files.
     """
     stored = pa.schema([plan.schema.field(name).with_nullable(True) for name in columns])
     schema = widen_schema(stored)
@@ -262,7 +261,7 @@ def sample_row_groups(
 
 
 def spread_rows(table: pa.Table, count: int) -> pa.Table:
-    """So many rows of a table, evenly spread."""
+    """``count`` rows of a table, evenly spread."""
     if table.num_rows <= count:
         return table
     return take_rows(table, pc.divide(pc.multiply(arange(count), table.num_rows), count))

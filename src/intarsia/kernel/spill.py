@@ -28,7 +28,7 @@ from intarsia.kernel.threads import in_order
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Some rows on disk. In an ``even`` bucket all rows have the same place in the order."""
+    """Some rows on disk. In an ``even`` bucket all rows are equal in the order."""
 
     location: str
     rows: int
@@ -58,10 +58,10 @@ class _Open:
 
 
 class Spill:
-    """Takes rows for numbered buckets and gives them back bucket by bucket, in a directory of its own.
+    """Writes rows to numbered buckets, and reads them bucket by bucket, in a directory of its own.
 
-    A context manager: leaving it removes the directory, whatever happened. Safe to use from several
-    threads; rows of one bucket are in the order in which they came. Memory: what one call is given.
+    A context manager that removes the directory in every case. Thread-safe; rows of one bucket stay in the
+    order in which they were added. Memory: the rows of one call.
     """
 
     def __init__(self, filesystem: pafs.FileSystem, directory: str, schema: pa.Schema) -> None:
@@ -81,7 +81,7 @@ class Spill:
             self._filesystem.delete_dir(self._directory)
 
     def deal(self, even: Sequence[bool], *, most_bytes: int) -> Deal:
-        """Begin to fill a row of buckets; an even one is cut where it outgrows ``most_bytes``."""
+        """Start to fill a sequence of buckets; an even one is split at ``most_bytes``."""
         return Deal(self, even, most_bytes)
 
     def open(self) -> _Open:
@@ -102,13 +102,13 @@ class Spill:
                 yield pa.Table.from_batches([batch])
 
     def remove(self, bucket: Bucket) -> None:
-        """Free the disk space of a bucket that is done with."""
+        """Free the disk space of a bucket."""
         with storage_errors(bucket.location):
             self._filesystem.delete_file(bucket.location)
 
 
 class Deal:
-    """One round of dealing rows out to buckets."""
+    """Writes rows to a sequence of buckets, once."""
 
     def __init__(self, spill: Spill, even: Sequence[bool], most_bytes: int) -> None:
         self._spill = spill
@@ -119,7 +119,7 @@ class Deal:
         self._done: list[list[Bucket]] = [[] for _ in even]
 
     def add(self, table: pa.Table, numbers: pa.Array) -> None:
-        """Rows, and the number of the bucket of each."""
+        """Write rows, each to the bucket of the given number."""
         order = pc.array_sort_indices(numbers)
         grouped = take_rows(table, order)
         sizes = {item["values"]: item["counts"] for item in numbers.value_counts().to_pylist()}
@@ -153,7 +153,7 @@ class Deal:
         return [bucket for done in self._done for bucket in done]
 
     def abandon(self) -> None:
-        """Let go of the handles after an error."""
+        """Close the files after an error."""
         for bucket in self._open:
             if bucket is not None:
                 with contextlib.suppress(OSError):
@@ -162,7 +162,7 @@ class Deal:
 
 @contextlib.contextmanager
 def storage_errors(location: str) -> Iterator[None]:
-    """What storage refuses while rows are sorted, as a StorageError."""
+    """Raise a StorageError for an error of the disk while rows are sorted."""
     try:
         yield
     except OSError as error:
@@ -176,28 +176,28 @@ def storage_errors(location: str) -> Iterator[None]:
 
 _MOST_PORTIONS = 128
 _OFF_TARGET = 0.25
-"""By how much of a file a cut may miss, to save sorting a portion for two files."""
+"""How much of a file a cut may be off, so that fewer portions are sorted for two files."""
 
 Rows = Callable[[], Iterator[pa.Table]]
 
 
 @dataclass(frozen=True, slots=True)
 class Portion:
-    """Some rows that follow each other in an order; of an ``even`` one all have the same place in it."""
+    """Consecutive rows of an order; in an ``even`` portion all rows are equal in it."""
 
     rows: int
     bytes: int
     """In memory."""
     even: bool
     read: Rows
-    """The rows in pieces, in no order."""
+    """Reads the rows in pieces, in any order."""
     discard: Callable[[], None] | None = None
-    """Frees the space of a portion that is done with."""
+    """Frees the disk space of the portion."""
 
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """Some rows of a portion, counted in its order."""
+    """Some rows of a portion, as a range of its sorted rows."""
 
     portion: Portion
     start: int
@@ -206,20 +206,20 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Sorter:
-    """Brings portions into order, one at a time. Memory: a few times ``share`` bytes per thread."""
+    """Sorts portions, one at a time. Memory: a few times ``share`` bytes per thread."""
 
     order: Order
-    """Measured, so that portions are ordered alike."""
+    """With boundaries, so that all portions are sorted by the same codes."""
     share: int
     """The most bytes of a portion that is sorted in memory."""
     threads: int = 1
 
     def parts(self, size: int, *, least: int = 2) -> int:
-        """Into how many portions to split so many bytes."""
+        """The number of portions to split ``size`` bytes into."""
         return max(2, min(max(least, -(-2 * size // self.share)), _MOST_PORTIONS))
 
     def deal(self, spill: Spill, cuts: Cuts, sources: Sequence[Rows]) -> list[Portion]:
-        """All rows of the sources in portions on disk, in order."""
+        """Write all rows of the sources to disk, in portions along the order."""
         deal = spill.deal(cuts.even, most_bytes=self.share)
 
         def one(source: Rows) -> None:
@@ -234,11 +234,11 @@ class Sorter:
             deal.abandon()
 
     def fits(self, portion: Portion) -> bool:
-        """Whether a portion can be brought into order as it is."""
+        """Whether a portion can be sorted in memory, or need not be sorted."""
         return portion.even or portion.bytes <= self.share
 
     def split(self, spill: Spill, portion: Portion) -> list[Portion]:
-        """A portion that is too large to be sorted in memory, as smaller ones."""
+        """A portion that is too large to be sorted in memory as smaller ones; any other as it is."""
         if self.fits(portion):
             return [portion]
         share = SAMPLE_ROWS / portion.rows
@@ -255,7 +255,7 @@ class Sorter:
         return [leaf for small in smaller for leaf in self.split(spill, small)]
 
     def pieces(self, span: Span, rows: int) -> Iterator[pa.Table]:
-        """The rows of a span in order, at most so many at once; those of an even portion as they come."""
+        """The sorted rows of a span, at most ``rows`` at once; those of an even portion as stored."""
         portion = span.portion
         if portion.even:
             start = 0
@@ -277,9 +277,9 @@ def _portion(spill: Spill, bucket: Bucket) -> Portion:
 
 
 def with_order(tables: list[pa.Table], order: Order) -> tuple[pa.Table, pa.Array]:
-    """All rows, and their numbers in order. Empties the list, so that memory holds each column once.
+    """All rows as one table, and the row numbers in order. Empties the list to save memory.
 
-    Columns are in one piece, where their type allows: gathering rows is then many times faster.
+    Columns are one chunk each, where their type allows it: gathering rows is then many times faster.
     """
     table = pa.concat_tables(tables)
     tables.clear()
@@ -293,7 +293,7 @@ def with_order(tables: list[pa.Table], order: Order) -> tuple[pa.Table, pa.Array
 
 
 def spans(portions: Sequence[Portion], outputs: int) -> list[list[Span]]:
-    """Portions assigned to files of about equal rows, cut between portions where that comes close."""
+    """The spans of ``outputs`` files of about equal rows; files end between portions where that is close."""
     ends = [0]
     for portion in portions:
         ends.append(ends[-1] + portion.rows)
@@ -322,16 +322,16 @@ CONTENTS = pa.schema(
 
 @dataclass(frozen=True, slots=True)
 class SpilledRun:
-    """A file of rows, and per batch of it the range, the rows and the bytes in memory."""
+    """A file of rows; ``contents`` has the range, the rows and the bytes in memory of each batch."""
 
     location: str
     contents: pa.Table
 
 
 class RunWriter:
-    """Takes rows as they come and writes a run whenever ``most_bytes`` have come together.
+    """Collects rows and writes a run whenever they have ``most_bytes``.
 
-    Memory: about three times ``most_bytes``, and what one call is given.
+    Memory: about three times ``most_bytes``, and the rows of one call.
     """
 
     def __init__(
@@ -344,7 +344,7 @@ class RunWriter:
         most_bytes: int,
         batch_rows: int,
     ) -> None:
-        """``location`` names the n-th run; ``batch_rows`` are the most in a batch, which is read whole."""
+        """``location`` gives the path of the n-th run; ``batch_rows`` is the most of a batch."""
         self._filesystem = filesystem
         self._location = location
         self._schema = schema
@@ -364,7 +364,7 @@ class RunWriter:
             self._flush()
 
     def finish(self) -> list[SpilledRun]:
-        """The runs, of which none is empty."""
+        """Write the last run. Returns all runs; none is empty."""
         if self._numbers:
             self._flush()
         return self._runs
@@ -373,7 +373,7 @@ class RunWriter:
         numbers = pa.concat_arrays(self._numbers)
         table = pa.concat_tables(self._waiting)
         self._waiting, self._numbers, self._bytes = [], [], 0
-        grouped = _reorder(table, pc.array_sort_indices(numbers))  # stable; small integers are counted
+        grouped = _reorder(table, pc.array_sort_indices(numbers))  # a stable sort
         del table
         location = self._location(len(self._runs))
         with storage_errors(location):
@@ -400,7 +400,7 @@ class RunWriter:
 
 
 def _reorder(table: pa.Table, order: pa.Array) -> pa.Table:
-    """The rows in this order, each column in one piece: batches of a file share its dictionaries."""
+    """The rows in this order, each column as one chunk: all batches of a file have the same dictionaries."""
     columns = []
     for name in range(table.num_columns):
         one = pa.table({"column": flat(table.column(name))})
@@ -409,7 +409,7 @@ def _reorder(table: pa.Table, order: pa.Array) -> pa.Table:
 
 
 def read_batches(filesystem: pafs.FileSystem, location: str, batches: Sequence[int]) -> Iterator[pa.Table]:
-    """Some batches of a run, one at a time."""
+    """Read some batches of a run, one at a time."""
     with storage_errors(location), filesystem.open_input_file(location) as source:
         reader = ipc.open_file(source)
         for number in batches:

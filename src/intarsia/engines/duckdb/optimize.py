@@ -1,4 +1,4 @@
-"""Optimizing: DuckDB sorts the rows of each group along a curve, on disk if it has to; the kernel writes."""
+"""Optimizing: DuckDB sorts the rows of each group along a curve, on disk if needed; the kernel writes."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ __all__ = ["CurveCodes", "stage_optimize"]
 
 _DROPPED = "dropped"
 _ALONE_ROWS = 1 << 20
-"""A group of more rows has DuckDB's threads, and its memory, for itself."""
+"""Rows of a group from which it is sorted alone, with all threads and memory of DuckDB."""
 
 
 def stage_optimize(
@@ -47,10 +47,10 @@ def stage_optimize(
 ) -> Staged:
     """Write the rows of each group into new files, ordered along the curve over all of the group's new files.
 
-    DuckDB sorts, through its temporary files where rows do not fit in memory, and the kernel writes what
-    comes out. Rows that ``drops`` names are left out. At most ``threads`` files are written at once, fewer
-    where their rows would take more than ``memory_bytes``. Memory: that, DuckDB's limit, and a row group for
-    each file being written. Nothing of the table changes.
+    DuckDB sorts, in its temporary files where rows do not fit in memory, and the kernel writes the sorted
+    rows. Rows of ``drops`` are left out. At most ``threads`` files are written at once, fewer where their
+    rows would take more than ``memory_bytes``. Memory: that, DuckDB's limit, and a row group for each file
+    being written. The table is not changed.
 
     Raises:
         ColumnNotFound: a clustering column is not there.
@@ -76,7 +76,7 @@ def stage_optimize(
 
 
 def _write_dropped(scan: Scan, drops: Matches) -> None:
-    """The rows to leave out, by file and place."""
+    """Write the rows to leave out to a table, by file and position."""
     rows = [
         pa.table({FILE: pa.repeat(pa.scalar(number, pa.int64()), len(hits)), POS: hits.positions})
         for number, hits in ((scan.numbers[path], hits) for path, hits in drops.hits.items())
@@ -108,7 +108,7 @@ class SortTask:
     tx: OutputLocation = field(repr=False)
     group: FileGroup
     files: tuple[DataFile, ...]
-    """Those with rows that stay."""
+    """The files with rows that stay."""
     rows: int
     fewer: bool
     """Whether rows of these files are left out."""
@@ -125,7 +125,7 @@ class SortTask:
         return staged
 
     def _stage_files(self, threads: int, memory_bytes: int) -> list[StagedFile]:
-        """All rows in order as one stream, which is cut into files; as many are written at once as fit."""
+        """Write the sorted rows, which are one stream, to files; as many at once as fit in memory."""
         rows, order = self._add_order(self._select_rows(self._schema.names))
         query = f"SELECT {quote_all(self._schema.names)} FROM ({rows}) ORDER BY {order}"
         count = max(1, min(self.group.outputs, self.rows))
@@ -140,7 +140,7 @@ class SortTask:
     def _cut_files(
         self, pieces: Iterator[pa.Table], count: int
     ) -> Iterator[tuple[int, int, Iterator[pa.Table]]]:
-        """Number, rows and pieces of each file, to be read one file after the other."""
+        """Number, rows and pieces of each file; the pieces have to be read one file after the other."""
         left: list[pa.Table] = []
 
         def read(rows: int | None) -> Iterator[pa.Table]:
@@ -156,7 +156,7 @@ class SortTask:
 
         edges = [self.rows * number // count for number in range(count + 1)]
         for number, (low, high) in enumerate(pairwise(edges)):
-            # The last file takes all that is left, so that rows too many are counted.
+            # The last file gets all remaining rows, so that the count of rows shows any too many.
             yield number, high - low, read(high - low if number + 1 < count else None)
 
     @property
@@ -165,7 +165,7 @@ class SortTask:
         return widen_schema(self.new.form.schema)
 
     def _select_rows(self, columns: Sequence[str]) -> str:
-        """Some columns and, in one number, where a row comes from."""
+        """SQL for some columns, and for the file and position of each row as one number."""
         place = f"(t.{quote(FILE)} << 40) | t.{quote(POS)} AS {quote(POS)}"
         sql = f"SELECT {quote_all(columns, 't')}, {place} FROM ({self.scan.sql(columns, self.files)}) t"
         if self.fewer:
@@ -175,7 +175,7 @@ class SortTask:
         return sql
 
     def _add_order(self, rows: str) -> tuple[str, str]:
-        """The rows of a query with all that their order needs, and that order; NULLs last."""
+        """The query with the columns to order by, and the ORDER BY terms; NULLs last."""
         if self.order.plain:
             kinds = [self._schema.field(each).type for each in self.order.by]
             terms = [
@@ -199,14 +199,14 @@ class SortTask:
         return restore_types(self.session.arrow(sql), self.scan.schema)
 
     def _read_pieces(self, query: str) -> Generator[pa.Table, None, None]:
-        """Rows of a query, as many at a time as take some megabytes."""
+        """The rows of a query, some megabytes at a time."""
         with closing(self.session.batches(query, choose_batch_rows(self.files))) as batches:
             for batch in batches:
                 yield restore_types(pa.Table.from_batches([batch]), self._schema)
 
 
 def _hash_position(place: str) -> str:
-    """A number that says nothing about where a row comes from, and is the same every time."""
+    """SQL for a number that does not depend on the order of rows, and is the same in every run."""
     return f"(hash({place}) >> 1)"
 
 
@@ -223,9 +223,9 @@ class CurveCodes:
     schema: pa.Schema
     """The types of the query's columns."""
     table: str
-    """The lists that are looked into, as SQL."""
+    """The table of the lists, as SQL."""
     own: str
-    """What names of columns begin with that are only there on the way."""
+    """The prefix of the names of intermediate columns."""
 
     @staticmethod
     def of(session: Session, order: Order, schema: pa.Schema, *, table: str) -> CurveCodes:
@@ -242,7 +242,7 @@ class CurveCodes:
         return self._name("code")
 
     def sql(self, rows: str) -> str:
-        """The rows of a query with their codes beside them; its names are the schema's, or of ours."""
+        """A query with the code of each row as another column."""
         width = range(len(self.order.by))
         own = ", ".join(quote(known) for known, _ in self._lists())
         left = ", ".join([own, *(self._at(n) for n in width)])
@@ -269,7 +269,7 @@ class CurveCodes:
         return f"{self.own}{what}"
 
     def _at(self, number: int) -> str:
-        """How many boundaries a value lies above; later, where it is on its axis."""
+        """The column with the number of boundaries that are not above a value; later its coordinate."""
         return quote(self._name(f"at{number}"))
 
     def _lists(self) -> Iterator[tuple[str, pa.Array]]:
@@ -277,7 +277,7 @@ class CurveCodes:
         interleaved = spread_bits(bits, width)
         for number, limits in enumerate(self._boundaries):
             ranks = pa.concat_arrays([step_ranks(len(limits), bits), _rank_nan(bits)])
-            if self.order.curve == "zorder":  # where ranks stay as they are, their bits can be spread here
+            if self.order.curve == "zorder":  # ranks are final, so their bits are spread here
                 ranks = pc.shift_left(interleaved.take(ranks), pa.scalar(width - 1 - number, pa.uint64()))
             yield self._name(f"limits{number}"), limits
             yield self._name(f"ranks{number}"), ranks
@@ -306,7 +306,7 @@ class CurveCodes:
         return f"{value}::UTINYINT" if str(sql_type(self._kind(number))) == "BOOLEAN" else value
 
     def _search(self) -> Iterator[list[str]]:
-        """Step by step, half as far each time; beyond the end of a list is NULL, which nothing is above."""
+        """Steps of a binary search; an index beyond the end of a list is NULL, which no value is above."""
         reach = [1 << (len(limits).bit_length() - 1) if len(limits) else 0 for limits in self._boundaries]
         while any(reach):
             yield [
@@ -325,7 +325,7 @@ class CurveCodes:
         return f"{ranks}[{index}]"
 
     def _transform(self) -> Iterator[list[str]]:
-        """Hilbert's curve as :mod:`intarsia.core.curve` has it: low bits inverted, or exchanged."""
+        """Steps of the Hilbert curve as in :mod:`intarsia.core.curve`: low bits are inverted or exchanged."""
         first = self._at(0)
         for q in range(self._bits - 1, 0, -1):
             below = (1 << q) - 1
@@ -343,7 +343,7 @@ class CurveCodes:
         yield [f"xor({self._at(n)}, {flips}::BIGINT) AS {self._at(n)}" for n in range(len(self.order.by))]
 
     def _code(self) -> str:
-        """Bits of all axes, and above them one per column that is NULL, the first column's the highest."""
+        """SQL for the bits of all axes and, above them, a bit for NULL in each column, the first one highest."""
         width, parts = len(self.order.by), []
         for number, column in enumerate(self.order.by):
             if self.order.curve == "hilbert":
@@ -357,7 +357,7 @@ class CurveCodes:
 
 
 def _replace_columns(sql: str, columns: Sequence[str]) -> str:
-    """One more step, in a query around the one before: what a step uses twice is worked out once."""
+    """One more step as a query around the last one, so that no expression is computed twice."""
     return f"SELECT * REPLACE ({', '.join(columns)}) FROM ({sql})"
 
 

@@ -27,34 +27,34 @@ __all__ = [
 ]
 
 FILE, POS, SRC = "~file", "~pos", "~src"
-"""Columns of our own beside those of a dataset: the file's number, the row's place in it, the source row."""
+"""Names of added columns: the number of the file, the position in it, the number of the source row."""
 
 _WILD = frozenset("*?[")
 
 
 def quote(identifier: str) -> str:
-    """A name of a column or a table."""
+    """The name of a column or a table as SQL."""
     return '"' + identifier.replace('"', '""') + '"'
 
 
 def quote_all(identifiers: Iterable[str], of: str | None = None) -> str:
-    """Some columns with commas between them, of one table if that is named."""
+    """Some columns with commas between them, of the table ``of`` if given."""
     before = "" if of is None else f"{of}."
     return ", ".join(before + quote(identifier) for identifier in identifiers)
 
 
 def quote_text(value: str) -> str:
-    """A text."""
+    """A text as SQL."""
     return "'" + value.replace("'", "''") + "'"
 
 
 def quote_path(location: str) -> str:
-    """Exactly this file, whatever its name holds: none of its characters stands for others."""
+    """The path of one file as SQL, with wildcard characters escaped."""
     return quote_text("".join(f"[{c}]" if c in _WILD else c for c in location))
 
 
 def quote_list(values: Iterable[str]) -> str:
-    """A list of expressions."""
+    """A list of expressions as SQL."""
     return f"[{', '.join(values)}]"
 
 
@@ -102,7 +102,7 @@ def sql_type(kind: pa.DataType) -> str | None:
         return "BLOB"
     if pa.types.is_decimal(kind):
         return f"DECIMAL({kind.precision},{kind.scale})" if 0 <= kind.scale <= kind.precision <= 38 else None
-    if pa.types.is_timestamp(kind):  # with a zone, as the others are in the table
+    if pa.types.is_timestamp(kind):  # with a time zone; the others are in the table above
         return (
             ("TIMESTAMPTZ_NS" if _has_zoned_nanoseconds() else None) if kind.unit == "ns" else "TIMESTAMPTZ"
         )
@@ -125,13 +125,13 @@ def _nested_type(kind: pa.DataType) -> str | None:
 
 
 def has_case_clash(names: Iterable[str]) -> bool:
-    """Whether some names are one to DuckDB, which does not look at case."""
+    """Whether some names differ only by case, which DuckDB ignores."""
     every = [each.lower() for each in names]
     return len(set(every)) < len(every)
 
 
 def is_comparable(kind: pa.DataType) -> bool:
-    """Whether DuckDB can tell exactly which values of a type are equal."""
+    """Whether DuckDB compares values of a type exactly."""
     return not pa.types.is_nested(kind) and sql_type(kind) is not None
 
 
@@ -145,7 +145,7 @@ def _has_zoned_nanoseconds() -> bool:
 
 
 def restore_types(table: pa.Table, schema: pa.Schema) -> pa.Table:
-    """The table with the types that its columns have in ``schema``; DuckDB has one for several of Arrow's."""
+    """The table with the Arrow types of ``schema``; DuckDB has one type for several of Arrow's."""
     fields = [schema.field(each) for each in table.column_names]
     columns = [
         column if column.type == field.type else column.cast(field.type)
