@@ -343,7 +343,7 @@ class CurveCodes:
         yield [f"xor({self._at(n)}, {flips}::BIGINT) AS {self._at(n)}" for n in range(len(self.order.by))]
 
     def _code(self) -> str:
-        """SQL for the bits of all axes and, above them, a bit for NULL in each column, the first one highest."""
+        """SQL for the bits of all axes and, above them, a bit for NULL of each column, the first highest."""
         width, parts = len(self.order.by), []
         for number, column in enumerate(self.order.by):
             if self.order.curve == "hilbert":
