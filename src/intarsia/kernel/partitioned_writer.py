@@ -7,7 +7,7 @@ There are two entry points, because the files are known either before any row is
   their files are cut by size, which is not known before the rows are encoded.
 - :class:`NewRowWriter` takes numbers of source rows and plans all new files of a directory first, by
   partition and ``rows_per_file``, with their final names. Each file is then written by itself, in any thread
-  or Spark task, and a task that runs twice writes the same file.
+  or Spark task, and a task that runs twice writes the same rows.
 
 Both ask a :class:`~intarsia.core.partitioner.Partitioner` which partition rows belong to, and write each file
 by :class:`OutputFormat` and :class:`OpenFile`.
@@ -409,14 +409,18 @@ class NewRowWriter:
         return pa.table(columns)
 
     def _split(self, rows: pa.Array, action: Insert, source: pa.Table) -> Iterator[tuple[Any, pa.Array]]:
-        """Source rows by their partition; only the partition columns of new rows are made for it."""
+        """Source rows by their partition."""
         if not self.partition_columns:
             yield {}, rows
             return
         columns = list(self.partition_columns)
-        keys = [self.build(part, action, source).select(columns) for part in _slices(rows, SLICE_ROWS * 4)]
+        if action.values is None and set(columns) <= set(source.column_names):
+            keys = take_rows(source.select(columns), rows)  # no other column is gathered
+        else:
+            parts = _slices(rows, SLICE_ROWS * 4)
+            keys = pa.concat_tables(self.build(part, action, source).select(columns) for part in parts)
         partitioner = HivePartitioner(self.partition_columns)
-        for part, mine in partitioner.partition_rows(pa.concat_tables(keys)):
+        for part, mine in partitioner.partition_rows(keys):
             yield part.values, rows if mine is None else rows.take(mine)
 
 
