@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from intarsia.engines.duckdb.types import is_comparable, sql_type
+from intarsia.engines.duckdb.sql import is_comparable, sql_type
 
 PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
 

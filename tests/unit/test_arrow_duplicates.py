@@ -19,9 +19,8 @@ from intarsia.core.planning import plan_deduplicate
 from intarsia.core.rule import Drop
 from intarsia.errors import ColumnNotFound, InputError, KeyColumnError
 from intarsia.kernel import duplicates
-from intarsia.kernel.duplicate_units import KeySpan, cells, components
 from intarsia.kernel.duplicates import match_duplicates
-from intarsia.kernel.repeats import find_losers, find_repeats
+from intarsia.kernel.equal_keys import KeySpan, cells, components, find_losers, find_repeats
 from intarsia.tables.parquet import ParquetTable
 
 PLENTY = 1 << 30

@@ -22,8 +22,8 @@ from intarsia.core.planning import plan_optimize
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, StorageError
 from intarsia.kernel import compact, optimize
 from intarsia.kernel.optimize import stage_optimize
-from intarsia.kernel.sort import Cuts, Ladder, Order, Portion, sort_codes, spans
-from intarsia.kernel.spill import Spill
+from intarsia.kernel.sort import Cuts, Ladder, Order, sort_codes
+from intarsia.kernel.spill import Portion, Spill, spans
 from intarsia.tables.parquet import ParquetTable
 
 PLENTY = 1 << 30

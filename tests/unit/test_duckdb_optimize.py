@@ -24,7 +24,7 @@ duckdb = pytest.importorskip("duckdb")
 
 import intarsia  # noqa: E402
 from intarsia.engines.duckdb import DuckDBEngine  # noqa: E402
-from intarsia.engines.duckdb.curve_sql import CurveCodes  # noqa: E402
+from intarsia.engines.duckdb.optimize import CurveCodes  # noqa: E402
 from intarsia.engines.duckdb.session import Session  # noqa: E402
 from intarsia.errors import ColumnNotFound, InputError, IntarsiaError  # noqa: E402
 from intarsia.kernel.sort import Order  # noqa: E402

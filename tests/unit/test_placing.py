@@ -16,9 +16,10 @@ from intarsia.core.intent import WriteOptions
 from intarsia.core.rule import Insert
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import InputError
-from intarsia.kernel import new_rows as module
-from intarsia.kernel.new_rows import NewRowWriter, all_rows
+from intarsia.kernel import partitioned_writer as module
+from intarsia.kernel.match import all_rows
 from intarsia.kernel.output_format import ROW_GROUP_ROWS
+from intarsia.kernel.partitioned_writer import NewRowWriter
 from intarsia.kernel.write import make_file_metadata
 from intarsia.sql.parse import parse_expression
 

@@ -1,7 +1,7 @@
-"""A file written from the column chunks of another and from new ones: what does not change is not encoded.
+"""A rewritten file with column chunks copied from the file that it replaces: only what changes is encoded.
 
-Chunks are taken over as bytes, their pages with checksums; only the places in the footer and in the
-indexes are new. The reader sees the same file as if all of it had been written by us.
+Chunks are copied as bytes, their pages with checksums; offsets in the footer and in the page indexes are
+adjusted. Readers see no difference to a file that was encoded as a whole.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.fs as pafs
 
-from intarsia.common.thrift import BINARY, LIST, STRUCT, Struct, get
+from intarsia.common.thrift import LIST, STRUCT, Struct, get
 from intarsia.core.change import StagedFile
-from intarsia.core.layout import Layout, leaves_of, same_leaves, split
+from intarsia.core.layout import Layout
 from intarsia.kernel import chunks
-from intarsia.kernel.chunks import Chunk, ChunkSource, ChunkWriter, NotCopyable, is_copyable
+from intarsia.kernel.chunks import Chunk, ChunkSource, ChunkWriter, is_copyable
 from intarsia.kernel.file_format import FileFormat, unkept
 from intarsia.kernel.read import FileReader
 from intarsia.kernel.write import unwritable
 
 CHUNK_BYTES = 16 << 10
-"""Chunks smaller than this on average are encoded sooner than taken over."""
+"""The least average size of chunks: smaller ones are encoded faster than they are copied."""
 MOST_CHUNK_BYTES = 256 << 20
-"""A chunk is held in memory while it moves."""
+"""The largest chunk that is copied: it is held in memory."""
 
 
 class ChunkCopy:
     """Writes one staged file, row group by row group of the file that it replaces.
 
-    Memory: the encoded chunks of one row group. Nothing of it counts until a commit names it.
+    Memory: the encoded chunks of one row group. The file is no part of the table until a commit names it.
     """
 
     def __init__(
@@ -45,12 +45,10 @@ class ChunkCopy:
     ) -> None:
         self.schema = form.schema
         self.alike = alike
-        """Columns whose chunks can be taken over."""
+        """Columns whose chunks can be copied."""
         self._form = form
         self._chunk_source = chunk_source
         self._footer = footer
-        self._columns = split(get(footer, chunks.FILE_SCHEMA)[1])[1]
-        self._joined = False
         self._chunks = ChunkWriter(location, filesystem)
 
     @staticmethod
@@ -63,12 +61,8 @@ class ChunkCopy:
         layout: Layout,
         metadata: Mapping[bytes, bytes],
         encoded: Collection[str],
-        writer: bytes | None = None,
     ) -> ChunkCopy | None:
-        """A splice of the file being read, or None where nothing would be won or it cannot be done.
-
-        ``writer`` is whom the file is said to be written by; PyArrow if None.
-        """
+        """A copy of the file being read; None where chunks cannot be copied, or encoding them is faster."""
         if any(_narrow(field.type) for field in schema):
             return None
         form = FileFormat.of(schema, layout, metadata=metadata, encoded=encoded)
@@ -88,16 +82,14 @@ class ChunkCopy:
             footer = ChunkSource.of_buffer(sink.getvalue()).footer
         elements = [known.root, *(element for column in columns.values() for element in column)]
         footer = {**footer, chunks.FILE_SCHEMA: (LIST, (STRUCT, elements))}
-        if writer is not None:
-            footer[chunks.FILE_WRITER] = (BINARY, writer)
         return ChunkCopy(
             location, filesystem=filesystem, form=form, chunk_source=chunk_source, footer=footer, alike=alike
         )
 
     def add(self, group: int, table: pa.Table) -> None:
-        """A row group of the file with some columns new, the others as they are.
+        """Write a row group of the file with some columns new, and the chunks of the others.
 
-        ``table`` holds the new columns: at least those that are not alike; all of them where the
+        ``table`` has the new columns: at least those whose chunks cannot be copied; all of them where the
         number of rows or their order has changed.
         """
         lost = frozenset() if self._form.file_schema is None else self._form.file_schema.lost
@@ -112,27 +104,7 @@ class ChunkCopy:
                 raise unwritable(error, self._chunks.location) from error
             self._add(group, fresh, table.num_rows)
 
-    def join(self, group: int, part: ChunkSource) -> None:
-        """The same with the new columns from a file of one row group, which another writer made.
-
-        The file is then named as one of that writer's. Raises NotCopyable where it stores columns otherwise.
-        """
-        fresh = {}
-        theirs = part.columns()
-        for name, found in part.chunks(0).items():
-            if not same_leaves(self._columns[name], theirs[name]):
-                raise NotCopyable(f"{name!r} is stored in two ways")
-            leaves = zip(found, leaves_of(self._columns[name]), leaves_of(theirs[name]), strict=True)
-            fresh[name] = [
-                Chunk(one, part, leaf, leaf.order is not None and leaf.order == other.order)
-                for one, leaf, other in leaves
-            ]
-        self._joined = True
-        self._footer = {**self._footer, chunks.FILE_WRITER: part.footer[chunks.FILE_WRITER]}
-        self._add(group, fresh, int(get(part.groups()[0], chunks.GROUP_ROWS)))
-
     def _add(self, group: int, fresh: Mapping[str, list[Chunk]], rows: int) -> None:
-        """A row group with some new columns, and the rest as they are."""
         taken = self._chunk_source.chunks(group)
         columns: list[Chunk] = []
         for name in self.schema.names:
@@ -143,13 +115,13 @@ class ChunkCopy:
         self._chunks.add(columns, rows, declared if self._form.layout.sorting else None)
 
     def close(self, path: str, partition: Mapping[str, Any]) -> StagedFile:
-        """Finish the file and say what it is."""
-        size = self._chunks.finish(self._footer, indexed=not self._joined)
+        """Write the footer and describe the file."""
+        size = self._chunks.finish(self._footer)
         made = self._chunks
         return StagedFile(made.location, path, made.rows, size, dict(partition), footer=made.footer)
 
     def abandon(self) -> None:
-        """Let go of the handle after an error; the staged bytes are swept with the transaction."""
+        """Close the file after an error; what was written is removed with the transaction."""
         self._chunks.abandon()
 
 
@@ -164,14 +136,14 @@ def _worth_it(reader: FileReader) -> bool:
 
 
 def _narrow(dtype: pa.DataType) -> bool:
-    """A dictionary that may outgrow its indices, so that a row group must be cut in two."""
+    """Whether a dictionary may get more values than its indices can number: row groups are then split."""
     return pa.types.is_dictionary(dtype) and dtype.index_type.bit_width < 32
 
 
 def _alike(reader: FileReader, chunk_source: ChunkSource, same: Collection[str]) -> frozenset[str]:
-    """Columns described as in the file, whose chunks can be taken over from every row group."""
-    found = set(same) - reader.file.partition.keys()  # to be compared with what the path says
-    found -= reader.unproven  # whose values have to be read
+    """Columns that are described as in the file and whose chunks can be copied from every row group."""
+    found = set(same) - reader.file.partition.keys()  # their values are compared with the path
+    found -= reader.unproven  # their values have to be read
     for group in range(len(chunk_source.groups())):
         for name, stored in chunk_source.chunks(group).items():
             if not all(is_copyable(chunk) for chunk in stored):

@@ -1,4 +1,4 @@
-"""Column chunks of Parquet files as bytes: where they lie, and how they move to another file undecoded."""
+"""Column chunks of Parquet files as bytes: where they are in a file, and how they are copied undecoded."""
 
 from __future__ import annotations
 
@@ -19,11 +19,10 @@ from intarsia.common.thrift import BINARY, I16, I32, I64, LIST, STRUCT, Struct, 
 from intarsia.core.change import is_discarded
 from intarsia.core.layout import Leaf
 from intarsia.errors import StorageError
-from intarsia.kernel import chunks
 
 MAGIC = b"PAR1"
 
-# The fields of the format's structs that are read here.
+# Field numbers of the structs of the Parquet format (parquet.thrift) that are used here.
 FILE_SCHEMA, FILE_ROWS, FILE_GROUPS, FILE_WRITER, FILE_ORDERS, FILE_ENCRYPTION = 2, 3, 4, 6, 7, 8
 ELEMENT_NAME, ELEMENT_CHILDREN = 4, 5
 GROUP_CHUNKS, GROUP_SIZE, GROUP_ROWS, GROUP_SORTING, GROUP_PLACE, GROUP_STORED = 1, 2, 3, 4, 5, 6
@@ -38,22 +37,23 @@ _OLD_BOUNDS, _BOUNDS = (1, 2), (5, 6)
 _TYPE_ORDER: Struct = {1: (STRUCT, {})}
 
 _FIXED_SINCE = {"parquet-mr": (1, 10), "parquet-cpp-arrow": (4, 0), "parquet-cpp": (99, 0)}
-"""Readers know of wrong statistics in files of older versions by the writer's name, which a copy loses."""
+"""The first version of each writer with right statistics. Readers ignore the wrong ones of older versions by
+the writer's name, which a file with copied chunks does not have."""
 
 
 class NotCopyable(Exception):
-    """A chunk turned out not to be as its footer says: whoever meets this decodes the file instead."""
+    """A chunk is not as its footer says and cannot be copied; the caller decodes the file instead."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChunkSource:
-    """A Parquet file that gives column chunks away."""
+    """A Parquet file that column chunks are copied from."""
 
     footer: Struct
     read: Callable[[int, int], memoryview] = field(repr=False)
     """``read(size, place)``"""
     own: bool = False
-    """Just written by us: its pages have checksums that need no look."""
+    """Whether it was just encoded in memory: its pages have checksums that need not be verified."""
 
     @staticmethod
     def of_file(footer: pq.FileMetaData, handle: pa.NativeFile) -> ChunkSource:
@@ -76,7 +76,7 @@ class ChunkSource:
 
     @property
     def trusted(self) -> bool:
-        """Whether what the file says of its chunks stays true under another writer's name."""
+        """Whether the file's statistics hold under another writer's name, too."""
         orders = get(self.footer, FILE_ORDERS, (STRUCT, []))[1]
         if FILE_ENCRYPTION in self.footer or not all(order == _TYPE_ORDER for order in orders) or not orders:
             return False
@@ -117,7 +117,7 @@ def is_copyable(chunk: Struct) -> bool:
     if meta is None or CHUNK_FILE in chunk or CHUNK_ENCRYPTION in chunk or META_INDEX in meta:
         return False
     statistics: Struct = get(meta, META_STATISTICS, {})
-    # Bounds of an age in which nobody agreed on their order are read by the writer's name, too.
+    # Which order the deprecated min and max have depends on the writer, too.
     return all(new in statistics for old, new in zip(_OLD_BOUNDS, _BOUNDS, strict=True) if old in statistics)
 
 
@@ -133,9 +133,9 @@ class CopiedChunk:
 
 
 def copy_chunk(chunk: Struct, chunk_source: ChunkSource, place: int) -> CopiedChunk:
-    """The chunk as it reads at another place, every page with its checksum.
+    """The chunk with its offsets for another place in a file, and with a checksum in every page.
 
-    A checksum that is there is compared. Raises NotCopyable.
+    Checksums that are there are verified. Raises NotCopyable.
     """
     try:
         return _copy_pages(chunk, chunk_source, place)
@@ -171,7 +171,7 @@ def _start(meta: Struct) -> int:
 def _check_pages(
     raw: memoryview, values: int
 ) -> tuple[Sequence[bytes | memoryview], Mapping[int, tuple[int, int]]]:
-    """The pages with checksums, and by a page's old place its new one and by how much its header grew."""
+    """The pages with checksums; and for each page's old offset the new one, and the growth of its header."""
     parts: list[bytes | memoryview] = []
     places: dict[int, tuple[int, int]] = {}
     at = new = seen = 0
@@ -199,7 +199,7 @@ def _check_pages(
 
 
 def signed(checksum: int) -> int:
-    """A checksum as headers of pages have it."""
+    """A checksum as the signed integer that page headers store."""
     return checksum - (1 << 32) if checksum >= 1 << 31 else checksum
 
 
@@ -208,7 +208,7 @@ def _bloom(meta: Struct, chunk_source: ChunkSource) -> bytes | None:
     if place is None:
         return None
     size = get(meta, META_BLOOM_SIZE)
-    if size is None:  # older writers leave it to the filter's own header
+    if size is None:  # older writers store it in the filter's own header only
         header, end = read_struct(chunk_source.read(64, place))
         size = end + get(header, 1)
         meta[META_BLOOM_SIZE] = (I32, size)
@@ -220,7 +220,7 @@ def _part(chunk: Struct, chunk_source: ChunkSource, place: int, size: int) -> by
 
 
 def _shift_offsets(offsets: bytes, start: int, place: int, places: Mapping[int, tuple[int, int]]) -> bytes:
-    """The offset index of pages that have moved."""
+    """The offset index for the new offsets of pages."""
     index, _ = read_struct(offsets)
     pages = []
     for page in get(index, 1)[1]:
@@ -231,7 +231,7 @@ def _shift_offsets(offsets: bytes, start: int, place: int, places: Mapping[int, 
 
 
 def _end(elements: Sequence[Struct], at: int) -> int:
-    """Where the element after this one and all below it stands."""
+    """The index of the element after this one and its descendants."""
     children = get(elements[at], ELEMENT_CHILDREN, 0)
     at += 1
     for _ in range(children):
@@ -250,24 +250,24 @@ def _view(buffer: pa.Buffer) -> memoryview:
 
 
 _STATISTICS_BOUNDS = (1, 2, 5, 6, 7, 8)
-"""Of a chunk's statistics: its least and greatest value, and whether they are exact."""
+"""The fields of a chunk's statistics for its least and greatest value, and whether they are exact."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """A column chunk of a file, and what it is to be called in another; None leaves it as it is."""
+    """A column chunk of a file, and the leaf that it is described as in another; None changes nothing."""
 
     chunk: Struct
     chunk_source: ChunkSource
     leaf: Leaf | None = None
     bounded: bool = True
-    """Whether its bounds mean the same there."""
+    """Whether its bounds have the same meaning there."""
 
 
 class ChunkWriter:
     """Writes one file, row group by row group, and its footer.
 
-    Memory: what it says of the chunks. Nothing of the file counts until a commit names it.
+    Memory: the metadata of the chunks. The file is no part of the table until a commit names it.
     """
 
     def __init__(self, location: str, filesystem: pafs.FileSystem) -> None:
@@ -277,53 +277,49 @@ class ChunkWriter:
         """The bytes written so far."""
         self.groups: list[Struct] = []
         self.footer: pq.FileMetaData | None = None
-        """That of a finished file that was only measured."""
+        """The footer of a finished file whose bytes were discarded, as in dry runs."""
         self._filesystem = filesystem
         self._written: list[CopiedChunk] = []
         self._sink: Any = None
 
     def add(self, columns: Sequence[Chunk], rows: int, sorting: tuple[int, Any] | None = None) -> None:
-        """A row group of these chunks; ``sorting`` is the order that it declares, as Thrift has it."""
-        start = self.place or len(chunks.MAGIC)
+        """Write a row group of these chunks; ``sorting`` is the order that it declares, as a Thrift value."""
+        start = self.place or len(MAGIC)
         written = [self._take(column) for column in columns]
-        metas = [get(chunk, chunks.CHUNK_META) for chunk in written]
+        metas = [get(chunk, CHUNK_META) for chunk in written]
         made: Struct = {
-            chunks.GROUP_CHUNKS: (LIST, (STRUCT, written)),
-            chunks.GROUP_SIZE: (I64, sum(get(meta, chunks.META_SIZE) for meta in metas)),
-            chunks.GROUP_ROWS: (I64, rows),
-            chunks.GROUP_PLACE: (I64, start),
-            chunks.GROUP_STORED: (I64, sum(get(meta, chunks.META_STORED) for meta in metas)),
+            GROUP_CHUNKS: (LIST, (STRUCT, written)),
+            GROUP_SIZE: (I64, sum(get(meta, META_SIZE) for meta in metas)),
+            GROUP_ROWS: (I64, rows),
+            GROUP_PLACE: (I64, start),
+            GROUP_STORED: (I64, sum(get(meta, META_STORED) for meta in metas)),
         }
         if sorting is not None:
-            made[chunks.GROUP_SORTING] = sorting
+            made[GROUP_SORTING] = sorting
         if len(self.groups) < 1 << 15:
-            made[chunks.GROUP_NUMBER] = (I16, len(self.groups))
+            made[GROUP_NUMBER] = (I16, len(self.groups))
         self.rows += rows
         self.groups.append(made)
 
-    def finish(self, footer: Struct, *, indexed: bool = True) -> int:
-        """Write indexes and footer; the size. Without ``indexed``, indexes of all chunks or of none."""
+    def finish(self, footer: Struct) -> int:
+        """Write Bloom filters, page indexes and the footer. Returns the size of the file."""
         self._write(b"")
         for item in self._written:
             if item.bloom is not None:
-                get(item.chunk, chunks.CHUNK_META)[chunks.META_BLOOM] = (I64, self.place)
+                get(item.chunk, CHUNK_META)[META_BLOOM] = (I64, self.place)
                 self._write(item.bloom)
-        written = self._written
-        # There are readers that look for the pages of all columns if one has an index of them.
-        if not indexed and any(item.offsets is None for item in written):
-            written = []
-        for item in written:
-            self._index(item, item.bounds, chunks.CHUNK_BOUNDS, chunks.CHUNK_BOUNDS_SIZE)
-        for item in written:
-            self._index(item, item.offsets, chunks.CHUNK_OFFSETS, chunks.CHUNK_OFFSETS_SIZE)
+        for item in self._written:
+            self._index(item, item.bounds, CHUNK_BOUNDS, CHUNK_BOUNDS_SIZE)
+        for item in self._written:
+            self._index(item, item.offsets, CHUNK_OFFSETS, CHUNK_OFFSETS_SIZE)
         raw = write_struct(
             {
                 **footer,
-                chunks.FILE_ROWS: (I64, self.rows),
-                chunks.FILE_GROUPS: (LIST, (STRUCT, self.groups)),
+                FILE_ROWS: (I64, self.rows),
+                FILE_GROUPS: (LIST, (STRUCT, self.groups)),
             }
         )
-        end = raw + len(raw).to_bytes(4, "little") + chunks.MAGIC
+        end = raw + len(raw).to_bytes(4, "little") + MAGIC
         self._write(end)
         if is_discarded(self._filesystem):
             self.footer = pq.read_metadata(pa.BufferReader(end))
@@ -335,9 +331,9 @@ class ChunkWriter:
         return self.place
 
     def abandon(self) -> None:
-        """Let go of the handle after an error; the staged bytes are swept with the transaction."""
+        """Close the file after an error; what was written is removed with the transaction."""
         if self._sink is not None and not self._sink.closed:
-            with suppress(OSError):  # the disk may be full, which has been said
+            with suppress(OSError):  # such as a full disk, which has been raised already
                 self._sink.close()
 
     def _take(self, column: Chunk) -> Struct:
@@ -345,7 +341,7 @@ class ChunkWriter:
         item = copy_chunk(column.chunk, column.chunk_source, self.place)
         for part in item.pages:
             self._write(part)
-        item = replace(item, pages=())  # which are written, and not to be held
+        item = replace(item, pages=())  # which are written, and need no memory any more
         if column.leaf is not None:
             item = _describe_copy(item, column.leaf, column.bounded)
         self._written.append(item)
@@ -360,8 +356,8 @@ class ChunkWriter:
         try:
             if self._sink is None:
                 self._sink = self._filesystem.open_output_stream(self.location)
-                self._sink.write(chunks.MAGIC)
-                self.place = len(chunks.MAGIC)
+                self._sink.write(MAGIC)
+                self.place = len(MAGIC)
             if data:
                 self._sink.write(data)
                 self.place += len(data)
@@ -370,13 +366,13 @@ class ChunkWriter:
 
 
 def describe_chunk(chunk: Struct, leaf: Leaf, bounded: bool) -> None:
-    """Call a chunk what its leaf is called, and leave out bounds that mean nothing there."""
-    meta = get(chunk, chunks.CHUNK_META)
-    meta[chunks.META_PATH] = (LIST, (BINARY, [part.encode() for part in leaf.path]))
-    statistics = get(meta, chunks.META_STATISTICS)
+    """Give a chunk the path of its leaf, and leave out bounds that have another meaning there."""
+    meta = get(chunk, CHUNK_META)
+    meta[META_PATH] = (LIST, (BINARY, [part.encode() for part in leaf.path]))
+    statistics = get(meta, META_STATISTICS)
     if statistics is not None and not bounded:
         kept = {number: value for number, value in statistics.items() if number not in _STATISTICS_BOUNDS}
-        meta[chunks.META_STATISTICS] = (STRUCT, kept)
+        meta[META_STATISTICS] = (STRUCT, kept)
 
 
 def _describe_copy(item: CopiedChunk, leaf: Leaf, bounded: bool) -> CopiedChunk:

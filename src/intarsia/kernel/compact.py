@@ -1,4 +1,4 @@
-"""Compacting: the files of each group streamed into one staged file; which files is the plan's to say."""
+"""Compacting: the rows of each group of files written to new files; the plan chooses the groups."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ from intarsia.kernel.write import widen, widen_schema
 def stage_compact(plan: Plan, tx: OutputLocation, *, threads: int, progress: Progress) -> Staged:
     """Write each group of the plan as one file, its rows in the order of the files.
 
-    Small row groups come together up to the size the group's largest file has, or
-    ``options.row_group_size``. Rows keep an order that every file of the group declares, within each
-    row group. Memory: about a row group per group at work. Nothing of the table changes.
+    Small row groups are joined up to the size that those of the group's largest file have, or
+    ``options.row_group_size``. An order that every file of the group declares is kept within each row
+    group. Memory: about a row group for each group in progress. The table is not changed.
 
     Raises:
         DamagedTable: a file has not the rows its footer says.
@@ -70,7 +70,7 @@ def compact_group(
 def compact_partitioned(
     group: FileGroup, plan: Plan, tx: OutputLocation, *, number: int, readers: int = 1
 ) -> list[StagedFile]:
-    """One group rewritten under the table's partition spec of now, without deleted rows."""
+    """One group written to new files by the current partition spec, without deleted rows."""
     intent = plan.intent
     assert isinstance(intent, Compact)
     form = OutputFormat.of(plan, tx, lineage=True, target_bytes=intent.target_bytes, rows=intent.target_rows)
@@ -131,7 +131,7 @@ def pieces_of(
     ``row_groups`` are the only ones to read, if given. Memory: one row group, or a piece of it where it
     is large.
     """
-    seen = plan.schema if file.scan_task is None else schema  # which may have more than the table's columns
+    seen = plan.schema if file.scan_task is None else schema  # the latter may have row lineage
     with FileReader(file, seen, plan.snapshot.filesystem) as reader:
         wanted = range(reader.footer.num_row_groups) if row_groups is None else row_groups
         start = reader.start_of(wanted.start)
@@ -157,14 +157,14 @@ def pieces_of(
 
 
 def conform_written(table: pa.Table, schema: pa.Schema, *, operation: str, path: str) -> pa.Table:
-    """Exactly the types written; NULL in a NOT NULL column is refused."""
+    """The table in exactly the types that are written; NULL in a NOT NULL column is refused."""
     if table.schema.equals(schema):
         return table
     return conform_table(table, schema, operation=operation, path=path)
 
 
 def check_rows(staged: Sequence[StagedFile], expected: int, group: FileGroup) -> None:
-    """No row may get lost or come twice on the way."""
+    """Raise if rows were lost or written twice."""
     found = sum(file.rows for file in staged)
     if found != expected:
         raise DamagedTable(

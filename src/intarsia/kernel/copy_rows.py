@@ -19,10 +19,9 @@ from intarsia.core.ports import LAST_UPDATED, LINEAGE, ROW_ID, Execution, Output
 from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action, Assign, Drop, Insert, Replace
 from intarsia.core.snapshot import DataFile
-from intarsia.kernel.new_rows import SLICE_ROWS, NewRowWriter
 from intarsia.kernel.output_format import OutputFormat
 from intarsia.kernel.overlay import Overlay, drop_rows, positions_between, take_rows
-from intarsia.kernel.partitioned_writer import write_partitioned
+from intarsia.kernel.partitioned_writer import SLICE_ROWS, NewRowWriter, write_partitioned
 from intarsia.kernel.read import FileReader
 from intarsia.kernel.rewrite import Rewrite, apply_hits, find_refused_rows
 from intarsia.kernel.threads import in_line, in_order
@@ -42,7 +41,7 @@ class CopyTask:
 
     @property
     def changing(self) -> bool:
-        """Whether any row is given other values."""
+        """Whether any row gets new values."""
         acting = enumerate(self.rewrite.actions)
         return any(not isinstance(action, Drop) and len(self.rewrite.hits.only(n)) for n, action in acting)
 
@@ -88,7 +87,7 @@ class CopyTask:
         return source is not None and not set(self.rewrite.schema.names) <= set(source.column_names)
 
     def _replacements(self, source: pa.Table | None) -> Iterator[pa.Table]:
-        """Whole source rows: the file itself has nothing to add."""
+        """The source rows themselves: no value of the file is kept."""
         assert source is not None
         for number, action in enumerate(self.rewrite.actions):
             if not isinstance(action, Replace):
@@ -113,10 +112,10 @@ class CopyTask:
         return drop_rows(changed, pa.concat_arrays(gone)) if gone else changed
 
     def _hit_rows(self, piece: pa.Table, hits: Hits, source: pa.Table | None) -> pa.Table:
-        """Only the rows that change, as they are afterwards."""
+        """Only the updated rows, with their new values."""
         kept = self._undropped(hits)
         rows = take_rows(piece, kept.positions)
-        if not self._needs_rows(source):  # all but their identity comes from the source
+        if not self._needs_rows(source):  # only their row lineage is that of the file
             assert source is not None
             theirs = take_rows(source, kept.sources)
             for name in LINEAGE:
@@ -127,7 +126,7 @@ class CopyTask:
         return changed
 
     def _undropped(self, hits: Hits) -> Hits:
-        """The hits that leave a row behind."""
+        """The hits that update a row, and do not delete it."""
         drops = [n for n, action in enumerate(self.rewrite.actions) if _is_drop(action)]
         if not drops:
             return hits
@@ -147,7 +146,7 @@ class CopyTask:
 
 
 SHARE_BYTES = 8 << 20
-"""Work that is worth a thread of its own, and so a file more."""
+"""Bytes to copy per thread: less is not worth another thread, which means another file."""
 
 
 def _is_drop(action: Action) -> bool:
@@ -167,18 +166,18 @@ def copy_tasks(plan: Plan, matches: Matches, tx: OutputLocation) -> list[CopyTas
 
 @dataclass(frozen=True, slots=True)
 class _Job:
-    """Rows of one file, or new ones, and about how large they will be."""
+    """Rows of one file, or new rows, and about how many bytes they will be."""
 
     pieces: Callable[[], Iterator[pa.Table | ValuesRefused]]
     size: int
 
 
 def stage_copies(execution: Execution, matches: Matches, *, threads: int) -> Staged:
-    """Write new rows, changed rows, and the rows that stay of files that are removed. Memory: row groups,
-    per thread.
+    """Write new rows, updated rows, and the remaining rows of files that are removed.
 
-    Which rows one file gets follows from the plan alone, so that the same work gives the same files:
-    neighbours of one partition go to one thread, and little work to one thread altogether.
+    The plan alone decides which rows each new file gets, so that the same work makes the same files:
+    files of one partition are copied by one thread, and little work is done by a single thread. Memory: row
+    groups per thread.
     """
     plan, prepared, tx = execution.plan, execution.prepared, execution.transaction
     tasks = copy_tasks(plan, matches, tx)
@@ -209,7 +208,7 @@ def stage_copies(execution: Execution, matches: Matches, *, threads: int) -> Sta
 
 
 def _group_by_partition(plan: Plan, tasks: Sequence[CopyTask]) -> list[CopyTask]:
-    """The files of one partition one after the other."""
+    """The tasks with files of one partition next to each other."""
     homes: dict[Any, list[CopyTask]] = {}
     for one in tasks:
         homes.setdefault(plan.snapshot.partitioner.partition_of(one.file).key, []).append(one)
@@ -223,7 +222,7 @@ def _size(one: CopyTask) -> int:
 
 
 def _slice_inserts(inserts: Sequence[tuple[Action, pa.Array]]) -> Iterator[tuple[Insert, pa.Array]]:
-    """Source rows in shares that fill a row group or more, so that few files are begun."""
+    """Source rows in slices of about a row group, so that few files are started."""
     for action, rows in inserts:
         assert isinstance(action, Insert)
         for start in range(0, len(rows), SLICE_ROWS):

@@ -1,8 +1,8 @@
-"""Duplicate keys in files: which rows have to go; reads key and order columns, writes nothing.
+"""Duplicate keys in files: which rows to delete. Reads key and order columns, writes nothing.
 
-Files that cannot share a key are searched separately, and keys that do not fit in memory one range after the
-other. Within each, the most telling key column is read first; the other columns only of rows whose
-value there is not the only one.
+The search is cut into units: sets of files that share no key and, where keys do not fit in memory, ranges of
+keys. In each unit the key column with the most distinct values is read first; the other columns only for rows
+whose value there is not unique.
 """
 
 from __future__ import annotations
@@ -17,21 +17,26 @@ import pyarrow.compute as pc
 
 from intarsia.common.names import check_columns
 from intarsia.common.schema import check_key_types, is_nested
-from intarsia.core.keys import arange
+from intarsia.core.keys import arange, flat
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress
+from intarsia.core.prune import bounds_of
 from intarsia.core.rule import Drop
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import InputError
-from intarsia.kernel.duplicate_units import Cell, Cutting, Unit
+from intarsia.kernel.equal_keys import Cell, cells, components, find_losers, find_repeats, key_form
 from intarsia.kernel.overlay import drop_rows, positions_between, take_rows
 from intarsia.kernel.read import FileReader
-from intarsia.kernel.repeats import find_losers, find_repeats, key_form
+from intarsia.kernel.sort import sample_rows
 from intarsia.kernel.threads import in_order, shares
 
 _ROW, _GROUP = "\0row", "\0group"
-"""Columns of our own beside those of the dataset, under names that those cannot have."""
+"""Names of added columns that no column of a dataset can have."""
+_ROW_OVERHEAD = 40
+"""Bytes of memory per row beside the key: codes, row numbers and masks."""
+_UNKNOWN_WIDTH = 32
+_GLANCE_ROWS = 1 << 14
 
 
 def match_duplicates(
@@ -44,7 +49,7 @@ def match_duplicates(
     progress: Progress,
     files: Sequence[DataFile] | None = None,
 ) -> Matches:
-    """The rows to drop so that each key is there once, over all of the files.
+    """The rows to delete so that each key occurs once in all of the files.
 
     The row with the highest ``order_by`` stays (NULL loses, NaN is the highest number); on ties, and
     without an order, the last one in the snapshot's order of files, and of positions. NULL equals NULL, NaN
@@ -102,7 +107,7 @@ def check_keys(plan: Plan, keys: Sequence[str]) -> tuple[str, ...]:
 
 
 def check_order(plan: Plan, order_by: Sequence[str]) -> None:
-    """Raise for what cannot decide which row stays."""
+    """Raise for columns that rows cannot be ordered by."""
     path, schema = plan.snapshot.root, plan.schema
     check_columns(order_by, schema.names, operation=plan.operation, path=path)
     nested = [name for name in order_by if is_nested(schema.field(name).type)]
@@ -115,7 +120,7 @@ def check_order(plan: Plan, order_by: Sequence[str]) -> None:
 
 
 def drops_of(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, scanned_bytes: int) -> Matches:
-    """What it means for files that some positions of theirs have to go."""
+    """The matches of a deduplication, from the positions to delete of each file."""
     hits: dict[str, Hits] = {}
     dropped: set[str] = set()
     deleted = 0
@@ -128,11 +133,149 @@ def drops_of(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, sca
             positions = pa.concat_arrays(parts)
             positions = positions.take(pc.array_sort_indices(positions))
         deleted += len(positions)
-        if len(positions) == file.rows:  # exact: the footer of a scanned file has been read
+        if len(positions) == file.rows:  # exact, since the footer of a scanned file has been read
             dropped.add(file.path)
         else:
             hits[file.path] = Hits(positions)
     return Matches((Drop(),), hits, frozenset(dropped), deleted=deleted, scanned_bytes=scanned_bytes)
+
+
+@dataclass(frozen=True, slots=True)
+class Unit:
+    """Some files and a range of keys that are searched together."""
+
+    files: tuple[DataFile, ...]
+    keys: tuple[str, ...]
+    """The key columns that differ within the files; the one with the most distinct values first."""
+    cell: Cell = ()
+    fits: bool = True
+    row_groups: tuple[frozenset[int], ...] = ()
+    """Per file the row groups that may have keys of the cell; empty if all may."""
+
+    @property
+    def bases(self) -> list[int]:
+        """The number of the first row of each file, counted over all files, and the number of all rows."""
+        return list(accumulate((file.record_count for file in self.files), initial=0))
+
+    @property
+    def partial(self) -> bool:
+        """Whether only some rows of the files are compared: then their positions are kept."""
+        return self.cell != () or any(
+            file.scan_task is not None and file.scan_task.has_deletes for file in self.files
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Cutting:
+    """Cuts the search for duplicates into units."""
+
+    plan: Plan
+    keys: tuple[str, ...]
+    threads: int
+    memory_bytes: int
+
+    def units(self, files: Sequence[DataFile]) -> list[Unit]:
+        """Units that share no key and fit in memory together."""
+        apart = [
+            Unit(tuple(mine), self._varying(mine))
+            for mine in components(files, self.keys, self.plan.snapshot)
+        ]
+        costs = [self._cost(unit) for unit in apart]
+        if sum(costs) <= self.memory_bytes:
+            return [self._led(unit) for unit in apart]
+        share = max(self.memory_bytes // self.threads, 1)
+        units: list[Unit] = []
+        for unit, cost in zip(apart, costs, strict=True):
+            units += [self._led(unit)] if cost <= share or not unit.keys else self._cut(unit, cost, share)
+        return units
+
+    def _varying(self, files: Sequence[DataFile]) -> tuple[str, ...]:
+        """The key columns without those in the paths of all files, which are equal within a component."""
+        fixed = self.plan.snapshot.partition_columns
+        return tuple(
+            name
+            for name in self.keys
+            if name not in fixed or not all(name in file.partition for file in files)
+        )
+
+    def _cost(self, unit: Unit) -> int:
+        """The memory for the largest key column; any may become the first."""
+        rows = unit.bases[-1]
+        return rows * _ROW_OVERHEAD + 2 * max((self._bytes(unit, name) for name in unit.keys), default=0)
+
+    def _bytes(self, unit: Unit, name: str) -> int:
+        dtype = self.plan.schema.field(name).type
+        rows = unit.bases[-1]
+        if pa.types.is_primitive(dtype) or pa.types.is_decimal(dtype):
+            return rows * dtype.bit_width // 8
+        stored = sum(_stored_bytes(file, name) for file in unit.files)
+        return max(stored, rows * _UNKNOWN_WIDTH)  # a dictionary may hold few long strings
+
+    def _led(self, unit: Unit) -> Unit:
+        if len(unit.keys) < 2:
+            return unit
+        largest = max(unit.files, key=lambda file: file.rows)
+        sample = self._sample(unit.keys, [largest], rows=_GLANCE_ROWS, groups=1)
+        return replace(unit, keys=_by_distinct(sample))
+
+    def _sample(self, names: Sequence[str], files: Sequence[DataFile], **limits: int) -> pa.Table:
+        sample = sample_rows(files, names, self.plan, threads=self.threads, **limits)
+        return pa.table({name: key_form(sample[name]) for name in names})
+
+    def _cut(self, unit: Unit, cost: int, share: int) -> list[Unit]:
+        sample = self._sample(unit.keys, unit.files)
+        unit = replace(unit, keys=_by_distinct(sample))
+        rows = unit.bases[-1]
+        most = max(1, rows * share // cost)
+        found = cells(sample.select(unit.keys), rows=rows, most_rows=most)
+        bounds: dict[str, Any] = {}
+        units = []
+        for cell in found:
+            for span in cell:
+                if span.column not in bounds:
+                    dtype = self.plan.schema.field(span.column).type
+                    bounds[span.column] = bounds_of(unit.files, span.column, dtype)
+            kept = sample.num_rows
+            for span in cell:
+                kept = min(kept, pc.sum(span.mask(flat(sample[span.column]))).as_py() or 0)
+            fits = rows * kept // max(sample.num_rows, 1) <= 2 * most
+            units.append(replace(unit, cell=cell, fits=fits, row_groups=_row_groups(unit, cell, bounds)))
+        return units
+
+
+def _stored_bytes(file: DataFile, name: str) -> int:
+    footer = file.footer
+    if footer is None:
+        return 0
+    leaf = next((n for n in range(footer.num_columns) if footer.schema.column(n).path == name), None)
+    if leaf is None:
+        return 0
+    return sum(
+        footer.row_group(number).column(leaf).total_uncompressed_size
+        for number in range(footer.num_row_groups)
+    )
+
+
+def _by_distinct(sample: pa.Table) -> tuple[str, ...]:
+    """The columns, the one with the most distinct values first."""
+    counts = {name: pc.count_distinct(sample[name], mode="all").as_py() for name in sample.column_names}
+    return tuple(sorted(sample.column_names, key=lambda name: -counts[name]))
+
+
+def _row_groups(unit: Unit, cell: Cell, bounds: dict[str, Any]) -> tuple[frozenset[int], ...]:
+    found: list[set[int]] = [set() for _ in unit.files]
+    if not cell:
+        return ()
+    outside: pa.Array | None = None
+    for span in cell:
+        mine = span.excludes(bounds[span.column])
+        outside = mine if outside is None else pc.or_(outside, mine)
+    of = bounds[cell[0].column]
+    inside = pc.invert(outside)
+    numbers, groups = of.file.filter(inside).to_pylist(), of.row_group.filter(inside).to_pylist()
+    for number, group in zip(numbers, groups, strict=True):
+        found[number].add(group)
+    return tuple(frozenset(groups) for groups in found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,12 +284,12 @@ class _Read:
 
     values: pa.Array
     positions: pa.Array | None
-    """None when every row is there."""
+    """None if all rows were read."""
 
 
 @dataclass(frozen=True, slots=True)
 class _DuplicateSearch:
-    """Looks for duplicates; safe to use from several threads."""
+    """Finds the duplicates of a unit. Thread-safe."""
 
     plan: Plan
     order_by: tuple[str, ...]
@@ -154,7 +297,7 @@ class _DuplicateSearch:
     memory_bytes: int
 
     def losers(self, unit: Unit) -> list[tuple[DataFile, pa.Array]]:
-        """The positions that have to go, by file."""
+        """The positions to delete, by file."""
         if not unit.keys:
             whole = self._all_alike(unit)
             rows = self._resolve(unit, self._suspects(unit, (), whole, None), count=1)
@@ -165,7 +308,7 @@ class _DuplicateSearch:
         return list(_by_file(unit, rows))
 
     def _by_first_key(self, unit: Unit) -> pa.Array:
-        """Narrow down by the first key column, then look at the rest of the rows left."""
+        """Find repeats in the first key column, then compare these rows in the other columns."""
         numbers = range(len(unit.files))
         read = list(in_order(lambda number: self._first_key(unit, number), numbers, threads=self.threads))
         values = pa.concat_arrays([part.values for part in read])
@@ -235,7 +378,7 @@ class _DuplicateSearch:
         groups: pa.Array,
         parts: tuple[list[pa.Array | None], list[int]] | None,
     ) -> Iterator[pa.Table]:
-        """What else has to be known of the rows that have a group, file by file.
+        """The other columns of rows that have a group number, file by file.
 
         ``groups`` has an entry for each row read: all rows of all files, or those named in ``parts``.
         """
@@ -283,7 +426,7 @@ class _DuplicateSearch:
         return dict(zip(names, whole.columns, strict=True))
 
     def _every(self, unit: Unit) -> Iterator[pa.Table]:
-        """All rows of a cell with all keys, for when not even the first key column fits in memory."""
+        """All rows of a cell with all key columns, for a first key column that does not fit in memory."""
         bases = unit.bases
         names = tuple(dict.fromkeys((*unit.keys, *self.order_by)))
         for number in range(len(unit.files)):
@@ -294,7 +437,7 @@ class _DuplicateSearch:
                 yield table if mask is None else table.filter(mask)
 
     def _resolve(self, unit: Unit, tables: Iterable[pa.Table], *, count: int) -> pa.Array:
-        """The rows that lose. When memory is full, those that have lost already are let go of."""
+        """The rows to delete. Rows that are found already are dropped when memory is full."""
         losers: list[pa.Array] = []
         waiting: list[pa.Table] = []
         size = kept = 0
@@ -348,7 +491,7 @@ def _one(table: pa.Table, name: str) -> pa.Array:
 
 
 def _by_file(unit: Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Array]]:
-    """Row numbers over all files as positions in each."""
+    """The positions in each file of row numbers that count over all files."""
     if not len(rows):
         return
     rows = rows.take(pc.array_sort_indices(rows))

@@ -1,4 +1,4 @@
-"""The form of a Parquet file: its columns, notes and layout, and how PyArrow is made to write it so."""
+"""The format of one Parquet file: its columns, key-value metadata and layout, and how PyArrow writes them."""
 
 from __future__ import annotations
 
@@ -24,20 +24,21 @@ from intarsia.kernel.read import as_encoded
 SAMPLE_ROWS = 2_048
 DICTIONARY_PAYS = 0.25
 """Distinct values among the sampled ones, up to which a dictionary makes a column smaller and faster."""
+_KNOWN = 8
 
 
 @dataclass(frozen=True, slots=True)
 class FileFormat:
-    """How a file of ours is written: its columns, its notes, its layout."""
+    """How one file is written: its columns, its key-value metadata, its layout."""
 
     schema: pa.Schema
     layout: Layout
     noted: bool = False
-    """Whether the schema of Arrow that readers are to see, such as without dictionaries, is in the notes."""
+    """Whether the Arrow schema for readers, such as one without dictionaries, is stored in the metadata."""
     file_schema: FileSchema | None = None
     """How columns are described, where there is a file whose schema is kept."""
     footer: Struct = field(default_factory=dict)
-    """Of a file without rows, where that is not as PyArrow writes it."""
+    """The footer of a file without rows; empty where PyArrow writes the right one itself."""
 
     @staticmethod
     def of(
@@ -50,12 +51,12 @@ class FileFormat:
         notes = {**(schema.metadata or {}), **metadata}
         coming = as_encoded(schema, encoded)
         if any(pa.types.is_timestamp(dtype) and dtype.tz is None for dtype in leaf_types(schema)):
-            layout = replace(layout, int96_timestamps=False)  # by which they would become instants
+            layout = replace(layout, int96_timestamps=False)  # INT96 is read as instants, which these are not
         like = elements_of_files(layout.like, int96=not layout.converts_int96)
         file_schema = None if like is None else _match_like(coming, layout, like)
         int96 = _int96_leaves(schema, layout, file_schema)
         notes |= noted_units(schema, int96)
-        # Readers that find a schema of Arrow take the file's metadata from it, and from nowhere else.
+        # Readers that find an Arrow schema take the file's metadata from it, and from nowhere else.
         whole = noted_schema(schema, int96).with_metadata(notes or None)
         if file_schema is not None and like is not None and not file_schema.own:
             form = FileFormat(coming.with_metadata(notes or None), layout, file_schema=file_schema)
@@ -68,23 +69,23 @@ class FileFormat:
 
     @property
     def described(self) -> bool:
-        """Whether the footer is written by us, since PyArrow would describe columns in another way."""
+        """Whether the footer is written here, since PyArrow would describe columns differently."""
         return bool(self.footer)
 
     def refuse_lost(self, path: str) -> None:
-        """Raise for columns that cannot be written as the file that is there stores them."""
+        """Raise for columns that cannot be written as the existing file stores them."""
         if self.file_schema is not None and self.file_schema.lost:
             raise unkept(self.file_schema.lost, path)
 
     def writer(self, sink: Any, sample: pa.Table) -> pq.ParquetWriter:
-        """A writer of whole files; the first rows to come are the sample."""
+        """A writer of whole files; ``sample`` are the first rows."""
         writer = self._open(sink, self.schema, sample, store_schema=not self.noted)
-        if self.noted:  # a writer that stores no schema of its own stores no metadata either
+        if self.noted:  # without store_schema, PyArrow stores no metadata either
             writer.add_key_value_metadata(dict(self.schema.metadata))
         return writer
 
     def chunks(self, table: pa.Table) -> dict[str, list[Chunk]]:
-        """Some of the columns, as they are stored in one row group. Memory: the encoded chunks."""
+        """Some of the columns as encoded chunks of one row group. Memory: these chunks."""
         table = with_required_fields(table)
         known = self.file_schema
         if known is None or not self.described:
@@ -109,7 +110,7 @@ class FileFormat:
         return found
 
     def sorting(self) -> tuple[int, Any] | None:
-        """The order that a row group declares, as Thrift has it."""
+        """The order that a row group declares, as a Thrift value."""
         assert self.file_schema is not None
         declared = self.layout.sorting_columns(leaf_columns(self.file_schema.schema)) or ()
         items = [
@@ -118,7 +119,7 @@ class FileFormat:
         return (LIST, (STRUCT, items)) if items else None
 
     def _encoded(self, table: pa.Table, options: TypeOptions | None) -> ChunkSource:
-        """Some columns as a file of one row group, without notes."""
+        """Some columns as a file of one row group in memory, without metadata."""
         source = self.schema if self.file_schema is None or options is None else self.file_schema.schema
         schema = pa.schema([source.field(name) for name in table.column_names])
         form = self if options is None else replace(self, layout=_with_options(self.layout, options))
@@ -137,9 +138,9 @@ class FileFormat:
         )
 
     def _described(self, whole: pa.Schema, like: Elements, *, noted: bool) -> FileFormat:
-        """The same with the footer of a file without rows.
+        """The same format with the footer of a file without rows.
 
-        A schema of Arrow is put in if the file had one, or its columns would be read as other types.
+        It has an Arrow schema if the existing file has one, or if columns would be read as other types.
         """
         known = self.file_schema
         assert known is not None
@@ -162,7 +163,7 @@ class FileFormat:
 
 
 def with_required_fields(table: pa.Table) -> pa.Table:
-    """The table with values in NOT NULL fields of structs that are NULL themselves, where nobody sees them.
+    """The table with some value in the NOT NULL fields of structs that are NULL, which no reader sees.
 
     PyArrow's writer refuses NULL there, which many of its functions leave.
     """
@@ -191,7 +192,7 @@ def _with_required(array: Any) -> Any:
 
 
 def _empty_value(field: pa.Field) -> Any:
-    """One value that is not NULL: PyArrow puts it into a NOT NULL field of a struct that is NULL."""
+    """One value that is not NULL, such as PyArrow has in a NOT NULL field of a struct that is NULL."""
     dtype = field.type
     if isinstance(dtype, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(dtype, _empty_value(field.with_type(dtype.storage_type)))
@@ -223,18 +224,37 @@ def _with_options(layout: Layout, options: TypeOptions) -> Layout:
     return replace(layout, int96_timestamps=options.int96, integer_decimals=options.integer_decimals)
 
 
+_last_matched: list[tuple[Elements, pa.Schema, tuple[TypeOptions, bool, bool, bool], FileSchema]] = []
+
+
 def _match_like(schema: pa.Schema, layout: Layout, like: Elements) -> FileSchema | None:
-    """How columns are described as in the files that are there; None where some cannot be written at all."""
+    """The columns described as in existing files; None where some cannot be written at all.
+
+    Files of a dataset mostly have the same columns, so the last results are kept: finding one takes about a
+    millisecond, for every file that is written.
+    """
     base = TypeOptions(layout.int96_timestamps, layout.integer_decimals)
+    options = (base, layout.utc_times, layout.item_lists, layout.keeps_root)
+    for other, columns, chosen, found in _last_matched:
+        if (
+            chosen == options
+            and other.columns is like.columns
+            and other.root is like.root
+            and other.schema.equals(like.schema, check_metadata=True)
+            and columns.equals(schema, check_metadata=True)
+        ):
+            return found
 
     def template(columns: pa.Schema, options: TypeOptions) -> Any:
         footer = _empty_footer(columns.remove_metadata(), _with_options(layout, options), {})
         return split(get(footer, chunks.FILE_SCHEMA)[1])
 
     try:
-        return match_schema(schema, like, base=base, template=template, keeps_root=layout.keeps_root)
+        found = match_schema(schema, like, base=base, template=template, keeps_root=layout.keeps_root)
     except pa.ArrowNotImplementedError:
-        return None  # writing tells it
+        return None  # writing raises it
+    _last_matched[:] = [(like, schema, options, found), *_last_matched[:_KNOWN]]
+    return found
 
 
 def _empty_footer(schema: pa.Schema, layout: Layout, notes: Mapping[bytes, bytes]) -> Struct:
@@ -251,7 +271,7 @@ def _our_paths(known: FileSchema, name: str) -> list[str]:
 
 
 def _new_paths(known: FileSchema, like: Elements) -> dict[str, str]:
-    """Paths of leaves as PyArrow spells them, by how they are spelled in the file that is there."""
+    """The path that PyArrow gives each leaf, by its path in the existing file."""
     paths: dict[str, str] = {}
     for name in known.kept:
         theirs = [".".join(leaf.path) for leaf in like.leaves(name)]
@@ -260,7 +280,7 @@ def _new_paths(known: FileSchema, like: Elements) -> dict[str, str]:
 
 
 def unkept(columns: Collection[str], path: str) -> NotSupported:
-    """Columns that cannot be stored again as they are stored."""
+    """The error for columns that cannot be written in the physical type that they are stored in."""
     names = ", ".join(map(repr, sorted(columns)))
     return NotSupported(
         f"{names} cannot be written as the file that is there stores it; readers would see another type.",
@@ -270,7 +290,7 @@ def unkept(columns: Collection[str], path: str) -> NotSupported:
 
 
 def _batch_size(sample: pa.Table) -> int:
-    """Values written between two looks at the page's size: many where they are narrow, which is quicker."""
+    """Values that are written between two checks of the page size: many where they are narrow, for speed."""
     rows = max(sample.num_rows, 1)
     widest = max((column.nbytes // rows for column in sample.columns), default=0)
     return min(16_384, max(1_024, (1 << 20) // max(widest, 1)))

@@ -1,7 +1,7 @@
-"""How columns are spelled in a file: as in one that is there, wherever PyArrow can store their values so.
+"""The schema elements of a file that is written: those of an existing file, where PyArrow can store them.
 
-PyArrow stores the values; what the footer says of them is ours to write. Where PyArrow would store them as
-another physical type, they are cast to a type that it stores as wanted, or stored under another option.
+PyArrow encodes the values; the footer that describes them is written here. Where PyArrow would use another
+physical type, values are cast to a type that it stores as wanted, or written with another option.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from intarsia.core.layout import Elements, Leaf, leaves_of, with_repetition
 __all__ = ["FileSchema", "TypeOptions", "flat_types", "is_same_type", "match_schema", "seen_without_note"]
 
 _BYTES_OF_DECIMALS = (0, 2, 4, 6, 9, 11, 14, 16, 18, 21, 23, 26, 28, 31, 33, 35, 38)
-"""The most digits of a decimal that PyArrow stores in so many bytes."""
+"""By number of bytes: the largest precision of a decimal that PyArrow stores in them."""
 
 
 class TypeOptions(NamedTuple):
-    """Options of the writer that decide on physical types."""
+    """Options of PyArrow's writer that decide on physical types."""
 
     int96: bool = False
     integer_decimals: bool = False
@@ -33,22 +33,22 @@ class TypeOptions(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class FileSchema:
-    """How the columns of a file come to the writer, and what its footer says of them."""
+    """The types in which columns are given to PyArrow, and the elements that describe them in the footer."""
 
     schema: pa.Schema
-    """The columns in the types they come in."""
+    """The columns in the types that they are given to PyArrow in."""
     root: Struct
     columns: Mapping[str, tuple[Struct, ...]]
     options: Mapping[str, tuple[TypeOptions, ...]]
     """By column, for each leaf."""
     bounded: Mapping[str, tuple[bool, ...]]
-    """By column, for each leaf: whether bounds that the writer finds mean the same to readers of the file."""
+    """By column, for each leaf: whether PyArrow's bounds have the order that the element stands for."""
     own: bool
-    """Whether all of it is what the writer says by itself."""
+    """Whether PyArrow writes all of it by itself."""
     kept: frozenset[str] = frozenset()
-    """Columns that are spelled as in the file that is there."""
+    """Columns that have the elements of the existing file."""
     lost: frozenset[str] = frozenset()
-    """Columns of the same type as there, which cannot be written as they are spelled there."""
+    """Columns of the same type as in the existing file that cannot be written with its elements."""
 
     def leaves(self, column: str) -> list[Leaf]:
         return leaves_of(self.columns[column])
@@ -58,7 +58,7 @@ class FileSchema:
         return [".".join(leaf.path) for name in self.columns for leaf in self.leaves(name)]
 
     def as_stored(self, table: pa.Table) -> pa.Table:
-        """The columns in the types they come in."""
+        """The columns in the types that they are given to PyArrow in."""
         for number, field in enumerate(table.schema):
             wanted = self.schema.field(field.name)
             if field.type != wanted.type:
@@ -71,7 +71,7 @@ class FileSchema:
 
 
 Template = Callable[[pa.Schema, TypeOptions], tuple[Struct, dict[str, tuple[Struct, ...]]]]
-"""The root and the elements that the writer itself gives columns."""
+"""The root and the elements that PyArrow gives columns by itself."""
 
 
 def match_schema(
@@ -82,9 +82,9 @@ def match_schema(
     template: Template,
     keeps_root: bool = True,
 ) -> FileSchema:
-    """The columns spelled like those of a file, as far as they hold the same type and can be stored so.
+    """The columns with the elements of an existing file, where it has the same type and they can be stored.
 
-    Without ``keeps_root``, another root alone is no reason to describe a file.
+    Without ``keeps_root``, a different root alone is no reason to write the footer here.
     """
     stored, options = list(schema), [_all_leaves(field.type, base) for field in schema]
     wanted: set[str] = set()
@@ -107,7 +107,7 @@ def match_schema(
                 bounded[field.name] = tuple(map(_is_ordered_alike, leaves_of(ours), leaves_of(agreed)))
                 continue
             stored[number], options[number] = field, _all_leaves(field.type, base)
-    if len(kept) < len(wanted):  # some came in another type, in vain
+    if len(kept) < len(wanted):  # some were cast, but their elements cannot be kept
         own = template(pa.schema(stored), base)[1]
     columns = {name: kept.get(name, own[name]) for name in schema.names}
     if like is not None:
@@ -128,14 +128,14 @@ def match_schema(
 
 
 def seen_without_note(footer: Struct) -> pa.Schema:
-    """The columns as Arrow sees them in a file of this footer that holds no schema of Arrow."""
+    """The columns as Arrow reads them from a file with this footer, without an Arrow schema in it."""
     raw = write_struct({**footer, 4: (LIST, (STRUCT, []))})
     data = b"PAR1" + raw + len(raw).to_bytes(4, "little") + b"PAR1"
     return pq.read_metadata(pa.BufferReader(data)).schema.to_arrow_schema()
 
 
 def _agree_on(ours: Sequence[Struct], theirs: Sequence[Struct]) -> tuple[Struct, ...] | None:
-    """Their spelling, with NOT NULL as it is written; None where it is no spelling of what is written."""
+    """The existing elements, with NOT NULL as it is written; None where they do not fit what is written."""
     if schema_elements.same_leaves(ours, theirs):
         return tuple(theirs)
     return with_repetition(ours, theirs)
@@ -146,7 +146,7 @@ def _is_ordered_alike(ours: Leaf, theirs: Leaf) -> bool:
 
 
 def _join_elements(variants: Sequence[tuple[Struct, ...]]) -> list[Struct]:
-    """A column's elements, each leaf as the writer gives it in its own base."""
+    """A column's elements, each leaf as PyArrow writes it with the options of that leaf."""
     if len(variants) == 1:
         return list(variants[0])
     leaves = [number for number, one in enumerate(variants[0]) if not get(one, schema_elements.CHILDREN, 0)]
@@ -157,11 +157,11 @@ def _join_elements(variants: Sequence[tuple[Struct, ...]]) -> list[Struct]:
 
 
 # ---------------------------------------------------------------------------------------------------
-# The same type: what Arrow reads of a spelling, whichever of its own variants a column comes in.
+# The same type: what Arrow reads from the elements, in whichever of its variants a column is given.
 
 
 def is_same_type(dtype: pa.DataType, like: Elements, name: str) -> bool:
-    """Whether a column of some type holds what the column of that name holds in files that are there."""
+    """Whether a type is that of the column of this name in existing files."""
     other = like.schema.field(name).type
     ours, theirs, leaves = list(flat_types(dtype)), list(flat_types(other)), like.leaves(name)
     if _outline(dtype) != _outline(other) or not len(ours) == len(theirs) == len(leaves):
@@ -226,13 +226,13 @@ def _all_leaves(dtype: pa.DataType, base: TypeOptions) -> tuple[TypeOptions, ...
 
 
 # ---------------------------------------------------------------------------------------------------
-# Carriers: types that PyArrow stores as a leaf is stored.
+# Storage types: types that PyArrow stores in the physical type of a leaf.
 
 
 def _storage_field(
     field: pa.Field, leaves: Sequence[Leaf], base: TypeOptions
 ) -> tuple[pa.Field, tuple[TypeOptions, ...]] | None:
-    """The type a column comes to the writer in, and the options of its leaves; None where there is none."""
+    """The type in which a column is given to PyArrow, and the options of its leaves; None where none fits."""
     dtype = _bare(field.type)
     if (
         len(leaves) == 1
@@ -308,7 +308,7 @@ def _decimal_type(
     most = _BYTES_OF_DECIMALS[length]
     if most < dtype.precision:
         return None
-    # As many digits as the bytes have room for make PyArrow take so many bytes.
+    # PyArrow derives the number of bytes from the precision: the largest one for these bytes.
     fits = _BYTES_OF_DECIMALS[length - 1] < dtype.precision
     return (dtype if fits else pa.decimal128(most, dtype.scale)), base._replace(integer_decimals=False)
 
@@ -320,7 +320,7 @@ def _as_stored(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
 
 
 def _big_endian(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Decimals as bytes, the highest first, as Parquet has them: what is written is read as what it is."""
+    """Decimals as big-endian bytes: written to Parquet, and read without their logical type."""
     wide = column.cast(pa.decimal128(38, _bare(column.type).scale))
     sink = pa.BufferOutputStream()
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}

@@ -1,4 +1,4 @@
-"""Every operation in threads of this process: rows matched file by file, files written by the kernel."""
+"""Every operation in threads of this process: matching and staging of a whole plan with the kernel alone."""
 
 from __future__ import annotations
 
@@ -14,11 +14,10 @@ from intarsia.core.ports import Execution, Progress
 from intarsia.kernel.compact import stage_compact
 from intarsia.kernel.copy_rows import stage_copies
 from intarsia.kernel.duplicates import match_duplicates
-from intarsia.kernel.match import MergeMatcher, SourceIndex
-from intarsia.kernel.new_rows import RowFiles
+from intarsia.kernel.match import MergeMatcher, SourceIndex, predicate_hits, resolve_hits, with_new_rows
 from intarsia.kernel.optimize import stage_optimize
-from intarsia.kernel.predicate import predicate_hits, resolve_hits, with_new_rows
-from intarsia.kernel.rewrite import rewrite
+from intarsia.kernel.partitioned_writer import NewRowWriter
+from intarsia.kernel.rewrite import Rewrite, rewrite
 from intarsia.kernel.threads import in_order
 
 T = TypeVar("T")
@@ -99,25 +98,40 @@ def _match_predicate(execution: Execution, intent: Delete | Update | Write, reso
 
 def _stage_rows(execution: Execution, matches: Matches, resources: Resources) -> Staged:
     """Files rewritten under their names, and new files for new rows."""
-    source, tx = execution.prepared.table, execution.transaction
-    files = RowFiles.of(execution, matches)
-    # New files first: they may be large, and one thread alone would be left with them.
+    plan, prepared, tx = execution.plan, execution.prepared, execution.transaction
+    source = prepared.table
+    writer = NewRowWriter(
+        plan.snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation
+    )
+    prefix = "insert" if isinstance(plan.intent, Merge) else "part"
+    new = writer.files(matches.inserts, source, tx, prefix=prefix)
+    rewrites = [
+        Rewrite.of(
+            item.file,
+            matches.hits.get(item.file.path, Hits.empty()),
+            plan,
+            tx,
+            actions=matches.actions,
+            label=f"rewrite-{number:05d}",
+        )
+        for number, item in enumerate(plan.select("rewrite"))
+    ]
+    # New files first: they may be large, and at the end only one thread would be busy with them.
     jobs: list[Callable[[], StagedFile]] = [
-        *(lambda file=file: files.placing.write(file, source, tx) for file in files.new),
-        *(lambda task=task: rewrite(task, source) for task in files.rewrites),
+        *(lambda file=file: writer.write(file, source, tx) for file in new),
+        *(lambda task=task: rewrite(task, source) for task in rewrites),
     ]
     staged = _each(lambda job: job(), jobs, resources, execution.progress, "write files")
-    new = len(files.new)
     return Staged(
-        {task.file.path: file for task, file in zip(files.rewrites, staged[new:], strict=True)},
-        tuple(staged[:new]),
+        {task.file.path: file for task, file in zip(rewrites, staged[len(new) :], strict=True)},
+        tuple(staged[: len(new)]),
     )
 
 
 def _each(
     work: Callable[[T], R], items: Sequence[T], resources: Resources, progress: Progress, step: str
 ) -> list[R]:
-    """Results in the order of the items; the first error ends the rest."""
+    """Results in the order of the items; after the first error no further item is started."""
     results: list[R] = []
     threads = min(resources.threads, len(items))
     for result in in_order(work, items, threads=threads, ahead=len(items)):

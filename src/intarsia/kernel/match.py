@@ -1,4 +1,8 @@
-"""Matching a merge: key columns of the files that may be hit, looked up among the source's keys."""
+"""Matching: which rows of files are hit, by the keys of a merge's source or by a predicate.
+
+Of a merge the key columns are read and looked up among the source's keys; of a predicate the columns that
+it names, and every row is evaluated.
+"""
 
 from __future__ import annotations
 
@@ -8,15 +12,16 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.evaluate import true_mask
+from intarsia.core.evaluate import hit_positions, true_mask
 from intarsia.core.expr import Expr
 from intarsia.core.expr import columns as columns_of
-from intarsia.core.intent import Merge
+from intarsia.core.intent import Merge, Predicate, Update
 from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, flat, marked
 from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
+from intarsia.core.prove import predicate_columns
 from intarsia.core.prune import PartitionSet
-from intarsia.core.rule import Action, Clause, Drop, Insert, Replace, Rule
+from intarsia.core.rule import Action, Assign, Clause, Drop, Insert, Replace, Rule
 from intarsia.core.snapshot import Snapshot
 from intarsia.core.validation import null_target_keys, partition_moves, several_matches
 from intarsia.kernel.overlay import take_rows
@@ -32,11 +37,11 @@ class SourceIndex:
 
     table: pa.Table
     keys: KeyIndex | None
-    """None where another engine finds the pairs."""
+    """None if another engine finds the pairs."""
     repeated: bool
-    """Whether a key may stand in several source rows."""
+    """Whether several source rows may have the same key."""
     ordered: OrderedKeys | None
-    """The keys in order, where there is one column of them and none repeats."""
+    """The keys in order, if there is one key column and no key repeats."""
     partitions: PartitionSet
     leaders: pa.Array | None
     """Per source row the first row of the same partition."""
@@ -50,7 +55,7 @@ class SourceIndex:
 
     @staticmethod
     def without_keys(source: pa.Table, partition_columns: Sequence[str], *, repeated: bool) -> SourceIndex:
-        """What classifying pairs needs, but not finding them."""
+        """The index without keys, for pairs that another engine finds."""
         path_columns = [name for name in partition_columns if name in source.column_names]
         partitions = PartitionSet.of(source, path_columns)
         leaders = None
@@ -70,13 +75,13 @@ class FileMatch:
     """Source rows whose key is in the file."""
     nulls: dict[str, int] = field(default_factory=dict)
     moved: pa.Array | None = None
-    """Source rows that would have to leave this file's partition."""
+    """Source rows that belong to another partition than the row they would replace."""
     several: int = 0
 
 
 @dataclass(frozen=True, slots=True)
 class MergeMatcher:
-    """Finds the hits of one merge, a few files at a time; safe to use from several threads."""
+    """Finds the hits of one merge, a few files at a time. Thread-safe."""
 
     plan: Plan
     intent: Merge
@@ -93,15 +98,15 @@ class MergeMatcher:
 
     @property
     def actions(self) -> tuple[Action, ...]:
-        """What the hits' numbers stand for."""
+        """The actions, by the numbers that hits have."""
         return tuple(clause.action for clause in self.acting)
 
     def empties(self, match: FileMatch) -> bool:
-        """Whether a file loses every row."""
+        """Whether every row of a file is deleted."""
         return 0 < match.plan.file.rows == self.drops(match)
 
     def drops(self, match: FileMatch) -> int:
-        """How many rows a file loses."""
+        """How many rows of a file are deleted."""
         return sum(
             len(match.hits.only(number))
             for number, action in enumerate(self.actions)
@@ -109,7 +114,7 @@ class MergeMatcher:
         )
 
     def batches(self, scans: Sequence[FilePlan]) -> Iterator[list[FilePlan]]:
-        """Files put together so that the source's hash table is built few times."""
+        """Files in batches, since each lookup builds the hash table of the source's keys."""
         limit = min(max(BATCH_ROWS, 2 * self.source.table.num_rows), MOST_BATCH_ROWS)
         batch: list[FilePlan] = []
         rows = 0
@@ -123,7 +128,7 @@ class MergeMatcher:
             yield batch
 
     def scan(self, batch: Sequence[FilePlan]) -> list[FileMatch]:
-        """Read the key columns of some files and say which rows are hit."""
+        """Read the key columns of some files and find the rows that are hit."""
         found = {plan.file.path: FileMatch(plan, Hits.empty()) for plan in batch}
         parts: dict[str, list[_Classified]] = {}
         for pieces in self._portions(batch):
@@ -133,7 +138,7 @@ class MergeMatcher:
         return list(found.values())
 
     def _portions(self, batch: Sequence[FilePlan]) -> Iterator[list[KeyPiece]]:
-        """What is looked up at once: all of it, as that builds the hash table once, or ``batch_rows``."""
+        """The pieces of each lookup: all, so that the hash table is built once, or ``batch_rows``."""
         columns = KeyColumns(self.plan.snapshot, self.intent)
         pieces = (piece for plan in batch for piece in columns.pieces(plan))
         if self.intent.options.batch_rows is not None:
@@ -163,7 +168,7 @@ class MergeMatcher:
         return [next(looked_up) if known is None else known for known in pairs]
 
     def _looked_up(self, pieces: Sequence[KeyPiece]) -> Iterator[tuple[pa.Array, pa.Array]]:
-        """The same for pieces in any order, all of them in one lookup."""
+        """The pairs of keys in any order, found in one lookup for all pieces."""
         columns = [
             pa.chunked_array([piece.keys[number] for piece in pieces])
             for number in range(len(self.intent.keys))
@@ -180,7 +185,7 @@ class MergeMatcher:
             begin, offset = end, offset + piece.rows
 
     def classify(self, piece: KeyPiece, there: pa.Array, here: pa.Array, result: FileMatch) -> _Classified:
-        """What becomes of the rows of a piece, given which of them have the key of which source row."""
+        """The action of each row of a piece, given the pairs of rows and source rows with equal keys."""
         if self.intent.residual is not None and len(there):
             kept = true_mask(
                 self.intent.residual, take_rows(piece.table, there), take_rows(self.source.table, here)
@@ -209,7 +214,7 @@ class MergeMatcher:
     def _decide(
         self, piece: KeyPiece, rows: pa.Array, sources: pa.Array | None, side: str, out: _Classified
     ) -> None:
-        """The first clause whose condition is TRUE takes the row."""
+        """Give each row the first clause whose condition is TRUE."""
         for number, clause in enumerate(self.acting):
             if clause.side != side or not len(rows):
                 continue
@@ -227,10 +232,10 @@ class MergeMatcher:
             sources = None if sources is None else sources.filter(missed)
 
     def _note_moves(self, plan: FilePlan, out: _Classified, result: FileMatch) -> None:
-        """Rows to be replaced whose source row belongs to another partition."""
+        """Note source rows that belong to another partition than the row they replace."""
         leaders = self.source.leaders
         if leaders is None or not any(isinstance(action, Replace) for action in self.actions):
-            return  # only whole rows bring a partition along; else such a column may be of any type
+            return  # only whole rows have a partition; else the column may be of any type
         home = self.source.partitions.rows_of([plan.file])[0]
         if home == -1:
             return
@@ -244,7 +249,7 @@ class MergeMatcher:
                     result.moved = away if result.moved is None else pa.concat_arrays([result.moved, away])
 
     def refuse(self, found: Sequence[FileMatch]) -> None:
-        """Raise what makes the merge impossible."""
+        """Raise the errors that make the merge impossible."""
         snapshot, intent = self.plan.snapshot, self.intent
         null_target_keys(
             [(snapshot.shown(m.plan.file), m.nulls) for m in found if m.nulls],
@@ -259,9 +264,9 @@ class MergeMatcher:
             partition_moves(moved, self.source.table, intent, snapshot)
 
     def resolve(self, found: Sequence[FileMatch], rest: pa.Array | None = None) -> Matches:
-        """All scans together; raises what makes the merge impossible, before anything is written.
+        """The matches of all files; raises the errors that make the merge impossible. Writes nothing.
 
-        ``rest`` are the source rows without a match, if somebody knows them already.
+        ``rest`` are the source rows without a match, if they are known already.
         """
         self.refuse(found)
         hits = {m.plan.file.path: m.hits for m in found if len(m.hits)}
@@ -298,7 +303,7 @@ class MergeMatcher:
         return pc.indices_nonzero(pc.invert(marked(pa.chunked_array(matched), rows))).cast(pa.int64())
 
     def inserts_of(self, source: pa.Table, rows: pa.Array) -> tuple[tuple[Insert, pa.Array], ...]:
-        """Which of some rows without a match become new rows, and how."""
+        """Which source rows without a match are inserted, by which action."""
         chosen: list[tuple[Insert, pa.Array]] = []
         for clause in self.rule.on("source_only"):
             assert isinstance(clause.action, Insert)
@@ -316,11 +321,11 @@ class MergeMatcher:
 
 @dataclass(slots=True)
 class _Classified:
-    """Rows of one piece with the action that takes each."""
+    """Rows of one piece, and the action for each."""
 
     start: int
     at: pa.Array | None = None
-    """Which rows of the file the piece's are, counted from ``start``; None is all of them."""
+    """The position of each row of the piece, counted from ``start``; None if no row is left out."""
     rows: list[pa.Array] = field(default_factory=list)
     sources: list[pa.Array] = field(default_factory=list)
     actions: list[int] = field(default_factory=list)
@@ -338,14 +343,14 @@ class _Classified:
 
 
 def _concat(parts: Sequence[pa.Array]) -> pa.Array:
-    """One array of the parts; a copy where it would be a slice, which keeps and pickles what it is one of."""
+    """One array of the parts; never a slice, which would hold and pickle the whole array it is cut from."""
     if len(parts) == 1 and parts[0].get_total_buffer_size() <= 2 * parts[0].nbytes:
         return parts[0]
     return pa.concat_arrays(parts)
 
 
 def join_hits(parts: Sequence[_Classified]) -> Hits:
-    """The pieces of one file as its hits, by ascending position."""
+    """The hits of one file from its pieces, by ascending position."""
     positions, sources, actions = [], [], []
     for part in parts:
         for rows, source, action in zip(part.rows, part.sources, part.actions, strict=True):
@@ -355,7 +360,7 @@ def join_hits(parts: Sequence[_Classified]) -> Hits:
             actions.append(action)
     if not positions:
         return Hits.empty()
-    if len(set(actions)) == 1:  # row groups come in order already
+    if len(set(actions)) == 1:  # row groups are in order already
         return Hits(_concat(positions), actions[0], _concat(sources))
     numbers = pa.concat_arrays(
         [
@@ -370,7 +375,7 @@ def join_hits(parts: Sequence[_Classified]) -> Hits:
 
 @dataclass(frozen=True, slots=True)
 class KeyPiece:
-    """The key columns of one row group, and what conditions need beside them."""
+    """The key columns of one row group, and the columns that conditions read."""
 
     plan: FilePlan
     start: int
@@ -378,23 +383,23 @@ class KeyPiece:
     keys: list[pa.Array]
     table: pa.Table
     at: pa.Int64Array | None = None
-    """Which rows these are, counted from ``start``, where deleted ones are left out; None is all of them."""
+    """The position of each row, counted from ``start``; None if no deleted row is left out."""
 
 
 @dataclass(frozen=True, slots=True)
 class KeyColumns:
-    """Reads them, file by file."""
+    """Reads key pieces, file by file."""
 
     snapshot: Snapshot
     intent: Merge
 
     def pieces(self, plan: FilePlan) -> Iterator[KeyPiece]:
-        """The row groups that may be hit, read one after the other."""
+        """The row groups that may be hit, one after the other."""
         snapshot = self.snapshot
         needed = [name for name in self.intent.keys if name not in plan.file.partition]
         extra = [name for name in self.condition_columns() if name not in needed]
         if not (needed or extra) and self.conditions:
-            needed = list(self.intent.keys)  # so that the rows of the table can be counted
+            needed = list(self.intent.keys)  # so that the table has as many rows
         with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
             wanted = set(plan.row_groups)
             start = 0
@@ -411,7 +416,7 @@ class KeyColumns:
                 start += rows
 
     def _read(self, reader: FileReader, columns: list[str], group: int) -> Iterator[tuple[int, pa.Table]]:
-        """A row group's columns with their length, which a table of no columns does not know."""
+        """The columns of a row group and the number of rows, which a table without columns does not have."""
         limit = self.intent.options.batch_rows
         if limit is None or not columns:
             yield reader.footer.row_group(group).num_rows, reader.read(columns, group)
@@ -426,7 +431,7 @@ class KeyColumns:
             if name in plan.file.partition:
                 keys.append(constant_key(plan.file.partition[name], dtype, rows))
             elif name in self.snapshot.partition_columns:
-                column = flat(table[name])  # unknown from the path: the same form as its siblings
+                column = flat(table[name])  # not in the path: a dictionary as in other files
                 keys.append(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
             else:
                 keys.append(flat(table[name]))
@@ -434,7 +439,7 @@ class KeyColumns:
 
     @property
     def conditions(self) -> list[Expr]:
-        """What is asked of target rows beyond the equality of keys."""
+        """The conditions on target rows beyond the equality of keys."""
         acting = (clause.condition for clause in self.intent.rule.clauses if clause.side != "source_only")
         return [condition for condition in (self.intent.residual, *acting) if condition is not None]
 
@@ -447,3 +452,56 @@ class KeyColumns:
             if side != "source"
         }
         return [name for name in self.snapshot.schema.names if name in used]
+
+
+def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_rows: int | None) -> Hits:
+    """The positions in one file where the predicate is TRUE; reads only the columns it names."""
+    if where is None and plan.file.scan_task is None:
+        return Hits(arange(plan.file.rows))
+    columns = predicate_columns(where, snapshot.schema)
+    wanted = set(plan.row_groups)
+    found: list[pa.Array] = []
+    with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
+        start = 0
+        for group in range(reader.footer.num_row_groups):
+            rows = reader.footer.row_group(group).num_rows
+            if group in wanted:
+                offset = start
+                for piece in reader.pieces(columns, group, batch_rows=batch_rows):
+                    live = reader.live_rows(offset, piece.num_rows)
+                    hit = _hits_among(where, piece, live)
+                    found.append(pc.add(hit, pa.scalar(offset, pa.int64())))
+                    offset += piece.num_rows
+            start += rows
+    return Hits(pa.concat_arrays(found)) if found else Hits.empty()
+
+
+def _hits_among(where: Predicate, piece: pa.Table, live: pa.Array | None) -> pa.Array:
+    """The rows of a piece that are hit; never deleted rows."""
+    rows = piece if live is None else take_rows(piece, live)
+    hit = arange(rows.num_rows) if where is None else hit_positions(where, rows)
+    return hit if live is None else live.take(hit)
+
+
+def resolve_hits(plan: Plan, scans: Sequence[FilePlan], found: Sequence[Hits]) -> Matches:
+    """The matches of a predicate in all files; a file whose rows are all deleted is dropped."""
+    hits = {item.file.path: mine for item, mine in zip(scans, found, strict=True) if len(mine)}
+    whole = plan.select("remove")
+    count = sum(len(mine) for mine in hits.values()) + sum(item.file.rows for item in whole)
+    scanned = plan.bytes_to_scan
+    if isinstance(plan.intent, Update):
+        return Matches((Assign(plan.intent.assignments),), hits, updated=count, scanned_bytes=scanned)
+    emptied = {item.file.path for item in scans if len(hits.get(item.file.path, ())) == item.file.rows > 0}
+    dropped = frozenset(emptied | {item.file.path for item in whole})
+    kept = {path: mine for path, mine in hits.items() if path not in emptied}
+    return Matches((Drop(),), kept, dropped, deleted=count, scanned_bytes=scanned)
+
+
+def with_new_rows(found: Matches, rows: pa.Table) -> Matches:
+    """The rows that an overwrite deletes, and all rows of its source as new ones."""
+    return replace(found, inserts=tuple(all_rows(rows)), inserted=rows.num_rows)
+
+
+def all_rows(source: pa.Table) -> list[tuple[Insert, pa.Array]]:
+    """Every source row as a new row, with the values it has."""
+    return [(Insert(), arange(source.num_rows))] if source.num_rows else []

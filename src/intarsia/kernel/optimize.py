@@ -1,4 +1,4 @@
-"""Optimizing: the rows of each group in the order of a curve, in new files; on disk where memory is short."""
+"""Optimizing: the rows of each group sorted along a curve into new files, on disk if needed."""
 
 from __future__ import annotations
 
@@ -27,9 +27,8 @@ from intarsia.kernel.duplicates import match_duplicates
 from intarsia.kernel.output_format import OutputFormat
 from intarsia.kernel.overlay import take_rows
 from intarsia.kernel.partitioned_writer import write_file, write_partitioned
-from intarsia.kernel.sample import sample_rows
-from intarsia.kernel.sort import Cuts, Order, Portion, Sorter, Span, spans, with_order
-from intarsia.kernel.spill import Spill
+from intarsia.kernel.sort import Cuts, Order, sample_rows
+from intarsia.kernel.spill import Portion, Sorter, Span, Spill, spans, with_order
 from intarsia.kernel.threads import in_order, shares
 from intarsia.kernel.write import widen, widen_schema
 
@@ -49,9 +48,9 @@ def stage_optimize(
 ) -> Staged:
     """Rewrite the rows of each group, ordered along the curve over all of the group's new files.
 
-    Duplicates, if asked for, are searched over all groups and left out, unless ``drops`` names them. A
-    group that does not fit in ``memory_bytes`` is sorted through temporary files in the staging
-    directory, which are removed in every case. Nothing of the table changes.
+    Duplicates are left out if the intent says so; ``drops`` are these, if they are known already. A group
+    that does not fit in ``memory_bytes`` is sorted in temporary files of the staging directory, which are
+    removed in every case. The table is not changed.
 
     Raises:
         ColumnNotFound: a clustering column is not there.
@@ -86,7 +85,7 @@ def stage_optimize(
 
 
 def order_of(plan: Plan) -> Order:
-    """The order that an optimizing plan asks for; raises for what cannot be ordered by."""
+    """The order that a plan asks for; raises for columns that rows cannot be ordered by."""
     intent = plan.intent
     assert isinstance(intent, Optimize)
     path, schema = plan.snapshot.root, plan.schema
@@ -157,14 +156,14 @@ class NewFiles:
         return NewFiles(tx, group, replace(form, layout=layout), first, not in_place)
 
     def row_group_rows(self, rows: int) -> int:
-        """The size of the row groups of a file of so many rows: all about equal."""
+        """The rows per row group of a file of this many rows, so that row groups are about equal."""
         most = self.form.layout.row_group_rows
         return max(1, -(-rows // max(1, -(-rows // most))))
 
     def write(self, number: int, rows: int, pieces: Iterable[pa.Table]) -> list[StagedFile]:
-        """One new file of so many rows, which come in order; indices of dictionaries may be wide.
+        """Write one new file of sorted rows; indices of dictionaries may be wide.
 
-        Where rows are partitioned, there is one for each of their partitions.
+        If rows are partitioned, one file for each of their partitions.
         """
         form, ordinal = self.form, self.first + number
         label = f"optimized-{ordinal:05d}"
@@ -186,7 +185,7 @@ class NewFiles:
     def write_portions(
         self, portions: Iterable[Portion], outputs: int, sorter: Sorter, *, threads: int = 1
     ) -> list[StagedFile]:
-        """So many new files of about equal rows, sorted portion by portion; each must fit the sorter."""
+        """Write ``outputs`` files of about equal rows, sorted portion by portion; each has to fit."""
 
         def write(item: tuple[int, list[Span]]) -> list[StagedFile]:
             number, mine = item
@@ -199,12 +198,12 @@ class NewFiles:
 
     @contextmanager
     def spill(self, schema: pa.Schema) -> Iterator[Spill]:
-        """A directory for rows that wait, which no other task and no other attempt has."""
+        """A directory for spilled rows that no other task or attempt uses."""
         staging = self.tx.staging
         name = f"sort-{self.first:05d}{staging.attempt}"
         with ExitStack() as stack:
             filesystem, directory = staging.filesystem, staging.directory
-            if staging.discards:  # and rows that wait are read again
+            if staging.discards:  # spilled rows are read again, so they need a real disk
                 filesystem, directory = pafs.LocalFileSystem(), stack.enter_context(scratch_directory())
             yield stack.enter_context(Spill(filesystem, f"{directory}/{name}", schema))
 
@@ -216,7 +215,7 @@ class _SortTask:
     plan: Plan
     group: FileGroup
     files: tuple[DataFile, ...]
-    """Those with rows that stay."""
+    """The files with rows that stay."""
     skip: dict[str, Hits]
     rows: int
     order: Order
@@ -251,17 +250,17 @@ class _SortTask:
         return stored_bytes(self.files)
 
     def _edges(self) -> list[int]:
-        """Where each new file begins and the last one ends, in rows."""
+        """The first row of each new file, and the number of all rows."""
         count = max(1, min(self.group.outputs, self.rows))
         return [self.rows * number // count for number in range(count + 1)]
 
     def _in_memory(self) -> list[pa.Table] | None:
-        """All rows, or None as soon as they turn out not to fit."""
+        """All rows; None as soon as they exceed the memory."""
         if self._bytes > self.memory_bytes:
             return None
         size = 0
         tables: list[pa.Table] = [pa.Table.from_batches([], self._schema)]
-        # Footers tell encoded sizes: what a dictionary holds once may be there a thousand times.
+        # Footers have encoded sizes: a value that a dictionary stores once may occur a thousand times.
         with closing(in_order(lambda f: list(self._pieces(f)), self.files, threads=self.threads)) as read:
             for pieces in read:
                 tables += pieces
@@ -284,7 +283,7 @@ class _SortTask:
         return [staged for files in written for staged in files]
 
     def _as_they_are(self) -> list[StagedFile]:
-        """With no column to order by, the rows file by file."""
+        """Write the rows file by file, if there is no column to order by."""
         pieces = (piece for file in self.files for piece in self._pieces(file))
         left: list[pa.Table] = []
 
@@ -316,7 +315,7 @@ class _SortTask:
 
 
 def stored_bytes(files: Iterable[DataFile]) -> int:
-    """How large files are when decompressed, as their footers say; the values in memory may be larger."""
+    """The uncompressed size of files by their footers; the values in memory may be larger."""
     return sum(_stored_bytes(file) for file in files)
 
 

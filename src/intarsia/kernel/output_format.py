@@ -1,4 +1,4 @@
-"""How the new files of an operation are written: the value, and how each kind of new file gets it."""
+"""The format of the new files of an operation, for each kind of new file."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ FIELD_ID = b"PARQUET:field_id"
 
 @dataclass(frozen=True, slots=True)
 class OutputFormat:
-    """How new files of a table are written; a value that pickles."""
+    """The format of new files of a table; a value that pickles."""
 
     schema: pa.Schema
     """The columns that the files store."""
@@ -43,7 +43,7 @@ class OutputFormat:
     root: str
     partitioner: Partitioner = field(default_factory=HivePartitioner)
     target_bytes: int = TARGET_BYTES
-    """Where a file is cut, for rows that are partitioned while they are written."""
+    """The size at which :class:`~intarsia.kernel.partitioned_writer.PartitionedWriter` closes a file."""
     max_rows: int | None = None
 
     @staticmethod
@@ -139,7 +139,7 @@ def _table_layout(plan: Plan, options: WriteOptions) -> Layout:
 
 
 def _replaced(plan: Plan) -> list[pq.FileMetaData]:
-    """The footer of the first file that is rewritten, if its columns have the names and ids of now."""
+    """The footer of the first file that is rewritten, if it has the current names and ids of columns."""
     files = [file for group in plan.groups for file in group.files]
     files += [item.file for item in plan.files if item.action != "keep"]
     first = next((file.footer for file in files if file.footer is not None), None)
@@ -176,7 +176,7 @@ def _group_layout(group: FileGroup, options: WriteOptions) -> Layout:
 
 
 def _group_metadata(group: FileGroup, schema: pa.Schema) -> Mapping[bytes, bytes]:
-    """The key-value metadata that is true of a file with the rows of all files of a group."""
+    """The key-value metadata that holds for a file with the rows of all files of a group."""
     noted = [(_layout(file).key_value_metadata, _file_schema(file)) for file in group.files]
     spark, before = join_spark_schemas(file.footer for file in group.files)
     return {**join_metadata(noted, schema), **make_spark_schema(spark, schema, before)}

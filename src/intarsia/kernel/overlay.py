@@ -1,4 +1,4 @@
-"""Changing rows of a table in memory: overlay some, drop some; positions in, a new table out."""
+"""Rows of a table in memory replaced or dropped by their positions; makes a new table."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ __all__ = ["Overlay", "drop_rows", "most_values", "positions_between", "take_row
 
 
 def positions_between(positions: pa.Int64Array, start: int, stop: int) -> pa.Int64Array:
-    """Those of some ascending positions that lie in a range."""
+    """Those of some ascending positions that are in a range."""
     low, high = pc.search_sorted(positions, pa.array([start, stop], pa.int64())).to_pylist()
     return positions.slice(low, high - low)
 
 
 class Overlay:
-    """Sets values into given rows of columns of one length.
+    """Replaces the values of given rows in columns of one length.
 
-    Fixed-width columns are patched through a mask, the rest gathered: both leave the input alone.
+    Values of fixed width are replaced through a mask, others are gathered; the input is not changed.
     """
 
     def __init__(self, rows: int, positions: pa.Int64Array) -> None:
@@ -59,7 +59,7 @@ class Overlay:
             return _encode_as(new, old.type)
         absent = pc.unique(new.filter(pc.is_null(pc.index_in(new, value_set=old.dictionary)))).drop_null()
         dictionary = pa.concat_arrays([old.dictionary, absent]) if len(absent) else old.dictionary
-        if len(dictionary) > most_values(old.type):  # of the old values some may be gone now
+        if len(dictionary) > most_values(old.type):  # some of the old values may not be used any more
             return _encode_as(self.set(old.cast(new.type), new), old.type)
         codes = pc.index_in(new, value_set=dictionary).cast(old.indices.type)
         indices = pc.replace_with_mask(old.indices, self._mask, codes)
@@ -71,14 +71,14 @@ class Overlay:
         old, new = decoded(old if self._whole else take(old, self._positions)), decoded(flat(values))
         if old.type != new.type or _holds_floats_within(old.type):
             return True
-        if pa.types.is_floating(old.type):  # which compare as equal though they are not the same: zeros
+        if pa.types.is_floating(old.type):  # 0.0 equals -0.0, but they are not the same
             bits = pa.int64() if old.type.bit_width == 64 else pa.int32()
             bits = pa.int16() if old.type.bit_width == 16 else bits
             old, new = old.view(bits), new.view(bits)
         return not old.equals(new)
 
     def apply(self, table: pa.Table, values: Mapping[str, Any]) -> tuple[pa.Table, frozenset[str]]:
-        """The table with some columns overlaid, and the names of those that changed by it."""
+        """The table with new values in some columns, and the names of the columns that differ."""
         changed = frozenset(
             name for name in table.column_names if name in values and self.changes(table[name], values[name])
         )
@@ -96,7 +96,7 @@ def drop_rows(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
     kept = pc.invert(marked(positions, table.num_rows))
     if tidy_schema(table.schema).equals(table.schema):
         return table.filter(kept)
-    return take_rows(table, pc.indices_nonzero(kept))  # a type that has no kernel for filtering
+    return take_rows(table, pc.indices_nonzero(kept))  # PyArrow cannot filter some types
 
 
 def most_values(dtype: pa.DictionaryType) -> int:
@@ -118,7 +118,7 @@ def _encode_as(values: pa.Array, dtype: pa.DictionaryType) -> pa.Array:
 
 def _holds_floats_within(dtype: pa.DataType) -> bool:
     if isinstance(dtype, pa.BaseExtensionType):
-        return True  # whatever it compares by
+        return True  # how it compares is not known
     children = [dtype.field(number).type for number in range(dtype.num_fields)]
     return any(pa.types.is_floating(child) or _holds_floats_within(child) for child in children)
 

@@ -1,4 +1,4 @@
-"""Data files as Arrow tables in the dataset's own types; reads, never decides."""
+"""Data files read as Arrow tables, in the types of the dataset."""
 
 from __future__ import annotations
 
@@ -39,10 +39,10 @@ def as_encoded(schema: pa.Schema, columns: Collection[str]) -> pa.Schema:
 
 
 class FileReader:
-    """One data file, its columns given back in the types and order of ``schema``.
+    """Reads one data file; columns have the types and the order of ``schema``.
 
-    Columns the file lacks are NULL; partition columns come from its path. A file with a scan task is
-    projected by it. Deleted rows are given back, too; :meth:`live_rows` tells which are live. Memory: what
+    Columns that the file lacks are NULL; partition columns are read from its path. A file with a scan task is
+    projected by it. Deleted rows are read, too; :meth:`live_rows` tells which rows are live. Memory: what
     one call returns. Every page checksum that is there is verified.
     """
 
@@ -55,7 +55,7 @@ class FileReader:
         encoded: Sequence[str] = (),
         handle: pa.NativeFile | None = None,
     ) -> None:
-        """``encoded`` columns are given back as dictionaries, the way the file stores them.
+        """``encoded`` columns are read as dictionaries, the way the file stores them.
 
         ``handle`` is the file where it is open already; it stays open.
         """
@@ -109,7 +109,7 @@ class FileReader:
         self.close()
 
     def chunk_source(self) -> ChunkSource:
-        """The file as one that gives its column chunks away undecoded."""
+        """The file as a source of column chunks that are copied undecoded."""
         return ChunkSource.of_file(self.footer, self._handle)
 
     @property
@@ -119,7 +119,7 @@ class FileReader:
 
     @property
     def unproven(self) -> frozenset[str]:
-        """INT96 columns of which only their values tell whether they are what the schema's type can hold."""
+        """INT96 columns whose values have to be read to know whether they fit the type of the schema."""
         known = self._int96
         if known is None or not known.proven or known.legacy:
             return frozenset() if known is None else known.columns
@@ -127,7 +127,7 @@ class FileReader:
         return frozenset(n for n in mine if self.physical.field(n).type != self.schema.field(n).type)
 
     def live_rows(self, start: int, count: int) -> pa.Int64Array | None:
-        """Which of ``count`` rows from a position on are live, counted from it; None is all of them."""
+        """Which of ``count`` rows from ``start`` on are live, counted from ``start``; None is all of them."""
         if self.deleted is None:
             return None
         gone = positions_between(self.deleted, start, start + count)
@@ -151,7 +151,7 @@ class FileReader:
     def pieces(
         self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None
     ) -> Iterator[pa.Table]:
-        """A row group whole, or in pieces where it is large or ``batch_rows`` asks for it."""
+        """A row group as a whole, or in pieces where it is large or ``batch_rows`` is given."""
         limit = self.piece_rows(row_group, batch_rows)
         if limit is None:
             yield self.read(columns, row_group)
@@ -202,7 +202,7 @@ class FileReader:
             yield piece if live is None else take_rows(piece, live)
 
     def piece_rows(self, row_group: int, batch_rows: int | None) -> int | None:
-        """How many rows to take at once; None takes the row group whole."""
+        """How many rows to read at once; None reads the row group as a whole."""
         meta = self.footer.row_group(row_group)
         rows, size = meta.num_rows, meta.total_byte_size
         if batch_rows is None and rows <= PIECE_ROWS and size <= PIECE_BYTES:
@@ -225,7 +225,7 @@ class FileReader:
                 )
         except (pa.ArrowInvalid, OSError) as error:
             raise unreadable_file(self.file, error) from error
-        # The name "a.b" also brings the field b of a struct a.
+        # PyArrow also reads the field b of a struct a for the name "a.b".
         return self._as_instants(table.select(physical), fine)
 
     def _physical(self, columns: Sequence[str]) -> list[str]:
@@ -234,7 +234,7 @@ class FileReader:
         return [name for name in columns if name in self.stored]
 
     def _bare(self, rows: int) -> pa.Table:
-        """A table of so many rows and no column that counts."""
+        """A table with this number of rows, for when no column is read."""
         return pa.table({self._bare_name: pa.nulls(rows)})
 
     def _complete(self, table: pa.Table, columns: Sequence[str], start: int) -> pa.Table:
@@ -284,12 +284,12 @@ def _unused_name(schema: pa.Schema) -> str:
 
 
 def _nullable(schema: pa.Schema) -> pa.Schema:
-    """Reading never complains of a NULL: that is for whoever writes."""
+    """The schema without NOT NULL, which is checked when rows are written."""
     return pa.schema([field.with_nullable(True) for field in schema], schema.metadata)
 
 
 def constant_column(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
-    """A column of one value, dictionary-encoded where ``kind`` is."""
+    """A column of one value; a dictionary where ``dtype`` is one."""
     if pa.types.is_dictionary(dtype):
         dictionary = pa.array([] if value is None else [value], dtype.value_type)
         if value is None:
@@ -306,7 +306,7 @@ def constant_key(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
 
 
 ENCODED_BYTES = 2
-"""A string column that takes less than this per value is a small dictionary and narrow indices."""
+"""Bytes per value below which a string column is a small dictionary with narrow indices."""
 
 
 def encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
@@ -334,7 +334,7 @@ def encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
 
 
 def unreadable_file(file: DataFile, error: Exception) -> DamagedTable | StorageError:
-    """What is raised where bytes of a file are not there, or not what they should be."""
+    """The error for a file that cannot be read or is damaged."""
     if isinstance(error, OSError) and error.errno is not None:
         return StorageError(f"Cannot read {file.path}: {error}", errno=error.errno, path=file.path)
     return DamagedTable(
@@ -386,7 +386,7 @@ class SnapshotScan:
                 yield from table.cast(self.schema).to_batches()
 
     def _looked_into(self) -> Snapshot:
-        """The snapshot with the footers of the files that may have rows to show, and no others."""
+        """The snapshot with only the files that may have rows to return, and with their footers."""
         snapshot = self.snapshot
         pairs = zip(snapshot.files, verdicts(self.where, snapshot), strict=True)
         chosen = [file for file, verdict in pairs if not verdict.never]

@@ -1,4 +1,4 @@
-"""The kernel: one data file and its hits in, one staged file out.
+"""Rewriting one data file: its deleted rows are left out and its updated rows have new values.
 
 A task is a plain value, so that threads of this process and executors elsewhere run the same code.
 """
@@ -99,7 +99,7 @@ class Rewrite:
 
 
 def _shared_columns(plan: Plan) -> frozenset[str]:
-    """Key columns under one name on both sides; of floats, equal keys may differ in the sign of a zero."""
+    """Key columns of the same name on both sides; not floats, where equal keys may differ: 0.0 and -0.0."""
     intent = plan.intent
     if not isinstance(intent, Merge):
         return frozenset()
@@ -123,11 +123,11 @@ def widened_columns(plan: Plan) -> frozenset[str]:
 def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
     """Write the file without deleted rows and with the new values of updated ones.
 
-    Row group by row group, in the order and layout of the file it replaces, and with its schema; column
-    chunks that stay the same are taken over undecoded where that can be done. A value that does not fit the
-    type that a column has in this file, but the dataset's, gives the column that one. Memory is bounded by
-    one row group, or by a piece of it where it is large. Where values cannot be written, all of the file that
-    cannot are counted, and it is not.
+    Row group by row group, in the order and layout of the file it replaces, and with its schema; unchanged
+    column chunks are copied undecoded where possible. If a new value does not fit the type that a column has
+    in this file, but the dataset's, the column gets the dataset's type. Where values cannot be written, all
+    such values of the file are counted, and the file is not written. Memory: one row group, or a piece of it
+    where it is large.
     """
     if task.writes:
         try:
@@ -188,7 +188,7 @@ def find_refused_rows(task: Rewrite, source: pa.Table | None = None) -> list[Ref
 
 def _hit_pieces(task: Rewrite, columns: list[str]) -> Iterator[tuple[pa.Table, Hits]]:
     """Some columns of the row groups that are hit, in pieces, each with its own hits."""
-    if not columns:  # rows are counted by their places
+    if not columns:  # the rows are only counted
         yield pa.table({"": task.hits.positions}), replace(task.hits, positions=arange(len(task.hits)))
         return
     with FileReader(task.file, task.schema, task.filesystem) as reader:
@@ -202,7 +202,7 @@ def _hit_pieces(task: Rewrite, columns: list[str]) -> Iterator[tuple[pa.Table, H
 
 
 def file_types(footer: pq.FileMetaData, schema: pa.Schema, widened: Collection[str]) -> pa.Schema:
-    """The columns as a file has them already, or else as in the schema."""
+    """The columns in the types of the file; in those of the schema if it lacks them or they are widened."""
     own = arrow_schema(footer)
     return pa.schema(
         [
@@ -230,7 +230,7 @@ def _write_rows(
 
 
 def retyped_columns(footer: pq.FileMetaData, written: pa.Schema) -> frozenset[str]:
-    """Columns that get another type, or may hold NULL or not, unlike in the file."""
+    """Columns whose type or nullability differs from the file's."""
     own = arrow_schema(footer)
     return frozenset(
         each.name
@@ -243,7 +243,7 @@ def retyped_columns(footer: pq.FileMetaData, written: pa.Schema) -> frozenset[st
 def _write_encoded(
     reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str], written: pa.Schema
 ) -> StagedFile:
-    """Every column of every row group decoded and encoded."""
+    """Write the file with every column of every row group decoded and encoded again."""
     stored = written.names
     wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
     layout = _layout(reader, task.options)
@@ -282,7 +282,7 @@ def _write_encoded(
 def _write_copied(
     reader: FileReader, task: Rewrite, source: pa.Table | None, encoded: list[str], written: pa.Schema
 ) -> StagedFile | None:
-    """Only the column chunks that change decoded and encoded; None where it is not to be done so."""
+    """Write the file with unchanged column chunks copied; None where that is not possible or not worth it."""
     if task.options.compression is not None or task.options.row_group_size is not None:
         return None
     layout = _layout(reader, task.options)
@@ -318,7 +318,7 @@ def _new_columns(
     splice: ChunkCopy,
     order: Sequence[tuple[str, str, str]],
 ) -> pa.Table:
-    """What of a row group has to be encoded: all of it where rows go or change their order."""
+    """The columns of a row group that have to be encoded: all if rows are deleted or change their order."""
     stored = splice.schema.names
     acting = [action for number, action in enumerate(task.actions) if len(hits.only(number))]
     may_change = _may_change(acting, task, source)
@@ -357,7 +357,7 @@ def _may_change(actions: Sequence[Action], task: Rewrite, source: pa.Table | Non
             names |= set(source.column_names) - task.same
         elif isinstance(action, Assign):
             names |= {target[0] for target, _ in action.values}
-        elif not isinstance(action, Drop):  # an Insert changes no row that is there
+        elif not isinstance(action, Drop):  # an Insert changes no existing row
             raise AssertionError(f"{action} cannot apply to rows of a file")
     return names
 
@@ -377,7 +377,7 @@ def inputs(actions: Sequence[Action]) -> set[str]:
 def rewritten_metadata(
     task: Rewrite, layout: Layout, schema: pa.Schema, before: pa.Schema, source: pa.Table | None
 ) -> Mapping[bytes, bytes]:
-    """The notes of a file that is rewritten with the columns of ``schema``, as far as they stay true."""
+    """The key-value metadata that stays true when a file is rewritten with the columns of ``schema``."""
     acting = [action for number, action in enumerate(task.actions) if len(task.hits.only(number))]
     changed = _may_change(acting, task, source)
     moved = bool(layout.sorting) or any(isinstance(action, Drop) for action in acting)
@@ -390,12 +390,12 @@ def stored_columns(physical: pa.Schema, task: Rewrite) -> list[str]:
     own = [name for name in physical.names if name in task.schema.names]
     path_columns = set(task.partition_columns)
     if any(isinstance(action, Replace) for action in task.actions):
-        path_columns &= task.file.partition.keys()  # new rows have the values that the path does not
+        path_columns &= task.file.partition.keys()  # others are stored in the file
     return own + [name for name in task.schema.names if name not in path_columns and name not in own]
 
 
 def _encoded_columns(task: Rewrite) -> list[str]:
-    """Columns that need not be decoded: nothing here looks at their values."""
+    """Columns that can stay dictionaries: no expression reads or sets their values."""
     looked_at = {
         path[0]
         for action in task.actions
@@ -434,7 +434,7 @@ def _local(hits: Hits, start: int) -> Hits:
 def apply_hits(
     table: pa.Table, hits: Hits, task: Rewrite, source: pa.Table | None
 ) -> tuple[pa.Table, frozenset[str]]:
-    """The table as it is afterwards, and the columns in which rows that stay have changed."""
+    """The table with the hits applied, and the columns in which remaining rows have changed."""
     gone: list[pa.Array] = []
     changed: frozenset[str] = frozenset()
     refused: list[Refusal] = []
@@ -456,7 +456,7 @@ def apply_hits(
                 except ValuesRefused as error:
                     refused += error.refusals
                     continue
-            case _:  # an Insert changes no row that is there
+            case _:  # an Insert changes no existing row
                 raise AssertionError(f"{action} cannot apply to rows of a file")
         table, set_ = Overlay(table.num_rows, mine.positions).apply(table, values)
         changed |= set_
@@ -571,7 +571,7 @@ def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
 
 
 def _conform_written(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:
-    """The columns in exactly the types written; NULL in a NOT NULL column is refused."""
+    """The columns in exactly the types that are written; NULL in a NOT NULL column is refused."""
     wanted = pa.schema([schema.field(name) for name in table.column_names], schema.metadata)
     strict = [field.name for field in wanted if not field.nullable]
     if table.schema.equals(wanted) and not any(table[name].null_count for name in strict):

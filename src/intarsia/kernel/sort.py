@@ -1,11 +1,13 @@
-"""The order that rows are brought into, and cuts through it; computes orders, moves no rows."""
+"""The order that rows are brought into, the sample it is measured by, and cuts through it.
+
+Computes orders; rows that do not fit in memory are spilled by :mod:`intarsia.kernel.spill`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
-from itertools import pairwise
 from typing import Any
 
 import pyarrow as pa
@@ -13,14 +15,20 @@ import pyarrow.compute as pc
 
 from intarsia.core.curve import bits_for, curve_codes, order_indices, sample_boundaries
 from intarsia.core.keys import arange, search
+from intarsia.core.plan import Plan
+from intarsia.core.snapshot import DataFile
+from intarsia.kernel.equal_keys import key_form
 from intarsia.kernel.overlay import take_rows
-from intarsia.kernel.repeats import key_form
-from intarsia.kernel.sample import SAMPLE_ROWS, spread_rows
-from intarsia.kernel.spill import Bucket, Spill
+from intarsia.kernel.read import FileReader
 from intarsia.kernel.threads import in_order
+from intarsia.kernel.write import widen, widen_schema
 
+MOST_GROUPS = 256
+SAMPLE_ROWS = 1 << 16
+_MEASURED_ROWS = 1 << 15
+"""Rows of a table that boundaries of a curve are taken from."""
 _RANK_BITS = 12
-"""Thousands of steps per column tell row groups apart; more would only cost time."""
+"""Bits per column of a position on a curve: thousands of steps are enough to separate row groups."""
 _DIGIT_BITS = 11
 _MOST_DIGITS = 3
 _RADIX_FROM_ROWS = 1 << 17
@@ -29,9 +37,9 @@ _CODE_BITS = 61
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """An order of rows by some columns: along a curve, or plainly column by column. NULLs come last.
+    """An order of rows by some columns: along a curve, or column by column. NULLs are last.
 
-    ``boundaries`` are what positions on the curve are measured by: None takes them from the rows.
+    ``boundaries`` define the steps of each column on the curve; None takes them from the sorted rows.
     """
 
     by: tuple[str, ...]
@@ -56,26 +64,23 @@ class Order:
         return curve_codes([table[name] for name in self.by], curve=self.curve, boundaries=self.boundaries)
 
     def indices(self, table: pa.Table) -> pa.Array:
-        """The row numbers in order; rows at the same place keep theirs."""
+        """The row numbers in order; the sort is stable."""
         if not self.by:
             return arange(table.num_rows)
         if self.plain:
             return order_indices(table, self.by, curve="linear")
-        order = self if self.boundaries is not None else self.measured(_spread(table.select(self.by)))
+        order = (
+            self
+            if self.boundaries is not None
+            else self.measured(spread_rows(table.select(self.by), _MEASURED_ROWS))
+        )
         return sort_codes(order.codes(table))
 
 
-def _spread(table: pa.Table, rows: int = 1 << 15) -> pa.Table:
-    if table.num_rows <= rows:
-        return table
-    return take_rows(table, pc.divide(pc.multiply(arange(rows), table.num_rows), rows))
-
-
 def sort_codes(codes: pa.UInt64Array) -> pa.Array:
-    """The row numbers by ascending code, stable.
+    """The row numbers by ascending code; the sort is stable.
 
-    Many short codes are sorted digit by digit (small integers are counted, not compared): that takes
-    half the time.
+    Many short codes are sorted by radix, which takes half the time: PyArrow sorts small integers by counting.
     """
     top = pc.max(codes).as_py() or 0
     digits = -(-top.bit_length() // _DIGIT_BITS)
@@ -100,13 +105,13 @@ class Cuts:
     order: Order
     ladder: Ladder | None
     edges: pa.UInt64Array
-    """In doubled codes: 2c begins a bucket with code c, 2c + 1 begins one right after it."""
+    """In doubled codes: a bucket from 2c on starts with code c, one from 2c + 1 on right after it."""
     even: tuple[bool, ...]
-    """Per bucket: whether all of its rows have the same place in the order."""
+    """Per bucket: whether all of its rows are equal in the order."""
 
     @staticmethod
     def of(sample: pa.Table, order: Order, *, parts: int) -> Cuts:
-        """Cuts into about so many equal parts; a place that fills a part alone has its own bucket."""
+        """Cuts into about ``parts`` equal buckets; a value that would fill one has a bucket of its own."""
         rows = sample.num_rows
         parts = max(1, min(parts, rows))
         picks = pc.divide(pc.multiply(arange(parts - 1, 1), rows), parts)
@@ -136,10 +141,10 @@ class Cuts:
 
 @dataclass(frozen=True, slots=True)
 class Ladder:
-    """Tells where a row stands relative to some given rows, in the plain order of their columns.
+    """Compares rows with some given rows, in the plain order of their columns.
 
-    Each column's values are numbered by the given values: odd for equal to one of them, even for
-    between two. So the codes of a row and of a given row compare as the rows do.
+    Each value of a column gets a number by the given values of that column: odd if it equals one of them,
+    even if it is between two. The codes of a row and of a given row then compare as the rows do.
     """
 
     columns: tuple[str, ...]
@@ -196,142 +201,76 @@ def _digit(values: pa.Array, steps: pa.Array) -> pa.Int64Array:
     return pc.if_else(pc.is_null(values), pa.scalar(top + 2, pa.int64()), digit)
 
 
-_MOST_PORTIONS = 128
-_OFF_TARGET = 0.25
-"""By how much of a file a cut may miss, to save sorting a portion for two files."""
+def sample_rows(
+    files: Sequence[DataFile],
+    columns: Sequence[str],
+    plan: Plan,
+    *,
+    rows: int = SAMPLE_ROWS,
+    groups: int = MOST_GROUPS,
+    threads: int = 1,
+) -> pa.Table:
+    """About ``rows`` rows of some columns, from up to ``groups`` row groups spread over the files.
 
-Rows = Callable[[], Iterator[pa.Table]]
-
-
-@dataclass(frozen=True, slots=True)
-class Portion:
-    """Some rows that follow each other in an order; of an ``even`` one all have the same place in it."""
-
-    rows: int
-    bytes: int
-    """In memory."""
-    even: bool
-    read: Rows
-    """The rows in pieces, in no order."""
-    discard: Callable[[], None] | None = None
-    """Frees the space of a portion that is done with."""
-
-
-@dataclass(frozen=True, slots=True)
-class Span:
-    """Some rows of a portion, counted in its order."""
-
-    portion: Portion
-    start: int
-    stop: int
-
-
-@dataclass(frozen=True, slots=True)
-class Sorter:
-    """Brings portions into order, one at a time. Memory: a few times ``share`` bytes per thread."""
-
-    order: Order
-    """Measured, so that portions are ordered alike."""
-    share: int
-    """The most bytes of a portion that is sorted in memory."""
-    threads: int = 1
-
-    def parts(self, size: int, *, least: int = 2) -> int:
-        """Into how many portions to split so many bytes."""
-        return max(2, min(max(least, -(-2 * size // self.share)), _MOST_PORTIONS))
-
-    def deal(self, spill: Spill, cuts: Cuts, sources: Sequence[Rows]) -> list[Portion]:
-        """All rows of the sources in portions on disk, in order."""
-        deal = spill.deal(cuts.even, most_bytes=self.share)
-
-        def one(source: Rows) -> None:
-            for piece in source():
-                deal.add(piece, cuts.buckets(piece))
-
-        try:
-            for _ in in_order(one, sources, threads=self.threads):
-                pass
-            return [_portion(spill, bucket) for bucket in deal.finish()]
-        finally:
-            deal.abandon()
-
-    def fits(self, portion: Portion) -> bool:
-        """Whether a portion can be brought into order as it is."""
-        return portion.even or portion.bytes <= self.share
-
-    def split(self, spill: Spill, portion: Portion) -> list[Portion]:
-        """A portion that is too large to be sorted in memory, as smaller ones."""
-        if self.fits(portion):
-            return [portion]
-        share = SAMPLE_ROWS / portion.rows
-        sample = pa.concat_tables(
-            spread_rows(piece.select(self.order.by), int(piece.num_rows * share) + 1)
-            for piece in portion.read()
-        )
-        cuts = Cuts.of(sample, self.order, parts=self.parts(portion.bytes))
-        smaller = self.deal(spill, cuts, [portion.read])
-        if portion.discard is not None:
-            portion.discard()
-        if len(smaller) == 1:  # no cut was found
-            return smaller
-        return [leaf for small in smaller for leaf in self.split(spill, small)]
-
-    def pieces(self, span: Span, rows: int) -> Iterator[pa.Table]:
-        """The rows of a span in order, at most so many at once; those of an even portion as they come."""
-        portion = span.portion
-        if portion.even:
-            start = 0
-            for piece in portion.read():
-                low, high = max(span.start - start, 0), min(span.stop - start, piece.num_rows)
-                start += piece.num_rows
-                if low < high:
-                    yield piece.slice(low, high - low)
-            return
-        table, indices = with_order(list(portion.read()), self.order)
-        indices = indices.slice(span.start, span.stop - span.start)
-        for start in range(0, len(indices), rows):
-            yield take_rows(table, indices.slice(start, rows))
-
-
-def _portion(spill: Spill, bucket: Bucket) -> Portion:
-    read, discard = partial(spill.read, bucket), partial(spill.remove, bucket)
-    return Portion(bucket.rows, bucket.bytes, bucket.even, read, discard)
-
-
-def with_order(tables: list[pa.Table], order: Order) -> tuple[pa.Table, pa.Array]:
-    """All rows, and their numbers in order. Empties the list, so that memory holds each column once.
-
-    Columns are in one piece, where their type allows: gathering rows is then many times faster.
+    Memory: the sample, and these columns of a row group per thread.
     """
-    table = pa.concat_tables(tables)
-    tables.clear()
-    indices = order.indices(table)
-    schema, columns = table.schema, table.columns
-    del table
-    for number, column in enumerate(columns):
-        columns[number] = column.combine_chunks()
-        del column
-    return pa.table(columns, schema=schema), indices
+    chosen = spread_row_groups(files, groups)
+    share = rows / max(sum(item.rows for item in chosen), 1)
+    return sample_row_groups(chosen, columns, plan, share=share, threads=threads)
 
 
-def spans(portions: Sequence[Portion], outputs: int) -> list[list[Span]]:
-    """Portions assigned to files of about equal rows, cut between portions where that comes close."""
-    ends = [0]
-    for portion in portions:
-        ends.append(ends[-1] + portion.rows)
-    total = ends[-1]
-    target = total / max(outputs, 1)
-    cuts = {0, total}
-    for number in range(1, outputs):
-        ideal = round(number * target)
-        edge = min(ends, key=lambda end: abs(end - ideal))
-        cuts.add(edge if abs(edge - ideal) <= target * _OFF_TARGET else ideal)
-    result = []
-    for low, high in pairwise(sorted(cuts)):
-        mine = [
-            Span(portion, max(low - begin, 0), min(high - begin, portion.rows))
-            for portion, begin in zip(portions, ends, strict=False)
-            if begin < high and begin + portion.rows > low
-        ]
-        result.append(mine)
-    return result
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """One row group of a file."""
+
+    file: DataFile
+    number: int
+    rows: int
+
+
+def spread_row_groups(files: Sequence[DataFile], most: int) -> list[RowGroup]:
+    """At most ``most`` row groups with rows, spread evenly over the files. Reads no file."""
+    every = list(_row_groups(files))
+    if len(every) <= most:
+        return every
+    return [every[(2 * number + 1) * len(every) // (2 * most)] for number in range(most)]
+
+
+def sample_row_groups(
+    chosen: Sequence[RowGroup], columns: Sequence[str], plan: Plan, *, share: float, threads: int = 1
+) -> pa.Table:
+    """This share of the rows of some row groups, at least one of each, evenly spread.
+
+    The indices of dictionaries are wide enough for the values of all files.
+    """
+    stored = pa.schema([plan.schema.field(name).with_nullable(True) for name in columns])
+    schema = widen_schema(stored)
+
+    def one(item: RowGroup) -> pa.Table:
+        with FileReader(item.file, plan.schema, plan.snapshot.filesystem) as reader:
+            pieces = [
+                spread_rows(
+                    widen(pa.table(piece.columns, schema=stored), schema), math.ceil(share * piece.num_rows)
+                )
+                for piece in reader.pieces(columns, item.number)
+            ]
+        return pa.concat_tables([pa.Table.from_batches([], schema), *pieces])
+
+    return pa.concat_tables([pa.Table.from_batches([], schema), *in_order(one, chosen, threads=threads)])
+
+
+def spread_rows(table: pa.Table, count: int) -> pa.Table:
+    """``count`` rows of a table, evenly spread."""
+    if table.num_rows <= count:
+        return table
+    return take_rows(table, pc.divide(pc.multiply(arange(count), table.num_rows), count))
+
+
+def _row_groups(files: Sequence[DataFile]) -> Iterator[RowGroup]:
+    for file in files:
+        if file.footer is None:
+            continue
+        for number in range(file.footer.num_row_groups):
+            count = file.footer.row_group(number).num_rows
+            if count:
+                yield RowGroup(file, number, count)

@@ -1,4 +1,4 @@
-"""Work spread over a few threads, results in order; PyArrow lets go of the interpreter while it works."""
+"""Work in a few threads, with results in order; PyArrow releases the GIL while it works."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ R = TypeVar("R")
 def in_order(
     work: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: int | None = None
 ) -> Generator[R, None, None]:
-    """``map`` over some threads, at most one result per thread, or ``ahead`` of them, before it is asked for.
+    """``map`` in some threads; at most one result per thread, or ``ahead`` results, are made in advance.
 
-    Memory: the results in flight. An error, or a caller that stops asking, ends what has not begun.
+    Memory: these results. After an error, or if the caller stops iterating, no further item is started.
     """
     if threads <= 1:
         yield from map(work, items)
@@ -36,7 +36,7 @@ def in_order(
 
 
 def in_line(items: Sequence[T], weights: Sequence[int], count: int) -> list[list[T]]:
-    """Neighbours in at most so many shares of about equal weight, none of them empty."""
+    """Consecutive items in at most ``count`` lists of about equal weight, none of them empty."""
     target = max(sum(weights) / max(count, 1), 1)
     found: list[list[T]] = []
     reached = -1

@@ -1,4 +1,4 @@
-"""Arrow tables into staged Parquet files, with the layout of the file they replace."""
+"""Arrow tables written to one staged Parquet file, in row groups, with the layout that is asked for."""
 
 from __future__ import annotations
 
@@ -24,10 +24,9 @@ from intarsia.kernel.read import PIECE_BYTES
 
 
 class FileWriter:
-    """Writes one staged file; the row groups are the caller's.
+    """Writes one staged file; the caller decides on row groups.
 
-    Nothing of it counts until a commit names it: whoever gives up simply does not. Memory: the
-    encoded pages of the open row group.
+    The file is no part of the table until a commit names it. Memory: the encoded pages of the open row group.
     """
 
     def __init__(
@@ -41,7 +40,7 @@ class FileWriter:
         encoded: Collection[str] = (),
         count_nans: bool = False,
     ) -> None:
-        """``encoded`` columns come as dictionaries and are written as such; readers see plain values."""
+        """``encoded`` columns are given as dictionaries and written as such; readers see plain values."""
         self.location = location
         self._form = FileFormat.of(schema, layout, metadata=metadata, encoded=encoded)
         self.schema = self._form.schema
@@ -61,7 +60,7 @@ class FileWriter:
         return 0 if self._sink is None else int(self._sink.tell())
 
     def write(self, table: pa.Table) -> None:
-        """One row group of exactly these rows; two where a dictionary cannot number all their values."""
+        """Write these rows as one row group; as several where a dictionary cannot number all their values."""
         if _is_outgrown(table):
             half = table.num_rows // 2
             self.write(table.slice(0, half))
@@ -72,7 +71,7 @@ class FileWriter:
                 _count_nans(table, self._nans)
 
     def close(self, path: str, partition: Mapping[str, Any]) -> StagedFile:
-        """Finish the file and say what it is."""
+        """Write the footer and describe the file."""
         if self._chunks is not None:
             size = self._chunks.finish(self._form.footer)
             return self._staged(path, partition, size, self._chunks.footer)
@@ -96,13 +95,13 @@ class FileWriter:
         )
 
     def abandon(self) -> None:
-        """Let go of the handles after an error; the staged bytes are swept with the transaction."""
+        """Close the file after an error; what was written is removed with the transaction."""
         if self._chunks is not None:
             self._chunks.abandon()
         if self._writer is not None:
-            self._writer.is_open = False  # else it would write its footer when it is collected, and fail
+            self._writer.is_open = False  # otherwise it writes a footer when it is collected, and fails
         if self._sink is not None and not self._sink.closed:
-            with suppress(OSError):  # the disk may be full, which has been said
+            with suppress(OSError):  # such as a full disk, which has been raised already
                 self._sink.close()
 
     def _write(self, table: pa.Table) -> None:
@@ -138,7 +137,7 @@ class FileWriter:
 
 
 def _count_nans(table: pa.Table, counts: dict[str, int]) -> None:
-    """Add the NaN of every column of floats, also inside structs, to the counts."""
+    """Add the number of NaN in every column of floats, also inside structs, to the counts."""
     for field, column in zip(table.schema, table.columns, strict=True):
         for path, values in _floats(field.name, column):
             found = pc.sum(pc.is_nan(values), min_count=0).as_py()
@@ -154,7 +153,7 @@ def _floats(path: str, column: Any) -> Iterator[tuple[str, Any]]:
 
 
 def unwritable(error: pa.ArrowNotImplementedError, location: str) -> NotSupported:
-    """Parquet has no place for a column."""
+    """The error for a column whose type Parquet cannot store."""
     return NotSupported(
         f"A column has a type that cannot be written to Parquet: {error}",
         path=location,
@@ -163,7 +162,7 @@ def unwritable(error: pa.ArrowNotImplementedError, location: str) -> NotSupporte
 
 
 def _is_outgrown(table: pa.Table) -> bool:
-    """Whether a reader could not number the values of a dictionary column with the indices it declares."""
+    """Whether a dictionary column has more values than its index type can number."""
     narrow = [f for f in table.schema if pa.types.is_dictionary(f.type) and f.type.index_type.bit_width < 32]
     return any(
         table.num_rows > most_values(field.type)
@@ -175,7 +174,7 @@ def _is_outgrown(table: pa.Table) -> bool:
 def make_file_metadata(
     txid: str, schema: pa.Schema, partition_columns: tuple[str, ...]
 ) -> dict[bytes, bytes]:
-    """What every file of ours says of itself: its transaction, and its partition columns' types."""
+    """The key-value metadata of every new file: its transaction, and the types of partition columns."""
     metadata = {b"intarsia.txid": txid.encode()}
     if partition_columns:
         typed = pa.schema([schema.field(name) for name in partition_columns])
@@ -184,7 +183,7 @@ def make_file_metadata(
 
 
 class Sink(Protocol):
-    """What takes row groups, such as a FileWriter."""
+    """Where row groups are written to, such as a FileWriter."""
 
     schema: pa.Schema
 
@@ -194,8 +193,8 @@ class Sink(Protocol):
 class RowGroups:
     """Collects pieces of any size into row groups of one size.
 
-    A row group also closes at ``PIECE_BYTES`` of memory. Rows are brought into the order that the
-    layout declares, row group by row group. Memory: one row group.
+    A row group is also complete at ``PIECE_BYTES`` of memory. Its rows are sorted by the order that the
+    layout declares. Memory: one row group.
     """
 
     def __init__(self, writer: Sink, layout: Layout) -> None:
@@ -208,7 +207,7 @@ class RowGroups:
 
     @property
     def waiting_bytes(self) -> int:
-        """The rows that wait for their row group to fill."""
+        """The bytes in memory of the rows that are not written yet."""
         return self._bytes
 
     @property
@@ -230,7 +229,7 @@ class RowGroups:
             self.add(whole.slice(full))
 
     def finish(self) -> None:
-        """Write what is left as the last row group."""
+        """Write the collected rows as a row group."""
         if self._count:
             self._write(self._take())
 
@@ -244,10 +243,10 @@ class RowGroups:
 
 
 def sort_declared(table: pa.Table, keys: Sequence[tuple[str, str, str]]) -> pa.Table:
-    """The rows sorted by the keys; as they are without any."""
+    """The rows sorted by the keys; unchanged without keys."""
     if not keys or table.num_rows < 2:
         return table
-    # Some types have no kernel for sorting, such as dictionaries; their comparable form has one.
+    # PyArrow cannot sort some types, such as dictionaries; it can sort their comparable form.
     columns = {name: decoded(comparable(table[name])) for name, *_ in keys}
     order = pc.sort_indices(pa.table(columns), sort_keys=list(keys))
     if order.equals(arange(table.num_rows).cast(order.type)):
@@ -301,7 +300,7 @@ def narrow(table: pa.Table, schema: pa.Schema) -> Iterator[pa.Table]:
 
 
 class NarrowingSink:
-    """Takes rows with wide indices and writes them with the narrow ones of the file's schema."""
+    """Writes rows whose dictionaries have wide indices with the narrow indices of the file's schema."""
 
     def __init__(self, writer: Sink, schema: pa.Schema) -> None:
         self.schema = writer.schema
@@ -314,10 +313,10 @@ class NarrowingSink:
 
 
 def _narrow(column: pa.ChunkedArray, dtype: pa.DataType) -> Any:
-    """The column in its own type, or None when it has too many values for it."""
+    """The column in a type with narrower indices; None if it has too many values for them."""
     if column.type == dtype:
         return column
-    # By way of plain values, since the dictionary at hand has those of other rows as well.
+    # Through plain values, since the dictionary may have values of other rows, too.
     plain = column.cast(_change_dictionaries(dtype, plain=True)).combine_chunks()
     try:
         return plain.cast(dtype)
@@ -326,7 +325,7 @@ def _narrow(column: pa.ChunkedArray, dtype: pa.DataType) -> Any:
 
 
 def _change_dictionaries(dtype: pa.DataType, *, plain: bool) -> pa.DataType:
-    """The type with narrow dictionaries made wide, or plain."""
+    """The type with wide indices in place of narrow ones, or with plain values in place of dictionaries."""
     is_ = pa.types
 
     def inner(field: pa.Field) -> pa.Field:

@@ -14,9 +14,8 @@ from intarsia.datasets.reading import DatasetScan, filter_rows
 from intarsia.engines.duckdb.predicate import split_predicate
 from intarsia.engines.duckdb.scan import Scan, number_rows
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
-from intarsia.engines.duckdb.sql import FILE, POS, quote_all
+from intarsia.engines.duckdb.sql import FILE, POS, quote_all, restore_types
 from intarsia.engines.duckdb.support import explain_unreadable
-from intarsia.engines.duckdb.types import restore_types
 
 __all__ = ["DuckRows"]
 

@@ -1,4 +1,4 @@
-"""Page checksums of files that DuckDB is about to read: it does not verify them, so it is done here."""
+"""Page checksums of files that DuckDB is about to read: DuckDB does not verify them, so this module does."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["verify", "verify_each"]
 
 _WINDOW = 8 << 20
 _HEADERS = (1 << 10, 1 << 16, _WINDOW)
-"""Bytes in which the header of a page is looked for: most are small, but bounds of texts may stand there."""
+"""Bytes to read for the header of a page: most are small, but a header may hold bounds of long texts."""
 
 
 def verify(
@@ -34,8 +34,8 @@ def verify(
 ) -> None:
     """Compare every page of a file, or of some columns and row groups, with its checksum.
 
-    Columns are named as the table does. Pages are not decoded. A row group whose first page has no
-    checksum is passed over. Memory: some megabytes.
+    Columns have their names in the table. Pages are not decoded. A row group whose first page has no
+    checksum is skipped. Memory: some megabytes.
 
     Raises:
         DamagedTable: a page is not as it was written.
@@ -62,7 +62,7 @@ def verify_each(
     columns: Collection[str] | None = None,
     threads: int = 1,
 ) -> None:
-    """The same of several files, each with the row groups to look at; None for all of them."""
+    """Verify several files, each with the row groups to verify; None for all of them."""
 
     def work(part: tuple[DataFile, Sequence[int] | None]) -> None:
         verify(part[0], filesystem, columns=columns, row_groups=part[1])
@@ -74,7 +74,7 @@ def verify_each(
 def _find_suspected(
     handle: pa.NativeFile, footer: pq.FileMetaData, group: int, columns: Collection[str] | None
 ) -> Iterator[str]:
-    """The columns of a row group with a page that is not as its checksum says, or is none at all."""
+    """The columns of a row group with a page that differs from its checksum, or is no page."""
     meta = footer.row_group(group)
     for number in range(meta.num_columns):
         chunk = meta.column(number)
@@ -88,7 +88,7 @@ def _find_suspected(
 
 
 def _decode(file: DataFile, filesystem: pafs.FileSystem, group: int, column: str) -> None:
-    """Have PyArrow say what is wrong with a column; it also reads what only looks wrong."""
+    """Decode a column with PyArrow, which raises what is wrong with it, if anything is."""
     assert file.footer is not None
     schema = arrow_schema(file.footer)
     name = column if column in schema.names else column.split(".", 1)[0]
@@ -99,7 +99,7 @@ def _decode(file: DataFile, filesystem: pafs.FileSystem, group: int, column: str
 
 @dataclass(slots=True)
 class _Pages:
-    """The pages of one column chunk, looked at through a window."""
+    """The pages of one column chunk, read a window at a time."""
 
     handle: pa.NativeFile
     chunk: pq.ColumnChunkMetaData
@@ -118,12 +118,12 @@ class _Pages:
         return self._place + int(self.chunk.total_compressed_size)
 
     def has_checksums(self) -> bool:
-        """Whether the first page has one; also where it cannot be told."""
+        """Whether the first page has a checksum, or may have one since its header cannot be read."""
         header = self._header(self._place)
         return header is None or PAGE_CHECKSUM in header[0]
 
     def is_intact(self) -> bool:
-        """Whether every page is as its checksum says, and they fill the chunk."""
+        """Whether no page differs from its checksum, and the pages fill the chunk."""
         self._ahead, at, end = _WINDOW, self._place, self._end
         while at < end:
             header = self._header(at)
@@ -139,7 +139,7 @@ class _Pages:
         return True
 
     def _header(self, at: int) -> tuple[Struct, int] | None:
-        """The header of the page at a place, and where its body begins; None where there is none."""
+        """The header of the page at an offset, and the offset of its body; None if there is no header."""
         for size in _HEADERS:
             try:
                 header, length = read_struct(self._part(at, size))
@@ -159,7 +159,7 @@ class _Pages:
         return checksum
 
     def _part(self, at: int, size: int) -> memoryview:
-        """So many bytes, or fewer where the chunk ends."""
+        """``size`` bytes from an offset on; fewer at the end of the chunk."""
         size = min(size, self._end - at)
         if not self._start <= at <= at + size <= self._start + len(self._held):
             self.handle.seek(at)

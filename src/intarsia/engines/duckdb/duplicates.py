@@ -1,4 +1,4 @@
-"""Duplicate keys in files: DuckDB groups, on disk where it has to, and ranks only what is there twice."""
+"""Duplicate keys in files: DuckDB groups keys, on disk if needed, and ranks the rows of repeated ones."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ def match_duplicates(
     progress: Progress,
     files: Sequence[DataFile] | None = None,
 ) -> Matches:
-    """The rows to drop so that each key is there once, over all of the files.
+    """The rows to delete so that each key occurs once in all of the files.
 
-    Which rows these are, and what is raised, is as :func:`intarsia.kernel.duplicates.match_duplicates`
-    has it. DuckDB has to be able to compare the columns (see ``support``). Memory: DuckDB's limit, and
-    16 bytes per row that is dropped.
+    Returns and raises the same as :func:`intarsia.kernel.duplicates.match_duplicates`. DuckDB has to be able
+    to compare the columns (see ``support``). Memory: DuckDB's limit, and 16 bytes per row that is deleted.
     """
     chosen = list_searched_files(plan, files)
     names = check_keys(plan, keys)
@@ -55,7 +54,7 @@ def match_duplicates(
 
 
 def list_searched_files(plan: Plan, files: Sequence[DataFile] | None = None) -> list[DataFile]:
-    """The files with rows, in the order that decides which of two equal rows is the last."""
+    """The files with rows, in the order that decides which of two equal rows is the last one."""
     chosen = [item.file for item in plan.select("scan")] if files is None else files
     return plan.snapshot.in_order(file for file in chosen if file.rows)
 
@@ -67,10 +66,10 @@ class DuplicateSearch:
     order_by: tuple[str, ...]
 
     def write_repeated(self) -> bool:
-        """A table of the hashes that several keys, equal or not, have; whether there is any.
+        """Write a table of the hashes that several rows have. Returns whether there are any.
 
-        A hash is as wide for a key of many columns as for one number, and rows are only ever ranked among
-        those whose very keys are equal.
+        A hash takes the same memory for a key of many columns as for a number. Different keys with the same
+        hash do no harm: rows are ranked among equal keys only.
         """
         session, table = self.scan.session, self.scan.session.table(_REPEATED)
         session.run(
@@ -80,7 +79,7 @@ class DuplicateSearch:
         return bool(session.rows(f"SELECT count(*) FROM {table}")[0][0])
 
     def find_duplicates(self) -> Iterator[pa.Int64Array]:
-        """The rows to drop, as numbers over all of the files."""
+        """The rows to delete, as row numbers over all files."""
         columns = tuple(dict.fromkeys((*self.keys, *self.order_by)))
         order = [f"{self._key_value(each)} DESC NULLS LAST" for each in self.order_by]
         order += [f"t.{quote(FILE)} DESC", f"t.{quote(POS)} DESC"]

@@ -1,4 +1,4 @@
-"""The out-of-core engine: DuckDB in this process matches, joins and sorts, on disk if it has to."""
+"""The out-of-core engine: DuckDB in this process matches, joins and sorts, on disk if needed."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ from intarsia.engines.duckdb.support import (
 )
 from intarsia.errors import DamagedTable, InputError, NotSupported
 from intarsia.kernel.local import Resources, match_rows, stage_files
+from intarsia.kernel.match import with_new_rows
 from intarsia.kernel.partitioned_writer import BUFFERED_BYTES
-from intarsia.kernel.predicate import with_new_rows
 from intarsia.kernel.read import FileReader
 
 __all__ = ["DuckDBEngine"]
 
 MEMORY_BYTES = 512 << 20
-"""What the kernel may take for sorting and comparing where DuckDB has no limit."""
+"""Memory of the kernel for sorting and comparing, if DuckDB has no limit."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,7 +82,7 @@ class DuckDBEngine:
     def ingest(self, source: Any, **options: Any) -> Source:
         """As the Arrow engine does; a source of more than a quarter of the memory is spooled.
 
-        What another engine took in already is taken over as it is.
+        A source that another engine has ingested is used as it is.
         """
         if isinstance(source, Source):
             return DuckSource(source, self.session)
@@ -135,7 +135,7 @@ class DuckDBEngine:
 
     @contextmanager
     def _session(self, prepared: Prepared) -> Iterator[Session]:
-        """That of the source, or one for as long as it takes."""
+        """The session of the source, or a new one for this step."""
         if isinstance(prepared.remote, LoadedKeys):
             yield prepared.remote.session
         else:
@@ -162,7 +162,7 @@ class DuckDBEngine:
             case Optimize():
                 reason = explain_unsupported_optimize(plan)
                 return Matches(notes=() if reason is None else (_note_arrow("ordered", reason),))
-            case Merge() as intent if isinstance(prepared.remote, LoadedKeys):  # what DuckDB has is of no use
+            case Merge() as intent if isinstance(prepared.remote, LoadedKeys):  # unusable here
                 index = index_keys(intent, prepared.table, plan.snapshot.root)
                 execution = replace(execution, prepared=replace(prepared, index=index))
         matches = match_rows(execution, self._resources(session))
@@ -170,7 +170,7 @@ class DuckDBEngine:
         return replace(matches, notes=(*matches.notes, *notes))
 
     def _resources(self, session: Session) -> Resources:
-        """What the kernel may take beside DuckDB; each thread holds rows that wait for their row group."""
+        """Threads and memory of the kernel beside DuckDB; each thread holds the rows of open row groups."""
         if self.memory_bytes is None:
             return Resources(session.threads, MEMORY_BYTES)
         threads = max(1, min(session.threads, self.memory_bytes // (4 * BUFFERED_BYTES)))
@@ -178,7 +178,7 @@ class DuckDBEngine:
 
 
 def _verify_scans(plan: Plan, threads: int) -> None:
-    """Damaged pages are found before they decide about rows."""
+    """Verify the pages that decide which rows change."""
     columns = frozenset(list_matched_columns(plan))
     if columns:
         parts = ((item.file, item.row_groups) for item in plan.select("scan"))
@@ -186,7 +186,7 @@ def _verify_scans(plan: Plan, threads: int) -> None:
 
 
 def _find_drops(execution: Execution, intent: Optimize, session: Session) -> Matches:
-    """The duplicates that are left out, over all groups."""
+    """The duplicates in the files of all groups, which are left out."""
     if not intent.removes_duplicates:
         return Matches()
     plan = execution.plan
@@ -206,7 +206,7 @@ def _note_arrow(what: str, reason: str) -> str:
 
 @contextmanager
 def name_damaged_file(plan: Plan) -> Iterator[None]:
-    """Let an error of DuckDB that names no file leave as that of the file which PyArrow cannot read."""
+    """Name the damaged file in an error of DuckDB that names none: the one that PyArrow cannot read."""
     try:
         yield
     except (DamagedTable, NotSupported) as error:

@@ -1,4 +1,4 @@
-"""Matching a merge: DuckDB joins keys of files and source; what becomes of a pair is the shared rule's."""
+"""Matching a merge: DuckDB joins the keys of files and source; the kernel decides on each pair of rows."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.duckdb.scan import Scan
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.source import LoadedKeys, refuse_duplicates
-from intarsia.engines.duckdb.sql import FILE, POS, SRC, quote, quote_all
-from intarsia.engines.duckdb.types import restore_types
+from intarsia.engines.duckdb.sql import FILE, POS, SRC, quote, quote_all, restore_types
 from intarsia.kernel.match import FileMatch, KeyColumns, KeyPiece, MergeMatcher, SourceIndex, join_hits
 
 __all__ = ["list_condition_columns", "match_merge"]
 
 _PLACE_BITS = 40
-"""More rows than a file has."""
+"""Bits of a position: no file has more rows."""
 
 
 def match_merge(plan: Plan, intent: Merge, loaded: LoadedKeys, progress: Progress) -> Matches:
-    """Which rows change. Memory: 16 bytes per pair of rows, and what conditions ask of one file."""
-    strategy = intent.rule.name in STRATEGIES  # whose keys have to be unique
+    """Which rows change. Memory: 16 bytes per pair of rows, and the columns of conditions for one file."""
+    strategy = intent.rule.name in STRATEGIES  # its source keys have to be unique
     source = SourceIndex.without_keys(loaded.table, plan.snapshot.partition_columns, repeated=not strategy)
     matcher = MergeMatcher(plan, intent, source)
     scans = plan.select("scan")
@@ -40,7 +39,7 @@ def match_merge(plan: Plan, intent: Merge, loaded: LoadedKeys, progress: Progres
     nulls = _count_null_keys(scan, intent, scans)
     found: list[FileMatch] = []
     met_twice = False
-    with loaded.session.fork() as apart:  # where the pairs come from while conditions are looked at
+    with loaded.session.fork() as apart:  # reads pairs while the other reads columns
         for number, (there, here) in enumerate(_join_keys(scan, intent, loaded, apart)):
             met_twice = met_twice or (strategy and _has_repeats(there))
             found.append(_classify_file(matcher, scans[number], scan, there, here, nulls.get(number, {})))
@@ -59,7 +58,7 @@ def _has_repeats(ascending: pa.Array) -> bool:
 def _join_keys(
     scan: Scan, intent: Merge, loaded: LoadedKeys, session: Session
 ) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Per file, in order: places of rows, and the source rows with the same key."""
+    """Per file, in order: positions of rows, and the source rows with the same key."""
     if not (scan.files and len(loaded.table)):
         yield from _cut_by_file(iter(()), len(scan.files))
         return
@@ -78,7 +77,7 @@ def _join_keys(
 
 
 def _cut_by_file(batches: Iterator[pa.RecordBatch], files: int) -> Iterator[tuple[pa.Array, pa.Array]]:
-    """Ascending rows over all files, and something beside each, as rows and that of each file."""
+    """Split batches of (file and position, source row), which are ascending, by file."""
     number = 0
     held: list[pa.RecordBatch] = []
     for batch in batches:
@@ -97,13 +96,13 @@ def _cut_by_file(batches: Iterator[pa.RecordBatch], files: int) -> Iterator[tupl
 
 def _concat_rows(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Array, pa.Array]:
     places = flat(pa.chunked_array([batch.column(0) for batch in batches], pa.int64()))
-    # A copy, so that batches do not stay.
+    # A copy, so that the batches are freed.
     beside = pa.concat_arrays([pa.array([], pa.int64()), *(batch.column(1) for batch in batches)])
     return pc.bit_wise_and(places, pa.scalar((1 << _PLACE_BITS) - 1, pa.int64())), beside
 
 
 def _count_null_keys(scan: Scan, intent: Merge, scans: Sequence[FilePlan]) -> dict[int, dict[str, int]]:
-    """How many keys are NULL, by file and column, in the row groups that have to be looked at."""
+    """The number of NULL keys, by file and column, in the row groups to scan."""
     if not scans:
         return {}
     strict = dict.fromkeys(there for there, _ in intent.never_null)
@@ -121,7 +120,7 @@ def _count_null_keys(scan: Scan, intent: Merge, scans: Sequence[FilePlan]) -> di
 
 
 def _has_possible_null(scan: Scan, column: str) -> bool:
-    """Whether directories or footers leave it open that some value is NULL."""
+    """Whether some value may be NULL, as far as partition values and footers tell."""
     if any(file.partition.get(column, column) is None for file in scan.files):
         return True
     stored = [file for file in scan.files if column not in file.partition]
@@ -130,7 +129,7 @@ def _has_possible_null(scan: Scan, column: str) -> bool:
 
 
 def list_condition_columns(snapshot: Snapshot, intent: Merge) -> list[str]:
-    """The target's columns that conditions look at; a key where they look at none, to count rows by."""
+    """The target columns that conditions read; a key if they read none, to count rows by."""
     columns = KeyColumns(snapshot, intent)
     return columns.condition_columns() or (list(intent.keys[:1]) if columns.conditions else [])
 
@@ -147,7 +146,7 @@ def _classify_file(
     if len(there) or matcher.rule.touches_target_only:
         columns = list_condition_columns(scan.snapshot, matcher.intent)
         live = scan.list_live(item.file)
-        if live is not None:  # rows are counted among those that are left
+        if live is not None:  # positions among the live rows
             there = pc.search_sorted(live, there).cast(pa.int64())
         rows = item.file.record_count if live is None else len(live)
         piece = KeyPiece(item, 0, rows, [], _read_columns(scan, item.file, columns), live)

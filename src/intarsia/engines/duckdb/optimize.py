@@ -1,4 +1,4 @@
-"""Optimizing: DuckDB sorts the rows of each group along a curve, on disk if it has to; the kernel writes."""
+"""Optimizing: DuckDB sorts the rows of each group along a curve, on disk if needed; the kernel writes."""
 
 from __future__ import annotations
 
@@ -8,32 +8,31 @@ from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from intarsia.core.change import Staged, StagedFile
+from intarsia.core.curve import bits_for, gray_flips, spread_bits, step_ranks
 from intarsia.core.intent import Optimize
 from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.snapshot import DataFile
-from intarsia.engines.duckdb.curve_sql import CurveCodes
 from intarsia.engines.duckdb.predicate import choose_batch_rows
-from intarsia.engines.duckdb.scan import Scan, rewritten_schema
+from intarsia.engines.duckdb.scan import Scan, is_float, rewritten_schema
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.source import normalize_key
-from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_all
-from intarsia.engines.duckdb.types import restore_types
+from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_all, restore_types, sql_type
 from intarsia.kernel.compact import check_rows
 from intarsia.kernel.optimize import NewFiles, order_of, stored_bytes
-from intarsia.kernel.sample import MOST_GROUPS, SAMPLE_ROWS
-from intarsia.kernel.sort import Order
+from intarsia.kernel.sort import MOST_GROUPS, SAMPLE_ROWS, Order
 from intarsia.kernel.threads import in_order
 from intarsia.kernel.write import widen_schema
 
-__all__ = ["stage_optimize"]
+__all__ = ["CurveCodes", "stage_optimize"]
 
 _DROPPED = "dropped"
 _ALONE_ROWS = 1 << 20
-"""A group of more rows has DuckDB's threads, and its memory, for itself."""
+"""Rows of a group from which it is sorted alone, with all threads and memory of DuckDB."""
 
 
 def stage_optimize(
@@ -48,10 +47,10 @@ def stage_optimize(
 ) -> Staged:
     """Write the rows of each group into new files, ordered along the curve over all of the group's new files.
 
-    DuckDB sorts, through its temporary files where rows do not fit in memory, and the kernel writes what
-    comes out. Rows that ``drops`` names are left out. At most ``threads`` files are written at once, fewer
-    where their rows would take more than ``memory_bytes``. Memory: that, DuckDB's limit, and a row group for
-    each file being written. Nothing of the table changes.
+    DuckDB sorts, in its temporary files where rows do not fit in memory, and the kernel writes the sorted
+    rows. Rows of ``drops`` are left out. At most ``threads`` files are written at once, fewer where their
+    rows would take more than ``memory_bytes``. Memory: that, DuckDB's limit, and a row group for each file
+    being written. The table is not changed.
 
     Raises:
         ColumnNotFound: a clustering column is not there.
@@ -77,7 +76,7 @@ def stage_optimize(
 
 
 def _write_dropped(scan: Scan, drops: Matches) -> None:
-    """The rows to leave out, by file and place."""
+    """Write the rows to leave out to a table, by file and position."""
     rows = [
         pa.table({FILE: pa.repeat(pa.scalar(number, pa.int64()), len(hits)), POS: hits.positions})
         for number, hits in ((scan.numbers[path], hits) for path, hits in drops.hits.items())
@@ -109,7 +108,7 @@ class SortTask:
     tx: OutputLocation = field(repr=False)
     group: FileGroup
     files: tuple[DataFile, ...]
-    """Those with rows that stay."""
+    """The files with rows that stay."""
     rows: int
     fewer: bool
     """Whether rows of these files are left out."""
@@ -126,7 +125,7 @@ class SortTask:
         return staged
 
     def _stage_files(self, threads: int, memory_bytes: int) -> list[StagedFile]:
-        """All rows in order as one stream, which is cut into files; as many are written at once as fit."""
+        """Write the sorted rows, which are one stream, to files; as many at once as fit in memory."""
         rows, order = self._add_order(self._select_rows(self._schema.names))
         query = f"SELECT {quote_all(self._schema.names)} FROM ({rows}) ORDER BY {order}"
         count = max(1, min(self.group.outputs, self.rows))
@@ -141,7 +140,7 @@ class SortTask:
     def _cut_files(
         self, pieces: Iterator[pa.Table], count: int
     ) -> Iterator[tuple[int, int, Iterator[pa.Table]]]:
-        """Number, rows and pieces of each file, to be read one file after the other."""
+        """Number, rows and pieces of each file; the pieces have to be read one file after the other."""
         left: list[pa.Table] = []
 
         def read(rows: int | None) -> Iterator[pa.Table]:
@@ -157,7 +156,7 @@ class SortTask:
 
         edges = [self.rows * number // count for number in range(count + 1)]
         for number, (low, high) in enumerate(pairwise(edges)):
-            # The last file takes all that is left, so that rows too many are counted.
+            # The last file gets all remaining rows, so that the count of rows shows any too many.
             yield number, high - low, read(high - low if number + 1 < count else None)
 
     @property
@@ -166,7 +165,7 @@ class SortTask:
         return widen_schema(self.new.form.schema)
 
     def _select_rows(self, columns: Sequence[str]) -> str:
-        """Some columns and, in one number, where a row comes from."""
+        """SQL for some columns, and for the file and position of each row as one number."""
         place = f"(t.{quote(FILE)} << 40) | t.{quote(POS)} AS {quote(POS)}"
         sql = f"SELECT {quote_all(columns, 't')}, {place} FROM ({self.scan.sql(columns, self.files)}) t"
         if self.fewer:
@@ -176,7 +175,7 @@ class SortTask:
         return sql
 
     def _add_order(self, rows: str) -> tuple[str, str]:
-        """The rows of a query with all that their order needs, and that order; NULLs last."""
+        """The query with the columns to order by, and the ORDER BY terms; NULLs last."""
         if self.order.plain:
             kinds = [self._schema.field(each).type for each in self.order.by]
             terms = [
@@ -200,12 +199,179 @@ class SortTask:
         return restore_types(self.session.arrow(sql), self.scan.schema)
 
     def _read_pieces(self, query: str) -> Generator[pa.Table, None, None]:
-        """Rows of a query, as many at a time as take some megabytes."""
+        """The rows of a query, some megabytes at a time."""
         with closing(self.session.batches(query, choose_batch_rows(self.files))) as batches:
             for batch in batches:
                 yield restore_types(pa.Table.from_batches([batch]), self._schema)
 
 
 def _hash_position(place: str) -> str:
-    """A number that says nothing about where a row comes from, and is the same every time."""
+    """SQL for a number that does not depend on the order of rows, and is the same in every run."""
     return f"(hash({place}) >> 1)"
+
+
+@dataclass(frozen=True, slots=True)
+class CurveCodes:
+    """Positions on a measured curve as SQL: a binary search among boundaries, then lookups in small lists.
+
+    The lists are in a table of one row, so that DuckDB holds them once and not with every row. The codes are
+    exactly those of :func:`intarsia.core.curve.curve_codes`; a Python function would take twice the time and
+    the interpreter's lock.
+    """
+
+    order: Order
+    schema: pa.Schema
+    """The types of the query's columns."""
+    table: str
+    """The table of the lists, as SQL."""
+    own: str
+    """The prefix of the names of intermediate columns."""
+
+    @staticmethod
+    def of(session: Session, order: Order, schema: pa.Schema, *, table: str) -> CurveCodes:
+        """Writes the lists into a table of the session."""
+        codes = CurveCodes(order, schema, session.table(table), _find_unused_prefix(schema.names))
+        lists = pa.table({known: _make_list(values) for known, values in codes._lists()})
+        with session.view(lists) as view:
+            session.run(f"CREATE OR REPLACE TABLE {codes.table} AS SELECT {codes._typed()} FROM {view}")
+        return codes
+
+    @property
+    def column(self) -> str:
+        """The name that the code has in :meth:`sql`."""
+        return self._name("code")
+
+    def sql(self, rows: str) -> str:
+        """A query with the code of each row as another column."""
+        width = range(len(self.order.by))
+        own = ", ".join(quote(known) for known, _ in self._lists())
+        left = ", ".join([own, *(self._at(n) for n in width)])
+        sql = f"SELECT r.*, l.*, {', '.join(f'0::BIGINT AS {self._at(n)}' for n in width)}"
+        sql = f"{sql} FROM ({rows}) r, {self.table} l"
+        for step in self._search():
+            sql = _replace_columns(sql, step)
+        if self.order.curve == "hilbert":
+            sql = _replace_columns(sql, [f"{self._rank(n)}::BIGINT AS {self._at(n)}" for n in width])
+            for step in self._transform():
+                sql = _replace_columns(sql, step)
+        return f"SELECT * EXCLUDE ({left}), {self._code()} AS {quote(self.column)} FROM ({sql})"
+
+    @property
+    def _boundaries(self) -> tuple[pa.Array, ...]:
+        assert self.order.boundaries is not None
+        return self.order.boundaries
+
+    @property
+    def _bits(self) -> int:
+        return bits_for(len(self.order.by))
+
+    def _name(self, what: str) -> str:
+        return f"{self.own}{what}"
+
+    def _at(self, number: int) -> str:
+        """The column with the number of boundaries that are not above a value; later its coordinate."""
+        return quote(self._name(f"at{number}"))
+
+    def _lists(self) -> Iterator[tuple[str, pa.Array]]:
+        bits, width = self._bits, len(self.order.by)
+        interleaved = spread_bits(bits, width)
+        for number, limits in enumerate(self._boundaries):
+            ranks = pa.concat_arrays([step_ranks(len(limits), bits), _rank_nan(bits)])
+            if self.order.curve == "zorder":  # ranks are final, so their bits are spread here
+                ranks = pc.shift_left(interleaved.take(ranks), pa.scalar(width - 1 - number, pa.uint64()))
+            yield self._name(f"limits{number}"), limits
+            yield self._name(f"ranks{number}"), ranks
+        if self.order.curve == "hilbert":
+            yield self._name("flips"), gray_flips(bits)
+            yield self._name("spread"), interleaved
+
+    def _typed(self) -> str:
+        limits = {self._name(f"limits{n}"): self._sql_type(n) for n in range(len(self.order.by))}
+        return ", ".join(
+            f"CAST({quote(known)} AS {limits[known]}[]) AS {quote(known)}"
+            if known in limits
+            else quote(known)
+            for known, _ in self._lists()
+        )
+
+    def _kind(self, number: int) -> pa.DataType:
+        return self.schema.field(self.order.by[number]).type
+
+    def _sql_type(self, number: int) -> str:
+        kind = str(sql_type(self._kind(number)))
+        return "UTINYINT" if kind == "BOOLEAN" else kind
+
+    def _value(self, number: int) -> str:
+        value = quote(self.order.by[number])
+        return f"{value}::UTINYINT" if str(sql_type(self._kind(number))) == "BOOLEAN" else value
+
+    def _search(self) -> Iterator[list[str]]:
+        """Steps of a binary search; an index beyond the end of a list is NULL, which no value is above."""
+        reach = [1 << (len(limits).bit_length() - 1) if len(limits) else 0 for limits in self._boundaries]
+        while any(reach):
+            yield [
+                f"CASE WHEN {self._value(n)} >= {quote(self._name(f'limits{n}'))}[{self._at(n)} + {far}]"
+                f" THEN {self._at(n)} + {far} ELSE {self._at(n)} END AS {self._at(n)}"
+                for n, far in enumerate(reach)
+                if far
+            ]
+            reach = [far >> 1 for far in reach]
+
+    def _rank(self, number: int) -> str:
+        ranks = quote(self._name(f"ranks{number}"))
+        index = f"{self._at(number)} + 1"
+        if is_float(self._kind(number)):
+            index = f"CASE WHEN isnan({self._value(number)}) THEN len({ranks}) ELSE {index} END"
+        return f"{ranks}[{index}]"
+
+    def _transform(self) -> Iterator[list[str]]:
+        """Steps of the Hilbert curve as in :mod:`intarsia.core.curve`: low bits are inverted or exchanged."""
+        first = self._at(0)
+        for q in range(self._bits - 1, 0, -1):
+            below = (1 << q) - 1
+            for number in range(len(self.order.by)):
+                x = self._at(number)
+                invert = f"((({x} >> {q}) & 1) * {below})"
+                if number == 0:
+                    yield [f"xor({x}, {invert}) AS {x}"]
+                    continue
+                swap = f"(xor({first}, {x}) & xor({invert}, {below}))"
+                yield [f"xor({x}, {swap}) AS {x}", f"xor({first}, xor({swap}, {invert})) AS {first}"]
+        for number in range(1, len(self.order.by)):
+            yield [f"xor({self._at(number)}, {self._at(number - 1)}) AS {self._at(number)}"]
+        flips = f"{quote(self._name('flips'))}[{self._at(len(self.order.by) - 1)} + 1]"
+        yield [f"xor({self._at(n)}, {flips}::BIGINT) AS {self._at(n)}" for n in range(len(self.order.by))]
+
+    def _code(self) -> str:
+        """SQL for the bits of all axes and, above them, a bit for NULL of each column, the first highest."""
+        width, parts = len(self.order.by), []
+        for number, column in enumerate(self.order.by):
+            if self.order.curve == "hilbert":
+                interleaved = f"{quote(self._name('spread'))}[{self._at(number)} + 1]"
+                parts.append(f"({interleaved} << {width - 1 - number}::UBIGINT)")
+            else:
+                parts.append(self._rank(number))
+            bit = 1 << (self._bits * width + width - 1 - number)
+            parts.append(f"CASE WHEN {quote(column)} IS NULL THEN {bit}::UBIGINT ELSE 0::UBIGINT END")
+        return " | ".join(parts)
+
+
+def _replace_columns(sql: str, columns: Sequence[str]) -> str:
+    """One more step as a query around the last one, so that no expression is computed twice."""
+    return f"SELECT * REPLACE ({', '.join(columns)}) FROM ({sql})"
+
+
+def _make_list(values: pa.Array) -> pa.Array:
+    """All values as one list."""
+    return pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
+
+
+def _rank_nan(bits: int) -> pa.Array:
+    return pa.array([(1 << bits) - 1], pa.uint16())
+
+
+def _find_unused_prefix(names: Sequence[str]) -> str:
+    own = "~"
+    while any(each.lower().startswith(own) for each in names):
+        own += "~"
+    return own

@@ -1,4 +1,4 @@
-"""Matching a predicate: DuckDB reads, and picks rows where it means the same; the rest is evaluated here."""
+"""Matching a predicate: DuckDB evaluates the parts that mean the same there; the rest is evaluated here."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from itertools import takewhile
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.core.evaluate import hit_positions
 from intarsia.core.expr import And, Column, Compare, Expr, In, IsNull, Literal, Not, Or, conjuncts
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.expr.run import can_fail
@@ -22,15 +23,23 @@ from intarsia.core.prove import predicate_columns
 from intarsia.core.snapshot import DataFile
 from intarsia.engines.duckdb.scan import Scan, list_live_rows, number_rows, read_deleted_rows, split_by_file
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
-from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_all, quote_text
-from intarsia.engines.duckdb.types import is_comparable, restore_types, sql_type
-from intarsia.kernel.predicate import hit_positions, resolve_hits
+from intarsia.engines.duckdb.sql import (
+    FILE,
+    POS,
+    is_comparable,
+    quote,
+    quote_all,
+    quote_text,
+    restore_types,
+    sql_type,
+)
+from intarsia.kernel.match import resolve_hits
 
 __all__ = ["choose_batch_rows", "compile_condition", "match_predicate", "split_predicate"]
 
 
 FILES_AT_ONCE = 64
-"""So many are read by one statement, which names the row groups to look into."""
+"""Files that one statement reads; it names their row groups."""
 _BATCH_BYTES = 64 << 20
 _LEAST_BATCH = 2048
 
@@ -57,7 +66,7 @@ def match_predicate(
 
 
 def _hit_every_row(plan: Plan, session: Session, scans: Sequence[FilePlan]) -> list[Hits]:
-    """All rows of files that are there."""
+    """All live rows of the files."""
     files = [item.file for item in scans]
     deleted = read_deleted_rows(files, plan.snapshot.filesystem, threads=session.threads)
     return [Hits(list_live_rows(file, deleted.get(file.path))) for file in files]
@@ -67,11 +76,11 @@ def _hit_every_row(plan: Plan, session: Session, scans: Sequence[FilePlan]) -> l
 class PredicateSearch:
     scan: Scan
     picked: str | None
-    """What DuckDB picks rows by."""
+    """The part that DuckDB evaluates, as SQL."""
     rest: Predicate
-    """What is evaluated of these."""
+    """The part that is evaluated on the rows which DuckDB returns."""
     reads: tuple[str, ...]
-    """The columns of both."""
+    """The columns of both parts."""
     batch_rows: int | None
 
     @staticmethod
@@ -114,7 +123,7 @@ class PredicateSearch:
 
 
 def choose_batch_rows(files: Sequence[DataFile], asked: int | None = None) -> int:
-    """How many rows to have in Arrow at once: what was asked for, else what takes some megabytes."""
+    """How many rows a batch has: as many as asked for, else some megabytes."""
     if asked is not None:
         return min(asked, BATCH_ROWS)
     rows = sum(file.record_count for file in files)
@@ -131,14 +140,14 @@ _MOST_DEPTH = 200
 """DuckDB refuses expressions that are nested deeper than 1000."""
 _DAY_NANOS = 86_400 * NANOS["s"]
 _FIRST_DAY, _AFTER_LAST_DAY = -719_162, 2_932_897
-"""Of the years 1 to 9999, which both write the same way."""
+"""Days since 1970 of the years 1 to 9999, which Arrow and DuckDB write as the same text."""
 
 
 def split_predicate(where: Predicate, schema: pa.Schema) -> tuple[str | None, Predicate]:
-    """What DuckDB may pick rows by, and what has to be evaluated of the rows it picks; None for nothing.
+    """The part of a predicate that DuckDB evaluates, and the part to evaluate on the rows it returns.
 
-    The rows left are those of the whole predicate, and what fails in one of them fails as it would without
-    DuckDB: a part that can fail sees every row that the parts before it leave open.
+    None is no part. Both together select the rows of the predicate and raise the same errors as without
+    DuckDB: a part that can fail is evaluated on every row for which the parts before it are not FALSE.
     """
     if isinstance(where, pc.Expression):
         return None, where
@@ -164,7 +173,7 @@ def _join_parts(parts: Sequence[Expr]) -> Expr | None:
 
 
 def compile_condition(expr: Expr, schema: pa.Schema, *, depth: int = 0) -> str | None:
-    """A resolved condition over columns of ``schema``; None where DuckDB might see it another way."""
+    """A resolved condition as SQL; None where DuckDB might evaluate it differently."""
     if depth > _MOST_DEPTH:
         return None
     match expr:
@@ -193,7 +202,7 @@ def compile_condition(expr: Expr, schema: pa.Schema, *, depth: int = 0) -> str |
 
 
 def _flatten(expr: Expr, of: type[And | Or]) -> list[Expr]:
-    """The parts that one and the same word joins, left to right."""
+    """The operands of nested ANDs, or nested ORs, from left to right."""
     found: list[Expr] = []
     waiting = [expr]
     while waiting:
@@ -212,13 +221,13 @@ def _compile_membership(
     found = [_compile_value(item, operand, schema) for item in items]
     if value is None or None in found or any(isinstance(item, Column) for item in items):
         return None
-    if not found:  # of nothing; NULL stays NULL
+    if not found:  # an empty list; NULL stays NULL
         return f"{value} {'=' if negated else '<>'} {value}"
     return f"{value} {'NOT IN' if negated else 'IN'} ({', '.join(map(str, found))})"
 
 
 def _compile_value(expr: Expr, beside: Column, schema: pa.Schema) -> str | None:
-    """A column or a constant of the type that a column is computed in."""
+    """A column or a constant as SQL, if it has the type that ``beside`` is compared in."""
     kind = _find_exact_type(beside, schema)
     if kind is None:
         return None
@@ -231,7 +240,7 @@ def _compile_value(expr: Expr, beside: Column, schema: pa.Schema) -> str | None:
 
 
 def _find_exact_type(column: Column, schema: pa.Schema) -> pa.DataType | None:
-    """The type a column is computed in; None where DuckDB does not compare its values as is done here."""
+    """The type that a column is compared in; None where DuckDB compares its values differently."""
     if len(column.path) != 1 or column.side is not None or column.path[0] not in schema.names:
         return None
     kind = schema.field(column.path[0]).type
@@ -249,9 +258,7 @@ def _compile_constant(expr: Literal) -> str | None:
     if pa.types.is_temporal(kind):
         return _compile_moment(expr)
     if isinstance(value, str):
-        return (
-            None if "\0" in value else quote_text(value)
-        )  # older versions take it for the end of the statement
+        return None if "\0" in value else quote_text(value)  # the end of the statement to older versions
     if isinstance(value, bytes):
         return f"from_hex('{value.hex()}')"
     written = f"{value:f}" if pa.types.is_decimal(kind) else str(value)
@@ -259,7 +266,7 @@ def _compile_constant(expr: Literal) -> str | None:
 
 
 def _column_type(kind: pa.DataType) -> str:
-    """What DuckDB has values of the type as: seconds and milliseconds it reads as microseconds."""
+    """DuckDB's type of such a column: it reads seconds and milliseconds as microseconds."""
     if pa.types.is_timestamp(kind) and kind.tz is None and kind.unit != "ns":
         return "TIMESTAMP"
     return str(sql_type(kind))

@@ -1,4 +1,4 @@
-"""Data files as relations of SQL, in the dataset's own types, without deleted rows."""
+"""Data files as SQL relations, in the types of the dataset, without deleted rows."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from intarsia.core.ports import LINEAGE, ROW_ID, with_lineage
 from intarsia.core.prune import bounds_of
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.duckdb.session import Session
-from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_list
-from intarsia.engines.duckdb.types import sql_type
+from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_list, sql_type
 from intarsia.kernel.read import FileReader
 from intarsia.kernel.threads import in_order
 
@@ -62,7 +61,7 @@ def is_float(kind: pa.DataType) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class ColumnOrigin:
-    """Where a column comes from in a file: its own, with its type, and what stands in; else it is NULL."""
+    """The origin of a column: a column of the file, with its type, or a constant; else it is NULL."""
 
     own: str = ""
     kind: str = ""
@@ -71,7 +70,7 @@ class ColumnOrigin:
 
 @dataclass(frozen=True, slots=True)
 class ReadForm:
-    """What files that are read by one expression have in common."""
+    """What the files of one ``read_parquet`` have in common."""
 
     origins: tuple[ColumnOrigin, ...]
     some_deleted: bool
@@ -79,16 +78,16 @@ class ReadForm:
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """Reads some files of a snapshot; a file's number is its place among them. Deleted rows are left out."""
+    """Some files of a snapshot as SQL; a file's number is its index among them. Deleted rows are left out."""
 
     session: Session
     snapshot: Snapshot
     files: tuple[DataFile, ...]
     schema: pa.Schema
-    """The types that columns are given back in."""
+    """The types of the columns."""
     numbers: dict[str, int] = field(repr=False)
     stored_columns: Mapping[str, StoredColumns] = field(default_factory=dict, repr=False)
-    """Of the files that have a scan task."""
+    """By path, for files that have a scan task."""
     deleted: Mapping[str, pa.Int64Array] = field(default_factory=dict, repr=False)
 
     @staticmethod
@@ -120,7 +119,7 @@ class Scan:
         return None if deleted is None else list_live_rows(file, deleted)
 
     def _write_constants(self) -> None:
-        """The values that files have from elsewhere, such as their directories, for SQL to look up."""
+        """Write a table of the values that are not stored in files, such as those of their directories."""
         columns = [each for each in self.snapshot.partition_columns if each in self.schema.names]
         constants = {each for seen in self.stored_columns.values() for each in seen.constants}
         columns += [each for each in self.schema.names if each in constants]
@@ -140,7 +139,7 @@ class Scan:
         return file.partition.get(column) if seen is None else seen.constants.get(column)
 
     def _write_deleted(self) -> None:
-        """The rows that were deleted, by file and place."""
+        """Write a table of the deleted rows, by file and position."""
         if not self.deleted:
             return
         rows = [
@@ -153,9 +152,9 @@ class Scan:
     def sql(
         self, columns: Sequence[str], files: Sequence[DataFile] | None = None, *, keys: bool = False
     ) -> str:
-        """The columns of some of the files, or of all, with the number of the file and the row's place.
+        """SQL for columns of some of the files, or of all, with the number of the file and the position.
 
-        Of ``keys`` no statistic that might be wrong decides whether a row is looked at.
+        With ``keys``, DuckDB prunes no rows by statistics that might be wrong.
         """
         chosen = self.files if files is None else files
         groups: dict[ReadForm, list[DataFile]] = {}
@@ -165,7 +164,7 @@ class Scan:
         return " UNION ALL ".join(parts) if parts else self._select_nothing(columns)
 
     def select_row_groups(self, looked_at: Sequence[tuple[DataFile, Sequence[int]]]) -> str | None:
-        """A condition that leaves out all row groups of files but those named; None where all are named."""
+        """A condition for some row groups of files; None if these are all."""
         parts, some = [], False
         for file, row_groups in looked_at:
             ranges = _position_ranges(file, row_groups)
@@ -176,7 +175,7 @@ class Scan:
         return (" OR ".join(parts) or "FALSE") if some else None
 
     def _find_form(self, file: DataFile, columns: Sequence[str]) -> ReadForm:
-        """Per column where it comes from."""
+        """The origin of each column."""
         seen = self.stored_columns.get(file.path) or find_columns(file, columns, self.schema)
         origins = []
         for column in columns:
@@ -213,8 +212,8 @@ class Scan:
             return self._select_constant(column) if origin.has_constant else f"CAST(NULL AS {wanted})"
         value = f"t.{quote(origin.own)}"
         if keys and not self._has_bounds(column, files):
-            # Not a bare column, so that DuckDB prunes nothing by it; and of what else it might be, DuckDB
-            # knows nothing, so that it does not take the bounds for those of the expression, either.
+            # An expression, so that DuckDB does not prune by the column's statistics. DuckDB knows no bounds
+            # of the ELSE branch, so it does not derive bounds of the expression, either.
             other = f"CAST(error('no place') AS {origin.kind})"
             value = f"CASE WHEN t.file_row_number >= 0 THEN {value} ELSE {other} END"
         if origin.kind == UUID:
@@ -224,11 +223,11 @@ class Scan:
         return f"COALESCE({value}, {self._select_constant(column)})" if origin.has_constant else value
 
     def _select_constant(self, column: str) -> str:
-        """The constant of a column; the identity of a row is counted from that of the file's first."""
+        """SQL for the constant of a column; row ids are counted from the id of the file's first row."""
         return f"(p.{quote(column)} + t.file_row_number)" if column == ROW_ID else f"p.{quote(column)}"
 
     def _has_bounds(self, column: str, files: Sequence[DataFile]) -> bool:
-        """Whether the statistics of a column are such that rows may be passed over by them."""
+        """Whether rows may be pruned by the statistics of a column."""
         kind = self.schema.field(column).type
         if is_float(kind):
             return False
@@ -246,7 +245,7 @@ class Scan:
 
 
 def _position_ranges(file: DataFile, row_groups: Sequence[int]) -> list[tuple[int, int]]:
-    """The positions that some row groups of a file take, adjacent ones together."""
+    """The ranges of positions of some row groups of a file; adjacent ones are joined."""
     assert file.footer is not None
     sizes = (file.footer.row_group(group).num_rows for group in range(file.footer.num_row_groups))
     starts = list(accumulate(sizes, initial=0))
@@ -263,12 +262,12 @@ def _position_ranges(file: DataFile, row_groups: Sequence[int]) -> list[tuple[in
 
 @dataclass(frozen=True, slots=True)
 class StoredColumns:
-    """Some columns of a table in one file; one that is neither stored nor constant is NULL throughout."""
+    """Some columns of a table in one file; one that is neither stored nor constant is NULL."""
 
     stored: Mapping[str, pa.Field]
-    """The file's own columns."""
+    """The columns of the file."""
     constants: Mapping[str, Any] = field(default_factory=dict)
-    """What stands in for a column: the value of all rows, or what identities of rows are counted from."""
+    """The value of all rows; of row ids, that of the first row."""
 
 
 def rewritten_schema(plan: Plan) -> pa.Schema:
@@ -294,7 +293,7 @@ def find_columns(file: DataFile, columns: Iterable[str], schema: pa.Schema) -> S
     view = file.scan_task.project_columns(physical, schema)
     own = {each: view.physical_columns([each]) for each in names}
     stored = {each: physical.field(theirs[0]) for each, theirs in own.items() if theirs}
-    # One row of NULLs shows what the projection puts in the place of a column that is not there.
+    # Projecting one row of NULLs gives the values of columns that are not stored.
     nothing = {known.name: pa.nulls(1, known.type) for known in stored.values()} or {"": pa.nulls(1)}
     row = view.project(pa.table(nothing), names, start=0)
     constants = {each: row[each][0] for each in names if each not in stored or each in LINEAGE}
@@ -302,7 +301,7 @@ def find_columns(file: DataFile, columns: Iterable[str], schema: pa.Schema) -> S
 
 
 def physical_names(file: DataFile, columns: Collection[str]) -> frozenset[str]:
-    """What some columns of a table are called in a file that has them."""
+    """The names of some columns of a table in a file, as far as it stores them."""
     if file.scan_task is None or file.footer is None:
         return frozenset(columns)
     view = file.scan_task.project_columns(file.footer.schema.to_arrow_schema(), pa.schema([]))
@@ -325,13 +324,13 @@ def read_deleted_rows(
 
 
 def list_live_rows(file: DataFile, deleted: pa.Int64Array | None) -> pa.Int64Array:
-    """The positions of the rows of a file that are left."""
+    """The positions of the live rows of a file."""
     rows = arange(file.record_count)
     return rows if deleted is None else rows.filter(pc.invert(pc.is_in(rows, value_set=deleted)))
 
 
 def number_rows(files: Sequence[DataFile], numbers: pa.Array, positions: pa.Array) -> pa.Int64Array:
-    """Rows, each named by a file's number and a position, counted over all of the files."""
+    """Row numbers over all files, of rows that are given by file number and position."""
     bases = pa.array(list(accumulate((file.record_count for file in files), initial=0)), pa.int64())
     return pc.add(bases.take(numbers), positions)
 

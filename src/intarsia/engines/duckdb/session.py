@@ -1,4 +1,4 @@
-"""DuckDB for the length of one operation: a cursor, a place for its tables, and its errors as ours."""
+"""DuckDB for one operation: a cursor, a database for its tables, and DuckDB's errors translated."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ BATCH_ROWS = 1 << 18
 
 
 class Session:
-    """Runs SQL; what it makes is in a database of its own and gone when it is closed.
+    """Runs SQL; its tables are in a database of its own, which is removed when the session is closed.
 
     On the caller's connection it works beside it: through a cursor, in a database attached under a name
     of its own; no setting is touched, and a transaction that is open there stays as it is. Without one it
@@ -69,7 +69,7 @@ class Session:
         }
         if memory_bytes is not None:
             config["memory_limit"] = f"{max(memory_bytes, 64 << 20) // 1024}KiB"
-        else:  # to give memory back after every file, and ask for it again, costs time
+        else:  # releasing memory after every file and allocating it again costs time
             config |= {
                 "allocator_flush_threshold": "4GB",
                 "allocator_bulk_deallocation_flush_threshold": "4GB",
@@ -111,7 +111,7 @@ class Session:
             return make(batch_rows)
 
     def batches(self, sql: str, batch_rows: int = BATCH_ROWS) -> Generator[pa.RecordBatch, None, None]:
-        """The same, with errors as ours also while reading."""
+        """The batches of a result; DuckDB's errors while reading are translated, too."""
         with self.reader(sql, batch_rows) as reader:
             while True:
                 with _translate_stream_errors():
@@ -130,7 +130,7 @@ class Session:
         try:
             yield quote(known)
         finally:
-            with suppress(duckdb.Error):  # an error in the block has said enough
+            with suppress(duckdb.Error):  # an error in the block is raised already
                 self._cursor.unregister(known)
 
     def location(self, filesystem: pafs.FileSystem, location: str) -> str:
@@ -143,8 +143,6 @@ class Session:
             return local
         with self._guard:
             if id(filesystem) not in self._filesystems:
-                from intarsia.engines.duckdb.session import wrap_filesystem
-
                 protocol = f"intarsia{uuid.uuid4().hex}"
                 with _translate_errors():
                     self._cursor.register_filesystem(wrap_filesystem(filesystem, protocol))
@@ -166,12 +164,12 @@ class Session:
             other._cursor.close()
 
     def close(self) -> None:
-        """Let go of everything. Idempotent."""
+        """Close the cursor and remove tables and temporary files. Idempotent."""
         if self._closed:
             return
         self._closed = True
         if self._cursor is not None:
-            with suppress(duckdb.Error):  # the instance may be gone, and its tables with it
+            with suppress(duckdb.Error):  # the instance may be closed already
                 self._cursor.execute(f"DETACH {quote(self._database)}")
             for protocol, _ in self._filesystems.values():
                 with suppress(duckdb.Error):
@@ -197,7 +195,7 @@ class Session:
 
 
 def _make_temporary_directory(parent: str | None) -> tuple[str, Mark]:
-    """A directory for temporary files, marked as in use; what killed processes left beside it is removed."""
+    """A directory for temporary files, marked as in use; those that killed processes left are removed."""
     local = pafs.LocalFileSystem()
     try:
         base = private_base() if parent is None else os.path.abspath(parent)
@@ -218,7 +216,7 @@ def _make_temporary_directory(parent: str | None) -> tuple[str, Mark]:
 
 
 def _read_collation(connection: Any) -> str | None:
-    """By which texts that are not the same may be equal there; None where they never are."""
+    """The collation by which different texts may be equal; None if there is none."""
     with _translate_errors():
         cursor = connection.cursor()
         found = cursor.execute("SELECT current_setting('default_collation')").fetchall()[0][0]
@@ -227,12 +225,12 @@ def _read_collation(connection: Any) -> str | None:
 
 
 def _open_cursor(connection: Any, collation: str | None) -> Any:
-    """A cursor of its own, on which texts are equal only if they are the same."""
+    """A new cursor with binary collation: only identical texts are equal."""
     with _translate_errors():
         cursor = connection.cursor()
     if collation is not None:
         try:
-            cursor.execute("SET SESSION default_collation = 'binary'")  # of the cursor alone
+            cursor.execute("SET SESSION default_collation = 'binary'")  # for this cursor only
         except duckdb.Error as error:
             raise NotSupported(
                 f"The DuckDB connection compares texts by the collation {collation!r}, and that is locked.",
@@ -243,7 +241,7 @@ def _open_cursor(connection: Any, collation: str | None) -> Any:
 
 @contextmanager
 def _translate_errors() -> Iterator[None]:
-    """DuckDB's errors as ours; what a file system of ours said stays as it is."""
+    """Translate DuckDB's errors; errors of a registered file system are raised unchanged."""
     try:
         yield
     except duckdb.InterruptException as error:
@@ -251,7 +249,7 @@ def _translate_errors() -> Iterator[None]:
     except duckdb.Error as error:
         raise _to_own_error(error) from error
     except RuntimeError as error:
-        if str(error) != "Query interrupted":  # what DuckDB makes of Ctrl-C
+        if str(error) != "Query interrupted":  # DuckDB raises it for Ctrl-C
             raise
         raise KeyboardInterrupt from error
 
@@ -280,7 +278,7 @@ _SAID: dict[str, type[duckdb.Error]] = {
 
 @contextmanager
 def _translate_stream_errors() -> Iterator[None]:
-    """The same for a result that is being read: a stream passes only the text of an error on."""
+    """Translate errors while a result is read: Arrow's stream has only the text of DuckDB's error."""
     with _translate_errors():
         try:
             yield
@@ -290,7 +288,7 @@ def _translate_stream_errors() -> Iterator[None]:
 
 
 def _find_errno(said: str) -> int | None:
-    """The number of the system's error that DuckDB tells in words."""
+    """The errno of the system error whose text is in DuckDB's message."""
     return next((number for number in _NUMBERS if os.strerror(number) in said), None)
 
 
@@ -334,31 +332,31 @@ def wrap_filesystem(filesystem: pafs.FileSystem, protocol: str) -> Any:
     wrapped = ArrowFSWrapper(filesystem)
 
     class Bridge(AbstractFileSystem):
-        """Passes every call on, with the path that the file system below knows."""
+        """Calls the file system with the path without protocol."""
 
         cachable = False
 
         @classmethod
-        def _strip_protocol(cls, quote_path: str) -> str:
-            return quote_path.removeprefix(f"{protocol}://")
+        def _strip_protocol(cls, path: str) -> str:
+            return path.removeprefix(f"{protocol}://")
 
-        def _open(self, quote_path: str, mode: str = "rb", **_: Any) -> Any:
-            return wrapped.open(self._strip_protocol(quote_path), mode)
+        def _open(self, path: str, mode: str = "rb", **_: Any) -> Any:
+            return wrapped.open(self._strip_protocol(path), mode)
 
-        def glob(self, quote_path: str, **_: Any) -> list[str]:
-            """Only whole names are asked for: what stands in brackets stands for itself."""
-            return [re.sub(r"\[([*?\[])\]", r"\1", quote_path)]
+        def glob(self, path: str, **_: Any) -> list[str]:
+            """The file itself: names are escaped, so that brackets hold one literal character."""
+            return [re.sub(r"\[([*?\[])\]", r"\1", path)]
 
-        def info(self, quote_path: str, **_: Any) -> dict[str, Any]:
-            found: dict[str, Any] = wrapped.info(self._strip_protocol(quote_path))
+        def info(self, path: str, **_: Any) -> dict[str, Any]:
+            found: dict[str, Any] = wrapped.info(self._strip_protocol(path))
             return found
 
-        def exists(self, quote_path: str, **_: Any) -> bool:
-            return bool(wrapped.exists(self._strip_protocol(quote_path)))
+        def exists(self, path: str, **_: Any) -> bool:
+            return bool(wrapped.exists(self._strip_protocol(path)))
 
-        def modified(self, quote_path: str) -> Any:
-            # Some stores do not tell; no other file of the session has this path.
-            return wrapped.modified(self._strip_protocol(quote_path)) or datetime.fromtimestamp(0, UTC)
+        def modified(self, path: str) -> Any:
+            # Some stores have no times; a constant will do, since a path is one file in a session.
+            return wrapped.modified(self._strip_protocol(path)) or datetime.fromtimestamp(0, UTC)
 
     Bridge.protocol = protocol
     return Bridge()

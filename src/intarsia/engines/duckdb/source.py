@@ -1,4 +1,4 @@
-"""The source of a merge or a write: rows in Arrow, keys in DuckDB, checked there and ready to be joined."""
+"""The source of a merge or a write: its rows in Arrow, its keys in a table of DuckDB."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from intarsia.engines.duckdb.sql import SRC, quote, quote_all
 __all__ = ["DuckSource", "LoadedKeys", "normalize_key", "prepare_merge", "refuse_duplicates"]
 
 DISTINCT_ROWS = 1_000_000
-"""Sources up to this many rows give planning every key; larger ones only the least and the greatest."""
+"""Rows of a source up to which planning knows every key; of larger sources only the least and greatest."""
 _SAMPLES = 64
 _KEYS = "keys"
 
@@ -54,7 +54,7 @@ class DuckSource(Source):
 
 @dataclass(frozen=True, slots=True)
 class LoadedKeys:
-    """What DuckDB holds of a source: its keys by row number, in a table."""
+    """The keys of a source with their row numbers, in a table of DuckDB."""
 
     session: Session
     table: pa.Table
@@ -71,19 +71,19 @@ class LoadedKeys:
 
 
 def add_row_numbers(table: pa.Table) -> pa.Table:
-    """The table with the numbers of its rows beside them."""
+    """The table with its row numbers as another column."""
     return table.append_column(SRC, arange(table.num_rows))
 
 
 def normalize_key(column: str, kind: pa.DataType) -> str:
-    """A key column as an expression that groups as equal what is equal: -0.0 is 0.0."""
+    """A key column as an expression with the same value for equal keys: -0.0 becomes 0.0."""
     return f"({column} + 0)" if is_float(kind) else column
 
 
 def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> Prepared:
-    """The source in the target's types, its keys in DuckDB; raises as any engine does.
+    """The source in the target's types, its keys in DuckDB; raises the same errors as any engine.
 
-    But for keys that stand twice, which matching finds, see :func:`refuse_duplicates`.
+    Duplicate keys are found by matching, see :func:`refuse_duplicates`.
     """
     intent, path = terms.intent, snapshot.root
     operation, keys, session = intent.rule.name, intent.source_keys, source.session
@@ -120,10 +120,10 @@ def _load_keys(session: Session, table: pa.Table, intent: Merge) -> LoadedKeys:
 def refuse_duplicates(
     loaded: LoadedKeys, intent: Merge, path: str, *, met_twice: bool, unmatched: pa.Array
 ) -> None:
-    """Refuse a source in which a key stands more than once.
+    """Refuse a source with duplicate keys.
 
-    That is so where a target row met it twice, or where rows that met none share it; only to tell which
-    keys these are is the whole source looked at.
+    It has some if a target row matches two source rows, or if unmatched source rows share a key. Only then is
+    the whole source searched, for the error message.
     """
     if not met_twice and not _has_shared_key(loaded, intent, unmatched):
         return
@@ -153,7 +153,7 @@ def _list_group_terms(table: pa.Table, keys: Sequence[str]) -> str:
 
 
 def _select_repeated(loaded: LoadedKeys, intent: Merge, rows: str) -> str:
-    """The keys that stand in several of some rows, each with how many."""
+    """SQL for the keys that several of some rows have, and the number of these rows."""
     keys = dict.fromkeys(loaded.keys)
     there = ""
     if not intent.matches_null:
@@ -163,7 +163,7 @@ def _select_repeated(loaded: LoadedKeys, intent: Merge, rows: str) -> str:
 
 
 def _keep_one_each(session: Session, source: Source, intent: Merge) -> Source:
-    """The row with the highest order per key; the last one where that does not tell."""
+    """The row with the highest order of each key; the last one of equal rows."""
     table = source.table
     keys, orders = tuple(dict.fromkeys(intent.source_keys)), tuple(dict.fromkeys(intent.dedup_order_by))
     order = [
@@ -181,7 +181,7 @@ def _keep_one_each(session: Session, source: Source, intent: Merge) -> Source:
 
 
 def _find_range(column: pa.ChunkedArray) -> KeyRange:
-    """What planning needs of one key column."""
+    """The range of one key column, for planning."""
     if len(column) <= DISTINCT_ROWS:
         return KeyRange.of(column)
     values = decoded(comparable(column))

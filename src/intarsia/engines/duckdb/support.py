@@ -1,4 +1,4 @@
-"""What of an operation DuckDB cannot do exactly, and why; the reasons are for the plan's notes."""
+"""Why DuckDB cannot do an operation exactly; the reasons are notes of the plan."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from intarsia.core.spark_metadata import is_variant_storage
 from intarsia.engines.duckdb.duplicates import list_searched_files
 from intarsia.engines.duckdb.match import list_condition_columns
 from intarsia.engines.duckdb.scan import UUID, find_columns, is_uuid, rewritten_schema
-from intarsia.engines.duckdb.sql import FILE, POS, SRC
-from intarsia.engines.duckdb.types import has_case_clash, is_comparable, sql_type
+from intarsia.engines.duckdb.sql import FILE, POS, SRC, has_case_clash, is_comparable, sql_type
 
 __all__ = [
     "explain_unreadable",
@@ -35,12 +34,12 @@ __all__ = [
 _OWN = frozenset(
     {FILE, POS, SRC, "filename", "file_row_number", "file_index", "file_row_group_number", "rowid"}
 )
-"""Names that would hide a column of the same name, or be hidden by it."""
+"""Names that are used here or by DuckDB, so that no column of a file may have them."""
 _UNKNOWN_TYPE = "BSON"
 _OTHER_TYPES = frozenset({_UNKNOWN_TYPE, "ENUM", "INTERVAL", "GEOMETRY", "GEOGRAPHY"})
 _UNITS = {"s": 0, "ms": 1, "us": 2, "ns": 3}
 MOST_MILLISECONDS = (2**63 - 1) // 1000
-"""So far from 1970 a timestamp may be to be one in microseconds, too."""
+"""The largest timestamp in milliseconds that fits microseconds."""
 _MOST = {"s": MOST_MILLISECONDS // 1000, "ms": MOST_MILLISECONDS}
 
 
@@ -54,7 +53,7 @@ def explain_unsupported_merge(terms: MergeTerms, source: pa.Table) -> str | None
 
 
 def _explain_late_time(source: pa.Table, keys: Iterable[str]) -> str | None:
-    """The first key with a time that DuckDB cannot compare with those of files."""
+    """Why DuckDB cannot compare the times of a key with those of files; None if it can."""
     for column in (each for each in keys if each in source.column_names):
         kind = source.schema.field(column).type
         if pa.types.is_timestamp(kind) and kind.unit in _MOST:
@@ -74,7 +73,7 @@ def explain_incomparable(schema: pa.Schema, columns: Iterable[str]) -> str | Non
 
 
 def explain_unsupported_match(plan: Plan) -> str | None:
-    """Why DuckDB cannot read or compare what decides about rows; None if it can."""
+    """Why DuckDB cannot read or compare the columns that decide which rows change; None if it can."""
     if isinstance(plan.intent, Deduplicate):
         return explain_unsupported_duplicates(plan, plan.intent.keys, plan.intent.order_by)
     files = [item.file for item in plan.select("scan")]
@@ -82,7 +81,7 @@ def explain_unsupported_match(plan: Plan) -> str | None:
 
 
 def list_matched_columns(plan: Plan) -> list[str]:
-    """The columns that decide about rows."""
+    """The columns that decide which rows change."""
     match plan.intent:
         case Merge() as intent:
             return [*intent.keys, *list_condition_columns(plan.snapshot, intent)]
@@ -96,7 +95,7 @@ def list_matched_columns(plan: Plan) -> list[str]:
 def explain_unsupported_duplicates(
     plan: Plan, keys: Sequence[str], order_by: Sequence[str], files: Sequence[DataFile] | None = None
 ) -> str | None:
-    """Why DuckDB cannot look for duplicate keys in some files, or those to scan; None if it can."""
+    """Why DuckDB cannot find duplicate keys in some files, or in those to scan; None if it can."""
     schema, chosen = plan.schema, list_searched_files(plan, files)
     compared = keys or [field.name for field in schema if not pa.types.is_null(field.type)]
     if not compared:
@@ -130,7 +129,7 @@ def explain_unsupported_optimize(plan: Plan) -> str | None:
 
 
 def explain_unreadable(file: DataFile, columns: Collection[str], schema: pa.Schema) -> str | None:
-    """Why DuckDB cannot give some columns of a file back exactly in the dataset's types; None if it can."""
+    """Why DuckDB cannot read some columns of a file exactly in the dataset's types; None if it can."""
     if file.footer is None:
         return "its footer is not known"
     physical = file.footer.schema.to_arrow_schema()
@@ -178,21 +177,21 @@ def _may_hold_variant(dtype: pa.DataType) -> bool:
 
 
 def _find_other_types(schema: pq.ParquetSchema) -> dict[str, str]:
-    """Columns that DuckDB takes for another type than Arrow does, by name, and what they are annotated as."""
+    """Columns that DuckDB reads as another type than Arrow does, by name, with their annotation."""
     found = {}
     for leaf in (schema.column(number) for number in range(len(schema))):
         kind = str(leaf.logical_type.type)
         kind = str(leaf.converted_type) if kind in ("UNKNOWN", "NONE") else kind
         zoned = kind == "TIME" and "isAdjustedToUTC=true" in str(leaf.logical_type)
         column, _, inner = leaf.path.partition(".")
-        within = bool(inner) and kind == UUID  # which comes back as text, and is cast only in whole columns
+        within = bool(inner) and kind == UUID  # read as text, which only whole columns are cast from
         if kind in _OTHER_TYPES or zoned or within:
             found[column] = "TIME in UTC" if zoned else kind
     return found
 
 
 def _can_become(file: DataFile, own: pa.Field, wanted: pa.DataType) -> bool:
-    """Whether DuckDB can give a column of a file back as one of the type wanted."""
+    """Whether DuckDB can read a column of a file as the type wanted."""
     if file.scan_task is not None and pa.types.is_nested(wanted):
         return has_same_fields(own.type, wanted)
     if is_uuid(file, own):

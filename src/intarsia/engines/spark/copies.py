@@ -26,9 +26,8 @@ from intarsia.engines.spark.staging import DRIVER_INSERT_ROWS, open_shared_direc
 from intarsia.engines.spark.tasks import TaskRunner
 from intarsia.kernel.copy_rows import CopyTask, copy_tasks, prefix_of
 from intarsia.kernel.match import FileMatch
-from intarsia.kernel.new_rows import SLICE_ROWS, NewRowWriter
 from intarsia.kernel.output_format import OutputFormat
-from intarsia.kernel.partitioned_writer import write_partitioned
+from intarsia.kernel.partitioned_writer import SLICE_ROWS, NewRowWriter, write_partitioned
 from intarsia.kernel.rewrite import Rewrite
 from intarsia.kernel.threads import in_line
 

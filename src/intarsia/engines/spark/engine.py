@@ -39,7 +39,7 @@ from intarsia.engines.spark.staging import rewrite_known, write_new_rows
 from intarsia.engines.spark.tasks import TaskRunner
 from intarsia.engines.spark.types import check_types, find_year_months
 from intarsia.errors import NotSupported, SchemaMismatch
-from intarsia.kernel.predicate import with_new_rows
+from intarsia.kernel.match import with_new_rows
 from intarsia.spark.errors import spark_errors
 from intarsia.spark.session import is_connect
 

@@ -29,8 +29,8 @@ from intarsia.engines.spark.source import PartSlice
 from intarsia.engines.spark.staging import without_files
 from intarsia.engines.spark.tasks import TaskRunner
 from intarsia.engines.spark.types import from_spark_types
-from intarsia.kernel.match import MergeMatcher
-from intarsia.kernel.new_rows import NewRowWriter, all_rows
+from intarsia.kernel.match import MergeMatcher, all_rows
+from intarsia.kernel.partitioned_writer import NewRowWriter
 
 FILE_BYTES = 256 << 20
 PARTITION_BYTES = 32 << 20

@@ -17,8 +17,7 @@ from intarsia.engines.spark.copies import copy_files_of, group_by_partition, in_
 from intarsia.engines.spark.output import AttemptOutput
 from intarsia.engines.spark.staging import rewrite_one, run_over_files, without_files
 from intarsia.engines.spark.tasks import TaskRunner
-from intarsia.kernel.match import FileMatch
-from intarsia.kernel.predicate import predicate_hits, resolve_hits
+from intarsia.kernel.match import FileMatch, predicate_hits, resolve_hits
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,16 @@ from intarsia.engines.spark.output import AttemptOutput, open_attempt
 from intarsia.engines.spark.tasks import TaskRunner, balance
 from intarsia.kernel.compact import check_rows, pieces_of
 from intarsia.kernel.optimize import NewFiles, stored_bytes
-from intarsia.kernel.runs import RunWriter, SpilledRun, read_batches
-from intarsia.kernel.sample import MOST_GROUPS, SAMPLE_ROWS, RowGroup, sample_row_groups, spread_row_groups
-from intarsia.kernel.sort import Cuts, Order, Portion, Sorter
+from intarsia.kernel.sort import (
+    MOST_GROUPS,
+    SAMPLE_ROWS,
+    Cuts,
+    Order,
+    RowGroup,
+    sample_row_groups,
+    spread_row_groups,
+)
+from intarsia.kernel.spill import Portion, RunWriter, Sorter, SpilledRun, read_batches
 from intarsia.kernel.write import widen, widen_schema
 
 RANGES_PER_FILE = 4

@@ -52,7 +52,7 @@ from intarsia.engines.spark.source import SparkSource, Spool
 from intarsia.engines.spark.staging import with_one_file, without_files
 from intarsia.engines.spark.tasks import TaskRunner
 from intarsia.kernel.match import FileMatch, MergeMatcher, SourceIndex
-from intarsia.kernel.new_rows import NewFile, NewRowWriter
+from intarsia.kernel.partitioned_writer import NewFile, NewRowWriter
 from intarsia.kernel.threads import in_line
 
 ROUTED_BYTES = 64 << 20

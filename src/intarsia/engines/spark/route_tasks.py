@@ -28,7 +28,7 @@ from intarsia.engines.spark.output import AttemptOutput
 from intarsia.engines.spark.shared_buffers import unreachable_error, wrap_storage_errors
 from intarsia.engines.spark.source import SpoolPart, spool_writer
 from intarsia.kernel.match import FileMatch, MergeMatcher
-from intarsia.kernel.new_rows import NewFile, NewRowWriter
+from intarsia.kernel.partitioned_writer import NewFile, NewRowWriter
 from intarsia.kernel.rewrite import Rewrite, rewrite
 
 SORTED_BYTES = 16 << 20

@@ -20,7 +20,7 @@ from intarsia.engines.spark.output import AttemptOutput
 from intarsia.engines.spark.shared_buffers import INLINE_BYTES, SharedDirectory
 from intarsia.engines.spark.source import create_spool, spool_location
 from intarsia.engines.spark.tasks import TaskRunner, balance
-from intarsia.kernel.new_rows import NewFile, NewRowWriter
+from intarsia.kernel.partitioned_writer import NewFile, NewRowWriter
 from intarsia.kernel.rewrite import Rewrite, rewrite
 
 DRIVER_INSERT_ROWS = 20_000
