@@ -10,10 +10,9 @@ import pyarrow as pa
 
 from intarsia.common.log import logger
 from intarsia.common.schema import conform_table
-from intarsia.core.change import StagedFile
+from intarsia.core.change import Hits, Matches, StagedFile
 from intarsia.core.intent import Merge, WriteOptions
 from intarsia.core.keys import arange, flat
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.partitioner import HivePartitioner
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Execution, OutputLocation

@@ -8,10 +8,10 @@ from dataclasses import replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.core.change import Hits, Matches
 from intarsia.core.evaluate import hit_positions
 from intarsia.core.intent import Predicate, Update
 from intarsia.core.keys import arange
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.prove import predicate_columns
 from intarsia.core.rule import Assign, Drop

@@ -9,9 +9,8 @@ from itertools import pairwise
 
 import pyarrow as pa
 
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Matches, Staged, StagedFile
 from intarsia.core.intent import Optimize
-from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.snapshot import DataFile
