@@ -18,10 +18,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core.change import Change
+from intarsia.core.change import Change, Matches
 from intarsia.core.curve import bits_for, curve_codes, sample_boundaries
 from intarsia.core.intent import Optimize
-from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
 from intarsia.core.planning import plan_compact, plan_optimize
 from intarsia.core.report import MergeResult

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from intarsia.core.change import Change
+from intarsia.core.change import Change, Matches
 from intarsia.core.intent import Compact, WriteOptions
-from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup
 from intarsia.core.planning import plan_compact
 from intarsia.errors import DamagedTable

@@ -14,10 +14,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from intarsia.core.change import Change
+from intarsia.core.change import Change, Matches
 from intarsia.core.curve import bits_for, curve_codes, sample_boundaries
 from intarsia.core.intent import Optimize, WriteOptions
-from intarsia.core.matches import Matches
 from intarsia.core.planning import plan_optimize
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, StorageError
 from intarsia.kernel import compact, optimize

@@ -15,8 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from intarsia.core.change import Matches
 from intarsia.core.intent import Deduplicate
-from intarsia.core.matches import Matches
 from intarsia.core.planning import plan_deduplicate
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import prepare

@@ -16,6 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.arguments import parse_where
+from intarsia.core.change import Matches
 from intarsia.core.expr import (
     And,
     Arithmetic,
@@ -33,7 +34,6 @@ from intarsia.core.expr import (
     resolve,
 )
 from intarsia.core.intent import Delete, Update, WriteOptions
-from intarsia.core.matches import Matches
 from intarsia.core.planning import plan_predicate
 from intarsia.core.ports import Execution, Progress
 from intarsia.core.prepare import prepare

@@ -8,8 +8,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
+from intarsia.core.change import Hits, Matches
 from intarsia.core.intent import Delete, Merge
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
 from intarsia.core.rule import strategy_rule
 from intarsia.core.snapshot import DataFile, Snapshot

@@ -10,9 +10,9 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 import pytest
 
+from intarsia.core.change import Hits
 from intarsia.core.expr import resolve
 from intarsia.core.intent import WriteOptions
-from intarsia.core.matches import Hits
 from intarsia.core.rule import Assign, Drop, Insert, Replace
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import SchemaMismatch

@@ -11,9 +11,8 @@ import pyarrow.fs as pafs
 import pytest
 
 from intarsia.common.arrow import ingest
-from intarsia.core.change import Change, Committed, Replacement, Staged, StagedFile
+from intarsia.core.change import Change, Committed, Hits, Matches, Replacement, Staged, StagedFile
 from intarsia.core.intent import Compact, Delete, Merge, Write
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.rule import strategy_rule

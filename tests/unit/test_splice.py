@@ -16,8 +16,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from intarsia.common.thrift import I64, get, read_struct, write_struct
+from intarsia.core.change import Hits
 from intarsia.core.expr import resolve
-from intarsia.core.matches import Hits
 from intarsia.core.rule import Assign, Drop, Replace
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, IntarsiaError

@@ -1,4 +1,4 @@
-"""What an operation wants to do to a table's files: the value that engines make and tables commit."""
+"""What engines find and write and tables commit, as values: hits and matches, staged files, the change."""
 
 from __future__ import annotations
 
@@ -7,11 +7,57 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.core.refusals import Refusal, sum_refusals
+from intarsia.core.rule import Action
 from intarsia.core.snapshot import DataFile
+
+BEGUN = "begun-"
+"""Prefix of the name of a staged marker file; the id of an attempt that writes files in place follows."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hits:
+    """The rows of one file that change.
+
+    ``positions`` ascend (int64). ``action`` numbers an entry of ``Matches.actions`` for all rows,
+    or per row as an int8 array. ``sources`` names the source row of each hit, NULL where the
+    action needs none.
+    """
+
+    positions: pa.Int64Array
+    action: int | pa.Int8Array = 0
+    sources: pa.Int64Array | None = None
+
+    def __len__(self) -> int:
+        return len(self.positions)
+
+    def within(self, start: int, stop: int) -> Hits:
+        """The hits in a range of positions, still counted from the start of the file."""
+        low, high = pc.search_sorted(self.positions, pa.array([start, stop], pa.int64())).to_pylist()
+        return Hits(
+            self.positions.slice(low, high - low),
+            self.action if isinstance(self.action, int) else self.action.slice(low, high - low),
+            None if self.sources is None else self.sources.slice(low, high - low),
+        )
+
+    def only(self, number: int) -> Hits:
+        """The hits with one action."""
+        if isinstance(self.action, int):
+            return self if self.action == number else self.empty()
+        chosen = pc.equal(self.action, number)
+        return Hits(
+            self.positions.filter(chosen),
+            number,
+            None if self.sources is None else self.sources.filter(chosen),
+        )
+
+    @staticmethod
+    def empty() -> Hits:
+        return Hits(pa.array([], pa.int64()), 0, pa.array([], pa.int64()))
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +89,44 @@ class StagedFile:
 
 
 @dataclass(frozen=True, slots=True)
+class Staged:
+    """The files that an engine has written for one operation."""
+
+    rewritten: Mapping[str, StagedFile] = field(default_factory=dict)
+    """New content of files that keep their names, by the path of the old file."""
+    added: tuple[StagedFile, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Matches:
+    """All hits, and the source rows that become new rows."""
+
+    actions: tuple[Action, ...] = ()
+    hits: Mapping[str, Hits] = field(default_factory=dict)
+    """By file path; a file without hits is absent."""
+    dropped: frozenset[str] = frozenset()
+    """Files that lose every row, known without positions."""
+    inserts: tuple[tuple[Action, pa.Int64Array], ...] = ()
+    """Source rows to insert, and how."""
+    inserted: int = 0
+    updated: int = 0
+    deleted: int = 0
+    scanned_bytes: int = 0
+    counts: Mapping[str, int] = field(default_factory=dict)
+    """Number of changed rows by file, where their positions stayed on the executors that found them."""
+    notes: tuple[str, ...] = ()
+    """Notes for the plan."""
+    staged: Staged = field(default_factory=Staged)
+    """Files written during matching, by an engine that matches and writes in one pass."""
+    done: frozenset[str] = frozenset()
+    """Paths of the files that are completely written."""
+
+    def hit_rows(self, path: str) -> int:
+        """How many rows of a file change."""
+        return len(self.hits[path]) if path in self.hits else self.counts.get(path, 0)
+
+
+@dataclass(frozen=True, slots=True)
 class PositionDeletes:
     """Rows of a file that are deleted while the file stays."""
 
@@ -57,15 +141,6 @@ class Replacement:
 
     old: DataFile
     new: StagedFile
-
-
-@dataclass(frozen=True, slots=True)
-class Staged:
-    """The files that an engine has written for one operation."""
-
-    rewritten: Mapping[str, StagedFile] = field(default_factory=dict)
-    """New content of files that keep their names, by the path of the old file."""
-    added: tuple[StagedFile, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,6 +180,18 @@ class Change:
         return not (self.replaced or self.added or self.removed or self.position_deletes)
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """What a table's commit returns."""
+
+    txid: str
+    version: int
+    rows: int | None = None
+    """How many rows there are now, where others have committed since the change was planned."""
+    notes: tuple[str, ...] = ()
+    """Notes of the commit for the result."""
+
+
 class Discard:
     """A file system that discards what is written to it, so that files are only measured; pickles."""
 
@@ -118,10 +205,6 @@ class Discard:
 def is_discarded(filesystem: Any) -> bool:
     """Whether a file system discards what is written to it."""
     return isinstance(filesystem, Discard)
-
-
-BEGUN = "begun-"
-"""Prefix of the name of a staged marker file; the id of an attempt that writes files in place follows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,15 +227,3 @@ class Staging:
     def location(self, label: str) -> str:
         """A place to write one file; ``label`` must be unique within the transaction."""
         return f"{self.directory}/{label}{self.attempt}.part"
-
-
-@dataclass(frozen=True, slots=True)
-class Committed:
-    """What a table's commit returns."""
-
-    txid: str
-    version: int
-    rows: int | None = None
-    """How many rows there are now, where others have committed since the change was planned."""
-    notes: tuple[str, ...] = ()
-    """Notes of the commit for the result."""

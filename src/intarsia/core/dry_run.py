@@ -13,10 +13,9 @@ import pyarrow as pa
 from intarsia.common.partitions import split_by_partition
 from intarsia.common.rows import take_rows
 from intarsia.common.schema import cast_exact
-from intarsia.core.change import Change, Committed, Discard, Staging
+from intarsia.core.change import Change, Committed, Discard, Matches, Staging
 from intarsia.core.evaluate import evaluate
 from intarsia.core.intent import Delete, Optimize
-from intarsia.core.matches import Matches
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import Plan
 from intarsia.core.prepare import Prepared

@@ -9,9 +9,8 @@ from typing import Literal
 import pyarrow as pa
 
 from intarsia.core import render
-from intarsia.core.change import Change, PositionDeletes, Replacement, Staged
+from intarsia.core.change import Change, Hits, Matches, PositionDeletes, Replacement, Staged
 from intarsia.core.intent import Compact, Delete, Intent, Optimize, Predicate, Update, Write
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.snapshot import DataFile, Snapshot
 
 Action = Literal["keep", "scan", "rewrite", "add_deletes", "remove", "regroup"]

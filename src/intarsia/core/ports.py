@@ -16,8 +16,8 @@ from intarsia.core.snapshot import DataFile, Snapshot
 
 if TYPE_CHECKING:
     from intarsia.common.source import Source
+    from intarsia.core.change import Matches
     from intarsia.core.intent import Intent
-    from intarsia.core.matches import Matches
     from intarsia.core.plan import Plan
     from intarsia.core.prepare import Prepared
 

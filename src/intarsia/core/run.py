@@ -11,12 +11,11 @@ import pyarrow as pa
 
 from intarsia.common.log import logger
 from intarsia.common.source import Source
-from intarsia.core.change import Change, Committed, Staged, StagedFile, Staging
+from intarsia.core.change import Change, Committed, Matches, Staged, StagedFile, Staging
 from intarsia.core.dry_run import MEASURED_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
 from intarsia.core.effects import check_write_options
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
 from intarsia.core.key_value_metadata import check_geometries, exact_columns
-from intarsia.core.matches import Matches
 from intarsia.core.plan import FilePlan, Plan, keep_all
 from intarsia.core.planning import (
     plan_compact,

@@ -8,9 +8,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.schema import conform_table
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Hits, Staged, StagedFile
 from intarsia.core.intent import Compact
-from intarsia.core.matches import Hits
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.snapshot import DataFile

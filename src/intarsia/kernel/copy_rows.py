@@ -10,10 +10,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.intent import Write
 from intarsia.core.keys import arange
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import LAST_UPDATED, LINEAGE, ROW_ID, Execution, OutputLocation
 from intarsia.core.refusals import ValuesRefused

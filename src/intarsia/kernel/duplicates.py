@@ -17,8 +17,8 @@ import pyarrow.compute as pc
 
 from intarsia.common.names import check_columns
 from intarsia.common.schema import check_key_types, is_nested
+from intarsia.core.change import Hits, Matches
 from intarsia.core.keys import arange, flat
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress
 from intarsia.core.prune import bounds_of

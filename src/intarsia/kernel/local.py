@@ -6,9 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan
 from intarsia.core.ports import Execution, Progress
 from intarsia.kernel.compact import stage_compact

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.core.change import Hits, Matches
 from intarsia.core.evaluate import hit_positions, true_mask
 from intarsia.core.expr import Expr
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.intent import Merge, Predicate, Update
 from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, flat, marked
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.prove import predicate_columns
 from intarsia.core.prune import PartitionSet

@@ -14,10 +14,9 @@ import pyarrow.fs as pafs
 from intarsia.common.names import check_columns
 from intarsia.common.schema import is_nested
 from intarsia.common.scratch import scratch_directory
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.curve import CURVES, bits_for
 from intarsia.core.intent import Optimize
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.snapshot import DataFile

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from intarsia.common.int96 import arrow_schema, int96_columns
 from intarsia.common.schema import cast_exact, conform_table
 from intarsia.common.types import value_type
-from intarsia.core.change import StagedFile
+from intarsia.core.change import Hits, StagedFile
 from intarsia.core.clauses import naming_column
 from intarsia.core.evaluate import evaluate, find_refused_values
 from intarsia.core.expr import columns as columns_of
@@ -26,7 +26,6 @@ from intarsia.core.intent import Merge, WriteOptions
 from intarsia.core.key_value_metadata import check_calendar, exact_columns, rewrite_metadata
 from intarsia.core.keys import arange
 from intarsia.core.layout import Layout, layout_of
-from intarsia.core.matches import Hits
 from intarsia.core.plan import Plan
 from intarsia.core.ports import OutputLocation
 from intarsia.core.refusals import Refusal, ValuesRefused

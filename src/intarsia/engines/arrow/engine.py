@@ -8,9 +8,8 @@ from typing import Any
 
 from intarsia.common.arrow import ingest
 from intarsia.common.source import Source
-from intarsia.core.change import Staged
+from intarsia.core.change import Matches, Staged
 from intarsia.core.intent import Intent
-from intarsia.core.matches import Matches
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.snapshot import Snapshot

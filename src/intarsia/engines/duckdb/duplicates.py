@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from intarsia.core.matches import Matches
+from intarsia.core.change import Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress
 from intarsia.core.snapshot import DataFile

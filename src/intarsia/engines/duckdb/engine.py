@@ -12,9 +12,8 @@ import duckdb
 
 from intarsia.common.arrow import SPOOL_BYTES, ingest
 from intarsia.common.source import Source
-from intarsia.core.change import Staged
+from intarsia.core.change import Matches, Staged
 from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
-from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import Prepared, index_keys, prepare, resolve_merge

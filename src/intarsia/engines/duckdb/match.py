@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.core.change import Hits, Matches
 from intarsia.core.intent import Merge
 from intarsia.core.keys import flat
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress
 from intarsia.core.prune import bounds_of

@@ -10,10 +10,9 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Matches, Staged, StagedFile
 from intarsia.core.curve import bits_for, gray_flips, spread_bits, step_ranks
 from intarsia.core.intent import Optimize
-from intarsia.core.matches import Matches
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.snapshot import DataFile

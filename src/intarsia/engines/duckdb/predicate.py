@@ -10,13 +10,13 @@ from itertools import takewhile
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.core.change import Hits, Matches
 from intarsia.core.evaluate import hit_positions
 from intarsia.core.expr import And, Column, Compare, Expr, In, IsNull, Literal, Not, Or, conjuncts
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.expr.run import can_fail
 from intarsia.core.expr.types import NANOS, working_type
 from intarsia.core.intent import Delete, Predicate, Update, Write
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress
 from intarsia.core.prove import predicate_columns

@@ -13,8 +13,7 @@ from typing import Any, Protocol, TypeVar
 import pyarrow as pa
 
 from intarsia.common.schema import conform_table
-from intarsia.core.change import Staged, StagedFile
-from intarsia.core.matches import Hits, Matches
+from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.refusals import ValuesRefused

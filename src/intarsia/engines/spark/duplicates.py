@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
+from intarsia.core.change import Hits, Matches
 from intarsia.core.keys import arange, comparable, decoded, flat
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import Plan
 from intarsia.core.rule import Drop
 from intarsia.core.snapshot import DataFile

@@ -10,9 +10,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from intarsia.common.arrow import Source, ingest
-from intarsia.core.change import Staged, Staging
+from intarsia.core.change import Matches, Staged, Staging
 from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
-from intarsia.core.matches import Matches
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.prepare import Prepared, prepare

@@ -20,10 +20,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Matches, Staged, StagedFile
 from intarsia.core.intent import Merge, Write
 from intarsia.core.keys import KeyIndex, arange, comparable, decoded, flat
-from intarsia.core.matches import Matches
 from intarsia.core.partitioner import Partitioner
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import SourceFacts

@@ -8,9 +8,8 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Matches, Staged, StagedFile
 from intarsia.core.intent import Merge
-from intarsia.core.matches import Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Execution, OutputLocation
 from intarsia.core.rule import Action

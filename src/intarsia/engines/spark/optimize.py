@@ -13,8 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from intarsia.core.change import Staged, StagedFile, Staging
-from intarsia.core.matches import Matches
+from intarsia.core.change import Matches, Staged, StagedFile, Staging
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.run import silent

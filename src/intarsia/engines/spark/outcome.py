@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from intarsia.core.change import StagedFile
+from intarsia.core.change import Hits, Matches, StagedFile
 from intarsia.core.keys import arange
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.validation import SAMPLES
 from intarsia.kernel.match import FileMatch, MergeMatcher

@@ -7,9 +7,8 @@ from dataclasses import dataclass, replace
 
 import pyarrow as pa
 
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.intent import Delete, Update, Write
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Execution, OutputLocation
 from intarsia.core.rule import Action, Assign, Drop

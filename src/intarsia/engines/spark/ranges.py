@@ -9,8 +9,7 @@ from itertools import groupby, pairwise
 
 import pyarrow as pa
 
-from intarsia.core.change import StagedFile, Staging
-from intarsia.core.matches import Hits, Matches
+from intarsia.core.change import Hits, Matches, StagedFile, Staging
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation
 from intarsia.core.snapshot import DataFile

@@ -17,11 +17,10 @@ import pyarrow.parquet as pq
 from intarsia.common.arrow import Source
 from intarsia.common.rows import combine
 from intarsia.common.schema import conform_table, is_nested
-from intarsia.core.change import Staged, StagedFile
+from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.intent import Merge
 from intarsia.core.keys import arange, flat
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Execution, Transaction
 from intarsia.core.prepare import MergeTerms, Prepared, prepare_rows, resolve_merge

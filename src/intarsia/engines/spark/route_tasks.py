@@ -15,10 +15,9 @@ import pyarrow.parquet as pq
 from intarsia.common.rows import combine, take_rows
 from intarsia.common.schema import conform_table
 from intarsia.common.source import select_known
-from intarsia.core.change import StagedFile
+from intarsia.core.change import Hits, StagedFile
 from intarsia.core.expr import columns as columns_of
 from intarsia.core.keys import arange, flat, marked
-from intarsia.core.matches import Hits
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import OutputLocation
 from intarsia.core.refusals import ValuesRefused

@@ -9,9 +9,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from intarsia.core.change import StagedFile
+from intarsia.core.change import Hits, Matches, StagedFile
 from intarsia.core.intent import Merge
-from intarsia.core.matches import Hits, Matches
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.rule import Action
