@@ -58,14 +58,14 @@ class PartSlice:
     start: int
     stop: int
 
-    def batches(self, filesystem: pafs.FileSystem, *, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, filesystem: pafs.FileSystem) -> Iterator[pa.RecordBatch]:
         """The rows in their order; runs on an executor. Memory: a row group."""
         with pq.ParquetFile(self.location, filesystem=filesystem) as file:
             at = 0
             for group in range(file.num_row_groups):
                 end = at + file.metadata.row_group(group).num_rows
                 if self.start < end and at < self.stop:
-                    for batch in file.iter_batches(1 << 16, [group], columns, use_threads=False):
+                    for batch in file.iter_batches(1 << 16, [group], use_threads=False):
                         low, high = max(self.start - at, 0), min(self.stop - at, batch.num_rows)
                         if low < high:
                             yield batch.slice(low, high - low)

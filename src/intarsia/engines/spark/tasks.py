@@ -102,11 +102,6 @@ class TaskRunner:
         rows = frame.mapInArrow(Stream(serialize(work)).unpack, RESULT)
         return [deserialize(payload) for payload in _check_errors(collect(rows))["payload"].to_pylist()]
 
-    def groups(self, frame: Any, column: str, work: Callable[[pa.Table], Any]) -> list[Any]:
-        """``work`` over the rows that share a value of one column; what it returns, in no order."""
-        rows = frame.groupBy(column).applyInArrow(_group_function(serialize(work)), RESULT)
-        return [deserialize(payload) for payload in _check_errors(collect(rows))["payload"].to_pylist()]
-
 
 @dataclass(frozen=True, slots=True)
 class TaskPayload:
@@ -148,16 +143,6 @@ class Stream:
 def _release_memory() -> None:
     """Release memory that Arrow's pool keeps: this worker may be idle while others need it."""
     pa.default_memory_pool().release_unused()
-
-
-def _group_function(work: bytes) -> Callable[[pa.Table], pa.Table]:
-    """A function over the rows of a group; of one argument, which Spark counts."""
-
-    def unpack(rows: pa.Table) -> pa.Table:
-        call = load_work(work)
-        return pa.Table.from_batches([_run_job(0, lambda: call(rows))])
-
-    return unpack
 
 
 def _run_job(number: int, call: Callable[[], Any]) -> pa.RecordBatch:
