@@ -1,4 +1,4 @@
-"""Sources too large to travel, whatever they are: spooled where executors read, joined by Spark, swept."""
+"""Sources too large to travel, whatever they are: spooled where executors read, their keys joined, swept."""
 
 from __future__ import annotations
 
@@ -135,6 +135,7 @@ COLUMNS = {
     "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.uint32())),
     "struct": pa.array([{"a.b": 1}, None], pa.struct([("a.b", pa.uint16())])),
     "nothing": pa.nulls(2),
+    "uuid": pa.array([b"0" * 16, b"f" * 16], pa.uuid()),
 }
 
 
@@ -269,6 +270,19 @@ def test_what_is_impossible_is_counted_over_all_files(spark, tmp_path, make_data
                 it.merge(source, path, on="id", **on_large(engine), **options)
             told.append(str(error.value))
         assert told[0] == told[1]
+
+
+def test_null_keys_of_a_file_that_no_source_row_reaches_are_refused(spark, tmp_path, make_dataset, unchanged):
+    """As in process, where every candidate file is scanned."""
+    target = pa.table({"id": [1, 2, None, 4], "v": [1, 2, 3, 4]})
+    path = make_dataset(tmp_path / "t", target, files=2)
+    source = pa.table({"id": [2, 3], "v": [20, 30]})
+    told = []
+    for engine in ("arrow", spark):
+        with unchanged(path), pytest.raises(KeyColumnError) as error:
+            it.merge(source, path, on="id", **on_large(engine))
+        told.append(str(error.value))
+    assert told[0] == told[1]
 
 
 @BOTH

@@ -21,8 +21,8 @@ import intarsia as it
 from intarsia.arguments import make_rule
 from intarsia.common.arrow import Source, ingest
 from intarsia.engines.spark import SparkEngine, large_source, route, route_tasks, tasks
-from intarsia.engines.spark.shared_buffers import share_buffers
 from intarsia.engines.spark.source import SparkSource, create_spool, spool_table
+from intarsia.engines.spark.tasks import share_buffers
 from tests.property.test_operations_agree_with_model import KINDS, rows_of
 from tests.spark.test_agrees_with_arrow import cases, made, merge_of, outcome, sources
 

@@ -21,10 +21,13 @@ from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action, Drop, Insert
-from intarsia.engines.spark.output import open_attempt
-from intarsia.engines.spark.shared_buffers import SharedDirectory
-from intarsia.engines.spark.staging import DRIVER_INSERT_ROWS, open_shared_directory, without_files
-from intarsia.engines.spark.tasks import TaskRunner
+from intarsia.engines.spark.staging import (
+    DRIVER_INSERT_ROWS,
+    open_attempt,
+    open_shared_directory,
+    without_files,
+)
+from intarsia.engines.spark.tasks import SharedDirectory, TaskRunner
 from intarsia.kernel.copy_rows import CopyTask, copy_tasks, prefix_of
 from intarsia.kernel.match import FileMatch
 from intarsia.kernel.new_rows import SLICE_ROWS, NewRowWriter

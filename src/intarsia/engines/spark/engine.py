@@ -18,12 +18,10 @@ from intarsia.core.plan import Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.snapshot import DataFile, Snapshot
-from intarsia.engines.spark.compact import stage_compact
 from intarsia.engines.spark.copies import stage_copies
 from intarsia.engines.spark.duplicates import find_duplicates
-from intarsia.engines.spark.match import match_merge
-from intarsia.engines.spark.optimize import plan_ranges, range_note, stage_optimize
-from intarsia.engines.spark.predicate import match_predicate
+from intarsia.engines.spark.match import match_merge, match_predicate
+from intarsia.engines.spark.optimize import plan_ranges, range_note, stage_compact, stage_optimize
 from intarsia.engines.spark.route import merge_large, prepare_large_merge, prepare_large_write, write_large
 from intarsia.engines.spark.source import (
     SparkSource,

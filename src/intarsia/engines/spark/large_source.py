@@ -27,9 +27,8 @@ from intarsia.core.keys import arange, flat
 from intarsia.core.prepare import MergeTerms
 from intarsia.core.rule import Insert
 from intarsia.core.snapshot import Snapshot
-from intarsia.engines.spark.shared_buffers import unreachable_error, wrap_storage_errors
 from intarsia.engines.spark.source import Spool, SpoolPart, spool_writer
-from intarsia.engines.spark.tasks import TaskRunner
+from intarsia.engines.spark.tasks import TaskRunner, unreachable_error, wrap_storage_errors
 from intarsia.engines.spark.types import from_spark_types, spark_type_of, to_spark_types
 
 SORTED_BYTES = 16 << 20

@@ -56,6 +56,7 @@ from intarsia.engines.spark.large_source import (
 from intarsia.engines.spark.new_rows import (
     FilePlanner,
     NewRows,
+    NewRowSlice,
     NewRowWork,
     PlannedFile,
     choose_rows,
@@ -440,14 +441,11 @@ class Routing:
             self.plan.snapshot.root,
         )
         parts = self.large.spool.parts
-        jobs = [
-            (
-                number,
-                part,
-                [(file, one) for file, planned in new for one in planned.noted if one.part == number],
-            )
-            for number, part in enumerate(parts)
-        ]
+        chosen: list[list[tuple[int, NewRowSlice]]] = [[] for _ in parts]
+        for file, planned in new:
+            for one in planned.noted:
+                chosen[one.part].append((file, one))
+        jobs = [(number, part, chosen[number]) for number, part in enumerate(parts)]
         done = self.runner.each(route_part, jobs, shared=work, weights=[part.size for part in parts])
         return [one for one in done if one is not None]
 

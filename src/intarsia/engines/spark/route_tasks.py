@@ -22,9 +22,9 @@ from intarsia.core.rule import Action
 from intarsia.engines.spark.copies import replacement_rows, write_copies
 from intarsia.engines.spark.large_source import ROUTES, ArrowStore, read_pieces, restore_types, route_rows
 from intarsia.engines.spark.new_rows import NewRowSlice, PlannedFile
-from intarsia.engines.spark.output import AttemptOutput
 from intarsia.engines.spark.probe import find_needed_rows, read_hits
 from intarsia.engines.spark.source import SpoolPart
+from intarsia.engines.spark.staging import AttemptOutput
 from intarsia.kernel.new_rows import NewFile, NewRowWriter
 from intarsia.kernel.rewrite import Rewrite, rewrite
 

@@ -24,8 +24,7 @@ from intarsia.common.spool import tidy, tidy_schema
 from intarsia.common.zones import utc_schema, with_zones
 from intarsia.core.snapshot import Snapshot
 from intarsia.core.spark_metadata import stored_schema
-from intarsia.engines.spark.shared_buffers import unreachable_error, write_error
-from intarsia.engines.spark.tasks import TaskRunner
+from intarsia.engines.spark.tasks import TaskRunner, unreachable_error, write_error
 from intarsia.engines.spark.types import cast_to_months, make_spark_note
 from intarsia.errors import InputError, SchemaMismatch, StorageError
 from intarsia.spark.collect import collect
