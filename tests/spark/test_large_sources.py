@@ -272,19 +272,6 @@ def test_what_is_impossible_is_counted_over_all_files(spark, tmp_path, make_data
         assert told[0] == told[1]
 
 
-def test_null_keys_of_a_file_that_no_source_row_reaches_are_refused(spark, tmp_path, make_dataset, unchanged):
-    """As in process, where every candidate file is scanned."""
-    target = pa.table({"id": [1, 2, None, 4], "v": [1, 2, 3, 4]})
-    path = make_dataset(tmp_path / "t", target, files=2)
-    source = pa.table({"id": [2, 3], "v": [20, 30]})
-    told = []
-    for engine in ("arrow", spark):
-        with unchanged(path), pytest.raises(KeyColumnError) as error:
-            it.merge(source, path, on="id", **on_large(engine))
-        told.append(str(error.value))
-    assert told[0] == told[1]
-
-
 @BOTH
 def test_both_ways_tell_their_progress(spark, target, limit):
     told: list[tuple[str, int, int]] = []

@@ -45,12 +45,10 @@ from intarsia.engines.spark.large_source import (
     write_routes,
 )
 from intarsia.engines.spark.probe import (
-    FileHits,
     HitNotes,
     NoteWork,
     ProbeResult,
     ProbeWork,
-    ValidationFailure,
     probe_index,
 )
 from intarsia.engines.spark.source import PartWriter, SparkSource, SpoolPart, column_names, spool_writer
@@ -316,56 +314,38 @@ class TargetKeyWork:
     """Writes the key columns of candidate files."""
 
     plan: Plan
-    intent: Merge
+    keys: tuple[str, ...]
     store: ArrowStore
 
 
-@dataclass(frozen=True, slots=True)
-class TargetKeys:
-    """The keys of one file."""
-
-    location: str | None
-    """Where they are; None when no row group may hold one."""
-    nulls: dict[str, int]
-    """How many are NULL, where that is refused."""
-
-
-def write_target_keys(work: TargetKeyWork, job: tuple[int, FilePlan]) -> TargetKeys:
-    """The keys of one file, each with the file's number; runs on an executor."""
+def write_target_keys(work: TargetKeyWork, job: tuple[int, FilePlan]) -> str | None:
+    """The keys of one file, each with the file's number; None when no row group may hold one."""
     number, item = job
-    snapshot, keys = work.plan.snapshot, work.intent.keys
-    stored = [name for name in keys if name not in item.file.partition]
+    snapshot = work.plan.snapshot
+    stored = [name for name in work.keys if name not in item.file.partition]
     location = f"{work.store.directory}/{uuid.uuid4().hex}.parquet"
     writer: pq.ParquetWriter | None = None
-    nulls: dict[str, int] = {}
     with FileReader(item.file, snapshot.schema, snapshot.filesystem) as reader:
         for group in item.row_groups:
             rows = reader.footer.row_group(group).num_rows
             live = reader.live_rows(reader.start_of(group), rows)
             table = reader.read(stored, group) if stored else None
-            columns = {
-                name: flat(table[name])
+            columns = [
+                flat(table[name])
                 if table is not None and name in stored
                 else constant_column(item.file.partition[name], snapshot.schema.field(name).type, rows)
-                for name in keys
-            }
-            if live is not None:
-                columns = {name: column.take(live) for name, column in columns.items()}
-                rows = len(live)
-            for name, _ in work.intent.never_null:
-                if columns[name].null_count:
-                    nulls[name] = nulls.get(name, 0) + columns[name].null_count
-            sent = with_keys(
-                pa.table({FILE: pa.repeat(pa.scalar(number, pa.int32()), rows)}), [*columns.values()]
-            )
+                for name in work.keys
+            ]
+            sent = with_keys(pa.table({FILE: pa.repeat(pa.scalar(number, pa.int32()), rows)}), columns)
+            sent = sent if live is None else take_rows(sent, live)
             sent = sent.group_by(sent.column_names, use_threads=False).aggregate([])  # each key once
             if writer is None:
                 writer = spool_writer(location, sent.schema, work.store.filesystem)
             writer.write_table(sent)
     if writer is None:
-        return TargetKeys(None, nulls)
+        return None
     writer.close()
-    return TargetKeys(location, nulls)
+    return location
 
 
 @dataclass(frozen=True, slots=True)
@@ -431,10 +411,10 @@ def probe_joined(
     matcher, filesystem = work.matcher, large.spool.filesystem
     intent, schema = matcher.intent, matcher.source.table.schema
     assert large.key_files is not None
-    keys = TargetKeyWork(matcher.plan, intent, large.store)
+    keys = TargetKeyWork(matcher.plan, intent.keys, large.store)
     weights = [item.scan_bytes for item in scans]
-    target = runner.each(write_target_keys, list(enumerate(scans)), shared=keys, weights=weights)
-    locations = [one.location for one in target if one.location is not None]
+    written = runner.each(write_target_keys, list(enumerate(scans)), shared=keys, weights=weights)
+    locations = [location for location in written if location is not None]
     probed: list[ProbeResult] = []
     if large.key_files and locations:
         source, known = frame_of(runner, large.key_files, filesystem), frame_of(runner, locations, filesystem)
@@ -443,13 +423,11 @@ def probe_joined(
         pairs = pairs.repartition(runner.tasks, FILE).sortWithinPartitions(FILE, ROW)
         probe = JoinedProbe(matcher.plan, intent, tuple(scans), schema, work.notes)
         probed = runner.over(pairs, probe.probe)
-    reached = {one.number for task in probed for one in task.files}
-    rest = [(number, item) for number, item in enumerate(scans) if number not in reached]
     if intent.rule.touches_target_only:
-        return probed + probe_index(runner, work, rest)
-    nulls = [(number, target[number].nulls) for number, _ in rest if target[number].nulls]
-    unmet = [FileHits(number, 0, 0, False, failure=ValidationFailure(known)) for number, known in nulls]
-    return [*probed, ProbeResult(unmet, None)]
+        reached = {one.number for task in probed for one in task.files}
+        rest = [(number, item) for number, item in enumerate(scans) if number not in reached]
+        probed += probe_index(runner, work, rest)
+    return probed
 
 
 def _key_condition(intent: Merge) -> list[Any]:

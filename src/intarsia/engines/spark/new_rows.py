@@ -101,7 +101,7 @@ def _find_rows_left(work: NewRowWork, number: int, part: SpoolPart) -> pa.Array:
 def _mark_noted(store: ArrowStore, notes: Sequence[str], number: int, rows: int) -> pa.Array:
     """Which rows of a part some notes have."""
     noted = [batch.column("row") for location in notes for batch in store.get(location, [number])]
-    return marked(pa.chunked_array(noted), rows)
+    return marked(pa.chunked_array(noted, pa.int64()), rows)
 
 
 def _read_deciding(work: NewRowWork, part: SpoolPart) -> Iterator[tuple[int, pa.Table]]:
@@ -182,12 +182,14 @@ class FilePlanner:
     def plan_files(
         self, chosen: Iterable[NewRows], actions: Sequence[Insert], tx: Transaction
     ) -> list[PlannedFile]:
-        """The files of rows that tasks have chosen, by clause and partition."""
-        groups: dict[tuple[int, Any], list[NewRows]] = {}
+        """The files of rows that tasks have chosen; those of one partition one after the other."""
+        groups: dict[tuple[int, int], list[NewRows]] = {}
+        order: dict[Any, int] = {}
         for one in chosen:
-            groups.setdefault((one.clause, one.partition.key), []).append(one)
+            place = order.setdefault(one.partition.key, len(order))
+            groups.setdefault((place, one.clause), []).append(one)
         files: list[PlannedFile] = []
-        for (clause, _), members in sorted(groups.items(), key=lambda group: group[0][0]):
+        for (_, clause), members in sorted(groups.items(), key=lambda group: group[0]):
             most = self._most_rows(sum(one.rows for one in members), members[0].partition)
             for slices in _cut_noted(members, most):
                 file = self._new_file(actions[clause], members[0].partition, len(files), tx)
@@ -198,6 +200,8 @@ class FilePlanner:
         """The files of all rows of the source in their order, of a table without partitions."""
         total = self.large.spool.rows
         most = self._most_rows(total, PartitionKey())
+        if not self.plan.snapshot.replaces_in_place:  # a slice is read with the row groups it is in
+            most = int(PARTITION_BYTES / max(self.large.row_bytes, 1)) + 1
         return [
             PlannedFile(
                 self._new_file(Insert(), PartitionKey(), number, tx),
