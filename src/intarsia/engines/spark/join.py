@@ -365,7 +365,7 @@ class JoinedProbe:
         Memory: the deciding columns of the rows for one file, and some bytes for each of all its rows.
         """
         notes = HitNotes(self.notes)
-        for number, rows in _split_by_file(batches):
+        for number, rows in split_by_file(batches):
             path = self.plan.snapshot.root
             source = from_spark_types(rows, self.schema, operation=self.intent.rule.name, path=path)
             keys = [source[name] for name in self.intent.source_keys]
@@ -377,7 +377,7 @@ class JoinedProbe:
         yield notes.finish()
 
 
-def _split_by_file(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
+def split_by_file(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.Table]]:
     """The rows of each file, where all rows come in the order of files and of rows; each row once."""
     held: list[pa.RecordBatch] = []
     current: int | None = None
