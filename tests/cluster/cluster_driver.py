@@ -71,22 +71,14 @@ def hindered(work: Any) -> Any:
 def hinder_executors(step: str) -> None:
     """Let every kind of merge meet the fault; one whose rows are routed, in one of its steps."""
     match: Any = importlib.import_module("intarsia.engines.spark.match")
-    join: Any = importlib.import_module("intarsia.engines.spark.join")
-    routed: Any = importlib.import_module("intarsia.engines.spark.route")
-    group_merge = join.FileMerge
-
-    class HinderedGroup(group_merge):  # type: ignore[misc, valid-type]
-        def __call__(self, rows: Any) -> Any:
-            done = group_merge.__call__(self, rows)
-            after_staging()
-            return done
-
-    match.merge_files, join.FileMerge = hindered(match.merge_files), HinderedGroup
+    module = "probe" if step == "probe_files" else "route"
+    routed: Any = importlib.import_module(f"intarsia.engines.spark.{module}")
+    match.merge_files = hindered(match.merge_files)
     setattr(routed, step, hindered(getattr(routed, step)))
 
 
 def options_of(way: str) -> dict[str, int]:
-    """What lets a source go to every task, be routed to files through storage, or be joined by Spark."""
+    """What sends a source to every task, or routes it to files, its keys found by an index or by a join."""
     routed: Any = importlib.import_module("intarsia.engines.spark.route")
     routed.ROUTED_BYTES = 0 if way == "routed" else 64 << 20
     return {"broadcast_bytes": 1 if way == "large" else 64 << 20}

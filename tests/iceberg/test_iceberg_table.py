@@ -254,7 +254,7 @@ def test_leaving_without_a_commit_removes_what_was_written(tmp_path: Path) -> No
 
 
 def test_a_task_that_outlives_its_transaction_begins_no_other_file(tmp_path: Path) -> None:
-    output = pytest.importorskip("intarsia.engines.spark.output", reason="pyspark is not installed")
+    output = pytest.importorskip("intarsia.engines.spark.staging", reason="pyspark is not installed")
     lake = Lake.at(tmp_path)
     table = opened(lake)
     append(table, [1])

@@ -193,6 +193,31 @@ def test_dataframes_of_every_size_agree(
     assert other.strangers(before) == set()
 
 
+@pytest.mark.parametrize("mode", [COPY, VEIL])
+def test_a_file_whose_keys_are_joined_but_not_hit_stays_as_it_is(spark: Any, twins: Twins, mode: str) -> None:
+    """Files are done where rows of theirs were written, not where the join came by."""
+    _, twin = twins(unpartitioned, 2, mode)
+    first, second = sorted(file.file_path for file in _data_files(twin))
+    frame = frame_of(spark, rows(range(100, 130), v=1000.0, name="new"))
+    on = "target.id = source.id and target.id < 110"
+    clauses = "when matched then update set v = source.v"
+    done = it.merge(frame, twin.target, on=on, clauses=clauses, engine=spark, broadcast_bytes=1)
+    assert (done.updated, done.inserted) == (10, 0)
+    stays = {file.file_path for file in _data_files(twin)} & {first, second}
+    changed = next(path for path in (first, second) if 0 in pq.read_table(_local(path))["id"].to_pylist())
+    assert stays == {first, second} - ({changed} if mode == COPY else set())
+    assert sum(row["v"] >= 1000 for row in twin.rows()) == 10
+    assert len(twin.rows()) == 240
+
+
+def _data_files(twin: Twin) -> list[Any]:
+    return [task.file for task in twin.table().scan().plan_files()]
+
+
+def _local(path: str) -> str:
+    return path.removeprefix("file://")
+
+
 MOVES = [("small", COPY), ("routed", VEIL)]
 if FULL:
     MOVES = [(way, mode) for way in ("small", "routed", "large") for mode in (COPY, VEIL)]

@@ -1,4 +1,4 @@
-"""Sources too large to travel, whatever they are: spooled where executors read, joined by Spark, swept."""
+"""Sources too large to travel, whatever they are: spooled where executors read, their keys joined, swept."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ import pytest
 
 import intarsia as it
 from intarsia.engines.spark import engine as spark_engine
+from intarsia.engines.spark import join
 from intarsia.engines.spark import source as spark_source
 from intarsia.errors import KeyColumnError, PartitionMoveError, SchemaMismatch, StorageError
 
@@ -135,6 +136,7 @@ COLUMNS = {
     "map": pa.array([[("k", 1)], []], pa.map_(pa.string(), pa.uint32())),
     "struct": pa.array([{"a.b": 1}, None], pa.struct([("a.b", pa.uint16())])),
     "nothing": pa.nulls(2),
+    "uuid": pa.array([b"0" * 16, b"f" * 16], pa.uuid()),
 }
 
 
@@ -269,6 +271,34 @@ def test_what_is_impossible_is_counted_over_all_files(spark, tmp_path, make_data
                 it.merge(source, path, on="id", **on_large(engine), **options)
             told.append(str(error.value))
         assert told[0] == told[1]
+
+
+def test_only_columns_that_decide_are_joined_by_spark(spark, target, rows, monkeypatch):
+    """Of the source its keys and partitions, of the target its keys; the rest stays on storage."""
+    seen: list[list[str]] = []
+    frames = join.frame_of
+
+    def watched(*given: Any) -> Any:
+        frame = frames(*given)
+        seen.append(frame.columns)
+        return frame
+
+    monkeypatch.setattr(join, "frame_of", watched)
+    assert it.merge(SOURCE, target, on="id", engine=spark, broadcast_bytes=1).updated == 10
+    keys = ["__c0", "__c1", "__k0", "__row"]
+    assert seen == [keys, keys, ["__file", "__k0"]]  # looked through for duplicates, then joined
+    assert len(rows(target)) == 50
+
+
+def test_rows_that_a_join_brings_are_taken_file_by_file_and_once():
+    batches = [
+        pa.record_batch({"__file": pa.array([0, 0, 2], pa.int32()), "__row": [4, 9, 1]}),
+        pa.record_batch({"__file": pa.array([2, 2], pa.int32()), "__row": [1, 3]}),
+        pa.record_batch({"__file": pa.array([2, 5], pa.int32()), "__row": [3, 0]}),
+    ]
+    found = [(number, table["__row"].to_pylist()) for number, table in join.split_by_file(iter(batches))]
+    assert found == [(0, [4, 9]), (2, [1, 3]), (5, [0])]
+    assert list(join.split_by_file(iter([]))) == []
 
 
 @BOTH

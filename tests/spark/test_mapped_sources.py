@@ -12,7 +12,7 @@ import pytest
 
 import intarsia as it
 from intarsia.engines.spark import staging
-from intarsia.engines.spark.shared_buffers import share_buffers
+from intarsia.engines.spark.tasks import share_buffers
 from intarsia.errors import StorageError
 
 N = 3000

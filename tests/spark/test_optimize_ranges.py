@@ -34,7 +34,7 @@ from intarsia.tables.parquet import ParquetTable
 pytest.importorskip("pyspark", reason="pyspark is not installed")
 
 from intarsia.engines.spark import optimize, ranges
-from intarsia.engines.spark.output import AttemptOutput
+from intarsia.engines.spark.staging import AttemptOutput
 
 LITTLE = 20_000
 """Bytes of memory: a few thousand rows are many ranges then."""

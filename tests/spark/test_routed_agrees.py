@@ -20,9 +20,9 @@ from hypothesis import HealthCheck, given, settings
 import intarsia as it
 from intarsia.arguments import make_rule
 from intarsia.common.arrow import Source, ingest
-from intarsia.engines.spark import SparkEngine, route, route_tasks, tasks
-from intarsia.engines.spark.shared_buffers import share_buffers
+from intarsia.engines.spark import SparkEngine, large_source, route, route_tasks, tasks
 from intarsia.engines.spark.source import SparkSource, create_spool, spool_table
+from intarsia.engines.spark.tasks import share_buffers
 from tests.property.test_operations_agree_with_model import KINDS, rows_of
 from tests.spark.test_agrees_with_arrow import cases, made, merge_of, outcome, sources
 
@@ -81,7 +81,7 @@ def everything_is_routed() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(route, "ROUTED_BYTES", 0)
         patch.setattr(route_tasks, "FILE_BATCH_BYTES", 64)
-        patch.setattr(route_tasks, "SORTED_BYTES", 64)
+        patch.setattr(large_source, "SORTED_BYTES", 64)
         yield
 
 

@@ -13,19 +13,10 @@ import pytest
 import intarsia as it
 from intarsia.core.plan import FilePlan
 from intarsia.core.snapshot import DataFile
-from intarsia.engines.spark import engine as spark_engine
 from intarsia.engines.spark import route, route_tasks
 from intarsia.engines.spark import source as spark_source
-from intarsia.engines.spark.route_tasks import (
-    ArrowStore,
-    CastWork,
-    FileBatch,
-    RouteWork,
-    cast_rows,
-    route_part,
-    route_rows,
-    write_routes,
-)
+from intarsia.engines.spark.large_source import ArrowStore, CastWork, cast_rows, route_rows, write_routes
+from intarsia.engines.spark.route_tasks import FileBatch, RouteWork, route_part
 from intarsia.engines.spark.source import SpoolPart
 from intarsia.errors import KeyColumnError, PartitionMoveError, SchemaMismatch, StorageError
 
@@ -64,7 +55,7 @@ def every_dataframe_is_routed(tmp_path, monkeypatch):
     monkeypatch.setattr(route, "ROUTED_BYTES", 0)
     monkeypatch.setattr(route_tasks, "FILE_BATCH_BYTES", 1 << 10)
     monkeypatch.setattr(spark_source.Spool, "read", refused)
-    monkeypatch.setattr(spark_engine, "prepare_joined_merge", refused)
+    monkeypatch.setattr(route, "prepare_joined", refused)
     yield
     assert list(place.glob("*/*")) == []
 
@@ -237,7 +228,7 @@ def test_a_part_that_an_executor_does_not_see_is_told_as_that(tmp_path):
     gone = SpoolPart(str(tmp_path / "gone.parquet"), 2, 16)
     route = RouteWork(shelf, schema, (ways,), (0,), "upsert", "/t")
     with pytest.raises(StorageError, match=r"does not see .*gone\.parquet"):
-        route_part(route, (0, gone))
+        route_part(route, (0, gone, ()))
     with pytest.raises(StorageError, match=r"does not see .*gone\.parquet"):
         cast_rows(CastWork(shelf, schema, "upsert", "/t"), gone)
     unreachable = CastWork(ArrowStore(shelf.filesystem, str(tmp_path / "nowhere")), schema, "upsert", "/t")

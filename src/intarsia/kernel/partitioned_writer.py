@@ -296,7 +296,7 @@ class NewRowWriter:
     def files(self, inserts: Any, source: pa.Table, tx: OutputLocation, *, prefix: str) -> list[NewFile]:
         """All new files with their final paths; raises for an unsafe partition value. Writes nothing."""
         if inserts:
-            self._check_columns_left()
+            self.check_columns_left()
         try:
             return self._files(inserts, source, tx, prefix=prefix)
         except ValuesRefused:  # counted by write(), whatever their partition
@@ -378,7 +378,8 @@ class NewRowWriter:
             except ValuesRefused as error:
                 yield error
 
-    def _check_columns_left(self) -> None:
+    def check_columns_left(self) -> None:
+        """Raise InputError where every column is a partition column."""
         if not [n for n in self.schema.names if n not in self.partition_columns]:
             raise InputError(
                 f"{self.operation}: every column is a partition column; a file needs at least one other.",

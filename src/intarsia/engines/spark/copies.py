@@ -14,15 +14,18 @@ import pyarrow as pa
 
 from intarsia.common.schema import conform_table
 from intarsia.core.change import Hits, Matches, Staged, StagedFile
+from intarsia.core.partitioner import Partitioner, PartitionKey
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action, Drop, Insert
-from intarsia.core.snapshot import Snapshot
-from intarsia.engines.spark.output import open_attempt
-from intarsia.engines.spark.shared_buffers import SharedDirectory
-from intarsia.engines.spark.staging import DRIVER_INSERT_ROWS, open_shared_directory, without_files
-from intarsia.engines.spark.tasks import TaskRunner
+from intarsia.engines.spark.staging import (
+    DRIVER_INSERT_ROWS,
+    open_attempt,
+    open_shared_directory,
+    without_files,
+)
+from intarsia.engines.spark.tasks import SharedDirectory, TaskRunner
 from intarsia.kernel.copy_rows import CopyTask, copy_tasks, prefix_of
 from intarsia.kernel.match import FileMatch
 from intarsia.kernel.output_format import OutputFormat
@@ -281,34 +284,31 @@ def group_new_rows(
     plan: Plan, inserts: Iterable[tuple[Any, pa.Array]], source: pa.Table
 ) -> list[tuple[Insert, pa.Array]]:
     """New rows, those of one partition one after the other."""
+    writer, partitioner = new_row_writer(plan), plan.snapshot.partitioner
+    parts: dict[Any, list[tuple[Insert, pa.Array]]] = {}
     try:
-        return _split_by_partition(plan, inserts, source)
+        for action, rows in inserts:
+            for part, mine in split_new_rows(writer, partitioner, action, rows, source):
+                parts.setdefault(part.key, []).append((action, mine))
     except ValuesRefused:  # to be counted, wherever the rows would have gone
         return list(inserts)
-
-
-def _split_by_partition(
-    plan: Plan, inserts: Iterable[tuple[Any, pa.Array]], source: pa.Table
-) -> list[tuple[Insert, pa.Array]]:
-    placing = new_row_writer(plan)
-    partitioner = plan.snapshot.partitioner
-    parts: dict[Any, list[tuple[Insert, pa.Array]]] = {}
-    for action, rows in inserts:
-        if not partitioner.columns:
-            parts.setdefault(None, []).append((action, rows))
-            continue
-        for start in range(0, len(rows), SLICE_ROWS):
-            piece = rows.slice(start, SLICE_ROWS)
-            deciding = _partition_values(placing.build(piece, action, source), plan.snapshot, plan)
-            for part, mine in partitioner.partition_rows(deciding):
-                parts.setdefault(part.key, []).append((action, piece if mine is None else piece.take(mine)))
     return [one for pieces in parts.values() for one in _join_actions(pieces)]
 
 
-def _partition_values(rows: pa.Table, snapshot: Snapshot, plan: Plan) -> pa.Table:
-    """The columns that decide where rows go, in the table's types."""
-    wanted = pa.schema([plan.schema.field(name) for name in snapshot.partitioner.columns])
-    return conform_table(rows.select(wanted.names), wanted, operation=plan.operation, path=snapshot.root)
+def split_new_rows(
+    writer: NewRowWriter, partitioner: Partitioner, action: Insert, rows: pa.Array, source: pa.Table
+) -> Iterator[tuple[PartitionKey, pa.Array]]:
+    """The partitions that new rows go to, each with some of its rows; raises ValuesRefused."""
+    if not partitioner.columns:
+        yield PartitionKey(), rows
+        return
+    wanted = pa.schema([writer.schema.field(name) for name in partitioner.columns])
+    for start in range(0, len(rows), SLICE_ROWS):
+        piece = rows.slice(start, SLICE_ROWS)
+        made = writer.build(piece, action, source).select(wanted.names)
+        deciding = conform_table(made, wanted, operation=writer.operation, path=writer.snapshot.root)
+        for part, mine in partitioner.partition_rows(deciding):
+            yield part, piece if mine is None else piece.take(mine)
 
 
 def _join_actions(pieces: Sequence[tuple[Insert, pa.Array]]) -> Iterator[tuple[Insert, pa.Array]]:

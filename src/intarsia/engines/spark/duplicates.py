@@ -19,7 +19,7 @@ from intarsia.core.keys import arange, comparable, decoded, flat
 from intarsia.core.plan import Plan
 from intarsia.core.rule import Drop
 from intarsia.core.snapshot import DataFile
-from intarsia.engines.spark.join_source import FILE, POSITION, frame_of, key_names, with_keys
+from intarsia.engines.spark.join import FILE, POSITION, frame_of, key_names, with_keys
 from intarsia.engines.spark.source import Spool
 from intarsia.engines.spark.staging import without_files
 from intarsia.engines.spark.tasks import TaskRunner

@@ -16,14 +16,11 @@ from intarsia.core.plan import Plan
 from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.snapshot import DataFile, Snapshot
-from intarsia.engines.spark.compact import stage_compact
 from intarsia.engines.spark.copies import stage_copies
 from intarsia.engines.spark.duplicates import find_duplicates
-from intarsia.engines.spark.join import merge_joined, prepare_joined_merge, prepare_joined_write, write_joined
-from intarsia.engines.spark.match import match_merge
-from intarsia.engines.spark.optimize import plan_ranges, range_note, stage_optimize
-from intarsia.engines.spark.predicate import match_predicate
-from intarsia.engines.spark.route import RoutedRows, merge_routed, prepare_routed, resolve_routed
+from intarsia.engines.spark.match import match_merge, match_predicate
+from intarsia.engines.spark.optimize import plan_ranges, range_note, stage_compact, stage_optimize
+from intarsia.engines.spark.route import merge_large, prepare_large_merge, prepare_large_write, write_large
 from intarsia.engines.spark.source import (
     SparkSource,
     Spool,
@@ -37,7 +34,7 @@ from intarsia.engines.spark.source import (
 from intarsia.engines.spark.staging import rewrite_known, write_new_rows
 from intarsia.engines.spark.tasks import TaskRunner
 from intarsia.engines.spark.types import check_types, find_year_months
-from intarsia.errors import NotSupported, SchemaMismatch
+from intarsia.errors import NotSupported
 from intarsia.kernel.match import with_new_rows
 from intarsia.spark.errors import spark_errors
 from intarsia.spark.session import is_connect
@@ -121,31 +118,16 @@ class SparkEngine:
             rows = source.rows
             if not source.ordered:
                 _warn_about_ties(intent)
-            if (
-                isinstance(intent, Merge)
-                and (routed := self._prepare_routed(intent, snapshot, source)) is not None
-            ):
-                return routed
-            if source.spool.size > self.broadcast_bytes:
-                if isinstance(intent, Merge):
-                    return prepare_joined_merge(self.runner, intent, snapshot, source)
-                if isinstance(intent, Write):
-                    return prepare_joined_write(self.runner, intent, snapshot, source)
+            if isinstance(intent, Merge):
+                limit = self.broadcast_bytes
+                large = prepare_large_merge(self.runner, intent, snapshot, source, limit=limit)
+                if large is not None:
+                    return large
+            elif isinstance(intent, Write) and source.spool.size > self.broadcast_bytes:
+                return prepare_large_write(self.runner, intent, snapshot, source)
             source = Source(source.table, origin=source.origin)
             return replace(prepare(intent, snapshot, source), source_rows=rows)
         return prepare(intent, snapshot, source)
-
-    def _prepare_routed(self, intent: Merge, snapshot: Snapshot, source: SparkSource) -> Prepared | None:
-        """A merge decided by columns that come to the driver; None where another way suits better."""
-        terms = resolve_routed(intent, snapshot, source, limit=self.broadcast_bytes)
-        if terms is None:
-            return None
-        try:
-            return prepare_routed(self.runner, terms, snapshot, source)
-        except SchemaMismatch:
-            if source.spool.size > self.broadcast_bytes:
-                raise
-            return None  # to be told of the source as a whole
 
     @spark_errors()
     def match(self, execution: Execution) -> Matches:
@@ -155,7 +137,7 @@ class SparkEngine:
         """
         plan = execution.plan
         if execution.prepared.remote is not None:
-            return self._match_remote(execution)
+            return self._match_large(execution)
         match plan.intent:
             case Merge():
                 return match_merge(self.runner, execution, spool_dir=self.spool_dir)
@@ -197,21 +179,18 @@ class SparkEngine:
             added += tuple(write_new_rows(self.runner, execution, matches))
         return Staged(rewritten, added)
 
-    def _match_remote(self, execution: Execution) -> Matches:
-        """What became of a source that stays on executors, and of the rows that it overwrites."""
-        plan, remote = execution.plan, execution.prepared.remote
-        if isinstance(remote, RoutedRows):
-            matches = merge_routed(self.runner, execution)
-        elif isinstance(plan.intent, Merge):
-            matches = merge_joined(self.runner, execution)
-        else:
-            matches = write_joined(self.runner, execution)
-        done = matches.done | frozenset(matches.hits) | frozenset(matches.counts)
-        if not isinstance(plan.intent, Write) or not plan.select("scan"):
-            return replace(matches, done=done)
+    def _match_large(self, execution: Execution) -> Matches:
+        """What became of a source that stays on storage, and of the rows that it overwrites."""
+        plan = execution.plan
+        if isinstance(plan.intent, Merge):
+            matches = merge_large(self.runner, execution)
+            return replace(matches, done=frozenset(matches.counts))
+        matches = write_large(self.runner, execution)
+        if not plan.select("scan"):
+            return matches
         found = match_predicate(self.runner, execution)
         staged = Staged(found.staged.rewritten, (*matches.staged.added, *found.staged.added))
-        return replace(found, inserted=matches.inserted, staged=staged, done=done | found.done)
+        return replace(found, inserted=matches.inserted, staged=staged)
 
     def _match_duplicates(self, plan: Plan, intent: Deduplicate) -> Matches:
         files = [item.file for item in plan.select("scan")]

@@ -1,4 +1,4 @@
-"""Sorting and z-ordering on executors: a group of files is one job, a large one is written range by range.
+"""Compacting, sorting and z-ordering on executors: a group of files is one job, or many ranges of its order.
 
 Executors sample the clustering columns, and the driver cuts the order into ranges of about equal rows.
 Executors write all rows as runs, divided into the ranges, on storage that they share; each range is then
@@ -11,14 +11,12 @@ transaction.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from intarsia.core.change import Matches, Staged, StagedFile, Staging
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.run import silent
-from intarsia.engines.spark.compact import GroupWork
-from intarsia.engines.spark.output import open_attempt
 from intarsia.engines.spark.ranges import (
     LEAST_MEMORY,
     RANGES_PER_FILE,
@@ -29,11 +27,43 @@ from intarsia.engines.spark.ranges import (
     write_range,
     write_runs,
 )
-from intarsia.engines.spark.staging import without_files
+from intarsia.engines.spark.staging import open_attempt, without_files
 from intarsia.engines.spark.tasks import TaskRunner
-from intarsia.kernel.compact import check_rows
+from intarsia.kernel.compact import check_rows, compact_group, compact_partitioned
 from intarsia.kernel.optimize import order_of, stored_bytes
 from intarsia.kernel.optimize import stage_optimize as stage_groups
+
+
+@dataclass(frozen=True, slots=True)
+class GroupWork:
+    """A plan whose groups are independent of each other."""
+
+    plan: Plan
+    output: OutputLocation
+    memory_bytes: int
+
+
+def compact_files(work: GroupWork, job: tuple[int, FileGroup]) -> list[StagedFile]:
+    """Write one group as one file, or as one per partition where the table has a partition spec."""
+    number, group = job
+    plan = work.plan
+    with open_attempt(work.output, plan.snapshot) as tx:
+        if not plan.snapshot.replaces_in_place:
+            return compact_partitioned(group, plan, tx, number=number)
+        return [compact_group(group, plan, tx, number=number)]
+
+
+def stage_compact(
+    runner: TaskRunner, plan: Plan, output: OutputLocation, *, memory_bytes: int, progress: Progress
+) -> Staged:
+    """Write each group as one file, or as one per partition where the table has a partition spec."""
+    work = GroupWork(without_files(plan), output, memory_bytes)
+    jobs = list(enumerate(plan.groups))
+    progress("write files", 0, len(jobs))
+    done = runner.each(compact_files, jobs, shared=work, weights=[g.size for g in plan.groups])
+    progress("write files", len(jobs), len(jobs))
+    return Staged(added=tuple(file for files in done for file in files))
+
 
 RANGE_BYTES = 128 << 20
 """A group that fits in memory is built by ranges only above this size, where cores would be idle."""

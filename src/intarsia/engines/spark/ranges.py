@@ -13,7 +13,7 @@ from intarsia.core.change import Hits, Matches, StagedFile, Staging
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation
 from intarsia.core.snapshot import DataFile
-from intarsia.engines.spark.output import AttemptOutput, open_attempt
+from intarsia.engines.spark.staging import AttemptOutput, open_attempt
 from intarsia.engines.spark.tasks import TaskRunner, balance
 from intarsia.kernel.compact import check_rows, pieces_of
 from intarsia.kernel.optimize import NewFiles, stored_bytes

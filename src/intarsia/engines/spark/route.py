@@ -1,121 +1,140 @@
-"""Merges of sources that stay on storage: decided by the few columns that are indexed, rows routed to files.
+"""Merges and writes of large sources, whose rows stay on storage until they are routed to files.
 
-The driver reads those columns and no others. Tasks look for the keys in the files, sort the source's rows by
-the file they go to, and write the files. Rows pass through storage, never through Spark's own shuffle.
+Matching finds out which source row goes to which file: by an index over the columns that decide, which the
+driver makes and tasks look up, or by a join of Spark's where that would be too large. Then tasks choose the
+rows that are new, sort the source's rows by the file they go to, and write the files. Rows pass through
+storage, never through Spark's own shuffle.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from intarsia.common.arrow import Source
-from intarsia.common.rows import combine
-from intarsia.common.schema import conform_table, is_nested
-from intarsia.core.change import Hits, Matches, Staged, StagedFile
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.intent import Merge
+from intarsia.common.rows import combine, take_rows
+from intarsia.common.schema import conform_table
+from intarsia.core.change import Matches, Staged, StagedFile
+from intarsia.core.intent import Merge, Predicate, Write
 from intarsia.core.keys import arange, flat
+from intarsia.core.partitioner import HivePartitioner, Partitioner
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.ports import Execution, Transaction
-from intarsia.core.prepare import MergeTerms, Prepared, prepare_rows, resolve_merge
-from intarsia.core.rule import Insert
+from intarsia.core.planning import SourceFacts
+from intarsia.core.ports import Execution
+from intarsia.core.prepare import (
+    MergeTerms,
+    Prepared,
+    prepare_rows,
+    resolve_merge,
+    resolve_overwrite,
+    resolve_write,
+    rows_outside,
+)
+from intarsia.core.prune import PartitionSet
 from intarsia.core.snapshot import Snapshot
-from intarsia.engines.spark.copies import TASK_ROWS, cut_shares, group_by_partition, group_new_rows
-from intarsia.engines.spark.outcome import FileOutcome, matches_of
-from intarsia.engines.spark.route_tasks import (
+from intarsia.core.validation import refuse_outside
+from intarsia.engines.spark.copies import group_by_partition
+from intarsia.engines.spark.join import prepare_joined, probe_joined
+from intarsia.engines.spark.large_source import (
     ArrowStore,
-    CastWork,
-    FileBatch,
+    LargeSource,
+    cast_spool,
+    deciding_columns,
+    distinct_rows,
+    inserting_columns,
+    is_special,
+    read_pieces,
+    restore_types,
+    route_rows,
+    stored_schema,
+    write_routes,
+)
+from intarsia.engines.spark.new_rows import (
+    FilePlanner,
+    NewRows,
+    NewRowSlice,
+    NewRowWork,
+    PlannedFile,
+    choose_rows,
+    inserting_actions,
+)
+from intarsia.engines.spark.probe import (
     FileHits,
+    NoteWork,
     ProbeResult,
     ProbeWork,
+    count_matches,
+    probe_index,
+    refuse,
+)
+from intarsia.engines.spark.route_tasks import (
+    FileBatch,
     RouteWork,
     SortedPart,
     WriteWork,
     batch_files,
-    cast_rows,
     copy_file_batches,
-    probe_files,
     route_part,
-    route_rows,
     write_file_batch,
-    write_routes,
 )
-from intarsia.engines.spark.source import SparkSource, Spool
+from intarsia.engines.spark.source import SparkSource, Spool, SpoolPart
 from intarsia.engines.spark.staging import with_one_file, without_files
 from intarsia.engines.spark.tasks import TaskRunner
-from intarsia.kernel.match import FileMatch, MergeMatcher, SourceIndex
-from intarsia.kernel.partitioned_writer import NewFile, NewRowWriter
+from intarsia.errors import SchemaMismatch
+from intarsia.kernel.match import MergeMatcher, SourceIndex
+from intarsia.kernel.partitioned_writer import NewRowWriter
 from intarsia.kernel.threads import in_line
 
 ROUTED_BYTES = 64 << 20
-"""Up to so much a source is quicker in every task's hands."""
+"""Maximum bytes in memory of a source that is quicker when every task gets all of it."""
+_SAMPLES = 64
 
 
-@dataclass(frozen=True, slots=True)
-class RoutedRows:
-    """A source on shared storage, in the dataset's types."""
-
-    spool: Spool
-    wanted: pa.Schema
-    numbers: pa.Array | None = field(repr=False)
-    """Which of its rows the index is over; None: all of them."""
-
-    @property
-    def row_bytes(self) -> float:
-        return self.spool.size / max(self.spool.rows, 1)
-
-    @property
-    def size(self) -> int:
-        """Of the rows that the index is over, in memory."""
-        return self.spool.size if self.numbers is None else int(self.row_bytes * len(self.numbers))
-
-    @property
-    def store(self) -> ArrowStore:
-        return ArrowStore(self.spool.filesystem, self.spool.directory)
-
-    @property
-    def starts(self) -> pa.Array:
-        """The row with which each part begins."""
-        ends = pc.cumulative_sum(pa.array([0, *(part.rows for part in self.spool.parts)], pa.int64()))
-        return ends.slice(0, len(self.spool.parts))
+# ---------------------------------------------------------------------------------------------------
+# Preparing.
 
 
-def resolve_routed(
-    intent: Merge, snapshot: Snapshot, source: SparkSource, *, limit: int
-) -> MergeTerms | None:
-    """The settled merge, where the columns that decide it may come to the driver; raises as settling does."""
+def prepare_large_merge(
+    runner: TaskRunner, intent: Merge, snapshot: Snapshot, source: SparkSource, *, limit: int
+) -> Prepared | None:
+    """Cast and check a source where it is; None where it is quicker to send it to every task.
+
+    The driver has an index of up to ``limit`` bytes. Raises as preparing a small source does.
+    """
     spool = source.spool
-    if spool.size <= min(ROUTED_BYTES, limit) or not all(part.columns for part in spool.parts):
+    if spool.size <= min(ROUTED_BYTES, limit):
         return None
     terms = resolve_merge(intent, snapshot, source.schema)
-    if any(_is_special(kind) for kind in _decode_dictionaries(terms.wanted).types):
-        return None
-    deciding = set(_deciding_columns(terms, snapshot))
+    if not _fits_index(terms, snapshot, spool, limit=limit):
+        return prepare_joined(runner, terms, snapshot, source) if spool.size > limit else None
+    try:
+        return prepare_indexed(runner, terms, snapshot, source)
+    except SchemaMismatch:
+        if spool.size > limit:
+            raise
+        return None  # to be raised for the source as a whole
+
+
+def _fits_index(terms: MergeTerms, snapshot: Snapshot, spool: Spool, *, limit: int) -> bool:
+    """Whether the columns that decide the merge may come to the driver."""
+    if any(is_special(kind) for kind in terms.wanted.types) or not all(part.columns for part in spool.parts):
+        return False
+    deciding = set(deciding_columns(terms, snapshot))
     places = [number for number, name in enumerate(spool.schema.names) if name in deciding]
     size = sum(part.columns[number] for part in spool.parts for number in places)
-    index = 2 * size + 16 * spool.rows  # in the order of rows and of keys, and their numbers
-    return terms if index <= limit else None
+    return 2 * size + 16 * spool.rows <= limit  # in the order of rows and of keys, and their numbers
 
 
-def prepare_routed(
+def prepare_indexed(
     runner: TaskRunner, terms: MergeTerms, snapshot: Snapshot, source: SparkSource
 ) -> Prepared:
     """Cast the source where it is, and index the columns by which the merge is decided."""
     operation, path = terms.intent.rule.name, snapshot.root
-    spool, plain = source.spool, _decode_dictionaries(terms.wanted)
-    if not _fits(spool.schema, plain):
-        work = CastWork(ArrowStore(spool.filesystem, spool.directory), plain, operation, path)
-        weights = [part.size for part in spool.parts]
-        parts = runner.each(cast_rows, spool.parts, shared=work, weights=weights)
-        spool = replace(spool, schema=plain, parts=tuple(parts))
-    names = _deciding_columns(terms, snapshot)
+    spool = cast_spool(runner, source.spool, terms.wanted, operation=operation, path=path)
+    names = deciding_columns(terms, snapshot)
     table = _read_columns(spool, [name for name in names if name in spool.schema.names])
     wanted = pa.schema([terms.wanted.field(name) for name in names], terms.wanted.metadata)
     table = conform_table(table, wanted, operation=operation, path=path)
@@ -123,12 +142,15 @@ def prepare_routed(
     if operation == "deduplicate":
         counted = table.append_column(_unused_name(table), arange(table.num_rows))
     prepared = prepare_rows(terms, Source(counted, origin=source.origin), path=path, rows=source.rows)
-    numbers = None
+    large = LargeSource(spool, terms.wanted, tuple(inserting_columns(terms, snapshot)), rows=spool.rows)
     if operation == "deduplicate":
         *_, last = prepared.table.columns
-        numbers = flat(last) if len(last) < table.num_rows else None
+        if len(last) < table.num_rows:
+            numbers = flat(last)
+            kept = write_routes(large.store, [route_rows(0, numbers)], large.starts)
+            large = replace(large, numbers=numbers, kept=(kept,), rows=len(numbers))
         prepared = replace(prepared, table=prepared.table.select(names))
-    return replace(prepared, remote=RoutedRows(spool, terms.wanted, numbers))
+    return replace(prepared, remote=large)
 
 
 def _unused_name(table: pa.Table) -> str:
@@ -145,204 +167,286 @@ def _read_columns(spool: Spool, names: list[str]) -> pa.Table:
     return combine(pa.concat_tables(tables))
 
 
-def _fits(source: pa.Schema, wanted: pa.Schema) -> bool:
-    """Whether no value can fail to be one of the dataset's; columns may have another order, or be missing."""
-    mine = {field.name: field for field in source}
-    return all(
-        (field.name not in mine or mine[field.name].type == field.type)
-        and (field.nullable or (field.name in mine and not mine[field.name].nullable))
-        for field in wanted
-    ) and set(mine) <= set(wanted.names)
+def prepare_large_write(
+    runner: TaskRunner, intent: Write, snapshot: Snapshot, source: SparkSource
+) -> Prepared:
+    """Cast rows that are to be added, where they are."""
+    schema, partition_columns = resolve_write(intent, snapshot, source.schema)
+    intent = resolve_overwrite(intent, schema)
+    path, mode = snapshot.root, intent.mode
+    spool = cast_spool(runner, source.spool, schema, operation=mode, path=path)
+    inserting = snapshot.partitioner.columns if snapshot.format.owns_schema else partition_columns
+    replaces = mode == "overwrite_partitions"
+    work = WriteProfileWork(
+        ArrowStore(spool.filesystem, spool.directory),
+        pa.schema(
+            [
+                one
+                for one in schema
+                if intent.where is not None or one.name in {*inserting, *partition_columns}
+            ]
+        ),
+        partition_columns if replaces else (),
+        snapshot.partitioner if replaces and snapshot.format.owns_schema else None,
+        intent.where,
+        mode,
+        path,
+    )
+    places, keys = _profile_rows(runner, work, spool, intent, rows=source.rows)
+    large = LargeSource(spool, schema, tuple(inserting), rows=spool.rows)
+    none = pa.Table.from_batches([], schema)
+    facts = SourceFacts(spool.rows, {}, places, keys)
+    return Prepared(intent, schema, partition_columns, none, facts, source.rows, remote=large)
 
 
-def _decode_dictionaries(schema: pa.Schema) -> pa.Schema:
-    """Values of dictionaries as themselves, which every batch may have its own of."""
-    fields = [
-        one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in schema
-    ]
-    return pa.schema(fields, schema.metadata)
+@dataclass(frozen=True, slots=True)
+class WriteProfileWork:
+    """Looks at rows that are to be added."""
+
+    store: ArrowStore
+    schema: pa.Schema
+    """The columns that are read."""
+    partitions: tuple[str, ...]
+    """Columns whose distinct values are asked for."""
+    partitioner: Partitioner | None
+    """Whose partitions are asked for."""
+    where: Predicate
+    """What every row has to make TRUE."""
+    operation: str
+    path: str
 
 
-def _is_special(kind: pa.DataType) -> bool:
-    """Types that would not come back from a file as they were."""
-    if isinstance(kind, pa.BaseExtensionType) or pa.types.is_dictionary(kind):
-        return True
-    return is_nested(kind) and any(_is_special(kind.field(n).type) for n in range(kind.num_fields))
+@dataclass(frozen=True, slots=True)
+class WriteProfile:
+    """What there is in one part."""
+
+    partitions: pa.Table
+    keys: frozenset[object]
+    outside: int
+    """How many rows the condition of an overwrite does not cover."""
+    samples: pa.Table
+    """Some of those."""
 
 
-def _deciding_columns(terms: MergeTerms, snapshot: Snapshot) -> list[str]:
-    """The source's columns by which it is decided what becomes of which row."""
-    intent = terms.intent
-    used = {
-        *intent.source_keys,
-        *intent.dedup_order_by,
-        *terms.partition_columns,
-        *snapshot.partition_columns,
-    }
-    if intent.residual is not None:
-        used |= {path[0] for side, path in columns_of(intent.residual) if side == "source"}
-    for clause in intent.rule.clauses:
-        alone = clause.side == "source_only"
-        if clause.condition is not None:
-            used |= {path[0] for side, path in columns_of(clause.condition) if alone or side == "source"}
-        if isinstance(clause.action, Insert):
-            used |= _partition_sources(clause.action, terms, snapshot)
-    return [name for name in terms.wanted.names if name in used]
+def profile_written_rows(work: WriteProfileWork, part: SpoolPart) -> WriteProfile:
+    """Runs on an executor; memory: a few row groups."""
+    none = pa.Table.from_batches([], work.schema)
+    places, keys, outside, samples = [none.select(list(work.partitions))], set[object](), 0, none
+    for piece in read_pieces(part, work.store.filesystem, work.schema.names):
+        table = restore_types(piece, work.schema, operation=work.operation, path=work.path)
+        places.append(distinct_rows(table, work.partitions))
+        if work.partitioner is not None:
+            deciding = table.select(list(work.partitioner.columns))
+            keys |= {key.key for key, _ in work.partitioner.partition_rows(deciding)}
+        if work.where is not None:
+            uncovered = rows_outside(work.where, table)
+            outside += len(uncovered)
+            if samples.num_rows < _SAMPLES:
+                samples = pa.concat_tables([samples, take_rows(table, uncovered.slice(0, _SAMPLES))])
+    return WriteProfile(pa.concat_tables(places), frozenset(keys), outside, samples)
 
 
-def _partition_sources(action: Insert, terms: MergeTerms, snapshot: Snapshot) -> set[str]:
-    """The source's columns by which it is decided where a new row goes, beside the partition columns."""
-    partitioner = snapshot.partitioner.columns if snapshot.format.owns_schema else ()
-    if action.values is None:
-        return set(partitioner)
-    if not (terms.partition_columns or partitioner):
-        return set()
-    return {path[0] for _, value in action.values for _, path in columns_of(value)}
+def _profile_rows(
+    runner: TaskRunner, work: WriteProfileWork, spool: Spool, intent: Write, *, rows: int
+) -> tuple[PartitionSet, frozenset[object] | None]:
+    """The partitions that rows are written to; refuses rows that the condition does not cover."""
+    found: list[WriteProfile] = []
+    if work.partitions or work.partitioner is not None or work.where is not None:
+        weights = [part.size for part in spool.parts]
+        found = runner.each(profile_written_rows, spool.parts, shared=work, weights=weights)
+    outside = sum(one.outside for one in found)
+    if outside:
+        shown = pa.concat_tables([one.samples for one in found])
+        refuse_outside(shown, arange(shown.num_rows), outside, intent, rows=rows, path=work.path)
+    none = pa.Table.from_batches([], work.schema).select(list(work.partitions))
+    places = pa.concat_tables([none, *(one.partitions for one in found)])
+    keys = None if work.partitioner is None else frozenset(key for one in found for key in one.keys)
+    return PartitionSet.of(places, work.partitions), keys
 
 
-def merge_routed(runner: TaskRunner, execution: Execution) -> Matches:
-    """Probe, route, write; without a transaction only count."""
+# ---------------------------------------------------------------------------------------------------
+# Matching and writing.
+
+
+def merge_large(runner: TaskRunner, execution: Execution) -> Matches:
+    """Match, route, write; without a transaction only count."""
     plan, prepared, tx, progress = execution.plan, execution.prepared, execution.tx, execution.progress
-    intent, remote = plan.intent, prepared.remote
+    intent, large = plan.intent, prepared.remote
     assert isinstance(intent, Merge)
-    assert isinstance(remote, RoutedRows)
+    assert isinstance(large, LargeSource)
     assert prepared.index is not None
     scans = plan.select("scan") if plan.snapshot.replaces_in_place else tuple(group_by_partition(plan))
     index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
     matcher = MergeMatcher(plan, intent, index)
     progress("probe files" if tx is None else "probe and write files", 0, len(scans))
-    probed = _probe(runner, replace(matcher, plan=without_files(plan)), remote, scans, note=tx is not None)
+    notes = NoteWork(large.store, large.starts, hits=tx is not None)
+    work = ProbeWork(replace(matcher, plan=without_files(plan)), large.numbers, notes)
+    if large.key_files is None:
+        probed = probe_index(runner, work, list(enumerate(scans)))
+    else:
+        probed = probe_joined(runner, work, large, scans)
     found = sorted((one for task in probed for one in task.files), key=lambda one: one.number)
-    order = {item.file.path: number for number, item in enumerate(plan.select("scan"))}
-    found_matches = sorted(
-        (_make_match(one, scans[one.number]) for one in found), key=lambda m: order[m.plan.file.path]
-    )
-    matcher.refuse(found_matches)
-    inserts = matcher.inserts_of(prepared.table, _find_unmatched(matcher, probed))
-    inserted = sum(len(rows) for _, rows in inserts)
-    staged, added = dict[str, StagedFile](), list[StagedFile]()
+    refuse(matcher, scans, found)
+    routing = Routing(runner, execution, large, matcher)
+    chosen = routing.choose_rows(_notes_of(probed)) if intent.rule.inserts else []
+    staged = Staged()
     if tx is not None:
-        new = _plan_new_files(plan, prepared, inserts, tx)
-        staged, added = _write(runner, matcher, prepared, tx, (scans, probed, found), new)
+        new = routing.planner.plan_files(chosen, inserting_actions(matcher), tx)
+        staged = routing.write(scans, probed, found, new)
+    large.store.remove({*_notes_of(probed), *(one.noted[0] for one in found if one.noted is not None)})
+    large.store.remove({one.noted[0] for one in chosen if one.noted[0]})
     progress("probe files" if tx is None else "write files", len(scans), len(scans))
-    if added:
-        progress("write files", len(added), len(added))
-    outcomes = [_make_outcome(one, scans[one.number]) for one in found]
-    return replace(matches_of(plan, outcomes, inserted), staged=Staged(staged, tuple(added)))
+    if staged.added:
+        progress("write files", len(staged.added), len(staged.added))
+    return replace(count_matches(plan, scans, found, sum(one.rows for one in chosen)), staged=staged)
 
 
-def _probe(
-    runner: TaskRunner, matcher: MergeMatcher, remote: RoutedRows, scans: Sequence[FilePlan], *, note: bool
-) -> list[ProbeResult]:
-    work = ProbeWork(matcher, remote.starts, remote.numbers, remote.store if note else None)
-    weights = [item.file.size for item in scans]
-    shares = runner.shares(weights) if scans else []
-    return runner.each(
-        probe_files,
-        [[(number, scans[number]) for number in share] for share in shares],
-        shared=work,
-        weights=[sum(weights[number] for number in share) for share in shares],
-        room=remote.store,
-    )
+def write_large(runner: TaskRunner, execution: Execution) -> Matches:
+    """New files for all rows; without a transaction only count them."""
+    plan, tx, large = execution.plan, execution.tx, execution.prepared.remote
+    assert isinstance(large, LargeSource)
+    matches = count_matches(plan, (), (), large.rows)
+    if tx is None or not large.spool.parts:
+        return matches
+    routing = Routing(runner, execution, large, None)
+    if large.inserting:
+        new = routing.planner.plan_files(routing.choose_rows(()), inserting_actions(None), tx)
+    else:
+        new = routing.planner.plan_slices(tx)
+    staged = routing.write((), (), (), new)
+    execution.progress("write files", len(staged.added), len(staged.added))
+    return replace(matches, staged=staged)
 
 
-def _make_outcome(one: FileHits, item: FilePlan) -> FileOutcome:
-    return FileOutcome(item.file.path, one.hits, one.drops, one.emptied, None, positions=one.positions)
+def _notes_of(probed: Sequence[ProbeResult]) -> tuple[str, ...]:
+    return tuple(task.routes for task in probed if task.routes is not None)
 
 
-def _make_match(one: FileHits, item: FilePlan) -> FileMatch:
-    """What there is to refuse."""
-    return FileMatch(item, Hits.empty(), nulls=dict(one.nulls), moved=one.moved, several=one.several)
+@dataclass(frozen=True, slots=True)
+class Routing:
+    """Brings rows of a large source to files, and writes those."""
 
+    runner: TaskRunner
+    execution: Execution
+    large: LargeSource
+    matcher: MergeMatcher | None
+    """Of a merge; None where all rows are new."""
 
-def _find_unmatched(matcher: MergeMatcher, probed: Sequence[ProbeResult]) -> pa.Array:
-    """The indexed rows that found no match; none where nothing is inserted."""
-    rows = matcher.source.table.num_rows
-    if not matcher.rule.inserts or not rows:
-        return arange(0)
-    known: pa.Array | None = None
-    for task in probed:
-        if task.matched is not None:
-            known = task.matched if known is None else pc.or_(known, task.matched)
-    return arange(rows) if known is None else pc.indices_nonzero(pc.invert(known)).cast(pa.int64())
+    @property
+    def plan(self) -> Plan:
+        return self.execution.plan
 
+    @property
+    def operation(self) -> str:
+        """What errors name."""
+        return self.plan.operation if self.matcher is None else self.matcher.rule.name
 
-def _new_row_writer(plan: Plan, prepared: Prepared) -> NewRowWriter:
-    return NewRowWriter(
-        with_one_file(plan.snapshot),
-        plan.schema,
-        prepared.partition_columns,
-        plan.intent.options,
-        plan.operation,
-    )
+    @property
+    def planner(self) -> FilePlanner:
+        return FilePlanner(
+            self.plan, self.large, self.runner.tasks, "part" if self.matcher is None else "insert"
+        )
 
+    @property
+    def writer(self) -> NewRowWriter:
+        columns = self.execution.prepared.partition_columns
+        snapshot = with_one_file(self.plan.snapshot)
+        return NewRowWriter(
+            snapshot, self.plan.schema, columns, self.plan.intent.options, self.plan.operation
+        )
 
-def _plan_new_files(
-    plan: Plan, prepared: Prepared, inserts: Sequence[tuple[Insert, pa.Array]], tx: Transaction
-) -> list[NewFile]:
-    """The files that new rows become; or shares of rows, where the table has a partition spec."""
-    if plan.snapshot.replaces_in_place:
-        return _new_row_writer(plan, prepared).files(inserts, prepared.table, tx, prefix="insert")
-    return [
-        NewFile(rows, action, {}, "", "")
-        for share in cut_shares(group_new_rows(plan, inserts, prepared.table), TASK_ROWS)
-        for action, rows in share
-    ]
+    def choose_rows(self, notes: tuple[str, ...]) -> list[NewRows]:
+        """The new rows of the source, those left out that notes have found a match for."""
+        large, partitioner = self.large, self.plan.snapshot.partitioner
+        if self.plan.snapshot.replaces_in_place:
+            partitioner = HivePartitioner(self.execution.prepared.partition_columns)
+        matcher = self.matcher
+        if matcher is not None:  # without the index, which only tells rows that match
+            none = replace(matcher.source, table=matcher.source.table.slice(0, 0), keys=None, ordered=None)
+            matcher = replace(matcher, plan=without_files(matcher.plan), source=none)
+        work = NewRowWork(
+            large.store,
+            notes,
+            large.kept,
+            pa.schema([large.wanted.field(name) for name in large.inserting]),
+            matcher,
+            self.writer,
+            None if self.execution.tx is None else partitioner,
+        )
+        return choose_rows(self.runner, work, large)
 
+    def write(
+        self,
+        scans: Sequence[FilePlan],
+        probed: Sequence[ProbeResult],
+        found: Sequence[FileHits],
+        new: Sequence[PlannedFile],
+    ) -> Staged:
+        """Bring the source's rows to the files that need them, and write those."""
+        large, row_bytes = self.large, self.large.row_bytes
+        if new:
+            self.writer.check_columns_left()
+        numbered = list(enumerate(new, len(scans)))
+        alone = [
+            FileBatch(((one.number, scans[one.number], one.noted),), (), one.needed)
+            for one in found
+            if one.noted is not None
+        ]
+        alone += [FileBatch((), ((number, file),), file.rows) for number, file in numbered]
+        file_batches = list(batch_files(alone, row_bytes=row_bytes, tasks=self.runner.tasks))
+        routed = self._route(_notes_of(probed), numbered, file_batches)
+        file_batches = [
+            replace(one, rows=tuple((part.location, part.batches[n]) for part in routed if n in part.batches))
+            for n, one in enumerate(file_batches)
+        ]
+        work = WriteWork(
+            without_files(self.plan),
+            self.execution.transaction.output(),
+            () if self.matcher is None else self.matcher.actions,
+            self.writer,
+            large.wanted,
+            large.store,
+            self.operation,
+        )
+        weights = [one.weight(row_bytes) for one in file_batches]
+        try:
+            if not self.plan.snapshot.replaces_in_place:
+                return Staged(added=tuple(_copy_batches(self.runner, work, file_batches, weights)))
+            done = self.runner.each(write_file_batch, file_batches, shared=work, weights=weights)
+        finally:
+            large.store.remove(part.location for part in routed)
+        staged: dict[str, StagedFile] = {}
+        added: list[StagedFile] = []
+        for one, written in zip(file_batches, done, strict=True):
+            staged |= {item.file.path: file for (_, item, _), file in zip(one.files, written, strict=False)}
+            added += written[len(one.files) :]
+        return Staged(staged, tuple(added))
 
-def _write(
-    runner: TaskRunner,
-    matcher: MergeMatcher,
-    prepared: Prepared,
-    tx: Transaction,
-    known: tuple[Sequence[FilePlan], Sequence[ProbeResult], Sequence[FileHits]],
-    new: Sequence[NewFile],
-) -> tuple[dict[str, StagedFile], list[StagedFile]]:
-    """Bring the source's rows to the files that need them, and write those."""
-    scans, probed, found = known
-    plan, remote = matcher.plan, prepared.remote
-    notes = {task.routes for task in probed} | {one.noted[0] for one in found if one.noted is not None}
-    row_bytes, numbered = remote.row_bytes, list(enumerate(new, len(scans)))
-    alone = [
-        FileBatch(((one.number, scans[one.number], one.noted),), (), one.needed)
-        for one in found
-        if one.noted is not None
-    ]
-    alone += [
-        FileBatch((), ((number, replace(file, rows=arange(0)), len(file.rows)),), len(file.rows))
-        for number, file in numbered
-    ]
-    file_batches = list(batch_files(alone, row_bytes=row_bytes, tasks=runner.tasks))
-    routed = _route(runner, matcher, remote, probed, numbered, file_batches)
-    weights = [file_batch.weight(row_bytes) for file_batch in file_batches]
-    file_batches = [
-        replace(file_batch, rows=tuple((one.location, one.batches[n]) for one in routed if n in one.batches))
-        for n, file_batch in enumerate(file_batches)
-    ]
-    work = WriteWork(
-        without_files(plan),
-        tx.output(),
-        matcher.actions,
-        _new_row_writer(plan, prepared),
-        remote.wanted,
-        remote.store,
-        matcher.rule.name,
-    )
-    try:
-        if not plan.snapshot.replaces_in_place:
-            return {}, _copy_batches(runner, work, file_batches, weights)
-        done = runner.each(write_file_batch, file_batches, shared=work, weights=weights)
-    finally:
-        _remove(remote, {*notes, *(one.location for one in routed)})
-    staged: dict[str, StagedFile] = {}
-    added: list[StagedFile] = []
-    for file_batch, written in zip(file_batches, done, strict=True):
-        count = len(file_batch.files)
-        staged |= {
-            item.file.path: file for (_, item, _), file in zip(file_batch.files, written, strict=False)
-        }
-        added += written[count:]
-    return staged, added
+    def _route(
+        self,
+        notes: tuple[str, ...],
+        new: Sequence[tuple[int, PlannedFile]],
+        file_batches: Sequence[FileBatch],
+    ) -> list[SortedPart]:
+        """Sort the rows that files need by file; none where no file needs any, or finds them in place."""
+        if not any(one.needed for one in file_batches) or any(file.slices for _, file in new):
+            return []
+        work = RouteWork(
+            self.large.store,
+            stored_schema(self.large.wanted),
+            notes,
+            tuple(one.first for one in file_batches),
+            self.operation,
+            self.plan.snapshot.root,
+        )
+        parts = self.large.spool.parts
+        chosen: list[list[tuple[int, NewRowSlice]]] = [[] for _ in parts]
+        for file, planned in new:
+            for one in planned.noted:
+                chosen[one.part].append((file, one))
+        jobs = [(number, part, chosen[number]) for number, part in enumerate(parts)]
+        done = self.runner.each(route_part, jobs, shared=work, weights=[part.size for part in parts])
+        return [one for one in done if one is not None]
 
 
 def _copy_batches(
@@ -354,41 +458,3 @@ def _copy_batches(
     shared = [sum(weights[number] for number in share) for share in numbers]
     done = runner.each(copy_file_batches, shares, shared=work, weights=shared)
     return [file for files in done for file in files]
-
-
-def _route(
-    runner: TaskRunner,
-    matcher: MergeMatcher,
-    remote: RoutedRows,
-    probed: Sequence[ProbeResult],
-    new: Sequence[tuple[int, NewFile]],
-    file_batches: Sequence[FileBatch],
-) -> list[SortedPart]:
-    if not any(file_batch.needed for file_batch in file_batches):
-        return []
-    numbers = remote.numbers
-    routes = [task.routes for task in probed if task.routes is not None]
-    if new:
-        rows = [file.rows if numbers is None else numbers.take(file.rows) for _, file in new]
-        routes_of_new = [route_rows(number, mine) for (number, _), mine in zip(new, rows, strict=True)]
-        routes.append(write_routes(remote.store, routes_of_new, remote.starts))
-    work = RouteWork(
-        remote.store,
-        _decode_dictionaries(remote.wanted),
-        tuple(routes),
-        tuple(file_batch.first for file_batch in file_batches),
-        matcher.rule.name,
-        matcher.plan.snapshot.root,
-    )
-    parts = remote.spool.parts
-    weights = [part.size for part in parts]
-    done = runner.each(route_part, list(enumerate(parts)), shared=work, weights=weights)
-    return [one for one in done if one is not None]
-
-
-def _remove(remote: RoutedRows, locations: set[str | None]) -> None:
-    """Remove temporary files of routing; what cannot be removed goes with the spool."""
-    for location in locations:
-        if location is not None:
-            with suppress(OSError):
-                remote.spool.filesystem.delete_file(location)

@@ -1,209 +1,34 @@
-"""What tasks do with source rows on storage: look for their keys in files, sort them by file."""
+"""Tasks that bring rows of a large source to the files they go to, through storage, and write those."""
 
 from __future__ import annotations
 
-import uuid
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.fs as pafs
-import pyarrow.parquet as pq
 
 from intarsia.common.rows import combine, take_rows
 from intarsia.common.schema import conform_table
 from intarsia.common.source import select_known
 from intarsia.core.change import Hits, StagedFile
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.keys import arange, flat, marked
+from intarsia.core.keys import arange
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import OutputLocation
 from intarsia.core.refusals import ValuesRefused
-from intarsia.core.rule import Action, Assign, Replace
-from intarsia.engines.spark.copies import is_copy_on_write, replacement_rows, write_copies
-from intarsia.engines.spark.output import AttemptOutput
-from intarsia.engines.spark.shared_buffers import unreachable_error, wrap_storage_errors
-from intarsia.engines.spark.source import SpoolPart, spool_writer
-from intarsia.kernel.match import FileMatch, MergeMatcher
+from intarsia.core.rule import Action
+from intarsia.engines.spark.copies import replacement_rows, write_copies
+from intarsia.engines.spark.large_source import ROUTES, ArrowStore, read_pieces, restore_types, route_rows
+from intarsia.engines.spark.new_rows import NewRowSlice, PlannedFile
+from intarsia.engines.spark.probe import find_needed_rows, read_hits
+from intarsia.engines.spark.source import SpoolPart
+from intarsia.engines.spark.staging import AttemptOutput
 from intarsia.kernel.partitioned_writer import NewFile, NewRowWriter
 from intarsia.kernel.rewrite import Rewrite, rewrite
 
-SORTED_BYTES = 16 << 20
-"""In memory; so much of a part is sorted by file at once."""
-_HITS = pa.schema([("position", pa.int64()), ("source", pa.int64()), ("action", pa.int8())])
-_ROUTES = pa.schema([("file", pa.int32()), ("row", pa.int64())])
 FILE_BATCH_BYTES = 16 << 20
 """Of source rows, in memory, that wait for a task's files together."""
-
-
-@dataclass(frozen=True, slots=True)
-class ArrowStore:
-    """A directory of Arrow files, whose batches are looked at one by one."""
-
-    filesystem: pafs.FileSystem
-    directory: str
-
-    def put(self, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> str:
-        """A new file, under a name that no other attempt has."""
-        location = f"{self.directory}/{uuid.uuid4().hex}.arrow"
-        with (
-            wrap_storage_errors("write", location),
-            self.filesystem.open_output_stream(location) as sink,
-            pa.ipc.new_file(sink, schema) as writer,
-        ):
-            for batch in batches:
-                writer.write_batch(batch)
-        return location
-
-    def get(self, location: str, numbers: Sequence[int]) -> list[pa.RecordBatch]:
-        """Some of a file's batches; on this machine they are mapped."""
-        try:
-            local = isinstance(self.filesystem, pafs.LocalFileSystem)
-            file = pa.memory_map(location) if local else self.filesystem.open_input_file(location)
-            reader = pa.ipc.open_file(file)
-            return [reader.get_batch(number) for number in numbers]
-        except FileNotFoundError as error:
-            told = f"An executor does not see {location}, where rows of the source wait."
-            raise unreachable_error(location, told) from error
-
-
-# ---------------------------------------------------------------------------------------------------
-# First: which rows of which files are hit.
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeWork:
-    """A merge whose source is there with the columns by which it is decided."""
-
-    matcher: MergeMatcher
-    starts: pa.Array
-    """The source row with which each part begins."""
-    numbers: pa.Array | None
-    """Which row of all the parts each of the matcher's is; None where they are the same."""
-    store: ArrowStore | None
-    """Where hits are noted; None only counts them."""
-
-
-@dataclass(frozen=True, slots=True)
-class FileHits:
-    """What is known of one file; its hits wait where ``noted`` says: a file, and the number of its batch."""
-
-    number: int
-    hits: int
-    drops: int
-    emptied: bool
-    needed: int
-    """How many source rows go into the rewritten file."""
-    noted: tuple[str, int] | None
-    nulls: Mapping[str, int] = field(default_factory=dict)
-    moved: pa.Array | None = None
-    several: int = 0
-    positions: pa.Int64Array | None = None
-    """Positions of the hits, where position deletes are written."""
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeResult:
-    """What one task found."""
-
-    files: list[FileHits]
-    routes: str | None
-    """The file that says which source row goes to which file; a batch per part of the source."""
-    matched: pa.Array | None
-    """Per source row whether it found a match; None where nobody asks."""
-
-
-def probe_files(work: ProbeWork, files: Sequence[tuple[int, FilePlan]]) -> ProbeResult:
-    """Look for the source's keys in some files, and note what is hit."""
-    matcher = work.matcher
-    plans = [item for _, item in files]
-    matches = [match for batch in matcher.batches(plans) for match in matcher.scan(batch)]
-    matched = _mark_matched(matches, matcher.source.table.num_rows) if matcher.rule.inserts else None
-    noted: list[pa.RecordBatch] = []
-    routes: list[pa.RecordBatch] = []
-    found = []
-    for (number, _), match in zip(files, matches, strict=True):
-        hits, one = match.hits, _summarize_match(number, match, matcher)
-        if work.store is not None and one.hits and not one.emptied:
-            hits = (
-                hits
-                if work.numbers is None
-                else replace(hits, sources=_translate_sources(hits, work.numbers))
-            )
-            rows = find_needed_rows(hits, matcher.actions)
-            one = replace(one, needed=len(rows), noted=("", len(noted)))
-            noted.append(_hits_batch(hits))
-            routes.append(route_rows(number, rows))
-        found.append(one)
-    if work.store is None or not noted:
-        return ProbeResult(found, None, matched)
-    location = work.store.put(_HITS, noted)
-    found = [one if one.noted is None else replace(one, noted=(location, one.noted[1])) for one in found]
-    return ProbeResult(found, write_routes(work.store, routes, work.starts), matched)
-
-
-def _summarize_match(number: int, match: FileMatch, matcher: MergeMatcher) -> FileHits:
-    emptied = matcher.empties(match)
-    count, drops = len(match.hits), matcher.drops(match)
-    positions = None if is_copy_on_write(matcher.plan) else match.hits.positions
-    return FileHits(
-        number, count, drops, emptied, 0, None, match.nulls, match.moved, match.several, positions
-    )
-
-
-def _mark_matched(matches: Sequence[FileMatch], rows: int) -> pa.Array | None:
-    known = [part for match in matches for part in match.matched]
-    if not known:
-        return None
-    return marked(pa.chunked_array(known), rows)
-
-
-def _translate_sources(hits: Hits, numbers: pa.Array) -> pa.Array:
-    return None if hits.sources is None else numbers.take(hits.sources)
-
-
-def find_needed_rows(hits: Hits, actions: Sequence[Action]) -> pa.Array:
-    """The source rows whose values go into a file, ascending, each once."""
-    parts = [hits.only(number).sources for number, action in enumerate(actions) if _takes_values(action)]
-    rows = pc.unique(pa.concat_arrays([pa.array([], pa.int64()), *(p for p in parts if p is not None)]))
-    rows = rows.drop_null()
-    return rows.take(pc.array_sort_indices(rows))
-
-
-def _takes_values(action: Action) -> bool:
-    if isinstance(action, Assign):
-        return any(side == "source" for _, value in action.values for side, _ in columns_of(value))
-    return isinstance(action, Replace)
-
-
-def _hits_batch(hits: Hits) -> pa.RecordBatch:
-    count = len(hits)
-    sources = pa.nulls(count, pa.int64()) if hits.sources is None else hits.sources
-    action = hits.action
-    numbers = pa.repeat(pa.scalar(action, pa.int8()), count) if isinstance(action, int) else action
-    return pa.record_batch([hits.positions, sources, numbers], schema=_HITS)
-
-
-def route_rows(number: int, rows: pa.Array) -> pa.RecordBatch:
-    return pa.record_batch([pa.repeat(pa.scalar(number, pa.int32()), len(rows)), rows], schema=_ROUTES)
-
-
-def write_routes(store: ArrowStore, routes: Sequence[pa.RecordBatch], starts: pa.Array) -> str:
-    """Note which rows go where: a batch per part, rows counted from the part's first."""
-    files, rows = (flat(column) for column in pa.Table.from_batches(routes, _ROUTES).columns)
-    part = pc.subtract(pc.search_sorted(starts, rows, side="right").cast(pa.int64()), 1)
-    order = pc.array_sort_indices(part)  # stable: files and rows ascend in each part
-    part, files, rows = part.take(order), files.take(order), rows.take(order)
-    rows = pc.subtract(rows, starts.take(part))
-    edges = [*pc.search_sorted(part, arange(len(starts))).to_pylist(), len(part)]
-    whole = pa.record_batch([files, rows], schema=_ROUTES)
-    return store.put(_ROUTES, (whole.slice(begin, end - begin) for begin, end in pairwise(edges)))
-
-
-# ---------------------------------------------------------------------------------------------------
-# Then: source rows, part by part, sorted by the file they go to.
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +37,9 @@ class RouteWork:
 
     store: ArrowStore
     schema: pa.Schema
-    """In which the rows travel; values of dictionaries as themselves."""
+    """In which the rows are stored."""
     routes: tuple[str, ...]
-    """Files that say which row goes where; each has a batch per part."""
+    """Notes that say which row goes to which file."""
     file_batches: tuple[int, ...]
     """The number of the first file of each batch, ascending."""
     operation: str
@@ -229,18 +54,29 @@ class SortedPart:
     batches: Mapping[int, list[int]]
 
 
-def route_part(work: RouteWork, job: tuple[int, SpoolPart]) -> SortedPart | None:
-    """Sort the rows of one part by file; memory: ``SORTED_BYTES``, twice."""
-    number, part = job
-    routes = [batch for location in work.routes for batch in work.store.get(location, [number])]
-    whole = pa.Table.from_batches(routes, _ROUTES).combine_chunks()
+def route_part(
+    work: RouteWork, job: tuple[int, SpoolPart, Sequence[tuple[int, NewRowSlice]]]
+) -> SortedPart | None:
+    """Sort the rows of one part by the file they go to; memory: ``SORTED_BYTES``, twice."""
+    number, part, new = job
+    noted = [batch for location in work.routes for batch in work.store.get(location, [number])]
+    whole = pa.Table.from_batches(noted, ROUTES)
+    whole = whole.filter(pc.greater_equal(whole["file"], 0))  # not those that only found a match
+    batches = [*whole.to_batches(), *(_route_new_rows(work.store, file, rows) for file, rows in new)]
+    whole = pa.Table.from_batches(batches, ROUTES).combine_chunks()
     if not whole.num_rows:
         return None
     whole = whole.take(pc.sort_indices(whole, sort_keys=[("row", "ascending")])).combine_chunks()
-    batches: dict[int, list[int]] = {}
-    schema = pa.schema([_ROUTES.field("file"), *work.schema])
-    location = work.store.put(schema, _sort_batches(work, part, whole, batches))
-    return SortedPart(location, batches)
+    places: dict[int, list[int]] = {}
+    schema = pa.schema([ROUTES.field("file"), *work.schema])
+    location = work.store.put(schema, _sort_batches(work, part, whole, places))
+    return SortedPart(location, places)
+
+
+def _route_new_rows(store: ArrowStore, file: int, new: NewRowSlice) -> pa.RecordBatch:
+    location, place = new.noted
+    (noted,) = store.get(location, [place])
+    return route_rows(file, noted.column(0).slice(new.start, new.rows))
 
 
 def _sort_batches(
@@ -248,7 +84,7 @@ def _sort_batches(
 ) -> Iterator[pa.RecordBatch]:
     count = start = 0
     rows, files = routes["row"].chunk(0), routes["file"].chunk(0)
-    for table in _read_pieces(part, work.store.filesystem):
+    for table in read_pieces(part, work.store.filesystem):
         low, high = pc.search_sorted(rows, pa.array([start, start + table.num_rows], pa.int64())).to_pylist()
         mine = pc.subtract(rows.slice(low, high - low), pa.scalar(start, pa.int64()))
         start += table.num_rows
@@ -259,63 +95,13 @@ def _sort_batches(
         taken = conform_table(
             select_known(taken, work.schema), work.schema, operation=work.operation, path=work.path
         )
-        taken = combine(taken.add_column(0, _ROUTES.field("file"), names))
+        taken = combine(taken.add_column(0, ROUTES.field("file"), names))
         edges = [*pc.search_sorted(names, pa.array(work.file_batches, pa.int32())).to_pylist(), len(names)]
         for file_batch, (begin, end) in enumerate(pairwise(edges)):
             for batch in taken.slice(begin, end - begin).to_batches():
                 batches.setdefault(file_batch, []).append(count)
                 count += 1
                 yield batch
-
-
-def _read_pieces(part: SpoolPart, filesystem: pafs.FileSystem) -> Iterator[pa.Table]:
-    """The rows of a part, some row groups at a time."""
-    with _open_part(part.location, filesystem) as file:
-        held: list[pa.Table] = []
-        for group in range(file.num_row_groups):
-            held.append(file.read_row_group(group, use_threads=False))
-            if sum(table.nbytes for table in held) >= SORTED_BYTES or group == file.num_row_groups - 1:
-                table = held[0] if len(held) == 1 else pa.concat_tables(held)
-                held = []
-                yield combine(table)
-                del table
-
-
-def _open_part(location: str, filesystem: pafs.FileSystem) -> pq.ParquetFile:
-    try:
-        return pq.ParquetFile(location, filesystem=filesystem)
-    except FileNotFoundError as error:
-        raise unreachable_error(location, f"An executor does not see {location}.") from error
-
-
-# ---------------------------------------------------------------------------------------------------
-# Before all: parts whose types are not the dataset's.
-
-
-@dataclass(frozen=True, slots=True)
-class CastWork:
-    """Brings parts of a source to other types."""
-
-    store: ArrowStore
-    schema: pa.Schema
-    operation: str
-    path: str
-
-
-def cast_rows(work: CastWork, part: SpoolPart) -> SpoolPart:
-    """The same rows in new types, in a new file; raises SchemaMismatch."""
-    location = f"{work.store.directory}/{uuid.uuid4().hex}.parquet"
-    size = 0
-    with (
-        wrap_storage_errors("write", location),
-        spool_writer(location, work.schema, work.store.filesystem) as writer,
-    ):
-        for piece in _read_pieces(part, work.store.filesystem):
-            known = select_known(piece, work.schema)
-            table = conform_table(known, work.schema, operation=work.operation, path=work.path)
-            size += table.nbytes
-            writer.write_table(table)
-    return SpoolPart(location, part.rows, size, part.columns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -337,8 +123,8 @@ class FileBatch:
 
     files: tuple[tuple[int, FilePlan, tuple[str, int]], ...]
     """Their numbers, what is planned, and where their hits are noted."""
-    new: tuple[tuple[int, NewFile, int], ...]
-    """The same of new files, each with the count of its rows."""
+    new: tuple[tuple[int, PlannedFile], ...]
+    """New files, by number."""
     needed: int = 0
     """How many source rows go to them."""
     rows: tuple[tuple[str, list[int]], ...] = ()
@@ -346,7 +132,7 @@ class FileBatch:
     @property
     def first(self) -> int:
         """The lowest number of a file."""
-        return min(number for number, *_ in (*self.files, *self.new))
+        return min([number for number, *_ in self.files] + [number for number, _ in self.new])
 
     def weight(self, row_bytes: float) -> int:
         """Bytes that have to do with writing it."""
@@ -418,7 +204,7 @@ def _rewritten_files(
     """The files of a batch, each with its hits and the source rows they name."""
     for number, item, (location, place) in job.files:
         (noted,) = work.store.get(location, [place])
-        hits = _read_hits(noted)
+        hits = read_hits(noted)
         source = _select_rows(number, batches, work)
         known = find_needed_rows(hits, work.actions)
         assert len(known) == source.num_rows, "rows for a file are missing"
@@ -431,16 +217,17 @@ def _new_files_of(
     work: WriteWork, job: FileBatch, batches: Sequence[pa.RecordBatch]
 ) -> Iterator[tuple[NewFile, pa.Table]]:
     """The new files of a batch, each with its rows."""
-    for number, file, count in job.new:
-        source = _select_rows(number, batches, work)
-        assert count == source.num_rows, "rows for a new file are missing"
-        yield replace(file, rows=arange(count)), source
+    for number, planned in job.new:
+        source = _read_slices(planned, work) if planned.slices else _select_rows(number, batches, work)
+        assert planned.rows == source.num_rows, "rows for a new file are missing"
+        yield replace(planned.file, rows=arange(planned.rows)), source
 
 
-def _read_hits(batch: pa.RecordBatch) -> Hits:
-    positions, sources, action = batch.columns
-    one = pc.min_max(action).as_py()
-    return Hits(positions, action if one["min"] != one["max"] else one["min"], sources)
+def _read_slices(planned: PlannedFile, work: WriteWork) -> pa.Table:
+    """Rows that follow each other in the source, read where they are."""
+    batches = [batch for one in planned.slices for batch in one.batches(work.store.filesystem)]
+    table = combine(pa.Table.from_batches(batches))
+    return restore_types(table, work.wanted, operation=work.operation, path=work.plan.snapshot.root)
 
 
 def _select_rows(number: int, batches: Sequence[pa.RecordBatch], work: WriteWork) -> pa.Table:
@@ -454,4 +241,4 @@ def _select_rows(number: int, batches: Sequence[pa.RecordBatch], work: WriteWork
     if not parts:
         return pa.Table.from_batches([], work.wanted)
     table = combine(pa.Table.from_batches(parts))
-    return conform_table(table, work.wanted, operation=work.operation, path=work.plan.snapshot.root)
+    return restore_types(table, work.wanted, operation=work.operation, path=work.plan.snapshot.root)

@@ -24,8 +24,7 @@ from intarsia.common.rows import tidy, tidy_schema
 from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep, try_flock, unlock
 from intarsia.core.snapshot import Snapshot
 from intarsia.core.spark_metadata import stored_schema
-from intarsia.engines.spark.shared_buffers import unreachable_error, write_error
-from intarsia.engines.spark.tasks import TaskRunner
+from intarsia.engines.spark.tasks import TaskRunner, unreachable_error, write_error
 from intarsia.engines.spark.types import cast_to_months, make_spark_note
 from intarsia.errors import InputError, SchemaMismatch, StorageError
 from intarsia.spark.collect import collect
@@ -58,14 +57,14 @@ class PartSlice:
     start: int
     stop: int
 
-    def batches(self, filesystem: pafs.FileSystem, *, columns: list[str]) -> Iterator[pa.RecordBatch]:
+    def batches(self, filesystem: pafs.FileSystem) -> Iterator[pa.RecordBatch]:
         """The rows in their order; runs on an executor. Memory: a row group."""
         with pq.ParquetFile(self.location, filesystem=filesystem) as file:
             at = 0
             for group in range(file.num_row_groups):
                 end = at + file.metadata.row_group(group).num_rows
                 if self.start < end and at < self.stop:
-                    for batch in file.iter_batches(1 << 16, [group], columns, use_threads=False):
+                    for batch in file.iter_batches(1 << 16, [group], use_threads=False):
                         low, high = max(self.start - at, 0), min(self.stop - at, batch.num_rows)
                         if low < high:
                             yield batch.slice(low, high - low)
