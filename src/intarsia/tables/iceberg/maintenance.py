@@ -37,7 +37,7 @@ from intarsia.errors import (
     NotSupported,
     StorageError,
 )
-from intarsia.tables.iceberg.commit import CATALOG_REFUSALS, is_sqlite_busy
+from intarsia.tables.iceberg.commit import CATALOG_REFUSALS, is_sqlite_busy, remove_old_metadata
 from intarsia.tables.iceberg.file_io import Store, open_store
 from intarsia.tables.iceberg.properties import property_as_bool, property_as_int
 from intarsia.tables.iceberg.snapshot_producer import remove_files
@@ -279,9 +279,11 @@ def _commit_expiry(table: Table, gone: set[int], refs: set[str]) -> TableMetadat
     if gone:
         updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(gone)}))
     try:
-        return table.catalog.commit_table(table, requirements, tuple(updates)).metadata
+        response = table.catalog.commit_table(table, requirements, tuple(updates))
     except Exception as error:  # a catalog may raise anything, and may have committed all the same
         raise _to_commit_error(error, metadata.location) from error
+    remove_old_metadata(table, response)
+    return response.metadata
 
 
 def _to_commit_error(error: Exception, where: str) -> CommitError:
