@@ -121,7 +121,7 @@ def _run_expire(
         return result
     after = _commit_expiry(table, gone, refs)
     ids = {snapshot.snapshot_id for snapshot in kept}
-    # A branch may have begun meanwhile, on one of those that were to go.
+    # Another writer may have created a branch on one of the expired snapshots.
     came = [snapshot for snapshot in after.snapshots if snapshot.snapshot_id not in ids]
     if came:
         files = sorted(set(files) - _find_reachable_files(cache, after, came))
@@ -157,7 +157,7 @@ def _run_remove_orphans(target: IcebergTable, before: datetime.datetime, *, dry_
     table = target.load()
     _check_gc(table.metadata, "remove orphan files")
     store = open_store(table.io, table.metadata.location)
-    # Listed first: what is committed in between is then known to be in use.
+    # Listed before the table is loaded again, so that files committed in between are known to be in use.
     listed = _list_files(table.metadata, store)
     found = {info.path: info for info in listed if _is_old(info, before)}
     root = store.filesystem_path(table.metadata.location).rstrip("/")
@@ -190,7 +190,7 @@ def _open_target(target: IcebergTable | Table) -> IcebergTable:
 
 @contextmanager
 def _name_table_in_errors(target: IcebergTable) -> Iterator[None]:
-    """Let errors leave that name the table as the catalog does, and not by its location."""
+    """Make errors name the table as the catalog does, and not by its location."""
     try:
         yield
     except IntarsiaError as error:
@@ -244,7 +244,7 @@ def _find_expired_snapshots(
             line = list(ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata))
             on_branches |= {snapshot.snapshot_id for snapshot in line}
             kept |= _find_retained(line, ref, count, cutoff, now)
-    # Snapshots on no branch, such as those rolled back, go by their age alone.
+    # Snapshots on no branch, such as those rolled back, expire by their age alone.
     kept |= {
         s.snapshot_id
         for s in metadata.snapshots
