@@ -110,6 +110,21 @@ def test_a_snapshot_that_was_rolled_back_goes_by_its_age(tmp_path: Path) -> None
     assert lake.ids() == [1, 2]
 
 
+def test_an_expiry_leaves_no_metadata_file_that_fell_out_of_the_log(tmp_path: Path) -> None:
+    lake = grown(
+        tmp_path,
+        properties={
+            "write.metadata.delete-after-commit.enabled": "true",
+            "write.metadata.previous-versions-max": "1",
+        },
+    )
+    expire_snapshots(opened(lake), older_than=soon(), dry_run=False)
+    table = lake.table()
+    known = [table.metadata_location, *(entry.metadata_file for entry in table.metadata.metadata_log)]
+    found = (tmp_path / "db" / "t" / "metadata").glob("*.metadata.json")
+    assert sorted(path.name for path in found) == sorted(path.rpartition("/")[2] for path in known)
+
+
 def test_a_branch_that_moves_meanwhile_stops_the_expiry(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

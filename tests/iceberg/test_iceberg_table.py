@@ -20,6 +20,7 @@ from pyiceberg.exceptions import CommitStateUnknownException
 from pyiceberg.table import StaticTable
 from pyiceberg.transforms import BucketTransform
 
+import intarsia as it
 from intarsia.core.change import Change, PositionDeletes, StagedFile
 from intarsia.core.expr import resolve
 from intarsia.core.ports import OutputLocation
@@ -591,3 +592,16 @@ def test_files_that_are_no_files_of_the_table_are_refused(tmp_path: Path) -> Non
     table = opened(Lake.at(tmp_path))
     with pytest.raises(InputError, match="not a file of an"), table.transaction("delete") as tx:
         tx.commit(Change("delete", removed=(DataFile("a", "a", 1, 1),)))
+
+
+@pytest.mark.parametrize("name", ["operation", "self"])
+def test_a_property_that_a_summary_cannot_have_is_refused(tmp_path: Path, name: str) -> None:
+    """PyIceberg cannot load a table again whose summaries have a property ``self``."""
+    lake = Lake.at(tmp_path)
+    lake.append([1])
+    before = lake.on_disk()
+    target = it.iceberg("db.t", catalog=lake.catalog)
+    with pytest.raises(InputError, match=name):
+        it.write(pa.table({"id": [2], "region": ["eu"]}), target, mode="append", properties={name: "x"})
+    assert lake.on_disk() == before
+    assert lake.ids() == [1]

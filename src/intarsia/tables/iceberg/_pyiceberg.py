@@ -19,7 +19,7 @@ from pyiceberg.typedef import IcebergBaseModel
 from pyiceberg.types import NestedField
 
 METADATA_ERRORS = (ValidationError, ModelError)
-"""What PyIceberg raises of metadata that it does not know: its own error, or of a REST catalog pydantic's."""
+"""Errors of PyIceberg for unknown metadata: its own, or pydantic's for a REST catalog."""
 _written: ContextVar[list[str] | None] = ContextVar("written", default=None)
 
 
@@ -55,7 +55,7 @@ def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> 
     if not isinstance(metadata, TableMetadataV3):
         ToOutputFile.table_metadata(metadata, io.new_output(metadata_path))
         return
-    # PyIceberg refuses to dump version 3, though its model is whole.
+    # PyIceberg refuses to serialize version 3, though its model is complete.
     whole = metadata.model_copy(update={"next_row_id": next_row_id(metadata)})
     text = IcebergBaseModel.model_dump_json(whole)
     data = Compressor.get_compressor(metadata_path).bytes_compressor()(text.encode())
@@ -64,7 +64,7 @@ def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> 
 
 
 def _check_sequence(metadata: TableMetadata) -> None:
-    """A commit to another branch may have come first; PyIceberg looks at the numbers in version 2 only."""
+    """Refuse a sequence number that a commit to another branch has used; PyIceberg checks version 2 only."""
     if metadata.format_version < 3 or not metadata.snapshots:
         return
     *before, new = (snapshot.sequence_number or 0 for snapshot in metadata.snapshots)
@@ -73,7 +73,7 @@ def _check_sequence(metadata: TableMetadata) -> None:
 
 
 def next_row_id(metadata: TableMetadata) -> int:
-    """The first row id that is free; a table that was just made or upgraded may not say so."""
+    """The next row id to assign; the metadata of a new or upgraded table may lack it."""
     known = getattr(metadata, "next_row_id", None)
     if known is not None:
         return int(known)

@@ -38,7 +38,7 @@ _DAMAGE_ERRORS = (
     EOFError,
 )
 
-# What Iceberg's properties call a codec, and what Avro does.
+# Codec names of Iceberg's properties, and of Avro.
 _CODECS = {
     "gzip": "deflate",
     "deflate": "deflate",
@@ -85,7 +85,7 @@ class AvroFile:
 
 
 def parse_avro(data: bytes, path: str) -> AvroFile:
-    """Take an Avro file apart.
+    """Parse the header and blocks of an Avro file.
 
     Raises:
         DamagedTable: it is no Avro file, or is cut short.
@@ -108,7 +108,7 @@ def parse_avro(data: bytes, path: str) -> AvroFile:
 
 @contextmanager
 def report_damage(path: str) -> Iterator[None]:
-    """What damaged data raises, as damage of the file.
+    """Turn the errors that damaged data raises into DamagedTable.
 
     Raises:
         DamagedTable: the file is not what it says it is.

@@ -31,7 +31,7 @@ from intarsia.errors import NotSupported
 
 Schema = Any
 Reader = Callable[[bytes, int], tuple[Any, int]]
-"""Takes the data and a place in it, gives the value and the place after it."""
+"""Takes the data and an offset; returns the value and the offset after it."""
 
 _VARINT = re.compile(rb"[\x80-\xff]*[\x00-\x7f]")
 _MAX_VARINT_BYTES = 10
@@ -43,7 +43,7 @@ class DamagedAvro(ValueError):
 
 
 class PackedNumbers(Mapping[int, int]):
-    """Numbers by number, unpacked when first looked at: most files of a manifest never are."""
+    """A map of integers that is decoded when it is first used; for most files of a manifest it never is."""
 
     __slots__ = ("_found", "count", "data")
 
@@ -76,7 +76,7 @@ class PackedNumbers(Mapping[int, int]):
 
 
 def read_long(data: bytes, at: int) -> tuple[int, int]:
-    """A number and the place after it."""
+    """An integer and the offset after it."""
     byte = data[at]
     at += 1
     if byte < 0x80:
@@ -103,7 +103,7 @@ def make_reader(schema: Schema) -> Reader:
 
 
 class _Direction(NamedTuple):
-    """What readers, or writers, of one kind of schema each are made by."""
+    """The functions that make readers, or writers, by kind of schema."""
 
     primitives: Mapping[str, Any]
     record: Callable[[Sequence[tuple[str, Any]]], Any]
@@ -361,7 +361,7 @@ _TO_READ = _Direction(
 
 
 Writer = Callable[[bytearray, Any], None]
-"""Takes what was written so far, and a value."""
+"""Appends a value to what was written so far."""
 
 
 class _EncodedNumbers(dict[int, bytes]):

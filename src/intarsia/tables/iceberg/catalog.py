@@ -32,7 +32,7 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
         ) from error
     from sqlalchemy.exc import SQLAlchemyError
 
-    format_identifier = path_text(directory, "A warehouse directory")
+    shown = path_text(directory, "A warehouse directory")
     try:
         warehouse = Path(directory).expanduser().resolve()
         warehouse.mkdir(parents=True, exist_ok=True)
@@ -46,15 +46,15 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
         )
     except OSError as error:
         raise StorageError(
-            f"Cannot make a warehouse in {format_identifier}: {error.strerror or error}",
+            f"Cannot make a warehouse in {shown}: {error.strerror or error}",
             errno=error.errno,
-            path=format_identifier,
+            path=shown,
         ) from error
     except SQLAlchemyError as error:
         reason = getattr(error, "orig", None) or error
         raise StorageError(
-            f"Cannot open the catalog {CATALOG_FILE} in {format_identifier}: {reason}",
-            path=format_identifier,
+            f"Cannot open the catalog {CATALOG_FILE} in {shown}: {reason}",
+            path=shown,
             hint="it has to be a SQLite file that can be read and written.",
         ) from error
 

@@ -69,7 +69,7 @@ def to_bytes(kind: IcebergType, value: Any) -> bytes:
 
 
 def make_decoder(kind: IcebergType) -> Callable[[bytes], Any]:
-    """What turns bytes into internal values of a type; None for bytes that are none.
+    """A function from bytes to internal values of a type, which returns None for invalid bytes.
 
     Bytes of a type from which the column was promoted since are understood: they are shorter.
     """
@@ -102,7 +102,7 @@ def make_decoder(kind: IcebergType) -> Callable[[bytes], Any]:
 
 
 def from_bytes(kind: IcebergType, data: bytes) -> Any:
-    """Bytes as an internal value of a type; None for bytes that are none."""
+    """Bytes as an internal value of a type; None for invalid bytes."""
     return make_decoder(kind)(data)
 
 

@@ -36,7 +36,7 @@ class DeleteFileNamer(Protocol):
     """Gives a new file a name of its own: the path to record, and the location on the file system."""
 
     def __call__(self, spec_id: int, partition: tuple[Any, ...] | None, suffix: str, /) -> tuple[str, str]:
-        """``suffix`` is ``parquet`` or ``puffin``; a Puffin file is of a spec, and of no one partition."""
+        """``suffix`` is ``parquet`` or ``puffin``; a Puffin file has no one partition: None."""
 
 
 def write_vectors(
@@ -132,11 +132,11 @@ def to_bitmap(positions: pa.Int64Array | pa.ChunkedArray) -> BitMap64:
         return BitMap64()
     if positions.null_count:
         raise InputError(f"{positions.null_count} of {len(positions)} positions are NULL.")
-    values = array.array("Q")  # the one form that is taken without a Python object for each value
+    values = array.array("Q")  # BitMap64 reads it without a Python object for each value
     start = positions.offset * 8
     values.frombytes(memoryview(positions.buffers()[1])[start : start + len(positions) * 8])
     bitmap = BitMap64(values)
-    if bitmap.max() > MAX_POSITION:  # so are negative ones, read without their sign
+    if bitmap.max() > MAX_POSITION:  # also of negative ones, read as unsigned
         bounds = pc.min_max(positions).as_py()
         raise InputError(
             f"Positions from {bounds['min']} to {bounds['max']}: those of a data file are from 0 to"
@@ -148,7 +148,7 @@ def to_bitmap(positions: pa.Int64Array | pa.ChunkedArray) -> BitMap64:
 def to_positions(bitmap: BitMap64) -> pa.Int64Array:
     """The positions of a bitmap, ascending; no copy beside the one the bitmap gives."""
     values = bitmap.to_array()
-    # Read as signed: no position reaches the sign's bit.
+    # Unsigned integers read as signed: no position has the sign bit.
     return pa.Array.from_buffers(pa.int64(), len(values), [None, pa.py_buffer(values)])
 
 

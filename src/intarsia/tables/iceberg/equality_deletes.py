@@ -24,7 +24,7 @@ FEW_ROWS, MANY_ROWS = 1 << 17, 1 << 20
 """Rows of a data file that are compared at once: as many as there are deletes, within these."""
 
 ColumnPath = tuple[str, ...]
-"""A column's name, behind those of the structs it is in."""
+"""A column's name after the names of the structs around it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -288,7 +288,7 @@ _is = pa.types
 
 @dataclass(frozen=True, slots=True)
 class KeyBounds:
-    """What is known of a column's values: the least and the greatest, as Parquet's statistics have them."""
+    """Least and greatest value of a column, in the form of Parquet's statistics."""
 
     low: Any
     """An integer or bytes; None where all are NULL."""
@@ -308,11 +308,11 @@ class KeySet:
     """The types that columns are compared in."""
     columns: tuple[pa.ChunkedArray, ...]
     leading: int
-    """The column that tells most rows apart, and is looked up first."""
+    """Index of the column with the most distinct values, which is looked up first."""
     distinct: pa.Array
     """Its values, once each."""
     codes: Any
-    """Which of them each row has."""
+    """The index in ``distinct`` of each row's value."""
     bounds: tuple[KeyBounds | None, ...]
     """None where values have no order that statistics follow."""
 
@@ -349,7 +349,7 @@ class KeySet:
         codes = pc.index_in(first, self.distinct)
         rows = pc.indices_nonzero(codes.is_valid())
         codes = codes.drop_null()
-        # On both sides only what is alike so far: to look values up is what takes time.
+        # On both sides only rows that match so far, since looking values up takes the time.
         alike = pc.indices_nonzero(pc.is_in(self.codes, codes.unique()))
         own_codes = self.codes.take(alike)
         for number, column in enumerate(columns):

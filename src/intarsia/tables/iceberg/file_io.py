@@ -36,7 +36,7 @@ _FAMILIES = {
     "wasb": "abfs",
     "wasbs": "abfs",
 }
-"""Schemes that name the same kind of store, by the one it is known under here."""
+"""Schemes of the same kind of store, with the one that is used here."""
 _PATH_ONLY = ("file", "hdfs", "viewfs")
 """Stores whose paths start after the authority; elsewhere it is the bucket, the path's first part."""
 
@@ -193,7 +193,7 @@ class LocationProvider:
     """The URIs of new data and delete files, as by Java's ``LocationProviders``. A value: it pickles."""
 
     data: str
-    """Below which they go."""
+    """The root of data files."""
     metadata: str
     hashed: bool = False
     """Whether paths begin with directories named by a hash, for stores that are slow on a common prefix."""
@@ -204,7 +204,7 @@ class LocationProvider:
 
     @staticmethod
     def of(metadata: TableMetadata) -> LocationProvider:
-        """What a table's location and properties say.
+        """The locations by a table's location and properties.
 
         Raises:
             NotSupported: a class of its own chooses the places, or a deprecated property that Java refuses.
@@ -297,7 +297,7 @@ class DeleteCache:
             gate = self._gates.setdefault(key, threading.Lock())
         with gate:
             with self._lock:
-                if key in self._kept:  # by another thread, meanwhile
+                if key in self._kept:  # by another thread
                     return self._found(key)
             try:
                 value, size = load()
@@ -332,7 +332,7 @@ class DeleteCache:
 
 @dataclass(frozen=True, slots=True)
 class DeleteFileAccess:
-    """How the bytes of recorded paths are reached, and what was decoded of them before."""
+    """The file system of recorded paths, and the cache of what was decoded."""
 
     filesystem: pafs.FileSystem
     filesystem_path: Callable[[str], str]

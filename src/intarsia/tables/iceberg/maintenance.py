@@ -37,7 +37,7 @@ from intarsia.errors import (
     NotSupported,
     StorageError,
 )
-from intarsia.tables.iceberg.commit import CATALOG_REFUSALS, is_sqlite_busy
+from intarsia.tables.iceberg.commit import CATALOG_REFUSALS, is_sqlite_busy, remove_old_metadata
 from intarsia.tables.iceberg.file_io import Store, open_store
 from intarsia.tables.iceberg.properties import property_as_bool, property_as_int
 from intarsia.tables.iceberg.snapshot_producer import remove_files
@@ -121,7 +121,7 @@ def _run_expire(
         return result
     after = _commit_expiry(table, gone, refs)
     ids = {snapshot.snapshot_id for snapshot in kept}
-    # A branch may have begun meanwhile, on one of those that were to go.
+    # Another writer may have created a branch on one of the expired snapshots.
     came = [snapshot for snapshot in after.snapshots if snapshot.snapshot_id not in ids]
     if came:
         files = sorted(set(files) - _find_reachable_files(cache, after, came))
@@ -157,7 +157,7 @@ def _run_remove_orphans(target: IcebergTable, before: datetime.datetime, *, dry_
     table = target.load()
     _check_gc(table.metadata, "remove orphan files")
     store = open_store(table.io, table.metadata.location)
-    # Listed first: what is committed in between is then known to be in use.
+    # Listed before the table is loaded again, so that files committed in between are known to be in use.
     listed = _list_files(table.metadata, store)
     found = {info.path: info for info in listed if _is_old(info, before)}
     root = store.filesystem_path(table.metadata.location).rstrip("/")
@@ -190,7 +190,7 @@ def _open_target(target: IcebergTable | Table) -> IcebergTable:
 
 @contextmanager
 def _name_table_in_errors(target: IcebergTable) -> Iterator[None]:
-    """Let errors leave that name the table as the catalog does, and not by its location."""
+    """Make errors name the table as the catalog does, and not by its location."""
     try:
         yield
     except IntarsiaError as error:
@@ -244,7 +244,7 @@ def _find_expired_snapshots(
             line = list(ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata))
             on_branches |= {snapshot.snapshot_id for snapshot in line}
             kept |= _find_retained(line, ref, count, cutoff, now)
-    # Snapshots on no branch, such as those rolled back, go by their age alone.
+    # Snapshots on no branch, such as those rolled back, expire by their age alone.
     kept |= {
         s.snapshot_id
         for s in metadata.snapshots
@@ -279,9 +279,11 @@ def _commit_expiry(table: Table, gone: set[int], refs: set[str]) -> TableMetadat
     if gone:
         updates.append(RemoveSnapshotsUpdate.model_validate({"snapshot-ids": sorted(gone)}))
     try:
-        return table.catalog.commit_table(table, requirements, tuple(updates)).metadata
+        response = table.catalog.commit_table(table, requirements, tuple(updates))
     except Exception as error:  # a catalog may raise anything, and may have committed all the same
         raise _to_commit_error(error, metadata.location) from error
+    remove_old_metadata(table, response)
+    return response.metadata
 
 
 def _to_commit_error(error: Exception, where: str) -> CommitError:

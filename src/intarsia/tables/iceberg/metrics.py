@@ -190,7 +190,7 @@ def find_row_group_offset(group: Any) -> int:
 
 
 MetricsMode = int | None
-"""How much is kept of a column: None is nothing, 0 counts only, else bounds of up to so many characters."""
+"""None: no metrics; 0: counts only; else counts and bounds of at most that many characters."""
 COUNTS: MetricsMode = 0
 FULL: MetricsMode = 2**31 - 1
 TRUNCATED: MetricsMode = 16
@@ -207,7 +207,7 @@ class MetricsConfig:
 
     @staticmethod
     def of(properties: Mapping[str, str], schema: Schema, order: SortOrder | None = None) -> MetricsConfig:
-        """What ``write.metadata.metrics.*`` says; a mode that is none is passed over, as Java does."""
+        """What ``write.metadata.metrics.*`` says; an invalid mode is ignored, as in Java."""
         limit = _parse_limit(properties.get("write.metadata.metrics.max-inferred-column-defaults"))
         said, chosen = _parse_mode(properties.get("write.metadata.metrics.default"))
         modes: dict[int, MetricsMode] = {}
@@ -232,7 +232,7 @@ class MetricsConfig:
 
 
 def _parse_mode(text: str | None) -> tuple[bool, MetricsMode]:
-    """Whether a mode is one, and which."""
+    """Whether a mode is valid, and which it is."""
     mode = (text or "").strip().lower()
     if mode == "none":
         return True, None

@@ -109,14 +109,16 @@ def _read_row_group(
 
 def _mask_path(paths: pa.Array, path: str) -> pa.BooleanArray:
     if pa.types.is_dictionary(paths.type):
-        return pc.equal(paths.indices, pc.index(paths.dictionary, path))  # -1, which is no index, for none
+        return pc.equal(
+            paths.indices, pc.index(paths.dictionary, path)
+        )  # -1, which no index equals, if there is none
     return pc.equal(paths, path)
 
 
 def _read_all_positions(
     file: ContentFile, access: DeleteFileAccess
 ) -> tuple[Mapping[str, pa.Int64Array], int]:
-    """Everything a file says, by data file."""
+    """All positions of a delete file, by data file."""
     parts: dict[str, list[pa.Int64Array]] = defaultdict(list)
     with open_delete_file(file, access) as parquet:
         columns = _PositionColumns.of(parquet, file)
@@ -124,7 +126,7 @@ def _read_all_positions(
             table = parquet.read_row_group(group, [columns.path, columns.pos])
             for batch in table.to_batches():
                 _split_by_path(batch.column(columns.path), batch.column(columns.pos).cast(pa.int64()), parts)
-    # Copies, so that no slice keeps all the rest alive.
+    # Copies, so that a slice does not keep the whole buffer.
     found = {path: _check_positions(pa.concat_arrays(found), file) for path, found in parts.items()}
     return found, sum(len(path) + positions.nbytes for path, positions in found.items())
 

@@ -166,7 +166,7 @@ class _StoredField:
 
 @dataclass(frozen=True, slots=True)
 class _UnwrapExtension:
-    """Takes an extension type off."""
+    """Replaces an extension array by its storage."""
 
     then: ArrayConversion | None
 
@@ -242,7 +242,7 @@ _UNIT_NAMES = {"s": "second", "ms": "millisecond", "us": "microsecond"}
 
 
 def _convert_unit(values: pa.Array, kind: pa.DataType) -> pa.Array:
-    """Timestamps in another unit, rounded down as other readers do; a zone is a note, not a shift."""
+    """Timestamps in another unit, rounded down as other readers do; the time zone does not change values."""
     bare = values.view(pa.timestamp(values.type.unit))
     if _PER_SECOND[values.type.unit] > _PER_SECOND[kind.unit]:
         bare = pc.floor_temporal(bare, unit=_UNIT_NAMES[kind.unit])
@@ -329,7 +329,7 @@ NameMapping = Mapping[str, tuple[int | None, "NameMapping"]]
 
 @dataclass(frozen=True, slots=True)
 class DataFileOrigin:
-    """What is known of the file beyond its bytes."""
+    """What the table's metadata says of a data file."""
 
     path: str
     first_row_id: int | None = None

@@ -55,7 +55,7 @@ _MANIFEST_CODECS = ("gzip", "zstd", "snappy", "deflate", "uncompressed", "none")
 
 @dataclass(frozen=True, slots=True)
 class RetryPolicy:
-    """How often something is tried again, and how long is waited."""
+    """Number of retries, and the time to wait between them."""
 
     retries: int
     min_wait_ms: int
@@ -148,7 +148,7 @@ class WriteProperties:
 
 
 def refuse_unsupported(properties: Mapping[str, str]) -> None:
-    """Name the first property that asks for what cannot be done.
+    """Refuse the first property that asks for something unsupported.
 
     Raises:
         NotSupported: there is one.
@@ -170,7 +170,7 @@ def refuse_unsupported(properties: Mapping[str, str]) -> None:
 
 
 def refuse_location_providers(properties: Mapping[str, str]) -> None:
-    """Say that another class, or a property that was given up, is to choose the places.
+    """Refuse properties by which another class chooses locations, and deprecated ones.
 
     Raises:
         NotSupported: naming the property.
@@ -192,7 +192,7 @@ def refuse_location_providers(properties: Mapping[str, str]) -> None:
 def _read_layout(
     said: Mapping[str, str], prefix: str, schema: Schema | None, row_bytes: float | None
 ) -> Layout:
-    """For delete files, what is not said of them is as for data files."""
+    """The layout of data files or delete files; properties of data files are the default for delete files."""
     own = {
         name: said.get(f"{prefix}{name}", said.get(f"write.{name}"))
         for name in (
@@ -272,7 +272,7 @@ def _list_leaf_paths(kind: IcebergType, name: str, path: str) -> list[tuple[str,
 
 
 def _estimate_row_bytes(metadata: TableMetadata) -> float | None:
-    """What a row takes in the table's files on average; None where nothing tells."""
+    """Average bytes of a row in the table's files; None if unknown."""
     snapshot = metadata.current_snapshot()
     summary: Any = snapshot.summary if snapshot is not None else None
     if summary is None:

@@ -148,7 +148,7 @@ class TableScanContext:
         return replace(self._equality, constants=constants)
 
     def identity_values(self, spec_id: int, values: tuple[Any, ...]) -> dict[int, Any]:
-        """By source field the values of a tuple that are the columns' own."""
+        """By source field id the values of a tuple whose transform is the identity."""
         spec = spec_by_id(self.metadata, spec_id)
         return {
             field.source_id: value
@@ -158,7 +158,7 @@ class TableScanContext:
 
     def leaves(self, footer: pq.FileMetaData) -> dict[int, int]:
         """By field id the chunk of each flat top-level column; files mostly agree."""
-        schema, last = footer.schema, self._footer  # once: other threads put theirs in its place
+        schema, last = footer.schema, self._footer  # read once, since other threads replace it
         if last is not None and last[0].equals(schema):
             return last[1]
         fields = apply_name_mapping(list_file_fields(schema.to_arrow_schema()), self.names)
@@ -208,7 +208,7 @@ class IcebergScanTask:
         nulls = (file.null_value_counts or {}).get(known.number)
         low, high = self._metric(file.lower_bounds, known), self._metric(file.upper_bounds, known)
         if nulls is not None and (nulls < 0 or nulls > file.record_count):
-            nulls = None  # of a writer that counts otherwise
+            nulls = None  # the writer counted otherwise
         implied = self.table.implied_range(self.entry, known.number)
         if implied is not None:
             if implied.nulls:

@@ -231,7 +231,7 @@ def to_arrow_scalar(value: Any, kind: pa.DataType) -> pa.Scalar[Any]:
 
 
 def refuse_unwritable(schema: Schema) -> None:
-    """Say which columns of a table no data file can be written for.
+    """Refuse tables with a column that cannot be stored in a data file.
 
     Raises:
         NotSupported: naming the first one and its type.

@@ -186,7 +186,7 @@ class SpecPartitioner:
 
     @property
     def columns(self) -> tuple[str, ...]:
-        """The top-level columns that decide."""
+        """The top-level columns that the spec's sources are in."""
         return tuple(dict.fromkeys(field.path[0] for field in self.fields if field.path))
 
     def partition_rows(self, table: pa.Table) -> Sequence[tuple[PartitionKey, pa.Int64Array | None]]:
@@ -268,7 +268,7 @@ class SpecField:
         return apply_transform(self.transform, self.source, column)
 
     def tidy(self, value: Any) -> Any:
-        """A value that equals itself."""
+        """The value, with every NaN as one object, so that equal tuples compare equal."""
         return math.nan if isinstance(value, float) and math.isnan(value) else value
 
 
@@ -354,7 +354,7 @@ def _merge_schemas(metadata: TableMetadata, spec: PartitionSpec) -> Schema:
         if found is None:
             if isinstance(part.transform, VoidTransform):
                 continue
-            source_type(metadata, part)  # says which one is missing
+            source_type(metadata, part)  # raises, and names the missing one
             continue
         # A column of the same name may have been added since: the id tells them apart.
         name = found.name if found.name not in names else f"{found.name}_{source_id}"

@@ -42,6 +42,8 @@ log = logger(__name__)
 
 _WAP_ID = "wap.id"
 _REMOVALS = 3
+_RESERVED = frozenset({"operation", "self"})
+"""A summary's own field, and a name with which PyIceberg could not load the table any more."""
 
 
 class IcebergTransaction:
@@ -195,11 +197,17 @@ class IcebergTransaction:
         """Refuse a change that cannot be committed whatever other writers do; :meth:`commit` begins with it.
 
         Raises:
-            InputError: half an idempotency key, a ``wap.id`` that the table does not allow, or files that
-                are replaced or named twice.
+            InputError: half an idempotency key, a reserved property, a ``wap.id`` that the table does not
+                allow, or files that are replaced or named twice.
             NotSupported: delete files in a table of format version 1.
         """
         check_batch(change.properties)
+        for name in _RESERVED.intersection(change.properties):
+            raise InputError(
+                f"The summary of a snapshot has no room for a property {name!r}.",
+                path=self.snapshot.root,
+                hint="give it another name",
+            )
         if _WAP_ID in change.properties:
             self._check_staged_only()
         if change.replaced:
