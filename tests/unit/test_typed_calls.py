@@ -14,7 +14,7 @@ ROOT = Path(__file__).parents[2]
 FUNCTIONS = """
 import intarsia as it
 from intarsia import pipeline
-from intarsia.spark import merge_batches
+from intarsia.spark import local_session, merge_batches
 from intarsia.tables.iceberg import embedded_catalog
 
 it.merge({"id": [1]}, "lake", on="id", strategy="upsert", compression="zstd", engine="duckdb", dry_run=True)
@@ -32,6 +32,10 @@ pipeline.run_file("orders.toml", params={"day": "2025-03-04"}, dry_run=True, eng
 pipeline.run_file("orders.toml", dryrun=True)  # wrong
 it.merge({"id": [1]}, it.iceberg("shop.orders", catalog=embedded_catalog("warehouse")), on="id")
 it.iceberg("shop.orders", catalog=3)  # wrong
+it.merge(local_session().table("changes"), "lake", on="id", engine=local_session())
+it.merge(local_session().tables("changes"), "lake", on="id")  # wrong
+pipeline.run_file("orders.toml", session=local_session())
+pipeline.run_file("orders.toml", session="local[*]")  # wrong
 merge_batches("lake", "id", app_id="clicks", null_keys="match", retain=2)
 merge_batches("lake", "id", ap_id="clicks")  # wrong
 merge_batches("lake", "id", batch_id=3)  # wrong
@@ -46,6 +50,7 @@ from intarsia.datasets.pyarrow import (
     optimize_parquet_dataset_pyarrow,
 )
 from intarsia.datasets.spark import SparkDatasetIO
+from intarsia.spark import local_session
 
 rows = {"id": [1]}
 io = PyarrowDatasetIO(None, storage_options={"anon": True}, threads=2, lock_timeout=1.5)
@@ -54,6 +59,8 @@ DuckDBDatasetIO(memory_bytes=1 << 30)
 DuckDBDatasetIO(memory="1 GB")  # wrong
 DuckDBDatasetIO("lake.db")  # wrong
 SparkDatasetIO("local[*]")  # wrong
+SparkDatasetIO(local_session()).read_parquet("lake").count()
+SparkDatasetIO(local_session()).read_parquet("lake").counts()  # wrong
 io.read_parquet("lake", columns="id", filters=[("id", ">", 1)])
 io.read_parquet("lake", filter="id > 1")  # wrong
 io.write_dataset(rows, "lake", mode="overwrite", where="id = 1", compression="zstd", dry_run=True)

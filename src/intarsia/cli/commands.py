@@ -83,7 +83,7 @@ class Frame(click.Group):
             ctx.exit(Exit.INTERRUPTED)
         except Exception as error:  # the one place that catches broadly
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
-                raise  # nobody reads on; click ends quietly
+                raise  # the reader of a pipe has closed it; click ends quietly
             message = f"unexpected {type(error).__name__}: {error}"
             _screen(ctx, error).complain(message, "this is a mistake in intarsia; --debug shows where.")
             ctx.exit(Exit.UNEXPECTED)

@@ -1,4 +1,4 @@
-"""Pipelines: sources, steps and targets declared in a file or in Python, run on Spark, told in a report.
+"""Pipelines: sources, steps and targets declared in a file or in Python and run on Spark, with a report.
 
     >>> from intarsia import pipeline
     >>> report = pipeline.run_file("orders.toml", params={"day": "2025-03-04"})

@@ -10,7 +10,8 @@ import pyarrow as pa
 
 from intarsia import api
 from intarsia.core.expr import Column, Expr, In, IsNull, Not, literal, to_sql
-from intarsia.core.ports import Table
+from intarsia.core.ports import Progress, Table
+from intarsia.engine_choice import EngineLike
 from intarsia.errors import ColumnNotFound, InputError
 from intarsia.pipeline.model import Expect, list_names
 from intarsia.pipeline.row_transform import RowCounter
@@ -86,7 +87,7 @@ def _describe_unique(step: Expect) -> str:
 # Targets: rows are counted by dry runs of the engine, which prune by statistics.
 
 
-def check_target(step: Expect, table: Table, engine: Any, progress: Any) -> list[Check]:
+def check_target(step: Expect, table: Table, engine: EngineLike, progress: Progress) -> list[Check]:
     """Check a table; files that statistics decide are not read."""
     snapshot = table.snapshot()
     checks = check_row_bounds(step, snapshot.rows)
@@ -109,11 +110,11 @@ def check_target(step: Expect, table: Table, engine: Any, progress: Any) -> list
     return checks
 
 
-def _check_columns(step: Expect, there: Sequence[str]) -> None:
+def _check_columns(step: Expect, names: Sequence[str]) -> None:
     for name in (*list_names(step.not_null), *list_names(step.unique), *step.accepted):
-        if name not in there:
+        if name not in names:
             raise ColumnNotFound(
-                f"There is no column {name!r} to expect something of; there is {', '.join(there)}."
+                f"There is no column {name!r} to expect something of; there is {', '.join(names)}."
             )
 
 

@@ -1,4 +1,4 @@
-"""Which files of a source a step takes now: new files only, told by their bytes; writes nothing."""
+"""Which files of a source a step takes now: new files only, compared by their bytes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Selection:
     notes: tuple[str, ...] = ()
 
 
-def is_taken_once(step: Step, source: Source, there: InputFiles, *, full_refresh: bool = False) -> bool:
+def is_taken_once(step: Step, source: Source, listing: InputFiles, *, full_refresh: bool = False) -> bool:
     """Whether a step leaves out the files that it has taken before."""
     if is_append(step):
         return True
@@ -41,7 +41,7 @@ def is_taken_once(step: Step, source: Source, there: InputFiles, *, full_refresh
         return False
     if source.new_files_only is not None:
         return source.new_files_only
-    return not there.fetched and not replaces_target(step)
+    return not listing.fetched and not replaces_target(step)
 
 
 def is_append(step: Step) -> bool:
@@ -59,7 +59,7 @@ def replaces_target(step: Step) -> bool:
 
 
 def recognize_files(
-    there: InputFiles, known: Mapping[str, KnownFile]
+    listing: InputFiles, known: Mapping[str, KnownFile]
 ) -> tuple[InputFiles, dict[str, KnownFile]]:
     """The files, with their old modification time where only that has changed; and new entries of ``known``.
 
@@ -67,26 +67,26 @@ def recognize_files(
     """
     stamps: list[FileStamp] = []
     found: dict[str, KnownFile] = {}
-    for number, stamp in enumerate(there.stamps):
+    for number, stamp in enumerate(listing.stamps):
         entry = known.get(stamp.path)
         if entry is None or entry.size != stamp.size or entry.mtime_ns == stamp.mtime_ns:
             stamps.append(stamp)
             continue
         if stamp.mtime_ns != entry.seen_ns:
-            if not (there.files and entry.digest and entry.digest == compute_digest(there.files[number])):
+            if not (listing.files and entry.digest and entry.digest == compute_digest(listing.files[number])):
                 stamps.append(stamp)
                 continue
             found[stamp.path] = replace(entry, seen_ns=stamp.mtime_ns)
         stamps.append(replace(stamp, mtime_ns=entry.mtime_ns))
-    return replace(there, stamps=tuple(stamps)), found
+    return replace(listing, stamps=tuple(stamps)), found
 
 
-def list_known_files(there: InputFiles, known: Mapping[str, KnownFile]) -> dict[str, KnownFile]:
+def list_known_files(listing: InputFiles, known: Mapping[str, KnownFile]) -> dict[str, KnownFile]:
     """Entries to remember of files that are taken now; computes the digests of new ones."""
     new = [
-        (stamp, there.files[number] if there.files else None)
-        for number, stamp in enumerate(there.stamps)
-        if not there.fetched and not _is_same(known.get(stamp.path), stamp)
+        (stamp, listing.files[number] if listing.files else None)
+        for number, stamp in enumerate(listing.stamps)
+        if not listing.fetched and not _is_same(known.get(stamp.path), stamp)
     ]
     with ThreadPoolExecutor(min(_THREADS, max(1, len(new)))) as pool:
         digests = list(pool.map(compute_digest, (file for _, file in new)))
@@ -112,13 +112,13 @@ def compute_digest(file: InputFile | None) -> str:
 
 
 def select_files(
-    there: InputFiles, taken: Iterable[FileStamp], *, hint: str = ""
+    listing: InputFiles, taken: Iterable[FileStamp], *, hint: str = ""
 ) -> tuple[Selection, list[str]]:
     """The files that were not taken yet; and the paths of those that were, with other bytes."""
     old = tuple(taken)
-    fresh = there.without(old)
+    fresh = listing.without(old)
     again = sorted({stamp.path for stamp in fresh.stamps} & {stamp.path for stamp in old})
-    skipped = len(there.stamps) - len(fresh.stamps)
+    skipped = len(listing.stamps) - len(fresh.stamps)
     notes = []
     if skipped:
         some = "every file was" if not fresh.stamps else f"{_were(skipped, 'file')}"

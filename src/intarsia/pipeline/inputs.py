@@ -149,15 +149,15 @@ def make_transform(source: Source, kind: Format, known: pa.Schema | None = None)
     )
 
 
-def detect_format(source: Source, there: InputFiles) -> Format:
+def detect_format(source: Source, listing: InputFiles) -> Format:
     """The one format of a source's files. Raises InputError where they have several."""
     if source.format is not None:
         return source.format
-    if there.files:
-        kinds = {format_of(file) for file in there.files}
+    if listing.files:
+        kinds = {format_of(file) for file in listing.files}
     else:
         kinds = {
-            kind for kind, ends in SUFFIXES.items() for s in there.stamps if s.path.lower().endswith(ends)
+            kind for kind, ends in SUFFIXES.items() for s in listing.stamps if s.path.lower().endswith(ends)
         }
     if len(kinds) == 1:
         return kinds.pop()
@@ -185,17 +185,17 @@ def check_portable(source: Source) -> None:
 
 
 def read_streams(
-    source: Source, there: InputFiles, known: pa.Schema | None = None
+    source: Source, listing: InputFiles, known: pa.Schema | None = None
 ) -> list[pa.RecordBatchReader]:
     """The transformed rows of the files, one stream per file, read lazily."""
-    kind = detect_format(source, there)
+    kind = detect_format(source, listing)
     shape = make_transform(source, kind, known)
     types = pa.schema(list(shape.types.items())) if shape.types else None
-    partitions = partition_scalars(list(there.files), kind, types=types)
-    if kind in ("csv", "json") and len(there.files) > 1:
-        types = agreed_types([_open_file(source, file, kind, types)[0] for file in there.files], types)
+    partitions = partition_scalars(list(listing.files), kind, types=types)
+    if kind in ("csv", "json") and len(listing.files) > 1:
+        types = agreed_types([_open_file(source, file, kind, types)[0] for file in listing.files], types)
     found = []
-    for file, scalars in zip(there.files, partitions, strict=True):
+    for file, scalars in zip(listing.files, partitions, strict=True):
         schema, batches = _open_file(source, file, kind, types)
         extra = {name: scalar for name, scalar in scalars.items() if name not in schema.names}
         whole = pa.schema([*schema, *(pa.field(name, scalar.type) for name, scalar in extra.items())])
@@ -272,16 +272,18 @@ def _rows_of(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
 # Spark
 
 
-def read_frame(source: Source, there: InputFiles, session: Any, known: pa.Schema | None = None) -> Any:
+def read_frame(source: Source, listing: InputFiles, session: Any, known: pa.Schema | None = None) -> Any:
     """The transformed rows of the files as a Spark DataFrame; malformed text fails when it is read."""
-    kind = detect_format(source, there)
-    if there.files and (kind == "arrow" or any(s.path.lower().endswith(_NOT_SPARKS) for s in there.stamps)):
+    kind = detect_format(source, listing)
+    if listing.files and (
+        kind == "arrow" or any(s.path.lower().endswith(_NOT_SPARKS) for s in listing.stamps)
+    ):
         check_portable(source)
-        rows = pa.concat_tables([one.read_all() for one in read_streams(source, there, known)])
+        rows = pa.concat_tables([one.read_all() for one in read_streams(source, listing, known)])
         return session.createDataFrame(rows)  # through the driver: Spark has no reader for these
-    paths = [_for_spark(stamp.path) for stamp in there.stamps]
-    reader = session.read.options(**_reader_options(source, there, kind))
-    base = _base(there)
+    paths = [_for_spark(stamp.path) for stamp in listing.stamps]
+    reader = session.read.options(**_reader_options(source, listing, kind))
+    base = _base(listing)
     if base is not None:
         reader = reader.option("basePath", _for_spark(base, glob=True))
     shape = make_transform(source, kind, known)
@@ -290,17 +292,17 @@ def read_frame(source: Source, there: InputFiles, session: Any, known: pa.Schema
     elif kind == "csv":
         found = reader.csv(paths)
     else:
-        found = _json_frame(source, there, reader, paths, shape)
+        found = _json_frame(source, listing, reader, paths, shape)
     if kind == "csv" and not source.columns:
         shape = _infer_types(shape, reader, paths)
     return transform_frame(found, shape)
 
 
 def _json_frame(
-    source: Source, there: InputFiles, reader: Any, paths: Sequence[str], shape: RowTransform
+    source: Source, listing: InputFiles, reader: Any, paths: Sequence[str], shape: RowTransform
 ) -> Any:
     """Rows of JSON files; files of lines and files with an array are read separately."""
-    arrays = [is_json_array(file) for file in there.files] or [False] * len(paths)
+    arrays = [is_json_array(file) for file in listing.files] or [False] * len(paths)
     found = None
     for is_array in sorted(set(arrays)):
         some = [path for path, one in zip(paths, arrays, strict=True) if one == is_array]
@@ -370,12 +372,12 @@ def transform_frame(frame: Any, shape: RowTransform) -> Any:
     return frame.mapInArrow(rows, from_arrow_schema(sent, prefer_timestamp_ntz=True))
 
 
-def _reader_options(source: Source, there: InputFiles, kind: Format) -> dict[str, Any]:
+def _reader_options(source: Source, listing: InputFiles, kind: Format) -> dict[str, Any]:
     options: dict[str, Any] = {"mode": "FAILFAST"}
     if kind == "csv":
         # Spark compares headers: files with another order of columns are refused, not mixed up.
         options |= {"header": "true", "enforceSchema": "false"}
-        options["sep"] = _delimiter(there.stamps[0].path)
+        options["sep"] = _delimiter(listing.stamps[0].path)
         # As in RFC 4180 and pyarrow: quotes are doubled, quoted text may have line breaks, "" is not NULL.
         options |= {"escape": '"', "multiLine": "true", "nullValue": _NO_TEXT, "emptyValue": ""}
     if kind == "parquet":
@@ -393,9 +395,9 @@ def _text(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _base(there: InputFiles) -> str | None:
+def _base(listing: InputFiles) -> str | None:
     """Spark's ``basePath``: the directory above ``name=value`` directories; None without any."""
-    for file in there.files:
+    for file in listing.files:
         if "=" in posixpath.dirname(file.below):
             return file.location.removesuffix(file.below)
     return None

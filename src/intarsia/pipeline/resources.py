@@ -5,24 +5,36 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol, cast
 
 import pyarrow as pa
 import pyarrow.fs as pafs
 
+from intarsia.core.ports import Table
 from intarsia.core.snapshot import Snapshot
+from intarsia.engine_choice import EngineLike
 from intarsia.pipeline import inputs
 from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
 from intarsia.pipeline.model import Expect, Pipeline, Source
 from intarsia.request import open_iceberg
 from intarsia.tables.parquet import ParquetTable
 
-__all__ = ["MOST_REHEARSED", "RunResources"]
+__all__ = ["MOST_REHEARSED", "LoggedTable", "RunResources"]
 
 MOST_REHEARSED = 256 << 20
 """Maximum bytes of input and target for which a dry run runs its steps on a copy in a scratch directory."""
+
+
+class LoggedTable(Table, Protocol):
+    """A table whose log says which steps have committed: what a pipeline's targets are."""
+
+    def last_commits(self) -> Mapping[str, Mapping[str, str]]:
+        """The properties of the last commit of each ``app_id``."""
+
+    def knows_commits_since(self, version: int) -> bool:
+        """Whether the log has every commit after a version."""
 
 
 @dataclass(slots=True)
@@ -38,7 +50,7 @@ class RunResources:
     opened: Any = None
     unopened: BaseException | None = None
     """Why no session could be opened."""
-    tables: dict[str, Any] = field(default_factory=dict)
+    tables: dict[str, LoggedTable] = field(default_factory=dict)
     frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     """DataFrames that are persisted, since several steps read them."""
     web: Downloads = field(default_factory=Downloads)
@@ -65,38 +77,39 @@ class RunResources:
         return self.opened
 
     @property
-    def engine(self) -> Any:
+    def engine(self) -> EngineLike:
         return self.pipeline.engine if self.session is None else self.session
 
-    def table(self, target: str) -> Any:
+    def table(self, target: str) -> LoggedTable:
         """The table of a target; one object for the whole run, which caches the footers it has read."""
         if target not in self.tables:
             declared = self.pipeline.targets[target]
             if declared.kind == "iceberg":
-                self.tables[target] = open_iceberg(declared.path, declared.catalog, **declared.options)
+                opened = open_iceberg(declared.path, declared.catalog, **declared.options)
+                self.tables[target] = cast("LoggedTable", opened)
             else:
                 self.tables[target] = ParquetTable(declared.path, **dict(declared.options))  # type: ignore[arg-type]
         return self.tables[target]
 
-    def rehearse(self, target: str, there: Snapshot, size: int) -> bool:
+    def rehearse(self, target: str, snapshot: Snapshot, size: int) -> bool:
         """Copy a target to a scratch directory and use the copy from now on, for a dry run.
 
         Returns False, and copies nothing, where the target and ``size`` bytes of input are more than
         ``MOST_REHEARSED``, or where not all of it is on this machine.
         """
-        if self.pipeline.targets[target].kind != "parquet" or size + there.size > MOST_REHEARSED:
+        if self.pipeline.targets[target].kind != "parquet" or size + snapshot.size > MOST_REHEARSED:
             return False
-        is_local = isinstance(there.filesystem, pafs.LocalFileSystem)
-        if (there.exists and not (there.files and is_local)) or not self._is_here():
+        is_local = isinstance(snapshot.filesystem, pafs.LocalFileSystem)
+        if (snapshot.exists and not (snapshot.files and is_local)) or not self._is_here():
             return False
         if self.scratch is None:
             self.scratch = tempfile.TemporaryDirectory(prefix="intarsia-dry-run-")
         root = os.path.join(tempfile.mkdtemp(dir=self.scratch.name), "data")
-        for file in there.files:
+        for file in snapshot.files:
             os.makedirs(os.path.dirname(os.path.join(root, file.path)), exist_ok=True)
             shutil.copy2(file.location, os.path.join(root, file.path))
         table = ParquetTable(root)
-        table.root = there.root  # which plans and errors name
+        table.root = snapshot.root  # which plans and errors name
         self.tables[target] = table
         return True
 
@@ -113,29 +126,29 @@ class RunResources:
         session = None if self.opening is None else lambda: self.session
         return None if source.target is not None else list_inputs(source, self.web, session)
 
-    def rows(self, source: Source, there: InputFiles | None, known: pa.Schema | None = None) -> Any:
+    def rows(self, source: Source, listing: InputFiles | None, known: pa.Schema | None = None) -> Any:
         """The rows of a source: a DataFrame where Spark can read it, else Arrow streams."""
         if source.target is not None:
             snapshot = self.table(source.target).snapshot()
             if self.session is None:
                 return [inputs.read_snapshot_stream(source, snapshot)]
             return inputs.read_snapshot_frame(source, snapshot, self.session)
-        assert there is not None
-        if self.session is None or there.fetched:
+        assert listing is not None
+        if self.session is None or listing.fetched:
             inputs.check_portable(source)
-            return inputs.read_streams(source, there, known)
-        return self._frame(source, there, known)
+            return inputs.read_streams(source, listing, known)
+        return self._frame(source, listing, known)
 
-    def _frame(self, source: Source, there: InputFiles, known: pa.Schema | None) -> Any:
+    def _frame(self, source: Source, listing: InputFiles, known: pa.Schema | None) -> Any:
         """A DataFrame of files; persisted where text would be parsed by several steps, or twice by one."""
         looks = sum(
             2 if isinstance(step, Expect) and step.unique else 1
             for step in self.pipeline.steps
             if self.pipeline.sources.get(step.source or "") is source
         )
-        if looks < 2 or inputs.detect_format(source, there) == "parquet":
-            return inputs.read_frame(source, there, self.session, known)
-        key = (id(source), there.stamps, None if source.columns or known is None else known.to_string())
+        if looks < 2 or inputs.detect_format(source, listing) == "parquet":
+            return inputs.read_frame(source, listing, self.session, known)
+        key = (id(source), listing.stamps, None if source.columns or known is None else known.to_string())
         if key not in self.frames:
-            self.frames[key] = inputs.read_frame(source, there, self.session, known).persist()
+            self.frames[key] = inputs.read_frame(source, listing, self.session, known).persist()
         return self.frames[key]

@@ -58,9 +58,9 @@ class RunState:
             return None
         name = next(name for name, one in self.pipeline.sources.items() if one is source)
         if name not in self.listed:
-            there = self.resources.list_inputs(source)
-            assert there is not None
-            self.listed[name], found = recognize_files(there, self.state.files)
+            listing = self.resources.list_inputs(source)
+            assert listing is not None
+            self.listed[name], found = recognize_files(listing, self.state.files)
             if found:
                 self.state.files.update(found)
                 self.dirty = True
@@ -76,19 +76,19 @@ class RunState:
         if source is None or source.target is not None:
             return None
         try:
-            there = self.list_inputs(source)
+            listing = self.list_inputs(source)
         except NothingMatched:
             if not self._were_taken(step, source):
                 raise
             return Selection(InputFiles(()), True, notes=("there is no file; those of before were taken",))
-        assert there is not None
+        assert listing is not None
         if isinstance(step, Expect):
-            return self._expected(step, there)
-        if not is_taken_once(step, source, there, full_refresh=self.full_refresh):
-            return Selection(there)
-        return self._fresh(step, there)
+            return self._expected(step, listing)
+        if not is_taken_once(step, source, listing, full_refresh=self.full_refresh):
+            return Selection(listing)
+        return self._fresh(step, listing)
 
-    def _fresh(self, step: Step, there: InputFiles) -> Selection:
+    def _fresh(self, step: Step, listing: InputFiles) -> Selection:
         taken = self._taken(step)
         memory = self.state.steps.get(step.name)
         definition = describe_definition(step, self.pipeline)
@@ -96,7 +96,7 @@ class RunState:
         hint = ""
         if declared_otherwise and not is_append(step):
             hint = ", when the step was declared otherwise; --full-refresh takes them again"
-        selection, again = select_files(there, taken, hint=hint)
+        selection, again = select_files(listing, taken, hint=hint)
         if again and is_append(step):
             raise InputError(
                 f"{len(again)} file(s) have changed since they were appended, such as {again[0]}.",
@@ -105,17 +105,17 @@ class RunState:
             )
         return selection
 
-    def _expected(self, step: Step, there: InputFiles) -> Selection:
+    def _expected(self, step: Step, listing: InputFiles) -> Selection:
         """The files that an expectation checks: those that the steps after it are about to take."""
         takers = list(self._takers(step))
         source = self.pipeline.sources[require(step.source)]
         if not takers or not all(
-            is_taken_once(taker, source, there, full_refresh=self.full_refresh) for taker in takers
+            is_taken_once(taker, source, listing, full_refresh=self.full_refresh) for taker in takers
         ):
-            return Selection(there)
-        wanted = {stamp for taker in takers for stamp in self._fresh(taker, there).files.stamps}
-        known = [stamp for stamp in there.stamps if stamp not in wanted]
-        return select_files(there, known)[0]
+            return Selection(listing)
+        wanted = {stamp for taker in takers for stamp in self._fresh(taker, listing).files.stamps}
+        known = [stamp for stamp in listing.stamps if stamp not in wanted]
+        return select_files(listing, known)[0]
 
     def _takers(self, step: Step) -> Iterator[Step]:
         """The step itself; for an expectation, the steps after it that take files of the same source."""
@@ -146,12 +146,12 @@ class RunState:
 
     # Steps
 
-    def is_current(self, step: Step, there: InputFiles | None, changed: set[str]) -> bool:
+    def is_current(self, step: Step, listing: InputFiles | None, changed: set[str]) -> bool:
         """Whether definition, input and targets of a step are what they were at its last success."""
         success = self.state.success(step.name, describe_definition(step, self.pipeline))
-        if success is None or success.input != compute_input_digest(there):
+        if success is None or success.input != compute_input_digest(listing):
             return False
-        if self.full_refresh and there is not None and not isinstance(step, Expect):
+        if self.full_refresh and listing is not None and not isinstance(step, Expect):
             return False
         touched = self.touched(step)
         if touched & changed:
@@ -177,7 +177,7 @@ class RunState:
             if target in self.unresolved:
                 raise self.unresolved[target]
 
-    def announce(self, step: Step, there: InputFiles | None, selection: Selection | None) -> dict[str, Any]:
+    def announce(self, step: Step, listing: InputFiles | None, selection: Selection | None) -> dict[str, Any]:
         """Write to the state what a step is about to commit; returns the options with its id."""
         if self.dry_run or step.target is None or isinstance(step, Expect):
             return {}
@@ -194,7 +194,7 @@ class RunState:
             target=path,
             version=self.snapshot(step.target).version,
             definition=describe_definition(step, self.pipeline),
-            input=compute_input_digest(there),
+            input=compute_input_digest(listing),
             scope=self.scope(step),
             files=selection.files.stamps if selection is not None else (),
             full_refresh=self.full_refresh,
@@ -220,7 +220,7 @@ class RunState:
                 hint="let all runs of a pipeline share one state file, and one follow the other.",
             )
 
-    def note(self, step: Step, there: InputFiles | None, *, changed: bool) -> None:
+    def note(self, step: Step, listing: InputFiles | None, *, changed: bool) -> None:
         """Record the success of a step, with the files it took and the commit it made."""
         path = None if step.target is None else self.target_key(step.target)
         version = None if step.target is None else self.snapshot(step.target).version
@@ -231,7 +231,7 @@ class RunState:
             memory.commits[path] = pending.batch
         left = {self.target_key(name): self.digest(name) for name in self.touched(step)}
         definition = describe_definition(step, self.pipeline)
-        success = Success(definition, compute_input_digest(there), 0, 0, path, version)
+        success = Success(definition, compute_input_digest(listing), 0, 0, path, version)
         self.state.note(step.name, success, changed=changed, left=left)
         self.state.unfinished = UnfinishedRun(self.run_id, step.name, self.full_refresh)
         self.write()
@@ -243,17 +243,17 @@ class RunState:
             if pending is not None and step.target is not None:
                 self.resources.table(step.target).recover(run_id=pending.run)
             source = self.source(step)
-            there = None if source is None else self.list_inputs(source)
+            listing = None if source is None else self.list_inputs(source)
             if step.target is not None:
                 commits = self.resources.table(step.target).last_commits()
                 path = self.target_key(step.target)
                 memory = self.state.step(step.name)
                 memory.commits[path] = read_batch(commits.get(self.step_id(step.name)))
-                if there is not None:
-                    self.state.files.update(list_known_files(there, self.state.files))
-                    memory.take(path, self.scope(step), there.stamps)
+                if listing is not None:
+                    self.state.files.update(list_known_files(listing, self.state.files))
+                    memory.take(path, self.scope(step), listing.stamps)
             self.state.pending.pop(step.name, None)
-            self.note(step, there, changed=False)
+            self.note(step, listing, changed=False)
         self.finish()
 
     def resume_at(self) -> int:
@@ -331,8 +331,8 @@ def name_steps(pipeline: Pipeline) -> tuple[Step, ...]:
     return tuple(replace(step, name=name_step(step, number)) for number, step in enumerate(pipeline.steps, 1))
 
 
-def compute_input_digest(there: InputFiles | None) -> str:
-    return "" if there is None else digest_files(there.stamps)
+def compute_input_digest(listing: InputFiles | None) -> str:
+    return "" if listing is None else digest_files(listing.stamps)
 
 
 def read_batch(said: Mapping[str, str] | None) -> int:

@@ -233,17 +233,17 @@ def _adopt(run_state: RunState) -> None:
         if success is None or path in memory.taken:
             continue
         try:
-            there = run_state.list_inputs(source)
-            if there is None or not run_state.snapshot(step.target).exists:
+            listing = run_state.list_inputs(source)
+            if listing is None or not run_state.snapshot(step.target).exists:
                 continue
         except (IntarsiaError, OSError):  # the step will say so
             continue
-        memory.take(path, run_state.scope(step), _giving(success, there.stamps))
+        memory.take(path, run_state.scope(step), _giving(success, listing.stamps))
 
 
-def _giving(success: Success, there: tuple[FileStamp, ...]) -> tuple[FileStamp, ...]:
+def _giving(success: Success, listing: tuple[FileStamp, ...]) -> tuple[FileStamp, ...]:
     """The oldest files, as many as have the digest of a success's input; none where no number has."""
-    stamps = sorted(there, key=lambda stamp: stamp.mtime_ns)
+    stamps = sorted(listing, key=lambda stamp: stamp.mtime_ns)
     finished = datetime.fromisoformat(success.finished).timestamp() + 1 if success.finished else 0.0
     most = sum(stamp.mtime_ns <= finished * 1e9 for stamp in stamps)
     for number in (len(stamps), *range(most, max(0, most - _TRIES), -1)):

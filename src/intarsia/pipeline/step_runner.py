@@ -103,9 +103,9 @@ class StepRunner:
         return replace(report, seconds=seconds)
 
     def _report_done_before(self, step: Step) -> StepReport:
-        there = self.run_state.snapshot(step.target) if step.target is not None else None
+        snapshot = self.run_state.snapshot(step.target) if step.target is not None else None
         notes = ("done by the run that is finished first",)
-        return replace(self._report(step, "unchanged"), before=there, after=there, notes=notes)
+        return replace(self._report(step, "unchanged"), before=snapshot, after=snapshot, notes=notes)
 
     def _report_failure(self, step: Step, error: BaseException) -> StepReport:
         """The report of a failed step, with a note where a new snapshot shows its target unchanged."""
@@ -161,14 +161,14 @@ class StepRunner:
     ) -> StepReport:
         """Run a step and record its success in the state."""
         source = self.run_state.source(step)
-        there = None if source is None or selection is None else self.run_state.list_inputs(source)
+        listing = None if source is None or selection is None else self.run_state.list_inputs(source)
         taken = None if selection is None else selection.files
         is_rehearsed = self.dry_run and self._is_rehearsed(step, taken)
-        extra = self.run_state.announce(step, there, selection)
+        extra = self.run_state.announce(step, listing, selection)
         outcome = carry_out(
             step,
             self.resources,
-            there=taken,
+            listing=taken,
             dry_run=self.dry_run and not is_rehearsed,
             progress=progress,
             extra=extra,
@@ -189,7 +189,7 @@ class StepRunner:
         if isinstance(outcome, MergeResult) and step.target is not None:
             self.run_state.forget(step.target)  # a commit that changes nothing is one, too
             done = replace(done, after=self.run_state.snapshot(step.target))
-        self.run_state.note(step, there, changed=changed)
+        self.run_state.note(step, listing, changed=changed)
         return done
 
     def _report_plan(self, step: Step, report: StepReport, *, changed: bool) -> StepReport:
@@ -208,8 +208,8 @@ class StepRunner:
             return False
         if step.target not in self.rehearsed:
             size = 0 if taken is None else sum(stamp.size for stamp in taken.stamps)
-            there = self.run_state.snapshot(step.target)
-            if step.target in self.made or not self.resources.rehearse(step.target, there, size):
+            snapshot = self.run_state.snapshot(step.target)
+            if step.target in self.made or not self.resources.rehearse(step.target, snapshot, size):
                 return False
             self.rehearsed.add(step.target)
         return True

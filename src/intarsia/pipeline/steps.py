@@ -9,7 +9,7 @@ from typing import Any, assert_never
 from intarsia import api
 from intarsia.common.names import join_names
 from intarsia.core.effects import OperationCall, SourceKind, select_effective
-from intarsia.core.ports import Progress
+from intarsia.core.ports import Progress, Table
 from intarsia.core.report import MergeResult
 from intarsia.core.run import silent
 from intarsia.core.snapshot import Snapshot
@@ -41,7 +41,7 @@ def carry_out(
     step: Step,
     resources: RunResources,
     *,
-    there: InputFiles | None = None,
+    listing: InputFiles | None = None,
     dry_run: bool = False,
     progress: Progress = silent,
     extra: Mapping[str, Any] | None = None,
@@ -51,13 +51,13 @@ def carry_out(
     Args:
         step: what to do.
         resources: the engine, the tables and the rows of sources.
-        there: the files of the step's source that it takes.
+        listing: the files of the step's source that it takes.
         dry_run: plan and count, write nothing.
         progress: called with what is going on, done and total.
         extra: more options of the call.
     """
     if isinstance(step, Expect):
-        return _expect(step, resources, there, progress)
+        return _expect(step, resources, listing, progress)
     target = resources.table(require(step.target))
     options, notes = _options_for(step, resources)
     common = {
@@ -67,7 +67,7 @@ def carry_out(
         **options,
         **(extra or {}),
     }
-    result = _call_api(step, resources, there, target, common)
+    result = _call_api(step, resources, listing, target, common)
     return replace(result, notes=(*result.notes, *notes)) if notes else result
 
 
@@ -88,12 +88,16 @@ def _options_for(step: _Change, resources: RunResources) -> tuple[dict[str, Any]
 
 
 def _call_api(
-    step: _Change, resources: RunResources, there: InputFiles | None, target: Any, common: Mapping[str, Any]
+    step: _Change,
+    resources: RunResources,
+    listing: InputFiles | None,
+    target: Table,
+    common: Mapping[str, Any],
 ) -> MergeResult:
     match step:
         case Merge():
             return api.merge(
-                _read_rows(step, resources, there),
+                _read_rows(step, resources, listing),
                 target,
                 on=step.on if isinstance(step.on, str) else list(step.on),
                 strategy=step.strategy or "upsert",
@@ -105,7 +109,7 @@ def _call_api(
                 **common,
             )
         case Write():
-            rows = _read_rows(step, resources, there)
+            rows = _read_rows(step, resources, listing)
             given = {"mode": step.mode, "where": step.where, **_schema_arguments(step, resources)}
             return api.write(rows, target, **given, **common)
         case Delete():
@@ -124,46 +128,46 @@ def _call_api(
             assert_never(step)
 
 
-def _read_rows(step: Merge | Write, resources: RunResources, there: InputFiles | None) -> Any:
+def _read_rows(step: Merge | Write, resources: RunResources, listing: InputFiles | None) -> Any:
     snapshot: Snapshot = resources.table(require(step.target)).snapshot()
     known = snapshot.schema if snapshot.has_schema else None
-    return resources.rows(resources.pipeline.sources[require(step.source)], there, known)
+    return resources.rows(resources.pipeline.sources[require(step.source)], listing, known)
 
 
 def _schema_arguments(step: Merge | Write, resources: RunResources) -> dict[str, Any]:
     """The arguments on the source's schema; ``partition_by`` only for a table that does not exist yet."""
     target = require(step.target)
-    there = resources.table(target).snapshot()
-    check_layout(step, resources.pipeline, there)
+    snapshot = resources.table(target).snapshot()
+    check_layout(step, resources.pipeline, snapshot)
     layout = list_names(resources.pipeline.targets[target].partition_by) or None
     return {
         "missing": step.missing,
         "schema_evolution": step.schema_evolution,
-        "partition_by": None if there.has_schema else layout,
+        "partition_by": None if snapshot.has_schema else layout,
     }
 
 
-def check_layout(step: Step, pipeline: Pipeline, there: Snapshot) -> None:
+def check_layout(step: Step, pipeline: Pipeline, snapshot: Snapshot) -> None:
     """Raise InputError where a target is declared with other partition columns than the dataset has."""
     if not isinstance(step, (Merge, Write)):
         return
     target = require(step.target)
     layout = list_names(pipeline.targets[target].partition_by) or None
-    if there.has_schema and layout is not None and layout != there.partition_columns:
+    if snapshot.has_schema and layout is not None and layout != snapshot.partition_columns:
         raise InputError(
             f"target {target!r} is declared with partition_by {join_names(layout)}, but the dataset that is"
-            f" there has {join_names(there.partition_columns) or 'none'}.",
-            path=there.root,
+            f" there has {join_names(snapshot.partition_columns) or 'none'}.",
+            path=snapshot.root,
             hint="correct partition_by, or write a new dataset.",
         )
 
 
 def _expect(
-    step: Expect, resources: RunResources, there: InputFiles | None, progress: Progress
+    step: Expect, resources: RunResources, listing: InputFiles | None, progress: Progress
 ) -> list[Check]:
     if step.target is not None:
         return check_target(step, resources.table(step.target), resources.engine, progress)
-    rows = resources.rows(resources.pipeline.sources[require(step.source)], there)
+    rows = resources.rows(resources.pipeline.sources[require(step.source)], listing)
     return check_streams(step, rows) if isinstance(rows, list) else check_frame(step, rows)
 
 

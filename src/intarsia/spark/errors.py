@@ -126,7 +126,7 @@ def _record_interrupts() -> Iterator[list[int]]:
     try:
         yield pressed
     finally:
-        if signal.getsignal(signal.SIGINT) is remember:  # else somebody has set another meanwhile
+        if signal.getsignal(signal.SIGINT) is remember:  # else another was set meanwhile
             signal.signal(signal.SIGINT, before)
 
 

@@ -245,7 +245,7 @@ def _write_launcher(base: Path, java: Java) -> Path:
     """Make a directory below ``base`` that Spark's launcher takes for the runtime's home. Idempotent."""
     script = _SCRIPT.format(module=_OPTIONAL_MODULE, java=shlex.quote(f"{java.home}/bin/java"))
     base.mkdir(parents=True, exist_ok=True)
-    base.chmod(0o700)  # refused where it belongs to somebody else, who could put another script there
+    base.chmod(0o700)  # fails where it belongs to another user, who could replace the script
     home = Path(base, hashlib.sha256(script.encode()).hexdigest()[:16])
     Path(home, "bin").mkdir(parents=True, exist_ok=True)
     _write_script(Path(home, "bin", "java"), script, 0o700)

@@ -13,7 +13,7 @@ import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from importlib.resources import files
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
 from intarsia.common.log import logger, redact
@@ -36,7 +36,10 @@ __all__ = [
 
 log = logger(__name__)
 
-Session = Any
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession as Session
+else:
+    Session = Any
 """A ``pyspark.sql.SparkSession``, classic or Connect."""
 
 MASTERS = ("local", "local[n]", "local[*]", "spark://host:port", "yarn", "k8s://...", "sc://host:port")
@@ -407,7 +410,8 @@ def is_connect(session: Session) -> bool:
 def is_alive(session: Session) -> bool:
     """Whether a session has not been stopped."""
     if is_connect(session):
-        return not session.is_stopped
+        remote: Any = session  # pyspark types the classic session only
+        return not remote.is_stopped
     # Stopping the context alone leaves the session in place. pyspark has no public way to ask for that:
     # SparkSession.active() and getOrCreate() look at the same attribute. Nothing is called through it.
     return getattr(session.sparkContext, "_jsc", None) is not None

@@ -259,7 +259,7 @@ def _link_kind(item: os.DirEntry[str]) -> str:
 
 
 def _link_hint(source: str) -> str | None:
-    """Linux refuses a hard link to somebody else's file unless it can be written."""
+    """A hint on Linux's refusal of hard links to files of other users that cannot be written."""
     try:
         others = os.stat(source).st_uid != os.geteuid()
     except (OSError, AttributeError):
