@@ -23,7 +23,7 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 
 import intarsia as it
-from intarsia.core.inspection import FileRange, Inspection, file_ranges
+from intarsia.core.inspection import FileRange, Inspection, find_file_ranges
 from intarsia.show import svg, text
 
 FIRST_DAY = date(2025, 3, 1)
@@ -314,7 +314,7 @@ def ranges(story: Story, day: str) -> dict[str, Any]:
     """The values of two columns in each file of a day, as its footer tells them."""
     snapshot = it.snapshot(story.target)
     return {
-        column: tuple(r for r in file_ranges(snapshot, column) if r.path.startswith(day))
+        column: tuple(r for r in find_file_ranges(snapshot, column) if r.path.startswith(day))
         for column in ("customer_id", "product")
     }
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from intarsia.engines.duckdb.sql import is_comparable, sql_type
+from intarsia.engines.duckdb.sql import find_sql_type, is_comparable
 
 PAGE = Path(__file__).parents[1] / "docs" / "engines.md"
 
@@ -140,7 +140,7 @@ def _quote_names(engine: EngineRow) -> list[str]:
 def list_types() -> str:
     """The types that DuckDB lacks, asked of the code that decides."""
     keys = [str(kind) for kind in TYPES if not is_comparable(kind) and not pa.types.is_nested(kind)]
-    columns = [str(kind) for kind in TYPES if sql_type(kind) is None]
+    columns = [str(kind) for kind in TYPES if find_sql_type(kind) is None]
     return f"- as keys or in conditions: {', '.join(keys)}\n- in rows to be sorted: {', '.join(columns)}"
 
 

@@ -18,7 +18,7 @@ from pyiceberg.types import IntegerType, LongType, NestedField, StringType, Time
 
 import intarsia as it
 from intarsia import pipeline
-from intarsia.pipeline.submit import line
+from intarsia.pipeline.submit import format_step
 from intarsia.tables.iceberg.catalog import embedded_catalog
 
 FILE = Path(__file__).with_name("visits.toml")
@@ -84,7 +84,9 @@ def run(output: Path, options: dict[str, Any]) -> None:
     print(it.inspect(catalog.load_table("web.visits")), end="\n\n")
     corrections_land(output / "landing" / "corrections", model)
     params = {"data": str(output.resolve())}
-    pipeline.run_file(FILE, params=params, on_step=lambda step: print(f"   {line(step)}"), **options).check()
+    pipeline.run_file(
+        FILE, params=params, on_step=lambda step: print(f"   {format_step(step)}"), **options
+    ).check()
     expected = {
         number: {**row, "page": row["page"].lower() if row["region"] == "us" else row["page"]}
         for number, row in model.items()

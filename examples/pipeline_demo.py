@@ -29,7 +29,7 @@ import pyarrow.dataset as ds
 import intarsia as it
 from intarsia import pipeline
 from intarsia.pipeline.report import StepReport
-from intarsia.pipeline.submit import line
+from intarsia.pipeline.submit import format_step
 from intarsia.show import text
 
 FILE = Path(__file__).with_name("orders.toml")
@@ -153,7 +153,7 @@ def compare(target: Path, shop: Shop) -> int:
 
 
 def told(step: StepReport) -> None:
-    print(f"   {line(step)}", flush=True)
+    print(f"   {format_step(step)}", flush=True)
 
 
 def one_day(day: int, shop: Shop, output: Path, options: dict[str, Any]) -> pipeline.PipelineReport:

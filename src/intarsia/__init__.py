@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from intarsia.common.lazy import lazily as _lazily
+from intarsia.common.lazy import make_lazy_names as _lazily
 
 if TYPE_CHECKING:
     from intarsia.api import (

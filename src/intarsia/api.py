@@ -29,19 +29,19 @@ from intarsia.arguments import (
     parse_where,
 )
 from intarsia.arguments import Strategy as Strategy  # for facades that may import nothing else
-from intarsia.common.log import logger, operation_log
+from intarsia.common.log import get_logger, operation_log
 from intarsia.core.effects import check_effects
 from intarsia.core.inspection import Inspection, inspect_snapshot
 from intarsia.core.intent import (
     MISSING,
-    Compact,
-    Deduplicate,
-    Delete,
-    Merge,
+    CompactIntent,
+    DeduplicateIntent,
+    DeleteIntent,
+    MergeIntent,
     Missing,
-    Optimize,
-    Update,
-    Write,
+    OptimizeIntent,
+    UpdateIntent,
+    WriteIntent,
 )
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Table
@@ -69,7 +69,7 @@ from intarsia.options import (
 from intarsia.request import make_request, open_iceberg, refresh_spark, show_target
 from intarsia.sql.parse import parse_assignments
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 def merge(
@@ -132,7 +132,7 @@ def merge(
         sql = (on if is_condition(on) else None, clauses)
         request = make_request("merge", engine, target, options, source=source, sql=sql, dry_run=dry_run)
         rule = make_rule(strategy, clauses, request.dialect)
-        intent = Merge(
+        intent = MergeIntent(
             rule=rule,
             **parse_keys(on, request.dialect),
             dedup_order_by=list_columns(dedup_order_by, "dedup_order_by"),
@@ -145,7 +145,7 @@ def merge(
         )
         check_effects(intent)
     with operation_log(log, rule.name, show_target(target)), ExitStack() as stack:
-        ingested = request.source(source, stack, intent)
+        ingested = request.ingest(source, stack, intent)
         return request.execute(intent, ingested)
 
 
@@ -185,7 +185,7 @@ def delete(
         if where is None:
             raise InputError("a predicate is needed.", hint='pass where="true" to delete every row.')
         predicate = parse_where(where, request.dialect)
-        return request.execute(Delete(predicate, **request.writing))
+        return request.execute(DeleteIntent(predicate, **request.writing))
 
 
 def update(
@@ -223,7 +223,7 @@ def update(
         request = make_request("update", engine, target, options, sql=(assignments, where), dry_run=dry_run)
         parsed = parse_assignments(assignments, dialect=request.dialect)
         predicate = None if where is None else parse_where(where, request.dialect)
-        return request.execute(Update(parsed, predicate, **request.writing))
+        return request.execute(UpdateIntent(parsed, predicate, **request.writing))
 
 
 def write(
@@ -269,7 +269,7 @@ def write(
     """
     with operation_log(log, "write", show_target(target)), ExitStack() as stack:
         request = make_request("write", engine, target, options, source=source, sql=(where,), dry_run=dry_run)
-        intent = Write(
+        intent = WriteIntent(
             mode=check_choice(mode, "mode", ("append", "overwrite", "overwrite_partitions")),
             partition_columns=None if partition_by is None else list_columns(partition_by, "partition_by"),
             missing=check_choice(missing, "missing", MISSING),
@@ -278,7 +278,7 @@ def write(
             **request.writing,
         )
         check_effects(intent)
-        ingested = request.source(source, stack, intent)
+        ingested = request.ingest(source, stack, intent)
         return request.execute(intent, ingested)
 
 
@@ -319,7 +319,7 @@ def compact(
     with operation_log(log, "compact", show_target(target)):
         request = make_request("compact", engine, target, options, dry_run=dry_run)
         size = compute_file_bytes(target_mb_per_file, target_rows_per_file)
-        intent = Compact(size, target_rows_per_file, partition_filter, **request.writing)
+        intent = CompactIntent(size, target_rows_per_file, partition_filter, **request.writing)
         return request.execute(intent)
 
 
@@ -367,7 +367,7 @@ def optimize(
     """
     with operation_log(log, "optimize", show_target(target)):
         request = make_request("optimize", engine, target, options, dry_run=dry_run)
-        intent = Optimize(
+        intent = OptimizeIntent(
             by=list_columns(by, "by"),
             curve=check_choice(curve, "curve", ("zorder", "hilbert", "linear")),
             target_bytes=compute_file_bytes(target_mb_per_file, target_rows_per_file),
@@ -420,7 +420,7 @@ def deduplicate(
     """
     with operation_log(log, "deduplicate", show_target(target)):
         request = make_request("deduplicate", engine, target, options, dry_run=dry_run)
-        intent = Deduplicate(
+        intent = DeduplicateIntent(
             keys=list_columns(on, "on"),
             order_by=list_columns(order_by, "order_by"),
             partition_filter=partition_filter,

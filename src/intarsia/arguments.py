@@ -11,9 +11,9 @@ import pyarrow.compute as pc
 
 from intarsia.core.expr import Expr
 from intarsia.core.intent import Missing
-from intarsia.core.merge import MergeStrategy, listed_columns, normalize_keys
+from intarsia.core.merge import MergeStrategy, list_column_names, normalize_keys
 from intarsia.core.planning import check_thresholds
-from intarsia.core.rule import Assign, Clause, Insert, Rule, strategy_rule
+from intarsia.core.rule import Assign, Clause, Insert, Rule, get_strategy_rule
 from intarsia.errors import InputError, NotSupported
 from intarsia.options import Columns, StrategyName
 from intarsia.sql.clauses import parse_clauses
@@ -117,13 +117,13 @@ def parse_keys(on: Any, dialect: str | None) -> dict[str, Any]:
 def make_rule(strategy: str, clauses: Clauses | None, dialect: str | None) -> Rule:
     """The rule of the clauses, their texts parsed; that of the strategy where there are none."""
     if clauses is None:
-        return strategy_rule(strategy)
+        return get_strategy_rule(strategy)
     if strategy != "upsert":
         raise InputError(
             f"strategy={strategy!r} and clauses= were given, and one stands instead of the other.",
             hint="leave one of the two out.",
         )
-    given: list[Any] = [clauses] if isinstance(clauses, (str, Clause)) else _listed(clauses)
+    given: list[Any] = [clauses] if isinstance(clauses, (str, Clause)) else _make_list(clauses)
     if not given or not all(isinstance(clause, (str, Clause)) for clause in given):
         raise InputError(
             "clauses must be a list of when_matched(...), when_not_matched(...) or"
@@ -133,25 +133,25 @@ def make_rule(strategy: str, clauses: Clauses | None, dialect: str | None) -> Ru
     made: list[Clause] = []
     for clause in given:
         made += [clause] if isinstance(clause, Clause) else parse_clauses(clause, dialect=dialect)
-    return Rule("merge", tuple(_parsed(clause, dialect) for clause in made))
+    return Rule("merge", tuple(_parse_clause(clause, dialect) for clause in made))
 
 
-def _listed(values: Any) -> list[Any]:
+def _make_list(values: Any) -> list[Any]:
     """Several values as a list; a mapping, or what is no iterable, as a list of one, for the error."""
     return list(values) if isinstance(values, Iterable) and not isinstance(values, Mapping) else [values]
 
 
-def _parsed(clause: Clause, dialect: str | None) -> Clause:
+def _parse_clause(clause: Clause, dialect: str | None) -> Clause:
     condition = clause.condition
     if condition is not None and not isinstance(condition, Expr):
-        condition = _condition_of(condition, dialect)
+        condition = _parse_condition(condition, dialect)
     action = clause.action
     if isinstance(action, (Assign, Insert)) and action.values is not None:
         action = type(action)(parse_assignments(dict(action.values), dialect=dialect))
     return Clause(clause.side, action, condition)
 
 
-def _condition_of(condition: Any, dialect: str | None) -> Expr:
+def _parse_condition(condition: Any, dialect: str | None) -> Expr:
     if isinstance(condition, str):
         return parse_predicate(condition, dialect=dialect)
     raise InputError(
@@ -177,7 +177,7 @@ def parse_where(where: Any, dialect: str | None) -> Any:
 
 def list_columns(columns: Any, argument: str) -> tuple[str, ...]:
     """Columns as a tuple: none, a single name, or several. Raises InputError for anything but names."""
-    return () if columns is None else tuple(listed_columns(columns, argument))
+    return () if columns is None else tuple(list_column_names(columns, argument))
 
 
 def compute_file_bytes(megabytes: float | None, rows: int | None) -> int | None:

@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any, Literal
 
 from intarsia.common.log import redact
-from intarsia.common.scratch import filesystem_type
+from intarsia.common.scratch import find_filesystem_type
 from intarsia.errors import IntarsiaError, StorageError
 from intarsia.show import units
 from intarsia.spark.java import find_java
-from intarsia.spark.session import place_of, session_on
+from intarsia.spark.session import describe_master, session_on
 from intarsia.storage import PosixStorage
 from intarsia.tables.parquet import ParquetTable
 
@@ -73,19 +73,25 @@ def examine(
         >>> examine()[0].subject
         'Python'
     """
-    findings = [_python(), *_packages(), _java(master), *_spark_place(master), _temporary()]
+    findings = [
+        _check_python(),
+        *_check_packages(),
+        _check_java(master),
+        *_check_spark_master(master),
+        _check_temporary(),
+    ]
     if start:
-        findings.append(_spark(master))
+        findings.append(_check_spark(master))
     if path is not None:
-        findings += _place(path, storage_options)
+        findings += _check_path(path, storage_options)
     return findings
 
 
-def _python() -> Finding:
+def _check_python() -> Finding:
     return Finding("Python", "ok", f"{platform.python_version()} ({sys.executable})")
 
 
-def _packages() -> Iterator[Finding]:
+def _check_packages() -> Iterator[Finding]:
     """The required packages one by one, then each extra, as intarsia's own metadata lists them."""
     wanted: dict[str | None, list[re.Match[str]]] = defaultdict(list)
     for line in metadata.requires("intarsia") or ():
@@ -101,10 +107,10 @@ def _packages() -> Iterator[Finding]:
         else:
             yield Finding(found["name"], "ok", metadata.version(found["name"]))
     for extra in sorted(extra for extra in wanted if extra is not None):
-        yield _extra(extra, wanted[extra])
+        yield _check_extra(extra, wanted[extra])
 
 
-def _extra(extra: str, packages: Iterable[re.Match[str]]) -> Finding:
+def _check_extra(extra: str, packages: Iterable[re.Match[str]]) -> Finding:
     told, lacking = [], []
     for package in packages:
         missing = list(_find_missing(package))
@@ -120,27 +126,27 @@ def _extra(extra: str, packages: Iterable[re.Match[str]]) -> Finding:
 def _find_missing(wanted: re.Match[str]) -> Iterator[str]:
     """Sentences on what is wrong with an installed package and its extras; none where all is well."""
     name, bounds = wanted["name"], wanted["bounds"].strip()
-    version = _version(name)
+    version = _find_version(name)
     if version is None:
         yield f"{name} is not installed"
         return
-    if not _within(version, bounds):
+    if not _is_within(version, bounds):
         yield f"{name} {version} is installed, {bounds} is needed"
     extras = {extra.strip() for extra in (wanted["extras"] or "").split(",")} - {""}
     for line in (metadata.requires(name) or ()) if extras else ():
         inner = _REQUIREMENT.match(line)
-        if inner is not None and inner["extra"] in extras and _version(inner["name"]) is None:
+        if inner is not None and inner["extra"] in extras and _find_version(inner["name"]) is None:
             yield f"{inner['name']}, which {name} needs, is not installed"
 
 
-def _version(package: str) -> str | None:
+def _find_version(package: str) -> str | None:
     try:
         return metadata.version(package)
     except metadata.PackageNotFoundError:
         return None
 
 
-def _within(version: str, bounds: str) -> bool:
+def _is_within(version: str, bounds: str) -> bool:
     """Whether a version is within bounds such as ``>=4.1,<4.2``; other operators are ignored."""
     here = _release(version)
     for operator, bound in re.findall(r"(>=|<|==)\s*([\d.]+)", bounds):
@@ -157,12 +163,12 @@ def _release(version: str) -> tuple[int, ...]:
     return tuple((numbers + [0] * 6)[:6])
 
 
-def _java(master: str | None) -> Finding:
+def _check_java(master: str | None) -> Finding:
     try:
         java = find_java()
     except IntarsiaError as error:
         # Java is not needed without pyspark, nor for Spark Connect, whose server has its own.
-        needless = _version("pyspark") is None or _place_text(master).startswith("sc://")
+        needless = _find_version("pyspark") is None or _describe_place(master).startswith("sc://")
         state: State = "missing" if needless else "problem"
         return Finding("Java", state, error.message, error.hint)
     where = {
@@ -173,20 +179,20 @@ def _java(master: str | None) -> Finding:
     return Finding("Java", "ok", f"{java.version} {where} ({java.home})")
 
 
-def _place_text(master: str | None) -> str:
+def _describe_place(master: str | None) -> str:
     try:
-        return place_of(master)
+        return describe_master(master)
     except IntarsiaError:
         return ""  # another finding reports it
 
 
-def _spark_place(master: str | None) -> Iterator[Finding]:
+def _check_spark_master(master: str | None) -> Iterator[Finding]:
     """The master that a session would be opened on; no finding without pyspark."""
-    if _version("pyspark") is None:
+    if _find_version("pyspark") is None:
         return
     origin = "--master" if master is not None else "SPARK_REMOTE"
     try:
-        place = redact(place_of(master))
+        place = redact(describe_master(master))
     except IntarsiaError as error:
         yield Finding("Spark runs on", "problem", f"{error.message} ({origin})", error.hint)
         return
@@ -194,21 +200,21 @@ def _spark_place(master: str | None) -> Iterator[Finding]:
     yield Finding("Spark runs on", "ok", f"{place} ({origin})" if given else f"this machine ({place})")
 
 
-def _temporary() -> Finding:
+def _check_temporary() -> Finding:
     directory = tempfile.gettempdir()
-    return _room("Temporary files", directory, "set TMPDIR to a directory with more room.")
+    return _check_space("Temporary files", directory, "set TMPDIR to a directory with more room.")
 
 
-def _room(subject: str, directory: str, hint: str) -> Finding:
+def _check_space(subject: str, directory: str, hint: str) -> Finding:
     try:
         free = shutil.disk_usage(directory).free
     except OSError as error:
         return Finding(subject, "problem", f"{directory}: {error.strerror}", hint)
-    told = f"{units.size(free)} free in {directory}"
+    told = f"{units.format_size(free)} free in {directory}"
     return Finding(subject, "warning", told, hint) if free < _LITTLE_ROOM else Finding(subject, "ok", told)
 
 
-def _spark(master: str | None) -> Finding:
+def _check_spark(master: str | None) -> Finding:
     began = time.monotonic()
     try:
         counted, told = _count_on_spark(master)
@@ -216,7 +222,9 @@ def _spark(master: str | None) -> Finding:
         return Finding("Spark session", "problem", error.message, error.hint)
     if counted != 100:
         return Finding("Spark session", "problem", f"{told} counted {counted} rows of 100")
-    return Finding("Spark session", "ok", f"{told}, counted in {units.seconds(time.monotonic() - began)}")
+    return Finding(
+        "Spark session", "ok", f"{told}, counted in {units.format_seconds(time.monotonic() - began)}"
+    )
 
 
 def _count_on_spark(master: str | None) -> tuple[int, str]:
@@ -227,7 +235,7 @@ def _count_on_spark(master: str | None) -> tuple[int, str]:
 
         try:
             rows = session.range(100).mapInArrow(lambda batches: batches, "id long").count()
-            return rows, f"Spark {session.version} on {redact(place_of(master))}"
+            return rows, f"Spark {session.version} on {redact(describe_master(master))}"
         except (PySparkException, Py4JError) as error:
             first = redact(str(error)).strip().splitlines()[0]
             raise IntarsiaError(
@@ -236,18 +244,18 @@ def _count_on_spark(master: str | None) -> tuple[int, str]:
             ) from error
 
 
-def _place(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[Finding]:
+def _check_path(path: str | os.PathLike[str], storage_options: Mapping[str, Any] | None) -> Iterator[Finding]:
     try:
         table = ParquetTable(path, storage_options=storage_options)
         if isinstance(table.storage, PosixStorage):
-            yield from _local_place(table)
+            yield from _check_local_store(table)
         else:
-            yield _remote_place(table)
+            yield _check_remote_store(table)
     except IntarsiaError as error:
         yield Finding("Place", "problem", redact(error.message), error.hint)
         return
-    yield _examine("Dataset", lambda: _dataset(table))
-    yield _examine("Journal", lambda: _journal(table))
+    yield _examine("Dataset", lambda: _check_dataset(table))
+    yield _examine("Journal", lambda: _check_journal(table))
 
 
 def _examine(subject: str, look: Callable[[], Finding]) -> Finding:
@@ -257,7 +265,7 @@ def _examine(subject: str, look: Callable[[], Finding]) -> Finding:
         return Finding(subject, "problem", redact(error.message), error.hint)
 
 
-def _remote_place(table: ParquetTable) -> Finding:
+def _check_remote_store(table: ParquetTable) -> Finding:
     return Finding(
         "File system",
         "warning",
@@ -266,12 +274,12 @@ def _remote_place(table: ParquetTable) -> Finding:
     )
 
 
-def _local_place(table: ParquetTable) -> Iterator[Finding]:
+def _check_local_store(table: ParquetTable) -> Iterator[Finding]:
     parent = os.path.dirname(table.control.directory)
     while not os.path.lexists(parent):
         parent = os.path.dirname(parent)
-    kind = filesystem_type(parent) or "unknown type"
-    failed = _failed_verbs(parent)
+    kind = find_filesystem_type(parent) or "unknown type"
+    failed = _find_failed_operations(parent)
     if failed:
         told = f"{kind}, {parent}: {'; '.join(failed)}"
         yield Finding(
@@ -281,10 +289,10 @@ def _local_place(table: ParquetTable) -> Iterator[Finding]:
         yield Finding(
             "File system", "ok", f"{kind}, {parent}: fsync, hard links, atomic rename and locks work"
         )
-    yield _room("Room for data", parent, "a file that is rewritten is there twice for a moment.")
+    yield _check_space("Room for data", parent, "a file that is rewritten is there twice for a moment.")
 
 
-def _failed_verbs(directory: str) -> list[str]:
+def _find_failed_operations(directory: str) -> list[str]:
     """Features that a commit needs and this file system lacks, tried in a temporary directory."""
     try:
         made = tempfile.mkdtemp(prefix=".intarsia-doctor-", dir=directory)
@@ -299,7 +307,7 @@ def _failed_verbs(directory: str) -> list[str]:
     verbs: tuple[tuple[str, Callable[[], Any]], ...] = (
         ("write and fsync", lambda: storage.write(f"{made}/one", b"1")),
         ("fsync a directory", lambda: storage.sync(made)),
-        ("hard links", lambda: storage.hard_link(f"{made}/one", f"{made}/two")),
+        ("hard links", lambda: storage.make_hard_link(f"{made}/one", f"{made}/two")),
         ("atomic rename", lambda: storage.publish(f"{made}/one", f"{made}/two", f"{made}/three")),
         ("locks", lock),
     )
@@ -314,34 +322,34 @@ def _failed_verbs(directory: str) -> list[str]:
     return failed
 
 
-def _dataset(table: ParquetTable) -> Finding:
+def _check_dataset(table: ParquetTable) -> Finding:
     snapshot = table.snapshot()
     if not snapshot.exists:
         return Finding("Dataset", "ok", f"{redact(table.root)} does not exist yet")
-    told = f"{units.counted(len(snapshot.files), 'file')}, {units.counted(snapshot.rows, 'row')}"
-    told = f"{redact(table.root)}: {told}, {units.size(snapshot.size)}, version {snapshot.version}"
+    told = f"{units.format_count(len(snapshot.files), 'file')}, {units.format_count(snapshot.rows, 'row')}"
+    told = f"{redact(table.root)}: {told}, {units.format_size(snapshot.size)}, version {snapshot.version}"
     if snapshot.notes:
         return Finding("Dataset", "warning", told, " ".join(snapshot.notes))
     return Finding("Dataset", "ok", told)
 
 
-def _journal(table: ParquetTable) -> Finding:
+def _check_journal(table: ParquetTable) -> Finding:
     if not table.control.exists():
         return Finding("Journal", "ok", "none yet: nothing was committed here")
-    state, staged = table.control.read_log(), table.control.staged()
+    state, staged = table.control.read_log(), table.control.list_staged()
     left = []
     if state.undone:
-        left.append(f"{units.counted(len(state.undone), 'commit')} not published yet")
+        left.append(f"{units.format_count(len(state.undone), 'commit')} not published yet")
     if state.unclean:
-        left.append(f"{units.counted(len(state.unclean), 'commit')} not cleaned up yet")
+        left.append(f"{units.format_count(len(state.unclean), 'commit')} not cleaned up yet")
     # Transactions that are counted above have staged files as well.
     recorded = {record.txid for record in (*state.undone, *state.unclean)}
     orphans = [txid for txid in staged if txid not in recorded]
     if orphans:
-        left.append(f"{units.counted(len(orphans), 'transaction')} staged and not committed")
+        left.append(f"{units.format_count(len(orphans), 'transaction')} staged and not committed")
     if not left:
         return Finding("Journal", "ok", f"clean, version {state.version}")
-    if _writer_at_work(table.control.lock):
+    if _is_locked(table.control.lock):
         return Finding("Journal", "ok", f"a writer is at work: {', '.join(left)}")
     return Finding(
         "Journal",
@@ -351,7 +359,7 @@ def _journal(table: ParquetTable) -> Finding:
     )
 
 
-def _writer_at_work(lock: str) -> bool:
+def _is_locked(lock: str) -> bool:
     """Whether a writer holds the lock now; writes nothing and does not wait."""
     if not Path(lock).is_file():
         return False

@@ -13,9 +13,9 @@ from typing import Any, Literal, Protocol
 import pyarrow.fs as pafs
 
 from intarsia.common.arrow import SPOOL_BYTES
-from intarsia.common.lazy import optional_module
-from intarsia.common.source import Source
-from intarsia.core.intent import Deduplicate, Intent, Merge, Optimize
+from intarsia.common.lazy import import_optional
+from intarsia.common.source import IngestedSource
+from intarsia.core.intent import DeduplicateIntent, Intent, MergeIntent, OptimizeIntent
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Engine, Table
 from intarsia.core.run import preview_plan
@@ -110,11 +110,11 @@ class LazyEngine:
             self._made = self._make()
         return self._made
 
-    def spool_options(self, _given: Mapping[str, Any]) -> dict[str, Any]:
+    def make_spool_options(self, _given: Mapping[str, Any]) -> dict[str, Any]:
         """Options for ingesting the source, besides those that were given."""
         return {}
 
-    def resolve(self, _intent: Intent, _source: Source | None, _table: Table) -> EngineChoice:
+    def resolve(self, _intent: Intent, _source: IngestedSource | None, _table: Table) -> EngineChoice:
         """The engine that runs the operation."""
         return EngineChoice(self.get(), self._reason)
 
@@ -131,30 +131,30 @@ class AutoEngine(LazyEngine):
         given = self._options.get("memory_bytes")
         return read_memory_total() // MEMORY_SHARE if given is None else int(given)
 
-    def spool_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
+    def make_spool_options(self, given: Mapping[str, Any]) -> dict[str, Any]:
         if "memory_bytes" not in self._options:
             return {}
         return {"spool_bytes": min(given.get("spool_bytes", SPOOL_BYTES), self._budget // 4)}
 
-    def resolve(self, intent: Intent, source: Source | None, table: Table) -> EngineChoice:
+    def resolve(self, intent: Intent, source: IngestedSource | None, table: Table) -> EngineChoice:
         if source is not None:
             need = estimate_source_bytes(intent, source)
-        elif isinstance(intent, (Optimize, Deduplicate)):
+        elif isinstance(intent, (OptimizeIntent, DeduplicateIntent)):
             need = estimate_plan_bytes(preview_plan(intent, table))
         else:
             return EngineChoice(self.get(), "the work goes file by file")
         if need <= self._budget:
             return EngineChoice(self.get(), "the work fits in memory")
-        told = f"about {units.size(need)} of work, and {self._describe_budget()}"
+        told = f"about {units.format_size(need)} of work, and {self._describe_budget()}"
         lacking = _lacks_duckdb(table)
         if lacking is not None:
             return EngineChoice(self.get(), f"{told}; DuckDB would be chosen, but {lacking}")
-        kind = optional_module("intarsia.engines.duckdb").DuckDBEngine
+        kind = import_optional("intarsia.engines.duckdb").DuckDBEngine
         engine: Engine = kind(**{**_select_fields(kind, self._options), "memory_bytes": self._budget})
         return EngineChoice(engine, told, reingests=True)
 
     def _describe_budget(self) -> str:
-        size = units.size(self._budget)
+        size = units.format_size(self._budget)
         if "memory_bytes" in self._options:
             return f"memory_bytes is {size}"
         return f"a quarter of the memory is {size}"
@@ -173,21 +173,21 @@ def choose_engine(engine: Any, options: Mapping[str, Any], source: Any) -> LazyE
         if not is_spark(source):
             return AutoEngine(options)
         return LazyEngine(
-            _spark_engine(source.sparkSession, options), reason="the source is a Spark DataFrame"
+            _make_spark_engine(source.sparkSession, options), reason="the source is a Spark DataFrame"
         )
     if isinstance(engine, str) and engine == "spark":
-        sessions = optional_module("intarsia.spark.session")
+        sessions = import_optional("intarsia.spark.session")
         engine = sessions.active_session() or DeferredSession(sessions.open_session)
     if isinstance(engine, DeferredSession):
-        return LazyEngine(None, lambda: _spark_engine(engine.session(), options))
+        return LazyEngine(None, lambda: _make_spark_engine(engine.session(), options))
     if is_spark(engine) and hasattr(engine, "createDataFrame"):
-        return LazyEngine(_spark_engine(engine, options))
+        return LazyEngine(_make_spark_engine(engine, options))
     if isinstance(engine, str) and engine in ("arrow", "pyarrow"):
         return LazyEngine(ArrowEngine(**_select_fields(ArrowEngine, options)))
     if isinstance(engine, str) and engine == "duckdb":
-        return LazyEngine(_duckdb_engine(None, options))
+        return LazyEngine(_make_duckdb_engine(None, options))
     if is_duckdb(engine):
-        return LazyEngine(_duckdb_engine(engine, options))
+        return LazyEngine(_make_duckdb_engine(engine, options))
     if all(hasattr(engine, method) for method in ("ingest", "prepare", "match", "stage")):
         return LazyEngine(engine)
     raise InputError(
@@ -233,25 +233,25 @@ def is_duckdb(value: Any) -> bool:
     )
 
 
-def _spark_engine(session: Any, options: Mapping[str, Any]) -> Engine:
-    if not optional_module("intarsia.spark.session").is_alive(session):
+def _make_spark_engine(session: Any, options: Mapping[str, Any]) -> Engine:
+    if not import_optional("intarsia.spark.session").is_alive(session):
         raise EngineError(
             "The Spark session has been stopped.",
             hint="open another session, and make DataFrames anew there.",
         )
-    kind = optional_module("intarsia.engines.spark").SparkEngine
+    kind = import_optional("intarsia.engines.spark").SparkEngine
     engine: Engine = kind(session, **_select_fields(kind, options))
     return engine
 
 
-def _duckdb_engine(connection: Any, options: Mapping[str, Any]) -> Engine:
+def _make_duckdb_engine(connection: Any, options: Mapping[str, Any]) -> Engine:
     lacking = _lacks_duckdb()
     if lacking is not None:
         raise NotSupported(
             f"The engine DuckDB cannot be used: {lacking}.",
             hint="pip install 'intarsia[duckdb]', or use engine=\"arrow\".",
         )
-    kind = optional_module("intarsia.engines.duckdb").DuckDBEngine
+    kind = import_optional("intarsia.engines.duckdb").DuckDBEngine
     engine: Engine = kind(connection, **_select_fields(kind, options))
     return engine
 
@@ -284,9 +284,9 @@ INDEX_BYTES = 40
 """Estimated bytes per source row in the index of keys."""
 
 
-def estimate_source_bytes(intent: Intent, source: Source) -> int:
+def estimate_source_bytes(intent: Intent, source: IngestedSource) -> int:
     """Estimated bytes of a source's rows, and of the index of their keys where there is one."""
-    index = INDEX_BYTES * source.rows if isinstance(intent, Merge) else 0
+    index = INDEX_BYTES * source.rows if isinstance(intent, MergeIntent) else 0
     return int(source.table.nbytes) + index
 
 
@@ -296,9 +296,9 @@ def estimate_plan_bytes(plan: Plan) -> int:
     0 for an operation that goes file by file. Sizes are from footers.
     """
     match plan.intent:
-        case Optimize():
+        case OptimizeIntent():
             return max((sum(map(_estimate_decoded, group.files)) for group in plan.groups), default=0)
-        case Deduplicate() as intent:
+        case DeduplicateIntent() as intent:
             columns = {*intent.keys, *intent.order_by} if intent.keys else None
             return sum(_estimate_decoded(item.file, columns) for item in plan.select("scan"))
     return 0

@@ -14,10 +14,10 @@ from intarsia.common.schema import conform_table
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.spark import SparkEngine
 from intarsia.engines.spark.tasks import balance, deserialize, load_work, serialize
-from intarsia.engines.spark.types import spark_type_of
+from intarsia.engines.spark.types import to_spark_type
 from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, StorageError
 from intarsia.kernel.read import FileReader
-from intarsia.spark.errors import raised_text
+from intarsia.spark.errors import format_raised
 from intarsia.storage import open_storage
 
 __all__ = ["SnapshotReader", "make_frame", "make_readable_type"]
@@ -38,14 +38,14 @@ class SnapshotReader:
     def schema(self) -> pa.Schema:
         return self.snapshot.schema
 
-    def files(self) -> list[Item]:
+    def list_files(self) -> list[Item]:
         return [(file, None) for file in self.snapshot.files]
 
-    def pieces(self, item: Item) -> Iterator[pa.Table]:
+    def read_pieces(self, item: Item) -> Iterator[pa.Table]:
         """The rows of one file; runs in a task."""
         with FileReader(item[0], self.snapshot.schema, self.snapshot.filesystem) as reader:
             for group in range(reader.footer.num_row_groups):
-                yield from reader.live_pieces(self.snapshot.schema.names, group)
+                yield from reader.read_live_pieces(self.snapshot.schema.names, group)
 
 
 def make_frame(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:
@@ -70,10 +70,10 @@ def make_frame(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_p
                 for field in reading.schema
             ]
         )
-        for time in (pa.time64("us"), _time_of_day(spark))
+        for time in (pa.time64("us"), _choose_time_type(spark))
     )
     spark_schema = from_arrow_schema(sent, prefer_timestamp_ntz=True)
-    files: Sequence[Item] = reading.files()
+    files: Sequence[Item] = reading.list_files()
     if not files:
         return spark.createDataFrame([], spark_schema)
     shares = balance([file.size or file.rows for file, _ in files], SparkEngine(spark, tasks).runner.tasks)
@@ -82,12 +82,12 @@ def make_frame(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_p
         serialize((light, exact, sent, since)),
         tuple(serialize([files[number] for number in share]) for share in shares),
     )
-    told = spark_schema.add(_problem_name(spark_schema.names), "string")
-    rows = spark.range(0, len(shares), 1, len(shares)).mapInArrow(tasks_of_frame.rows, told)
+    told = spark_schema.add(_choose_problem_name(spark_schema.names), "string")
+    rows = spark.range(0, len(shares), 1, len(shares)).mapInArrow(tasks_of_frame.read_rows, told)
     return _raise_problem(rows, told.names[-1])
 
 
-def _problem_name(names: Sequence[str]) -> str:
+def _choose_problem_name(names: Sequence[str]) -> str:
     """A column name that is not taken."""
     taken = {name.casefold() for name in names}
     return next(name for number in count() if (name := f"__problem{number}") not in taken)
@@ -105,7 +105,7 @@ def _raise_problem(rows: Any, problem: str) -> Any:
     return rows.where(checked).drop(said)
 
 
-def _time_of_day(spark: Any) -> pa.DataType:
+def _choose_time_type(spark: Any) -> pa.DataType:
     """The type of times of day: Spark's own where it is switched on, else microseconds as a number."""
     has_times = str(spark.conf.get("spark.sql.timeType.enabled", "false")).lower() == "true"
     return pa.time64("ns") if has_times else pa.int64()
@@ -139,7 +139,7 @@ def make_readable_type(kind: pa.DataType, time: pa.DataType) -> pa.DataType:
         return pa.map_(make_readable_type(kind.key_type, time), make_readable_type(kind.item_type, time))
     if is_.is_nested(kind):
         return pa.list_(make_readable_type(kind.value_type, time))
-    return spark_type_of(kind)
+    return to_spark_type(kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ class FrameTasks:
     common: bytes
     shares: tuple[bytes, ...]
 
-    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in the Python worker of a task; memory: a piece of one file."""
         reading, exact, sent, since = load_work(self.common)
         for batch in batches:
@@ -160,13 +160,13 @@ class FrameTasks:
                             yield _add_problem(rows, sent, None)
                     except IntarsiaError as error:
                         nothing = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in sent], schema=sent)
-                        yield _add_problem(nothing, sent, raised_text(error))
+                        yield _add_problem(nothing, sent, format_raised(error))
                         return
 
 
 def _add_problem(rows: pa.RecordBatch, sent: pa.Schema, problem: str | None) -> pa.RecordBatch:
     said = pa.repeat(pa.scalar(problem, pa.string()), rows.num_rows)
-    schema = sent.append(pa.field(_problem_name(sent.names), pa.string()))
+    schema = sent.append(pa.field(_choose_problem_name(sent.names), pa.string()))
     return pa.RecordBatch.from_arrays([*rows.columns, said], schema=schema)
 
 
@@ -175,7 +175,7 @@ def _read_file(
 ) -> Iterator[pa.RecordBatch]:
     file = item[0]
     try:
-        for piece in reading.pieces(item):
+        for piece in reading.read_pieces(item):
             _check_same(reading.snapshot, file, since)  # after opening: checks the file that is read
             shown = conform_table(piece, exact, operation="read_parquet", path=file.path)
             yield from shown.cast(sent).to_batches(max_chunksize=BATCH_ROWS)
@@ -192,7 +192,7 @@ def _check_same(snapshot: Snapshot, file: DataFile, since: str) -> None:
     found = storage.stat(path)
     if found is None or found.fingerprint != file.fingerprint:
         raise CommitConflict(
-            f"{snapshot.shown(file)} was replaced or removed since {since}.",
+            f"{snapshot.show_path(file)} was replaced or removed since {since}.",
             path=snapshot.root,
             hint="read it again, or keep the rows (cache, checkpoint) before the dataset changes.",
         )

@@ -15,7 +15,7 @@ from typing import Annotated, Any, Literal, Protocol, TypedDict, get_args, get_o
 
 import pyarrow as pa
 
-from intarsia.common.names import near_names
+from intarsia.common.names import find_near_names
 from intarsia.core.effects import ENGINE_OPTIONS, OPTIONS
 from intarsia.core.intent import WriteOptions
 from intarsia.core.ports import Progress, Table
@@ -323,7 +323,7 @@ class Keyword:
         )
 
 
-def _keywords() -> dict[str, Keyword]:
+def _collect_keywords() -> dict[str, Keyword]:
     takes: dict[str, set[str]] = {}
     hints: dict[str, Any] = {}
     for operation, options in OPERATION_OPTIONS.items():
@@ -336,7 +336,7 @@ def _keywords() -> dict[str, Keyword]:
     }
 
 
-KEYWORDS: Mapping[str, Keyword] = _keywords()
+KEYWORDS: Mapping[str, Keyword] = _collect_keywords()
 ALL_OPTIONS = tuple(OPTIONS)
 TABLE_OPTIONS = tuple(_PathOptions.__annotations__)
 ICEBERG_OPTIONS = tuple(_IcebergOptions.__annotations__)
@@ -351,7 +351,7 @@ def check_values(options: Mapping[str, Any]) -> None:
     given = {name: value for name, value in options.items() if name != "dry_run"}
     unknown = [name for name in given if name not in ALL_OPTIONS]
     if unknown:
-        near = [other for name in unknown for other in near_names(name, ALL_OPTIONS)]
+        near = [other for name in unknown for other in find_near_names(name, ALL_OPTIONS)]
         every = f"options are {', '.join(sorted(ALL_OPTIONS))}."
         raise InputError(
             f"there is no option {', '.join(map(repr, unknown))}.",

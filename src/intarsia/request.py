@@ -15,17 +15,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.arguments import Predicate, has_sql, parse_column_types, parse_where
-from intarsia.common.lazy import optional_module
+from intarsia.common.lazy import import_optional
 from intarsia.common.names import check_columns, find_spelling
-from intarsia.common.paths import find_input_files, path_text, shown_path
-from intarsia.common.source import Source
+from intarsia.common.paths import find_input_files, redact_path, to_path_text
+from intarsia.common.source import IngestedSource
 from intarsia.core.dry_run import MEASURED_BYTES
 from intarsia.core.effects import OperationCall, SourceKind, check_options, check_write_options
 from intarsia.core.expr import resolve
-from intarsia.core.intent import Intent, Merge, Write, WriteOptions
+from intarsia.core.intent import Intent, MergeIntent, WriteIntent, WriteOptions
 from intarsia.core.ports import Progress, Table
 from intarsia.core.report import MergeResult
-from intarsia.core.run import preview_plan, run, silent
+from intarsia.core.run import ignore_progress, preview_plan, run
 from intarsia.core.validation import check_exists
 from intarsia.engine_choice import EngineLike, LazyEngine, choose_engine, is_spark, list_engines
 from intarsia.errors import CommitConflict, InputError, IntarsiaError
@@ -39,7 +39,7 @@ from intarsia.options import (
     make_write_options,
     select_engine_options,
 )
-from intarsia.show.progress import Terminal, for_terminal
+from intarsia.show.progress import Terminal, make_reporter
 from intarsia.tables.parquet import ParquetTable
 
 __all__ = ["Request", "describe_call", "make_request", "open_iceberg", "refresh_spark", "show_target"]
@@ -76,7 +76,9 @@ class Request:
         """The fields that every intent has: write options and properties."""
         return {"options": self.write, "properties": self.properties}
 
-    def source(self, source: RowSource, stack: ExitStack, intent: Merge | Write) -> Source:
+    def ingest(
+        self, source: RowSource, stack: ExitStack, intent: MergeIntent | WriteIntent
+    ) -> IngestedSource:
         """Ingest the source; columns of text files get the target's types.
 
         Progress is shown until the stack is closed.
@@ -104,7 +106,7 @@ class Request:
             progress("open Spark", 0, 0)
         engine = self.engine.get()
         progress("read source", 0, 0)
-        options |= self.engine.spool_options(self.spool)
+        options |= self.engine.make_spool_options(self.spool)
         options["progress"] = progress
         if engine.name == "spark":  # whose executors need a place that they can reach
             options |= {"shared": getattr(self.table, "workspace", None), "target": self.table.snapshot}
@@ -117,17 +119,17 @@ class Request:
             self.progress.title = f"{intent.operation} {name}".rstrip()
         return self.progress
 
-    def execute(self, intent: Intent, source: Source | None = None) -> MergeResult:
+    def execute(self, intent: Intent, source: IngestedSource | None = None) -> MergeResult:
         """Run the operation; errors name an Iceberg table as the catalog does."""
-        with _in_terms_of(self.table, intent):
+        with _translate_errors(self.table, intent):
             return self._run(intent, source)
 
     def read(self, columns: tuple[str, ...], where: Predicate | None, threads: int) -> pa.RecordBatchReader:
         """Read rows of one consistent state; see :func:`intarsia.read`."""
         for attempt in range(_READ_ATTEMPTS):
-            scan = self._scan(columns, where)
+            scan = self._make_scan(columns, where)
             try:
-                batches = scan.batches(threads=threads)
+                batches = scan.read_batches(threads=threads)
             except CommitConflict:  # a commit came between listing and opening
                 if attempt + 1 == _READ_ATTEMPTS:
                     raise
@@ -135,7 +137,7 @@ class Request:
             return pa.RecordBatchReader.from_batches(scan.schema, batches)
         raise AssertionError("unreachable")
 
-    def _scan(self, columns: tuple[str, ...], where: Predicate | None) -> SnapshotScan:
+    def _make_scan(self, columns: tuple[str, ...], where: Predicate | None) -> SnapshotScan:
         found = self.table.snapshot()
         check_exists(found, "read")
         names = find_spelling(columns, found.schema.names, path=found.root) or tuple(found.schema.names)
@@ -145,7 +147,7 @@ class Request:
             predicate = resolve(predicate, found.schema, expect=pa.bool_())
         return SnapshotScan(found, names, predicate)
 
-    def _run(self, intent: Intent, source: Source | None) -> MergeResult:
+    def _run(self, intent: Intent, source: IngestedSource | None) -> MergeResult:
         with ExitStack() as stack, self._show_title(intent) as progress:
             if source is None:
                 progress("list target", 0, 0)
@@ -212,13 +214,13 @@ def make_request(
         engine=choose_engine(engine, select_engine_options(options), source),
         write=make_write_options(options),
         dialect=options.get("dialect"),
-        progress=_progress(options.get("progress")),
+        progress=_open_progress(options.get("progress")),
         spool={name: options[name] for name in _SPOOL_OPTIONS if options.get(name) is not None},
         properties=properties,
         filesystem=options.get("filesystem"),
         dry_run=bool(dry_run),
         columns=parse_column_types(options.get("columns"), options.get("dialect")),
-        measured_bytes=_given(options, "measured_bytes", MEASURED_BYTES),
+        measured_bytes=_get_option(options, "measured_bytes", MEASURED_BYTES),
         naive_timestamps=options.get("naive_timestamps") or "error",
     )
 
@@ -235,26 +237,26 @@ def describe_call(
     has_source = operation in ("merge", "write")
     return OperationCall(
         operation,
-        target=_kind_of_target(target),
+        target=_classify_target(target),
         engines=list_engines(engine, operation, source),
-        source=_kind_of_source(source) if has_source else "none",
+        source=_classify_source(source) if has_source else "none",
         has_sql=has_sql(list(sql)),
     )
 
 
-def _kind_of_target(target: TableTarget) -> Literal["path", "parquet", "iceberg"]:
+def _classify_target(target: TableTarget) -> Literal["path", "parquet", "iceberg"]:
     if isinstance(target, (str, os.PathLike)):
         return "path"
-    return "iceberg" if is_iceberg(target) or hasattr(target, "choosing") else "parquet"
+    return "iceberg" if is_iceberg(target) or hasattr(target, "with_choice") else "parquet"
 
 
-def _kind_of_source(source: Any) -> SourceKind:
+def _classify_source(source: Any) -> SourceKind:
     if _has_paths(source):
         return "paths"
     return "frame" if is_spark(source) else "rows"
 
 
-def _given(options: Mapping[str, Any], name: str, default: Any) -> Any:
+def _get_option(options: Mapping[str, Any], name: str, default: Any) -> Any:
     return default if options.get(name) is None else options[name]
 
 
@@ -265,11 +267,11 @@ def _combine_types(known: pa.Schema | None, declared: pa.Schema | None) -> pa.Sc
     return pa.schema([*declared, *rest])
 
 
-def _progress(given: Any) -> AbstractContextManager[Progress]:
+def _open_progress(given: Any) -> AbstractContextManager[Progress]:
     """The caller's function; without one, a line on the terminal where there is one."""
     if given is None:
-        return for_terminal()
-    return nullcontext(silent if given is False else given)
+        return make_reporter()
+    return nullcontext(ignore_progress if given is False else given)
 
 
 def _has_paths(source: Any) -> bool:
@@ -290,7 +292,7 @@ def _check_paths(source: Any, filesystem: Any) -> None:
 def _open_table(target: Any, options: Mapping[str, Any], source: Any) -> Table:
     chosen = {name: options[name] for name in ICEBERG_OPTIONS if options.get(name) is not None}
     is_path = isinstance(target, (str, os.PathLike))
-    if chosen and (is_path or (_is_table(target) and not hasattr(target, "choosing"))):
+    if chosen and (is_path or (_is_table(target) and not hasattr(target, "with_choice"))):
         raise InputError(
             f"{', '.join(f'{name}=' for name in chosen)} goes with an Iceberg table, not with"
             f" {'a path' if is_path else 'a Parquet dataset'}.",
@@ -298,17 +300,17 @@ def _open_table(target: Any, options: Mapping[str, Any], source: Any) -> Table:
         )
     if isinstance(target, (str, os.PathLike)):
         given = {n: options[n] for n in TABLE_OPTIONS if options.get(n) is not None}
-        text = path_text(target, "A target")
+        text = to_path_text(target, "A target")
         if not _PATTERN.search(text.partition("?")[0] if "://" in text else text):
             return ParquetTable(target, **given)
-        return _literal_path(text, target, given)
+        return _open_literal_path(text, target, given)
     if is_iceberg(target):
         _refuse_of_paths(options)
         return open_iceberg(target, **chosen)
     if _is_table(target):
-        if hasattr(target, "choosing"):
+        if hasattr(target, "with_choice"):
             _refuse_of_paths(options)
-        table: Table = target.choosing(**chosen) if chosen else target
+        table: Table = target.with_choice(**chosen) if chosen else target
         return table
     swapped = isinstance(source, (str, os.PathLike)) or _is_table(source)
     raise InputError(
@@ -318,7 +320,7 @@ def _open_table(target: Any, options: Mapping[str, Any], source: Any) -> Table:
     )
 
 
-def _literal_path(text: str, target: str | os.PathLike[str], options: Mapping[str, Any]) -> ParquetTable:
+def _open_literal_path(text: str, target: str | os.PathLike[str], options: Mapping[str, Any]) -> ParquetTable:
     """The dataset in a directory with the characters of a pattern in its name.
 
     Raises InputError where there is no such directory: then it is a pattern.
@@ -328,8 +330,8 @@ def _literal_path(text: str, target: str | os.PathLike[str], options: Mapping[st
         if table.storage.stat(table.control.root) is not None:
             return table
     raise InputError(
-        f"{shown_path(text)} is a pattern, and a target is one dataset.",
-        path=shown_path(text),
+        f"{redact_path(text)} is a pattern, and a target is one dataset.",
+        path=redact_path(text),
         hint="name the directory itself; a source may be a pattern.",
     )
 
@@ -358,7 +360,7 @@ def open_iceberg(target: Any, catalog: Any = None, **options: Any) -> Table:
     Raises:
         NotSupported: PyIceberg is not installed.
     """
-    kind = optional_module("intarsia.tables.iceberg.table").IcebergTable
+    kind = import_optional("intarsia.tables.iceberg.table").IcebergTable
     table: Table = kind.of(target, catalog, **options)
     return table
 
@@ -370,14 +372,14 @@ def _is_table(value: Any) -> bool:
 def show_target(target: Any) -> str:
     """The target as logs and errors name it; empty for a value that is no table."""
     if isinstance(target, (str, os.PathLike)):
-        return shown_path(target, "A target")
+        return redact_path(target, "A target")
     if is_iceberg(target):
         return ".".join((target.catalog.name, *target.name()))
     return str(getattr(target, "root", ""))
 
 
 @contextmanager
-def _in_terms_of(table: Table, intent: Intent) -> Iterator[None]:
+def _translate_errors(table: Table, intent: Intent) -> Iterator[None]:
     """Change errors of an Iceberg table: its name for its location, no hint at options that it refuses."""
     try:
         yield
@@ -386,11 +388,11 @@ def _in_terms_of(table: Table, intent: Intent) -> Iterator[None]:
         if location is not None and (error.path or "").rstrip("/") == location.rstrip("/"):
             error.path = str(getattr(table, "root", error.path))
         if error.hint:
-            error.hint = _followable(error.hint, intent, owns_schema=location is not None)
+            error.hint = _rewrite_hint(error.hint, intent, owns_schema=location is not None)
         raise
 
 
-def _followable(hint: str, intent: Intent, *, owns_schema: bool) -> str:
-    if not isinstance(intent, (Merge, Write)):
+def _rewrite_hint(hint: str, intent: Intent, *, owns_schema: bool) -> str:
+    if not isinstance(intent, (MergeIntent, WriteIntent)):
         return _OR_EVOLVE.sub("", hint)
     return _EVOLUTION.sub("the table's own update_schema()", hint) if owns_schema else hint

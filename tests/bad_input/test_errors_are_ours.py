@@ -30,7 +30,7 @@ from intarsia.errors import (
     SchemaMismatch,
     StorageError,
 )
-from intarsia.storage.port import storage_errors
+from intarsia.storage.port import translate_storage_errors
 from tests.bad_input.trial import BASE, SOURCE, files_of
 
 ENGINES = pytest.mark.parametrize("engine", ["arrow", "duckdb"])
@@ -254,10 +254,10 @@ def test_a_client_of_a_store_has_errors_of_its_own() -> None:
     EndpointConnectionError.__module__ = "botocore.exceptions"
     with (
         pytest.raises(StorageError, match="Could not list bucket/x: no route"),
-        storage_errors("list", "bucket/x"),
+        translate_storage_errors("list", "bucket/x"),
     ):
         raise EndpointConnectionError("no route")
-    with pytest.raises(KeyError), storage_errors("list", "bucket/x"):
+    with pytest.raises(KeyError), translate_storage_errors("list", "bucket/x"):
         raise KeyError("a mistake of ours stays one")
 
 

@@ -76,7 +76,7 @@ def test_a_plan_refuses_what_a_dry_run_does(parquet_lake):
 
 
 def test_a_file_with_other_columns_than_the_one_it_replaces_is_refused(parquet_lake, monkeypatch):
-    real = checks.elements_of
+    real = checks.read_elements
 
     def misread(footer: Any) -> Any:
         found = real(footer)
@@ -85,7 +85,7 @@ def test_a_file_with_other_columns_than_the_one_it_replaces_is_refused(parquet_l
         return replace(found, columns={**found.columns, "v": found.columns["id"]})
 
     parquet_lake.create(TABLE, files=2)
-    monkeypatch.setattr(checks, "elements_of", misread)
+    monkeypatch.setattr(checks, "read_elements", misread)
     with pytest.raises(DamagedTable, match="stores 'v' otherwise"), parquet_lake.unchanged():
         parquet_lake.update({"v": "'w'"}, "id = 3", dry_run=True)
     with pytest.raises(DamagedTable, match="stores 'v' otherwise"):

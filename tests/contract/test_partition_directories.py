@@ -182,10 +182,10 @@ def test_names_that_are_ours_take_no_room() -> None:
     odd = DataFile("day=9/city=a%2fb/f.parquet", "", 1, 1, {"day": 9, "city": "a/b"})
     found = PartitionDirectories.of([*files, odd])
     assert len(found.names) == 1
-    assert found.directory({"day": 9, "city": "a/b"}) == "day=9/city=a%2fb"
-    assert found.directory({"day": 10, "city": "a/b"}) == "day=10/city=a%2Fb"
+    assert found.choose_directory({"day": 9, "city": "a/b"}) == "day=9/city=a%2fb"
+    assert found.choose_directory({"day": 10, "city": "a/b"}) == "day=10/city=a%2Fb"
 
 
 def test_a_directory_that_is_no_partition_is_left_out() -> None:
     files = [DataFile("batch 1/city=New%20York/f.parquet", "", 1, 1, {"city": "New York"})]
-    assert PartitionDirectories.of(files).directory({"city": "New York"}) == "city=New York"
+    assert PartitionDirectories.of(files).choose_directory({"city": "New York"}) == "city=New York"

@@ -122,7 +122,7 @@ def listing_problems(operation: Operation, rows: list[Row]) -> list[str]:
 
 
 def stage(transaction: ParquetTransaction, label: str, rows: list[Row], path: str) -> StagedFile:
-    location = transaction.staging.location(label)
+    location = transaction.staging.make_location(label)
     pq.write_table(as_table(rows), location, write_page_checksum=True)
     return StagedFile(location, path, len(rows), os.path.getsize(location), {"p": rows[0][0]})
 

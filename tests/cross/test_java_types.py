@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core.layout import elements_of
+from intarsia.core.layout import read_elements
 from tests.cross.java_types import FIRST_ID, UUID, java_rows, make_table
 from tests.cross.lake import Lake, local
 from tests.cross.readers import polars_rows, pyiceberg_rows
@@ -66,7 +66,7 @@ def _described(lake: Lake, table: str) -> list[Any]:
     """The elements of every data file, less the columns of row lineage that a file may have."""
     found = []
     for task in lake.catalog.load_table(table).scan().plan_files():
-        elements = elements_of(pq.read_metadata(local(task.file.file_path)))
+        elements = read_elements(pq.read_metadata(local(task.file.file_path)))
         assert elements is not None
         root = {key: value for key, value in elements.root.items() if key != 5}
         found.append([root, *(item for item in elements.columns.items() if not item[0].startswith("_"))])
@@ -114,7 +114,7 @@ def test_s25_files_of_java_are_a_parquet_dataset(
         (root / f"{number}.parquet").write_bytes(local(task.file.file_path).read_bytes())
 
     def described() -> list[Any]:
-        found = [elements_of(pq.read_metadata(path)) for path in root.glob("*.parquet")]
+        found = [read_elements(pq.read_metadata(path)) for path in root.glob("*.parquet")]
         return [[one.root, *one.columns.items()] for one in found if one is not None]
 
     [before, *_] = described()

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core.layout import elements_of
+from intarsia.core.layout import read_elements
 from intarsia.errors import NotSupported
 from tests.cross.java_types import (
     FIRST_ID,
@@ -198,7 +198,7 @@ def table_with_defaults(lake: Lake) -> str:
 
 def _elements(path: str) -> list[Any]:
     """What a file says of its columns, less those of row lineage."""
-    found = elements_of(pq.read_metadata(local(path)))
+    found = read_elements(pq.read_metadata(local(path)))
     assert found is not None
     return [item for item in found.columns.items() if not item[0].startswith("_")]
 

@@ -262,7 +262,12 @@ def test_errors_of_duckdb_do_not_show_credentials():
     )
     with duckdb.connect() as connection, Session(connection) as session:
         for said in texts:
-            for run in (session.run, session.rows, session.arrow, lambda sql: list(session.batches(sql))):
+            for run in (
+                session.run,
+                session.fetch_rows,
+                session.fetch_arrow,
+                lambda sql: list(session.read_batches(sql)),
+            ):
                 with pytest.raises(IntarsiaError) as caught:
                     run("SELECT error('" + said.replace("'", "''") + "')")
                 assert SECRET not in f"{caught.value} {caught.value!r}"
@@ -315,6 +320,6 @@ def test_an_error_late_in_a_result_is_told_as_one_at_its_beginning(said, ours):
     sql = f"SELECT CASE WHEN i = {rows - 1} THEN {said} ELSE i END AS i FROM range({rows}) r(i)"
     with Session(threads=1) as session:
         with pytest.raises(ours):
-            list(session.batches(sql, 2_048))
+            list(session.read_batches(sql, 2_048))
         with pytest.raises(ours):
-            session.arrow(sql)
+            session.fetch_arrow(sql)

@@ -289,7 +289,7 @@ def test_a_dataset_that_is_changed_meanwhile_is_read_in_one_state(orders, monkey
             if first:
                 first.clear()
                 it.update(orders, {"n": "n + 1"})
-            return super().rows(task)
+            return super().read_rows(task)
 
     monkeypatch.setattr(reading, "DuckRows", Late)
     found = DuckDBDatasetIO().read_parquet(orders)

@@ -22,14 +22,14 @@ TABLE = pa.table(
 
 
 def _setting(session: Session, name: str) -> str:
-    return str(session.rows(f"SELECT current_setting('{name}')::VARCHAR")[0][0])
+    return str(session.fetch_rows(f"SELECT current_setting('{name}')::VARCHAR")[0][0])
 
 
 def test_options_reach_the_instance(tmp_path):
     options = {"threads": 3, "memory_bytes": 300 << 20, "spool_dir": tmp_path, "tasks": 5}
     engine = choose_engine("duckdb", options, None).get()
     assert isinstance(engine, DuckDBEngine)
-    with engine.session() as session:
+    with engine.open_session() as session:
         assert _setting(session, "threads") == "3"
         assert _setting(session, "memory_limit") == "300.0 MiB"
         assert Path(_setting(session, "temp_directory")).parent == tmp_path
@@ -37,7 +37,7 @@ def test_options_reach_the_instance(tmp_path):
 
 
 def test_an_instance_of_its_own_loads_nothing_from_the_network():
-    with DuckDBEngine().session() as session:
+    with DuckDBEngine().open_session() as session:
         assert _setting(session, "autoinstall_known_extensions") == "false"
 
 
@@ -56,7 +56,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
         return call
 
-    for name in ("run", "rows", "reader"):
+    for name in ("run", "fetch_rows", "open_reader"):
         monkeypatch.setattr(Session, name, watched(getattr(Session, name)))
     return found
 
@@ -83,7 +83,7 @@ def test_rows_are_found_and_sorted_by_duckdb(tmp_path, make_dataset, monkeypatch
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("PyArrow does it")
 
-    for name in ("match.MergeMatcher.scan", "local.predicate_hits", "local.match_duplicates"):
+    for name in ("match.MergeMatcher.scan", "local.find_predicate_hits", "local.match_duplicates"):
         monkeypatch.setattr(f"intarsia.kernel.{name}", refused)
     monkeypatch.setattr("intarsia.kernel.optimize._SortTask.write", refused)
     source = TABLE.set_column(1, "s", pa.array(["x"] * TABLE.num_rows))

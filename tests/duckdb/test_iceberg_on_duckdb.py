@@ -98,8 +98,8 @@ def content(twin: Twin) -> list[str]:
 
 def named(twin: Twin) -> set[str]:
     """The data and delete files that the table has now."""
-    state = twin.target.state()
-    entries = [entry for deletes in (False, True) for entry in state.entries(deletes=deletes)]
+    state = twin.target.read_state()
+    entries = [entry for deletes in (False, True) for entry in state.iterate_entries(deletes=deletes)]
     return {entry.file.file_path.removeprefix("file://") for entry in entries}
 
 
@@ -239,7 +239,7 @@ def test_rows_are_matched_and_ordered_by_duckdb(twins: Twins, monkeypatch: pytes
     def refused(*_: Any, **__: Any) -> Any:
         raise AssertionError("PyArrow does it")
 
-    for name in ("match.MergeMatcher.scan", "local.predicate_hits", "local.match_duplicates"):
+    for name in ("match.MergeMatcher.scan", "local.find_predicate_hits", "local.match_duplicates"):
         monkeypatch.setattr(f"intarsia.kernel.{name}", refused)
     monkeypatch.setattr("intarsia.kernel.optimize._SortTask.write", refused)
     for name, target in zip(names, targets, strict=True):
@@ -384,7 +384,7 @@ def test_only_key_columns_of_files_that_are_not_hit_are_read(
     twins: Twins, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[str] = []
-    for method in ("run", "rows", "reader"):
+    for method in ("run", "fetch_rows", "open_reader"):
         plain = getattr(Session, method)
 
         def watched(self: Session, sql: str, *rest: Any, plain: Any = plain) -> Any:

@@ -154,7 +154,7 @@ class Lake:
         return self.commit(FileChange(added_data=[self.data_file(ids, region)]), **options)
 
     def entries(self, *, deletes: bool = False, branch: str | None = None) -> list[ManifestEntry]:
-        return list(self.state(branch).entries(deletes=deletes))
+        return list(self.state(branch).iterate_entries(deletes=deletes))
 
     def ids(self, branch: str | None = None) -> list[int]:
         """What PyIceberg reads."""

@@ -103,6 +103,6 @@ def seen(
     wanted = to_arrow_schema(scan_task.table.schema)
     view = scan_task.project_columns(parquet.schema_arrow, wanted)
     columns = columns or wanted.names
-    names = view.physical_columns(columns)
+    names = view.list_physical_columns(columns)
     table = parquet.read(names) if names else pa.table({"rows": pa.nulls(parquet.metadata.num_rows)})
     return view.project(table, columns, start=start)

@@ -91,8 +91,8 @@ def test_what_fastavro_writes_is_read(records: list[dict[str, Any]], codec: str)
         out, _SCHEMA, [_pairs(record) for record in records], codec=codec, metadata={"some": "text"}
     )
     container = avro.parse_avro(out.getvalue(), "f.avro")
-    assert container.text("some") == "text"
-    assert list(container.records()) == records
+    assert container.get_text("some") == "text"
+    assert list(container.read_records()) == records
 
 
 @given(_LONGS)
@@ -159,7 +159,7 @@ def test_a_wrong_checksum_of_a_snappy_block_is_damage() -> None:
     encoder = avro.AvroFileWriter("string", {}, "snappy")
     encoder.append("text" * 10)  # type: ignore[arg-type]
     data = bytearray(encoder.finish())
-    assert list(avro.parse_avro(bytes(data), "f").records()) == ["text" * 10]
+    assert list(avro.parse_avro(bytes(data), "f").read_records()) == ["text" * 10]
     data[-17] ^= 1
     with pytest.raises(DamagedTable, match="checksum"):
         avro.parse_avro(bytes(data), "f.avro")
@@ -170,7 +170,7 @@ def test_bytes_after_the_last_record_of_a_block_are_damage() -> None:
     encoder.append(1)  # type: ignore[arg-type]
     encoder._block += b"\x02"
     with pytest.raises(DamagedTable, match="1 bytes too many"):
-        list(avro.parse_avro(encoder.finish(), "f.avro").records())
+        list(avro.parse_avro(encoder.finish(), "f.avro").read_records())
 
 
 def test_a_damaged_deflate_block_is_damage() -> None:
@@ -179,7 +179,7 @@ def test_a_damaged_deflate_block_is_damage() -> None:
     data = encoder.finish()
     place = len(data) - 20
     with pytest.raises(DamagedTable):
-        list(avro.parse_avro(data[:place] + b"\xff\xff" + data[place + 2 :], "f.avro").records())
+        list(avro.parse_avro(data[:place] + b"\xff\xff" + data[place + 2 :], "f.avro").read_records())
 
 
 def test_numbers_are_unpacked_as_a_mapping() -> None:

@@ -16,7 +16,12 @@ from pyiceberg.transforms import DayTransform, VoidTransform
 
 from intarsia.errors import DamagedTable
 from intarsia.tables.iceberg.deletes import NO_DELETES, DeleteFileIndex, Deletes, find_unpartitioned_specs
-from intarsia.tables.iceberg.manifests import PATH_ID, DataFileContent, ManifestEntry, referenced_data_file_of
+from intarsia.tables.iceberg.manifests import (
+    PATH_ID,
+    DataFileContent,
+    ManifestEntry,
+    find_referenced_data_file,
+)
 
 POSITIONS, EQUALITY = DataFileContent.POSITION_DELETES, DataFileContent.EQUALITY_DELETES
 
@@ -30,7 +35,7 @@ def bounds(low: str, high: str) -> dict[str, Any]:
 
 
 def found(deletes: list[ManifestEntry], data: ManifestEntry, **options: Any) -> list[str]:
-    applying = DeleteFileIndex.of(deletes, **options).for_data_file(data)
+    applying = DeleteFileIndex.of(deletes, **options).find_deletes(data)
     both = (*applying.positions, *applying.equalities)
     return ([applying.vector.file.file_path] if applying.vector else []) + [e.file.file_path for e in both]
 
@@ -105,20 +110,20 @@ def test_a_vector_supersedes_position_deletes_and_not_equality_deletes() -> None
 
 def test_bounds_that_differ_narrow_down_and_are_no_single_path() -> None:
     delete = entry("p", content=POSITIONS, sequence=2, **bounds("b", "d"))
-    assert referenced_data_file_of(delete.file) is None
+    assert find_referenced_data_file(delete.file) is None
     assert [path for path in "abcde" if found([delete], entry(path))] == ["b", "c", "d"]
 
 
 def test_the_path_a_delete_file_is_about_is_that_of_java() -> None:
-    assert referenced_data_file_of(entry("p", content=POSITIONS, **bounds("ä", "ä")).file) == "ä"
+    assert find_referenced_data_file(entry("p", content=POSITIONS, **bounds("ä", "ä")).file) == "ä"
     assert (
-        referenced_data_file_of(
+        find_referenced_data_file(
             entry("p", content=POSITIONS, referenced_data_file="x", **bounds("a", "b")).file
         )
         == "x"
     )
-    assert referenced_data_file_of(entry("p", content=POSITIONS, lower_bounds={PATH_ID: b"a"}).file) is None
-    assert referenced_data_file_of(entry("e", content=EQUALITY, **bounds("a", "a")).file) is None
+    assert find_referenced_data_file(entry("p", content=POSITIONS, lower_bounds={PATH_ID: b"a"}).file) is None
+    assert find_referenced_data_file(entry("e", content=EQUALITY, **bounds("a", "a")).file) is None
 
 
 @pytest.mark.parametrize(
@@ -132,16 +137,16 @@ def test_a_delete_of_one_file_with_another_partition_is_damage(wrong: dict[str, 
     ):
         index = DeleteFileIndex.of([delete])
         with pytest.raises(DamagedTable, match="has spec 0") as caught:
-            index.for_data_file(data)
+            index.find_deletes(data)
         assert caught.value.path == "a"
-        assert index.for_data_file(entry("b", partition=(1,))) == NO_DELETES
+        assert index.find_deletes(entry("b", partition=(1,))) == NO_DELETES
 
 
 def test_vectors_that_cannot_be_are_damage() -> None:
     with pytest.raises(DamagedTable, match="two deletion vectors"):
         DeleteFileIndex.of([vector("a"), vector("a")])
     with pytest.raises(DamagedTable, match="older than its data file"):
-        DeleteFileIndex.of([vector("a", sequence=4)]).for_data_file(entry("a", sequence=5))
+        DeleteFileIndex.of([vector("a", sequence=4)]).find_deletes(entry("a", sequence=5))
     with pytest.raises(DamagedTable, match="names no data file"):
         DeleteFileIndex.of([entry("dv", content=POSITIONS, file_format="puffin")])
     with pytest.raises(DamagedTable, match="no sequence number"):
@@ -170,7 +175,7 @@ def test_what_a_vector_replaces_is_about_its_file_alone() -> None:
 def test_deletes_and_the_index_pickle() -> None:
     index = DeleteFileIndex.of([vector("a"), entry("e", content=EQUALITY, sequence=2, equality_ids=(1,))])
     again = pickle.loads(pickle.dumps(index))
-    assert again.for_data_file(entry("a")) == index.for_data_file(entry("a"))
+    assert again.find_deletes(entry("a")) == index.find_deletes(entry("a"))
     assert index
     assert not DeleteFileIndex.of([entry("a")])
 
@@ -206,17 +211,17 @@ def test_the_index_finds_what_the_rules_say(deletes: list[ManifestEntry], sequen
             if file.content is EQUALITY:
                 if age > 0 and (same or not file.partition):
                     expected.append(delete)
-            elif age >= 0 and referenced_data_file_of(file) in (None, data.file.file_path):
+            elif age >= 0 and find_referenced_data_file(file) in (None, data.file.file_path):
                 if same:
                     expected.append(delete)
                 else:
-                    damaged |= referenced_data_file_of(file) is not None
+                    damaged |= find_referenced_data_file(file) is not None
         index = DeleteFileIndex.of(deletes)
         if damaged:
             with pytest.raises(DamagedTable):
-                index.for_data_file(data)
+                index.find_deletes(data)
             continue
-        found = index.for_data_file(data)
+        found = index.find_deletes(data)
         assert sorted(map(repr, (*found.positions, *found.equalities))) == sorted(map(repr, expected))
 
 
@@ -230,5 +235,5 @@ def test_many_files_with_many_deletes_take_no_time() -> None:
     data = [entry(f"f{n}", partition=(n % 1_000,)) for n in range(count)]
     start = time.perf_counter()
     index = DeleteFileIndex.of(deletes)
-    assert sum(len(index.for_data_file(one).positions) for one in data) == 2 * count
+    assert sum(len(index.find_deletes(one).positions) for one in data) == 2 * count
     assert time.perf_counter() - start < 5  # a tenth of a second on an idle machine

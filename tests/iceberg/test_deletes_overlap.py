@@ -94,9 +94,9 @@ def test_no_match_is_ever_excluded(data: list[int | None], deleted: list[int | N
 def test_the_index_leaves_out_what_cannot_match() -> None:
     delete = file(eight(10), eight(12))
     data = entry("a", lower_bounds={1: eight(5)}, upper_bounds={1: eight(9)}, null_value_counts={1: 0})
-    assert DeleteFileIndex.of([delete], orders=ORDERS).for_data_file(data).exact_count == 0
-    assert DeleteFileIndex.of([delete]).for_data_file(data).equalities == (delete,)
-    assert DeleteFileIndex.of([delete], orders=ORDERS).for_data_file(entry("b")).equalities == (delete,)
+    assert DeleteFileIndex.of([delete], orders=ORDERS).find_deletes(data).exact_count == 0
+    assert DeleteFileIndex.of([delete]).find_deletes(data).equalities == (delete,)
+    assert DeleteFileIndex.of([delete], orders=ORDERS).find_deletes(entry("b")).equalities == (delete,)
 
 
 def test_orders_are_those_of_all_fields_also_in_structs() -> None:

@@ -247,7 +247,7 @@ def test_leaving_without_a_commit_removes_what_was_written(tmp_path: Path) -> No
         written(tx, [2])
         elsewhere = pickle.loads(pickle.dumps(tx.output()))
         written(tx, [3], "us", at=elsewhere)
-        Path(tx.staging.location("spill")).write_bytes(b"x")
+        Path(tx.staging.make_location("spill")).write_bytes(b"x")
         assert len(lake.on_disk()) == len(before) + 3
         raise ZeroDivisionError
     assert lake.on_disk() == before
@@ -286,7 +286,7 @@ def test_a_file_written_to_staging_is_moved_to_its_place(tmp_path: Path) -> None
     table = opened(lake)
     with table.transaction("append") as tx:
         file = written(tx, [1])
-        elsewhere = tx.staging.location("part")
+        elsewhere = tx.staging.make_location("part")
         os.rename(file.location, elsewhere)
         tx.commit(Change("append", added=(replace(file, location=elsewhere),), exclusive=False))
     assert lake.ids() == [1]
@@ -457,7 +457,7 @@ def test_a_branch_is_read_and_changed_alone(tmp_path: Path) -> None:
     append(table, [2])
     assert (table.snapshot().rows, opened(lake).snapshot().rows) == (2, 1)
     assert (lake.ids(), lake.ids("audit")) == ([1], [1, 2])
-    assert opened(lake).choosing(branch="audit").snapshot().rows == 2
+    assert opened(lake).with_choice(branch="audit").snapshot().rows == 2
     with pytest.raises(InputError, match="no branch 'x'"):
         opened(lake, branch="x")
 
@@ -475,7 +475,7 @@ def test_modes_come_from_the_argument_then_the_properties(tmp_path: Path) -> Non
         "overwrite": True,
     }
     assert not any(opened(lake, mode="copy-on-write").snapshot().format.merge_on_read.values())
-    assert all(opened(lake).choosing(mode="merge-on-read").snapshot().format.merge_on_read.values())
+    assert all(opened(lake).with_choice(mode="merge-on-read").snapshot().format.merge_on_read.values())
     with pytest.raises(InputError, match="mode= must be"):
         opened(lake, mode="merge")
 

@@ -202,7 +202,7 @@ def test_fields_of_later_versions_are_kept(tmp_path: Path) -> None:
     schema["fields"].append({"name": "later", "type": kind, "field-id": 600})
     encoder = avro.AvroFileWriter(schema, {}, "gzip")
     _write(tmp_path, [_manifest()])
-    record = dict(next(avro.parse_avro((tmp_path / "snap.avro").read_bytes(), "").records()))
+    record = dict(next(avro.parse_avro((tmp_path / "snap.avro").read_bytes(), "").read_records()))
     encoder.append(record | {"later": {"a": 5}})
     (tmp_path / "snap.avro").write_bytes(encoder.finish())
 

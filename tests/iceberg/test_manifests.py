@@ -59,7 +59,7 @@ from intarsia.tables.iceberg.manifests import (
     PartitionFieldSummary,
     read_manifest,
 )
-from intarsia.tables.iceberg.specs import partition_type
+from intarsia.tables.iceberg.specs import make_partition_type
 
 _KINDS: list[tuple[IcebergType, Any, Any]] = [
     (BooleanType(), True, False),
@@ -378,7 +378,7 @@ class TestWriter:
 
     def test_a_kept_file_needs_its_sequence_number(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="without its sequence number"):
-            _writer(_by_region(tmp_path), tmp_path).existing(entry(file(partition=("eu",))))
+            _writer(_by_region(tmp_path), tmp_path).add_existing(entry(file(partition=("eu",))))
 
     def test_version_1_has_no_delete_files(self, tmp_path: Path) -> None:
         with pytest.raises(InputError, match="delete files in a table of format version 1"):
@@ -621,7 +621,7 @@ class TestSchemas:
             for n, (_, _, transform, name) in enumerate(self._COLUMNS)
         ]
         meta = metadata("t", [Schema(*columns)], [PartitionSpec(*fields)])
-        made = make_entry_schema(partition_type(meta, meta.spec()).fields, format_version)
+        made = make_entry_schema(make_partition_type(meta, meta.spec()).fields, format_version)
         assert made == self._JAVA[f"manifest_{format_version}"]
 
     @pytest.mark.parametrize("format_version", [1, 2, 3])

@@ -165,7 +165,7 @@ def test_metrics_are_those_that_java_writes(mode: str, group_rows: int) -> None:
     arrow = to_arrow_schema(schema)
     table = pa.table({name: [row[n] for row in ROWS] for n, name in enumerate(arrow.names)}, arrow)
     properties = properties_of(schema, MODES[mode])
-    options = properties.layout.writer_options(arrow, dictionary_columns=["text"])
+    options = properties.layout.make_writer_options(arrow, dictionary_columns=["text"])
     footer = footer_of(table, row_group_size=group_rows, **options)
     found = read_metrics(footer, schema, properties.metrics, NANS)
     # Whether an all-NaN row group has bounds cannot be told from its footer: they are left out then.
@@ -232,9 +232,9 @@ def test_sorted_columns_keep_their_bounds_where_the_default_is_less() -> None:
     schema = schema_of((1, "a", LongType()), (2, "b", LongType()), (3, "c", LongType()))
     order = SortOrder(SortField(1, IdentityTransform()), SortField(2, BucketTransform(4)))
     config = MetricsConfig.of({f"{PREFIX}.default": "none"}, schema, order)
-    assert [config.mode(n) for n in (1, 2, 3)] == [16, None, None]
+    assert [config.get_mode(n) for n in (1, 2, 3)] == [16, None, None]
     full = MetricsConfig.of({f"{PREFIX}.default": "full"}, schema, order)
-    assert full.mode(1) == full.mode(3)
+    assert full.get_mode(1) == full.get_mode(3)
 
 
 def test_modes_that_are_none_are_passed_over() -> None:
@@ -242,7 +242,7 @@ def test_modes_that_are_none_are_passed_over() -> None:
 
     schema = schema_of((1, "a", LongType()))
     config = MetricsConfig.of({f"{PREFIX}.default": "truncate(0)", f"{PREFIX}.column.a": "lots"}, schema)
-    assert config.mode(1) == 16
+    assert config.get_mode(1) == 16
 
 
 @pytest.mark.parametrize(

@@ -29,7 +29,7 @@ from intarsia.tables.iceberg.manifests import (
     DataFileContent,
     ManifestEntry,
     ManifestEntryStatus,
-    referenced_data_file_of,
+    find_referenced_data_file,
 )
 from intarsia.tables.iceberg.position_deletes import DeleteGranularity, read_positions, write_position_deletes
 
@@ -80,7 +80,7 @@ def test_one_file_for_each_data_file(tmp_path: Path) -> None:
     )
     assert [f.referenced_data_file for f in files] == ["file:/t/a", "file:/t/b", "file:/t/c", "file:/t/d"]
     assert [f.spec_id for f in files] == [0, 0, 0, 1]
-    assert [referenced_data_file_of(f) for f in files] == [f.referenced_data_file for f in files]
+    assert [find_referenced_data_file(f) for f in files] == [f.referenced_data_file for f in files]
 
 
 def test_rows_are_sorted_and_columns_are_those_of_the_format(tmp_path: Path) -> None:

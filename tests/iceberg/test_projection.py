@@ -55,7 +55,7 @@ LONG, TEXT = LongType(), StringType()
 
 
 def one_column(kind: Any, **options: Any) -> Any:
-    return make_scan_context(schema_of((1, "c", kind, options))).scan_task(data_entry())
+    return make_scan_context(schema_of((1, "c", kind, options))).make_scan_task(data_entry())
 
 
 def file_with(path: Path, array: pa.Array, *, number: int = 1, **options: Any) -> pq.ParquetFile:
@@ -67,7 +67,7 @@ def test_of_a_file_like_the_table_nothing_is_copied(tmp_path: Path) -> None:
     schema = schema_of((1, "a", LONG, {"required": True}), (2, "b", ListType(3, TEXT, False)))
     rows = pa.table({"a": [1, 2], "b": [["x", None], None]}, to_arrow_schema(schema))
     parquet = written(tmp_path / "f.parquet", rows)
-    scan_task = make_scan_context(schema).scan_task(data_entry())
+    scan_task = make_scan_context(schema).make_scan_task(data_entry())
     view = scan_task.project_columns(parquet.schema_arrow, to_arrow_schema(schema))
     table = parquet.read()
     result = view.project(table, ["a", "b"], start=0)
@@ -84,16 +84,16 @@ def test_renamed_dropped_added_and_reordered_columns_are_found_by_id(tmp_path: P
     # b was renamed to a, a was dropped, a new b added, c is gone
     scan_task = make_scan_context(
         schema_of((4, "b", LONG), (2, "a", TEXT), (5, "d", LONG, {"initial_default": 9}))
-    ).scan_task(data_entry())
+    ).make_scan_task(data_entry())
     view = scan_task.project_columns(parquet.schema_arrow, to_arrow_schema(scan_task.table.schema))
     assert view.stored == {"a"}
-    assert view.physical_columns(["b", "a", "d"]) == ["b"]
+    assert view.list_physical_columns(["b", "a", "d"]) == ["b"]
     assert seen(scan_task, parquet).to_pydict() == {"b": [None, None], "a": ["x", "y"], "d": [9, 9]}
 
 
 def test_columns_that_none_of_are_stored_have_the_rows_of_the_file(tmp_path: Path) -> None:
     parquet = file_with(tmp_path, pa.array([1, 2, 3]))
-    scan_task = make_scan_context(schema_of((1, "c", LONG), (2, "d", LONG))).scan_task(data_entry())
+    scan_task = make_scan_context(schema_of((1, "c", LONG), (2, "d", LONG))).make_scan_task(data_entry())
     assert seen(scan_task, parquet, ["d"]).to_pydict() == {"d": [None] * 3}
 
 
@@ -244,9 +244,9 @@ def test_the_same_names_under_other_ids_are_other_columns(tmp_path: Path) -> Non
 
 def test_a_required_column_that_is_nowhere_is_damage_named_only_when_it_is_read(tmp_path: Path) -> None:
     parquet = file_with(tmp_path, pa.array([1]))
-    scan_task = make_scan_context(schema_of((1, "c", LONG), (2, "must", LONG, {"required": True}))).scan_task(
-        data_entry()
-    )
+    scan_task = make_scan_context(
+        schema_of((1, "c", LONG), (2, "must", LONG, {"required": True}))
+    ).make_scan_task(data_entry())
     assert seen(scan_task, parquet, ["c"]).to_pydict() == {"c": [1]}
     with pytest.raises(DamagedTable, match=r"'must'.*required"):
         seen(scan_task, parquet)
@@ -286,7 +286,7 @@ def test_a_file_without_ids_is_read_through_the_name_mapping(tmp_path: Path) -> 
         (1, "id", LONG),
         (2, "s", StructType(NestedField(4, "l", ListType(5, LONG, False)), NestedField(3, "xx", LONG))),
     )
-    scan_task = make_scan_context(schema, properties={"schema.name-mapping.default": MAPPING}).scan_task(
+    scan_task = make_scan_context(schema, properties={"schema.name-mapping.default": MAPPING}).make_scan_task(
         data_entry()
     )
     assert seen(scan_task, parquet).to_pydict() == {"id": [1], "s": [{"l": [3], "xx": 2}]}
@@ -305,7 +305,7 @@ def test_an_identity_partition_gives_the_column_a_file_lacks(tmp_path: Path) -> 
         (1, "c", LONG), (2, "day", DateType(), {"initial_default": "2020-01-01"}), (3, "b", LONG)
     )
     spec = spec_of((2, "day", IdentityTransform()), (3, "b", BucketTransform(4)))
-    scan_task = make_scan_context(schema, specs=(spec,)).scan_task(data_entry(partition=(1, 3)))
+    scan_task = make_scan_context(schema, specs=(spec,)).make_scan_task(data_entry(partition=(1, 3)))
     assert seen(scan_task, parquet).to_pydict() == {
         "c": [1, 2],
         "day": [dt.date(1970, 1, 2)] * 2,
@@ -324,7 +324,7 @@ def test_row_ids_are_inherited_unless_they_are_stored(tmp_path: Path) -> None:
     rows = pa.table({"c": [1, 2], "rid": [77, None], LAST_UPDATED: [None, 5]}, stored)
     parquet = written(tmp_path / "f.parquet", rows)
     table = make_scan_context(schema_of((1, "c", LONG)))
-    scan_task = table.scan_task(data_entry(first_row_id=1000))
+    scan_task = table.make_scan_task(data_entry(first_row_id=1000))
     result = seen(scan_task, parquet, ["c", ROW_ID, LAST_UPDATED], start=20)
     assert result.to_pydict() == {"c": [1, 2], ROW_ID: [77, 1021], LAST_UPDATED: [7, 5]}
     assert scan_task.project_columns(parquet.schema_arrow, to_arrow_schema(table.schema)).stored == {"c"}
@@ -333,7 +333,7 @@ def test_row_ids_are_inherited_unless_they_are_stored(tmp_path: Path) -> None:
         ROW_ID: [1003, 1004],
         LAST_UPDATED: [7, 7],
     }
-    old = table.scan_task(data_entry())
+    old = table.make_scan_task(data_entry())
     assert seen(old, plain, [ROW_ID, LAST_UPDATED]).to_pydict() == {
         ROW_ID: [None] * 2,
         LAST_UPDATED: [None] * 2,
@@ -348,7 +348,11 @@ def test_columns_asked_for_as_dictionaries_come_so(tmp_path: Path) -> None:
     pq.write_table(pa.table({"old": ["x", "y", "x"]}, stored), tmp_path / "f.parquet")
     for read_dictionary in (["old"], None):
         parquet = pq.ParquetFile(tmp_path / "f.parquet", read_dictionary=read_dictionary)
-        view = make_scan_context(schema).scan_task(data_entry()).project_columns(parquet.schema_arrow, wanted)
+        view = (
+            make_scan_context(schema)
+            .make_scan_task(data_entry())
+            .project_columns(parquet.schema_arrow, wanted)
+        )
         result = view.project(parquet.read(), ["t", "new"], start=0)
         assert result.schema.types == [encoded, encoded]
         assert result.to_pydict() == {"t": ["x", "y", "x"], "new": ["d"] * 3}

@@ -150,7 +150,7 @@ def test_an_evolved_column_is_what_a_model_says(
     sink = io.BytesIO()
     pq.write_table(pa.table({"c": rows}, to_arrow_schema(before)), sink)
     parquet = pq.ParquetFile(sink)
-    scan_task = make_scan_context(after).scan_task(data_entry())
+    scan_task = make_scan_context(after).make_scan_task(data_entry())
     expected = [model(row, old, new) for row in rows]
     whole = seen(scan_task, parquet)
     whole.validate(full=True)

@@ -24,12 +24,12 @@ from pyiceberg.transforms import IdentityTransform
 from intarsia.core.change import Change, PositionDeletes, StagedFile
 from intarsia.errors import CommitConflict, CommitUnknown, InputError, NotSupported, StorageError
 from intarsia.tables.iceberg import commit as committing
-from intarsia.tables.iceberg._pyiceberg import next_row_id
+from intarsia.tables.iceberg._pyiceberg import find_next_row_id
 from intarsia.tables.iceberg.commit import Validation
 from intarsia.tables.iceberg.maintenance import expire_snapshots, remove_orphans
 from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent
 from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions
-from intarsia.tables.iceberg.state import ManifestCache, last_batch
+from intarsia.tables.iceberg.state import ManifestCache, find_last_batch
 from intarsia.tables.iceberg.table import IcebergTable
 
 
@@ -271,8 +271,8 @@ def test_row_ids_given_by_another_writer_between_two_tries_are_kept(
     first = {}
     for snapshot in table.metadata.snapshots[-2:]:
         cache = ManifestCache(table.io)
-        for manifest in cache.manifests(snapshot.manifest_list):
-            for entry in cache.entries(manifest):
+        for manifest in cache.read_manifests(snapshot.manifest_list):
+            for entry in cache.read_entries(manifest):
                 first.setdefault(entry.file.file_path, set()).add(entry.file.first_row_id)
     assert all(len(numbers) == 1 for numbers in first.values()), first
 
@@ -291,7 +291,7 @@ def test_the_row_ids_of_a_first_snapshot_count(tmp_path: Path) -> None:
         }
     )
     assert isinstance(metadata, TableMetadataV3)
-    assert next_row_id(metadata.model_copy(update={"snapshots": [snapshot], "next_row_id": None})) == 7
+    assert find_next_row_id(metadata.model_copy(update={"snapshots": [snapshot], "next_row_id": None})) == 7
 
 
 @pytest.mark.parametrize("version", [2, 3])
@@ -346,9 +346,9 @@ def test_a_cache_that_another_thread_tidies_still_answers(tmp_path: Path) -> Non
     assert state.head is not None
     cache = ManifestCache(lake.table().io)
     cache._lists = _Swapping(cache)
-    (manifest,) = cache.manifests(state.head.manifest_list)
+    (manifest,) = cache.read_manifests(state.head.manifest_list)
     cache._entries = _Swapping(cache)
-    assert len(cache.entries(manifest)) == 1
+    assert len(cache.read_entries(manifest)) == 1
 
 
 def test_a_handle_serves_several_threads(tmp_path: Path) -> None:
@@ -391,7 +391,7 @@ def test_credentials_that_a_catalog_hands_out_anew_are_taken(
     lake = Lake.at(tmp_path)
     lake.append([1])
     table = opened(lake)
-    first = table.state()
+    first = table.read_state()
     load, tokens = lake.catalog.load_table, iter(("t1", "t1", "t2"))
 
     def load_table(identifier: Any) -> Any:
@@ -400,10 +400,10 @@ def test_credentials_that_a_catalog_hands_out_anew_are_taken(
         return found
 
     monkeypatch.setattr(lake.catalog, "load_table", load_table)
-    second = table.state()
+    second = table.read_state()
     assert second is not first
-    assert table.state() is second
-    assert table.state() is not second
+    assert table.read_state() is second
+    assert table.read_state() is not second
     assert table._cache.io.properties["s3.session-token"] == "t2"
 
 
@@ -422,7 +422,7 @@ def test_batches_are_found_in_a_long_history_without_walking_it_again_for_each_s
         )
     metadata = state.metadata.model_copy(update={"snapshots": history})
     begun = time.process_time()
-    assert last_batch(replace(state, metadata=metadata, head=history[-1]), "a") == 7
+    assert find_last_batch(replace(state, metadata=metadata, head=history[-1]), "a") == 7
     assert time.process_time() - begun < 2
 
 

@@ -80,7 +80,7 @@ def test_more_partitions_than_handles_are_written(
 ) -> None:
     house.make(NUMBERS, by=[("x", IdentityTransform())])
     monkeypatch.setattr(partitioned_writer, "BUFFERED_BYTES", 100)
-    monkeypatch.setattr(partitioned_writer, "_most_begun", lambda: 3)
+    monkeypatch.setattr(partitioned_writer, "_limit_open_files", lambda: 3)
     most = 0
     opened = partitioned_writer.FileWriter._open
     closed = partitioned_writer.FileWriter.close

@@ -56,7 +56,7 @@ def bounds_of(kind: Any, low: bytes | None, high: bytes | None, **file: Any) -> 
     entry = data_entry(
         lower_bounds={} if low is None else {1: low}, upper_bounds={} if high is None else {1: high}, **file
     )
-    return make_scan_context(schema_of((1, "c", kind))).scan_task(entry).bounds("c")
+    return make_scan_context(schema_of((1, "c", kind))).make_scan_task(entry).get_bounds("c")
 
 
 @pytest.mark.parametrize(
@@ -104,11 +104,11 @@ def test_a_number_of_nulls_that_dead_rows_may_lessen_is_not_given() -> None:
         8,
     )
     deletes = Deletes(vector)
-    assert table.scan_task(data_entry(null_value_counts={1: 1}), deletes).bounds("c")[2] is None
-    assert table.scan_task(data_entry(null_value_counts={1: 0}), deletes).bounds("c")[2] == 0
-    assert table.scan_task(data_entry(null_value_counts={1: 3}), deletes).bounds("c")[2] == 3
-    assert table.scan_task(data_entry(), deletes).has_deletes
-    assert not table.scan_task(data_entry()).has_deletes
+    assert table.make_scan_task(data_entry(null_value_counts={1: 1}), deletes).get_bounds("c")[2] is None
+    assert table.make_scan_task(data_entry(null_value_counts={1: 0}), deletes).get_bounds("c")[2] == 0
+    assert table.make_scan_task(data_entry(null_value_counts={1: 3}), deletes).get_bounds("c")[2] == 3
+    assert table.make_scan_task(data_entry(), deletes).has_deletes
+    assert not table.make_scan_task(data_entry()).has_deletes
 
 
 def test_bounds_of_uuids_hold_for_one_row_group_only() -> None:
@@ -121,9 +121,9 @@ def test_bounds_of_uuids_hold_for_one_row_group_only() -> None:
 def test_columns_without_metrics_and_columns_that_are_none_are_unknown() -> None:
     scan_task = make_scan_context(
         schema_of((1, "s", StructType(NestedField(2, "x", LONG))), (3, "new", LONG, {"initial_default": 5}))
-    ).scan_task(data_entry(lower_bounds={2: INT8.pack(1)}))
+    ).make_scan_task(data_entry(lower_bounds={2: INT8.pack(1)}))
     for name in ("s", "s.x", "new", "other"):
-        assert scan_task.bounds(name) == (None, None, None)
+        assert scan_task.get_bounds(name) == (None, None, None)
 
 
 def test_partition_values_narrow_the_bounds() -> None:
@@ -143,14 +143,14 @@ def test_partition_values_narrow_the_bounds() -> None:
     )
     table = make_scan_context(schema, specs=(spec,))
     known = {1: INT8.pack(DAY * 20 + 5)}
-    scan_task = table.scan_task(data_entry(partition=(20, "ab", 3, 9, float("nan")), lower_bounds=known))
-    assert scan_task.bounds("ts") == (DAY * 20 + 5, DAY * 21 - 1, 0)
-    assert scan_task.bounds("t") == ("ab", None, 0)
-    assert scan_task.bounds("b") == (None, None, None)
-    assert scan_task.bounds("i") == (9, 9, 0)
-    assert scan_task.bounds("f") == (None, None, None)
-    nulls = table.scan_task(data_entry(partition=(None, None, None, None, None)))
-    assert [nulls.bounds(name)[2] for name in ("ts", "t", "b", "i")] == [3, 3, None, 3]
+    scan_task = table.make_scan_task(data_entry(partition=(20, "ab", 3, 9, float("nan")), lower_bounds=known))
+    assert scan_task.get_bounds("ts") == (DAY * 20 + 5, DAY * 21 - 1, 0)
+    assert scan_task.get_bounds("t") == ("ab", None, 0)
+    assert scan_task.get_bounds("b") == (None, None, None)
+    assert scan_task.get_bounds("i") == (9, 9, 0)
+    assert scan_task.get_bounds("f") == (None, None, None)
+    nulls = table.make_scan_task(data_entry(partition=(None, None, None, None, None)))
+    assert [nulls.get_bounds(name)[2] for name in ("ts", "t", "b", "i")] == [3, 3, None, 3]
 
 
 def test_each_file_is_judged_by_its_own_spec() -> None:
@@ -158,11 +158,11 @@ def test_each_file_is_judged_by_its_own_spec() -> None:
     specs = (spec_of((1, "a", IdentityTransform())), spec_of((2, "b", IdentityTransform()), spec_id=1))
     table = make_scan_context(schema, specs=specs)
     old, new = (
-        table.scan_task(data_entry(partition=(1,))),
-        table.scan_task(data_entry(spec_id=1, partition=(1,))),
+        table.make_scan_task(data_entry(partition=(1,))),
+        table.make_scan_task(data_entry(spec_id=1, partition=(1,))),
     )
-    assert (old.bounds("a"), old.bounds("b")) == ((1, 1, 0), (None, None, None))
-    assert (new.bounds("a"), new.bounds("b")) == ((None, None, None), (1, 1, 0))
+    assert (old.get_bounds("a"), old.get_bounds("b")) == ((1, 1, 0), (None, None, None))
+    assert (new.get_bounds("a"), new.get_bounds("b")) == ((None, None, None), (1, 1, 0))
 
 
 def test_a_flat_columns_chunk_is_found_by_id(tmp_path: Path) -> None:
@@ -188,7 +188,7 @@ def test_a_flat_columns_chunk_is_found_by_id(tmp_path: Path) -> None:
         (7, "u", UUIDType()),
     )
     table = make_scan_context(schema)
-    scan_task = table.scan_task(data_entry())
+    scan_task = table.make_scan_task(data_entry())
     assert scan_task.find_leaf(footer, "new") == 5
     assert footer.schema.column(5).name == "old"
     assert scan_task.find_leaf(footer, "u") == 4
@@ -207,13 +207,15 @@ def test_scan_tasks_pickle_with_one_table_between_them(tmp_path: Path) -> None:
         (4, "d", DateType(), {"initial_default": "2020-01-01"}),
     )
     table = make_scan_context(schema, specs=(spec_of((1, "c", IdentityTransform())),))
-    tasks = [table.scan_task(data_entry(partition=(n,), file_path=f"file:///t/{n}")) for n in range(1000)]
-    tasks[0].bounds("c")
+    tasks = [
+        table.make_scan_task(data_entry(partition=(n,), file_path=f"file:///t/{n}")) for n in range(1000)
+    ]
+    tasks[0].get_bounds("c")
     data = pickle.dumps(tasks)
     assert len(data) < 300_000
     back = pickle.loads(data)
     assert len({id(scan_task.table) for scan_task in back}) == 1
-    assert back[7].bounds("c") == (7, 7, 0)
+    assert back[7].get_bounds("c") == (7, 7, 0)
     stored = pa.schema([identified("c", 1, pa.int32())])
     parquet = written(tmp_path / "f.parquet", pa.table({"c": [1]}, stored))
     assert seen(back[7], parquet).to_pydict() == seen(tasks[7], parquet).to_pydict()
@@ -230,8 +232,8 @@ def test_a_hundred_thousand_scan_tasks_are_made_and_asked_in_a_moment() -> None:
     table = make_scan_context(schema, specs=(spec_of((2, "day", IdentityTransform())),))
     entry = data_entry(partition=(3,), lower_bounds={1: INT8.pack(1)}, upper_bounds={1: INT8.pack(2)})
     start = time.perf_counter()
-    tasks = [table.scan_task(entry) for _ in range(100_000)]
-    found = {scan_task.bounds("c") for scan_task in tasks}
+    tasks = [table.make_scan_task(entry) for _ in range(100_000)]
+    found = {scan_task.get_bounds("c") for scan_task in tasks}
     assert time.perf_counter() - start < 5
     assert found == {(1, 2, None)}
 
@@ -262,8 +264,10 @@ def test_position_deletes_are_found_through_the_scan_task(tmp_path: Path) -> Non
         )
     )
     table = make_scan_context(schema)
-    scan_task = table.scan_task(data_entry(file_path=path), deletes)
+    scan_task = table.make_scan_task(data_entry(file_path=path), deletes)
     deleted = scan_task.read_deleted(parquet, pafs.LocalFileSystem())
     assert deleted is not None
     assert deleted.to_pylist() == [0, 2]
-    assert table.scan_task(data_entry(file_path=path)).read_deleted(parquet, pafs.LocalFileSystem()) is None
+    assert (
+        table.make_scan_task(data_entry(file_path=path)).read_deleted(parquet, pafs.LocalFileSystem()) is None
+    )

@@ -50,9 +50,9 @@ from intarsia.tables.iceberg.specs import (
     SpecPartitioner,
     find_compatible_schema,
     find_implied_ranges,
+    find_spec,
+    make_partition_type,
     partition_to_path,
-    partition_type,
-    spec_by_id,
 )
 
 _ID = NestedField(1, "id", LongType(), required=False)
@@ -72,16 +72,16 @@ def _region(field_id: int = 1001) -> PartitionField:
 class TestById:
     def test_any_spec_of_the_table_is_found(self) -> None:
         meta = metadata("t", [Schema(_ID, _TS, _REGION)], [spec(0, _day()), spec(4, _region())])
-        assert [spec_by_id(meta, spec_id).spec_id for spec_id in (0, 4)] == [0, 4]
+        assert [find_spec(meta, spec_id).spec_id for spec_id in (0, 4)] == [0, 4]
 
     def test_no_id_is_spec_0(self) -> None:
         meta = metadata("t", [Schema(_ID, _TS, _REGION)], [spec(0, _day()), spec(4, _region())])
-        assert spec_by_id(meta, None).spec_id == 0
+        assert find_spec(meta, None).spec_id == 0
 
     def test_an_unknown_id_is_named(self) -> None:
         meta = metadata("lake/t", [Schema(_ID)], [_UNPARTITIONED])
         with pytest.raises(InputError, match="references unknown partition spec: 99") as caught:
-            spec_by_id(meta, 99)
+            find_spec(meta, 99)
         assert caught.value.path == "lake/t"
 
 
@@ -95,7 +95,7 @@ class TestCompatibleSchema:
         renamed = NestedField(2, "time", TimestampType(), required=False)
         meta = metadata("t", [Schema(_TS, schema_id=0), Schema(renamed, schema_id=1)], [spec(0, _day())])
         assert find_compatible_schema(meta, meta.partition_specs[0]).schema_id == 1
-        assert partition_type(meta, meta.partition_specs[0]).fields[0].name == "ts_day"
+        assert make_partition_type(meta, meta.partition_specs[0]).fields[0].name == "ts_day"
 
     def test_a_dropped_source_is_found_in_the_newest_schema_that_has_it(self) -> None:
         schemas = [
@@ -105,7 +105,7 @@ class TestCompatibleSchema:
         ]
         meta = metadata("t", schemas, [spec(0, _region()), spec(1, _day())])
         assert find_compatible_schema(meta, meta.partition_specs[0]).schema_id == 1
-        assert partition_type(meta, meta.partition_specs[0]) == StructType(
+        assert make_partition_type(meta, meta.partition_specs[0]) == StructType(
             NestedField(1001, "region", StringType(), required=False)
         )
 
@@ -121,7 +121,7 @@ class TestCompatibleSchema:
         assert schema.find_field(2).field_type == TimestampType()
         assert schema.find_field(3).field_type == StringType()
         assert schema.find_field("region").field_id == 4
-        assert [field.field_type for field in partition_type(meta, meta.partition_specs[0]).fields] == [
+        assert [field.field_type for field in make_partition_type(meta, meta.partition_specs[0]).fields] == [
             DateType(),
             StringType(),
         ]
@@ -137,24 +137,24 @@ class TestCompatibleSchema:
         )
         # The schema that still has the region knows the key by its old type only.
         assert find_compatible_schema(meta, meta.partition_specs[0]).schema_id == 0
-        assert partition_type(meta, meta.partition_specs[0]).fields[0].field_type == LongType()
+        assert make_partition_type(meta, meta.partition_specs[0]).fields[0].field_type == LongType()
 
     def test_a_nested_source_is_found(self) -> None:
         inner = NestedField(11, "d", DateType(), required=True)
         point = NestedField(10, "p", StructType(inner), required=False)
         meta = metadata("t", [Schema(_ID, point)], [spec(0, PartitionField(11, 1000, MonthTransform(), "m"))])
-        field = partition_type(meta, meta.partition_specs[0]).fields[0]
+        field = make_partition_type(meta, meta.partition_specs[0]).fields[0]
         assert (field.field_type, field.required) == (IntegerType(), False)
 
     def test_two_fields_may_share_a_source(self) -> None:
         both = spec(0, _day(), PartitionField(2, 1001, HourTransform(), "ts_hour"))
         meta = metadata("t", [Schema(_TS)], [both])
-        kinds = [field.field_type for field in partition_type(meta, meta.partition_specs[0]).fields]
+        kinds = [field.field_type for field in make_partition_type(meta, meta.partition_specs[0]).fields]
         assert kinds == [DateType(), IntegerType()]
 
     def test_a_void_field_needs_no_source(self) -> None:
         meta = metadata("t", [Schema(_ID)], [spec(0, PartitionField(77, 1000, VoidTransform(), "gone"))])
-        assert len(partition_type(meta, meta.partition_specs[0]).fields) == 1
+        assert len(make_partition_type(meta, meta.partition_specs[0]).fields) == 1
         assert find_compatible_schema(meta, meta.partition_specs[0]).schema_id == 0
 
     def test_a_source_that_no_schema_has_is_damage(self) -> None:
@@ -163,12 +163,12 @@ class TestCompatibleSchema:
             find_compatible_schema(meta, meta.partition_specs[0])
         assert caught.value.path == "lake/t"
         with pytest.raises(DamagedTable, match="source column 3"):
-            partition_type(meta, meta.partition_specs[0])
+            make_partition_type(meta, meta.partition_specs[0])
 
     def test_an_unknown_transform_has_text_as_pyiceberg_says(self) -> None:
         strange = PartitionField(1, 1000, parse_transform("zorder[2]"), "z")
         meta = metadata("t", [Schema(_ID)], [spec(0, strange)])
-        assert partition_type(meta, spec(0, strange)).fields[0].field_type == StringType()
+        assert make_partition_type(meta, spec(0, strange)).fields[0].field_type == StringType()
 
 
 def _spec_of(spec_id: int) -> Any:

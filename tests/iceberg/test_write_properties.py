@@ -133,7 +133,7 @@ def test_files_are_written_as_the_layout_says() -> None:
     pq.write_table(
         pa.table({"t": ["x"], "p": [{"l": [1]}]}, arrow),
         sink,
-        **layout.writer_options(arrow, dictionary_columns=[]),
+        **layout.make_writer_options(arrow, dictionary_columns=[]),
     )
     footer = pq.read_metadata(pa.BufferReader(sink.getvalue()))
     chunks = [footer.row_group(0).column(n) for n in range(2)]
@@ -181,7 +181,7 @@ def test_data_files_lie_where_java_puts_them(said: dict[str, str], expected: str
     locations = LocationProvider.of(metadata_of(SCHEMA, properties=said))
     part = "day=2020-01-01/r%C3%A9gion=a%2Fb+c%7E*"
     partitioner = make_hash_directories(f"{part}/f.parquet")
-    found = locations.new_data_location("f.parquet", {"day": "2020-01-01", "région": "a/b c~*"})
+    found = locations.make_data_location("f.parquet", {"day": "2020-01-01", "région": "a/b c~*"})
     assert found == expected.format(part=part, hash=partitioner)
 
 
@@ -189,13 +189,13 @@ def test_data_files_lie_where_java_puts_them(said: dict[str, str], expected: str
 @pytest.mark.parametrize("name", ["f.parquet", "00000-0-ä.parquet", ""])
 def test_hashed_places_are_those_of_pyiceberg(name: str, partitioned: str) -> None:
     said = {"write.object-storage.enabled": "true", "write.object-storage.partitioned-paths": partitioned}
-    mine = LocationProvider.of(metadata_of(SCHEMA, properties=said)).new_data_location(name, {})
+    mine = LocationProvider.of(metadata_of(SCHEMA, properties=said)).make_data_location(name, {})
     assert mine == load_location_provider(LOCATION, said).new_data_location(name)
 
 
 def test_a_hash_without_partitions_is_joined_to_the_name() -> None:
     said = {"write.object-storage.enabled": "true", "write.object-storage.partitioned-paths": "false"}
-    found = LocationProvider.of(metadata_of(SCHEMA, properties=said)).new_data_location(
+    found = LocationProvider.of(metadata_of(SCHEMA, properties=said)).make_data_location(
         "f.parquet", {"a": "1"}
     )
     assert found == f"{LOCATION}/data/{make_hash_directories('f.parquet')}-f.parquet"
@@ -203,11 +203,11 @@ def test_a_hash_without_partitions_is_joined_to_the_name() -> None:
 
 def test_metadata_files_lie_in_their_own_directory() -> None:
     assert (
-        LocationProvider.of(metadata_of(SCHEMA)).new_metadata_location("m.avro")
+        LocationProvider.of(metadata_of(SCHEMA)).make_metadata_location("m.avro")
         == f"{LOCATION}/metadata/m.avro"
     )
     moved = metadata_of(SCHEMA, properties={"write.metadata.path": "s3://m/"})
-    assert LocationProvider.of(moved).new_metadata_location("m.avro") == "s3://m/m.avro"
+    assert LocationProvider.of(moved).make_metadata_location("m.avro") == "s3://m/m.avro"
 
 
 def test_names_of_leaves_in_maps_are_parquets() -> None:

@@ -15,7 +15,7 @@ import pyarrow.compute as pc
 from hypothesis import HealthCheck, given, note, reject, settings
 from hypothesis import strategies as st
 
-from intarsia.core.evaluate import evaluate, true_mask
+from intarsia.core.evaluate import evaluate, evaluate_mask
 from intarsia.core.expr import (
     NULL,
     And,
@@ -32,11 +32,11 @@ from intarsia.core.expr import (
     Negate,
     Not,
     Or,
-    literal,
+    make_literal,
     resolve,
     to_sql,
 )
-from intarsia.core.prove import Facts, always_true, never_true
+from intarsia.core.prove import Facts, is_always_true, is_never_true
 from intarsia.errors import NotSupported
 
 SCHEMA = pa.schema(
@@ -99,11 +99,11 @@ def call(name: str, *args: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
     return st.tuples(*args).map(lambda found: Call(name, found))
 
 
-whole_constants = small.map(literal)
-days_of_month = st.integers(1, 28).map(literal) | st.builds(
-    Arithmetic, st.just("+"), column("u"), st.just(literal(1))
+whole_constants = small.map(make_literal)
+days_of_month = st.integers(1, 28).map(make_literal) | st.builds(
+    Arithmetic, st.just("+"), column("u"), st.just(make_literal(1))
 )
-places = small.map(literal) | column("i", "k", "u")
+places = small.map(make_literal) | column("i", "k", "u")
 fills = st.text("aß_", min_size=1, max_size=3)
 regexes = st.sampled_from(["a", "[aA]+", "(a|b)(.?)", "^a", "b$", "", "(ä*)ß", r"\s", "(?i)B", "a|ab|abc"])
 diff_units = st.sampled_from(["year", "quarter", "month", "day", "hour", "minute", "second", "millisecond"])
@@ -119,11 +119,11 @@ numbers = st.deferred(
     lambda: st.one_of(
         column("i", "k", "u", "d"),
         whole_constants,
-        cents.map(literal),
+        cents.map(make_literal),
         st.builds(Arithmetic, st.sampled_from("+-"), numbers, numbers),
         both("*", column("i", "k", "d"), whole_constants | column("u")),
-        both("%", column("i", "k", "d"), st.integers(1, 9).map(literal)),
-        both("//", column("i", "k"), st.integers(1, 9).map(literal)),
+        both("%", column("i", "k", "d"), st.integers(1, 9).map(make_literal)),
+        both("//", column("i", "k"), st.integers(1, 9).map(make_literal)),
         st.builds(Negate, numbers),
         call("abs", numbers),
         call("round", numbers),
@@ -132,10 +132,12 @@ numbers = st.deferred(
         call("greatest", numbers, numbers),
         call("least", numbers, numbers),
         call("length", strings),
-        call("strpos", strings, texts.map(literal)),
-        call("date_diff", diff_units.map(literal), column("day", "ts"), column("day", "ts")),
+        call("strpos", strings, texts.map(make_literal)),
+        call("date_diff", diff_units.map(make_literal), column("day", "ts"), column("day", "ts")),
         call(
-            "date_part", st.sampled_from(["year", "month", "day", "week"]).map(literal), column("day", "ts")
+            "date_part",
+            st.sampled_from(["year", "month", "day", "week"]).map(make_literal),
+            column("day", "ts"),
         ),
         st.builds(Case, st.tuples(st.tuples(booleans, numbers)), numbers | st.just(NULL)),
         st.builds(Cast, column("d", "i", "b"), st.just(pa.int64())),
@@ -145,77 +147,85 @@ reals = st.one_of(
     call("epoch", column("day", "ts")),
     call("exp", column("i", "d")),
     column("f"),
-    floats.map(literal),
+    floats.map(make_literal),
     both("+", column("f"), column("f", "i", "d")),
 )
 strings = st.deferred(
     lambda: st.one_of(
         column("s", "t"),
-        texts.map(literal),
+        texts.map(make_literal),
         both("||", strings, strings),
         call("lower", column("s", "t")),
         call("trim", strings),
-        call("substring", strings, st.integers(0, 3).map(literal), st.integers(0, 3).map(literal)),
-        call("replace", strings, texts.map(literal), texts.map(literal)),
+        call("substring", strings, st.integers(0, 3).map(make_literal), st.integers(0, 3).map(make_literal)),
+        call("replace", strings, texts.map(make_literal), texts.map(make_literal)),
         call("concat", strings, strings),
         call("concat_ws", strings, strings, column("s", "i", "d", "day", "b")),
         call("left", strings, places),
         call("right", strings, places),
-        call("repeat", column("s", "t"), small.map(literal) | column("u", "i")),
-        call("lpad", strings, st.integers(-1, 7).map(literal) | column("u"), fills.map(literal)),
-        call("rpad", strings, st.integers(-1, 7).map(literal) | column("u"), fills.map(literal)),
-        call("split_part", strings, st.text("aB ß", max_size=2).map(literal), places),
+        call("repeat", column("s", "t"), small.map(make_literal) | column("u", "i")),
+        call("lpad", strings, st.integers(-1, 7).map(make_literal) | column("u"), fills.map(make_literal)),
+        call("rpad", strings, st.integers(-1, 7).map(make_literal) | column("u"), fills.map(make_literal)),
+        call("split_part", strings, st.text("aB ß", max_size=2).map(make_literal), places),
         call(
-            "regexp_replace", strings, regexes.map(literal), st.sampled_from(["", "x", r"<\0>"]).map(literal)
+            "regexp_replace",
+            strings,
+            regexes.map(make_literal),
+            st.sampled_from(["", "x", r"<\0>"]).map(make_literal),
         ),
         call(
             "regexp_replace",
             strings,
-            regexes.map(literal),
-            st.just(literal("-")),
-            st.sampled_from(["g", "gi", "i"]).map(literal),
+            regexes.map(make_literal),
+            st.just(make_literal("-")),
+            st.sampled_from(["g", "gi", "i"]).map(make_literal),
         ),
-        call("regexp_extract", strings, regexes.map(literal), st.integers(0, 2).map(literal)),
+        call("regexp_extract", strings, regexes.map(make_literal), st.integers(0, 2).map(make_literal)),
         call("md5", strings),
         call("sha256", strings),
         call("dayname", column("day", "ts")),
         call("monthname", column("day", "ts")),
-        call("strftime", column("day", "ts"), formats.map(literal)),
+        call("strftime", column("day", "ts"), formats.map(make_literal)),
         call("coalesce", strings, strings),
         st.builds(Case, st.tuples(st.tuples(booleans, strings)), strings),
         st.builds(Cast, column("i", "d", "day", "b"), st.just(pa.string())),
     )
 )
 intervals = st.tuples(st.integers(-14, 14), st.integers(-40, 40)).map(
-    lambda parts: literal(pa.scalar(pa.MonthDayNano([*parts, 0])))
+    lambda parts: make_literal(pa.scalar(pa.MonthDayNano([*parts, 0])))
 )
 dates = st.deferred(
     lambda: st.one_of(
         column("day"),
-        days.map(literal),
+        days.map(make_literal),
         st.builds(Arithmetic, st.sampled_from("+-"), column("day"), intervals),
-        both("+", column("day"), small.map(literal)),
-        call("date_trunc", st.sampled_from(["month", "year", "week"]).map(literal), column("day")),
+        both("+", column("day"), small.map(make_literal)),
+        call("date_trunc", st.sampled_from(["month", "year", "week"]).map(make_literal), column("day")),
         call("last_day", column("day", "ts")),
-        call("make_date", st.integers(1, 9999).map(literal), st.integers(1, 12).map(literal), days_of_month),
+        call(
+            "make_date",
+            st.integers(1, 9999).map(make_literal),
+            st.integers(1, 12).map(make_literal),
+            days_of_month,
+        ),
     )
 )
 times = st.one_of(
     call(
         "make_timestamp",
-        st.integers(1, 9999).map(literal),
-        st.integers(1, 12).map(literal),
+        st.integers(1, 9999).map(make_literal),
+        st.integers(1, 12).map(make_literal),
         days_of_month,
-        st.integers(0, 23).map(literal),
+        st.integers(0, 23).map(make_literal),
         column("u"),
-        st.integers(0, 599).map(lambda n: literal(n / 10)),
+        st.integers(0, 599).map(lambda n: make_literal(n / 10)),
     ),
     column("ts"),
-    moments.map(literal),
+    moments.map(make_literal),
     both("+", column("ts"), intervals),
 )
 operators = st.sampled_from(["=", "<>", "<", "<=", ">", ">="])
-patterns = st.text("aAb%_", max_size=4).map(literal)
+patterns = st.text("aAb%_", max_size=4).map(make_literal)
 
 
 def compared(*sides: st.SearchStrategy[Expr]) -> st.SearchStrategy[Expr]:
@@ -229,19 +239,19 @@ def member(values: st.SearchStrategy[Expr], items: st.SearchStrategy[Expr]) -> s
 
 simple = st.one_of(
     column("b"),
-    st.booleans().map(literal),
-    compared(column("i", "k", "u", "d"), whole_constants | cents.map(literal)),
-    compared(cents.map(literal), column("i", "d")),
+    st.booleans().map(make_literal),
+    compared(column("i", "k", "u", "d"), whole_constants | cents.map(make_literal)),
+    compared(cents.map(make_literal), column("i", "d")),
     compared(column("i", "k", "u", "d"), column("i", "k", "u", "d")),
-    compared(column("f"), floats.map(literal) | whole_constants),
-    compared(column("s", "t"), texts.map(literal)),
+    compared(column("f"), floats.map(make_literal) | whole_constants),
+    compared(column("s", "t"), texts.map(make_literal)),
     compared(column("s"), column("t")),
-    compared(column("day"), days.map(literal) | moments.map(literal)),
-    compared(column("ts"), days.map(lambda day: literal(str(day))) | moments.map(literal)),
-    member(column("i", "d"), whole_constants | cents.map(literal)),
-    member(column("f"), floats.map(literal)),
-    member(column("s"), texts.map(literal)),
-    member(column("day"), days.map(literal)),
+    compared(column("day"), days.map(make_literal) | moments.map(make_literal)),
+    compared(column("ts"), days.map(lambda day: make_literal(str(day))) | moments.map(make_literal)),
+    member(column("i", "d"), whole_constants | cents.map(make_literal)),
+    member(column("f"), floats.map(make_literal)),
+    member(column("s"), texts.map(make_literal)),
+    member(column("day"), days.map(make_literal)),
     st.builds(IsNull, column(*SCHEMA.names)),
     st.builds(Like, column("s", "t"), patterns, st.booleans(), st.none()),
 )
@@ -257,14 +267,14 @@ booleans = st.deferred(
         call("isnan", column("f", "i", "d")),
         call("isinf", column("f")),
         call("isfinite", column("f")),
-        call("regexp_matches", strings, regexes.map(literal)),
+        call("regexp_matches", strings, regexes.map(make_literal)),
         call(
             "regexp_matches",
             strings,
-            regexes.map(literal),
-            st.sampled_from(["i", "s", "c", "is"]).map(literal),
+            regexes.map(make_literal),
+            st.sampled_from(["i", "s", "c", "is"]).map(make_literal),
         ),
-        call("regexp_full_match", strings, regexes.map(literal)),
+        call("regexp_full_match", strings, regexes.map(make_literal)),
         st.builds(Not, booleans),
         st.builds(And, booleans, booleans),
         st.builds(Or, booleans, booleans),
@@ -336,10 +346,10 @@ def test_resolving_again_and_pickling_change_nothing(expr: Expr, table: pa.Table
 @settings(SETTINGS, max_examples=60)
 @given(predicates, tables())
 def test_pieces_of_a_table_give_the_answers_of_the_whole(expr: Expr, table: pa.Table) -> None:
-    whole = true_mask(expr, table).to_pylist()
-    rows = [true_mask(expr, table.slice(n, 1)).to_pylist()[0] for n in range(table.num_rows)]
+    whole = evaluate_mask(expr, table).to_pylist()
+    rows = [evaluate_mask(expr, table.slice(n, 1)).to_pylist()[0] for n in range(table.num_rows)]
     assert whole == rows
-    assert true_mask(expr, pa.concat_tables([table, table])).to_pylist() == [*whole, *whole]
+    assert evaluate_mask(expr, pa.concat_tables([table, table])).to_pylist() == [*whole, *whole]
 
 
 @st.composite
@@ -375,10 +385,10 @@ def test_what_bounds_prove_is_so_in_the_data(data: st.DataObject) -> None:
     table = data.draw(tables())
     expr = resolve(data.draw(predicates), table.schema)
     bounds = data.draw(facts_of(table))
-    mask = true_mask(expr, table).to_pylist()
-    if never_true(expr, bounds):
+    mask = evaluate_mask(expr, table).to_pylist()
+    if is_never_true(expr, bounds):
         assert not any(mask)
-    if always_true(expr, bounds):
+    if is_always_true(expr, bounds):
         assert all(mask)
 
 
@@ -388,9 +398,11 @@ def test_a_single_known_row_is_decided_by_its_own_values(expr: Expr, table: pa.T
     """Exact bounds of one row leave nothing open, but for patterns, NaN and comparisons of columns."""
     table = table.slice(row % table.num_rows, 1)
     resolved = resolve(expr, table.schema)
-    bounds = {(name,): Facts.constant(table[name][0], 1, table[name].type) for name in table.column_names}
-    is_true = true_mask(resolved, table)[0].as_py()
+    bounds = {
+        (name,): Facts.from_constant(table[name][0], 1, table[name].type) for name in table.column_names
+    }
+    is_true = evaluate_mask(resolved, table)[0].as_py()
     if is_true:
-        assert not never_true(resolved, bounds)
+        assert not is_never_true(resolved, bounds)
     else:
-        assert not always_true(resolved, bounds)
+        assert not is_always_true(resolved, bounds)

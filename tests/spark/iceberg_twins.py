@@ -18,10 +18,10 @@ from pyiceberg.transforms import BucketTransform, DayTransform, IdentityTransfor
 from pyiceberg.types import DoubleType, LongType, NestedField, StringType, TimestampType
 
 import intarsia as it
-from intarsia.core.intent import Compact
+from intarsia.core.intent import CompactIntent
 from intarsia.core.plan import Plan
 from intarsia.core.ports import LAST_UPDATED, ROW_ID, with_lineage
-from intarsia.kernel.compact import pieces_of
+from intarsia.kernel.compact import read_pieces
 from intarsia.tables.iceberg.catalog import embedded_catalog
 
 NAME = "db.t"
@@ -73,11 +73,11 @@ class Twin:
         """By key the identity of each row, and the snapshot that last changed it."""
         snapshot = self.target.snapshot()
         snapshot = snapshot.with_footers(snapshot.files)
-        plan = Plan(Compact(), snapshot, (), snapshot.schema)
+        plan = Plan(CompactIntent(), snapshot, (), snapshot.schema)
         return {
             row["id"]: (row[ROW_ID], row[LAST_UPDATED])
             for file in snapshot.files
-            for piece in pieces_of(file, plan, with_lineage(snapshot.schema))
+            for piece in read_pieces(file, plan, with_lineage(snapshot.schema))
             for row in piece.to_pylist()
         }
 

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core.intent import Write, WriteOptions
+from intarsia.core.intent import WriteIntent, WriteOptions
 from intarsia.core.plan import Plan
 from intarsia.engines.spark import copies, new_rows, route, route_tasks, staging
-from intarsia.engines.spark.source import spool_location
+from intarsia.engines.spark.source import find_spool_location
 from intarsia.errors import StorageError
 from tests.spark.iceberg_twins import Twin, Twins, evolved, rows, unpartitioned
 
@@ -277,7 +277,7 @@ def test_rows_that_wait_on_storage_and_many_new_rows_agree(
 def test_scratch_beside_a_table_is_hidden_from_sweeps(twins: Twins) -> None:
     _, twin = twins(evolved, 2, VEIL)
     snapshot = twin.target.snapshot()
-    room = spool_location(snapshot)
+    room = find_spool_location(snapshot)
     assert room is not None
     _, directory, dataset = room
     assert directory == f"{dataset}/.intarsia/spools"
@@ -372,7 +372,7 @@ def test_an_attempt_that_fails_takes_its_files_back(twins: Twins) -> None:
         raise StorageError("the source cannot be read on")
 
     with twin.target.transaction("append") as tx:
-        intent = Write("append", options=WriteOptions(max_rows_per_file=2))
+        intent = WriteIntent("append", options=WriteOptions(max_rows_per_file=2))
         plan = Plan(intent, tx.snapshot, (), tx.snapshot.schema)
         with pytest.raises(StorageError, match="read on"):
             copies.write_copies(plan, tx.output(), pieces(), lineage=False)
@@ -402,9 +402,9 @@ def test_rows_of_one_partition_come_to_few_files(spark: Any, twins: Twins) -> No
 def test_shares_in_line_are_even_and_none_is_empty() -> None:
     for weights in ([5] * 20, [100, 1, 1, 1, 100], [0, 0, 0], [1], [7, 0, 0, 0, 0, 900]):
         for count in (1, 2, 3, 7):
-            shares = copies.in_line(list(range(len(weights))), weights, count)
+            shares = copies.split_by_weight(list(range(len(weights))), weights, count)
             assert [n for share in shares for n in share] == list(range(len(weights)))
             assert len(shares) <= count
             assert all(shares)
-    even = copies.in_line(list(range(20)), [5] * 20, 4)
+    even = copies.split_by_weight(list(range(20)), [5] * 20, 4)
     assert [len(share) for share in even] == [5, 5, 5, 5]

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import intarsia as it
-from intarsia.core.layout import elements_of
+from intarsia.core.layout import read_elements
 from intarsia.errors import InputError, KeyColumnError, NotSupported
 
 TYPES = {
@@ -33,7 +33,7 @@ NO_VARIANTS = tuple(name for name in TYPES if name not in ("v", "ym", "dt"))
 
 
 def _schemas(root: Path) -> list[Any]:
-    found = [elements_of(pq.read_metadata(path)) for path in sorted(root.glob("*.parquet"))]
+    found = [read_elements(pq.read_metadata(path)) for path in sorted(root.glob("*.parquet"))]
     return [[one.root, *one.columns.items()] for one in found if one is not None]
 
 

@@ -276,14 +276,14 @@ def test_what_is_impossible_is_counted_over_all_files(spark, tmp_path, make_data
 def test_only_columns_that_decide_are_joined_by_spark(spark, target, rows, monkeypatch):
     """Of the source its keys and partitions, of the target its keys; the rest stays on storage."""
     seen: list[list[str]] = []
-    frames = join.frame_of
+    frames = join.make_frame
 
     def watched(*given: Any) -> Any:
         frame = frames(*given)
         seen.append(frame.columns)
         return frame
 
-    monkeypatch.setattr(join, "frame_of", watched)
+    monkeypatch.setattr(join, "make_frame", watched)
     assert it.merge(SOURCE, target, on="id", engine=spark, broadcast_bytes=1).updated == 10
     keys = ["__c0", "__c1", "__k0", "__row"]
     assert seen == [keys, keys, ["__file", "__k0"]]  # looked through for duplicates, then joined

@@ -19,8 +19,8 @@ import pytest
 
 import intarsia as it
 from intarsia.core.change import Change, Matches
-from intarsia.core.curve import bits_for, curve_codes, sample_boundaries
-from intarsia.core.intent import Optimize
+from intarsia.core.curve import choose_bits, compute_curve_codes, sample_boundaries
+from intarsia.core.intent import OptimizeIntent
 from intarsia.core.plan import Plan
 from intarsia.core.planning import plan_compact, plan_optimize
 from intarsia.core.report import MergeResult
@@ -63,7 +63,7 @@ def by_ranges(
 ) -> tuple[Plan, Change]:
     """Order a dataset by ranges, without Spark."""
     with ParquetTable(root).transaction("optimize") as tx:
-        plan = plan_optimize(Optimize(tuple(by), target_rows=target_rows, **intent), tx.snapshot)
+        plan = plan_optimize(OptimizeIntent(tuple(by), target_rows=target_rows, **intent), tx.snapshot)
         found = optimize.plan_ranges(plan, memory_bytes=memory, cores=2)
         assert len(found) == len(plan.groups)
         files = tuple(file for group in plan.groups for file in group.files)
@@ -124,10 +124,10 @@ def in_order(root: Path, by: Sequence[str]) -> bool:
 
 def follows_the_curve(root: Path, by: Sequence[str], curve: Any, whole: pa.Table) -> bool:
     """The whole is the sample here, so that the boundaries are those of the operation."""
-    bits = min(bits_for(len(by)), 12)
+    bits = min(choose_bits(len(by)), 12)
     limits = [sample_boundaries(whole[name], bits) for name in by]
     found = pa.concat_tables(tables(root))
-    codes = curve_codes([found[name] for name in by], curve=curve, boundaries=limits).to_pylist()
+    codes = compute_curve_codes([found[name] for name in by], curve=curve, boundaries=limits).to_pylist()
     return codes == sorted(codes)
 
 
@@ -424,13 +424,13 @@ def test_a_dry_run_leaves_none_of_the_rows_that_wait_for_their_range(
     root = make_dataset(tmp_path / "d", shuffled(6000), files=3, compression="none", use_dictionary=False)
     spools = tmp_path / "spools"
     waited: list[Any] = []
-    run_jobs = optimize.range_jobs
+    run_jobs = optimize.make_range_jobs
 
     def noting(*given: Any) -> Any:
         waited.extend(spools.rglob("run-*"))
         return run_jobs(*given)
 
-    monkeypatch.setattr(optimize, "range_jobs", stop if ends == "interrupted" else noting)
+    monkeypatch.setattr(optimize, "make_range_jobs", stop if ends == "interrupted" else noting)
     if ends == "damaged":
         bad = files(root)[2]
         bad.write_bytes(bad.read_bytes()[:4] + bytes(36) + bad.read_bytes()[40:])
@@ -448,7 +448,7 @@ def test_a_dry_run_leaves_none_of_the_rows_that_wait_for_their_range(
 
 def plan_of(root: Path, **intent: Any) -> Plan:
     with ParquetTable(root).transaction("optimize") as tx:
-        return plan_optimize(Optimize(("n",), **intent), tx.snapshot)
+        return plan_optimize(OptimizeIntent(("n",), **intent), tx.snapshot)
 
 
 def test_what_one_task_does_best_is_left_to_one(
@@ -465,7 +465,7 @@ def test_what_one_task_does_best_is_left_to_one(
     assert optimize.plan_ranges(several, memory_bytes=1000, cores=2) == {0: 16}
     monkeypatch.setattr(optimize, "LEAST_MEMORY", 1)
     assert optimize.plan_ranges(several, memory_bytes=1000, cores=2)[0] > 16
-    in_place = plan_optimize(Optimize((), target_rows=500), several.snapshot)
+    in_place = plan_optimize(OptimizeIntent((), target_rows=500), several.snapshot)
     assert optimize.plan_ranges(in_place, memory_bytes=1, cores=8) == {}
     busy = replace(several, groups=several.groups * 8)
     assert optimize.plan_ranges(busy, memory_bytes=plenty, cores=8) == {}  # as many groups as cores
@@ -474,7 +474,7 @@ def test_what_one_task_does_best_is_left_to_one(
 def test_two_attempts_sort_on_disk_without_meeting(tmp_path: Path, make_dataset: Any) -> None:
     root = make_dataset(tmp_path / "d", shuffled(100), files=1)
     with ParquetTable(root).transaction("optimize") as tx:
-        plan = plan_optimize(Optimize(("n",)), tx.snapshot)
+        plan = plan_optimize(OptimizeIntent(("n",)), tx.snapshot)
         new = NewFiles.of(plan.groups[0], plan, tx.output(), Order(("n",)))
         schema = pa.schema([("n", pa.int64())])
         one, other = (replace(new, tx=AttemptOutput.at(tx.output())) for _ in range(2))
@@ -489,23 +489,23 @@ def test_two_attempts_sort_on_disk_without_meeting(tmp_path: Path, make_dataset:
 
 
 def test_files_are_cut_between_ranges_where_rows_are_about_equal() -> None:
-    assert list(ranges.file_cuts([10, 10, 10, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
-    assert list(ranges.file_cuts([10, 14, 6, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
-    assert list(ranges.file_cuts([100], 4)) == [(0, 1, 4)]
-    assert list(ranges.file_cuts([5, 90, 5], 4)) == [(0, 1, 1), (1, 2, 4), (2, 3, 1)]
-    assert list(ranges.file_cuts([], 3)) == []
-    assert [files for *_, files in ranges.file_cuts([1] * 100, 10)] == [1] * 10
+    assert list(ranges.cut_files([10, 10, 10, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
+    assert list(ranges.cut_files([10, 14, 6, 10], 2)) == [(0, 2, 1), (2, 4, 1)]
+    assert list(ranges.cut_files([100], 4)) == [(0, 1, 4)]
+    assert list(ranges.cut_files([5, 90, 5], 4)) == [(0, 1, 1), (1, 2, 4), (2, 3, 1)]
+    assert list(ranges.cut_files([], 3)) == []
+    assert [files for *_, files in ranges.cut_files([1] * 100, 10)] == [1] * 10
 
 
 def test_compaction_of_one_directory_is_many_tasks(
     spark: Any, tmp_path: Path, make_dataset: Any, rows: Any
 ) -> None:
-    from intarsia.core.intent import Compact
+    from intarsia.core.intent import CompactIntent
 
     table = shuffled(2000)
     root = make_dataset(tmp_path / "d", table, files=40)
     with ParquetTable(root).transaction("compact") as tx:
-        plan = plan_compact(Compact(target_rows=200), tx.snapshot)
+        plan = plan_compact(CompactIntent(target_rows=200), tx.snapshot)
     assert len(plan.groups) == 10
     result: MergeResult = it.compact(root, engine=spark, target_rows_per_file=200)
     assert len(result.inserted_files) == 10

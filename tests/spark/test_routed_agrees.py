@@ -19,7 +19,7 @@ from hypothesis import HealthCheck, given, settings
 
 import intarsia as it
 from intarsia.arguments import make_rule
-from intarsia.common.arrow import Source, ingest
+from intarsia.common.arrow import IngestedSource, ingest
 from intarsia.engines.spark import SparkEngine, large_source, route, route_tasks, tasks
 from intarsia.engines.spark.source import SparkSource, create_spool, spool_table
 from intarsia.engines.spark.tasks import share_buffers
@@ -63,7 +63,9 @@ class HereEngine(SparkEngine):
     def runner(self) -> tasks.TaskRunner:
         return TasksHere(self.spark, 3)
 
-    def ingest(self, source: Any, *, shared: Any = None, target: Any = None, **options: Any) -> Source:
+    def ingest(
+        self, source: Any, *, shared: Any = None, target: Any = None, **options: Any
+    ) -> IngestedSource:
         place = create_spool(self.spark, shared, None)
         spool = spool_table(ingest(source, **options).table, place, tasks=self.parts)
         return SparkSource(spool, origin="a table", ordered=True)

@@ -11,7 +11,7 @@ import pytest
 
 import intarsia as it
 from intarsia.spark import refresh
-from intarsia.spark.errors import spark_error_types
+from intarsia.spark.errors import list_spark_error_types
 from intarsia.tables.parquet import ParquetTable
 
 pytestmark = pytest.mark.session_at_hand
@@ -97,7 +97,7 @@ def rows_seen(frame):
 
     try:
         return frame.count()
-    except (PySparkException, *spark_error_types()):
+    except (PySparkException, *list_spark_error_types()):
         return None
 
 
@@ -188,7 +188,7 @@ class StandIn:
     [AttributeError("'Session' object has no attribute 'catalog'"), RuntimeError("odd"), ConnectionError()],
     ids=lambda error: type(error).__name__,
 )
-@pytest.mark.parametrize("what", ["active_session", "_spark_paths"])
+@pytest.mark.parametrize("what", ["active_session", "_list_spark_paths"])
 def test_nothing_that_a_session_raises_fails_a_change_that_is_made(place, monkeypatch, rows, fails, what):
     def refused(*_):
         raise fails

@@ -17,7 +17,7 @@ import pytest
 
 import intarsia as it
 from intarsia.errors import CommitConflict, EngineError, InputError, IntarsiaError, NotSupported, StorageError
-from intarsia.spark.errors import spark_errors
+from intarsia.spark.errors import translate_spark_errors
 
 ROWS = pa.table({"id": [1, 2, 3], "v": ["a", "b", "c"]})
 
@@ -179,7 +179,7 @@ def test_an_interrupt_that_is_swallowed_on_its_way_is_raised_all_the_same():
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:
         for late in (ConnectionError("o47.parseDataType"), None):  # what py4j raises instead, or nothing
-            with pytest.raises(KeyboardInterrupt), spark_errors():
+            with pytest.raises(KeyboardInterrupt), translate_spark_errors():
                 with suppress(KeyboardInterrupt):
                     signal.raise_signal(signal.SIGINT)
                 if late is not None:
@@ -193,7 +193,7 @@ def test_a_program_that_only_takes_note_of_an_interrupt_is_not_interrupted():
     noted: list[int] = []
     handler = signal.signal(signal.SIGINT, lambda number, _: noted.append(number))
     try:
-        with spark_errors():
+        with translate_spark_errors():
             signal.raise_signal(signal.SIGINT)
         assert noted == [signal.SIGINT]
     finally:

@@ -62,13 +62,13 @@ class Reads:
 def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[Reads]:
     """Spies on the data files that are read in this process; what DuckDB is asked for counts no rows."""
     found = Reads()
-    sql = Scan.sql
+    sql = Scan.make_sql
 
     def asked(self: Any, columns: Any, files: Any = None, **kwargs: Any) -> str:
         found.all += [Read(file.path, tuple(columns), 0) for file in (self.files if files is None else files)]
         return sql(self, columns, files, **kwargs)
 
-    monkeypatch.setattr(Scan, "sql", asked)
+    monkeypatch.setattr(Scan, "make_sql", asked)
     names: dict[int, str] = {}
     init = read.FileReader.__init__
 

@@ -20,7 +20,7 @@ import pytest
 
 import intarsia as it
 from intarsia.common.thrift import BINARY, I8, I32, LIST, STRUCT, Struct, get, read_struct, write_struct
-from intarsia.core.layout import elements_of, leaves_of, split
+from intarsia.core.layout import list_leaves, read_elements, split
 from intarsia.errors import DamagedTable, InputError, NotSupported
 
 N = 600
@@ -34,7 +34,7 @@ def _table(**columns: Any) -> pa.Table:
 
 
 def _schema(path: Path | str) -> list[Any]:
-    found = elements_of(pq.read_metadata(path))
+    found = read_elements(pq.read_metadata(path))
     assert found is not None
     return [found.root, *found.columns.items()]
 
@@ -47,7 +47,7 @@ def _edited(path: Path, edit: Edit) -> None:
     elements = get(footer, 2)[1]
     edit(elements)
     _, columns = split(elements)
-    leaves = [leaf for column in columns.values() for leaf in leaves_of(column)]
+    leaves = [leaf for column in columns.values() for leaf in list_leaves(column)]
     for group in get(footer, 4)[1]:
         for chunk, leaf in zip(get(group, 1)[1], leaves, strict=True):
             get(chunk, 3)[3] = (LIST, (BINARY, [part.encode() for part in leaf.path]))
@@ -417,8 +417,8 @@ def test_s25_a_file_stored_otherwise_is_not_committed(
     pq.write_table(_table(c=pa.array([os.urandom(16) for _ in range(N)], pa.binary(16))), root / "a.parquet")
     _edited(root / "a.parquet", _logical(14))
     content = (root / "a.parquet").read_bytes()
-    layout = rewrite._layout
-    monkeypatch.setattr(rewrite, "_layout", lambda *given: rewrite.replace(layout(*given), like=()))
+    layout = rewrite._choose_layout
+    monkeypatch.setattr(rewrite, "_choose_layout", lambda *given: rewrite.replace(layout(*given), like=()))
     with pytest.raises(DamagedTable, match="stores 'c' otherwise"):
         it.delete(root, "id = 3", engine="arrow")
     assert (root / "a.parquet").read_bytes() == content

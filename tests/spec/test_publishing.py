@@ -46,7 +46,7 @@ def at_every_step(monkeypatch):
 
             return step
 
-        for name in ("publish", "move", "remove", "remove_directory", "claim", "hard_link", "write"):
+        for name in ("publish", "move", "remove", "remove_directory", "claim", "make_hard_link", "write"):
             monkeypatch.setattr(PosixStorage, name, watched(getattr(PosixStorage, name)))
         return steps
 

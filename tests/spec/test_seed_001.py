@@ -20,7 +20,7 @@ from spec_tables import bytes_of, pairs_of, table_of
 
 import intarsia.datasets.pyarrow as facade
 from intarsia.common import partitions, schema
-from intarsia.common.log import cleanup, logger
+from intarsia.common.log import cleanup, get_logger
 from intarsia.core import ext, incremental
 from intarsia.core.merge import MergeStrategy, normalize_keys
 from intarsia.datasets.pyarrow import (
@@ -841,7 +841,7 @@ def test_scenario_i_o_failures_use_arrowioerror(tmp_path, make_dataset, unchange
         raise OSError(errno.EIO, "Input/output error")
 
     monkeypatch.setattr(pq.ParquetFile, "read_row_group", broken)
-    monkeypatch.setattr(Session, "location", lambda *_: "'/none/part-00000.parquet'")
+    monkeypatch.setattr(Session, "quote_location", lambda *_: "'/none/part-00000.parquet'")
     said = {"pyarrow": r"part-00000\.parquet.*Input/output error", "duckdb": r"part-00000\.parquet"}
     with unchanged(path), pytest.raises(pa.ArrowIOError, match=said[io.backend]):
         io.merge(table_of([1]), path, "upsert", ["id"])
@@ -896,7 +896,7 @@ def test_scenario_cleanup_helpers_log_individual_failures(caplog):
 
     with caplog.at_level(logging.WARNING, logger="intarsia"):
         failed = cleanup(
-            logger("intarsia.test"),
+            get_logger("intarsia.test"),
             ("scanner", lambda: done.append("scanner")),
             ("first file", lambda: fails("first")),
             ("dataset", lambda: done.append("dataset")),

@@ -9,13 +9,13 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia.core.change import Change, Matches
-from intarsia.core.intent import Compact, WriteOptions
+from intarsia.core.intent import CompactIntent, WriteOptions
 from intarsia.core.plan import FileGroup
 from intarsia.core.planning import plan_compact
 from intarsia.errors import DamagedTable
 from intarsia.kernel import write as kernel_write
 from intarsia.kernel.compact import check_rows, stage_compact
-from intarsia.kernel.threads import in_order
+from intarsia.kernel.threads import map_in_order
 from intarsia.tables.parquet import ParquetTable
 
 
@@ -26,8 +26,8 @@ def compacted(root: Path, *, threads: int = 2, progress: Any = silent, **intent:
     options = WriteOptions(**intent.pop("options", {}))
     table = ParquetTable(root)
     with table.transaction("compact") as tx:
-        plan = plan_compact(Compact(options=options, **intent), tx.snapshot)
-        change = plan.change(Matches(), stage_compact(plan, tx, threads=threads, progress=progress))
+        plan = plan_compact(CompactIntent(options=options, **intent), tx.snapshot)
+        change = plan.make_change(Matches(), stage_compact(plan, tx, threads=threads, progress=progress))
         tx.commit(change)
     return change
 
@@ -208,7 +208,7 @@ def test_a_row_count_that_does_not_add_up_is_refused(tmp_path: Path, make_datase
 
 
 def test_results_of_threads_come_in_order_and_an_error_ends_the_rest() -> None:
-    assert list(in_order(lambda n: n * n, range(50), threads=3)) == [n * n for n in range(50)]
+    assert list(map_in_order(lambda n: n * n, range(50), threads=3)) == [n * n for n in range(50)]
     begun: list[int] = []
 
     def work(number: int) -> int:
@@ -218,7 +218,7 @@ def test_results_of_threads_come_in_order_and_an_error_ends_the_rest() -> None:
         return number
 
     with pytest.raises(ValueError, match="three"):
-        list(in_order(work, range(1000), threads=2))
+        list(map_in_order(work, range(1000), threads=2))
     assert len(begun) < 20
 
 
@@ -234,4 +234,4 @@ def test_results_may_wait_for_one_that_takes_long() -> None:
                 assert others.acquire(timeout=10)
         return number
 
-    assert list(in_order(work, range(31), threads=2, ahead=31)) == [*range(31)]
+    assert list(map_in_order(work, range(31), threads=2, ahead=31)) == [*range(31)]

@@ -14,13 +14,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.core.change import Matches
-from intarsia.core.intent import Deduplicate
+from intarsia.core.intent import DeduplicateIntent
 from intarsia.core.planning import plan_deduplicate
 from intarsia.core.rule import Drop
 from intarsia.errors import ColumnNotFound, InputError, KeyColumnError
 from intarsia.kernel import duplicates
 from intarsia.kernel.duplicates import match_duplicates
-from intarsia.kernel.equal_keys import KeySpan, cells, components, find_losers, find_repeats
+from intarsia.kernel.equal_keys import KeySpan, cut_cells, find_components, find_losers, find_repeats
 from intarsia.tables.parquet import ParquetTable
 
 PLENTY = 1 << 30
@@ -30,7 +30,7 @@ def silent(_step: str, _done: int, _total: int) -> None: ...
 
 
 def found(root: Path, keys: Any = (), order_by: Any = (), **options: Any) -> Matches:
-    plan = plan_deduplicate(Deduplicate(tuple(keys), tuple(order_by)), ParquetTable(root).snapshot())
+    plan = plan_deduplicate(DeduplicateIntent(tuple(keys), tuple(order_by)), ParquetTable(root).snapshot())
     given = {"threads": 2, "memory_bytes": PLENTY, "progress": silent, **options}
     return match_duplicates(plan, keys=tuple(keys), order_by=tuple(order_by), **given)
 
@@ -224,14 +224,14 @@ def test_columns_that_are_not_there_are_named(tmp_path: Path) -> None:
 def test_files_apart_by_bounds_or_partition_share_no_component(tmp_path: Path, make_dataset: Any) -> None:
     tables = [pa.table({"id": ids}) for ids in ([1, 5], [4, 9], [20, 30], [10, 11], [31, 32])]
     snapshot = ParquetTable(dataset(tmp_path / "d", *tables)).snapshot()
-    sets = [[file.path[:3] for file in files] for files in components(snapshot.files, ["id"], snapshot)]
+    sets = [[file.path[:3] for file in files] for files in find_components(snapshot.files, ["id"], snapshot)]
     assert sets == [["f00", "f01"], ["f02"], ["f03"], ["f04"]]
 
     table = pa.table({"id": [1, 2, 1, 2], "p": [0, 0, 1, 1]})
     apart = ParquetTable(make_dataset(tmp_path / "e", table, partition="p", files=2)).snapshot()
-    assert len(components(apart.files, ["id"], apart)) == 2
-    assert len(components(apart.files, ["p", "id"], apart)) == 4
-    assert len(components(apart.files, ["p"], apart)) == 2
+    assert len(find_components(apart.files, ["id"], apart)) == 2
+    assert len(find_components(apart.files, ["p", "id"], apart)) == 4
+    assert len(find_components(apart.files, ["p"], apart)) == 2
 
 
 def test_files_with_nulls_belong_together(tmp_path: Path) -> None:
@@ -239,7 +239,7 @@ def test_files_with_nulls_belong_together(tmp_path: Path) -> None:
     tables = [pa.table({"id": pa.array(values, pa.int64())}) for values in ids]
     root = dataset(tmp_path / "d", *tables)
     snapshot = ParquetTable(root).snapshot()
-    sets = [[file.path[:3] for file in files] for files in components(snapshot.files, ["id"], snapshot)]
+    sets = [[file.path[:3] for file in files] for files in find_components(snapshot.files, ["id"], snapshot)]
     assert sets == [["f00", "f02", "f03"], ["f01"]]
     assert losers(found(root, ["id"]), root) == {"f00.parquet": [1], "f02.parquet": [0], "f03.parquet": [0]}
 
@@ -248,7 +248,7 @@ def test_files_without_statistics_are_kept_together(tmp_path: Path) -> None:
     one, other = pa.table({"id": [1, 2]}), pa.table({"id": [8, 9]})
     root = dataset(tmp_path / "d", one, other, write_statistics=False)
     snapshot = ParquetTable(root).snapshot()
-    assert len(components(snapshot.files, ["id"], snapshot)) == 1
+    assert len(find_components(snapshot.files, ["id"], snapshot)) == 1
 
 
 def test_small_memory_means_more_passes_that_skip_row_groups(
@@ -317,7 +317,7 @@ def test_cells_hold_every_key_once_and_few_rows_each() -> None:
             "b": pa.array([float("nan") if n % 17 == 0 else n * 1.5 for n in range(count)]),
         }
     )
-    found_cells = cells(sample, rows=count, most_rows=100)
+    found_cells = cut_cells(sample, rows=count, most_rows=100)
     inside = [0] * count
     for cell in found_cells:
         mask = [True] * count
@@ -331,7 +331,7 @@ def test_cells_hold_every_key_once_and_few_rows_each() -> None:
 
 
 def test_equal_keys_cannot_be_cut() -> None:
-    assert cells(pa.table({"a": [7] * 100}), rows=1000, most_rows=10) == [()]
+    assert cut_cells(pa.table({"a": [7] * 100}), rows=1000, most_rows=10) == [()]
 
 
 def test_the_open_span_has_null_and_nan() -> None:

@@ -15,14 +15,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.core.change import Change, Matches
-from intarsia.core.curve import bits_for, curve_codes, sample_boundaries
-from intarsia.core.intent import Optimize, WriteOptions
+from intarsia.core.curve import choose_bits, compute_curve_codes, sample_boundaries
+from intarsia.core.intent import OptimizeIntent, WriteOptions
 from intarsia.core.planning import plan_optimize
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, StorageError
 from intarsia.kernel import compact, optimize
 from intarsia.kernel.optimize import stage_optimize
 from intarsia.kernel.sort import Cuts, Ladder, Order, sort_codes
-from intarsia.kernel.spill import Portion, Spill, spans
+from intarsia.kernel.spill import Portion, Spill, assign_spans
 from intarsia.tables.parquet import ParquetTable
 
 PLENTY = 1 << 30
@@ -36,9 +36,9 @@ def optimized(root: Path, by: Any, *, memory: int = PLENTY, threads: int = 2, **
     options = WriteOptions(**intent.pop("options", {}))
     table = ParquetTable(root)
     with table.transaction("optimize") as tx:
-        plan = plan_optimize(Optimize(tuple(by), options=options, **intent), tx.snapshot)
+        plan = plan_optimize(OptimizeIntent(tuple(by), options=options, **intent), tx.snapshot)
         staged = stage_optimize(plan, tx, threads=threads, memory_bytes=memory, progress=silent)
-        change = plan.change(Matches(), staged)
+        change = plan.make_change(Matches(), staged)
         tx.commit(change)
     return change
 
@@ -115,9 +115,9 @@ def test_files_and_row_groups_follow_the_curve(
     assert rows(root) == rows(table)
     found = read(root)
     # The whole is the sample here, so that the boundaries are those of the operation.
-    bits = min(bits_for(2), 12)
+    bits = min(choose_bits(2), 12)
     limits = [sample_boundaries(table[name], bits) for name in ("n", "a")]
-    codes = curve_codes([found["n"], found["a"]], curve=curve, boundaries=limits).to_pylist()
+    codes = compute_curve_codes([found["n"], found["a"]], curve=curve, boundaries=limits).to_pylist()
     assert codes == sorted(codes)
     share = {name: _share(root, name) for name in ("n", "a")}
     assert share["n"] < 0.45
@@ -434,8 +434,8 @@ def test_a_ladder_compares_rows_as_they_are(given_rows: Any, probes: Any) -> Non
 
     ladder = Ladder.of(table(given_rows))
     assert ladder.exact
-    steps = ladder.codes(table(given_rows)).to_pylist()
-    codes = ladder.codes(table(probes)).to_pylist()
+    steps = ladder.compute_codes(table(given_rows)).to_pylist()
+    codes = ladder.compute_codes(table(probes)).to_pylist()
     for row, code in zip(probes, codes, strict=True):
         mine = tuple(map(_place, row))
         for other, step in zip(given_rows, steps, strict=True):
@@ -446,7 +446,7 @@ def test_a_ladder_compares_rows_as_they_are(given_rows: Any, probes: Any) -> Non
 def test_a_place_that_fills_a_part_has_a_bucket_of_its_own() -> None:
     sample = pa.table({"x": [1, 2, 3] + [5] * 40 + [8, 9]})
     cuts = Cuts.of(sample, Order(("x",)), parts=4)
-    numbers = cuts.buckets(pa.table({"x": [1, 4, 5, 6, 9, None]})).to_pylist()
+    numbers = cuts.assign_buckets(pa.table({"x": [1, 4, 5, 6, 9, None]})).to_pylist()
     assert numbers == sorted(numbers)
     assert cuts.even[numbers[2]]
     assert numbers[1] < numbers[2] < numbers[3]
@@ -457,7 +457,7 @@ def test_a_place_that_fills_a_part_has_a_bucket_of_its_own() -> None:
 def test_buckets_are_dealt_out_to_files_of_about_equal_rows() -> None:
     def lengths(sizes: list[int], outputs: int) -> list[list[tuple[int, int]]]:
         portions = [Portion(rows, rows, even=False, read=lambda: iter(())) for rows in sizes]
-        return [[(one.start, one.stop) for one in mine] for mine in spans(portions, outputs)]
+        return [[(one.start, one.stop) for one in mine] for mine in assign_spans(portions, outputs)]
 
     assert lengths([10, 11, 9, 10], 2) == [[(0, 10), (0, 11)], [(0, 9), (0, 10)]]
     assert lengths([100], 4) == [[(0, 25)], [(25, 50)], [(50, 75)], [(75, 100)]]

@@ -22,7 +22,7 @@ import pytest
 
 from intarsia.common.arrow import ingest
 from intarsia.common.partitions import PARTITION_SCHEMA_KEY, encode_partition_schema
-from intarsia.common.source import Source, conform_source
+from intarsia.common.source import IngestedSource, conform_source
 from intarsia.errors import (
     DamagedTable,
     InputError,
@@ -647,7 +647,7 @@ def test_a_source_is_brought_to_a_schema(spool_bytes):
     source = ingest(pa.table({"b": ["x", "y"], "a": [1, 2]}).to_reader(), spool_bytes=spool_bytes)
     schema = pa.schema([("a", pa.int8()), ("b", pa.large_string()), ("c", pa.float64())])
     result = conform_source(source, schema, operation="merge", path="t")
-    assert isinstance(result, Source)
+    assert isinstance(result, IngestedSource)
     assert result.schema == schema
     assert result.spooled == source.spooled == (spool_bytes == 0)
     assert result.table.to_pylist() == [{"a": 1, "b": "x", "c": None}, {"a": 2, "b": "y", "c": None}]

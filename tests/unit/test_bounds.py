@@ -9,8 +9,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from intarsia.core.keys import comparable
-from intarsia.core.prune import bounds_of
+from intarsia.core.keys import to_comparable
+from intarsia.core.prune import read_bounds
 from intarsia.core.snapshot import DataFile
 
 NOON = dt.datetime(2024, 1, 1, 12)
@@ -57,8 +57,8 @@ def test_bounds_are_the_least_and_the_greatest_value_of_each_row_group(name):
     values = TYPES[name]
     table = pa.table({"k": pa.chunked_array([values, pa.nulls(1, values.type)])})
     file = data_file(table, row_group_size=2)
-    found = bounds_of([file], "k", values.type)
-    plain = comparable(values)
+    found = read_bounds([file], "k", values.type)
+    plain = to_comparable(values)
     plain = plain.cast(plain.type.value_type) if pa.types.is_dictionary(plain.type) else plain
     assert found.lower.type == found.upper.type == plain.type
     assert found.lower.to_pylist() == [plain[0].as_py(), plain[2].as_py()]
@@ -89,15 +89,15 @@ def test_files_of_narrower_types_give_bounds_in_the_datasets_type(stored, kind):
     elif not pa.types.is_string(stored):
         values = pa.array([1, 2, 3]).cast(stored)
     both = [data_file(pa.table({"k": values})), data_file(pa.table({"k": values.cast(plain)}))]
-    found = bounds_of(both, "k", kind)
+    found = read_bounds(both, "k", kind)
     assert found.lower.to_pylist() == [values.cast(plain)[0].as_py()] * 2
     assert found.upper.to_pylist() == [values.cast(plain)[2].as_py()] * 2
 
 
 def test_long_strings_have_no_bound_because_it_may_have_been_cut():
-    found = bounds_of([data_file(pa.table({"k": ["a" * 31, "b" * 32]}))], "k", pa.string())
+    found = read_bounds([data_file(pa.table({"k": ["a" * 31, "b" * 32]}))], "k", pa.string())
     assert (found.lower.to_pylist(), found.upper.to_pylist()) == (["a" * 31], [None])
-    wide = bounds_of([data_file(pa.table({"k": ["ä" * 16, "z"]}))], "k", pa.string())
+    wide = read_bounds([data_file(pa.table({"k": ["ä" * 16, "z"]}))], "k", pa.string())
     assert wide.lower.to_pylist() in ([None], ["z"])  # 32 bytes
     assert wide.upper.to_pylist() == [None]
 
@@ -105,30 +105,30 @@ def test_long_strings_have_no_bound_because_it_may_have_been_cut():
 def test_nan_is_left_out_and_a_row_group_of_nan_alone_has_no_bounds():
     nan = float("nan")
     table = pa.table({"k": [1.0, nan, 2.0, nan, nan, nan]})
-    found = bounds_of([data_file(table, row_group_size=3)], "k", pa.float64())
+    found = read_bounds([data_file(table, row_group_size=3)], "k", pa.float64())
     assert found.lower.to_pylist() == [1.0, None]
     assert found.upper.to_pylist() == [2.0, None]
 
 
 def test_a_zero_bound_is_plain_zero_whatever_its_sign():
-    found = bounds_of([data_file(pa.table({"k": [-0.0, 0.0]}))], "k", pa.float64())
+    found = read_bounds([data_file(pa.table({"k": [-0.0, 0.0]}))], "k", pa.float64())
     assert [str(found.lower[0].as_py()), str(found.upper[0].as_py())] == ["0.0", "0.0"]
 
 
 def test_a_column_that_a_file_lacks_is_null_throughout():
-    found = bounds_of([data_file(pa.table({"other": [1, 2]}))], "k", pa.int64())
+    found = read_bounds([data_file(pa.table({"other": [1, 2]}))], "k", pa.int64())
     assert (found.lower.to_pylist(), found.null_count.to_pylist()) == ([None], [2])
 
 
 def test_of_a_nested_column_nothing_is_known():
-    found = bounds_of([data_file(pa.table({"k": [{"x": 1}]}))], "k", pa.struct([("x", pa.int64())]))
+    found = read_bounds([data_file(pa.table({"k": [{"x": 1}]}))], "k", pa.struct([("x", pa.int64())]))
     assert (found.lower.to_pylist(), found.null_count.to_pylist()) == ([None], [None])
 
 
 def test_without_statistics_or_a_footer_nothing_is_known():
     bare = data_file(pa.table({"k": [1]}), write_statistics=False)
     blind = DataFile("g.parquet", "g.parquet", 1, 7)
-    found = bounds_of([bare, blind], "k", pa.int64())
+    found = read_bounds([bare, blind], "k", pa.int64())
     assert found.lower.to_pylist() == [None, None]
     assert found.null_count.to_pylist() == [None, None]
     assert found.rows.to_pylist() == [1, 7]
@@ -136,28 +136,28 @@ def test_without_statistics_or_a_footer_nothing_is_known():
 
 def test_statistics_of_another_kind_of_column_are_not_trusted():
     text = data_file(pa.table({"k": ["5"]}))
-    assert bounds_of([text], "k", pa.int64()).lower.to_pylist() == [None]
+    assert read_bounds([text], "k", pa.int64()).lower.to_pylist() == [None]
     raw = data_file(pa.table({"k": [b"5"]}))
-    assert bounds_of([raw], "k", pa.string()).lower.to_pylist() == [None]
+    assert read_bounds([raw], "k", pa.string()).lower.to_pylist() == [None]
     old = data_file(
         pa.table({"k": pa.array([NOON], pa.timestamp("ns"))}), use_deprecated_int96_timestamps=True
     )
-    assert bounds_of([old], "k", pa.timestamp("ns")).lower.to_pylist() == [None]
+    assert read_bounds([old], "k", pa.timestamp("ns")).lower.to_pylist() == [None]
 
 
 def test_a_bound_outside_of_the_datasets_type_proves_nothing():
     wide = data_file(pa.table({"k": [2**40]}))
-    assert bounds_of([wide], "k", pa.int32()).upper.to_pylist() == [None]
+    assert read_bounds([wide], "k", pa.int32()).upper.to_pylist() == [None]
 
 
 def test_columns_stand_in_another_place_in_each_file():
     one = data_file(pa.table({"a": ["x"], "k": [1]}))
     other = data_file(pa.table({"k": [2], "s": [{"k": 9}], "a": ["x"]}))
-    assert bounds_of([one, other], "k", pa.int64()).lower.to_pylist() == [1, 2]
+    assert read_bounds([one, other], "k", pa.int64()).lower.to_pylist() == [1, 2]
 
 
 def test_no_files_have_no_bounds():
-    assert len(bounds_of([], "k", pa.int64()).lower) == 0
+    assert len(read_bounds([], "k", pa.int64()).lower) == 0
 
 
 def test_bounds_of_files_with_different_units_are_each_read_in_their_own() -> None:
@@ -165,13 +165,13 @@ def test_bounds_of_files_with_different_units_are_each_read_in_their_own() -> No
     for number, unit in enumerate(("ms", "us", "us", "ms")):
         moment = pa.array([number * 1000], pa.timestamp("ms")).cast(pa.timestamp(unit))
         files.append(data_file(pa.table({"k": moment})))
-    found = bounds_of(files, "k", pa.timestamp("us"))
+    found = read_bounds(files, "k", pa.timestamp("us"))
     assert found.lower.cast(pa.int64()).to_pylist() == [0, 1_000_000, 2_000_000, 3_000_000]
 
 
 def test_signed_and_unsigned_bounds_keep_their_order() -> None:
     signed = data_file(pa.table({"k": pa.array([-5, 7], pa.int32())}))
     unsigned = data_file(pa.table({"k": pa.array([3, 2**32 - 1], pa.uint32())}))
-    found = bounds_of([signed, unsigned, signed], "k", pa.int64())
+    found = read_bounds([signed, unsigned, signed], "k", pa.int64())
     assert found.lower.to_pylist() == [-5, 3, -5]
     assert found.upper.to_pylist() == [7, 2**32 - 1, 7]

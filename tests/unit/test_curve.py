@@ -13,7 +13,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from intarsia.core.curve import CURVES, bits_for, curve_codes, order_indices, sample_boundaries
+from intarsia.core.curve import (
+    CURVES,
+    choose_bits,
+    compute_curve_codes,
+    compute_order_indices,
+    sample_boundaries,
+)
 from intarsia.errors import ColumnNotFound, InputError
 
 
@@ -66,9 +72,9 @@ def test_codes_equal_those_of_a_plain_implementation(curve, reference, width):
     chance = random.Random(width)
     columns = [[chance.choice([None, math.nan, *range(200)]) for _ in range(300)] for _ in range(width)]
     columns = [pa.array(column, pa.float64()) for column in columns]
-    bits = bits_for(width)
+    bits = choose_bits(width)
     boundaries = [sample_boundaries(column, bits) for column in columns]
-    codes = curve_codes(columns, curve=curve, boundaries=boundaries).to_pylist()
+    codes = compute_curve_codes(columns, curve=curve, boundaries=boundaries).to_pylist()
     limits = [array.to_pylist() for array in boundaries]
     expected = [
         reference([_rank(value, limit, bits) for value, limit in zip(point, limits, strict=True)], bits)
@@ -85,7 +91,7 @@ def test_neighbours_on_the_hilbert_curve_are_neighbours_in_the_plane():
     table = pa.table({"x": [p[0] for p in points], "y": [p[1] for p in points]})
     shuffled = table.take(pa.array(random.Random(1).sample(range(side * side), side * side)))
     # With 17 ranks stretched over 16 bits the grid is not regular, so ask for near, not for adjacent.
-    walked = shuffled.take(order_indices(shuffled, ["x", "y"], curve="hilbert")).to_pylist()
+    walked = shuffled.take(compute_order_indices(shuffled, ["x", "y"], curve="hilbert")).to_pylist()
     steps = [abs(a["x"] - b["x"]) + abs(a["y"] - b["y"]) for a, b in itertools.pairwise(walked)]
     assert sum(steps) / len(steps) < 2
     assert _hilbert((0, 0), 4) == 0
@@ -95,7 +101,7 @@ def test_few_boundaries_are_stretched_over_all_bits():
     day = pa.array([0, 1, 2, 3] * 64)
     user = pa.array(range(256))
     table = pa.table({"user": user, "day": day})
-    ordered = table.take(order_indices(table, ["user", "day"]))
+    ordered = table.take(compute_order_indices(table, ["user", "day"]))
     blocks = [set(ordered["day"].slice(start, 32).to_pylist()) for start in range(0, 256, 32)]
     assert sum(map(len, blocks)) / len(blocks) <= 2
 
@@ -105,7 +111,7 @@ def test_few_boundaries_are_stretched_over_all_bits():
 )
 def test_nulls_come_last_and_nan_just_before(curve, names):
     table = pa.table({"f": [None, 1.0, math.nan, -1.0], "i": [1, 1, 1, 1]})
-    order = order_indices(table, names, curve=curve).to_pylist()
+    order = compute_order_indices(table, names, curve=curve).to_pylist()
     assert order == [3, 1, 2, 0]
 
 
@@ -116,7 +122,7 @@ def test_rows_with_null_come_after_those_without(curve, width):
     names = "abc"[:width]
     columns = {name: [chance.choice([None, *range(50)]) for _ in range(2000)] for name in names}
     table = pa.table(columns)
-    rows = table.take(order_indices(table, list(names), curve=curve)).to_pylist()
+    rows = table.take(compute_order_indices(table, list(names), curve=curve)).to_pylist()
     first = [row["a"] is None for row in rows]
     assert first == sorted(first)
     if curve != "linear":
@@ -129,7 +135,7 @@ def test_rows_with_null_come_after_those_without(curve, width):
 def test_rows_with_null_in_one_of_two_columns_follow_the_other(curve, other, name):
     numbers = random.Random(1).sample(range(1000), 1000)
     table = pa.table({name: pa.array(numbers), other: pa.nulls(1000, pa.int64())})
-    found = table.take(order_indices(table, ["a", "b"], curve=curve))[name].to_pylist()
+    found = table.take(compute_order_indices(table, ["a", "b"], curve=curve))[name].to_pylist()
     assert found == sorted(numbers)
 
 
@@ -139,20 +145,20 @@ def test_linear_is_the_lexicographic_order(by):
     rows = table.to_pylist()
     empty = {"a": 0, "b": ""}
     expected = sorted(range(5), key=lambda i: [(rows[i][n] is None, rows[i][n] or empty[n]) for n in by])
-    assert order_indices(table, by, curve="linear").to_pylist() == expected
+    assert compute_order_indices(table, by, curve="linear").to_pylist() == expected
 
 
 @pytest.mark.parametrize("curve", CURVES)
 def test_equal_rows_keep_their_order(curve):
     table = pa.table({"a": [1, 0] * 500, "b": ["x"] * 1000})
-    order = order_indices(table, ["a", "b"], curve=curve).to_pylist()
+    order = compute_order_indices(table, ["a", "b"], curve=curve).to_pylist()
     assert order == [*range(1, 1000, 2), *range(0, 1000, 2)]
 
 
 def test_rows_in_one_cell_follow_the_columns():
     table = pa.table({"a": [9, 7, 8, 1], "b": [1, 1, 1, 1]})
     limits = [pa.array([5]), pa.array([0])]
-    assert order_indices(table, ["a", "b"], boundaries=limits).to_pylist() == [3, 1, 2, 0]
+    assert compute_order_indices(table, ["a", "b"], boundaries=limits).to_pylist() == [3, 1, 2, 0]
 
 
 D = decimal.Decimal
@@ -183,15 +189,15 @@ TYPES = {
 @pytest.mark.parametrize("curve", CURVES)
 def test_every_orderable_type_can_be_clustered_by(name, curve):
     table = pa.table({"v": TYPES[name], "w": pa.array([0, 0, 0, 0])})
-    order = order_indices(table, ["v", "w"], curve=curve).to_pylist()
+    order = compute_order_indices(table, ["v", "w"], curve=curve).to_pylist()
     expected = {"bool": [1, 0, 2, 3], "null": [0, 1, 2, 3]}.get(name, [1, 2, 0, 3])
     assert order == expected
 
 
 def test_chunked_and_empty_columns_work():
     table = pa.concat_tables([pa.table({"a": [2], "b": ["x"]}), pa.table({"a": [1], "b": ["x"]})])
-    assert order_indices(table, ["a", "b"]).to_pylist() == [1, 0]
-    assert order_indices(table.slice(0, 0), ["a", "b"]).to_pylist() == []
+    assert compute_order_indices(table, ["a", "b"]).to_pylist() == [1, 0]
+    assert compute_order_indices(table.slice(0, 0), ["a", "b"]).to_pylist() == []
 
 
 @pytest.mark.parametrize(
@@ -199,25 +205,27 @@ def test_chunked_and_empty_columns_work():
 )
 def test_a_type_without_order_is_refused_by_name(data):
     with pytest.raises(InputError, match="'bad'"):
-        order_indices(pa.table({"bad": data, "a": [1]}), ["a", "bad"])
+        compute_order_indices(pa.table({"bad": data, "a": [1]}), ["a", "bad"])
 
 
 def test_bad_arguments_are_refused():
     table = pa.table({"a": [1], "b": [2]})
     with pytest.raises(ColumnNotFound, match="'c'"):
-        order_indices(table, ["a", "c"])
+        compute_order_indices(table, ["a", "c"])
     with pytest.raises(InputError, match="'peano'"):
-        order_indices(table, ["a", "b"], curve="peano")
+        compute_order_indices(table, ["a", "b"], curve="peano")
     with pytest.raises(InputError, match="at least one"):
-        order_indices(table, [])
+        compute_order_indices(table, [])
     with pytest.raises(InputError, match="columns, not 21"):
-        order_indices(pa.table({str(i): [1] for i in range(21)}), [str(i) for i in range(21)])
+        compute_order_indices(pa.table({str(i): [1] for i in range(21)}), [str(i) for i in range(21)])
     with pytest.raises(InputError, match="has no codes"):
-        curve_codes([table["a"], table["b"]], curve="linear", boundaries=[pa.array([1]), pa.array([1])])
+        compute_curve_codes(
+            [table["a"], table["b"]], curve="linear", boundaries=[pa.array([1]), pa.array([1])]
+        )
     with pytest.raises(InputError, match="boundaries for 1"):
-        curve_codes([table["a"], table["b"]], curve="zorder", boundaries=[pa.array([1])])
+        compute_curve_codes([table["a"], table["b"]], curve="zorder", boundaries=[pa.array([1])])
     with pytest.raises(InputError, match="Boundaries of type string"):
-        curve_codes([table["a"]], curve="zorder", boundaries=[pa.array(["x"])])
+        compute_curve_codes([table["a"]], curve="zorder", boundaries=[pa.array(["x"])])
 
 
 def test_boundaries_cut_a_skewed_sample_into_equal_parts():
@@ -246,8 +254,8 @@ def _share_touched(table, name, blocks):
 def test_a_curve_skips_most_blocks_on_every_column(curve):
     chance = random.Random(5)
     table = pa.table({name: [chance.randrange(1_000_000) for _ in range(40_960)] for name in "ab"})
-    linear = table.take(order_indices(table, ["a", "b"], curve="linear"))
-    curved = table.take(order_indices(table, ["a", "b"], curve=curve))
+    linear = table.take(compute_order_indices(table, ["a", "b"], curve="linear"))
+    curved = table.take(compute_order_indices(table, ["a", "b"], curve=curve))
     assert _share_touched(linear, "b", 64) > 0.95
     assert _share_touched(curved, "a", 64) < 0.25
     assert _share_touched(curved, "b", 64) < 0.25
@@ -257,5 +265,5 @@ def test_a_million_rows_are_ordered_in_moments():
     rows = 1_000_000
     table = pa.table({"a": pc.random(rows), "b": pc.random(rows)})
     began = time.perf_counter()
-    order_indices(table, ["a", "b"])
+    compute_order_indices(table, ["a", "b"])
     assert time.perf_counter() - began < 5  # 0.4 s on two idle cores

@@ -7,16 +7,16 @@ from pathlib import Path
 import pyarrow.fs as pafs
 import pytest
 
-from intarsia.common.paths import local_path, start_writeback
+from intarsia.common.paths import get_local_path, start_writeback
 
 LOCAL = pafs.LocalFileSystem()
 
 
 def test_only_a_local_file_has_a_path(tmp_path: Path) -> None:
-    assert local_path(LOCAL, "/a/b") == "/a/b"
-    assert local_path(pafs.SubTreeFileSystem("/a/", LOCAL), "b") == "/a/b"
+    assert get_local_path(LOCAL, "/a/b") == "/a/b"
+    assert get_local_path(pafs.SubTreeFileSystem("/a/", LOCAL), "b") == "/a/b"
     memory = pafs.PyFileSystem(pafs.FSSpecHandler(pytest.importorskip("fsspec").filesystem("memory")))
-    assert local_path(memory, "/a/b") is None
+    assert get_local_path(memory, "/a/b") is None
 
 
 def test_to_hasten_a_file_changes_nothing_and_never_fails(tmp_path: Path) -> None:

@@ -156,7 +156,7 @@ def test_a_file_system_without_hard_links_is_a_problem(orders: Path, monkeypatch
     def refuse(self: object, source: str, target: str) -> None:
         raise NotSupported("no hard links here")
 
-    monkeypatch.setattr("intarsia.storage.posix.PosixStorage.hard_link", refuse)
+    monkeypatch.setattr("intarsia.storage.posix.PosixStorage.make_hard_link", refuse)
     found = _look(orders)["File system"]
     assert found.state == "problem"
     assert "hard links failed: no hard links here" in found.detail
@@ -250,5 +250,5 @@ def test_findings_are_plain_json(orders: Path) -> None:
     ],
 )
 def test_versions_are_compared_as_numbers(version: str, bounds: str, within: bool) -> None:
-    compare: Callable[[str, str], bool] = doctor._within
+    compare: Callable[[str, str], bool] = doctor._is_within
     assert compare(version, bounds) is within

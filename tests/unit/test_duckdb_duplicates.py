@@ -16,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from intarsia.core.change import Matches
-from intarsia.core.intent import Deduplicate
+from intarsia.core.intent import DeduplicateIntent
 from intarsia.core.planning import plan_deduplicate
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import prepare
@@ -55,14 +55,14 @@ def dataset(root: Path, *files: pa.Table, **writer: Any) -> Path:
 
 
 def found(session: Session, root: Path, keys: Any = (), order_by: Any = (), **options: Any) -> Matches:
-    plan = plan_deduplicate(Deduplicate(tuple(keys), tuple(order_by)), ParquetTable(root).snapshot())
+    plan = plan_deduplicate(DeduplicateIntent(tuple(keys), tuple(order_by)), ParquetTable(root).snapshot())
     return match_duplicates(
         plan, keys=tuple(keys), order_by=tuple(order_by), session=session, progress=silent, **options
     )
 
 
 def by_arrow(root: Path, keys: Any = (), order_by: Any = ()) -> Matches:
-    plan = plan_deduplicate(Deduplicate(tuple(keys), tuple(order_by)), ParquetTable(root).snapshot())
+    plan = plan_deduplicate(DeduplicateIntent(tuple(keys), tuple(order_by)), ParquetTable(root).snapshot())
     return arrow_duplicates(
         plan, keys=tuple(keys), order_by=tuple(order_by), threads=1, memory_bytes=1 << 30, progress=silent
     )
@@ -140,7 +140,7 @@ def test_every_plain_type_can_be_a_key_and_an_order(tmp_path: Path, kind: str) -
     column = pa.array([*values, None] * 3, data_type)
     table = pa.table({"k": column, "n": pa.array([number % 2 for number in range(len(column))])})
     snapshot = ParquetTable(dataset(tmp_path / "d", table, table, row_group_size=3)).snapshot()
-    for intent in (Deduplicate(("k",)), Deduplicate(("n",), ("k",)), Deduplicate()):
+    for intent in (DeduplicateIntent(("k",)), DeduplicateIntent(("n",), ("k",)), DeduplicateIntent()):
         prepared, plan = prepare(intent, snapshot, None), plan_deduplicate(intent, snapshot)
         execution = Execution(plan, prepared, None, silent)
         matches = DuckDBEngine(threads=1, spool_dir=tmp_path).match(execution)

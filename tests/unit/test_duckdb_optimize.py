@@ -127,24 +127,24 @@ def _common(file: Path) -> tuple[str, ...]:
 )
 def test_codes_of_sql_are_those_of_the_curve(curve: str, by: str) -> None:
     table = mixed(3000)
-    order = Order(tuple(by), curve).measured(table.slice(0, 1000))
+    order = Order(tuple(by), curve).with_boundaries(table.slice(0, 1000))
     with Session() as session:
         codes = CurveCodes.of(session, order, table.schema, table="curve")
-        with session.view(table) as view:
-            query = f'SELECT "row", "{codes.column}" AS code FROM ({codes.sql(f"FROM {view}")})'
-            found = session.arrow(f'SELECT code FROM ({query}) ORDER BY "row"')
-    assert found["code"].to_pylist() == order.codes(table).to_pylist()
+        with session.register_view(table) as view:
+            query = f'SELECT "row", "{codes.column}" AS code FROM ({codes.make_sql(f"FROM {view}")})'
+            found = session.fetch_arrow(f'SELECT code FROM ({query}) ORDER BY "row"')
+    assert found["code"].to_pylist() == order.compute_codes(table).to_pylist()
 
 
 def test_names_of_the_dataset_never_meet_those_of_the_codes() -> None:
     table = pa.table({"~code": [3, 1, 2], "~~at0": [1, 1, 1], "~Limits0": ["c", "a", "b"]})
-    order = Order(("~code", "~Limits0"), "hilbert").measured(table)
+    order = Order(("~code", "~Limits0"), "hilbert").with_boundaries(table)
     with Session() as session:
         codes = CurveCodes.of(session, order, table.schema, table="curve")
-        with session.view(table) as view:
-            found = session.arrow(codes.sql(f"FROM {view}"))
+        with session.register_view(table) as view:
+            found = session.fetch_arrow(codes.make_sql(f"FROM {view}"))
     assert found.select(table.column_names).equals(table)
-    assert found[codes.column].to_pylist() == order.codes(table).to_pylist()
+    assert found[codes.column].to_pylist() == order.compute_codes(table).to_pylist()
 
 
 # --- compact ----------------------------------------------------------------------------------------------

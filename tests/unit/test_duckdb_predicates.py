@@ -29,11 +29,11 @@ from intarsia.core.expr import (
     Literal,
     Not,
     Or,
-    columns,
-    literal,
+    find_columns,
+    make_literal,
     resolve,
 )
-from intarsia.core.intent import Delete, Update, WriteOptions
+from intarsia.core.intent import DeleteIntent, UpdateIntent, WriteOptions
 from intarsia.core.planning import plan_predicate
 from intarsia.core.ports import Execution, Progress
 from intarsia.core.prepare import prepare
@@ -92,7 +92,7 @@ def _connection() -> Iterator[Any]:
 def constant(column: str, value: Any) -> Literal:
     kind = VALUES[column][0]
     plain = kind.value_type if pa.types.is_dictionary(kind) else kind
-    return literal(pa.scalar(value, plain))
+    return make_literal(pa.scalar(value, plain))
 
 
 @st.composite
@@ -119,9 +119,9 @@ def others(draw: Any) -> Expr:
     return draw(
         st.sampled_from(
             [
-                Compare(">", Arithmetic("/", literal(1.0), Column(("j",))), literal(0.0)),
-                Compare("=", Arithmetic("+", Column(("i",)), literal(1)), literal(0)),
-                Like(Column(("s",)), literal("a%")),
+                Compare(">", Arithmetic("/", make_literal(1.0), Column(("j",))), make_literal(0.0)),
+                Compare("=", Arithmetic("+", Column(("i",)), make_literal(1)), make_literal(0)),
+                Like(Column(("s",)), make_literal("a%")),
                 Compare("<", Column(("n",)), Column(("j",))),
             ]
         )
@@ -134,7 +134,7 @@ CONDITIONS = st.recursive(
     max_leaves=6,
 )
 COMPILED = st.recursive(
-    comparisons().filter(lambda each: not {path[0] for _, path in columns(each)} & set(FLOATS)),
+    comparisons().filter(lambda each: not {path[0] for _, path in find_columns(each)} & set(FLOATS)),
     lambda inner: st.builds(And, inner, inner) | st.builds(Or, inner, inner) | st.builds(Not, inner),
     max_leaves=6,
 )
@@ -146,8 +146,8 @@ ROWS = st.lists(
 
 def planned(root: Path, where: Any, *, progress: Progress = silent, **options: Any) -> Execution:
     snapshot = ParquetTable(root).snapshot()
-    prepared = prepare(Delete(where, **options), snapshot, None)
-    assert isinstance(prepared.intent, Delete)
+    prepared = prepare(DeleteIntent(where, **options), snapshot, None)
+    assert isinstance(prepared.intent, DeleteIntent)
     return Execution(plan_predicate(prepared.intent, snapshot), prepared, None, progress)
 
 
@@ -192,7 +192,7 @@ def test_the_same_rows_are_hit_and_the_same_errors_said_as_by_arrow(
     connection: Any, files: Any, where: Any, place: Any, row_group_size: int
 ) -> None:
     if place is not None:
-        where = And(Compare(place, Column(("p",)), literal(2)), where)
+        where = And(Compare(place, Column(("p",)), make_literal(2)), where)
     with tempfile.TemporaryDirectory() as directory:
         root = written(Path(directory), files, row_group_size)
         expected = outcome(ArrowEngine(threads=1), root, where)
@@ -247,7 +247,7 @@ def test_parts_that_cannot_fail_are_picked_by_first_and_only_the_others_are_eval
     resolved = resolve(parse_where("i > 1 and f > 2 and s is null", None), SCHEMA, expect=pa.bool_())
     picked, rest = split_predicate(resolved, SCHEMA)
     assert picked == """("i" > CAST('1' AS BIGINT)) AND ("s" IS NULL)"""
-    assert {path for _, path in columns(rest)} == {("f",)}
+    assert {path for _, path in find_columns(rest)} == {("f",)}
 
 
 def test_before_a_part_that_can_fail_only_rows_that_it_never_sees_are_left_out() -> None:
@@ -319,7 +319,7 @@ def test_an_update_without_a_condition_hits_every_row(tmp_path: Path, connection
             tmp_path / f"{number}.parquet",
         )
     snapshot = ParquetTable(tmp_path).snapshot()
-    prepared = prepare(Update(((("i",), literal(1)),)), snapshot, None)
+    prepared = prepare(UpdateIntent(((("i",), make_literal(1)),)), snapshot, None)
     plan = plan_predicate(prepared.intent, snapshot)  # type: ignore[arg-type]
     execution = Execution(plan, prepared, None, silent)
     matches = DuckDBEngine(connection).match(execution)
@@ -391,12 +391,12 @@ def test_a_file_that_contradicts_its_directory_is_refused(tmp_path: Path, connec
 
 def test_deep_and_long_conditions_stay_within_what_duckdb_takes(tmp_path: Path, connection: Any) -> None:
     pq.write_table(pa.table({"i": list(range(50))}), tmp_path / "a.parquet")
-    long: Expr = Compare("=", Column(("i",)), literal(-1))
-    deep: Expr = Compare("=", Column(("i",)), literal(3))
+    long: Expr = Compare("=", Column(("i",)), make_literal(-1))
+    deep: Expr = Compare("=", Column(("i",)), make_literal(3))
     for number in range(220):
-        long = Or(long, Compare("=", Column(("i",)), literal(2 * number)))
+        long = Or(long, Compare("=", Column(("i",)), make_literal(2 * number)))
         deep = Not(deep)
-    for where in (long, deep, In(Column(("i",)), tuple(literal(n) for n in range(0, 20_000, 7)))):
+    for where in (long, deep, In(Column(("i",)), tuple(make_literal(n) for n in range(0, 20_000, 7)))):
         assert outcome(DuckDBEngine(connection), tmp_path, where) == outcome(ArrowEngine(), tmp_path, where)
 
 

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pytest
 
-from intarsia.core.evaluate import evaluate, true_mask
+from intarsia.core.evaluate import evaluate, evaluate_mask
 from intarsia.core.expr import Column, Compare, resolve, to_sql
 from intarsia.errors import InputError, SchemaMismatch
 from intarsia.sql.parse import parse_expression as sql
@@ -161,14 +161,14 @@ def test_a_guard_keeps_the_rows_away_from_what_would_raise(text: str, expected: 
 
 
 def test_the_mask_is_true_where_the_predicate_is_true_and_never_null() -> None:
-    mask = true_mask(sql("i > 0"), ROWS)
+    mask = evaluate_mask(sql("i > 0"), ROWS)
     assert isinstance(mask, pa.BooleanArray)
     assert mask.to_pylist() == [True, False, False, False, True, True]
-    assert true_mask(sql("not (i > 0)"), ROWS).to_pylist() == [False, True, True, False, False, False]
-    assert true_mask(sql("null"), ROWS).to_pylist() == [False] * 6
-    assert true_mask(sql("true"), ROWS).to_pylist() == [True] * 6
+    assert evaluate_mask(sql("not (i > 0)"), ROWS).to_pylist() == [False, True, True, False, False, False]
+    assert evaluate_mask(sql("null"), ROWS).to_pylist() == [False] * 6
+    assert evaluate_mask(sql("true"), ROWS).to_pylist() == [True] * 6
     with pytest.raises(SchemaMismatch):
-        true_mask(sql("i + 1"), ROWS)
+        evaluate_mask(sql("i + 1"), ROWS)
 
 
 def test_a_batch_gives_an_array_and_a_table_a_chunked_array() -> None:
@@ -197,7 +197,7 @@ def test_chunks_that_do_not_line_up_are_computed_as_one_table() -> None:
     assert evaluate(sql("a + b"), table).to_pylist() == [2, 3, 4, 5, 6]
     paired = evaluate(sql("target.a + source.a"), table, other)
     assert paired.to_pylist() == [11, 22, 33, 44, 55]
-    assert true_mask(sql("source.a > 20 and b = 1"), table, other).to_pylist() == [
+    assert evaluate_mask(sql("source.a > 20 and b = 1"), table, other).to_pylist() == [
         False,
         False,
         True,
@@ -271,7 +271,7 @@ def test_a_file_with_a_narrower_type_answers_the_same() -> None:
     expr = resolve(sql("n < 2.5 and n * 2 > 1"), pa.schema({"n": pa.int64()}))
     for type in (pa.int8(), pa.int16(), pa.int32(), pa.uint8()):
         table = pa.table({"n": pa.array([0, 1, 2, 3, None], type)})
-        assert true_mask(expr, table).to_pylist() == [False, True, True, False, False]
+        assert evaluate_mask(expr, table).to_pylist() == [False, True, True, False, False]
 
 
 def test_zoned_timestamps_are_compared_as_instants_and_shown_in_their_zone() -> None:
@@ -328,4 +328,4 @@ def test_a_null_struct_has_null_fields() -> None:
 
 def test_five_thousand_conditions_are_no_deeper_than_a_few() -> None:
     text = " or ".join(f"i = {n}" for n in range(-5000, 0))
-    assert true_mask(sql(text), ROWS).to_pylist() == [False, True, False, False, False, False]
+    assert evaluate_mask(sql(text), ROWS).to_pylist() == [False, True, False, False, False, False]

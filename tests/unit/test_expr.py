@@ -21,12 +21,12 @@ from intarsia.core.expr import (
     Like,
     Literal,
     Not,
-    columns,
-    literal,
+    find_columns,
+    find_type,
+    make_literal,
     resolve,
     to_sql,
     transform,
-    type_of,
     walk,
 )
 from intarsia.errors import ColumnNotFound, InputError, NotSupported, SchemaMismatch
@@ -58,7 +58,7 @@ def resolved(text: str) -> str:
 
 def test_columns_are_found_with_their_side_and_path() -> None:
     expr = sql("target.a.b = source.c and d is null")
-    assert columns(expr) == {("target", ("a", "b")), ("source", ("c",)), (None, ("d",))}
+    assert find_columns(expr) == {("target", ("a", "b")), ("source", ("c",)), (None, ("d",))}
 
 
 def test_walking_meets_every_node_and_transforming_rebuilds_them() -> None:
@@ -69,8 +69,8 @@ def test_walking_meets_every_node_and_transforming_rebuilds_them() -> None:
     def renamed(node: Expr) -> Expr:
         return Column(("z",)) if isinstance(node, Column) else transform(node, renamed)
 
-    assert columns(renamed(expr)) == {(None, ("z",))}
-    assert columns(expr) != columns(renamed(expr))
+    assert find_columns(renamed(expr)) == {(None, ("z",))}
+    assert find_columns(expr) != find_columns(renamed(expr))
 
 
 @pytest.mark.parametrize(
@@ -105,9 +105,9 @@ def test_a_resolved_expression_pickles_hashes_and_resolves_to_itself(text: str) 
     ],
 )
 def test_a_literal_keeps_a_plain_value_and_gives_it_back(value: object, type: object, stored: object) -> None:
-    found = literal(value, type)
+    found = make_literal(value, type)
     assert found.value == stored
-    assert literal(found.scalar) == found
+    assert make_literal(found.scalar) == found
 
 
 def test_names_match_exactly_first_and_then_in_any_case_unless_quoted() -> None:
@@ -132,10 +132,10 @@ def test_a_missing_column_is_named_with_close_ones() -> None:
 
 def test_sides_are_told_apart_in_a_merge_only() -> None:
     one, two = pa.schema({"id": pa.int64(), "t": pa.int64()}), pa.schema({"id": pa.int64(), "s": pa.int64()})
-    assert columns(resolve(sql("t = s"), one, source=two)) == {("target", ("t",)), ("source", ("s",))}
+    assert find_columns(resolve(sql("t = s"), one, source=two)) == {("target", ("t",)), ("source", ("s",))}
     with pytest.raises(InputError, match=r"'id' is a column of both sides.*target.id or source.id"):
         resolve(sql("id = 1"), one, source=two)
-    assert columns(resolve(sql("target.id = 1"), one)) == {(None, ("id",))}
+    assert find_columns(resolve(sql("target.id = 1"), one)) == {(None, ("id",))}
     with pytest.raises(InputError, match="there is none here"):
         resolve(sql("source.id = 1"), one)
     with pytest.raises(ColumnNotFound):
@@ -144,7 +144,7 @@ def test_sides_are_told_apart_in_a_merge_only() -> None:
 
 def test_a_struct_named_target_stays_reachable_outside_a_merge() -> None:
     schema = pa.schema({"target": pa.struct({"x": pa.int64()})})
-    assert columns(resolve(sql("target.x = 1"), schema)) == {(None, ("target", "x"))}
+    assert find_columns(resolve(sql("target.x = 1"), schema)) == {(None, ("target", "x"))}
 
 
 @pytest.mark.parametrize(
@@ -258,7 +258,7 @@ def test_constants_that_make_no_sense_are_refused_before_any_row_is_read(text: s
     ],
 )
 def test_the_type_of_a_value_is_known_beforehand(text: str, type: pa.DataType) -> None:
-    assert type_of(sql(text), SCHEMA) == type
+    assert find_type(sql(text), SCHEMA) == type
 
 
 def test_the_present_moment_is_a_constant_of_the_operation() -> None:
@@ -313,17 +313,20 @@ def test_structs_and_lists_can_be_compared_and_have_no_order() -> None:
     ("expr", "text"),
     [
         (Column(('a"b', "c")), '"a""b"."c"'),
-        (literal("it's"), "'it''s'"),
-        (literal(b"\x00a"), "'\\x00\\x61'::BLOB"),
-        (literal(-1), "(-1)"),
-        (literal(float("nan")), "CAST('nan' AS DOUBLE)"),
-        (literal(-0.0), "(-0.0e0)"),
-        (literal(True), "TRUE"),
-        (Not(In(Column(("a",)), (literal(1),))), 'NOT ("a" IN (1))'),
-        (Like(Column(("a",)), literal("x"), True, "!"), "\"a\" ILIKE 'x' ESCAPE '!'"),
+        (make_literal("it's"), "'it''s'"),
+        (make_literal(b"\x00a"), "'\\x00\\x61'::BLOB"),
+        (make_literal(-1), "(-1)"),
+        (make_literal(float("nan")), "CAST('nan' AS DOUBLE)"),
+        (make_literal(-0.0), "(-0.0e0)"),
+        (make_literal(True), "TRUE"),
+        (Not(In(Column(("a",)), (make_literal(1),))), 'NOT ("a" IN (1))'),
+        (Like(Column(("a",)), make_literal("x"), True, "!"), "\"a\" ILIKE 'x' ESCAPE '!'"),
         (Cast(Column(("a",)), pa.int8(), True), 'TRY_CAST("a" AS TINYINT)'),
-        (And(literal(True), Compare("=", Column(("x",), "source"), literal(1))), 'TRUE AND (source."x" = 1)'),
-        (Case(((literal(True), literal(1)),), literal(2)), "CASE WHEN TRUE THEN 1 ELSE 2 END"),
+        (
+            And(make_literal(True), Compare("=", Column(("x",), "source"), make_literal(1))),
+            'TRUE AND (source."x" = 1)',
+        ),
+        (Case(((make_literal(True), make_literal(1)),), make_literal(2)), "CASE WHEN TRUE THEN 1 ELSE 2 END"),
         (Literal((1, 2, 3000), pa.month_day_nano_interval()), "INTERVAL '1 months 2 days 3 microseconds'"),
     ],
 )
@@ -333,4 +336,4 @@ def test_expressions_read_as_quoted_sql(expr: Expr, text: str) -> None:
 
 def test_only_known_dialects_are_written() -> None:
     with pytest.raises(NotSupported, match="oracle"):
-        to_sql(literal(1), dialect="oracle")
+        to_sql(make_literal(1), dialect="oracle")

@@ -16,7 +16,7 @@ import pytest
 from intarsia.errors import InputError, NotSupported, StorageError
 from intarsia.spark import java as java_module
 from intarsia.spark import session as session_module
-from intarsia.spark.java import Java, find_java, launcher_home, prepare_environment
+from intarsia.spark.java import Java, find_java, find_launcher_home, prepare_environment
 
 FULL = "java.base jdk.incubator.vector jdk.unsupported"
 TRIMMED = "java.base jdk.unsupported"
@@ -104,7 +104,7 @@ def test_without_java_on_the_machine_the_package_has_one() -> None:
 def test_a_full_runtime_is_started_as_it_is(tmp_path: Path) -> None:
     home = _runtime(tmp_path / "jvm", "21", FULL)
     java = find_java({"JAVA_HOME": str(home)})
-    assert launcher_home(java, {"HOME": str(tmp_path)}) == str(home)
+    assert find_launcher_home(java, {"HOME": str(tmp_path)}) == str(home)
     assert not (tmp_path / ".cache").exists()
 
 
@@ -114,29 +114,29 @@ def test_a_trimmed_runtime_is_started_without_the_option_it_refuses_and_with_all
     home = _runtime(tmp_path / "it's a jvm", "21", TRIMMED)
     java = find_java({"JAVA_HOME": str(home)})
     environ = {"XDG_CACHE_HOME": str(tmp_path / "cache")}
-    launcher = launcher_home(java, environ)
+    launcher = find_launcher_home(java, environ)
     given = ["-cp", "a b:*", "--add-modules=jdk.incubator.vector", "", "--add-opens=x/y=ALL", "$HOME", "'"]
     done = subprocess.run([f"{launcher}/bin/java", *given], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:-1] == [word for word in given if "add-modules" not in word]
-    assert launcher_home(java, environ) == launcher
+    assert find_launcher_home(java, environ) == launcher
 
 
 def test_the_script_can_be_changed_by_nobody_else_and_is_put_right_when_it_was(tmp_path: Path) -> None:
     java = find_java({"JAVA_HOME": str(_runtime(tmp_path / "jvm", "21", TRIMMED))})
     environ = {"HOME": str(tmp_path)}
-    script = Path(launcher_home(java, environ), "bin", "java")
+    script = Path(find_launcher_home(java, environ), "bin", "java")
     assert script.is_relative_to(tmp_path / ".cache" / "intarsia")
     assert stat.S_IMODE((tmp_path / ".cache" / "intarsia" / "java").stat().st_mode) == 0o700
     wanted = script.read_text()
     script.write_text("#!/bin/sh\n")
-    launcher_home(java, environ)
+    find_launcher_home(java, environ)
     assert script.read_text() == wanted
 
 
 def test_where_no_cache_can_be_kept_the_script_lies_with_the_temporary_files(tmp_path: Path) -> None:
     java = find_java({"JAVA_HOME": str(_runtime(tmp_path / "jvm", "21", TRIMMED))})
     (tmp_path / "file").write_text("")
-    launcher = launcher_home(java, {"XDG_CACHE_HOME": str(tmp_path / "file")})
+    launcher = find_launcher_home(java, {"XDG_CACHE_HOME": str(tmp_path / "file")})
     assert not Path(launcher).is_relative_to(tmp_path)
     assert os.access(f"{launcher}/bin/java", os.X_OK)
     shutil.rmtree(Path(launcher).parent)

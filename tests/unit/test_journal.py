@@ -56,7 +56,7 @@ def control(root: Path) -> Path:
 
 
 def stage(tx: ParquetTransaction, label: str, keys: list[int], path: str, *, value: int = 1) -> StagedFile:
-    location = tx.staging.location(label)
+    location = tx.staging.make_location(label)
     pq.write_table(pa.table({"k": keys, "v": [value] * len(keys)}), location)
     return StagedFile(location, path, len(keys), os.path.getsize(location))
 
@@ -132,7 +132,7 @@ def test_a_commit_leaves_small_records_only(root: Path, rows: Rows, leftovers: L
 
 def test_what_is_staged_is_no_parquet_file_by_name_and_outside_of_the_dataset(root: Path) -> None:
     with ParquetTable(root).transaction("x") as tx:
-        location = tx.staging.location("label")
+        location = tx.staging.make_location("label")
         assert location.endswith(".part")
         assert f".staging_{tx.txid}" in location
         assert not location.startswith(f"{root}/")
@@ -227,7 +227,7 @@ def test_the_next_writer_finishes_what_a_crash_left(
     assert rows(root) == [*NEW, {"k": 9, "v": 1}]
 
 
-@pytest.mark.parametrize("verb", ["claim", "hard_link"])
+@pytest.mark.parametrize("verb", ["claim", "make_hard_link"])
 def test_a_crash_before_the_commit_point_is_swept(
     root: Path, unchanged: Any, monkeypatch: pytest.MonkeyPatch, verb: str
 ) -> None:
@@ -275,7 +275,7 @@ _VERBS = [
     "remove_directory",
     "stat",
     "sync",
-    "hard_link",
+    "make_hard_link",
     "write",
 ]
 
@@ -671,7 +671,7 @@ def test_a_lock_of_the_callers_own_is_used_instead(root: Path) -> None:
 def test_a_network_file_system_is_refused_unless_a_lock_is_given(
     root: Path, unchanged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(posix_module, "filesystem_type", lambda path: "nfs4")
+    monkeypatch.setattr(posix_module, "find_filesystem_type", lambda path: "nfs4")
     with unchanged(root), pytest.raises(NotSupported, match="nfs4"):
         append(root, 9)
     assert append(root, 9, lock=contextlib.nullcontext).version == 1
@@ -729,7 +729,7 @@ def test_a_parent_that_cannot_be_written_asks_for_a_control_directory(
 def test_another_device_asks_for_a_control_directory(
     root: Path, unchanged: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(PosixStorage, "together", lambda *_: False)
+    monkeypatch.setattr(PosixStorage, "can_move", lambda *_: False)
     with unchanged(root), pytest.raises(NotSupported, match="control_path="):
         append(root, 9)
     assert not control(root).exists()

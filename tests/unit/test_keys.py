@@ -16,13 +16,13 @@ from intarsia.core.keys import (
     KeyIndex,
     OrderedKeys,
     arange,
-    comparable,
     explode,
     find,
-    flat,
-    marked,
-    places,
-    winners,
+    find_places,
+    find_winners,
+    mark_numbers,
+    to_array,
+    to_comparable,
 )
 
 NAN = float("nan")
@@ -80,7 +80,7 @@ def test_an_index_answers_as_a_dict_does(limit, data, null_match, chunks):
         patch.setattr(keys, "_CODE_LIMIT", limit)  # a small one makes codes dense again and again
         index = KeyIndex(columns(types, here), null_match=null_match)
         found = index.lookup(columns(types, there, chunks)).to_pylist()
-        pairs = tuple(side.to_pylist() for side in index.pairs(columns(types, there, chunks)))
+        pairs = tuple(side.to_pylist() for side in index.find_pairs(columns(types, there, chunks)))
     rows = [tuple(map(plain, row)) for row in here]
     known = [row for row in rows if null_match or None not in row]
     for row, position in zip(there, found, strict=True):
@@ -94,9 +94,9 @@ def test_an_index_answers_as_a_dict_does(limit, data, null_match, chunks):
     ]
     assert list(zip(*pairs, strict=True)) == expected
     repeated = {row for row in known if known.count(row) > 1}
-    assert index.unique() == (not repeated)
-    assert len(index.duplicated()) == len(repeated)
-    assert index.rows_with(index.duplicated()).to_pylist() == [
+    assert index.is_unique() == (not repeated)
+    assert len(index.find_duplicated()) == len(repeated)
+    assert index.find_rows(index.find_duplicated()).to_pylist() == [
         number for number, row in enumerate(rows) if row in repeated
     ]
 
@@ -116,19 +116,19 @@ def test_ordered_keys_agree_with_an_index(here, there, kind):
 
     ordered = OrderedKeys.of(column(here))
     assert ordered is not None
-    answer = ordered.pairs(column(there))
+    answer = ordered.find_pairs(column(there))
     if answer is not None:
-        expected = KeyIndex([column(here)]).pairs([column(there)])
+        expected = KeyIndex([column(here)]).find_pairs([column(there)])
         assert [side.to_pylist() for side in answer] == [side.to_pylist() for side in expected]
 
 
 def test_ordered_keys_step_back_where_they_cannot_answer():
     ordered = OrderedKeys.of(pa.array([5, 1, 3]))
-    assert ordered.pairs(pa.array([3, 1])) is None  # not in order
-    assert ordered.pairs(pa.array([1])) is None  # too short to be worth it
-    assert ordered.pairs(pa.array([1, 2, 3], pa.int32())) is None  # another type
-    assert ordered.pairs(pa.array([1, None, 3])) is None
-    there, here = ordered.pairs(pa.array(sorted([3] * 2 + list(range(10, 60)))))
+    assert ordered.find_pairs(pa.array([3, 1])) is None  # not in order
+    assert ordered.find_pairs(pa.array([1])) is None  # too short to be worth it
+    assert ordered.find_pairs(pa.array([1, 2, 3], pa.int32())) is None  # another type
+    assert ordered.find_pairs(pa.array([1, None, 3])) is None
+    there, here = ordered.find_pairs(pa.array(sorted([3] * 2 + list(range(10, 60)))))
     assert (there.to_pylist(), here.to_pylist()) == ([0, 1], [2, 2])
     assert OrderedKeys.of(pa.array([1.5])) is None
     assert OrderedKeys.of(pa.array([1, None])) is None
@@ -138,7 +138,7 @@ def test_ordered_keys_step_back_where_they_cannot_answer():
 def test_winners_are_those_of_the_plain_rule(data):
     types, rows, _ = data.draw(sides(null=True))
     order = [data.draw(st.none() | st.sampled_from([NAN, -1.0, 0.0, -0.0, 2.0])) for _ in rows]
-    kept = winners(columns(types, rows), [pa.array(order, pa.float64())]).to_pylist()
+    kept = find_winners(columns(types, rows), [pa.array(order, pa.float64())]).to_pylist()
     best = {}
     for number, (row, value) in enumerate(zip(rows, order, strict=True)):
         rank = (
@@ -154,20 +154,20 @@ def test_winners_are_those_of_the_plain_rule(data):
 
 def test_without_an_order_the_last_row_wins_and_null_keys_may_each_stay():
     column = pa.array([1, 2, 1, None, None])
-    assert winners([column], []).to_pylist() == [1, 2, 4]
-    assert winners([column], [], null_match=False).to_pylist() == [1, 2, 3, 4]
-    assert winners([pa.array([], pa.int64())], []).to_pylist() == []
+    assert find_winners([column], []).to_pylist() == [1, 2, 4]
+    assert find_winners([column], [], null_match=False).to_pylist() == [1, 2, 3, 4]
+    assert find_winners([pa.array([], pa.int64())], []).to_pylist() == []
 
 
 @pytest.mark.parametrize("kind", [kind for kind, _ in COLUMNS.values()], ids=str)
 def test_nothing_is_found_in_nothing(kind):
     empty = pa.chunked_array([], kind)
     index = KeyIndex([empty])
-    assert len(comparable(empty)) == 0
+    assert len(to_comparable(empty)) == 0
     assert index.lookup([empty]).to_pylist() == []
     assert index.lookup([pa.nulls(2, kind)]).to_pylist() == [None, None]
-    assert index.unique()
-    assert [len(side) for side in index.pairs([empty])] == [0, 0]
+    assert index.is_unique()
+    assert [len(side) for side in index.find_pairs([empty])] == [0, 0]
     two = KeyIndex([empty, empty], null_match=True)
     assert two.lookup([pa.nulls(2, kind), pa.nulls(2, kind)]).to_pylist() == [None, None]
 
@@ -181,7 +181,7 @@ def test_dictionaries_are_looked_up_without_being_decoded():
     coded = pa.chunked_array(
         [pa.array(["a", "b", None]).dictionary_encode(), pa.array(["c"]).dictionary_encode()]
     )
-    assert pa.types.is_dictionary(comparable(coded).type)
+    assert pa.types.is_dictionary(to_comparable(coded).type)
     assert find(coded, among=pa.array(["c", "a"])).to_pylist() == [1, None, None, 0]
     assert find(coded, among=pa.array(["c", None]), null_match=True).to_pylist() == [None, None, 1, 0]
 
@@ -193,8 +193,8 @@ def test_counts_are_spread_over_rows():
 
 
 def test_arrays_are_made_flat():
-    assert flat(pa.chunked_array([], pa.int8())).type == pa.int8()
-    assert flat(pa.chunked_array([[1], [], [2]])).to_pylist() == [1, 2]
+    assert to_array(pa.chunked_array([], pa.int8())).type == pa.int8()
+    assert to_array(pa.chunked_array([[1], [], [2]])).to_pylist() == [1, 2]
     assert arange(3, 5).to_pylist() == [5, 6, 7]
     assert arange(0).to_pylist() == []
 
@@ -206,5 +206,5 @@ def test_places_and_marks_of_numbers(numbers, cut):
         pa.chunked_array([numbers[:cut], numbers[cut:]], pa.int64()),
     ):
         expected = [numbers.index(n) if n in numbers else None for n in range(10)]
-        assert flat(places(given_numbers, 10)).to_pylist() == expected
-        assert marked(given_numbers, 10).to_pylist() == [n in numbers for n in range(10)]
+        assert to_array(find_places(given_numbers, 10)).to_pylist() == expected
+        assert mark_numbers(given_numbers, 10).to_pylist() == [n in numbers for n in range(10)]

@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from intarsia.core.layout import DEFAULT_ROW_GROUP_ROWS, Layout, layout_of, leaf_columns
+from intarsia.core.layout import DEFAULT_ROW_GROUP_ROWS, Layout, list_leaf_columns, read_layout
 
 TABLE = pa.table(
     {
@@ -37,8 +37,8 @@ def footer_of(path: Path, table: pa.Table, **options: Any) -> pq.FileMetaData:
 
 def written_again(path: Path, table: pa.Table, layout: Layout) -> pq.FileMetaData:
     """As the engine writes: every column that may have a dictionary gets one."""
-    columns = [name for name in leaf_columns(table.schema) if layout.allows_dictionary(name)]
-    options = layout.writer_options(table.schema, dictionary_columns=columns)
+    columns = [name for name in list_leaf_columns(table.schema) if layout.allows_dictionary(name)]
+    options = layout.make_writer_options(table.schema, dictionary_columns=columns)
     schema = table.schema.with_metadata(layout.key_value_metadata)
     with pq.ParquetWriter(path, schema, **options) as writer:
         writer.write_table(table, row_group_size=layout.row_group_rows)
@@ -47,13 +47,13 @@ def written_again(path: Path, table: pa.Table, layout: Layout) -> pq.FileMetaDat
 
 def test_leaves_are_named_as_parquet_names_them(tmp_path: Path) -> None:
     footer = footer_of(tmp_path / "f", TABLE)
-    assert leaf_columns(TABLE.schema) == [
+    assert list_leaf_columns(TABLE.schema) == [
         c.path for c in map(footer.schema.column, range(footer.num_columns))
     ]
 
 
 def test_codec_row_groups_dictionaries_index_filters_order_and_metadata_survive(tmp_path: Path) -> None:
-    leaves = leaf_columns(TABLE.schema)
+    leaves = list_leaf_columns(TABLE.schema)
     footer = footer_of(
         tmp_path / "old",
         TABLE.replace_schema_metadata({"who": "me"}),
@@ -67,11 +67,11 @@ def test_codec_row_groups_dictionaries_index_filters_order_and_metadata_survive(
         sorting_columns=[pq.SortingColumn(leaves.index("price"), descending=True, nulls_first=True)],
         bloom_filter_options={"name": {"ndv": 300}, "id": {"ndv": 300}},
     )
-    old = layout_of(footer)
+    old = read_layout(footer)
     assert old.row_group_rows == 300
     assert old.sorting == (("price", True, True),)
     again = written_again(tmp_path / "new", TABLE, old)
-    new = layout_of(again)
+    new = read_layout(again)
     assert set(new.bloom_filters) == {"name", "id"}
     assert replace(new, bloom_filters=old.bloom_filters) == old
     assert [again.row_group(i).num_rows for i in range(again.num_row_groups)] == [300, 300, 300, 100]
@@ -88,44 +88,44 @@ def test_codec_row_groups_dictionaries_index_filters_order_and_metadata_survive(
 
 @pytest.mark.parametrize("codec", ["none", "snappy", "gzip", "zstd", "lz4", "brotli"])
 def test_every_codec_survives(tmp_path: Path, codec: str) -> None:
-    old = layout_of(footer_of(tmp_path / "old", TABLE, compression=codec))
+    old = read_layout(footer_of(tmp_path / "old", TABLE, compression=codec))
     assert old.compression == codec
     assert old.compression_of == {}
-    assert layout_of(written_again(tmp_path / "new", TABLE, old)).compression == codec
+    assert read_layout(written_again(tmp_path / "new", TABLE, old)).compression == codec
 
 
 def test_columns_that_are_new_or_gone_do_not_disturb(tmp_path: Path) -> None:
-    leaves = leaf_columns(TABLE.schema)
+    leaves = list_leaf_columns(TABLE.schema)
     codecs = dict.fromkeys(leaves, "snappy") | {"id": "zstd", "price": "gzip"}
     order = [pq.SortingColumn(leaves.index("id")), pq.SortingColumn(leaves.index("price"))]
-    old = layout_of(footer_of(tmp_path / "old", TABLE, compression=codecs, sorting_columns=order))
+    old = read_layout(footer_of(tmp_path / "old", TABLE, compression=codecs, sorting_columns=order))
     other = pa.table({"new": ["x"], "id": [1]})
     again = written_again(tmp_path / "new", other, old)
     assert [again.row_group(0).column(i).compression for i in (0, 1)] == ["SNAPPY", "ZSTD"]
-    assert layout_of(again).sorting == (("id", False, False),)
+    assert read_layout(again).sorting == (("id", False, False),)
 
 
 def test_an_order_that_not_every_row_group_declares_is_not_the_files(tmp_path: Path) -> None:
     footer = footer_of(tmp_path / "old", TABLE, row_group_size=500, sorting_columns=[pq.SortingColumn(0)])
     unsorted = footer_of(tmp_path / "other", TABLE)
     footer.append_row_groups(unsorted)
-    assert layout_of(footer).sorting == ()
+    assert read_layout(footer).sorting == ()
 
 
 def test_sort_keys_stop_at_the_first_column_that_cannot_be_sorted_by() -> None:
     layout = Layout(sorting=(("id", False, False), ("price", True, True), ("point.x", False, False)))
-    assert layout.sort_keys(TABLE.schema) == [
+    assert layout.make_sort_keys(TABLE.schema) == [
         ("id", "ascending", "at_end"),
         ("price", "descending", "at_start"),
     ]
-    assert Layout(sorting=(("gone", False, False), ("id", False, False))).sort_keys(TABLE.schema) == []
+    assert Layout(sorting=(("gone", False, False), ("id", False, False))).make_sort_keys(TABLE.schema) == []
 
 
 def test_a_file_without_rows_gives_the_defaults_and_its_metadata(tmp_path: Path) -> None:
     empty = TABLE.slice(0, 0).replace_schema_metadata({"who": "me"})
     with pq.ParquetWriter(tmp_path / "f", empty.schema) as writer:
         assert writer is not None
-    layout = layout_of(pq.read_metadata(tmp_path / "f"))
+    layout = read_layout(pq.read_metadata(tmp_path / "f"))
     assert layout.row_group_rows == DEFAULT_ROW_GROUP_ROWS
     assert layout.key_value_metadata == {b"who": b"me"}
 
@@ -138,7 +138,7 @@ def test_physical_types_of_a_file_survive(tmp_path: Path) -> None:
         }
     )
     options = {"use_deprecated_int96_timestamps": True, "store_decimal_as_integer": True}
-    old = layout_of(footer_of(tmp_path / "old", table, **options))
+    old = read_layout(footer_of(tmp_path / "old", table, **options))
     assert (old.int96_timestamps, old.integer_decimals) == (True, True)
     again = written_again(tmp_path / "new", table, old)
     assert [again.schema.column(i).physical_type for i in (0, 1)] == ["INT96", "INT32"]
@@ -146,7 +146,7 @@ def test_physical_types_of_a_file_survive(tmp_path: Path) -> None:
 
 
 def test_old_names_of_list_elements_survive(tmp_path: Path) -> None:
-    old = layout_of(footer_of(tmp_path / "old", TABLE, use_compliant_nested_type=False))
+    old = read_layout(footer_of(tmp_path / "old", TABLE, use_compliant_nested_type=False))
     assert old.item_lists
     again = written_again(tmp_path / "new", TABLE, old)
     assert "tags.list.item" in [again.schema.column(i).path for i in range(again.num_columns)]
@@ -157,22 +157,22 @@ def test_the_layout_of_another_writers_file_can_be_written(tmp_path: Path) -> No
         f"copy (select range as id, 'x' || range as name, range::decimal(9,2) as d, [range] as l, "
         f"timestamp '2024-01-01' as t from range(1000)) to '{tmp_path}/old' (format parquet, codec zstd)"
     )
-    old = layout_of(pq.read_metadata(tmp_path / "old"))
+    old = read_layout(pq.read_metadata(tmp_path / "old"))
     assert old.compression == "zstd"
     table = pq.ParquetFile(tmp_path / "old").read()
     again = written_again(tmp_path / "new", table, old)
-    assert layout_of(again).integer_decimals == old.integer_decimals
+    assert read_layout(again).integer_decimals == old.integer_decimals
     assert duckdb.sql(f"select count(*) from read_parquet('{tmp_path}/new')").fetchall() == [(1000,)]
 
 
 def test_the_caller_may_ask_for_another_codec_and_size() -> None:
     layout = Layout(compression="gzip", compression_of={"id": "zstd"})
     assert (
-        layout.with_compression("lz4").writer_options(TABLE.schema, dictionary_columns=[])["compression"]
+        layout.with_compression("lz4").make_writer_options(TABLE.schema, dictionary_columns=[])["compression"]
         == "lz4"
     )
     assert layout.with_row_group_rows(5).row_group_rows == 5
 
 
 def test_page_checksums_are_always_written() -> None:
-    assert Layout().writer_options(TABLE.schema, dictionary_columns=[])["write_page_checksum"] is True
+    assert Layout().make_writer_options(TABLE.schema, dictionary_columns=[])["write_page_checksum"] is True

@@ -5,7 +5,7 @@ import traceback
 import pyarrow as pa
 import pytest
 
-from intarsia.common.log import cleanup, logger, operation_log, redact
+from intarsia.common.log import cleanup, get_logger, operation_log, redact
 from intarsia.datasets.pyarrow import merge_parquet_dataset_pyarrow
 from intarsia.errors import InputError
 
@@ -55,14 +55,14 @@ def test_the_host_of_a_url_stays_visible():
 
 
 def test_loggers_live_below_the_name_of_the_library():
-    assert logger("intarsia.core.run").name == "intarsia.core.run"
-    assert logger("x").name == "intarsia.x"
-    assert logger("intarsiafoo").name == "intarsia.intarsiafoo"
-    assert len(logger("intarsia.twice").filters) == len(logger("intarsia.twice").filters) == 1
+    assert get_logger("intarsia.core.run").name == "intarsia.core.run"
+    assert get_logger("x").name == "intarsia.x"
+    assert get_logger("intarsiafoo").name == "intarsia.intarsiafoo"
+    assert len(get_logger("intarsia.twice").filters) == len(get_logger("intarsia.twice").filters) == 1
 
 
 def test_messages_arguments_and_tracebacks_are_redacted(caplog):
-    log = logger("intarsia.test_redaction")
+    log = get_logger("intarsia.test_redaction")
     try:
         raise ValueError("cannot open s3://u:hunter2@h/b")
     except ValueError:
@@ -115,7 +115,7 @@ def test_no_formatter_of_the_host_program_sees_a_secret(caplog, monkeypatch, for
             error = RuntimeError(f"secret={secret}")
             raise (ExceptionGroup(f"password={secret}", [error]) if grouped else error) from cause
     except (RuntimeError, ExceptionGroup) as caught:
-        logger("intarsia.test_formatters").error("failed", exc_info=caught, stack_info=True)
+        get_logger("intarsia.test_formatters").error("failed", exc_info=caught, stack_info=True)
         raised = repr(caught)
     assert "hunter2" in raised, "what is raised stays as it is"
     assert "hunter2" not in caplog.text
@@ -126,7 +126,7 @@ def test_no_formatter_of_the_host_program_sees_a_secret(caplog, monkeypatch, for
 def test_an_error_without_a_secret_is_handed_to_the_handlers_as_it_is(caplog):
     error = Foreign("h")
     error.__notes__ = []
-    logger("intarsia.test_formatters").error("failed", exc_info=error)
+    get_logger("intarsia.test_formatters").error("failed", exc_info=error)
     assert caplog.records[0].exc_info[1] is error
 
 
@@ -136,7 +136,7 @@ def test_a_logger_of_pyspark_that_keeps_to_itself_changes_nothing(caplog, monkey
     own = pyspark_logger("intarsia.test_pyspark")
     monkeypatch.setattr(caplog.handler, "formatter", caplog.handler.formatter)
     own.addHandler(caplog.handler)
-    with pytest.raises(RuntimeError), operation_log(logger("intarsia.t"), "merge", "s3://u:hunter2@h/b"):
+    with pytest.raises(RuntimeError), operation_log(get_logger("intarsia.t"), "merge", "s3://u:hunter2@h/b"):
         raise RuntimeError("token=hunter2")
     assert json.loads(caplog.text)["exception"]["msg"] == "token=***"
     assert "hunter2" not in caplog.text
@@ -144,7 +144,7 @@ def test_a_logger_of_pyspark_that_keeps_to_itself_changes_nothing(caplog, monkey
 
 def test_a_message_whose_arguments_do_not_fit_shows_no_secret_either(monkeypatch):
     records = []
-    log = logger("intarsia.test_misfit")
+    log = get_logger("intarsia.test_misfit")
     monkeypatch.setattr(log, "propagate", False)
     seen = logging.Handler()
     monkeypatch.setattr(seen, "emit", records.append)
@@ -157,12 +157,15 @@ def test_a_message_whose_arguments_do_not_fit_shows_no_secret_either(monkeypatch
 
 def test_a_message_whose_arguments_do_not_fit_does_not_raise_in_the_caller(monkeypatch):
     monkeypatch.setattr(logging, "raiseExceptions", False)
-    logger("intarsia.test_misfit").error("%d rows", "many")
+    get_logger("intarsia.test_misfit").error("%d rows", "many")
 
 
 def test_unexpected_errors_are_logged_with_operation_and_path_and_raised_unchanged(caplog):
     error = RuntimeError("boom")
-    with pytest.raises(RuntimeError) as caught, operation_log(logger("intarsia.t"), "merge", "/data/orders"):
+    with (
+        pytest.raises(RuntimeError) as caught,
+        operation_log(get_logger("intarsia.t"), "merge", "/data/orders"),
+    ):
         raise error
     assert caught.value is error
     assert "merge" in caplog.messages[0]
@@ -182,11 +185,11 @@ def test_an_unexpected_error_of_a_merge_with_plain_counts_is_logged_once(tmp_pat
 
 
 def test_errors_raised_on_purpose_and_success_are_not_logged(caplog):
-    with pytest.raises(InputError), operation_log(logger("intarsia.t"), "merge", "/data"):
+    with pytest.raises(InputError), operation_log(get_logger("intarsia.t"), "merge", "/data"):
         raise InputError("no such strategy")
-    with pytest.raises(KeyboardInterrupt), operation_log(logger("intarsia.t"), "merge", "/data"):
+    with pytest.raises(KeyboardInterrupt), operation_log(get_logger("intarsia.t"), "merge", "/data"):
         raise KeyboardInterrupt
-    with operation_log(logger("intarsia.t"), "merge", "/data"):
+    with operation_log(get_logger("intarsia.t"), "merge", "/data"):
         pass
     assert caplog.records == []
 
@@ -196,7 +199,7 @@ def test_cleanup_goes_on_after_a_failure_and_logs_each(caplog, tmp_path):
     there.touch()
     missing = tmp_path / "missing"
     failed = cleanup(
-        logger("intarsia.t"),
+        get_logger("intarsia.t"),
         ("the first file", missing.unlink),
         ("the second file", there.unlink),
         ("the third file", missing.unlink),
@@ -209,9 +212,9 @@ def test_cleanup_goes_on_after_a_failure_and_logs_each(caplog, tmp_path):
 def test_cleanup_runs_everything_before_it_raises_a_mistake():
     done = []
     with pytest.raises(ZeroDivisionError):
-        cleanup(logger("intarsia.t"), ("a", lambda: 1 / 0), ("b", lambda: done.append("b")))
+        cleanup(get_logger("intarsia.t"), ("a", lambda: 1 / 0), ("b", lambda: done.append("b")))
     assert done == ["b"]
 
 
 def test_cleanup_of_nothing_is_fine():
-    assert cleanup(logger("intarsia.t")) == 0
+    assert cleanup(get_logger("intarsia.t")) == 0

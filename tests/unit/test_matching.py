@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.common.arrow import ingest
-from intarsia.core.intent import Merge, WriteOptions
+from intarsia.core.intent import MergeIntent, WriteOptions
 from intarsia.core.keys import arange
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import prepare
-from intarsia.core.rule import Rule, strategy_rule, when_matched, when_not_matched_by_source
-from intarsia.core.run import make_plan, silent
+from intarsia.core.rule import Rule, get_strategy_rule, when_matched, when_not_matched_by_source
+from intarsia.core.run import ignore_progress, make_plan
 from intarsia.engines.arrow import ArrowEngine
 from intarsia.errors import KeyColumnError, PartitionMoveError
 from intarsia.kernel import match
@@ -24,12 +24,12 @@ from intarsia.tables.parquet import ParquetTable
 
 
 def _matches(root, source, *, rule="upsert", keys=("id",), **options):
-    rule = strategy_rule(rule) if isinstance(rule, str) else rule
-    intent = Merge(rule, keys, keys, **options)
+    rule = get_strategy_rule(rule) if isinstance(rule, str) else rule
+    intent = MergeIntent(rule, keys, keys, **options)
     snapshot = ParquetTable(root).snapshot()
     with ingest(source) as adopted:
         prepared = prepare(intent, snapshot, adopted)
-        execution = Execution(make_plan(prepared, snapshot), prepared, None, silent)
+        execution = Execution(make_plan(prepared, snapshot), prepared, None, ignore_progress)
         return ArrowEngine(threads=1).match(execution)
 
 

@@ -51,7 +51,7 @@ def stage(
     tx: ParquetTransaction, label: str, table: pa.Table, path: str, *, rows: int | None = None
 ) -> StagedFile:
     staging = tx.staging
-    location = staging.location(label)
+    location = staging.make_location(label)
     pq.write_table(table, location, filesystem=staging.filesystem)
     size = staging.filesystem.get_file_info(location).size
     return StagedFile(location, path, table.num_rows if rows is None else rows, size)
@@ -98,7 +98,7 @@ def test_paths_are_shown_in_the_form_the_caller_gave(root: Path, monkeypatch: py
     monkeypatch.chdir(root.parent)
     for target in ("data", "./data/", f"file://{root}"):
         snapshot = ParquetTable(target).snapshot()
-        assert snapshot.shown(snapshot.files[0]) == f"{target.rstrip('/')}/p=1/a.parquet"
+        assert snapshot.show_path(snapshot.files[0]) == f"{target.rstrip('/')}/p=1/a.parquet"
 
 
 def test_a_directory_that_is_not_there_and_one_that_is_empty(tmp_path: Path) -> None:
@@ -294,7 +294,7 @@ def test_files_of_one_schema_share_its_bytes_whatever_their_rows(tmp_path: Path,
     read = footers.read_footers(filesystem, [f"{tmp_path}/{name}.parquet" for name in "abc"])
     assert read[0].shape.schema == read[1].shape.schema
     assert read[0].shape.schema != read[2].shape.schema
-    assert len(footers.file_schemas(read)[0]) == 2
+    assert len(footers.collect_schemas(read)[0]) == 2
     assert len(read[0].shape.schema) < read[0].metadata.serialized_size
 
 

@@ -23,11 +23,11 @@ from intarsia.common.partitions import (
     infer_partition_columns,
     infer_partition_schema,
     parse_hive_partition_path,
+    parse_partition,
     parse_partition_filter,
     partition_matches,
     partition_text,
     split_by_partition,
-    typed_partition,
 )
 from intarsia.datasets.pyarrow import PyarrowDatasetIO
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, UnsafePath
@@ -55,7 +55,7 @@ NASTY = [
 
 def read_back(values, schema=None):
     texts = parse_hive_partition_path(f"{hive_path(values)}/part-0.parquet")
-    return texts if schema is None else typed_partition(texts, schema)
+    return texts if schema is None else parse_partition(texts, schema)
 
 
 # --- parsing
@@ -274,7 +274,7 @@ def test_foreign_values_get_a_type_only_where_every_text_reads_back(texts, expec
     schema = infer_partition_schema(values)
     assert schema.field("p").type == expected
     for value in values:
-        typed = typed_partition(value, schema)
+        typed = parse_partition(value, schema)
         assert typed["p"] is None or partition_text(typed["p"]) == value["p"]
 
 
@@ -287,19 +287,19 @@ def test_declared_types_win_and_columns_keep_their_order():
 
 def test_a_text_that_is_no_value_of_the_type_is_damage_that_names_the_file():
     with pytest.raises(DamagedTable, match=r"'day'.*'soon'.*date32") as caught:
-        typed_partition({"day": "soon"}, pa.schema([("day", pa.date32())]), path="day=soon/f.parquet")
+        parse_partition({"day": "soon"}, pa.schema([("day", pa.date32())]), path="day=soon/f.parquet")
     assert caught.value.path == "day=soon/f.parquet"
 
 
 def test_a_zoned_timestamp_that_another_writer_left_without_offset_is_utc():
     schema = pa.schema([("t", pa.timestamp("us", "UTC"))])
     expected = {"t": dt.datetime(2024, 1, 1, 5, tzinfo=dt.UTC)}
-    assert typed_partition({"t": "2024-01-01 05:00:00"}, schema) == expected
-    assert typed_partition({"t": "2024-01-01 07:00:00+02:00"}, schema) == expected
+    assert parse_partition({"t": "2024-01-01 05:00:00"}, schema) == expected
+    assert parse_partition({"t": "2024-01-01 07:00:00+02:00"}, schema) == expected
 
 
 def test_a_column_the_schema_lacks_stays_text():
-    assert typed_partition({"a": "1", "b": "2"}, pa.schema([("a", pa.int64())])) == {"a": 1, "b": "2"}
+    assert parse_partition({"a": "1", "b": "2"}, pa.schema([("a", pa.int64())])) == {"a": 1, "b": "2"}
 
 
 def test_the_declared_types_survive_the_metadata_of_a_real_file(tmp_path):

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from intarsia.common.paths import shown_path
+from intarsia.common.paths import redact_path
 
 
 @pytest.mark.parametrize(
@@ -27,4 +27,4 @@ from intarsia.common.paths import shown_path
     ],
 )
 def test_a_url_is_shown_without_who_signs_in_and_without_options(given: str | Path, shown: str) -> None:
-    assert shown_path(given) == shown
+    assert redact_path(given) == shown

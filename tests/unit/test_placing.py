@@ -17,7 +17,7 @@ from intarsia.core.rule import Insert
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import InputError
 from intarsia.kernel import partitioned_writer as module
-from intarsia.kernel.match import all_rows
+from intarsia.kernel.match import insert_all_rows
 from intarsia.kernel.output_format import ROW_GROUP_ROWS
 from intarsia.kernel.partitioned_writer import NewRowWriter
 from intarsia.kernel.write import make_file_metadata
@@ -55,13 +55,13 @@ def _placing(schema, *, partition=(), files=(), **options) -> NewRowWriter:
 
 
 def _written(placing, inserts, source, tx):
-    files = placing.files(inserts, source, tx, prefix="insert")
+    files = placing.plan_files(inserts, source, tx, prefix="insert")
     staged = [placing.write(file, source, tx) for file in files]
     return {one.path: pq.ParquetFile(one.location).read() for one in staged}
 
 
 def test_rows_go_to_a_file_per_partition_without_its_columns(tx):
-    found = _written(_placing(SOURCE.schema, partition=["p"]), all_rows(SOURCE), SOURCE, tx)
+    found = _written(_placing(SOURCE.schema, partition=["p"]), insert_all_rows(SOURCE), SOURCE, tx)
     assert {path: table["id"].to_pylist() for path, table in found.items()} == {
         "p=a/insert-0.parquet": [0, 3, 5],
         "p=b/insert-1.parquet": [1, 4],
@@ -79,7 +79,7 @@ def test_only_the_chosen_rows_are_written_in_their_order(tx):
 
 def test_files_end_at_their_most_rows(tx):
     placing = _placing(SOURCE.schema, max_rows_per_file=4, row_group_size=3)
-    found = _written(placing, all_rows(SOURCE), SOURCE, tx)
+    found = _written(placing, insert_all_rows(SOURCE), SOURCE, tx)
     assert [table["id"].to_pylist() for table in found.values()] == [[0, 1, 2, 3], [4, 5]]
     assert pq.read_metadata(f"{tx.directory}/insert-00000.part").num_row_groups == 2
 
@@ -89,7 +89,7 @@ def test_rows_are_written_in_slices_of_the_source(tx, monkeypatch, slice_rows):
     monkeypatch.setattr(module, "SLICE_ROWS", slice_rows)
     source = pa.table({"id": range(100), "p": ["a", "b"] * 50})
     found = _written(
-        _placing(source.schema, partition=["p"], row_group_size=20), all_rows(source), source, tx
+        _placing(source.schema, partition=["p"], row_group_size=20), insert_all_rows(source), source, tx
     )
     assert [table["id"].to_pylist() for table in found.values()] == [
         list(range(0, 100, 2)), list(range(1, 100, 2))
@@ -111,11 +111,13 @@ def test_a_new_file_looks_like_the_first_of_the_table(tx, tmp_path):
     pq.write_table(SOURCE, path, compression="zstd", sorting_columns=[pq.SortingColumn(0)],
                    row_group_size=2)  # fmt: skip
     first = DataFile("old.parquet", str(path), 1, 6, footer=pq.read_metadata(path))
-    layout = _placing(SOURCE.schema, files=[first]).form("tx1").layout
+    layout = _placing(SOURCE.schema, files=[first]).make_format("tx1").layout
     assert (layout.compression, layout.sorting, layout.row_group_rows) == ("zstd", (), ROW_GROUP_ROWS)
-    asked = _placing(SOURCE.schema, files=[first], compression="gzip", row_group_size=9).form("tx1").layout
+    asked = (
+        _placing(SOURCE.schema, files=[first], compression="gzip", row_group_size=9).make_format("tx1").layout
+    )
     assert (asked.compression, asked.row_group_rows) == ("gzip", 9)
-    assert _placing(SOURCE.schema).form("tx1").layout.compression == "snappy"
+    assert _placing(SOURCE.schema).make_format("tx1").layout.compression == "snappy"
 
 
 def test_a_file_says_its_transaction_and_the_types_of_its_partition():
@@ -129,9 +131,9 @@ def test_a_file_says_its_transaction_and_the_types_of_its_partition():
 def test_a_file_needs_a_column_beside_its_partition(tx):
     placing = _placing(pa.schema([("p", pa.string())]), partition=["p"])
     with pytest.raises(InputError, match="every column is a partition column"):
-        placing.files(all_rows(SOURCE.select(["p"])), SOURCE.select(["p"]), tx, prefix="part")
+        placing.plan_files(insert_all_rows(SOURCE.select(["p"])), SOURCE.select(["p"]), tx, prefix="part")
 
 
 def test_no_rows_make_no_file(tx):
-    assert all_rows(SOURCE.slice(0, 0)) == []
-    assert _placing(SOURCE.schema).files([], SOURCE, tx, prefix="part") == []
+    assert insert_all_rows(SOURCE.slice(0, 0)) == []
+    assert _placing(SOURCE.schema).plan_files([], SOURCE, tx, prefix="part") == []

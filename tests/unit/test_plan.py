@@ -9,9 +9,9 @@ import pyarrow.fs as pafs
 import pytest
 
 from intarsia.core.change import Hits, Matches
-from intarsia.core.intent import Delete, Merge
+from intarsia.core.intent import DeleteIntent, MergeIntent
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
-from intarsia.core.rule import strategy_rule
+from intarsia.core.rule import get_strategy_rule
 from intarsia.core.snapshot import DataFile, Snapshot
 
 SCHEMA = pa.schema([("id", pa.int64())])
@@ -23,7 +23,7 @@ SNAPSHOT = Snapshot("lake", FILES, SCHEMA, (), pafs.LocalFileSystem())
 
 
 def _plan(*files: FilePlan) -> Plan:
-    return Plan(Delete("x"), SNAPSHOT, files, SCHEMA)
+    return Plan(DeleteIntent("x"), SNAPSHOT, files, SCHEMA)
 
 
 def _hits(*positions: int) -> Hits:
@@ -77,9 +77,9 @@ def test_groups_and_snapshots_add_up_their_files():
 
 
 def test_a_snapshot_shows_files_below_the_root_as_it_was_given():
-    assert SNAPSHOT.shown(FILES[0]) == SNAPSHOT.shown("a.parquet") == "lake/a.parquet"
+    assert SNAPSHOT.show_path(FILES[0]) == SNAPSHOT.show_path("a.parquet") == "lake/a.parquet"
     slashed = Snapshot("lake/", FILES, SCHEMA, (), pafs.LocalFileSystem())
-    assert slashed.shown(FILES[0]) == "lake/a.parquet"
+    assert slashed.show_path(FILES[0]) == "lake/a.parquet"
 
 
 def test_a_file_stores_all_columns_but_those_in_its_path():
@@ -90,23 +90,23 @@ def test_a_file_stores_all_columns_but_those_in_its_path():
 
 
 def test_keys_pin_a_partition_only_by_the_same_name_on_both_sides():
-    rule = strategy_rule("upsert")
-    assert Merge(rule, ("id", "day"), ("id", "day")).pins(["day"])
-    assert Merge(rule, ("id",), ("id",)).pins([])
-    assert not Merge(rule, ("id",), ("id",)).pins(["day"])
-    assert not Merge(rule, ("id", "day"), ("id", "other")).pins(["day"])
+    rule = get_strategy_rule("upsert")
+    assert MergeIntent(rule, ("id", "day"), ("id", "day")).has_equal_columns(["day"])
+    assert MergeIntent(rule, ("id",), ("id",)).has_equal_columns([])
+    assert not MergeIntent(rule, ("id",), ("id",)).has_equal_columns(["day"])
+    assert not MergeIntent(rule, ("id", "day"), ("id", "other")).has_equal_columns(["day"])
 
 
 def test_hits_are_cut_to_a_range_and_to_an_action():
     hits = Hits(pa.array([1, 4, 6, 9]), pa.array([0, 1, 0, 1], pa.int8()), pa.array([10, 11, None, 13]))
-    inside = hits.within(4, 9)
+    inside = hits.select_range(4, 9)
     assert inside.positions.to_pylist() == [4, 6]
     assert inside.sources.to_pylist() == [11, None]
-    ones = hits.only(1)
+    ones = hits.select_action(1)
     assert (ones.positions.to_pylist(), ones.sources.to_pylist(), ones.action) == ([4, 9], [11, 13], 1)
-    assert len(hits.only(2)) == 0
+    assert len(hits.select_action(2)) == 0
     same = _hits(3)
-    assert same.only(0) is same
-    assert len(same.only(1)) == 0
-    assert len(same.within(0, 3)) == 0
-    assert len(Hits.empty().within(0, 10)) == 0
+    assert same.select_action(0) is same
+    assert len(same.select_action(1)) == 0
+    assert len(same.select_range(0, 3)) == 0
+    assert len(Hits.make_empty().select_range(0, 10)) == 0

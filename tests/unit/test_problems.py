@@ -6,16 +6,16 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pytest
 
-from intarsia.core.intent import Merge
+from intarsia.core.intent import MergeIntent
 from intarsia.core.keys import KeyIndex
-from intarsia.core.rule import strategy_rule
+from intarsia.core.rule import get_strategy_rule
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.core.validation import (
-    duplicate_source_keys,
-    null_source_keys,
-    null_target_keys,
-    partition_moves,
-    several_matches,
+    refuse_duplicate_source_keys,
+    refuse_null_source_keys,
+    refuse_null_target_keys,
+    refuse_partition_moves,
+    refuse_several_matches,
 )
 from intarsia.errors import KeyColumnError, PartitionMoveError
 
@@ -24,19 +24,19 @@ WHERE = {"operation": "upsert", "path": "lake"}
 
 def _duplicates(table, *keys):
     index = KeyIndex([table[name] for name in keys])
-    duplicate_source_keys(table, index, keys, **WHERE)
+    refuse_duplicate_source_keys(table, index, keys, **WHERE)
 
 
 def test_nothing_is_said_where_nothing_is_wrong():
-    null_source_keys({"id": 0}, **WHERE)
-    null_target_keys([], **WHERE)
+    refuse_null_source_keys({"id": 0}, **WHERE)
+    refuse_null_target_keys([], **WHERE)
     _duplicates(pa.table({"id": [1, 2]}), "id")
     _duplicates(pa.table({"id": pa.array([], pa.int64())}), "id")
 
 
 def test_null_keys_are_told_with_their_columns_and_counts():
     with pytest.raises(KeyColumnError) as caught:
-        null_source_keys({"id": 1234, "k": 1, "ok": 0}, **WHERE)
+        refuse_null_source_keys({"id": 1234, "k": 1, "ok": 0}, **WHERE)
     text = str(caught.value)
     assert (
         "upsert: Key column 'id' has 1,234 NULL values and Key column 'k' has 1 NULL value in the source"
@@ -48,7 +48,7 @@ def test_null_keys_are_told_with_their_columns_and_counts():
 
 def test_null_keys_of_the_target_name_the_first_file_and_count_the_rest():
     with pytest.raises(KeyColumnError) as caught:
-        null_target_keys([("lake/a.parquet", {"id": 2}), ("lake/b.parquet", {"id": 1})], **WHERE)
+        refuse_null_target_keys([("lake/a.parquet", {"id": 2}), ("lake/b.parquet", {"id": 1})], **WHERE)
     assert "has 2 NULL values in the target file lake/a.parquet (and 1 more file)" in str(caught.value)
 
 
@@ -72,7 +72,7 @@ def test_nanoseconds_can_be_shown(kind):
 
 def test_a_target_row_hit_twice_is_told_with_the_count():
     with pytest.raises(KeyColumnError, match="1 target row would be changed by more than one source row"):
-        several_matches(1, ["id"], **WHERE)
+        refuse_several_matches(1, ["id"], **WHERE)
 
 
 def test_moves_are_told_with_both_partitions():
@@ -80,9 +80,9 @@ def test_moves_are_told_with_both_partitions():
     file = DataFile("region=eu/f.parquet", "f", 1, 4, {"region": "eu"})
     schema = pa.schema([("id", pa.int64()), ("region", pa.string())])
     snapshot = Snapshot("lake", (file,), schema, ("region",), pafs.LocalFileSystem())
-    intent = Merge(strategy_rule("upsert"), ("id",), ("id",))
+    intent = MergeIntent(get_strategy_rule("upsert"), ("id",), ("id",))
     with pytest.raises(PartitionMoveError) as caught:
-        partition_moves([(file, pa.array([0, 1, 2, 3]))], source, intent, snapshot)
+        refuse_partition_moves([(file, pa.array([0, 1, 2, 3]))], source, intent, snapshot)
     text = str(caught.value)
     assert "4 rows would move" in text
     assert "id=1 is in region=eu, the source says region=us" in text

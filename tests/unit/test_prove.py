@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from intarsia.core.expr import Expr, resolve
-from intarsia.core.prove import Facts, always_true, never_true
+from intarsia.core.prove import Facts, is_always_true, is_never_true
 from intarsia.sql.parse import parse_expression
 
 SCHEMA = pa.schema(
@@ -95,8 +95,8 @@ def read(text: str) -> Expr:
     ],
 )
 def test_bounds_prove_that_a_predicate_is_never_true(text: str) -> None:
-    assert never_true(read(text), BOUNDS)
-    assert not always_true(read(text), BOUNDS)
+    assert is_never_true(read(text), BOUNDS)
+    assert not is_always_true(read(text), BOUNDS)
 
 
 @pytest.mark.parametrize(
@@ -130,8 +130,8 @@ def test_bounds_prove_that_a_predicate_is_never_true(text: str) -> None:
     ],
 )
 def test_bounds_prove_that_a_predicate_is_always_true(text: str) -> None:
-    assert always_true(read(text), BOUNDS)
-    assert not never_true(read(text), BOUNDS)
+    assert is_always_true(read(text), BOUNDS)
+    assert not is_never_true(read(text), BOUNDS)
 
 
 @pytest.mark.parametrize(
@@ -155,51 +155,51 @@ def test_bounds_prove_that_a_predicate_is_always_true(text: str) -> None:
     ],
 )
 def test_what_is_not_proven_is_not_claimed(text: str) -> None:
-    assert not never_true(read(text), BOUNDS)
-    assert not always_true(read(text), BOUNDS)
+    assert not is_never_true(read(text), BOUNDS)
+    assert not is_always_true(read(text), BOUNDS)
 
 
 def test_nulls_keep_a_predicate_from_being_always_true() -> None:
     for nulls in (None, 1):
         bounds = {("n",): Facts(10, 20, nulls, 100)}
-        assert not always_true(read("n >= 10"), bounds)
-        assert never_true(read("n < 10"), bounds)
-        assert not never_true(read("n is null"), bounds)
+        assert not is_always_true(read("n >= 10"), bounds)
+        assert is_never_true(read("n < 10"), bounds)
+        assert not is_never_true(read("n is null"), bounds)
 
 
 def test_a_column_of_nothing_but_nulls_is_never_true_of_anything_but_null() -> None:
     bounds = {("n",): Facts(None, None, 100, 100)}
-    assert never_true(read("n > 0"), bounds)
-    assert never_true(read("not (n > 0)"), bounds)
-    assert never_true(read("n not in (1, 2)"), bounds)
-    assert always_true(read("n is null"), bounds)
+    assert is_never_true(read("n > 0"), bounds)
+    assert is_never_true(read("not (n > 0)"), bounds)
+    assert is_never_true(read("n not in (1, 2)"), bounds)
+    assert is_always_true(read("n is null"), bounds)
 
 
 def test_no_rows_are_never_true() -> None:
-    assert never_true(read("n > 0"), {("n",): Facts(None, None, 0, 0)})
+    assert is_never_true(read("n > 0"), {("n",): Facts(None, None, 0, 0)})
 
 
 @pytest.mark.parametrize("facts", [Facts(), Facts(rows=5), Facts(lower=1), Facts(upper=1, null_count=0)])
 def test_unknown_bounds_prove_nothing_beyond_what_is_known(facts: Facts) -> None:
     bounds = {("n",): facts}
-    assert not never_true(read("n = 1"), bounds)
-    assert not always_true(read("n = 1"), bounds)
+    assert not is_never_true(read("n = 1"), bounds)
+    assert not is_always_true(read("n = 1"), bounds)
 
 
 def test_a_nan_is_above_every_bound() -> None:
     maybe = {("f",): Facts(1.0, 2.0, 0, 10, maybe_nan=True)}
-    assert not never_true(read("f > 100"), maybe)
-    assert not always_true(read("f < 100"), maybe)
-    assert not never_true(read("f = 'nan'::double"), maybe)
-    assert never_true(read("f < 1"), maybe)
-    assert never_true(read("f = 3"), maybe)
+    assert not is_never_true(read("f > 100"), maybe)
+    assert not is_always_true(read("f < 100"), maybe)
+    assert not is_never_true(read("f = 'nan'::double"), maybe)
+    assert is_never_true(read("f < 1"), maybe)
+    assert is_never_true(read("f = 3"), maybe)
 
 
 def test_a_nan_in_the_bounds_makes_them_worthless() -> None:
     for lower, upper in [(float("nan"), float("nan")), (0.0, float("nan")), (float("nan"), 1.0)]:
         bounds = {("f",): Facts(lower, upper, 0, 10, maybe_nan=False)}
-        assert not never_true(read("f = 50"), bounds)
-        assert not never_true(read("f < -50"), bounds)
+        assert not is_never_true(read("f = 50"), bounds)
+        assert not is_never_true(read("f < -50"), bounds)
 
 
 @pytest.mark.parametrize(
@@ -212,8 +212,8 @@ def test_a_nan_in_the_bounds_makes_them_worthless() -> None:
     ],
 )
 def test_bounds_of_another_kind_prove_nothing(name: str, text: str, facts: Facts) -> None:
-    assert not never_true(read(text), {(name,): facts})
-    assert not always_true(read(text), {(name,): facts})
+    assert not is_never_true(read(text), {(name,): facts})
+    assert not is_always_true(read(text), {(name,): facts})
 
 
 @pytest.mark.parametrize(
@@ -233,16 +233,16 @@ def test_bounds_of_another_kind_prove_nothing(name: str, text: str, facts: Facts
     ],
 )
 def test_bounds_may_be_pyarrow_scalars(name: str, lower: Any, upper: Any, text: str) -> None:
-    assert never_true(read(text), {(name,): Facts(lower, upper, 0, 10)})
-    assert always_true(read(f"not ({text})"), {(name,): Facts(lower, upper, 0, 10, maybe_nan=False)})
+    assert is_never_true(read(text), {(name,): Facts(lower, upper, 0, 10)})
+    assert is_always_true(read(f"not ({text})"), {(name,): Facts(lower, upper, 0, 10, maybe_nan=False)})
 
 
 def test_a_partition_value_decides_for_every_row() -> None:
-    bounds = {("s",): Facts.constant("eu"), ("n",): Facts.constant(None)}
-    assert always_true(read("s = 'eu'"), bounds)
-    assert never_true(read("s in ('us', 'ap')"), bounds)
-    assert always_true(read("n is null and s like 'e%'"), bounds)
-    assert never_true(read("n = 1 or s <> 'eu'"), bounds)
+    bounds = {("s",): Facts.from_constant("eu"), ("n",): Facts.from_constant(None)}
+    assert is_always_true(read("s = 'eu'"), bounds)
+    assert is_never_true(read("s in ('us', 'ap')"), bounds)
+    assert is_always_true(read("n is null and s like 'e%'"), bounds)
+    assert is_never_true(read("n = 1 or s <> 'eu'"), bounds)
 
 
 def test_a_cast_that_keeps_order_and_values_is_seen_through_and_others_are_not() -> None:
@@ -251,14 +251,14 @@ def test_a_cast_that_keeps_order_and_values_is_seen_through_and_others_are_not()
         ("other",): Facts(2**53 + 1, 2**53 + 1, 0, 10, type=pa.int64()),
     }
     schema = pa.schema({"n": pa.int32(), "other": pa.int64(), "f": pa.float64()})
-    assert never_true(resolve(parse_expression("n > other"), schema), bounds)
-    assert never_true(resolve(parse_expression("cast(n as double) > 20"), schema), bounds)
+    assert is_never_true(resolve(parse_expression("n > other"), schema), bounds)
+    assert is_never_true(resolve(parse_expression("cast(n as double) > 20"), schema), bounds)
     rounded = resolve(parse_expression("cast(other as double) = 9007199254740992e0"), schema)
-    assert not never_true(rounded, bounds)
-    assert not never_true(resolve(parse_expression("cast(n as varchar) = '3'"), schema), bounds)
+    assert not is_never_true(rounded, bounds)
+    assert not is_never_true(resolve(parse_expression("cast(n as varchar) = '3'"), schema), bounds)
 
 
 def test_source_columns_are_unknown() -> None:
     both = resolve(parse_expression("source.n > 100"), SCHEMA, source=SCHEMA)
-    assert not never_true(both, BOUNDS)
-    assert never_true(resolve(parse_expression("target.n > 100"), SCHEMA, source=SCHEMA), BOUNDS)
+    assert not is_never_true(both, BOUNDS)
+    assert is_never_true(resolve(parse_expression("target.n > 100"), SCHEMA, source=SCHEMA), BOUNDS)

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from intarsia.core.keys import search
-from intarsia.core.prune import KeyRange, PartitionSet, key_scan_bytes, row_groups_that_may_hold
+from intarsia.core.prune import KeyRange, PartitionSet, count_scan_bytes, find_row_groups
 from intarsia.core.snapshot import DataFile, Snapshot
 
 
@@ -63,7 +63,7 @@ def test_a_row_group_that_holds_a_key_is_never_excluded(name, data, null_match):
     rows = data.draw(st.sampled_from([1, 2, 5]))
     file = data_file(pa.table({"k": stored}), rows)
     ranges = {"k": KeyRange.of(wanted)}
-    (chosen,) = row_groups_that_may_hold([file], pa.schema([("k", kind)]), ranges, null_match=null_match)
+    (chosen,) = find_row_groups([file], pa.schema([("k", kind)]), ranges, null_match=null_match)
     keys = {plain(value) for value in wanted.to_pylist() if value is not None or null_match}
     for group in range(file.footer.num_row_groups):
         held = {plain(value) for value in stored.slice(group * rows, rows).to_pylist()}
@@ -77,7 +77,7 @@ def test_bounds_exclude_row_groups_that_cannot_hold_a_key():
 
     def chosen(*keys, null_match=False):
         ranges = {"k": KeyRange.of(pa.array(keys, pa.int64()))}
-        return row_groups_that_may_hold([file], schema, ranges, null_match=null_match)[0]
+        return find_row_groups([file], schema, ranges, null_match=null_match)[0]
 
     assert chosen(5) == (0,)
     assert chosen(7) == ()  # between two row groups
@@ -92,22 +92,22 @@ def test_every_key_column_must_allow_a_row_group():
     file = data_file(pa.table({"a": [1, 1, 2, 2], "b": ["x", "y", "x", "y"]}), 2)
     schema = pa.schema([("a", pa.int64()), ("b", pa.string())])
     ranges = {"a": KeyRange.of(pa.array([2])), "b": KeyRange.of(pa.array(["x"]))}
-    assert row_groups_that_may_hold([file], schema, ranges) == [(1,)]
+    assert find_row_groups([file], schema, ranges) == [(1,)]
     ranges["b"] = KeyRange.of(pa.array(["z"]))
-    assert row_groups_that_may_hold([file], schema, ranges) == [()]
+    assert find_row_groups([file], schema, ranges) == [()]
 
 
 def test_without_key_columns_every_row_group_stays_and_without_files_there_is_none():
     file = data_file(pa.table({"k": [1, 2]}), 1)
     blind = DataFile("g", "g", 1, 1)
-    assert row_groups_that_may_hold([file, blind], pa.schema([("k", pa.int64())]), {}) == [(0, 1), (0,)]
-    assert row_groups_that_may_hold([], pa.schema([]), {}) == []
+    assert find_row_groups([file, blind], pa.schema([("k", pa.int64())]), {}) == [(0, 1), (0,)]
+    assert find_row_groups([], pa.schema([]), {}) == []
 
 
 def test_a_key_of_nan_excludes_nothing():
     file = data_file(pa.table({"k": [1.0, 2.0]}), 1)
     ranges = {"k": KeyRange.of(pa.array([NAN]))}
-    assert row_groups_that_may_hold([file], pa.schema([("k", pa.float64())]), ranges) == [(0, 1)]
+    assert find_row_groups([file], pa.schema([("k", pa.float64())]), ranges) == [(0, 1)]
 
 
 def test_a_range_is_sorted_and_without_null_nan_and_repeats():
@@ -138,13 +138,13 @@ def test_partitions_of_the_source_are_found_among_files():
         DataFile("c", "c", 1, 1, {"r": "us", "y": 1}),
         DataFile("d", "d", 1, 1, {"r": "us"}),  # y is not known: it may be any
     ]
-    assert found.rows_of(files) == [2, 1, None, -1]
-    assert found.rows_of([]) == []
-    assert PartitionSet.of(source, []).rows_of(files) == [-1] * 4
+    assert found.find_rows(files) == [2, 1, None, -1]
+    assert found.find_rows([]) == []
+    assert PartitionSet.of(source, []).find_rows(files) == [-1] * 4
     coded = PartitionSet.of(pa.table({"r": pa.array(["eu"]).dictionary_encode()}), ["r"])
-    assert coded.rows_of([DataFile("a", "a", 1, 1, {"r": "eu"})]) == [0]
+    assert coded.find_rows([DataFile("a", "a", 1, 1, {"r": "eu"})]) == [0]
     nobody = PartitionSet.of(source.slice(0, 0), ["r"])
-    assert nobody.rows_of(files[:1]) == [None]
+    assert nobody.find_rows(files[:1]) == [None]
 
 
 def test_scanned_bytes_are_those_of_the_columns_and_row_groups():
@@ -153,14 +153,14 @@ def test_scanned_bytes_are_those_of_the_columns_and_row_groups():
     snapshot = Snapshot("", (file,), table.schema, (), pafs.LocalFileSystem())
     group = file.footer.row_group(1)
     sizes = [group.column(number).total_compressed_size for number in range(3)]
-    assert key_scan_bytes(snapshot, file, ["k"], [1]) == sizes[0]
-    assert key_scan_bytes(snapshot, file, ["p"], [1]) == sizes[1] + sizes[2]
-    assert key_scan_bytes(snapshot, file, ["k"], []) == 0
-    assert key_scan_bytes(snapshot, DataFile("g", "g", 77, 1), ["k"], [0]) == 77
+    assert count_scan_bytes(snapshot, file, ["k"], [1]) == sizes[0]
+    assert count_scan_bytes(snapshot, file, ["p"], [1]) == sizes[1] + sizes[2]
+    assert count_scan_bytes(snapshot, file, ["k"], []) == 0
+    assert count_scan_bytes(snapshot, DataFile("g", "g", 77, 1), ["k"], [0]) == 77
 
 
 def test_decimal_keys_prune_too():
     kind = pa.decimal128(6, 2)
     file = data_file(pa.table({"k": pa.array([Decimal("1.10"), Decimal("9.90")], kind)}), 1)
     ranges = {"k": KeyRange.of(pa.array([Decimal("9.90")], kind))}
-    assert row_groups_that_may_hold([file], pa.schema([("k", kind)]), ranges) == [(1,)]
+    assert find_row_groups([file], pa.schema([("k", kind)]), ranges) == [(1,)]

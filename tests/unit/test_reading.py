@@ -13,7 +13,7 @@ import pytest
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 from intarsia.kernel import read
-from intarsia.kernel.read import FileReader, constant_column, constant_key, encoded_columns
+from intarsia.kernel.read import FileReader, find_encoded_columns, make_constant_column, make_constant_key
 
 LOCAL = pafs.LocalFileSystem()
 
@@ -73,7 +73,7 @@ def test_pieces_are_the_row_group_cut_up(path, limit, columns):
     file = data_file(path, table, {"p": "eu"}, row_group_size=7)
     with FileReader(file, schema, LOCAL) as reader:
         whole = reader.read(columns, 0)
-        pieces = list(reader.pieces(columns, 0, batch_rows=limit))
+        pieces = list(reader.read_pieces(columns, 0, batch_rows=limit))
     assert max(piece.num_rows for piece in pieces) <= limit
     assert sum(piece.num_rows for piece in pieces) == 7
     assert pa.concat_tables(pieces).to_pylist() == whole.to_pylist()
@@ -82,15 +82,15 @@ def test_pieces_are_the_row_group_cut_up(path, limit, columns):
 def test_a_large_row_group_is_read_in_pieces_of_itself(path, monkeypatch):
     file = data_file(path, pa.table({"id": range(5000)}))
     with FileReader(file, pa.schema([("id", pa.int64())]), LOCAL) as reader:
-        assert reader.piece_rows(0, None) is None
-        assert reader.piece_rows(0, 5000) is None
-        assert reader.piece_rows(0, 4999) == 4999
+        assert reader.choose_piece_rows(0, None) is None
+        assert reader.choose_piece_rows(0, 5000) is None
+        assert reader.choose_piece_rows(0, 4999) == 4999
         monkeypatch.setattr(read, "PIECE_ROWS", 4000)
-        assert reader.piece_rows(0, None) == 1000
-        assert [piece.num_rows for piece in reader.pieces(["id"], 0)] == [1000] * 5
+        assert reader.choose_piece_rows(0, None) == 1000
+        assert [piece.num_rows for piece in reader.read_pieces(["id"], 0)] == [1000] * 5
         monkeypatch.setattr(read, "PIECE_ROWS", 1 << 20)
         monkeypatch.setattr(read, "PIECE_BYTES", 10)
-        assert reader.piece_rows(0, None) == 1024  # never silly
+        assert reader.choose_piece_rows(0, None) == 1024  # never silly
 
 
 def test_what_cannot_be_read_is_said_with_the_files_name(path):
@@ -112,18 +112,18 @@ def test_a_page_whose_checksum_is_wrong_is_damage(path):
         with pytest.raises(DamagedTable, match=r"f\.parquet"):
             reader.read(["id"], 0)
         with pytest.raises(DamagedTable, match=r"f\.parquet"):
-            list(reader.pieces(["id"], 0, batch_rows=100))
+            list(reader.read_pieces(["id"], 0, batch_rows=100))
 
 
 def test_columns_of_one_value_are_made_in_any_type():
     kind = pa.dictionary(pa.int8(), pa.string())
-    assert constant_column("x", kind, 3).to_pylist() == ["x"] * 3
-    assert constant_column("x", kind, 3).type == kind
-    assert constant_column(None, kind, 2).to_pylist() == [None, None]
-    assert constant_column(5, pa.int16(), 2).type == pa.int16()
-    assert constant_column(None, pa.date32(), 2).null_count == 2
-    assert constant_key(5, pa.int16(), 3).dictionary.to_pylist() == [5]
-    assert len(constant_key("x", kind, 0)) == 0
+    assert make_constant_column("x", kind, 3).to_pylist() == ["x"] * 3
+    assert make_constant_column("x", kind, 3).type == kind
+    assert make_constant_column(None, kind, 2).to_pylist() == [None, None]
+    assert make_constant_column(5, pa.int16(), 2).type == pa.int16()
+    assert make_constant_column(None, pa.date32(), 2).null_count == 2
+    assert make_constant_key(5, pa.int16(), 3).dictionary.to_pylist() == [5]
+    assert len(make_constant_key("x", kind, 0)) == 0
 
 
 def test_columns_stored_as_small_dictionaries_are_known_and_no_others(path):
@@ -137,10 +137,10 @@ def test_columns_stored_as_small_dictionaries_are_known_and_no_others(path):
         "list": [["a"]] * n,
     })  # fmt: skip
     file = data_file(path, table)
-    assert encoded_columns(file, table.schema) == ["few", "raw"]
+    assert find_encoded_columns(file, table.schema) == ["few", "raw"]
     plain = data_file(path.with_name("plain.parquet"), table, use_dictionary=False)
-    assert encoded_columns(plain, table.schema) == []
-    assert encoded_columns(DataFile("g", "g", 1, 1), table.schema) == []
+    assert find_encoded_columns(plain, table.schema) == []
+    assert find_encoded_columns(DataFile("g", "g", 1, 1), table.schema) == []
     with FileReader(file, table.schema, LOCAL, encoded=["few"]) as reader:
         read = reader.read(["few", "many"], 0)
     assert pa.types.is_dictionary(read.schema.field("few").type)

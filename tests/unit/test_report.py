@@ -13,7 +13,7 @@ from intarsia.core.report import (
     MergeResult,
     WriteDatasetResult,
     as_json,
-    metadata_of,
+    make_file_metadata,
 )
 
 FILES = [
@@ -51,7 +51,7 @@ def test_a_dry_run_that_would_only_insert_would_change_something():
 
 
 def test_new_files_are_what_a_write_gives_back():
-    assert metadata_of(RESULT) == [FileMetadata("lake/b.parquet", 2, 50)]
+    assert make_file_metadata(RESULT) == [FileMetadata("lake/b.parquet", 2, 50)]
     assert WriteDatasetResult([], 0, "append").backend == "pyarrow"
 
 

@@ -78,7 +78,7 @@ def test_rows_are_replaced_dropped_and_assigned_in_one_pass(kernel, write, batch
 
 
 def test_without_hits_the_rows_are_the_same(kernel):
-    assert kernel(TABLE, Hits.empty(), [], write={"row_group_size": 4}).equals(TABLE)
+    assert kernel(TABLE, Hits.make_empty(), [], write={"row_group_size": 4}).equals(TABLE)
 
 
 def test_every_row_may_go_and_the_schema_stays(kernel):
@@ -97,7 +97,7 @@ def test_a_column_of_its_own_type_keeps_it_unless_a_value_does_not_fit(kernel):
 
 def test_a_file_is_brought_to_the_datasets_schema(kernel):
     schema = pa.schema([("id", pa.float64()), ("s", pa.string()), ("new", pa.int64())])
-    found = kernel(TABLE, Hits.empty(), [], schema=schema, widened=frozenset({"id"}))
+    found = kernel(TABLE, Hits.make_empty(), [], schema=schema, widened=frozenset({"id"}))
     assert found.schema == schema
     assert found["id"].to_pylist() == [float(n) for n in range(10)]
     assert found["new"].null_count == 10
@@ -157,5 +157,5 @@ def test_a_column_of_few_values_is_not_decoded_and_reads_the_same(kernel, value)
 
 
 def test_a_task_is_a_plain_value():
-    task = Rewrite(DataFile("a", "a", 1, 1), Hits.empty(), (), TABLE.schema, (), "out", LOCAL, LOCAL)
+    task = Rewrite(DataFile("a", "a", 1, 1), Hits.make_empty(), (), TABLE.schema, (), "out", LOCAL, LOCAL)
     assert replace(task, operation="delete").operation == "delete"

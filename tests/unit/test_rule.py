@@ -12,7 +12,7 @@ from intarsia.core.rule import (
     Insert,
     Replace,
     Rule,
-    strategy_rule,
+    get_strategy_rule,
     when_matched,
     when_not_matched,
     when_not_matched_by_source,
@@ -31,7 +31,7 @@ from intarsia.errors import InputError
     ],
 )
 def test_a_strategy_is_a_few_clauses(name, matched, inserts, drops_the_rest):
-    rule = strategy_rule(name)
+    rule = get_strategy_rule(name)
     assert rule is STRATEGIES[name]
     assert rule.name == name
     assert (rule.touches_matched, rule.inserts, rule.touches_target_only) == (
@@ -44,10 +44,10 @@ def test_a_strategy_is_a_few_clauses(name, matched, inserts, drops_the_rest):
 
 
 def test_a_strategy_is_found_whatever_its_case_and_an_unknown_one_is_not():
-    assert strategy_rule("UPSERT").name == "upsert"
+    assert get_strategy_rule("UPSERT").name == "upsert"
     for wrong in ("replace", "", None, 3):
         with pytest.raises(InputError, match="insert, update, upsert, full_merge, deduplicate"):
-            strategy_rule(wrong)
+            get_strategy_rule(wrong)
 
 
 def test_clauses_are_completed_by_their_action():
@@ -97,4 +97,4 @@ def test_a_rule_that_takes_no_whole_source_row_needs_not_every_column():
 def test_clauses_of_a_side_keep_their_order():
     one, other = when_matched("a").delete(), when_matched("b").delete()
     rule = Rule("merge", (one, when_not_matched().insert_all(), other))
-    assert rule.on("matched") == (one, other)
+    assert rule.list_clauses("matched") == (one, other)

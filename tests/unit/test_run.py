@@ -12,10 +12,10 @@ import pytest
 
 from intarsia.common.arrow import ingest
 from intarsia.core.change import Change, Committed, Hits, Matches, Replacement, Staged, StagedFile
-from intarsia.core.intent import Compact, Delete, Merge, Write
+from intarsia.core.intent import CompactIntent, DeleteIntent, MergeIntent, WriteIntent
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import Prepared, prepare
-from intarsia.core.rule import strategy_rule
+from intarsia.core.rule import get_strategy_rule
 from intarsia.core.run import ATTEMPTS, explain, run
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, KeyColumnError
@@ -23,7 +23,7 @@ from intarsia.errors import CommitConflict, DamagedTable, InputError, KeyColumnE
 SCHEMA = pa.schema([("id", pa.int64())])
 FILE = DataFile("a.parquet", "a.parquet", 100, 10)
 SNAPSHOT = Snapshot("lake", (FILE,), SCHEMA, (), pafs.LocalFileSystem(), version=3)
-UPSERT = Merge(strategy_rule("upsert"), ("id",), ("id",))
+UPSERT = MergeIntent(get_strategy_rule("upsert"), ("id",), ("id",))
 
 
 @dataclass
@@ -141,7 +141,7 @@ def test_what_is_wrong_is_said_before_anything_is_matched():
         run(UPSERT, notes, notes, twice)
     assert notes.calls == ["begin merge", "end"]
     with pytest.raises(InputError), ingest(pa.table({"id": [1]})) as rows:
-        run(Write("overwrite_partitions"), notes, notes, rows)
+        run(WriteIntent("overwrite_partitions"), notes, notes, rows)
     assert "match" not in notes.calls
 
 
@@ -170,7 +170,7 @@ def test_a_regrouping_that_loses_rows_tells_how_many():
     files = (FILE, DataFile("b.parquet", "b.parquet", 100, 10))
     staged = Staged(added=(StagedFile("s", "n.parquet", 17, 70),))
     notes = Notes(staged=staged, snapshot_=replace(SNAPSHOT, files=files))
-    result = run(Compact(), notes, notes)
+    result = run(CompactIntent(), notes, notes)
     assert (result.deleted, result.total) == (3, 17)
     (change,) = notes.commits
     assert (change.removed, change.planned, change.exclusive) == (files, files, False)
@@ -179,7 +179,7 @@ def test_a_regrouping_that_loses_rows_tells_how_many():
 def test_progress_is_passed_on():
     heard = []
     notes = Notes()
-    run(Delete(None), notes, notes, progress=lambda *what: heard.append(what))
+    run(DeleteIntent(None), notes, notes, progress=lambda *what: heard.append(what))
     assert heard == [("list target", 0, 0), ("plan", 0, 0), ("scan keys", 1, 1), ("commit", 0, 0)]
 
 

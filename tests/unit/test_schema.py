@@ -14,13 +14,13 @@ from intarsia.common.schema import (
     cast_exact,
     cast_schema,
     check_key_types,
-    common_type,
     conform_schema,
     conform_table,
     convert_large_types_to_normal,
+    find_common_type,
+    infer_text_type,
     is_nested,
     opt_dtype,
-    text_type,
     unify_schemas,
 )
 from intarsia.errors import ColumnNotFound, InputError, KeyColumnError, SchemaMismatch
@@ -121,10 +121,10 @@ def cast(array, data_type):
     ids=str,
 )
 def test_the_common_type_holds_every_value_of_both(left, right, expected):
-    assert common_type(left, right) == expected
-    assert (common_type(right, left) is None) == (expected is None)
-    assert common_type(left, left) == left
-    assert common_type(left, pa.null()) == left
+    assert find_common_type(left, right) == expected
+    assert (find_common_type(right, left) is None) == (expected is None)
+    assert find_common_type(left, left) == left
+    assert find_common_type(left, pa.null()) == left
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_the_common_type_holds_every_value_of_both(left, right, expected):
 )
 def test_between_variants_of_the_same_values_the_left_one_is_kept(family):
     for left, right in itertools.permutations(family, 2):
-        assert common_type(left, right) == left
+        assert find_common_type(left, right) == left
 
 
 NUMBERS = [
@@ -164,7 +164,7 @@ def extremes(data_type):
 
 @pytest.mark.parametrize(("left", "right"), list(itertools.permutations(NUMBERS, 2)), ids=str)
 def test_the_extremes_of_two_number_types_fit_their_common_type(left, right):
-    both = common_type(left, right)
+    both = find_common_type(left, right)
     for data_type in (left, right) if both is not None else ():
         values = extremes(data_type)
         assert cast(pa.array(values, data_type), both) == values
@@ -834,6 +834,6 @@ def test_columns_can_be_chosen_and_must_exist():
 @given(st.lists(st.none() | st.text(max_size=6) | st.integers().map(str) | st.dates().map(str), min_size=1))
 def test_a_text_column_reads_back_as_the_very_same_text(texts):
     array = pa.array(texts, pa.string())
-    data_type = text_type(array)
+    data_type = infer_text_type(array)
     if data_type is not None:
         assert array.cast(data_type).cast(pa.string()).to_pylist() == texts

@@ -18,7 +18,7 @@ import pytest
 
 import intarsia as it
 from intarsia.common import scratch
-from intarsia.common.scratch import mark, private_base, sweep, sweep_private
+from intarsia.common.scratch import make_private_base, mark, sweep, sweep_private
 from intarsia.core.incremental import IncrementalFileManager
 from intarsia.errors import StorageError
 from intarsia.tables.parquet import ParquetTable
@@ -104,7 +104,7 @@ def test_a_lease_is_renewed_for_as_long_as_its_owner_lives(tmp_path, monkeypatch
 
 
 def test_locks_are_not_relied_on_where_the_file_system_is_on_a_network(tmp_path, monkeypatch):
-    monkeypatch.setattr(scratch, "filesystem_type", lambda path: "nfs4")
+    monkeypatch.setattr(scratch, "find_filesystem_type", lambda path: "nfs4")
     alive = mark(LOCAL, f"{tmp_path}/{NAME}")
     assert os.listdir(tmp_path) == [f"{NAME}.lease"]
     alive.release()
@@ -140,12 +140,12 @@ def temporary(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_the_private_directory_is_this_users_alone_or_not_used(temporary):
-    base = Path(private_base())
+    base = Path(make_private_base())
     assert base.parent == temporary
     assert stat.S_IMODE(base.stat().st_mode) == 0o700
     base.chmod(0o755)
     with pytest.raises(StorageError, match="spool_dir="):
-        private_base()
+        make_private_base()
     (base / f"{NAME}.lock").touch()
     _occupied(base)
     assert sweep_private() == []
@@ -208,10 +208,10 @@ def test_what_a_killed_process_left_beside_a_dataset_goes_and_what_lives_stays(
 @pytest.mark.parametrize("by", [_recover, _next_merge], ids=["recover", "the next merge"])
 def test_the_temporary_directory_is_swept_too(tmp_path, make_dataset, temporary, by):
     path = make_dataset(tmp_path / "ds", ROWS)
-    _killed(_occupy, private_base())
-    alive = mark(LOCAL, f"{private_base()}/{'1b' * 16}")
+    _killed(_occupy, make_private_base())
+    alive = mark(LOCAL, f"{make_private_base()}/{'1b' * 16}")
     assert by(path) == ()  # what is swept there was no dataset's
-    assert os.listdir(private_base()) == [f"{'1b' * 16}.lock"]
+    assert os.listdir(make_private_base()) == [f"{'1b' * 16}.lock"]
     alive.release()
 
 

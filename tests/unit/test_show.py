@@ -18,18 +18,18 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia import show
-from intarsia.core.inspection import FileRange, Inspection, depth, file_ranges, inspect_snapshot
-from intarsia.core.intent import Compact, Merge, Optimize
+from intarsia.core.inspection import FileRange, Inspection, compute_depth, find_file_ranges, inspect_snapshot
+from intarsia.core.intent import CompactIntent, MergeIntent, OptimizeIntent
 from intarsia.core.plan import FileGroup, FilePlan, Plan
 from intarsia.core.report import MergeFileMetadata, MergeResult
-from intarsia.core.rule import strategy_rule
+from intarsia.core.rule import get_strategy_rule
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import ColumnNotFound
 from intarsia.show import html, progress, svg, text, tiles, units
 
 SCHEMA = pa.schema([("id", pa.int64()), ("day", pa.string()), ("amount", pa.float64())])
 SVG = "{http://www.w3.org/2000/svg}"
-UPSERT = Merge(strategy_rule("upsert"), ("id",), ("id",))
+UPSERT = MergeIntent(get_strategy_rule("upsert"), ("id",), ("id",))
 EVIL = '<script>alert("x")</script>&\x1b[31m\n\u202e.parquet'
 
 
@@ -75,7 +75,7 @@ def _orders(days: int = 31, per_day: int = 4) -> Plan:
 def _result(plan: Plan, **changes: Any) -> MergeResult:
     words = {"keep": "preserved", "rewrite": "rewritten", "remove": "removed"}
     files = [
-        MergeFileMetadata(plan.snapshot.shown(e.file), e.file.rows, words[e.action], e.file.size)
+        MergeFileMetadata(plan.snapshot.show_path(e.file), e.file.rows, words[e.action], e.file.size)
         for e in plan.files
     ]
     files.append(
@@ -139,7 +139,7 @@ def _tiles_of(picture: str, css: str) -> list[ET.Element]:
     ],
 )  # fmt: skip
 def test_sizes_have_two_or_three_digits_and_never_a_thousand(number, shown):
-    assert units.size(number) == shown
+    assert units.format_size(number) == shown
 
 
 @pytest.mark.parametrize(
@@ -150,31 +150,31 @@ def test_sizes_have_two_or_three_digits_and_never_a_thousand(number, shown):
     ],
 )  # fmt: skip
 def test_times_are_shown_in_the_unit_people_would_use(number, shown):
-    assert units.seconds(number) == shown
+    assert units.format_seconds(number) == shown
 
 
 def test_a_fraction_is_nought_or_all_only_when_it_is():
-    assert [units.percent(f) for f in (0, 0.0000001, 0.25, 0.9999999, 1)] == [
+    assert [units.format_percent(f) for f in (0, 0.0000001, 0.25, 0.9999999, 1)] == [
         "0 %", "< 0.1 %", "25.0 %", "> 99.9 %", "100 %",
     ]  # fmt: skip
 
 
 def test_rates_need_time_to_pass():
-    assert units.rate(3412, 0.84) == "4,062"
-    assert units.rate(10**7, 2) == "5.0 million"
-    assert units.rate(5, 0) == ""
+    assert units.format_rate(3412, 0.84) == "4,062"
+    assert units.format_rate(10**7, 2) == "5.0 million"
+    assert units.format_rate(5, 0) == ""
 
 
 def test_printable_text_cannot_steer_a_terminal():
-    assert units.printable("ä b/日本") == "ä b/日本"
-    assert units.printable("a\x1b[31m\n\u202e\udcff") == r"a\x1b[31m\n\u202e\udcff"
+    assert units.make_printable("ä b/日本") == "ä b/日本"
+    assert units.make_printable("a\x1b[31m\n\u202e\udcff") == r"a\x1b[31m\n\u202e\udcff"
 
 
 @pytest.mark.parametrize("width", range(12))
 def test_eliding_and_padding_count_columns_and_not_characters(width):
     for name in ("day=日本日本日本/x", "part-00000-0123456789.parquet"):
-        assert units.columns(units.elide(name, width)) <= width
-        assert units.columns(units.pad(units.elide(name, width), width)) == width
+        assert units.measure_width(units.elide(name, width)) <= width
+        assert units.measure_width(units.pad(units.elide(name, width), width)) == width
 
 
 # Plans as text
@@ -223,13 +223,13 @@ def test_a_compaction_shows_what_becomes_of_the_files():
     files = [_file(f"{n}.parquet") for n in range(6)]
     group = FileGroup(tuple(files), outputs=2)
     entries = [FilePlan(file, "regroup", "small: 2.0 MB") for file in files]
-    shown = text.render(_plan(entries, intent=Compact(), groups=(group,), source_rows=0))
+    shown = text.render(_plan(entries, intent=CompactIntent(), groups=(group,), source_rows=0))
     assert "compact  /data/orders" in shown
     assert "6 rewritten together" in shown
     assert "2 new" in shown
     assert "source" not in shown.replace("the source fits in memory", "")
     assert "optimize (hilbert by day, id)" in text.render(
-        _plan(entries, intent=Optimize(("day", "id"), "hilbert"), groups=(group,))
+        _plan(entries, intent=OptimizeIntent(("day", "id"), "hilbert"), groups=(group,))
     )
 
 
@@ -254,7 +254,7 @@ def test_no_line_is_wider_than_asked(width):
         text.layout(plan, width=width),
         text.render(inspect_snapshot(plan.snapshot), width=width),
     ):
-        assert max(map(units.columns, shown.splitlines())) <= width
+        assert max(map(units.measure_width, shown.splitlines())) <= width
 
 
 def test_colour_comes_only_when_asked_and_changes_nothing_else():
@@ -328,10 +328,10 @@ def test_an_empty_table_has_a_layout_and_a_text_too():
 
 @pytest.mark.parametrize("rows", [1, 3, 7, 48])
 def test_folding_loses_no_file_no_row_no_byte_and_no_kind(rows):
-    whole = tiles.rows_of(_orders(days=200, per_day=7))
-    folded = tiles.folded(whole, most_rows=rows, most_tiles=60)
+    whole = tiles.make_rows(_orders(days=200, per_day=7))
+    folded = tiles.fold_rows(whole, most_rows=rows, most_tiles=60)
     assert len(folded) <= rows
-    assert tiles.kinds(folded) == tiles.kinds(whole)
+    assert tiles.count_kinds(folded) == tiles.count_kinds(whole)
     for count in ("rows", "size"):
         total = [sum(getattr(t, count) for row in side for t in row.tiles) for side in (whole, folded)]
         assert total[0] == total[1]
@@ -445,15 +445,15 @@ def test_depth_of_an_unknown_column_is_refused(tmp_path):
 
 def test_ranges_are_given_only_where_they_are_proven(tmp_path):
     snapshot = _written(tmp_path)
-    assert [(r.lower, r.upper) for r in file_ranges(snapshot, "id")] == [(0, 99), (100, 199), (150, 249)]
-    assert file_ranges(snapshot, "tags") == ()
+    assert [(r.lower, r.upper) for r in find_file_ranges(snapshot, "id")] == [(0, 99), (100, 199), (150, 249)]
+    assert find_file_ranges(snapshot, "tags") == ()
     blind = replace(snapshot.files[0], footer=None)
-    assert len(file_ranges(replace(snapshot, files=(blind, *snapshot.files[1:])), "id")) == 2
+    assert len(find_file_ranges(replace(snapshot, files=(blind, *snapshot.files[1:])), "id")) == 2
 
 
 def test_depth_is_one_for_clustered_files_and_their_number_for_scattered_ones():
     def of(*pairs: tuple[int, int]) -> float | None:
-        return depth([FileRange(str(pair), *pair, 1, 1) for pair in pairs])
+        return compute_depth([FileRange(str(pair), *pair, 1, 1) for pair in pairs])
 
     assert of((0, 9), (10, 19), (20, 29)) == 1
     assert of((0, 9), (0, 9), (0, 9)) == 3
@@ -578,7 +578,7 @@ def test_files_of_no_size_can_be_drawn():
 def test_the_picture_of_a_compaction_shows_old_and_new_files():
     files = [_file(f"day=1/{n}.parquet", day="1") for n in range(6)]
     group = FileGroup(tuple(files), {"day": "1"}, outputs=2)
-    plan = _plan([FilePlan(f, "regroup", "small") for f in files], intent=Compact(), groups=(group,))
+    plan = _plan([FilePlan(f, "regroup", "small") for f in files], intent=CompactIntent(), groups=(group,))
     assert text.layout(plan, unicode=False).splitlines()[0] == "day=1  ######++"
     assert len(_tiles_of(svg.layout(plan), "n")) == 2 + 1
 
@@ -705,7 +705,7 @@ def test_progress_may_be_told_by_several_threads():
 
 
 def test_progress_is_silent_where_nobody_looks_on():
-    choose = progress.for_terminal
+    choose = progress.make_reporter
     assert isinstance(choose(_Screen(), environ={}), progress.Terminal)
     assert isinstance(choose(_Screen(), environ={"CI": "false", "TERM": "xterm"}), progress.Terminal)
     assert isinstance(choose(_Screen(tty=False), environ={}), progress.Silent)

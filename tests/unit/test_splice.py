@@ -103,7 +103,7 @@ def _pages(path):
     with open(path, "rb") as file:
         data = file.read()
     donor = ChunkSource.of_buffer(pa.py_buffer(data))
-    for group in donor.groups():
+    for group in donor.read_groups():
         for chunk in get(group, chunks.GROUP_CHUNKS)[1]:
             meta = get(chunk, chunks.CHUNK_META)
             starts = [get(meta, n) for n in (chunks.META_DATA, chunks.META_DICTIONARY) if n in meta]
@@ -263,7 +263,7 @@ def test_logical_types_that_arrow_does_not_know_stay(kernel, tmp_path):
     _, out = kernel(_hits(7), [_assign(x="x + 1")])
     donor = ChunkSource.of_buffer(pa.py_buffer(out.read_bytes()))
     assert [str(pq.read_metadata(out).schema.column(n).logical_type) for n in range(3)] == before
-    assert donor.columns().keys() == {"id", "j", "x"}
+    assert donor.read_columns().keys() == {"id", "j", "x"}
 
 
 def _patched(path, change) -> None:

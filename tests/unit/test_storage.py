@@ -181,19 +181,19 @@ def test_publishing_replaces_and_can_be_repeated(place: tuple[Storage, str]) -> 
     storage, root = place
     storage.write(f"{root}/target", b"old")
     storage.write(f"{root}/source", b"new")
-    storage.hard_link(f"{root}/source", f"{root}/spare")
+    storage.make_hard_link(f"{root}/source", f"{root}/spare")
     for _ in range(2):
         storage.publish(f"{root}/source", f"{root}/spare", f"{root}/target")
         assert storage.read(f"{root}/target") == b"new"
         assert storage.read(f"{root}/source") == b"new"
-        assert storage.same(f"{root}/source", f"{root}/target")
+        assert storage.is_same(f"{root}/source", f"{root}/target")
 
 
 def test_same_compares_bytes(place: tuple[Storage, str]) -> None:
     storage, root = place
     for name, data in {"a": b"xy", "b": b"xy", "c": b"xz", "d": b"xyz"}.items():
         storage.write(f"{root}/{name}", data)
-    same = {name: storage.same(f"{root}/a", f"{root}/{name}") for name in "abcd"}
+    same = {name: storage.is_same(f"{root}/a", f"{root}/{name}") for name in "abcd"}
     assert same == {"a": True, "b": True, "c": False, "d": False}
 
 
@@ -227,7 +227,7 @@ def test_directories_that_are_new_are_named_outermost_first(place: tuple[Storage
 
 def test_a_missing_file_is_a_storage_error_with_its_number_and_path(place: tuple[Storage, str]) -> None:
     storage, root = place
-    for action in (storage.read, lambda path: storage.hard_link(path, f"{root}/x")):
+    for action in (storage.read, lambda path: storage.make_hard_link(path, f"{root}/x")):
         with pytest.raises(StorageError) as caught:
             action(f"{root}/nothing")
         assert caught.value.errno == errno.ENOENT
@@ -270,7 +270,7 @@ def test_a_disk_without_hard_links_is_named_as_such(tmp_path: Path, monkeypatch:
     (tmp_path / "f").write_bytes(b"1")
     monkeypatch.setattr(posix_module.os, "link", refuse)
     with pytest.raises(NotSupported, match="no hard links"):
-        PosixStorage().hard_link(str(tmp_path / "f"), str(tmp_path / "g"))
+        PosixStorage().make_hard_link(str(tmp_path / "f"), str(tmp_path / "g"))
 
 
 def test_a_lock_excludes_another_holder_until_it_is_released(tmp_path: Path) -> None:
@@ -347,21 +347,21 @@ def test_the_lock_of_a_dead_process_is_free(tmp_path: Path) -> None:
 def test_a_network_file_system_is_refused_a_lock(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    monkeypatch.setattr(posix_module, "filesystem_type", lambda path: kind)
+    monkeypatch.setattr(posix_module, "find_filesystem_type", lambda path: kind)
     with pytest.raises(NotSupported, match=kind) as caught, PosixStorage().lock(str(tmp_path / "lock"), 1.0):
         pass
     assert "lock=" in str(caught.value)
 
 
 def test_the_type_of_a_file_system_is_told_where_linux_tells_it(tmp_path: Path) -> None:
-    assert posix_module.filesystem_type(str(tmp_path / "not" / "there")) != "nfs"
-    assert posix_module.filesystem_type("/proc") in ("proc", None)
+    assert posix_module.find_filesystem_type(str(tmp_path / "not" / "there")) != "nfs"
+    assert posix_module.find_filesystem_type("/proc") in ("proc", None)
 
 
 def test_places_on_different_devices_are_not_together(tmp_path: Path) -> None:
     storage = PosixStorage()
-    assert storage.together(str(tmp_path), str(tmp_path / "not" / "yet"))
-    assert not storage.together(str(tmp_path), "/proc")
+    assert storage.can_move(str(tmp_path), str(tmp_path / "not" / "yet"))
+    assert not storage.can_move(str(tmp_path), "/proc")
 
 
 def test_a_directory_that_cannot_be_written_is_told_before_anything_is_tried(

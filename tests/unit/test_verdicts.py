@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from intarsia.core.expr import resolve
-from intarsia.core.prove import verdicts
+from intarsia.core.prove import judge_files
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.sql.parse import parse_predicate
 
@@ -31,7 +31,7 @@ def _judge(where, *files: DataFile, partition=None):
     snapshot = Snapshot("", files, schema, columns, pafs.LocalFileSystem())
     if isinstance(where, str):
         where = resolve(parse_predicate(where), schema, expect=pa.bool_())
-    return verdicts(where, snapshot)
+    return judge_files(where, snapshot)
 
 
 NUMBERS = _file(
@@ -110,7 +110,7 @@ def test_a_pyarrow_expression_or_no_predicate_decides_nothing():
 
 def test_no_files_have_no_verdicts_whatever_the_names():
     nowhere = Snapshot("", (), pa.schema([]), (), pafs.LocalFileSystem())
-    assert verdicts(parse_predicate("id = 1"), nowhere) == []
+    assert judge_files(parse_predicate("id = 1"), nowhere) == []
 
 
 def test_files_of_several_row_groups_are_told_apart():

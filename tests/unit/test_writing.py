@@ -11,7 +11,7 @@ import pytest
 
 from intarsia.core.layout import Layout
 from intarsia.errors import StorageError
-from intarsia.kernel.file_format import dictionary_columns
+from intarsia.kernel.file_format import choose_dictionary_columns
 from intarsia.kernel.write import FileWriter, RowGroups, sort_declared
 
 LOCAL = pafs.LocalFileSystem()
@@ -105,13 +105,13 @@ def test_a_dictionary_is_given_where_values_repeat():
         "null": pa.nulls(2000),
         "uuid": pa.array([b"0123456789abcdef"] * 2000, pa.uuid()),
     })  # fmt: skip
-    chosen = dictionary_columns(table, Layout())
+    chosen = choose_dictionary_columns(table, Layout())
     assert "many" not in chosen
     assert "bool" not in chosen
     assert {"few", "coded", "nested.x.list.element", "view", "uuid"} <= set(chosen)
-    kept_plain = dictionary_columns(table, Layout(plain=frozenset({"few"})))
+    kept_plain = choose_dictionary_columns(table, Layout(plain=frozenset({"few"})))
     assert "few" not in kept_plain
-    assert "few" in dictionary_columns(table.slice(0, 0), Layout())
+    assert "few" in choose_dictionary_columns(table.slice(0, 0), Layout())
 
 
 @pytest.mark.parametrize("pieces", [[10], [3, 3, 4], [1] * 10, [9, 1], [2, 0, 8]])

@@ -10,9 +10,9 @@ import duckdb
 import pyarrow as pa
 import pytest
 
-from intarsia.core.evaluate import evaluate, true_mask
-from intarsia.core.expr import resolve, type_of
-from intarsia.core.prove import Facts, always_true, never_true
+from intarsia.core.evaluate import evaluate, evaluate_mask
+from intarsia.core.expr import find_type, resolve
+from intarsia.core.prove import Facts, is_always_true, is_never_true
 from intarsia.engines.duckdb.predicate import compile_condition
 from intarsia.errors import NotSupported, SchemaMismatch
 from intarsia.sql.parse import parse_expression as sql
@@ -178,7 +178,7 @@ def test_instants_stay_what_they_are() -> None:
         "cast(t as date) = date '2025-06-30'",
         "cast(t as timestamp) = timestamp '2025-06-30 22:30:00'",
     ):
-        assert true_mask(sql(text), table).to_pylist() == [True], text
+        assert evaluate_mask(sql(text), table).to_pylist() == [True], text
 
 
 def test_the_zone_travels_where_all_share_it() -> None:
@@ -201,7 +201,7 @@ def test_the_zone_travels_where_all_share_it() -> None:
         "cast(a as timestamptz)": "UTC",
         "nullif(c, a)": "Asia/Tokyo",
     }.items():
-        assert type_of(sql(text), schema).tz == zone, text
+        assert find_type(sql(text), schema).tz == zone, text
         resolved = resolve(sql(text), schema)
         assert resolve(resolved, schema) == resolved
 
@@ -235,8 +235,8 @@ def test_a_zone_that_nobody_knows_is_refused_where_it_matters() -> None:
     table = schema.empty_table()
     table = pa.table({"t": pa.array([0], schema.field("t").type), "day": pa.array([None], pa.date32())})
     for text in ("t = '1970-01-01'", "epoch(t) = 0", "cast(t as varchar) = '1970-01-01 00:00:00+00'"):
-        assert true_mask(sql(text), table).to_pylist() == [True]
-    assert true_mask(sql("t < current_timestamp - interval 1 hour"), table).to_pylist() == [True]
+        assert evaluate_mask(sql(text), table).to_pylist() == [True]
+    assert evaluate_mask(sql("t < current_timestamp - interval 1 hour"), table).to_pylist() == [True]
 
 
 def test_a_time_of_day_that_an_assignment_would_lose_is_that_of_the_zone() -> None:
@@ -262,12 +262,12 @@ def test_bounds_prove_instants_and_nothing_of_the_calendar() -> None:
     bounds = {("t",): Facts(lower, upper, null_count=0, rows=9, type=kind)}  # all of it on June 30 there
     for text in ("cast(t as date) = '2025-06-30'", "cast(t as timestamp) < '2025-07-01'", "day(t) = 30"):
         expr = resolve(sql(text), schema)
-        assert not never_true(expr, bounds), text
+        assert not is_never_true(expr, bounds), text
         assert compile_condition(expr, schema) is None  # DuckDB has no zone for it
     wall = resolve(sql("cast(t as timestamp) >= '2025-07-01'"), schema)
-    assert not always_true(wall, bounds)
-    assert never_true(resolve(sql("t > '2025-07-01 03:00:00'"), schema), bounds)
-    assert always_true(resolve(sql("t >= timestamptz '2025-06-30 21:00:00-04'"), schema), bounds)
+    assert not is_always_true(wall, bounds)
+    assert is_never_true(resolve(sql("t > '2025-07-01 03:00:00'"), schema), bounds)
+    assert is_always_true(resolve(sql("t >= timestamptz '2025-06-30 21:00:00-04'"), schema), bounds)
     assert compile_condition(resolve(sql("t > '2025-07-01'"), schema), schema) is not None
 
 
@@ -295,4 +295,4 @@ def test_fields_of_structs_and_dictionaries_have_their_zone() -> None:
     table = pa.table({"p": pa.StructArray.from_arrays([at], names=["at"]), "d": at.dictionary_encode()})
     assert computed("hour(p.at)", table) == [22, None]
     assert computed("cast(d as date)", table) == [dt.date(2025, 6, 30), None]
-    assert type_of(sql("array[p.at]"), table.schema).value_type.tz == NEW_YORK
+    assert find_type(sql("array[p.at]"), table.schema).value_type.tz == NEW_YORK

@@ -10,16 +10,16 @@ import click
 
 import intarsia
 from intarsia import api
-from intarsia.cli.iceberg import branch_options, expire, sweep, target_of, upkeep_options
-from intarsia.cli.operations import OPERATIONS, planning_command, running_command
+from intarsia.cli.iceberg import branch_options, expire, open_target, sweep, upkeep_options
+from intarsia.cli.operations import OPERATIONS, make_plan_command, make_run_command
 from intarsia.cli.options import decorate, offer_paths, parse_pairs, place_options, talk_options, without_none
-from intarsia.cli.plain import plain_inspection
-from intarsia.cli.screen import Screen, screen
+from intarsia.cli.plain import inspection_to_json
+from intarsia.cli.screen import Screen, get_screen
 from intarsia.doctor import Finding, State, examine
 from intarsia.errors import CommitConflict, CommitUnknown, IntarsiaError, NothingMatched
 from intarsia.tables.parquet import ParquetTable
 
-__all__ = ["Exit", "cli", "exit_of"]
+__all__ = ["Exit", "choose_exit_code", "cli"]
 
 _HELP = {"help_option_names": ["-h", "--help"]}
 _MARKS: dict[State, tuple[str, str]] = {
@@ -50,7 +50,7 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
-def exit_of(error: IntarsiaError) -> Exit:
+def choose_exit_code(error: IntarsiaError) -> Exit:
     """The code that tells a script what kind of error it was."""
     match error:
         case CommitUnknown():
@@ -75,26 +75,26 @@ class Frame(click.Group):
         except (click.ClickException, click.exceptions.Exit, click.Abort):
             raise
         except IntarsiaError as error:
-            shown = _screen(ctx, error)
-            shown.error(error)
-            ctx.exit(exit_of(error))
+            shown = _find_screen(ctx, error)
+            shown.show_error(error)
+            ctx.exit(choose_exit_code(error))
         except KeyboardInterrupt as error:
-            _screen(ctx, error).complain("interrupted; what was not committed is undone")
+            _find_screen(ctx, error).complain("interrupted; what was not committed is undone")
             ctx.exit(Exit.INTERRUPTED)
         except Exception as error:  # the one place that catches broadly
             if isinstance(error, OSError) and error.errno == errno.EPIPE:
                 raise  # the reader of a pipe has closed it; click ends quietly
             message = f"unexpected {type(error).__name__}: {error}"
-            _screen(ctx, error).complain(message, "this is a mistake in intarsia; --debug shows where.")
+            _find_screen(ctx, error).complain(message, "this is a mistake in intarsia; --debug shows where.")
             ctx.exit(Exit.UNEXPECTED)
 
 
-def _screen(ctx: click.Context, error: BaseException) -> Screen:
+def _find_screen(ctx: click.Context, error: BaseException) -> Screen:
     """The screen of the command that failed; with ``--debug`` it has the traceback already."""
     with ctx.scope(cleanup=False):
-        shown = screen()
+        shown = get_screen()
     if shown.debug:
-        shown.traceback(error)
+        shown.show_traceback(error)
     return shown
 
 
@@ -110,8 +110,8 @@ def plan() -> None:
 
 
 for _operation in OPERATIONS:
-    cli.add_command(running_command(_operation))
-    plan.add_command(planning_command(_operation))
+    cli.add_command(make_run_command(_operation))
+    plan.add_command(make_plan_command(_operation))
 
 
 def _inspect(
@@ -121,20 +121,20 @@ def _inspect(
     storage_options: dict[str, str],
     control_path: str | None,
 ) -> None:
-    shown = screen()
+    shown = get_screen()
     of_paths = {"--storage-option": storage_options, "--control-path": control_path}
     with shown.log():
         inspection = api.inspect(
-            target_of(target, catalog=catalog, branch=branch, of_paths=of_paths),
+            open_target(target, catalog=catalog, branch=branch, of_paths=of_paths),
             **without_none(storage_options=storage_options, control_path=control_path),
         )
     if not inspection.snapshot.exists:
         raise NothingMatched(f"There is no dataset {target}.", path=target, hint="check the path.")
-    shown.value(inspection, plain_inspection(inspection))
+    shown.show_value(inspection, inspection_to_json(inspection))
 
 
 def _recover(target: str, storage_options: dict[str, str], control_path: str | None) -> None:
-    shown = screen()
+    shown = get_screen()
     with shown.log():
         table = ParquetTable(
             target, **without_none(storage_options=storage_options, control_path=control_path)
@@ -143,18 +143,18 @@ def _recover(target: str, storage_options: dict[str, str], control_path: str | N
             raise NothingMatched(f"There is no dataset {target}.", path=target, hint="check the path.")
         done = api.recover(table)
     if shown.json:
-        shown.data({"path": target, "done": list(done)})
+        shown.show_json({"path": target, "done": list(done)})
     for sentence in done or ("There was nothing to recover.",):
         shown.say(sentence)
 
 
 def _doctor(path: str | None, start: bool, master: str | None, storage_options: dict[str, str]) -> None:
-    shown = screen()
+    shown = get_screen()
     with shown.log():
         findings = examine(path, start=start, master=master, storage_options=storage_options or None)
     bad = any(finding.state == "problem" for finding in findings)
     if shown.json:
-        shown.data({"ok": not bad, "findings": [finding.as_json() for finding in findings]})
+        shown.show_json({"ok": not bad, "findings": [finding.as_json() for finding in findings]})
     width = max(len(finding.subject) for finding in findings)
     for finding in findings:
         _tell(shown, finding, width)

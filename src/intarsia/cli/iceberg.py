@@ -12,11 +12,11 @@ import click
 
 from intarsia import api
 from intarsia.cli.options import Decorator
-from intarsia.cli.screen import screen
+from intarsia.cli.screen import get_screen
 from intarsia.options import KEYWORDS
 from intarsia.show import units
 
-__all__ = ["branch_options", "expire", "mode_option", "sweep", "table_of", "target_of", "upkeep_options"]
+__all__ = ["branch_options", "expire", "mode_option", "open_table", "open_target", "sweep", "upkeep_options"]
 
 _AGE = re.compile(r"(\d+)([dhm])")
 _UNITS = {"d": "days", "h": "hours", "m": "minutes"}
@@ -39,7 +39,7 @@ mode_option: Decorator = click.option(
 )
 
 
-def target_of(
+def open_target(
     target: str,
     *,
     catalog: str | None,
@@ -59,15 +59,15 @@ def target_of(
     for flag, value in (of_paths or {}).items():
         if value:
             raise click.UsageError(f"{flag} goes with the path of a dataset, not with --catalog.")
-    return table_of(target, catalog=catalog, branch=branch, mode=mode)
+    return open_table(target, catalog=catalog, branch=branch, mode=mode)
 
 
-def table_of(target: str, *, catalog: str, branch: str | None = None, mode: Any = None) -> Any:
+def open_table(target: str, *, catalog: str, branch: str | None = None, mode: Any = None) -> Any:
     """The Iceberg table of a name in a catalog."""
     return api.iceberg(target, catalog=catalog, branch=branch, mode=mode)
 
 
-def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> datetime | None:
+def _parse_time(ctx: click.Context, param: click.Parameter, text: str | None) -> datetime | None:
     """Parse ``7d``, ``12h`` or ``30m`` (ago), or an ISO 8601 date or time, in UTC without a zone."""
     if text is None:
         return None
@@ -82,8 +82,8 @@ def _moment(ctx: click.Context, param: click.Parameter, text: str | None) -> dat
     return found if found.tzinfo is not None else found.replace(tzinfo=UTC)
 
 
-def _older_than(text: str) -> Decorator:
-    return click.option("--older-than", metavar="AGE|TIME", callback=_moment, help=text)
+def _add_older_than(text: str) -> Decorator:
+    return click.option("--older-than", metavar="AGE|TIME", callback=_parse_time, help=text)
 
 
 _APPLY = click.option("--apply", is_flag=True, help="Do it; without it nothing is changed.")
@@ -93,7 +93,9 @@ _NEEDED = click.option(
 upkeep_options: dict[str, list[Decorator]] = {
     "expire": [
         _NEEDED,
-        _older_than("Snapshots from before that may go: 7d, 12h, 2025-03-01.  [default: the table's own]"),
+        _add_older_than(
+            "Snapshots from before that may go: 7d, 12h, 2025-03-01.  [default: the table's own]"
+        ),
         click.option(
             "--retain-last",
             type=click.IntRange(min=1),
@@ -104,7 +106,7 @@ upkeep_options: dict[str, list[Decorator]] = {
     ],
     "sweep": [
         _NEEDED,
-        _older_than("Only files from before that: 7d, 12h, 2025-03-01.  [default: 3d]"),
+        _add_older_than("Only files from before that: 7d, 12h, 2025-03-01.  [default: 3d]"),
         _APPLY,
     ],
 }
@@ -114,18 +116,21 @@ def expire(
     target: str, catalog: str, older_than: datetime | None, retain_last: int | None, apply: bool
 ) -> None:
     """``intarsia expire``: list snapshots that are too old, and with ``--apply`` remove them."""
-    shown = screen()
+    shown = get_screen()
     with shown.log():
-        found = _upkeep().expire_snapshots(
-            table_of(target, catalog=catalog),
+        found = _import_maintenance().expire_snapshots(
+            open_table(target, catalog=catalog),
             older_than=older_than,
             retain_last=retain_last,
             dry_run=not apply,
         )
     if shown.json:
         told = {"snapshots": found.snapshots, "refs": found.refs, "files": found.files}
-        shown.data({"path": target, **told, "dry_run": found.dry_run})
-    what = [units.counted(len(found.snapshots), "snapshot"), units.counted(len(found.files), "file")]
+        shown.show_json({"path": target, **told, "dry_run": found.dry_run})
+    what = [
+        units.format_count(len(found.snapshots), "snapshot"),
+        units.format_count(len(found.files), "file"),
+    ]
     if found.refs:
         what.insert(1, f"the branches and tags {', '.join(found.refs)}")
     _tell(", ".join(what), bool(found.snapshots or found.refs), found.dry_run)
@@ -133,21 +138,23 @@ def expire(
 
 def sweep(target: str, catalog: str, older_than: datetime | None, apply: bool) -> None:
     """``intarsia sweep``: list files that nothing refers to, and with ``--apply`` remove them."""
-    shown = screen()
+    shown = get_screen()
     with shown.log():
-        found = _upkeep().remove_orphans(
-            table_of(target, catalog=catalog), older_than=older_than, dry_run=not apply
+        found = _import_maintenance().remove_orphans(
+            open_table(target, catalog=catalog), older_than=older_than, dry_run=not apply
         )
     if shown.json:
-        shown.data({"path": target, "files": found.files, "size_bytes": found.size, "dry_run": found.dry_run})
+        shown.show_json(
+            {"path": target, "files": found.files, "size_bytes": found.size, "dry_run": found.dry_run}
+        )
     for path in found.files:
         shown.say(path)
-    what = f"{units.counted(len(found.files), 'orphan file')} of {units.size(found.size)}"
+    what = f"{units.format_count(len(found.files), 'orphan file')} of {units.format_size(found.size)}"
     _tell(what, bool(found.files), found.dry_run)
 
 
 def _tell(what: str, some: bool, dry_run: bool) -> None:
-    shown = screen()
+    shown = get_screen()
     if not some:
         shown.say("There is nothing to remove.")
     elif dry_run:
@@ -156,6 +163,6 @@ def _tell(what: str, some: bool, dry_run: bool) -> None:
         shown.say(f"Removed: {what}.")
 
 
-def _upkeep() -> Any:
+def _import_maintenance() -> Any:
     # PyIceberg is loaded for these commands alone.
     return import_module("intarsia.tables.iceberg.maintenance")

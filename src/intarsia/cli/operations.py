@@ -9,27 +9,27 @@ from typing import Any
 import click
 
 from intarsia import api
-from intarsia.cli.iceberg import branch_options, mode_option, target_of
+from intarsia.cli.iceberg import branch_options, mode_option, open_target
 from intarsia.cli.options import (
     Decorator,
     decorate,
-    engine_for,
     engine_options,
     library_options,
     offer_paths,
+    open_engine,
     parse_pairs,
     place_options,
     talk_options,
     without_none,
 )
-from intarsia.cli.plain import plain_plan, plain_result
-from intarsia.cli.screen import screen
+from intarsia.cli.plain import plan_to_json, result_to_json
+from intarsia.cli.screen import get_screen
 from intarsia.core.intent import MISSING
 from intarsia.core.report import MergeResult
 from intarsia.core.rule import STRATEGIES
 from intarsia.sql.clauses import parse_clauses
 
-__all__ = ["OPERATIONS", "Operation", "planning_command", "running_command"]
+__all__ = ["OPERATIONS", "Operation", "make_plan_command", "make_run_command"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,29 +69,29 @@ def _with_clauses(given: dict[str, Any]) -> dict[str, Any]:
     return _with_sources(given) | {"on": condition or list(keys), "clauses": list(texts) or None}
 
 
-def running_command(operation: Operation) -> click.Command:
+def make_run_command(operation: Operation) -> click.Command:
     """``intarsia merge ...``: the command that runs an operation, or with ``--dry-run`` plans it."""
     dry_run = click.option("--dry-run", is_flag=True, help="Plan and count; write nothing.")
 
     def run(dry_run: bool, **given: Any) -> None:
         result = _call(operation, given, dry_run=dry_run)
-        screen().value(result, plain_result(result))
+        get_screen().show_value(result, result_to_json(result))
 
-    return _command(operation, run, operation.help, [dry_run])
+    return _make_command(operation, run, operation.help, [dry_run])
 
 
-def planning_command(operation: Operation) -> click.Command:
+def make_plan_command(operation: Operation) -> click.Command:
     """``intarsia plan merge ...``: the command that shows the plan of an operation."""
 
     def run(**given: Any) -> None:
         plan = _call(operation, given, dry_run=True).plan
         assert plan is not None
-        screen().value(plan, plain_plan(plan))
+        get_screen().show_value(plan, plan_to_json(plan))
 
-    return _command(operation, run, f"The plan of {operation.name}: nothing is written.", [])
+    return _make_command(operation, run, f"The plan of {operation.name}: nothing is written.", [])
 
 
-def _command(
+def _make_command(
     operation: Operation, run: Callable[..., None], text: str, more: list[Decorator]
 ) -> click.Command:
     decorators = [
@@ -110,7 +110,7 @@ def _command(
 
 
 def _call(operation: Operation, given: dict[str, Any], *, dry_run: bool) -> MergeResult:
-    shown = screen()
+    shown = get_screen()
     given = operation.settle(given)
     of_paths = {"--storage-option": given.pop("storage_options"), "--control-path": given.pop("control_path")}
     named = {
@@ -125,8 +125,8 @@ def _call(operation: Operation, given: dict[str, Any], *, dry_run: bool) -> Merg
         progress=shown.progress,
     )
     shared |= given.pop("options")
-    with shown.log(), engine_for(given.pop("engine"), given.pop("master")) as engine:
-        given["target"] = target_of(given["target"], **named, of_paths=of_paths)
+    with shown.log(), open_engine(given.pop("engine"), given.pop("master")) as engine:
+        given["target"] = open_target(given["target"], **named, of_paths=of_paths)
         return operation.run(given, {**shared, "engine": engine, "dry_run": dry_run})
 
 
@@ -171,7 +171,7 @@ _PARTITION = click.option(
 )
 
 
-def _columns(flag: str, name: str, text: str, *, required: bool = False) -> Decorator:
+def _add_columns_option(flag: str, name: str, text: str, *, required: bool = False) -> Decorator:
     return click.option(
         flag, name, metavar="COLUMN", multiple=True, required=required, help=f"{text}; may be repeated."
     )
@@ -184,7 +184,7 @@ OPERATIONS: tuple[Operation, ...] = (
         (
             _SOURCES,
             _TARGET,
-            _columns("--key", "keys", "A key column"),
+            _add_columns_option("--key", "keys", "A key column"),
             click.option(
                 "--on", metavar="CONDITION", help="Instead of keys: 'target.id = source.id and target.open'."
             ),
@@ -200,7 +200,9 @@ OPERATIONS: tuple[Operation, ...] = (
                 help="Instead of a strategy, as in SQL's MERGE: 'matched and source.gone then delete',"
                 " 'not matched then insert *'; the first that applies decides; may be repeated.",
             ),
-            _columns("--order-by", "dedup_order_by", "With deduplicate: the row with the highest value wins"),
+            _add_columns_option(
+                "--order-by", "dedup_order_by", "With deduplicate: the row with the highest value wins"
+            ),
             click.option(
                 "--null-keys",
                 type=click.Choice(["error", "match"]),
@@ -210,7 +212,7 @@ OPERATIONS: tuple[Operation, ...] = (
             ),
             _MISSING,
             _EVOLUTION,
-            _columns("--except", "except_columns", "A column of the source that is not written"),
+            _add_columns_option("--except", "except_columns", "A column of the source that is not written"),
             _PARTITION_BY,
             _TYPES,
             mode_option,
@@ -288,7 +290,7 @@ OPERATIONS: tuple[Operation, ...] = (
         api.optimize,
         (
             _TARGET,
-            _columns("--by", "by", "A column to order by", required=True),
+            _add_columns_option("--by", "by", "A column to order by", required=True),
             click.option(
                 "--curve",
                 type=click.Choice(["zorder", "hilbert", "linear"]),
@@ -306,8 +308,10 @@ OPERATIONS: tuple[Operation, ...] = (
         api.deduplicate,
         (
             _TARGET,
-            _columns("--key", "on", "A key column; without any, whole rows are compared"),
-            _columns("--order-by", "order_by", "The row with the highest value stays, else the last"),
+            _add_columns_option("--key", "on", "A key column; without any, whole rows are compared"),
+            _add_columns_option(
+                "--order-by", "order_by", "The row with the highest value stays, else the last"
+            ),
             _PARTITION,
             mode_option,
         ),

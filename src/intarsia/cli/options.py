@@ -10,18 +10,18 @@ from typing import Any
 import click
 import click.shell_completion
 
-from intarsia.cli.screen import screen
-from intarsia.common.names import near_names
+from intarsia.cli.screen import get_screen
+from intarsia.common.names import find_near_names
 from intarsia.engine_choice import DeferredSession
 from intarsia.options import ICEBERG_OPTIONS, KEYWORDS
 
 __all__ = [
     "Decorator",
     "decorate",
-    "engine_for",
     "engine_options",
     "library_options",
     "offer_paths",
+    "open_engine",
     "parse_pairs",
     "place_options",
     "talk_options",
@@ -67,7 +67,7 @@ def _parse_options(ctx: click.Context, param: click.Parameter, given: Sequence[s
     found = parse_pairs(ctx, param, given)
     for name in found:
         if name not in _NAMED:
-            near = near_names(name, _NAMED)
+            near = find_near_names(name, _NAMED)
             told = f"did you mean {near[0]!r}?" if near else f"There is {', '.join(_NAMED)}."
             raise click.BadParameter(f"there is no {name!r}. {told}", ctx, param)
     return {name: _parse_value(value) for name, value in found.items()}
@@ -85,7 +85,7 @@ def _note_flag(name: str) -> Callable[[click.Context, click.Parameter, bool], No
     def note(ctx: click.Context, param: click.Parameter, value: bool) -> None:
         if value:
             with ctx.scope(cleanup=False):
-                setattr(screen(), name, True)
+                setattr(get_screen(), name, True)
 
     return note
 
@@ -158,7 +158,7 @@ def without_none(**given: Any) -> dict[str, Any]:
 
 
 @contextmanager
-def engine_for(engine: str, master: str | None) -> Iterator[Any]:
+def open_engine(engine: str, master: str | None) -> Iterator[Any]:
     """The value for ``engine=``.
 
     A Spark session is opened when it is needed, and stopped afterwards unless it was active before.
@@ -168,8 +168,8 @@ def engine_for(engine: str, master: str | None) -> Iterator[Any]:
     if engine != "spark" and master is None:
         yield engine
         return
-    from intarsia.spark.session import place_of, session_on
+    from intarsia.spark.session import describe_master, session_on
 
-    place_of(master)  # raises InputError at once for a wrong one
+    describe_master(master)  # raises InputError at once for a wrong one
     with ExitStack() as stack:
         yield DeferredSession(lambda: stack.enter_context(session_on(master)))

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from intarsia import pipeline
-from intarsia.cli.screen import Screen, screen
+from intarsia.cli.screen import Screen, get_screen
 from intarsia.pipeline.report import StepReport, as_json, describe_status
 from intarsia.show import progress, units
 
@@ -26,17 +26,18 @@ def run_pipeline(path: str, *, params: Mapping[str, str], **options: Any) -> Non
 
     ``options`` are those of :func:`intarsia.pipeline.run`.
     """
-    shown = screen()
+    shown = get_screen()
     watch = _Watch(shown)
     with shown.log(), watch:
-        report = pipeline.run_file(path, params=params, progress=watch, on_step=watch.told, **options)
+        report = pipeline.run_file(path, params=params, progress=watch, on_step=watch.report, **options)
     for step in report.steps:
         if step.status == "not run":
-            watch.told(step)
+            watch.report(step)
     if shown.json:
-        shown.data({**as_json(report), "json_path": report.json_path, "html_path": report.html_path})
+        shown.show_json({**as_json(report), "json_path": report.json_path, "html_path": report.html_path})
     shown.say(
-        (f"{report.pipeline}: {describe_status(report)}", "bold"), f" in {units.seconds(report.seconds)}"
+        (f"{report.pipeline}: {describe_status(report)}", "bold"),
+        f" in {units.format_seconds(report.seconds)}",
     )
     if report.finished_first is not None and report.finished_first.html_path is not None:
         shown.say(f"Report of the run that was finished first: {report.finished_first.html_path}")
@@ -52,16 +53,16 @@ class _Watch:
 
     def __init__(self, shown: Screen) -> None:
         self._shown = shown
-        self._line = self._fresh()
+        self._line = self._open_line()
 
     def __call__(self, step: str, done: int, total: int, /) -> None:
         self._line(step, done, total)
 
-    def told(self, step: StepReport) -> None:
+    def report(self, step: StepReport) -> None:
         self._line.close()  # wiped before the next line
-        counts = " · ".join(_counts(step))
+        counts = " · ".join(_describe_counts(step))
         self._shown.say((f"{step.status:<10}", _STYLES[step.status]), f"{step.name:<24}  {counts}".rstrip())
-        self._line = self._fresh()
+        self._line = self._open_line()
 
     def __enter__(self) -> _Watch:
         return self
@@ -69,29 +70,29 @@ class _Watch:
     def __exit__(self, *_: object) -> None:
         self._line.close()
 
-    def _fresh(self) -> progress.Terminal | progress.Silent:
+    def _open_line(self) -> progress.Terminal | progress.Silent:
         quiet = self._shown.quiet or self._shown.json
-        return progress.Silent() if quiet else progress.for_terminal()
+        return progress.Silent() if quiet else progress.make_reporter()
 
 
-def _counts(step: StepReport) -> list[str]:
+def _describe_counts(step: StepReport) -> list[str]:
     """Counts and notes of a step, the most interesting first."""
     told = []
     if step.result is not None:
         for what in ("inserted", "updated", "deleted"):
             number = getattr(step.result, what)
             if number:
-                told.append(f"{units.count(number)} {what}")
+                told.append(f"{units.format_number(number)} {what}")
         if step.changed and step.files_written:
             least = "" if step.files_exact else "at least "
             about = "" if step.bytes_exact else "about "
-            files = f"{least}{units.counted(step.files_written, 'file')}"
-            files = f"{files} ({about}{units.size(step.bytes_written)})"
+            files = f"{least}{units.format_count(step.files_written, 'file')}"
+            files = f"{files} ({about}{units.format_size(step.bytes_written)})"
             told.append(f"{files} {'to write' if step.result.dry_run else 'written'}")
     met = sum(check.ok for check in step.checks)
     if step.checks:
-        told.append(f"{met} of {units.counted(len(step.checks), 'expectation')} met")
+        told.append(f"{met} of {units.format_count(len(step.checks), 'expectation')} met")
     told += step.notes
     if step.seconds:
-        told.append(units.seconds(step.seconds))
+        told.append(units.format_seconds(step.seconds))
     return told

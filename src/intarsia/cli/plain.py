@@ -9,14 +9,14 @@ from intarsia.core.inspection import Inspection, PartitionFacts
 from intarsia.core.plan import Plan
 from intarsia.core.report import MergeResult, as_json
 
-__all__ = ["plain_inspection", "plain_plan", "plain_result"]
+__all__ = ["inspection_to_json", "plan_to_json", "result_to_json"]
 
 
-def plain_result(result: MergeResult) -> dict[str, Any]:
+def result_to_json(result: MergeResult) -> dict[str, Any]:
     return {**as_json(result), "total": result.total, "changed": result.changed}
 
 
-def plain_plan(plan: Plan) -> dict[str, Any]:
+def plan_to_json(plan: Plan) -> dict[str, Any]:
     return {
         "operation": plan.operation,
         "path": redact(plan.snapshot.root),
@@ -34,7 +34,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         "new_files_exact": plan.new_files_exact,
         "files": [
             {
-                "path": plan.snapshot.shown(entry.file),
+                "path": plan.snapshot.show_path(entry.file),
                 "action": entry.action,
                 "reason": entry.reason,
                 "rows": entry.file.rows,
@@ -45,7 +45,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
         ],
         "groups": [
             {
-                "files": [plan.snapshot.shown(file) for file in group.files],
+                "files": [plan.snapshot.show_path(file) for file in group.files],
                 "rows": group.rows,
                 "size_bytes": group.size,
                 "outputs": group.outputs,
@@ -56,7 +56,7 @@ def plain_plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def plain_inspection(inspection: Inspection) -> dict[str, Any]:
+def inspection_to_json(inspection: Inspection) -> dict[str, Any]:
     return {
         "path": redact(inspection.root),
         "version": inspection.snapshot.version,
@@ -69,8 +69,8 @@ def plain_inspection(inspection: Inspection) -> dict[str, Any]:
         "small_bytes": inspection.small_bytes,
         "partition_columns": list(inspection.snapshot.partition_columns),
         "partitions": inspection.partitions,
-        "biggest": _partition(inspection.biggest),
-        "smallest": _partition(inspection.smallest),
+        "biggest": _partition_to_json(inspection.biggest),
+        "smallest": _partition_to_json(inspection.smallest),
         "codecs": list(inspection.codecs),
         "sorting": [{"order": order, "files": files} for order, files in inspection.sorting],
         "columns": [
@@ -89,7 +89,7 @@ def plain_inspection(inspection: Inspection) -> dict[str, Any]:
     }
 
 
-def _partition(facts: PartitionFacts | None) -> dict[str, Any] | None:
+def _partition_to_json(facts: PartitionFacts | None) -> dict[str, Any] | None:
     if facts is None:
         return None
     values = {name: None if value is None else str(value) for name, value in facts.partition.items()}

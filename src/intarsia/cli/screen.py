@@ -21,7 +21,7 @@ from intarsia.common.log import redact
 from intarsia.errors import IntarsiaError
 from intarsia.show import text, units
 
-__all__ = ["Screen", "screen"]
+__all__ = ["Screen", "get_screen"]
 
 _KEY = "intarsia.screen"
 _MOST_COLUMNS = 140
@@ -38,39 +38,40 @@ class Screen:
 
     @property
     def out(self) -> Console:
-        return _console(sys.stdout)
+        return _make_console(sys.stdout)
 
     @property
     def err(self) -> Console:
-        return _console(sys.stderr, stderr=True)
+        return _make_console(sys.stderr, stderr=True)
 
     @property
     def progress(self) -> Any:
         """For the library's ``progress=``: None draws on a terminal, False is silent."""
         return False if self.quiet or self.json else None
 
-    def value(self, value: Any, plain: Mapping[str, Any]) -> None:
+    def show_value(self, value: Any, plain: Mapping[str, Any]) -> None:
         """Show a value of the library as text, or with ``--json`` the same as JSON."""
         if self.json:
-            self.data(plain)
+            self.show_json(plain)
         elif not self.quiet:
             console = self.out
             width = min(console.width, _MOST_COLUMNS) if console.is_terminal else text.WIDTH
-            self._plain(console, text.render(value, width=width, color=_in_colour(console)))
+            self._print_ansi(console, text.render(value, width=width, color=_has_color(console)))
 
     def say(self, *parts: str | tuple[str, str]) -> None:
         """Write a line of text; a part may have a style. Nothing with ``--json`` or ``--quiet``."""
         if not self.json and not self.quiet:
             clean = [
-                units.printable(p) if isinstance(p, str) else (units.printable(p[0]), p[1]) for p in parts
+                units.make_printable(p) if isinstance(p, str) else (units.make_printable(p[0]), p[1])
+                for p in parts
             ]
             self.out.print(Text.assemble(*clean), soft_wrap=True)
 
-    def data(self, plain: Any) -> None:
+    def show_json(self, plain: Any) -> None:
         """Write one JSON document to standard output."""
         click.echo(json.dumps(plain, indent=2, ensure_ascii=False, default=str))
 
-    def error(self, error: IntarsiaError) -> None:
+    def show_error(self, error: IntarsiaError) -> None:
         """Write an error and its hint to standard error, or with ``--json`` as JSON."""
         if self.json:
             plain = {
@@ -89,12 +90,14 @@ class Screen:
     def complain(self, message: str, hint: str | None = None) -> None:
         console = self.err
         console.print(
-            Text.assemble(("Error: ", "bold red"), units.printable(redact(message))), soft_wrap=True
+            Text.assemble(("Error: ", "bold red"), units.make_printable(redact(message))), soft_wrap=True
         )
         if hint:
-            console.print(Text.assemble(("Hint: ", "bold"), units.printable(redact(hint))), soft_wrap=True)
+            console.print(
+                Text.assemble(("Hint: ", "bold"), units.make_printable(redact(hint))), soft_wrap=True
+            )
 
-    def traceback(self, error: BaseException) -> None:
+    def show_traceback(self, error: BaseException) -> None:
         """Write the traceback of an error to standard error."""
         click.echo(redact("".join(format_exception(error))), err=True, nl=False)
 
@@ -117,14 +120,14 @@ class Screen:
     def _show_warning(self, message: Warning | str, *_: Any, **__: Any) -> None:
         """A Python warning as a line like those of the log."""
         if not self.quiet:
-            _line(self.err, "warning", redact(str(message)))
+            _print_line(self.err, "warning", redact(str(message)))
 
     @staticmethod
-    def _plain(console: Console, rendered: str) -> None:
+    def _print_ansi(console: Console, rendered: str) -> None:
         console.print(Text.from_ansi(rendered), soft_wrap=True)
 
 
-def screen() -> Screen:
+def get_screen() -> Screen:
     """The screen of the command that is running."""
     found: Screen = click.get_current_context().meta.setdefault(_KEY, Screen())
     return found
@@ -140,14 +143,14 @@ class _Lines(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         if record.exc_info or (self._screen.quiet and record.levelno < logging.ERROR):
             return
-        _line(self._screen.err, record.levelname.lower(), record.getMessage())
+        _print_line(self._screen.err, record.levelname.lower(), record.getMessage())
 
 
-def _line(console: Console, level: str, message: str) -> None:
-    console.print(Text.assemble((f"{level}: ", "dim"), units.printable(message)), soft_wrap=True)
+def _print_line(console: Console, level: str, message: str) -> None:
+    console.print(Text.assemble((f"{level}: ", "dim"), units.make_printable(message)), soft_wrap=True)
 
 
-def _console(stream: TextIO, *, stderr: bool = False) -> Console:
+def _make_console(stream: TextIO, *, stderr: bool = False) -> Console:
     in_ci = os.environ.get("CI", "").lower() not in ("", "0", "false")
     plain = in_ci or os.environ.get("TERM") == "dumb" or not stream.isatty()
     return Console(
@@ -155,5 +158,5 @@ def _console(stream: TextIO, *, stderr: bool = False) -> Console:
     )
 
 
-def _in_colour(console: Console) -> bool:
+def _has_color(console: Console) -> bool:
     return console.color_system is not None and not console.no_color

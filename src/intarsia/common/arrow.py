@@ -12,17 +12,24 @@ from typing import Any
 
 import pyarrow as pa
 
-from intarsia.common.exact import utc_table
-from intarsia.common.formats import SUFFIXES, Format, agreed_types, format_of, partition_scalars, stream
+from intarsia.common.exact import to_utc_table
+from intarsia.common.formats import (
+    SUFFIXES,
+    Format,
+    detect_file_format,
+    open_stream,
+    parse_partition_scalars,
+    unify_text_types,
+)
 from intarsia.common.log import redact
 from intarsia.common.names import check_columns, elide
-from intarsia.common.paths import InputFile, find_input_files, path_text
+from intarsia.common.paths import InputFile, find_input_files, to_path_text
 from intarsia.common.rows import combine, tidy_schema
-from intarsia.common.schema import conform_table, unify_schemas, unreadable
-from intarsia.common.source import Intake, Source, conform_batches
+from intarsia.common.schema import conform_table, get_unreadable_reason, unify_schemas
+from intarsia.common.source import IngestedSource, Intake, conform_batches
 from intarsia.errors import InputError, NothingMatched, NotSupported, SchemaMismatch
 
-__all__ = ["SPOOL_BYTES", "Source", "ingest"]
+__all__ = ["SPOOL_BYTES", "IngestedSource", "ingest"]
 
 SPOOL_BYTES = 512 << 20
 
@@ -44,7 +51,7 @@ def ingest(
     filesystem: Any = None,
     utc_for: pa.Schema | None = None,
     progress: Callable[[str, int, int], None] | None = None,
-) -> Source:
+) -> IngestedSource:
     """Take in any source, reading it exactly once.
 
     Memory stays within ``spool_bytes`` and a little: what is more goes to a temporary file without a
@@ -77,12 +84,12 @@ def ingest(
     report = None if progress is None else lambda rows: progress("read source", rows, 0)
     with Intake(spool_bytes, spool_dir, report=report) as intake:
         origin = reading.take_in(source, intake)
-        tables = intake.tables()
+        tables = intake.finish()
         for table in tables:
             _check_columns(table.schema, origin)
-        whole, respooled = _concatenated(tables, origin, spool_bytes, spool_dir)
-        whole = whole if utc_for is None else utc_table(whole, utc_for)
-        return Source(whole, origin=origin, spooled=intake.spooled or respooled)
+        whole, respooled = _concatenate(tables, origin, spool_bytes, spool_dir)
+        whole = whole if utc_for is None else to_utc_table(whole, utc_for)
+        return IngestedSource(whole, origin=origin, spooled=intake.spooled or respooled)
 
 
 def _check_columns(schema: pa.Schema, origin: str) -> None:
@@ -96,7 +103,7 @@ def _check_columns(schema: pa.Schema, origin: str) -> None:
         )
 
 
-def _concatenated(
+def _concatenate(
     tables: list[pa.Table], origin: str, spool_bytes: int, spool_dir: str | os.PathLike[str] | None
 ) -> tuple[pa.Table, bool]:
     """The parts as one table, and whether some of it was spooled for that."""
@@ -105,7 +112,7 @@ def _concatenated(
         schema = unify_schemas([table.schema for table in tables], operation="source", path=origin)
     size = sum(table.nbytes for table in tables)
     if size <= spool_bytes:
-        tables = [_in_schema(table, schema, origin) for table in tables]
+        tables = [_conform(table, schema, origin) for table in tables]
         return combine(pa.concat_tables(tables)), False
     # Larger than the limit: only parts with another schema are copied, and those into a spool.
     whole = []
@@ -116,12 +123,12 @@ def _concatenated(
             continue
         with Intake(0, spool_dir) as intake:
             intake.add(schema, conform_batches(table, schema, "source", origin), as_is=True)
-            whole += intake.tables()
+            whole += intake.finish()
             respooled = respooled or intake.spooled
     return pa.concat_tables(whole), respooled
 
 
-def _in_schema(table: pa.Table, schema: pa.Schema, origin: str) -> pa.Table:
+def _conform(table: pa.Table, schema: pa.Schema, origin: str) -> pa.Table:
     if table.schema.equals(schema, check_metadata=True):
         return table
     return conform_table(table, schema, operation="source", path=origin)
@@ -138,7 +145,7 @@ class _Ingestion:
 
     def take_in(self, source: Any, intake: Intake) -> str:
         """Feed a source to the intake; a short description of it."""
-        origin = _name_of(source)
+        origin = _describe_origin(source)
         _refuse_spark(source, origin)
         dataset = sys.modules.get("pyarrow.dataset")  # where it is not imported, the source is no dataset
         if isinstance(source, (str, os.PathLike)):
@@ -164,7 +171,7 @@ class _Ingestion:
         elif isinstance(source, Iterable) and not isinstance(source, (bytes, bytearray, memoryview, set)):
             _take_batches(source, intake, origin)
         else:
-            raise _no_source(origin)
+            raise _make_source_error(origin)
         return origin
 
     def _take_list(self, sources: Sequence[Any], intake: Intake) -> str:
@@ -179,7 +186,7 @@ class _Ingestion:
         return names[0] if len(names) == 1 else f"list of {len(names)} sources ({names[0]}, ...)"
 
     def _take_path(self, path: str | os.PathLike[str], intake: Intake) -> str:
-        shown = redact(path_text(path))
+        shown = redact(to_path_text(path))
         every = tuple(end for ends in SUFFIXES.values() for end in ends)
         try:
             files = find_input_files(path, filesystem=self.filesystem, suffixes=every)
@@ -190,14 +197,14 @@ class _Ingestion:
                 hint=error.hint
                 or "a source given as text is a path, URL or glob of Parquet, Arrow, CSV or JSON files",
             ) from error
-        kind = _one_format(files, shown)
-        partitions = partition_scalars(files, kind, columns=self.partition_columns, types=self.types)
+        kind = _check_one_format(files, shown)
+        partitions = parse_partition_scalars(files, kind, columns=self.partition_columns, types=self.types)
         types = self.types
         if kind in ("csv", "json") and len(files) > 1:
             # Their types are inferred, so files have to be sampled before any of them can be read.
-            types = agreed_types([stream(file, kind, types=types)[0] for file in files], types)
+            types = unify_text_types([open_stream(file, kind, types=types)[0] for file in files], types)
         for file, scalars in zip(files, partitions, strict=True):
-            schema, batches = stream(file, kind, types=types)
+            schema, batches = open_stream(file, kind, types=types)
             self._check_declared(schema, file, kind)
             extra = {name: scalar for name, scalar in scalars.items() if name not in schema.names}
             if extra:
@@ -220,9 +227,9 @@ class _Ingestion:
         if kind == "csv":
             check_columns(self.declared, schema.names, operation="source", path=file.shown)
         for field in schema:
-            if field.name in self.declared and unreadable(field):
+            if field.name in self.declared and get_unreadable_reason(field):
                 raise SchemaMismatch(
-                    f"column {field.name!r} is not what columns= says: {unreadable(field)}.",
+                    f"column {field.name!r} is not what columns= says: {get_unreadable_reason(field)}.",
                     path=file.shown,
                     hint="correct the value, or declare another type.",
                 )
@@ -237,9 +244,9 @@ def _with_constants(
         yield batch
 
 
-def _one_format(files: list[InputFile], shown: str) -> Format:
-    counts = Counter(format_of(file) for file in files)
-    kind = format_of(files[0])
+def _check_one_format(files: list[InputFile], shown: str) -> Format:
+    counts = Counter(detect_file_format(file) for file in files)
+    kind = detect_file_format(files[0])
     if len(counts) > 1:
         listed = ", ".join(f"{count} {name}" for name, count in counts.items())
         raise InputError(
@@ -250,14 +257,14 @@ def _one_format(files: list[InputFile], shown: str) -> Format:
     return kind
 
 
-def _name_of(source: Any) -> str:
+def _describe_origin(source: Any) -> str:
     kind = type(source)
     package = kind.__module__.partition(".")[0]
     name = kind.__qualname__
     return name if package in ("builtins", "pyarrow") else f"{package.lstrip('_')}.{name}"
 
 
-def _no_source(origin: str) -> InputError:
+def _make_source_error(origin: str) -> InputError:
     lazy = origin.endswith("LazyFrame")
     hint = "pass what its .collect() gives" if lazy else f"pass {_TAKEN}"
     return InputError(f"A source cannot be of type {origin}.", hint=hint)
@@ -289,7 +296,7 @@ def _take_protocol(source: Any, intake: Intake, origin: str) -> None:
             reader = pa.RecordBatchReader.from_batches(batch.schema, [batch])
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise InputError(f"{origin} is no table of columns: {error}", hint=f"pass {_TAKEN}") from error
-    index = _unnamed_index(source, reader.schema)
+    index = _find_unnamed_index(source, reader.schema)
     if not index:
         intake.add(reader.schema, reader)
         return
@@ -310,7 +317,7 @@ def _hides_index(frame: Any) -> bool:
     return type(index).__name__ == "RangeIndex" and name is not None and name not in frame.columns
 
 
-def _unnamed_index(source: Any, schema: pa.Schema) -> list[str]:
+def _find_unnamed_index(source: Any, schema: pa.Schema) -> list[str]:
     if not _is_pandas(source):
         return []
     return [name for name in schema.names if re.fullmatch(r"__index_level_\d+__", name)]
@@ -323,32 +330,32 @@ def _take_batches(batches: Iterable[Any], intake: Intake, origin: str) -> None:
     if pending is None:
         raise InputError(f"The source {origin} gave no record batch, so it has no schema.")
     while pending is not None:
-        schema = _batch_schema(pending, origin)
+        schema = _check_batch_schema(pending, origin)
         following: list[tuple[int, Any]] = []
 
         def run(first: tuple[int, Any], schema: pa.Schema, following: list[tuple[int, Any]]) -> Iterator[Any]:
-            yield from _batches_of(first[1])
+            yield from _list_batches(first[1])
             for found in rest:
-                if not _batch_schema(found, origin).equals(schema):
+                if not _check_batch_schema(found, origin).equals(schema):
                     following.append(found)
                     return
-                yield from _batches_of(found[1])
+                yield from _list_batches(found[1])
 
         intake.add(schema, run(pending, schema, following))
         pending = following[0] if following else None
 
 
-def _batch_schema(numbered: tuple[int, Any], origin: str) -> pa.Schema:
+def _check_batch_schema(numbered: tuple[int, Any], origin: str) -> pa.Schema:
     number, found = numbered
     if not isinstance(found, (pa.RecordBatch, pa.Table)):
         raise InputError(
-            f"Element {number} of the source {origin} is no record batch but a {_name_of(found)}.",
+            f"Element {number} of the source {origin} is no record batch but a {_describe_origin(found)}.",
             hint=f"pass {_TAKEN}",
         )
     return found.schema
 
 
-def _batches_of(found: Any) -> list[pa.RecordBatch]:
+def _list_batches(found: Any) -> list[pa.RecordBatch]:
     return found.to_batches() if isinstance(found, pa.Table) else [found]
 
 
@@ -356,12 +363,12 @@ def _from_columns(columns: Mapping[Any, Any], origin: str) -> pa.Table:
     try:
         return pa.table({str(name): values for name, values in columns.items()})
     except (OverflowError, UnicodeEncodeError) as error:
-        raise _beyond_arrow(columns, origin) from error
+        raise _make_value_error(columns, origin) from error
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError, TypeError) as error:
         raise InputError(f"The columns of the {origin} are no table: {error}") from error
 
 
-def _beyond_arrow(columns: Mapping[Any, Any], origin: str) -> InputError:
+def _make_value_error(columns: Mapping[Any, Any], origin: str) -> InputError:
     """The error for a number or a text that no Arrow value holds, found by trying them one by one."""
     for name, values in columns.items():
         for row, value in enumerate(values):

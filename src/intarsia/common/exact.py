@@ -9,25 +9,25 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.names import CAST_IT, mismatch, name_problems
+from intarsia.common.names import CAST_IT, make_mismatch_error, name_problems
 from intarsia.common.types import (
     NUMBERS,
     as_decimal,
-    bit_width,
-    common_type,
+    classify_type,
+    find_common_type,
+    get_bit_width,
     is_encoded,
-    kind_of,
     list_like,
-    normal_type,
-    plain_type,
+    normalize_type,
+    unwrap_type,
 )
 
 __all__ = [
     "cast_exact",
-    "cast_hint",
     "conform_table",
-    "utc_schema",
-    "utc_table",
+    "make_cast_hint",
+    "to_utc_schema",
+    "to_utc_table",
     "widen_float16",
     "with_zones",
 ]
@@ -82,11 +82,13 @@ def cast_exact(
     except (_Refused, pa.ArrowNotImplementedError) as error:
         reason = f": {error}" if str(error) else ""
         problem = f"{column!r} cannot go from {chunked.type} to {data_type}{reason}"
-        raise mismatch([problem], operation, path, cast_hint(chunked.type, data_type)) from error
+        raise make_mismatch_error(
+            [problem], operation, path, make_cast_hint(chunked.type, data_type)
+        ) from error
     except _Unfit as error:
         problem = f"{column!r} is {data_type}, which cannot hold {error.value} exactly ({error.reason})"
         hint = 'correct the value, or widen the column with schema_evolution="widen"'
-        raise mismatch([problem], operation, path, hint) from error
+        raise make_mismatch_error([problem], operation, path, hint) from error
 
 
 def conform_table(table: pa.Table, schema: pa.Schema, *, operation: str, path: str) -> pa.Table:
@@ -104,19 +106,21 @@ def conform_table(table: pa.Table, schema: pa.Schema, *, operation: str, path: s
         f"{f.name!r} ({f.type}) has no place in the target" for f in table.schema if f.name not in known
     ]
     if problems:
-        raise mismatch(problems, operation, path, 'drop the column, or add it with schema_evolution="add"')
+        raise make_mismatch_error(
+            problems, operation, path, 'drop the column, or add it with schema_evolution="add"'
+        )
     columns = []
     for field in schema:
         name = field.name
         if name in table.column_names:
             column = cast_exact(table[name], field.type, column=name, operation=operation, path=path)
         else:
-            column = pa.chunked_array([_nulls(table.num_rows, field.type)])
+            column = pa.chunked_array([_make_nulls(table.num_rows, field.type)])
         if not field.nullable and column.null_count:
             problems.append(f"{name!r} is NOT NULL in the target and NULL in {column.null_count} rows")
         columns.append(column)
     if problems:
-        raise mismatch(problems, operation, path, "give those rows a value")
+        raise make_mismatch_error(problems, operation, path, "give those rows a value")
     return pa.Table.from_arrays(columns, schema=schema)
 
 
@@ -130,12 +134,12 @@ def _cast_pieces(chunk: pa.Array, data_type: pa.DataType) -> list[pa.Array]:
         return [_cast(chunk, data_type)]
     except (pa.ArrowInvalid, pa.ArrowCapacityError) as error:
         if len(chunk) <= 1:
-            raise _Unfit(_shown(chunk), str(error)) from error
+            raise _Unfit(_format_value(chunk), str(error)) from error
     half = len(chunk) // 2
     return _cast_pieces(chunk.slice(0, half), data_type) + _cast_pieces(chunk.slice(half), data_type)
 
 
-def _shown(array: pa.Array) -> str:
+def _format_value(array: pa.Array) -> str:
     """The only value of the array as text."""
     if pt.is_temporal(array.type):  # Python has no nanoseconds and no year 10000; Arrow prints them
         text = " ".join(str(array).split())[1:-1].strip()
@@ -153,7 +157,7 @@ def _cast(array: pa.Array, to: pa.DataType) -> pa.Array:
     if source.equals(to):
         return array
     if pt.is_null(source):
-        return _nulls(len(array), to)
+        return _make_nulls(len(array), to)
     if isinstance(to, pa.BaseExtensionType):
         if isinstance(source, pa.BaseExtensionType):
             raise _Refused("two different extension types")
@@ -163,15 +167,15 @@ def _cast(array: pa.Array, to: pa.DataType) -> pa.Array:
     if is_encoded(source):
         return _cast(_decode(array), to)
     if pt.is_dictionary(to):
-        return _indexed(_cast(array, to.value_type).dictionary_encode(), to)
+        return _cast_indices(_cast(array, to.value_type).dictionary_encode(), to)
     if pt.is_run_end_encoded(to):
         return pc.run_end_encode(_cast(array, to.value_type), run_end_type=to.run_end_type)
     if pt.is_null(to):
         if array.null_count < len(array):
             raise pa.ArrowInvalid("the column has the type null")
         return pa.nulls(len(array))
-    kind = kind_of(source)
-    if kind == kind_of(to) and kind in _CAST_NESTED:
+    kind = classify_type(source)
+    if kind == classify_type(to) and kind in _CAST_NESTED:
         return _CAST_NESTED[kind](array, to)
     return _cast_leaf(array, to)
 
@@ -180,18 +184,18 @@ def _decode(array: pa.Array) -> pa.Array:
     if pt.is_run_end_encoded(array.type):
         return pc.run_end_decode(array)
     # Arrow cannot take from views, so the dictionary goes through its normal type.
-    dictionary = pc.cast(array.dictionary, normal_type(array.type.value_type))
+    dictionary = pc.cast(array.dictionary, normalize_type(array.type.value_type))
     return dictionary.take(array.indices)
 
 
 def _encode(values: pa.ChunkedArray, to: pa.DataType) -> pa.ChunkedArray:
     """One dictionary for all chunks: with one each, a file could hold more values than it can index."""
-    return pa.chunked_array([_indexed(chunk, to) for chunk in values.dictionary_encode().chunks], to)
+    return pa.chunked_array([_cast_indices(chunk, to) for chunk in values.dictionary_encode().chunks], to)
 
 
-def _indexed(encoded: pa.Array, to: pa.DataType) -> pa.Array:
+def _cast_indices(encoded: pa.Array, to: pa.DataType) -> pa.Array:
     count = len(encoded.dictionary)
-    room = 1 << (bit_width(to.index_type) - int(pt.is_signed_integer(to.index_type)))
+    room = 1 << (get_bit_width(to.index_type) - int(pt.is_signed_integer(to.index_type)))
     if count > room:
         raise _Refused(f"{count} distinct values, but {to.index_type} has room for {room}")
     indices = pc.cast(encoded.indices, to.index_type)
@@ -199,12 +203,12 @@ def _indexed(encoded: pa.Array, to: pa.DataType) -> pa.Array:
 
 
 def _cast_leaf(array: pa.Array, to: pa.DataType) -> pa.Array:
-    kinds = (kind_of(array.type), kind_of(to))
+    kinds = (classify_type(array.type), classify_type(to))
     if None in kinds or not (kinds[0] == kinds[1] or set(kinds) <= NUMBERS):
         raise _Refused
-    cast = _steps(array, to)
+    cast = _cast_in_steps(array, to)
     if _may_round(array.type, to):
-        before, back = widen_float16(array), widen_float16(_steps(cast, array.type))
+        before, back = widen_float16(array), widen_float16(_cast_in_steps(cast, array.type))
         same = pc.equal(before, back)
         if kinds[0] == "float":
             same = pc.or_(same, pc.and_(pc.is_nan(before), pc.is_nan(back)))
@@ -221,7 +225,7 @@ def widen_float16(array: pa.Array) -> pa.Array:
 def _may_round(source: pa.DataType, to: pa.DataType) -> bool:
     """Whether Arrow's safe cast between two types may change values silently."""
     if pt.is_floating(source):
-        return bool(pt.is_decimal(to) or (pt.is_floating(to) and bit_width(to) < bit_width(source)))
+        return bool(pt.is_decimal(to) or (pt.is_floating(to) and get_bit_width(to) < get_bit_width(source)))
     if pt.is_decimal(to):
         # With fewer digits before the point, multiplying by the scale may overflow unnoticed.
         source = as_decimal(source)
@@ -229,16 +233,19 @@ def _may_round(source: pa.DataType, to: pa.DataType) -> bool:
     return bool(pt.is_float16(to) or (pt.is_decimal(source) and pt.is_floating(to)))
 
 
-def _steps(array: pa.Array, to: pa.DataType) -> pa.Array:
+def _cast_in_steps(array: pa.Array, to: pa.DataType) -> pa.Array:
     """Cast safely with Arrow, through a type in between where the direct cast is missing or wrong."""
     source = array.type
     if pt.is_integer(source) and pt.is_decimal(to):
         # Directly, Arrow wants a precision that fits any integer, whatever the values.
         array = pc.cast(array, pa.decimal128(20, 0))
-    elif pt.is_decimal(source) and pt.is_integer(to) and bit_width(source) < 128:
+    elif pt.is_decimal(source) and pt.is_integer(to) and get_bit_width(source) < 128:
         # Directly, Arrow finds every narrow decimal out of the bounds of a wide integer.
         array = pc.cast(array, pa.decimal128(38, source.scale))
-    elif {kind_of(source), kind_of(to)} == {"decimal", "float"} and 16 in (bit_width(source), bit_width(to)):
+    elif {classify_type(source), classify_type(to)} == {"decimal", "float"} and 16 in (
+        get_bit_width(source),
+        get_bit_width(to),
+    ):
         array = pc.cast(array, pa.float32())
     return pc.cast(array, to)
 
@@ -247,11 +254,11 @@ def _steps(array: pa.Array, to: pa.DataType) -> pa.Array:
 # Nested arrays: their children cast, then put together again.
 
 
-def _mask(array: pa.Array) -> pa.Array | None:
+def _make_null_mask(array: pa.Array) -> pa.Array | None:
     return array.is_null() if array.null_count else None
 
 
-def _nulls(length: int, data_type: pa.DataType) -> pa.Array:
+def _make_nulls(length: int, data_type: pa.DataType) -> pa.Array:
     """NULLs that can be written: below a NULL struct, Parquet wants some value in NOT NULL fields."""
     if not pt.is_struct(data_type):
         return pa.nulls(length, data_type)
@@ -290,7 +297,7 @@ def _cast_list(array: pa.Array, to: pa.DataType) -> pa.Array:
     values = _cast(array.flatten(), to.value_type)
     _check_required(to.value_field, values)
     lengths = pc.fill_null(pc.list_value_length(array), 0)
-    offsets, mask = _offsets(lengths), _mask(array)
+    offsets, mask = _make_offsets(lengths), _make_null_mask(array)
     if pt.is_list_view(to):
         offsets, sizes = pc.cast(offsets[:-1], pa.int32()), pc.cast(lengths, pa.int32())
         return pa.ListViewArray.from_arrays(offsets, sizes, values, type=to, mask=mask)
@@ -303,7 +310,7 @@ def _cast_list(array: pa.Array, to: pa.DataType) -> pa.Array:
     return pc.cast(large, to)
 
 
-def _offsets(lengths: pa.Array) -> pa.Array:
+def _make_offsets(lengths: pa.Array) -> pa.Array:
     total = pc.cumulative_sum(pc.cast(lengths, pa.int64()))
     return pa.concat_arrays([pa.array([0], pa.int64()), total])
 
@@ -315,8 +322,8 @@ def _cast_map(array: pa.Array, to: pa.DataType) -> pa.Array:
     keys, items = pairs.flatten().flatten()
     keys, items = _cast(keys, to.key_type), _cast(items, to.item_type)
     _check_required(to.item_field, items)
-    offsets = pc.cast(_offsets(pc.fill_null(pc.list_value_length(pairs), 0)), pa.int32())
-    return pa.MapArray.from_arrays(offsets, keys, items, to, mask=_mask(array))
+    offsets = pc.cast(_make_offsets(pc.fill_null(pc.list_value_length(pairs), 0)), pa.int32())
+    return pa.MapArray.from_arrays(offsets, keys, items, to, mask=_make_null_mask(array))
 
 
 _CAST_NESTED: dict[str, Callable[[pa.Array, pa.DataType], pa.Array]] = {
@@ -329,55 +336,58 @@ _CAST_NESTED: dict[str, Callable[[pa.Array, pa.DataType], pa.Array]] = {
 # Timestamps with and without a zone: what naive ones of a source are taken for.
 
 
-def utc_schema(source: pa.Schema, target: pa.Schema) -> pa.Schema:
+def to_utc_schema(source: pa.Schema, target: pa.Schema) -> pa.Schema:
     """The source's schema with its naive timestamps in UTC, except where the target's column is naive, too.
 
     Structs meet by the names of their fields. A column that the target lacks is in UTC, too.
     """
     kinds = {field.name: field.type for field in target}
     return pa.schema(
-        [field.with_type(_in_utc(field.type, kinds.get(field.name))) for field in source], source.metadata
+        [field.with_type(_to_utc_type(field.type, kinds.get(field.name))) for field in source],
+        source.metadata,
     )
 
 
-def utc_table(table: pa.Table, target: pa.Schema) -> pa.Table:
+def to_utc_table(table: pa.Table, target: pa.Schema) -> pa.Table:
     """The same for a table; the stored numbers stay."""
-    return with_zones(table, utc_schema(table.schema, target))
+    return with_zones(table, to_utc_schema(table.schema, target))
 
 
 def with_zones(rows: Any, schema: pa.Schema) -> Any:
-    """A table or a batch in the schema that :func:`utc_schema` made for it."""
+    """A table or a batch in the schema that :func:`to_utc_schema` made for it."""
     pairs = zip(rows.columns, schema, strict=True)
     columns = [column if column.type.equals(f.type) else column.cast(f.type) for column, f in pairs]
     return type(rows).from_arrays(columns, schema=schema)
 
 
-def _in_utc(dtype: pa.DataType, like: pa.DataType | None) -> pa.DataType:
-    def inner(field: pa.Field, other: pa.DataType | None) -> pa.Field:
-        return field.with_type(_in_utc(field.type, other))
+def _to_utc_type(dtype: pa.DataType, like: pa.DataType | None) -> pa.DataType:
+    def to_utc_field(field: pa.Field, other: pa.DataType | None) -> pa.Field:
+        return field.with_type(_to_utc_type(field.type, other))
 
-    plain = None if like is None else plain_type(like)
-    same = plain if plain is not None and kind_of(plain) == kind_of(dtype) else None
-    match kind_of(dtype):
+    plain = None if like is None else unwrap_type(like)
+    same = plain if plain is not None and classify_type(plain) == classify_type(dtype) else None
+    match classify_type(dtype):
         case "timestamp":
             return dtype if same is not None else pa.timestamp(dtype.unit, "UTC")
         case "struct":
             others = {} if same is None else {field.name: field.type for field in same.fields}
-            return pa.struct([inner(field, others.get(field.name)) for field in dtype.fields])
+            return pa.struct([to_utc_field(field, others.get(field.name)) for field in dtype.fields])
         case "map":
-            key = inner(dtype.key_field, None if same is None else same.key_type)
-            item = inner(dtype.item_field, None if same is None else same.item_type)
+            key = to_utc_field(dtype.key_field, None if same is None else same.key_type)
+            item = to_utc_field(dtype.item_field, None if same is None else same.item_type)
             return pa.map_(key, item, keys_sorted=dtype.keys_sorted)
         case "list":
-            return list_like(dtype, inner(dtype.value_field, None if same is None else same.value_type))
+            return list_like(
+                dtype, to_utc_field(dtype.value_field, None if same is None else same.value_type)
+            )
         case _:
             return dtype
 
 
-def cast_hint(source: pa.DataType, target: pa.DataType) -> str:
+def make_cast_hint(source: pa.DataType, target: pa.DataType) -> str:
     """The hint for a source column whose type cannot be cast to the target's."""
-    if common_type(target, _in_utc(source, target)) is not None:
+    if find_common_type(target, _to_utc_type(source, target)) is not None:
         return _NAIVE
-    if common_type(_in_utc(target, source), source) is not None:
+    if find_common_type(_to_utc_type(target, source), source) is not None:
         return _WALL
     return CAST_IT

@@ -14,31 +14,31 @@ from intarsia.common.partitions import (
     decode_partition_schema,
     infer_partition_schema,
     parse_hive_partition_path,
-    typed_partition,
+    parse_partition,
 )
 from intarsia.common.paths import InputFile
 from intarsia.common.schema import is_nested
 from intarsia.common.text_files import (
     COMPRESSED,
-    file_errors,
     is_json_array,
     read_csv_file,
     read_json_file,
     stream_text,
+    translate_file_errors,
 )
 from intarsia.errors import DamagedTable, InputError
 
 __all__ = [
     "SUFFIXES",
     "Format",
-    "agreed_types",
-    "file_errors",
-    "format_of",
+    "detect_file_format",
     "is_json_array",
-    "partition_scalars",
+    "open_stream",
+    "parse_partition_scalars",
     "read_csv_file",
     "read_json_file",
-    "stream",
+    "translate_file_errors",
+    "unify_text_types",
 ]
 
 Format = Literal["parquet", "arrow", "csv", "json"]
@@ -54,7 +54,7 @@ _BATCH_ROWS = 1 << 17
 _MAGIC: Mapping[bytes, Format] = {b"PAR1": "parquet", b"ARRO": "arrow"}
 
 
-def format_of(file: InputFile) -> Format:
+def detect_file_format(file: InputFile) -> Format:
     """The format of a file by its name, or by its first bytes where the name does not say.
 
     Raises:
@@ -64,7 +64,7 @@ def format_of(file: InputFile) -> Format:
         if file.below.lower().endswith(suffixes):
             return kind
     with (
-        file_errors(file, "a data"),
+        translate_file_errors(file, "a data"),
         file.filesystem.open_input_stream(file.location, compression=None) as found,
     ):
         begins = found.read(4)
@@ -77,7 +77,7 @@ def format_of(file: InputFile) -> Format:
     )
 
 
-def stream(
+def open_stream(
     file: InputFile, kind: Format, *, types: pa.Schema | None = None
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The schema of a file and its batches, in order.
@@ -90,22 +90,22 @@ def stream(
         types: Types of columns that a text file may have; without them types are inferred.
     """
     if kind == "parquet":
-        with file_errors(file, "a Parquet"):
+        with translate_file_errors(file, "a Parquet"):
             opened = ParquetInput(file.location, file.filesystem, shown=file.shown)
-            return opened.schema, _parquet_batches(file, opened)
+            return opened.schema, _read_parquet_batches(file, opened)
     if kind == "arrow":
-        return _arrow_stream(file)
+        return _open_arrow_stream(file)
     return stream_text(file, kind, types=types)
 
 
-def _parquet_batches(file: InputFile, opened: ParquetInput) -> Iterator[pa.RecordBatch]:
-    with file_errors(file, "a Parquet"), opened:
-        yield from opened.batches(_BATCH_ROWS)
+def _read_parquet_batches(file: InputFile, opened: ParquetInput) -> Iterator[pa.RecordBatch]:
+    with translate_file_errors(file, "a Parquet"), opened:
+        yield from opened.read_batches(_BATCH_ROWS)
 
 
-def _arrow_stream(file: InputFile) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
+def _open_arrow_stream(file: InputFile) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """An IPC file (Feather's second version, too) or an IPC stream, distinguished by how it begins."""
-    with file_errors(file, "an Arrow"):
+    with translate_file_errors(file, "an Arrow"):
         opened = file.filesystem.open_input_file(file.location)
         begins = opened.read(6)
         opened.seek(0)
@@ -117,18 +117,18 @@ def _arrow_stream(file: InputFile) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]
             )
         reader = pa.ipc.open_file(opened) if begins == b"ARROW1" else pa.ipc.open_stream(opened)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        with file_errors(file, "an Arrow"), opened:
+    def read_batches() -> Iterator[pa.RecordBatch]:
+        with translate_file_errors(file, "an Arrow"), opened:
             if isinstance(reader, pa.RecordBatchReader):
                 yield from reader
                 return
             for number in range(reader.num_record_batches):
                 yield reader.get_batch(number)
 
-    return reader.schema, batches()
+    return reader.schema, read_batches()
 
 
-def agreed_types(schemas: Sequence[pa.Schema], types: pa.Schema | None) -> pa.Schema | None:
+def unify_text_types(schemas: Sequence[pa.Schema], types: pa.Schema | None) -> pa.Schema | None:
     """Types for the text files of one input: a column has the same type in all files as if they were one.
 
     Integers in one file and fractions in another are float64; any other mix of plain types is text.
@@ -149,7 +149,7 @@ def agreed_types(schemas: Sequence[pa.Schema], types: pa.Schema | None) -> pa.Sc
 # Partition columns, from the names of directories.
 
 
-def partition_scalars(
+def parse_partition_scalars(
     files: Sequence[InputFile],
     kind: Format,
     *,
@@ -176,18 +176,18 @@ def partition_scalars(
     names = {name for values in texts for name in values}
     if not names:
         return [{} for _ in files]
-    known = {field.name: _value_field(field) for field in types or () if field.name in names}
+    known = {field.name: _decode_field(field) for field in types or () if field.name in names}
     if kind == "parquet" and known.keys() < names:
-        known = {field.name: _value_field(field) for field in _declared(files, schemas)} | known
+        known = {field.name: _decode_field(field) for field in _read_declared_types(files, schemas)} | known
     readable = [field for field in known.values() if _reads_all(field, texts)]
     schema = infer_partition_schema(texts, pa.schema(readable))
     return [
-        {name: _scalar(value, schema.field(name).type) for name, value in typed.items()}
-        for typed in (typed_partition(v, schema, path=f.shown) for v, f in zip(texts, files, strict=True))
+        {name: _make_scalar(value, schema.field(name).type) for name, value in typed.items()}
+        for typed in (parse_partition(v, schema, path=f.shown) for v, f in zip(texts, files, strict=True))
     ]
 
 
-def _value_field(field: pa.Field) -> pa.Field:
+def _decode_field(field: pa.Field) -> pa.Field:
     return field.with_type(field.type.value_type) if pa.types.is_dictionary(field.type) else field
 
 
@@ -195,24 +195,24 @@ def _reads_all(field: pa.Field, texts: Sequence[Mapping[str, str | None]]) -> bo
     alone = pa.schema([field])
     try:
         for text in {values.get(field.name) for values in texts}:
-            typed_partition({field.name: text}, alone)
+            parse_partition({field.name: text}, alone)
     except DamagedTable:
         return False
     return True
 
 
-def _declared(files: Sequence[InputFile], schemas: Sequence[pa.Schema] | None) -> pa.Schema:
+def _read_declared_types(files: Sequence[InputFile], schemas: Sequence[pa.Schema] | None) -> pa.Schema:
     """The types the partition columns were written with, if a file says so."""
     for number, file in enumerate(files):
         if schemas is not None:
             metadata = schemas[number].metadata or {}
         else:
-            with file_errors(file, "a Parquet"):
+            with translate_file_errors(file, "a Parquet"):
                 metadata = pq.read_schema(file.location, filesystem=file.filesystem).metadata or {}
         if PARTITION_SCHEMA_KEY in metadata:
             return decode_partition_schema(metadata[PARTITION_SCHEMA_KEY], path=file.shown)
     return pa.schema([])
 
 
-def _scalar(value: Any, data_type: pa.DataType) -> pa.Scalar:
+def _make_scalar(value: Any, data_type: pa.DataType) -> pa.Scalar:
     return value.cast(data_type) if isinstance(value, pa.Scalar) else pa.scalar(value, data_type)

@@ -20,21 +20,21 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.types import kind_of, list_like
+from intarsia.common.types import classify_type, list_like
 from intarsia.errors import NotSupported
 
 __all__ = [
     "Int96",
     "ParquetInput",
-    "arrow_schema",
     "check_instants",
     "correct_metadata",
-    "int96_columns",
-    "int96_of",
+    "find_int96_columns",
     "iterate_leaves",
-    "leaf_types",
-    "noted_schema",
-    "noted_units",
+    "list_leaf_types",
+    "make_noted_schema",
+    "make_units_note",
+    "read_arrow_schema",
+    "read_int96",
 ]
 
 Unit = Literal["us", "ns"]
@@ -71,7 +71,7 @@ class Int96:
     legacy: bool
     """Whether Spark shifts instants before 1900 when it reads the file."""
 
-    def zoned(self, schema: pa.Schema) -> pa.Schema:
+    def add_zones(self, schema: pa.Schema) -> pa.Schema:
         """The file's Arrow schema with its INT96 columns as instants."""
         dtypes = (pa.timestamp(unit, _ZONE) for unit in self.units)
         leaves = iter(zip(self.leaves, dtypes, strict=True))
@@ -85,9 +85,9 @@ class Int96:
     @property
     def unit(self) -> Unit:
         """The unit to read the file in."""
-        return "ns" if self.proven and "ns" in _used(self.units, self.leaves) else "us"
+        return "ns" if self.proven and "ns" in _collect_units(self.units, self.leaves) else "us"
 
-    def instants(
+    def restore_instants(
         self, table: pa.Table, fine: pa.Table | None, *, schema: pa.Schema, wanted: pa.Schema, path: str
     ) -> pa.Table:
         """A table as read, with instants in place of timestamps without a zone.
@@ -95,7 +95,7 @@ class Int96:
         Args:
             table: read in :attr:`unit`.
             fine: the columns of :meth:`needs_both`, read in nanoseconds.
-            schema: the file's, as :meth:`zoned` gives it.
+            schema: the file's, as :meth:`add_zones` gives it.
             wanted: the types that columns are to have in the end; of these only the units count here.
             path: of the file, for errors.
 
@@ -113,76 +113,78 @@ class Int96:
                 unit: Unit = "ns" if _has_nanoseconds(target) else "us"
                 _check_exact(column, fine[name], unit, name, path)
                 column = fine[name] if unit == "ns" else column
-                dtype = _in_unit(dtype, unit)
+                dtype = _convert_unit(dtype, unit)
             table = table.set_column(number, schema.field(name).with_type(dtype), column.cast(dtype))
         return table
 
 
-def int96_columns(schema: pq.ParquetSchema) -> frozenset[str]:
+def find_int96_columns(schema: pq.ParquetSchema) -> frozenset[str]:
     """The top-level columns that are, or contain, an INT96 one (of a name with a dot, its beginning, too)."""
-    paths = [leaf.path for leaf in _leaves(schema) if leaf.physical_type == "INT96"]
+    paths = [leaf.path for leaf in _iterate_leaves(schema) if leaf.physical_type == "INT96"]
     return frozenset(name for path in paths for name in (path, path.split(".", 1)[0]))
 
 
-def arrow_schema(footer: pq.FileMetaData) -> pa.Schema:
+def read_arrow_schema(footer: pq.FileMetaData) -> pa.Schema:
     """The Arrow schema of a file, INT96 columns being instants in UTC."""
     schema = footer.schema.to_arrow_schema()
-    known = int96_of(footer, schema)
-    return schema if known is None else known.zoned(schema)
+    known = read_int96(footer, schema)
+    return schema if known is None else known.add_zones(schema)
 
 
-def int96_of(footer: pq.FileMetaData, schema: pa.Schema | None = None) -> Int96 | None:
+def read_int96(footer: pq.FileMetaData, schema: pa.Schema | None = None) -> Int96 | None:
     """What is known of a file's INT96 columns; None where it has none. ``schema`` is PyArrow's own."""
-    leaves = tuple(leaf.physical_type == "INT96" for leaf in _leaves(footer.schema))
+    leaves = tuple(leaf.physical_type == "INT96" for leaf in _iterate_leaves(footer.schema))
     if not any(leaves):
         return None
     notes = footer.metadata or {}
     schema = footer.schema.to_arrow_schema() if schema is None else schema
-    declared = _noted_units(notes.get(_UNITS), leaves) or _declared_units(notes.get(_ARROW_SCHEMA), leaves)
+    declared = _parse_units_note(notes.get(_UNITS), leaves) or _parse_declared_units(
+        notes.get(_ARROW_SCHEMA), leaves
+    )
     spark = any(note in notes for note in _SPARK)
     usual: Unit = "ns" if (footer.created_by or "").startswith("fastparquet") else "us"
     return Int96(
         leaves,
-        _top_level(schema, leaves),
+        _find_top_level(schema, leaves),
         (usual,) * len(leaves) if declared is None else declared,
         # Of the Arrow columns that were written the unit is known; Spark itself has no nanoseconds.
         proven=(_UNITS in notes or _OURS not in notes)
-        and (spark if declared is None else len(_used(declared, leaves)) == 1),
+        and (spark if declared is None else len(_collect_units(declared, leaves)) == 1),
         legacy=_is_legacy(notes),
     )
 
 
-def _used(units: Sequence[Unit], leaves: Sequence[bool]) -> set[Unit]:
+def _collect_units(units: Sequence[Unit], leaves: Sequence[bool]) -> set[Unit]:
     return {unit for unit, is_int96 in zip(units, leaves, strict=True) if is_int96}
 
 
-def _leaves(schema: pq.ParquetSchema) -> Iterator[Any]:
+def _iterate_leaves(schema: pq.ParquetSchema) -> Iterator[Any]:
     return (schema.column(number) for number in range(len(schema)))
 
 
-def _top_level(schema: pa.Schema, leaves: Sequence[bool]) -> frozenset[str]:
+def _find_top_level(schema: pa.Schema, leaves: Sequence[bool]) -> frozenset[str]:
     found, at = set(), 0
     for field in schema:
-        width = len(list(_leaf_types(field.type)))
+        width = len(list(_iterate_leaf_types(field.type)))
         if any(leaves[at : at + width]):
             found.add(field.name)
         at += width
     return frozenset(found)
 
 
-def noted_units(schema: pa.Schema, leaves: Sequence[bool]) -> dict[bytes, bytes]:
+def make_units_note(schema: pa.Schema, leaves: Sequence[bool]) -> dict[bytes, bytes]:
     """The metadata entry that says in which units INT96 columns were written; empty without INT96 columns.
 
     Args:
         schema: the Arrow columns that are written.
         leaves: for each leaf of the file whether it is INT96.
     """
-    dtypes = leaf_types(schema)
+    dtypes = list_leaf_types(schema)
     units = [dtype.unit for dtype, is_int96 in zip(dtypes, leaves, strict=True) if is_int96]
     return {_UNITS: ",".join("ns" if unit == "ns" else "us" for unit in units).encode()} if units else {}
 
 
-def noted_schema(schema: pa.Schema, leaves: Sequence[bool]) -> pa.Schema:
+def make_noted_schema(schema: pa.Schema, leaves: Sequence[bool]) -> pa.Schema:
     """The schema to store as ``ARROW:schema``, with INT96 columns as Arrow readers see them.
 
     Some readers (Polars) trust that entry and others do not, and files of Spark in the dataset have none.
@@ -191,7 +193,7 @@ def noted_schema(schema: pa.Schema, leaves: Sequence[bool]) -> pa.Schema:
     return pa.schema([f.with_type(_retype(f.type, marks)) for f in schema], schema.metadata)
 
 
-def _noted_units(note: bytes | None, leaves: Sequence[bool]) -> tuple[Unit, ...] | None:
+def _parse_units_note(note: bytes | None, leaves: Sequence[bool]) -> tuple[Unit, ...] | None:
     given = [] if note is None else note.decode(errors="replace").split(",")
     if len(given) != sum(leaves) or not set(given) <= {"us", "ns"}:
         return None
@@ -199,7 +201,7 @@ def _noted_units(note: bytes | None, leaves: Sequence[bool]) -> tuple[Unit, ...]
     return tuple("ns" if is_int96 and next(following) == "ns" else "us" for is_int96 in leaves)
 
 
-def _declared_units(encoded: bytes | None, leaves: Sequence[bool]) -> tuple[Unit, ...] | None:
+def _parse_declared_units(encoded: bytes | None, leaves: Sequence[bool]) -> tuple[Unit, ...] | None:
     """The units of the Arrow columns that a file was written from, by leaf; None where it does not say."""
     if encoded is None:
         return None
@@ -207,7 +209,7 @@ def _declared_units(encoded: bytes | None, leaves: Sequence[bool]) -> tuple[Unit
         schema = pa.ipc.read_schema(pa.BufferReader(base64.b64decode(encoded)))
     except (pa.ArrowException, OSError, ValueError):  # an unreadable entry says nothing
         return None
-    dtypes = leaf_types(schema)
+    dtypes = list_leaf_types(schema)
     if len(dtypes) != len(leaves):
         return None
     times = [dtype for dtype, is_int96 in zip(dtypes, leaves, strict=True) if is_int96]
@@ -245,25 +247,25 @@ def _is_legacy(notes: Mapping[bytes, bytes]) -> bool:
 # Types: the leaves of an Arrow type are those of its Parquet column, in order.
 
 
-def leaf_types(schema: pa.Schema) -> list[pa.DataType]:
+def list_leaf_types(schema: pa.Schema) -> list[pa.DataType]:
     """The types of the leaves that columns have in Parquet, in order."""
-    return [dtype for field in schema for dtype in _leaf_types(field.type)]
+    return [dtype for field in schema for dtype in _iterate_leaf_types(field.type)]
 
 
-def _leaf_types(dtype: pa.DataType) -> Iterator[pa.DataType]:
+def _iterate_leaf_types(dtype: pa.DataType) -> Iterator[pa.DataType]:
     if isinstance(dtype, pa.BaseExtensionType):
         dtype = dtype.storage_type
     if pa.types.is_dictionary(dtype):
         dtype = dtype.value_type
-    match kind_of(dtype):
+    match classify_type(dtype):
         case "struct":
             for field in dtype.fields:
-                yield from _leaf_types(field.type)
+                yield from _iterate_leaf_types(field.type)
         case "map":
-            yield from _leaf_types(dtype.key_type)
-            yield from _leaf_types(dtype.item_type)
+            yield from _iterate_leaf_types(dtype.key_type)
+            yield from _iterate_leaf_types(dtype.item_type)
         case "list":
-            yield from _leaf_types(dtype.value_type)
+            yield from _iterate_leaf_types(dtype.value_type)
         case _:
             yield dtype
 
@@ -271,36 +273,36 @@ def _leaf_types(dtype: pa.DataType) -> Iterator[pa.DataType]:
 def _retype(dtype: pa.DataType, leaves: Iterator[tuple[bool, pa.DataType]]) -> pa.DataType:
     """The type with some of its leaves replaced; consumes as many leaves as the type has."""
 
-    def inner(field: pa.Field) -> pa.Field:
+    def retype_field(field: pa.Field) -> pa.Field:
         return field.with_type(_retype(field.type, leaves))
 
     if isinstance(dtype, pa.BaseExtensionType):
-        for _ in _leaf_types(dtype):
+        for _ in _iterate_leaf_types(dtype):
             next(leaves)
         return dtype
-    match kind_of(dtype):
+    match classify_type(dtype):
         case "struct":
-            return pa.struct([inner(field) for field in dtype.fields])
+            return pa.struct([retype_field(field) for field in dtype.fields])
         case "map":
-            key, item = inner(dtype.key_field), inner(dtype.item_field)
+            key, item = retype_field(dtype.key_field), retype_field(dtype.item_field)
             return pa.map_(key, item, keys_sorted=dtype.keys_sorted)
         case "list":
-            return list_like(dtype, inner(dtype.value_field))
+            return list_like(dtype, retype_field(dtype.value_field))
         case _:
             is_int96, other = next(leaves)
             return other if is_int96 else dtype
 
 
-def _in_unit(dtype: pa.DataType, unit: Unit) -> pa.DataType:
+def _convert_unit(dtype: pa.DataType, unit: Unit) -> pa.DataType:
     """The type with its instants in one unit."""
     instant = pa.timestamp(unit, _ZONE)
     return _retype(
-        dtype, iter((pa.types.is_timestamp(t) and t.tz == _ZONE, instant) for t in _leaf_types(dtype))
+        dtype, iter((pa.types.is_timestamp(t) and t.tz == _ZONE, instant) for t in _iterate_leaf_types(dtype))
     )
 
 
 def _has_nanoseconds(dtype: pa.DataType) -> bool:
-    return any(pa.types.is_timestamp(leaf) and leaf.unit == "ns" for leaf in _leaf_types(dtype))
+    return any(pa.types.is_timestamp(leaf) and leaf.unit == "ns" for leaf in _iterate_leaf_types(dtype))
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -309,7 +311,7 @@ def _has_nanoseconds(dtype: pa.DataType) -> bool:
 
 def iterate_leaves(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
     """The columns of plain values inside a column, at any depth; a plain column is its own."""
-    match kind_of(column.type):
+    match classify_type(column.type):
         case "struct":
             for number in range(column.type.num_fields):
                 yield from iterate_leaves(pc.struct_field(column, number))
@@ -323,10 +325,10 @@ def iterate_leaves(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
             yield column
 
 
-def _times(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+def _iterate_times(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
     """The values of every naive timestamp inside a column, as numbers."""
     for leaf in iterate_leaves(column):
-        if kind_of(leaf.type) == "timestamp":
+        if classify_type(leaf.type) == "timestamp":
             yield leaf.cast(pa.int64())
 
 
@@ -336,7 +338,7 @@ def _check_exact(coarse: pa.ChunkedArray, fine: pa.ChunkedArray, unit: Unit, col
     Nanoseconds wrap as 64-bit integers do, and so do microseconds times 1000: the difference is what
     microseconds leave out.
     """
-    for rough, whole in zip(_times(coarse), _times(fine), strict=True):
+    for rough, whole in zip(_iterate_times(coarse), _iterate_times(fine), strict=True):
         if unit == "ns":
             wrong = pc.or_(pc.greater(rough, _FURTHEST), pc.less(rough, -_FURTHEST))
             why = "lie beyond the years 1677 to 2262 that nanoseconds reach"
@@ -345,7 +347,7 @@ def _check_exact(coarse: pa.ChunkedArray, fine: pa.ChunkedArray, unit: Unit, col
             why = "have nanoseconds, of which microseconds are shown"
         count = pc.sum(wrong, min_count=0).as_py()
         if count:
-            raise _not_shown(
+            raise _make_unreadable_error(
                 column, path, count, rough.filter(pc.fill_null(wrong, False))[0], why, _UNIT_HINT
             )
 
@@ -357,7 +359,7 @@ _UNIT_HINT = (
 
 
 def _check_calendar(column: pa.ChunkedArray, name: str, path: str) -> None:
-    for numbers in _times(column):
+    for numbers in _iterate_times(column):
         unit = 1000 if _has_nanoseconds(column.type) else 1
         early = pc.less(numbers, _REBASED_BEFORE * unit)
         count = pc.sum(early, min_count=0).as_py()
@@ -368,10 +370,12 @@ def _check_calendar(column: pa.ChunkedArray, name: str, path: str) -> None:
                 "write the file again with Spark and spark.sql.parquet.int96RebaseModeInWrite=CORRECTED;"
                 " the instants of its rows depend on the calendar."
             )
-            raise _not_shown(name, path, count, sample, why, hint)
+            raise _make_unreadable_error(name, path, count, sample, why, hint)
 
 
-def _not_shown(column: str, path: str, count: int, sample: pa.Scalar, why: str, hint: str) -> NotSupported:
+def _make_unreadable_error(
+    column: str, path: str, count: int, sample: pa.Scalar, why: str, hint: str
+) -> NotSupported:
     shown = str(pa.array([sample.as_py()], pa.timestamp("us", _ZONE))[0].cast(pa.string()))
     return NotSupported(
         f"{count:,} INT96 timestamps in column {column!r} of {path} {why}; the first is about {shown}.",
@@ -392,10 +396,10 @@ class ParquetInput:
         self._handle = filesystem.open_input_file(location)
         self._parquet = pq.ParquetFile(self._handle)
         self.schema: pa.Schema = self._parquet.schema_arrow
-        self._int96 = int96_of(self._parquet.metadata, self.schema)
+        self._int96 = read_int96(self._parquet.metadata, self.schema)
         if self._int96 is not None:
             self._parquet = self._open(self._int96.unit)
-            self.schema = self._int96.zoned(self._parquet.schema_arrow)
+            self.schema = self._int96.add_zones(self._parquet.schema_arrow)
 
     @property
     def int96_columns(self) -> frozenset[str]:
@@ -405,7 +409,7 @@ class ParquetInput:
     def _open(self, unit: str) -> pq.ParquetFile:
         return pq.ParquetFile(self._handle, metadata=self._parquet.metadata, coerce_int96_timestamp_unit=unit)
 
-    def batches(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, rows: int, columns: Sequence[str] | None = None) -> Iterator[pa.RecordBatch]:
         """All rows, in order; some columns, or all. Memory: a batch."""
         names = None if columns is None else list(columns)
         wanted = self.schema.names if names is None else names
@@ -416,7 +420,7 @@ class ParquetInput:
                 yield batch
                 continue
             other = None if fine is None else pa.Table.from_batches([next(fine)])
-            yield from self._instants(pa.Table.from_batches([batch]), other).to_batches()
+            yield from self._restore_instants(pa.Table.from_batches([batch]), other).to_batches()
 
     def read(self, columns: Sequence[str] | None = None, *, use_threads: bool = True) -> pa.Table:
         """The same as one table."""
@@ -426,11 +430,13 @@ class ParquetInput:
             return table
         both = self._int96.needs_both(table.column_names)
         fine = self._open("ns").read(columns=both, use_threads=use_threads) if both else None
-        return self._instants(table, fine)
+        return self._restore_instants(table, fine)
 
-    def _instants(self, table: pa.Table, fine: pa.Table | None) -> pa.Table:
+    def _restore_instants(self, table: pa.Table, fine: pa.Table | None) -> pa.Table:
         assert self._int96 is not None
-        return self._int96.instants(table, fine, schema=self.schema, wanted=self.schema, path=self._shown)
+        return self._int96.restore_instants(
+            table, fine, schema=self.schema, wanted=self.schema, path=self._shown
+        )
 
     def close(self) -> None:
         self._handle.close()
@@ -445,5 +451,5 @@ class ParquetInput:
 def check_instants(location: str, filesystem: pafs.FileSystem, *, shown: str) -> None:
     """Raise NotSupported where an INT96 value of a file does not fit its unit. Reads those columns only."""
     with ParquetInput(location, filesystem, shown=shown) as opened:
-        for _ in opened.batches(_BATCH_ROWS, sorted(opened.int96_columns)):
+        for _ in opened.read_batches(_BATCH_ROWS, sorted(opened.int96_columns)):
             pass

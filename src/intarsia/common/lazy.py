@@ -9,7 +9,7 @@ from typing import Any
 
 from intarsia.errors import NotSupported
 
-__all__ = ["lazily", "optional_module"]
+__all__ = ["import_optional", "make_lazy_names"]
 
 _EXTRAS = {
     "click": "cli",
@@ -28,7 +28,7 @@ _EXTRAS = {
 """The extra of this package that brings an optional one along."""
 
 
-def optional_module(name: str) -> ModuleType:
+def import_optional(name: str) -> ModuleType:
     """Import a module of ours that needs an optional package; NotSupported where that is missing."""
     try:
         return import_module(name)
@@ -42,13 +42,15 @@ def optional_module(name: str) -> ModuleType:
         ) from error
 
 
-def lazily(package: str, homes: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def make_lazy_names(
+    package: str, homes: Mapping[str, str]
+) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """``__getattr__`` and ``__dir__`` of a package, by the module in which each of its names is at home."""
 
     def load(name: str) -> Any:
         if name not in homes:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
-        return getattr(optional_module(homes[name]), name)
+        return getattr(import_optional(homes[name]), name)
 
     def names() -> list[str]:
         return sorted({*vars(import_module(package)), *homes})

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from intarsia.errors import IntarsiaError
 
-__all__ = ["cleanup", "logger", "operation_log", "redact"]
+__all__ = ["cleanup", "get_logger", "operation_log", "redact"]
 
 _ROOT = "intarsia"
 _GONE = "***"
@@ -69,13 +69,13 @@ class _Redacting(logging.Filter):
                 # A formatter takes this text instead of formatting the traceback again.
                 record.exc_text = redact(logging.Formatter().formatException(record.exc_info))
             error = record.exc_info[1]
-            if any(_has_secret(one) for one in _chain(error)):
-                stand_in = _stand_in(error, {})
+            if any(_has_secret(one) for one in _iterate_chain(error)):
+                stand_in = _make_redacted_error(error, {})
                 record.exc_info = (type(stand_in), stand_in, stand_in.__traceback__)
         return True
 
 
-def _chain(error: BaseException) -> Iterator[BaseException]:
+def _iterate_chain(error: BaseException) -> Iterator[BaseException]:
     """An error, its causes, and the members of an error group; each once."""
     waiting, seen = [error], set[int]()
     while waiting:
@@ -93,7 +93,7 @@ def _has_secret(error: BaseException) -> bool:
     return any(redact(text) != text for text in texts)
 
 
-def _stand_in(error: BaseException, made: dict[int, Exception]) -> Exception:
+def _make_redacted_error(error: BaseException, made: dict[int, Exception]) -> Exception:
     """An error of the same name, traceback and causes with redacted text and no other attributes."""
     if id(error) in made:
         return made[id(error)]
@@ -103,9 +103,9 @@ def _stand_in(error: BaseException, made: dict[int, Exception]) -> Exception:
     made[id(error)] = found
     found.__traceback__ = error.__traceback__
     if error.__cause__ is not None:
-        found.__cause__ = _stand_in(error.__cause__, made)
+        found.__cause__ = _make_redacted_error(error.__cause__, made)
     if error.__context__ is not None:
-        found.__context__ = _stand_in(error.__context__, made)
+        found.__context__ = _make_redacted_error(error.__context__, made)
     found.__suppress_context__ = error.__suppress_context__
     for note in getattr(error, "__notes__", ()):
         found.add_note(redact(note))
@@ -115,7 +115,7 @@ def _stand_in(error: BaseException, made: dict[int, Exception]) -> Exception:
 _REDACTING = _Redacting()
 
 
-def logger(name: str) -> logging.Logger:
+def get_logger(name: str) -> logging.Logger:
     """The logger of a module, below "intarsia", redacting. Idempotent.
 
     It has no handler of its own: what is shown where is up to the application.
@@ -128,7 +128,7 @@ def logger(name: str) -> logging.Logger:
     return found
 
 
-logger(_ROOT).addHandler(logging.NullHandler())
+get_logger(_ROOT).addHandler(logging.NullHandler())
 
 
 def is_store_error(error: BaseException) -> bool:

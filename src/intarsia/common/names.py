@@ -15,12 +15,12 @@ __all__ = [
     "CAST_IT",
     "check_columns",
     "elide",
+    "find_near_names",
     "find_spelling",
     "join_names",
-    "mismatch",
+    "make_mismatch_error",
     "name_problems",
-    "near_names",
-    "suggestion",
+    "suggest_names",
 ]
 
 
@@ -33,7 +33,7 @@ def elide(value: Any, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[: most // 2]}...{text[-most // 4 :]}"
 
 
-def near_names(name: str, names: Sequence[str]) -> list[str]:
+def find_near_names(name: str, names: Sequence[str]) -> list[str]:
     """The names that may have been meant: those that differ only by case, else those spelt alike."""
     folded = [other for other in names if other.casefold() == name.casefold()]
     return folded or difflib.get_close_matches(name, names, n=3)
@@ -69,12 +69,12 @@ def _find_folded(name: str, names: Sequence[str], path: str | None) -> str:
     return found[0] if found else name
 
 
-def suggestion(absent: Sequence[str], names: Sequence[str], *, otherwise: str | None = None) -> str:
+def suggest_names(absent: Sequence[str], names: Sequence[str], *, otherwise: str | None = None) -> str:
     """What to write instead of names that are not there: near ones, a list, else what there is."""
     parts = [part.strip() for part in absent[0].split(",")]
     if len(absent) == 1 and len(parts) > 1 and set(parts) <= set(names):
         return f"several columns are given as a list: [{join_names(parts)}]."
-    close = list(dict.fromkeys(near for name in absent for near in near_names(name, names)))
+    close = list(dict.fromkeys(near for name in absent for near in find_near_names(name, names)))
     if close:
         return f"did you mean {join_names(close)}?"
     return otherwise or (f"there is {join_names(names)}." if names else "there are none.")
@@ -96,7 +96,7 @@ def check_columns(
         raise ColumnNotFound(
             f"{operation}: {message}" if operation else message,
             path=path,
-            hint=suggestion(absent, names),
+            hint=suggest_names(absent, names),
         )
 
 
@@ -122,7 +122,9 @@ def name_problems(schemas: Sequence[pa.Schema]) -> list[str]:
     return list(problems)
 
 
-def mismatch(problems: Sequence[str], operation: str, path: str | None, hint: str) -> SchemaMismatch:
+def make_mismatch_error(
+    problems: Sequence[str], operation: str, path: str | None, hint: str
+) -> SchemaMismatch:
     """One error, to be raised, that lists all problems."""
     where = f" at {path}" if path else ""
     columns = "1 column does" if len(problems) == 1 else f"{len(problems)} columns do"

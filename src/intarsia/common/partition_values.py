@@ -12,9 +12,9 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.types as pt
 
-from intarsia.common.types import value_type
+from intarsia.common.types import get_value_type
 
-__all__ = ["HIVE_NULL", "escape", "partition_text", "python_value", "typed_text", "unescape"]
+__all__ = ["HIVE_NULL", "escape", "parse_partition_text", "partition_text", "to_python_value", "unescape"]
 
 HIVE_NULL = "__HIVE_DEFAULT_PARTITION__"
 
@@ -61,27 +61,27 @@ def partition_text(value: Any) -> str:
         case dt.datetime():
             return value.isoformat(" ")
         case pa.Scalar():
-            return _scalar_text(value)
+            return _format_scalar(value)
         case _:
             return str(value)
 
 
-def _scalar_text(scalar: pa.Scalar) -> str:
+def _format_scalar(scalar: pa.Scalar) -> str:
     """As Arrow writes it where Python cannot hold the value: nanoseconds and far years.
 
     Raises ArrowInvalid where even Arrow would not read its own text back.
     """
-    value = python_value(scalar)
+    value = to_python_value(scalar)
     if not isinstance(value, pa.Scalar):
         return partition_text(value)
     if pt.is_timestamp(scalar.type) and scalar.type.tz is not None:
         scalar = scalar.cast(pa.timestamp(scalar.type.unit, "UTC"))
     text = str(scalar.cast(pa.string()).as_py())
-    typed_text(text, scalar.type)
+    parse_partition_text(text, scalar.type)
     return text
 
 
-def python_value(scalar: pa.Scalar) -> Any:
+def to_python_value(scalar: pa.Scalar) -> Any:
     """The Python value; the Arrow scalar itself where Python would lose nanoseconds or has no such year.
 
     Equal values give equal results, however they came: NaN is always the same object, -0.0 is 0.0.
@@ -103,19 +103,19 @@ def python_value(scalar: pa.Scalar) -> Any:
 
 
 @lru_cache(maxsize=65536)
-def typed_text(text: str, data_type: pa.DataType) -> Any:
+def parse_partition_text(text: str, data_type: pa.DataType) -> Any:
     """The value of the type that the text says. Raises ArrowInvalid where it says none."""
-    plain = value_type(data_type)
+    plain = get_value_type(data_type)
     if pt.is_string(plain) or pt.is_large_string(plain) or pt.is_string_view(plain):
         return text
     if pt.is_time(plain):  # Arrow reads no times, but takes the time of a timestamp
         # A text has more digits than a coarse unit; the cast below refuses those that are not zero.
         unit = "ns" if plain.unit == "ns" else "us"
         stamp = pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp(unit))
-        return python_value(stamp.cast(pa.timestamp(plain.unit)).cast(plain))
+        return to_python_value(stamp.cast(pa.timestamp(plain.unit)).cast(plain))
     if pt.is_timestamp(plain) and plain.tz is not None and not text.endswith("Z"):
         try:
-            return python_value(pa.scalar(text).cast(plain))
+            return to_python_value(pa.scalar(text).cast(plain))
         except pa.ArrowInvalid:  # no offset: other writers leave it out
             text += "Z"
-    return python_value(pa.scalar(text).cast(plain))
+    return to_python_value(pa.scalar(text).cast(plain))

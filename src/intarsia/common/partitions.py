@@ -21,13 +21,13 @@ from intarsia.common.names import check_columns
 from intarsia.common.partition_values import (
     HIVE_NULL,
     escape,
+    parse_partition_text,
     partition_text,
-    python_value,
-    typed_text,
+    to_python_value,
     unescape,
 )
 from intarsia.common.schema import cast_exact, convert_large_types_to_normal, is_nested
-from intarsia.common.types import value_type
+from intarsia.common.types import get_value_type
 from intarsia.errors import DamagedTable, InputError, UnsafePath
 
 __all__ = [
@@ -42,11 +42,11 @@ __all__ = [
     "infer_partition_columns",
     "infer_partition_schema",
     "parse_hive_partition_path",
+    "parse_partition",
     "parse_partition_filter",
     "partition_matches",
     "partition_text",
     "split_by_partition",
-    "typed_partition",
 ]
 
 
@@ -83,7 +83,7 @@ def parse_hive_partition_path(
     """
     path = os.fspath(file_path)
     if root is not None:
-        path = _below(path, os.fspath(root))
+        path = _strip_root(path, os.fspath(root))
     directory = path.rpartition("/")[0]
     return {
         name: value
@@ -92,7 +92,7 @@ def parse_hive_partition_path(
     }
 
 
-def _below(path: str, root: str) -> str:
+def _strip_root(path: str, root: str) -> str:
     base = root.rstrip("/") + "/"
     if path.startswith(base):
         return path[len(base) :]
@@ -159,10 +159,10 @@ def hive_path(values: Mapping[str, Any], *, path: str | None = None) -> str:
             name Hive has for NULL, bytes that are no text, or one too long for a directory's name.
     """
     check_partition_names(values, path=path)
-    return "/".join(_directory(name, value, path) for name, value in values.items())
+    return "/".join(_make_directory_name(name, value, path) for name, value in values.items())
 
 
-def _directory(name: str, value: Any, path: str | None) -> str:
+def _make_directory_name(name: str, value: Any, path: str | None) -> str:
     if value is None or (isinstance(value, pa.Scalar) and not value.is_valid):
         return f"{escape(name)}={HIVE_NULL}"
     try:
@@ -170,21 +170,23 @@ def _directory(name: str, value: Any, path: str | None) -> str:
         part = f"{escape(name)}={escape(text)}"
         size = len(part.encode())
     except UnicodeError as error:
-        raise _unsafe(name, value, "is no UTF-8 text", path) from error
+        raise _make_unsafe_error(name, value, "is no UTF-8 text", path) from error
     except pa.ArrowInvalid as error:
-        raise _unsafe(name, value, "has no text that reads back", path) from error
+        raise _make_unsafe_error(name, value, "has no text that reads back", path) from error
     if not text:
-        raise _unsafe(name, value, "is empty, which Hive cannot tell from NULL", path)
+        raise _make_unsafe_error(name, value, "is empty, which Hive cannot tell from NULL", path)
     if "\0" in text:
-        raise _unsafe(name, value, "holds a NUL character", path)
+        raise _make_unsafe_error(name, value, "holds a NUL character", path)
     if text == HIVE_NULL:
-        raise _unsafe(name, value, "is what Hive writes for NULL", path)
+        raise _make_unsafe_error(name, value, "is what Hive writes for NULL", path)
     if size > _NAME_MAX:
-        raise _unsafe(name, value, f"makes a directory name of {size} bytes, {_NAME_MAX} is the most", path)
+        raise _make_unsafe_error(
+            name, value, f"makes a directory name of {size} bytes, {_NAME_MAX} is the most", path
+        )
     return part
 
 
-def _unsafe(name: str, value: Any, why: str, path: str | None) -> UnsafePath:
+def _make_unsafe_error(name: str, value: Any, why: str, path: str | None) -> UnsafePath:
     # The repr of an Arrow scalar goes through Python, which may not have the value.
     shown = str(value.cast(pa.string())) if isinstance(value, pa.Scalar) else repr(value)
     shown = shown if len(shown) <= 80 else shown[:77] + "..."
@@ -235,7 +237,7 @@ def check_partition_columns(schema: pa.Schema, columns: Sequence[str], *, path: 
 
 
 def _has_text(data_type: pa.DataType) -> bool:
-    plain = value_type(data_type)
+    plain = get_value_type(data_type)
     kept_apart = isinstance(plain, pa.BaseExtensionType)  # its values have no text that reads back
     return not (kept_apart or is_nested(plain) or pt.is_duration(plain) or pt.is_interval(plain))
 
@@ -244,7 +246,7 @@ def _has_text(data_type: pa.DataType) -> bool:
 # Text values to typed ones.
 
 
-def typed_partition(
+def parse_partition(
     values: Mapping[str, str | None], schema: pa.Schema, *, path: str | None = None
 ) -> dict[str, Any]:
     """The typed values of a file's partition columns; a column the schema lacks stays text.
@@ -267,7 +269,7 @@ def typed_partition(
             continue
         data_type = schema.field(index).type
         try:
-            typed[name] = typed_text(text, data_type)
+            typed[name] = parse_partition_text(text, data_type)
         except (ValueError, pa.ArrowNotImplementedError) as error:
             raise DamagedTable(
                 f"partition column {name!r}: {text!r} is no {data_type}",
@@ -299,13 +301,13 @@ def infer_partition_schema(
     known = {} if declared is None else {field.name: field for field in declared}
     if not texts:
         return pa.schema(list(known.values()))
-    return pa.schema([known.get(name) or pa.field(name, _inferred(found)) for name, found in texts.items()])
+    return pa.schema([known.get(name) or pa.field(name, _infer_type(found)) for name, found in texts.items()])
 
 
 _INFERRED = (pa.int64(), pa.date32(), pa.timestamp("us"), pa.timestamp("us", "UTC"))
 
 
-def _inferred(texts: Collection[str]) -> pa.DataType:
+def _infer_type(texts: Collection[str]) -> pa.DataType:
     for data_type in _INFERRED if texts else ():
         if all(_reads_back(text, data_type) for text in texts):
             return data_type
@@ -314,7 +316,7 @@ def _inferred(texts: Collection[str]) -> pa.DataType:
 
 def _reads_back(text: str, data_type: pa.DataType) -> bool:
     try:
-        return partition_text(typed_text(text, data_type)) == text
+        return partition_text(parse_partition_text(text, data_type)) == text
     except pa.ArrowInvalid:
         return False
 
@@ -349,13 +351,13 @@ def split_by_partition(table: pa.Table, columns: Sequence[str]) -> list[tuple[di
         return []
     if not columns:
         return [({}, table)]
-    keys = [_comparable(table[name]) for name in columns]
-    codes = _codes(keys[0])
+    keys = [_to_comparable(table[name]) for name in columns]
+    codes = _encode_rows(keys[0])
     for key in keys[1:]:
-        inner = _codes(key)
+        inner = _encode_rows(key)
         width = pc.max(inner).as_py() + 1
         # Dense codes stay below 2^31, so their product fits 64 bits.
-        codes = _codes(pa.chunked_array([pc.add(pc.multiply(codes, width), inner)]))
+        codes = _encode_rows(pa.chunked_array([pc.add(pc.multiply(codes, width), inner)]))
     counts = pc.value_counts(codes).field("counts").to_pylist()
     order = None
     if not pc.all(pc.greater_equal(codes[1:], codes[:-1]), min_count=0).as_py():
@@ -363,16 +365,16 @@ def split_by_partition(table: pa.Table, columns: Sequence[str]) -> list[tuple[di
         table = _take(table, order)
     starts = [0, *itertools.accumulate(counts)][:-1]
     firsts = pa.array(starts, pa.int64()) if order is None else order.take(pa.array(starts, pa.int64()))
-    values = [[python_value(scalar) for scalar in key.take(firsts)] for key in keys]
+    values = [[to_python_value(scalar) for scalar in key.take(firsts)] for key in keys]
     return [
         (dict(zip(columns, found, strict=True)), table.slice(start, count))
         for start, count, *found in zip(starts, counts, *values, strict=True)
     ]
 
 
-def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """The column in a type Arrow can hash and take from, with one NaN and one zero."""
-    plain = value_type(column.type)
+    plain = get_value_type(column.type)
     normal = convert_large_types_to_normal(pa.schema([("", plain)])).field(0).type
     if pt.is_decimal32(plain) or pt.is_decimal64(plain):
         normal = pa.decimal128(plain.precision, plain.scale)
@@ -384,7 +386,7 @@ def _comparable(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return pc.if_else(pc.is_nan(column), pa.scalar(math.nan, normal), pc.add(column, pa.scalar(0.0, normal)))
 
 
-def _codes(column: pa.ChunkedArray) -> pa.Array:
+def _encode_rows(column: pa.ChunkedArray) -> pa.Array:
     """A number per row from 0, in order of first appearance; NULL has its own."""
     encoded = column.dictionary_encode(null_encoding="encode")
     indices = [chunk.indices for chunk in encoded.chunks]
@@ -427,18 +429,18 @@ def parse_partition_filter(partition_filter: str | Sequence[str] | None) -> Part
 
 def _parse_filter(text: Any) -> tuple[tuple[str, str | None], ...]:
     if not isinstance(text, str):
-        raise _not_understood(text)
+        raise _make_filter_error(text)
     pairs = []
     for part in text.strip("/").split("/"):
         name, equals, value = part.partition("=")
         # An operator, as in "day>=1" or "day == 1", would be a column that no file has.
         if not (name and equals) or name.strip(" <>!~") != name or "=" in value:
-            raise _not_understood(text)
+            raise _make_filter_error(text)
         pairs.append((unescape(name), None if value == HIVE_NULL else unescape(value)))
     return tuple(pairs)
 
 
-def _not_understood(text: Any) -> InputError:
+def _make_filter_error(text: Any) -> InputError:
     return InputError(
         f"partition_filter {text!r} is not understood",
         hint='write "column=value" or "column=value/column=value"; "=" in a value is %3D, "/" is %2F',
@@ -453,12 +455,12 @@ def partition_matches(partition: Mapping[str, Any], partition_filter: PartitionF
     if not partition_filter:
         return True
     return any(
-        all(name in partition and _same(partition[name], text) for name, text in alternative)
+        all(name in partition and _is_same_value(partition[name], text) for name, text in alternative)
         for alternative in partition_filter
     )
 
 
-def _same(value: Any, text: str | None) -> bool:
+def _is_same_value(value: Any, text: str | None) -> bool:
     if value is None or text is None:
         return value is None and text is None
     return partition_text(value) == text

@@ -22,16 +22,16 @@ __all__ = [
     "METADATA",
     "InputFile",
     "find_input_files",
+    "find_sign",
+    "find_table_directory",
+    "get_local_path",
     "is_encodable",
-    "local_path",
+    "make_table_error",
     "open_filesystem",
-    "path_text",
-    "refusal",
+    "redact_path",
     "refuse_sign_in",
-    "shown_path",
-    "sign_of",
     "start_writeback",
-    "table_of",
+    "to_path_text",
     "with_time_limit",
 ]
 
@@ -79,7 +79,7 @@ def is_encodable(text: str) -> bool:
     return True
 
 
-def path_text(path: Any, what: str = "A path") -> str:
+def to_path_text(path: Any, what: str = "A path") -> str:
     """A path or URL as text. Raises InputError for what is none: no text, empty, not to be encoded."""
     try:
         text: Any = os.fspath(path)
@@ -90,31 +90,31 @@ def path_text(path: Any, what: str = "A path") -> str:
     return text
 
 
-def shown_path(path: str | os.PathLike[str], what: str = "A path") -> str:
+def redact_path(path: str | os.PathLike[str], what: str = "A path") -> str:
     """A path or URL as people get to see it: without credentials, and without options.
 
-    >>> shown_path("s3://me:pw@bucket/lake/orders?region=x")
+    >>> redact_path("s3://me:pw@bucket/lake/orders?region=x")
     's3://bucket/lake/orders'
     """
-    text = path_text(path, what)
+    text = to_path_text(path, what)
     if not _URL.match(text):
         return text
     scheme, _, rest = text.partition("://")
-    return f"{scheme}://{rest.removeprefix(_signed_in(text)).partition('?')[0]}"
+    return f"{scheme}://{rest.removeprefix(_find_credentials(text)).partition('?')[0]}"
 
 
 def refuse_sign_in(url: str, path: str) -> None:
     """Raise InputError where a library took the credentials in a URL for a part of the path."""
-    who = _signed_in(url)
+    who = _find_credentials(url)
     if who and path.startswith(who):
         raise InputError(
-            f"{shown_path(url)} is opened by a library that takes nobody's name and secret from a URL.",
-            path=shown_path(url),
+            f"{redact_path(url)} is opened by a library that takes nobody's name and secret from a URL.",
+            path=redact_path(url),
             hint="pass a file system as filesystem=, or for a target storage_options=",
         )
 
 
-def _signed_in(url: str) -> str:
+def _find_credentials(url: str) -> str:
     """The credentials in a URL, up to the ``@``; empty where there are none."""
     scheme, _, rest = url.partition("://")
     if secret := _SIGNED_IN.match(rest):
@@ -133,7 +133,7 @@ def open_filesystem(path: str | os.PathLike[str], *, filesystem: Any = None) -> 
         NotSupported: no installed library knows the URL's scheme.
         StorageError: the store refused.
     """
-    text = path_text(path)
+    text = to_path_text(path)
     if filesystem is not None:
         return _as_pyarrow(filesystem), text.split("://", 1)[1] if _URL.match(text) else text
     if not _URL.match(text):
@@ -158,7 +158,7 @@ def _from_url(url: str) -> tuple[pafs.FileSystem, str]:
     except pa.ArrowInvalid:
         pass  # a scheme pyarrow does not know
     except OSError as error:
-        raise _storage_error(error, shown) from error
+        raise _make_storage_error(error, shown) from error
     try:
         # pyarrow's own bridge to fsspec, which it imports itself.
         found, path = pafs.FileSystem.from_uri(f"fsspec+{url}")
@@ -169,7 +169,7 @@ def _from_url(url: str) -> tuple[pafs.FileSystem, str]:
             hint="pip install 'intarsia[fsspec]' and the package for this scheme, or pass filesystem=",
         ) from error
     except OSError as error:
-        raise _storage_error(error, shown) from error
+        raise _make_storage_error(error, shown) from error
     refuse_sign_in(url, path)
     return found, path
 
@@ -212,7 +212,7 @@ def find_input_files(
             if any(file.below.lower().endswith(_PARQUET) for file in found):
                 _refuse_part(where, location.rstrip("/"), given)
         elif _MAGIC.search(location):
-            found = _glob(where, location, given, suffixes)
+            found = _list_glob(where, location, given, suffixes)
         else:
             raise NothingMatched(f"There is no file or directory {given}.", path=given)
     except IntarsiaError:
@@ -220,17 +220,17 @@ def find_input_files(
     except Exception as error:  # the clients of stores have errors of their own
         if not (isinstance(error, OSError) or is_store_error(error)):
             raise
-        raise _storage_error(error, given) from error
+        raise _make_storage_error(error, given) from error
     if not found:
         raise NothingMatched(
             f"No data file was found under {given}.",
             path=given,
-            hint=_nothing(where, location, suffixes),
+            hint=_explain_no_file(where, location, suffixes),
         )
     return found
 
 
-def _nothing(where: pafs.FileSystem, location: str, suffixes: Collection[str]) -> str | None:
+def _explain_no_file(where: pafs.FileSystem, location: str, suffixes: Collection[str]) -> str | None:
     """Why no file was found: no such directory, else none of the names that were looked for."""
     base = _split_magic(location)[0] if _MAGIC.search(location) else location
     if where.get_file_info(base).type == pafs.FileType.NotFound:
@@ -252,7 +252,7 @@ def _walk(
         # Some stores list with a leading slash what was named without one.
         below = info.path.strip("/").removeprefix(root.strip("/")).lstrip("/")
         directory = info.type == pafs.FileType.Directory
-        kind = sign_of(below, directory=directory)
+        kind = find_sign(below, directory=directory)
         if kind is not None:
             signs[below] = kind
         if not directory and info.type == pafs.FileType.File and _is_data(below, suffixes):
@@ -263,10 +263,12 @@ def _walk(
 def _refuse_tables(files: Collection[InputFile], signs: Mapping[str, str], shown: str) -> None:
     """Refuse Parquet files that are in the directory of a table format."""
     for sign, kind in signs.items():
-        table = table_of(sign)
+        table = find_table_directory(sign)
         inside = f"{table}/" if table else ""
         if any(file.below.startswith(inside) and file.below.lower().endswith(_PARQUET) for file in files):
-            raise refusal(f"{shown}/{table}".rstrip("/"), posixpath.relpath(sign, table or "."), kind)
+            raise make_table_error(
+                f"{shown}/{table}".rstrip("/"), posixpath.relpath(sign, table or "."), kind
+            )
 
 
 def _refuse_part(where: pafs.FileSystem, root: str, shown: str) -> None:
@@ -276,9 +278,9 @@ def _refuse_part(where: pafs.FileSystem, root: str, shown: str) -> None:
         beside = [f"{above}/{log}" for log in LOGS]
         metadata = pafs.FileSelector(f"{above}/metadata", allow_not_found=True)
         for info in (*where.get_file_info(beside), *where.get_file_info(metadata)):
-            kind = sign_of(info.path, directory=info.type == pafs.FileType.Directory)
+            kind = find_sign(info.path, directory=info.type == pafs.FileType.Directory)
             if kind is not None and info.type != pafs.FileType.NotFound:
-                raise refusal(shown, f"../{posixpath.relpath(info.path, above)}", kind, part=True)
+                raise make_table_error(shown, f"../{posixpath.relpath(info.path, above)}", kind, part=True)
         above, name = posixpath.split(above)
 
 
@@ -291,9 +293,11 @@ def _is_data(below: str, suffixes: Collection[str]) -> bool:
     return not suffixes or name.lower().endswith(tuple(suffixes))
 
 
-def _glob(where: pafs.FileSystem, location: str, given: str, suffixes: Collection[str]) -> list[InputFile]:
+def _list_glob(
+    where: pafs.FileSystem, location: str, given: str, suffixes: Collection[str]
+) -> list[InputFile]:
     base, rest = _split_magic(location)
-    root = _above_partitions(base)
+    root = _find_partition_root(base)
     fixed = base[len(root) :].lstrip("/")
     matches = re.compile(re.escape(f"{fixed}/" if fixed else "") + _translate(rest)).fullmatch
     found = []
@@ -301,18 +305,18 @@ def _glob(where: pafs.FileSystem, location: str, given: str, suffixes: Collectio
     walked, signs = _walk(where, base, shown, ())
     for file in walked:
         below = f"{fixed}/{file.below}" if fixed else file.below
-        if matches(below) or (_is_data(below, suffixes) and any(map(matches, _parents(below)))):
+        if matches(below) or (_is_data(below, suffixes) and any(map(matches, _list_parents(below)))):
             found.append(file)
     _refuse_tables(found, signs, shown)
     return [replace(file, below=f"{fixed}/{file.below}") for file in found] if fixed else found
 
 
-def _parents(below: str) -> list[str]:
+def _list_parents(below: str) -> list[str]:
     parts = below.split("/")
     return ["/".join(parts[:count]) for count in range(1, len(parts))]
 
 
-def _above_partitions(base: str) -> str:
+def _find_partition_root(base: str) -> str:
     """The directory above the ``name=value`` ones that a glob starts with: they are partitions, too."""
     while "=" in posixpath.basename(base):
         base = posixpath.dirname(base)
@@ -348,7 +352,7 @@ def _translate(pattern: str) -> str:
     return expression
 
 
-def _storage_error(error: Exception, shown: str) -> StorageError:
+def _make_storage_error(error: Exception, shown: str) -> StorageError:
     reason = redact(getattr(error, "strerror", None) or str(error) or type(error).__name__)
     number = getattr(error, "errno", None)
     return StorageError(f"Could not look at {shown}: {reason}", errno=number, path=shown)
@@ -357,10 +361,10 @@ def _storage_error(error: Exception, shown: str) -> StorageError:
 # Files on this machine's own disks.
 
 
-def local_path(filesystem: pafs.FileSystem, location: str) -> str | None:
+def get_local_path(filesystem: pafs.FileSystem, location: str) -> str | None:
     """The path of a file on this machine's own file system; None for any other."""
     if isinstance(filesystem, pafs.SubTreeFileSystem):
-        return local_path(filesystem.base_fs, filesystem.base_path.rstrip("/") + "/" + location)
+        return get_local_path(filesystem.base_fs, filesystem.base_path.rstrip("/") + "/" + location)
     return location if isinstance(filesystem, pafs.LocalFileSystem) else None
 
 
@@ -369,7 +373,7 @@ def start_writeback(filesystem: pafs.FileSystem, location: str) -> None:
 
     A commit waits until all its files are on disk; begun early, that happens while others are being written.
     """
-    path = local_path(filesystem, location)
+    path = get_local_path(filesystem, location)
     if path is None or not hasattr(os, "posix_fadvise"):
         return
     with suppress(OSError):  # it is only advice
@@ -383,7 +387,7 @@ def start_writeback(filesystem: pafs.FileSystem, location: str) -> None:
 # Directories of Parquet files that belong to a table format, known by other names in them.
 
 
-def sign_of(path: str, *, directory: bool) -> str | None:
+def find_sign(path: str, *, directory: bool) -> str | None:
     """The table format that a file or directory of this name is a sign of."""
     above, name = posixpath.split(path)
     if directory or posixpath.basename(above) in LOGS:  # an object store may list no directories
@@ -393,14 +397,14 @@ def sign_of(path: str, *, directory: bool) -> str | None:
     return "DuckLake" if name.startswith(_DUCKLAKE) else None
 
 
-def table_of(sign: str) -> str:
+def find_table_directory(sign: str) -> str:
     """The directory of the table that a sign is found in."""
     above, name = posixpath.split(sign)
     inner = name.endswith(METADATA) or posixpath.basename(above) in LOGS
     return posixpath.dirname(above) if inner else above
 
 
-def refusal(root: str, sign: str, kind: str, *, part: bool = False) -> NotSupported:
+def make_table_error(root: str, sign: str, kind: str, *, part: bool = False) -> NotSupported:
     """The error for a directory of a table format, whose files are not exactly the table's rows."""
     what = f"a{'n' if kind == 'Iceberg' else ''} {kind} table"
     return NotSupported(

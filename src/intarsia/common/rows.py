@@ -127,20 +127,20 @@ def _tidy_type(data_type: pa.DataType) -> pa.DataType:
 def _tidy_nested(data_type: pa.DataType) -> pa.DataType:
     is_ = pa.types
 
-    def inner(one: pa.Field) -> pa.Field:
+    def tidy_field(one: pa.Field) -> pa.Field:
         return one.with_type(_tidy_type(one.type))
 
     if is_.is_struct(data_type):
-        return pa.struct([inner(one) for one in data_type.fields])
+        return pa.struct([tidy_field(one) for one in data_type.fields])
     if is_.is_map(data_type):
-        key, item = inner(data_type.key_field), inner(data_type.item_field)
+        key, item = tidy_field(data_type.key_field), tidy_field(data_type.item_field)
         return pa.map_(key, item, keys_sorted=data_type.keys_sorted)
     if is_.is_fixed_size_list(data_type):
-        return pa.list_(inner(data_type.value_field), data_type.list_size)
+        return pa.list_(tidy_field(data_type.value_field), data_type.list_size)
     if is_.is_large_list(data_type) or is_.is_large_list_view(data_type):
-        return pa.large_list(inner(data_type.value_field))
+        return pa.large_list(tidy_field(data_type.value_field))
     if is_.is_list(data_type) or is_.is_list_view(data_type):
-        return pa.list_(inner(data_type.value_field))
+        return pa.list_(tidy_field(data_type.value_field))
     return data_type
 
 

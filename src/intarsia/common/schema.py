@@ -2,7 +2,7 @@
 
 The rules, in one place for every engine:
 
-- :func:`common_type` is the narrowest type that holds every value of two types exactly, or None.
+- :func:`find_common_type` is the narrowest type that holds every value of two types exactly, or None.
 - :func:`unify_schemas` applies it to whole schemas, by column name.
 - :func:`conform_schema` decides what schema a dataset has after a merge.
 - :func:`cast_exact` brings values to a type, or names the first value that does not fit.
@@ -17,20 +17,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.exact import cast_exact, cast_hint, conform_table, widen_float16
-from intarsia.common.names import check_columns, mismatch, name_problems, suggestion
+from intarsia.common.exact import cast_exact, conform_table, make_cast_hint, widen_float16
+from intarsia.common.names import check_columns, make_mismatch_error, name_problems, suggest_names
 from intarsia.common.types import (
     NUMBERS,
-    bit_width,
-    common_field,
-    common_type,
+    classify_type,
+    find_common_field,
+    find_common_type,
+    get_bit_width,
     is_nested,
-    kind_of,
-    large_type,
     list_like,
-    normal_type,
-    plain_type,
+    normalize_type,
     rewrite_type,
+    to_large_type,
+    unwrap_type,
 )
 from intarsia.errors import InputError, KeyColumnError, SchemaMismatch
 
@@ -38,13 +38,13 @@ __all__ = [
     "cast_exact",
     "cast_schema",
     "check_key_types",
-    "common_type",
     "conform_schema",
     "conform_table",
     "convert_large_types_to_normal",
+    "find_common_type",
+    "infer_text_type",
     "is_nested",
     "opt_dtype",
-    "text_type",
     "unify_schemas",
 ]
 
@@ -57,7 +57,7 @@ def convert_large_types_to_normal(schema: pa.Schema) -> pa.Schema:
     >>> convert_large_types_to_normal(pa.schema([("a", pa.large_string())])).field("a").type
     DataType(string)
     """
-    return _rewrite_schema(schema, normal_type)
+    return _rewrite_schema(schema, normalize_type)
 
 
 def _rewrite_schema(schema: pa.Schema, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.Schema:
@@ -72,7 +72,7 @@ def unify_schemas(
     operation: str = "unify_schemas",
     path: str | None = None,
 ) -> pa.Schema:
-    """One schema that holds the columns of all, each in its :func:`common_type`.
+    """One schema that holds the columns of all, each in its :func:`find_common_type`.
 
     Columns come in order of first appearance. A column is nullable where any schema says so or
     lacks it. Schema metadata is the first schema's, field metadata that of the first field with any.
@@ -99,25 +99,25 @@ def unify_schemas(
             if field.name not in fields:
                 fields[field.name] = field
                 continue
-            merged = common_field(fields[field.name], field)
+            merged = find_common_field(fields[field.name], field)
             if merged is None:
                 problems.append(f"{field.name!r} is {fields[field.name].type} and {field.type}")
             else:
                 fields[field.name] = merged if merged.metadata else merged.with_metadata(field.metadata)
     if problems:
-        raise mismatch(problems, operation, path, "cast the column to one type in every file")
+        raise make_mismatch_error(problems, operation, path, "cast the column to one type in every file")
     absent = {name for name in fields if any(name not in schema.names for schema in given)}
     found = [field.with_nullable(field.nullable or name in absent) for name, field in fields.items()]
     unified = pa.schema(found, given[0].metadata)
     if use_large_dtypes is not None:
-        unified = _rewrite_schema(unified, large_type if use_large_dtypes else normal_type)
+        unified = _rewrite_schema(unified, to_large_type if use_large_dtypes else normalize_type)
     if timezone is not None:
-        unified = _rewrite_schema(unified, lambda t: _in_zone(t, timezone))
+        unified = _rewrite_schema(unified, lambda t: _set_zone(t, timezone))
     return unified
 
 
-def _in_zone(data_type: pa.DataType, zone: str) -> pa.DataType:
-    return pa.timestamp(data_type.unit, zone) if kind_of(data_type) == "zoned timestamp" else data_type
+def _set_zone(data_type: pa.DataType, zone: str) -> pa.DataType:
+    return pa.timestamp(data_type.unit, zone) if classify_type(data_type) == "zoned timestamp" else data_type
 
 
 def cast_schema(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -132,7 +132,7 @@ def check_key_types(schema: pa.Schema, keys: Sequence[str], *, side: str, operat
         raise KeyColumnError(
             f"{operation}: the {side} at {path} has no key column {', '.join(map(repr, absent))}",
             path=path,
-            hint=suggestion(absent, schema.names),
+            hint=suggest_names(absent, schema.names),
         )
     fields = [schema.field(name) for name in keys]
     bad = [f"{field.name!r} ({field.type})" for field in fields if not _can_be_key(field.type)]
@@ -145,7 +145,7 @@ def check_key_types(schema: pa.Schema, keys: Sequence[str], *, side: str, operat
 
 
 def _can_be_key(data_type: pa.DataType) -> bool:
-    return not is_nested(data_type) and kind_of(plain_type(data_type)) is not None
+    return not is_nested(data_type) and classify_type(unwrap_type(data_type)) is not None
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -186,11 +186,13 @@ def conform_schema(
     """
     if missing not in ("error", "null", "keep"):
         raise InputError(f"missing={missing!r} is not known", hint='use "error", "null" or "keep"')
-    evolution = _evolution(schema_evolution)
+    evolution = _parse_evolution(schema_evolution)
     hints: dict[str, None] = {}
     problems = name_problems([target, source])
     if problems:
-        raise mismatch(problems, operation, path, "rename columns of the source to the target's spelling")
+        raise make_mismatch_error(
+            problems, operation, path, "rename columns of the source to the target's spelling"
+        )
     fields = []
     for field in target:
         if field.name in source.names:
@@ -199,19 +201,19 @@ def conform_schema(
         else:
             fields.append(field)
             if missing == "error" or not field.nullable or field.name in partition_columns:
-                problems.append(_missing_problem(field, partition_columns, hints, options))
+                problems.append(_describe_missing(field, partition_columns, hints, options))
     for field in source:
         if field.name not in target.names:
             fields.append(field.with_nullable(True))
             if "add" not in evolution:
                 problems.append(f"{field.name!r} ({field.type}) is new, the target does not have it")
-                hints[_about_new("columns", options)] = None
+                hints[_make_new_column_hint("columns", options)] = None
     if problems:
-        raise mismatch(problems, operation, path, "; ".join(hints))
+        raise make_mismatch_error(problems, operation, path, "; ".join(hints))
     return pa.schema(fields, target.metadata)
 
 
-def _evolution(schema_evolution: str | Collection[str] | None) -> frozenset[str]:
+def _parse_evolution(schema_evolution: str | Collection[str] | None) -> frozenset[str]:
     parts: Any = schema_evolution.split(",") if isinstance(schema_evolution, str) else schema_evolution
     if parts is None or parts is False:
         parts = ()
@@ -225,7 +227,7 @@ def _evolution(schema_evolution: str | Collection[str] | None) -> frozenset[str]
     return chosen
 
 
-def _about_new(what: str, options: Collection[str]) -> str:
+def _make_new_column_hint(what: str, options: Collection[str]) -> str:
     """What to do about columns, or struct fields, that the target does not have."""
     ways = [f"drop new {what} from the source"]
     if "except_columns" in options and what == "columns":
@@ -234,20 +236,20 @@ def _about_new(what: str, options: Collection[str]) -> str:
         ways.append('add them with schema_evolution="add"')
     else:
         ways.append("evolve the schema with the table's own update_schema() first")
-    return _either(ways)
+    return _join_ways(ways)
 
 
-def _about_missing(what: str, options: Collection[str]) -> str:
+def _make_missing_column_hint(what: str, options: Collection[str]) -> str:
     """What to do about columns, or struct fields, that the source does not have."""
     ways = [f"give every {what}"]
     if "null" in options:
         ways.append('write NULL with missing="null"')
     if "keep" in options and what == "column":
         ways.append('keep what is there with missing="keep"')
-    return f"a merge replaces whole rows: {_either(ways)}"
+    return f"a merge replaces whole rows: {_join_ways(ways)}"
 
 
-def _either(ways: Sequence[str]) -> str:
+def _join_ways(ways: Sequence[str]) -> str:
     *first, last = ways
     return f"{', '.join(first)}, or {last}" if first else last
 
@@ -256,12 +258,12 @@ UNREADABLE = b"intarsia.unreadable"
 """Field metadata of a text file's column: why it could not be read in its known type."""
 
 
-def unreadable(field: pa.Field) -> str:
+def get_unreadable_reason(field: pa.Field) -> str:
     """Why a column was not read in the type that is known for it; empty where it was."""
     return str((field.metadata or {}).get(UNREADABLE, b"").decode())
 
 
-def _missing_problem(
+def _describe_missing(
     field: pa.Field, partition_columns: Collection[str], hints: dict[str, None], options: Collection[str]
 ) -> str:
     said = f"{field.name!r} ({field.type}) is missing from the source"
@@ -271,7 +273,7 @@ def _missing_problem(
     if not field.nullable:
         hints["a NOT NULL column needs a value in every row"] = None
         return f"{said} and is NOT NULL in the target"
-    hints[_about_missing("column", options)] = None
+    hints[_make_missing_column_hint("column", options)] = None
     return said
 
 
@@ -286,72 +288,72 @@ def _meet(
 ) -> pa.DataType:
     """The type a column gets, noting in ``problems`` and ``hints`` why it cannot."""
     name, before = target.name, len(problems)
-    widest = common_type(target.type, source.type)
+    widest = find_common_type(target.type, source.type)
     if widest is None and _are_numbers(target.type, source.type) and "widen" not in evolution:
         return target.type  # no type holds both, but these values may all fit: cast_exact looks at each
     if widest is None:
-        why = f" ({unreadable(source)})" if unreadable(source) else ""
+        why = f" ({get_unreadable_reason(source)})" if get_unreadable_reason(source) else ""
         problems.append(f"{name!r} is {target.type} in the target and {source.type} in the source{why}")
-        hints[cast_hint(source.type, target.type)] = None
+        hints[make_cast_hint(source.type, target.type)] = None
         return target.type
-    new = _lacking(target.type, source.type, name)
+    new = _find_lacking_fields(target.type, source.type, name)
     if new and "add" not in evolution:
         problems.extend(f"{child!r} is a new struct field, the target does not have it" for child in new)
-        hints[_about_new("struct fields", options)] = None
-    for child, nullable in _lacking(source.type, target.type, name).items():
+        hints[_make_new_column_hint("struct fields", options)] = None
+    for child, nullable in _find_lacking_fields(source.type, target.type, name).items():
         if missing != "null" or not nullable:
             problems.append(f"{child!r} is a struct field missing from the source")
-            hints[_about_missing("struct field", options)] = None
+            hints[_make_missing_column_hint("struct field", options)] = None
     if len(problems) > before:
         return target.type
-    return _evolved(target.type, source.type, "widen" in evolution)
+    return _evolve_type(target.type, source.type, "widen" in evolution)
 
 
 def _are_numbers(left: pa.DataType, right: pa.DataType) -> bool:
-    return {kind_of(left), kind_of(right)} <= NUMBERS
+    return {classify_type(left), classify_type(right)} <= NUMBERS
 
 
-def _lacking(poor: pa.DataType, rich: pa.DataType, prefix: str) -> dict[str, bool]:
+def _find_lacking_fields(poor: pa.DataType, rich: pa.DataType, prefix: str) -> dict[str, bool]:
     """Dotted name and nullability of each struct field of ``rich``, at any depth, that ``poor`` lacks."""
-    poor, rich = plain_type(poor), plain_type(rich)
-    kind = kind_of(rich)
-    if kind != kind_of(poor) or kind not in ("list", "map", "struct"):
+    poor, rich = unwrap_type(poor), unwrap_type(rich)
+    kind = classify_type(rich)
+    if kind != classify_type(poor) or kind not in ("list", "map", "struct"):
         return {}
     if kind == "list":
-        return _lacking(poor.value_type, rich.value_type, f"{prefix}.{rich.value_field.name}")
+        return _find_lacking_fields(poor.value_type, rich.value_type, f"{prefix}.{rich.value_field.name}")
     if kind == "map":
-        return _lacking(poor.item_type, rich.item_type, f"{prefix}.{rich.item_field.name}")
+        return _find_lacking_fields(poor.item_type, rich.item_type, f"{prefix}.{rich.item_field.name}")
     ours = {field.name: field.type for field in poor.fields}
     lacking: dict[str, bool] = {}
     for field in rich.fields:
         name = f"{prefix}.{field.name}"
         if field.name in ours:
-            lacking |= _lacking(ours[field.name], field.type, name)
+            lacking |= _find_lacking_fields(ours[field.name], field.type, name)
         else:
             lacking[name] = field.nullable
     return lacking
 
 
-def _evolved(target: pa.DataType, source: pa.DataType, widen: bool) -> pa.DataType:
+def _evolve_type(target: pa.DataType, source: pa.DataType, widen: bool) -> pa.DataType:
     """The target's type with the struct fields only the source has, at any depth; wider where asked.
 
-    Unlike in :func:`common_type`, what is NOT NULL inside the target stays so.
+    Unlike in :func:`find_common_type`, what is NOT NULL inside the target stays so.
     """
-    kind = kind_of(target)
-    if kind != kind_of(source) or kind not in ("list", "map", "struct"):
-        return common_type(target, source) if widen else target
+    kind = classify_type(target)
+    if kind != classify_type(source) or kind not in ("list", "map", "struct"):
+        return find_common_type(target, source) if widen else target
     if kind == "list":
-        item = target.value_field.with_type(_evolved(target.value_type, source.value_type, widen))
-        return list_like(common_type(target, source) if widen else target, item)
+        item = target.value_field.with_type(_evolve_type(target.value_type, source.value_type, widen))
+        return list_like(find_common_type(target, source) if widen else target, item)
     if kind == "map":
-        key = target.key_field.with_type(_evolved(target.key_type, source.key_type, widen))
-        item = target.item_field.with_type(_evolved(target.item_type, source.item_type, widen))
+        key = target.key_field.with_type(_evolve_type(target.key_type, source.key_type, widen))
+        item = target.item_field.with_type(_evolve_type(target.item_type, source.item_type, widen))
         return pa.map_(key, item, keys_sorted=target.keys_sorted)
     theirs = {field.name: field for field in source.fields}
     fields = []
     for field in target.fields:
         other = theirs.pop(field.name, field)
-        fields.append(field.with_type(_evolved(field.type, other.type, widen)))
+        fields.append(field.with_type(_evolve_type(field.type, other.type, widen)))
     return pa.struct(fields + [field.with_nullable(True) for field in theirs.values()])
 
 
@@ -380,7 +382,7 @@ def opt_dtype(
     check_columns(named, table.column_names, operation="opt_dtype")
     for i, field in enumerate(table.schema):
         column = table.column(i)
-        small = _smallest(column) if field.name in chosen and column.null_count < len(column) else None
+        small = _shrink_column(column) if field.name in chosen and column.null_count < len(column) else None
         if small is not None and not small.type.equals(field.type):
             table = table.set_column(i, field.with_type(small.type), small)
     return table
@@ -390,13 +392,13 @@ def _names(names: str | Collection[str]) -> Collection[str]:
     return [names] if isinstance(names, str) else names
 
 
-def _smallest(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
-    kind = kind_of(column.type)
+def _shrink_column(column: pa.ChunkedArray) -> pa.ChunkedArray | None:
+    kind = classify_type(column.type)
     if kind == "integer":
         return _shrink(column)
     if kind == "float":
         return _shrink_float(column)
-    data_type = text_type(column) if kind == "string" else None
+    data_type = infer_text_type(column) if kind == "string" else None
     if data_type is None:
         return None
     # Any "T" between date and time is read all the same.
@@ -410,8 +412,8 @@ def _shrink(column: pa.ChunkedArray) -> pa.ChunkedArray:
     bounds = pc.min_max(column)
     low, high = bounds["min"].as_py(), bounds["max"].as_py()
     for data_type in types:
-        if bit_width(data_type) < bit_width(column.type):
-            top = 1 << (bit_width(data_type) - signed)
+        if get_bit_width(data_type) < get_bit_width(column.type):
+            top = 1 << (get_bit_width(data_type) - signed)
             if (-top if signed else 0) <= low and high < top:
                 return pc.cast(column, data_type)
     return column
@@ -438,7 +440,7 @@ def _as_string(column: pa.ChunkedArray) -> pa.ChunkedArray:
     return column if pt.is_large_string(column.type) else pc.cast(column, pa.large_string())
 
 
-def text_type(column: pa.ChunkedArray | pa.Array) -> pa.DataType | None:
+def infer_text_type(column: pa.ChunkedArray | pa.Array) -> pa.DataType | None:
     """The type whose values read back as the very texts of the column; None to leave it a string.
 
     Looked for: int64, bool ("true" and "false"), date32, and timestamps of one precision, with a blank
@@ -448,7 +450,7 @@ def text_type(column: pa.ChunkedArray | pa.Array) -> pa.DataType | None:
     if not len(texts):
         return None
     first = texts[0].as_py()
-    for data_type in (*_PLAIN_TEXT, *_timestamp_of(first)):
+    for data_type in (*_PLAIN_TEXT, *_infer_timestamp(first)):
         try:
             back = pc.cast(pc.cast(texts, data_type), pa.large_string())
         except pa.ArrowInvalid:
@@ -460,7 +462,7 @@ def text_type(column: pa.ChunkedArray | pa.Array) -> pa.DataType | None:
     return None
 
 
-def _timestamp_of(text: str) -> tuple[pa.DataType, ...]:
+def _infer_timestamp(text: str) -> tuple[pa.DataType, ...]:
     zone = "UTC" if text.endswith("Z") else None
     unit = {19: "s", 23: "ms", 26: "us", 29: "ns"}.get(len(text.removesuffix("Z")))
     return () if unit is None else (pa.timestamp(unit, zone),)

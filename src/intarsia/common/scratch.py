@@ -23,10 +23,10 @@ from typing import Protocol
 
 import pyarrow.fs as pafs
 
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.errors import StorageError
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 LEASE_SECONDS = 3600.0
 RENEW_SECONDS = 300.0
@@ -70,7 +70,7 @@ def sweep(filesystem: pafs.FileSystem, parent: str) -> list[str]:
         if found is None:
             continue
         directory = f"{parent}/{found[1]}"
-        take_over = _free_lock if found[2] == "lock" else _free_lease
+        take_over = _remove_if_unlocked if found[2] == "lock" else _remove_if_expired
         try:
             if take_over(filesystem, directory):
                 swept.append(directory)
@@ -79,12 +79,12 @@ def sweep(filesystem: pafs.FileSystem, parent: str) -> list[str]:
     return swept
 
 
-def private_base() -> str:
+def make_private_base() -> str:
     """A directory in the system's temporary one that is this user's alone; made where it is missing.
 
     Raises StorageError when something else has its name.
     """
-    base = _base()
+    base = _find_private_base()
     with suppress(FileExistsError):
         os.mkdir(base, 0o700)
     if not _is_private(base):
@@ -97,9 +97,9 @@ def private_base() -> str:
 
 
 @contextmanager
-def scratch_directory(parent: str | None = None) -> Iterator[str]:
-    """An empty directory of this machine, in :func:`private_base` or another one; it is gone afterwards."""
-    directory = f"{private_base() if parent is None else parent}/{uuid.uuid4().hex}"
+def make_scratch_directory(parent: str | None = None) -> Iterator[str]:
+    """An empty directory of this machine, in :func:`make_private_base` or another one; removed afterwards."""
+    directory = f"{make_private_base() if parent is None else parent}/{uuid.uuid4().hex}"
     held = mark(pafs.LocalFileSystem(), directory)
     try:
         os.mkdir(directory, 0o700)
@@ -110,8 +110,8 @@ def scratch_directory(parent: str | None = None) -> Iterator[str]:
 
 
 def sweep_private() -> list[str]:
-    """Sweep the directory of :func:`private_base`; it stays, as others may be about to use it."""
-    base = _base()
+    """Sweep the directory of :func:`make_private_base`; it stays, as others may be about to use it."""
+    base = _find_private_base()
     return sweep(pafs.LocalFileSystem(), base) if _is_private(base) else []
 
 
@@ -133,7 +133,7 @@ def remove_directory(filesystem: pafs.FileSystem, directory: str) -> bool:
     return True
 
 
-def _base() -> str:
+def _find_private_base() -> str:
     user = os.geteuid() if hasattr(os, "geteuid") else "user"
     return f"{tempfile.gettempdir()}/intarsia-{user}"
 
@@ -150,7 +150,7 @@ def _is_private(base: str) -> bool:
 
 def _has_locks(filesystem: pafs.FileSystem, path: str) -> bool:
     return isinstance(filesystem, pafs.LocalFileSystem) and not is_network(
-        filesystem_type(os.path.dirname(path))
+        find_filesystem_type(os.path.dirname(path))
     )
 
 
@@ -166,9 +166,9 @@ def _names(filesystem: pafs.FileSystem, directory: str) -> list[str]:
 class _Lock:
     def __init__(self, path: str) -> None:
         self._path = path
-        self._descriptor: int | None = self._taken()
+        self._descriptor: int | None = self._take()
 
-    def _taken(self) -> int:
+    def _take(self) -> int:
         deadline = time.monotonic() + _WAIT_SECONDS
         parent = os.path.dirname(self._path)
         while True:  # only a sweep can hold this lock, and it releases it at once
@@ -189,7 +189,7 @@ class _Lock:
         unlock(descriptor)
 
 
-def _free_lock(filesystem: pafs.FileSystem, directory: str) -> bool:
+def _remove_if_unlocked(filesystem: pafs.FileSystem, directory: str) -> bool:
     """Remove a directory whose lock nobody holds, and the lock with it."""
     path = f"{directory}.lock"
     descriptor = try_flock(path)
@@ -229,7 +229,7 @@ class _Lease:
         _remove_file(self._filesystem, self._path)
 
 
-def _free_lease(filesystem: pafs.FileSystem, directory: str) -> bool:
+def _remove_if_expired(filesystem: pafs.FileSystem, directory: str) -> bool:
     """Remove a directory whose lease has run out, and the lease with it."""
     path = f"{directory}.lease"
     try:
@@ -287,7 +287,7 @@ def try_flock(path: str) -> int | None:
         return None
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if _still_named(descriptor, path):
+        if _is_same_file(descriptor, path):
             return descriptor
     except BlockingIOError:
         pass
@@ -309,7 +309,7 @@ def unlock(descriptor: int) -> None:
         os.close(descriptor)
 
 
-def _still_named(descriptor: int, path: str) -> bool:
+def _is_same_file(descriptor: int, path: str) -> bool:
     """Whether the locked file is the one under ``path``; a holder may have removed it meanwhile."""
     try:
         return os.path.samestat(os.fstat(descriptor), os.stat(path))
@@ -317,19 +317,19 @@ def _still_named(descriptor: int, path: str) -> bool:
         return False
 
 
-def nearest(path: str) -> str:
+def find_existing_parent(path: str) -> str:
     """The path, or the nearest directory above it that exists."""
     while not os.path.lexists(path):
         path = os.path.dirname(path)
     return path
 
 
-def filesystem_type(path: str) -> str | None:
+def find_filesystem_type(path: str) -> str | None:
     """The type of the file system under ``path`` (``ext4``, ``nfs4``), or None where it is unknown."""
     if not sys.platform.startswith("linux"):
         return None
     try:
-        device = os.stat(nearest(path)).st_dev
+        device = os.stat(find_existing_parent(path)).st_dev
         with open("/proc/self/mountinfo", encoding="utf-8", errors="replace") as mounts:
             lines = mounts.readlines()
     except OSError:

@@ -21,7 +21,7 @@ from intarsia.common.exact import cast_exact, conform_table
 from intarsia.common.rows import combine, take_rows, tidy, tidy_schema
 from intarsia.errors import InputError, StorageError
 
-__all__ = ["Intake", "Source", "conform_batches", "conform_source", "select_known", "select_rows"]
+__all__ = ["IngestedSource", "Intake", "conform_batches", "conform_source", "select_known", "select_rows"]
 
 _CHUNK_ROWS = 1 << 20
 _TELL_SECONDS = 0.2
@@ -95,9 +95,9 @@ class Intake:
             self._next = now + _TELL_SECONDS
             self._report(self._rows)
 
-    def tables(self) -> list[pa.Table]:
+    def finish(self) -> list[pa.Table]:
         """What was taken in, one table per part. Call it once, at the end."""
-        buffer = self._mapped()
+        buffer = self._map_file()
         tables = []
         for part in self._parts:
             pieces = [
@@ -114,7 +114,7 @@ class Intake:
     def _flush(self) -> None:
         try:
             if self._file is None:
-                where = _spool_directory(self._directory)
+                where = _choose_spool_directory(self._directory)
                 # Closed with the intake, which is a context manager.
                 self._file = tempfile.TemporaryFile(prefix="intarsia-", dir=where)  # noqa: SIM115
             for part in self._parts:
@@ -124,7 +124,7 @@ class Intake:
                     part.held = []
                     part.spooled.append((start, self._file.tell()))
         except OSError as error:
-            where = _spool_directory(self._directory) or tempfile.gettempdir()
+            where = _choose_spool_directory(self._directory) or tempfile.gettempdir()
             raise StorageError(
                 f"Could not write {self._held} bytes of the source to a temporary file in {where}: "
                 f"{error.strerror or error}",
@@ -134,7 +134,7 @@ class Intake:
             ) from error
         self._held = 0
 
-    def _mapped(self) -> pa.Buffer:
+    def _map_file(self) -> pa.Buffer:
         if self._file is None:
             return pa.py_buffer(b"")
         self._flush()
@@ -142,7 +142,7 @@ class Intake:
         return pa.py_buffer(mmap.mmap(self._file.fileno(), 0, access=mmap.ACCESS_READ))
 
 
-def _spool_directory(given: str | os.PathLike[str] | None) -> str | None:
+def _choose_spool_directory(given: str | os.PathLike[str] | None) -> str | None:
     """The directory for the spool: /var/tmp by default, since /tmp is often in memory."""
     if given is not None:
         return os.fspath(given)
@@ -154,11 +154,11 @@ def _spool_directory(given: str | os.PathLike[str] | None) -> str | None:
 def _write(file: IO[bytes], schema: pa.Schema, batches: list[pa.RecordBatch]) -> None:
     # The stream format, since the file format cannot change a dictionary between batches.
     with pa.ipc.new_stream(pa.PythonFile(file, "w"), schema) as writer:
-        for group in _units(batches):
+        for group in _group_batches(batches):
             writer.write_table(combine(pa.Table.from_batches(group, schema)))
 
 
-def _units(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
+def _group_batches(batches: list[pa.RecordBatch]) -> Iterator[list[pa.RecordBatch]]:
     group: list[pa.RecordBatch] = []
     size = 0
     for batch in batches:
@@ -179,7 +179,7 @@ def _cast_tables(table: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
-class Source:
+class IngestedSource:
     """Rows that were taken in, ready to be read as often as needed. A context manager.
 
     ``table`` is in memory, or mapped from a spool on disk where ``spooled``; closing lets go of both, and
@@ -209,7 +209,7 @@ class Source:
         """Let go of the rows. Idempotent."""
         self._table = None
 
-    def __enter__(self) -> Source:
+    def __enter__(self) -> IngestedSource:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -220,13 +220,13 @@ class Source:
 
 
 def conform_source(
-    source: Source,
+    source: IngestedSource,
     schema: pa.Schema,
     *,
     operation: str,
     path: str,
     spool_dir: str | os.PathLike[str] | None = None,
-) -> Source:
+) -> IngestedSource:
     """The source with exactly the schema's columns, order and types; itself when it has them already.
 
     Columns that the schema lacks are left out: whether they may be was decided before. A spooled source
@@ -240,11 +240,13 @@ def conform_source(
         return source
     if not source.spooled:
         known = select_known(table, schema)
-        return Source(conform_table(known, schema, operation=operation, path=path), origin=source.origin)
+        return IngestedSource(
+            conform_table(known, schema, operation=operation, path=path), origin=source.origin
+        )
     with Intake(0, spool_dir) as intake:
         intake.add(schema, conform_batches(table, schema, operation, path), as_is=True)
-        (result,) = intake.tables()
-        return Source(result, origin=source.origin, spooled=intake.spooled)
+        (result,) = intake.finish()
+        return IngestedSource(result, origin=source.origin, spooled=intake.spooled)
 
 
 def select_known(table: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -263,13 +265,15 @@ def conform_batches(
         ).to_batches()
 
 
-def select_rows(source: Source, rows: pa.Array, *, spool_dir: str | os.PathLike[str] | None = None) -> Source:
+def select_rows(
+    source: IngestedSource, rows: pa.Array, *, spool_dir: str | os.PathLike[str] | None = None
+) -> IngestedSource:
     """The source with only the rows of these numbers; a spooled one is spooled again."""
     if not source.spooled:
-        return Source(source.take(rows), origin=source.origin)
+        return IngestedSource(source.take(rows), origin=source.origin)
     schema = source.schema
     pieces = (source.take(rows.slice(start, _CHUNK_ROWS)) for start in range(0, len(rows), _CHUNK_ROWS))
     with Intake(0, spool_dir) as intake:
         intake.add(schema, (batch for piece in pieces for batch in piece.to_batches()), as_is=True)
-        (table,) = intake.tables()
-        return Source(table, origin=source.origin, spooled=intake.spooled)
+        (table,) = intake.finish()
+        return IngestedSource(table, origin=source.origin, spooled=intake.spooled)

@@ -21,7 +21,14 @@ from intarsia.common.paths import InputFile
 from intarsia.common.schema import UNREADABLE, is_nested
 from intarsia.errors import DamagedTable, IntarsiaError, StorageError
 
-__all__ = ["COMPRESSED", "file_errors", "is_json_array", "read_csv_file", "read_json_file", "stream_text"]
+__all__ = [
+    "COMPRESSED",
+    "is_json_array",
+    "read_csv_file",
+    "read_json_file",
+    "stream_text",
+    "translate_file_errors",
+]
 
 COMPRESSED = ("", ".gz", ".bz2", ".zst", ".lz4", ".br", ".xz")
 """What may follow the ending of a text file; PyArrow knows all of them but the last."""
@@ -36,7 +43,7 @@ _BAD_ROW = re.compile(r"CSV parse error: (?:Row #(\d+): )?(.*)", re.DOTALL)
 
 
 @contextmanager
-def file_errors(file: InputFile, kind: str) -> Iterator[None]:
+def translate_file_errors(file: InputFile, kind: str) -> Iterator[None]:
     """Convert errors of reading a file to StorageError or DamagedTable with the file's path."""
     try:
         yield
@@ -71,43 +78,43 @@ def stream_text(
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
     """The schema of a text file and its batches; one of up to 256 MiB is held as a whole."""
     if file.size > _WHOLE_TEXT_BYTES and not (kind == "json" and is_json_array(file)):
-        return _stream_large(file, kind, types)
+        return _open_large_stream(file, kind, types)
     table = (read_csv_file if kind == "csv" else read_json_file)(file, types=types)
     return table.schema, iter(table.to_batches())
 
 
-def _delimiter(file: InputFile) -> str:
+def _choose_delimiter(file: InputFile) -> str:
     return "\t" if ".tsv" in file.location.lower().rpartition("/")[2] else ","
 
 
-def _stream_large(
+def _open_large_stream(
     file: InputFile, kind: Literal["csv", "json"], types: pa.Schema | None
 ) -> tuple[pa.Schema, Iterator[pa.RecordBatch]]:
-    def opened(explicit: pa.Schema | None) -> Any:
+    def open_reader(explicit: pa.Schema | None) -> Any:
         source = open_text(file)
         if kind == "csv":
-            options = _csv_options(
-                {}, True, block_size=_STREAM_BLOCK, explicit=explicit, delimiter=_delimiter(file)
+            options = _make_csv_options(
+                {}, True, block_size=_STREAM_BLOCK, explicit=explicit, delimiter=_choose_delimiter(file)
             )
             return pacsv.open_csv(source, **options)
         return pajson.open_json(
-            source, **_json_options({}, True, block_size=_STREAM_BLOCK, explicit=explicit)
+            source, **_make_json_options({}, True, block_size=_STREAM_BLOCK, explicit=explicit)
         )
 
-    with file_errors(file, f"a {kind.upper()}"):
-        reader = opened(None)
-        explicit = _explicit(reader.schema, types)
+    with translate_file_errors(file, f"a {kind.upper()}"):
+        reader = open_reader(None)
+        explicit = _merge_known_types(reader.schema, types)
         if explicit is not None:
-            reader = opened(explicit)
+            reader = open_reader(explicit)
 
-    def batches() -> Iterator[pa.RecordBatch]:
-        with file_errors(file, f"a {kind.upper()}"):
+    def read_batches() -> Iterator[pa.RecordBatch]:
+        with translate_file_errors(file, f"a {kind.upper()}"):
             yield from reader
 
-    return reader.schema, batches()
+    return reader.schema, read_batches()
 
 
-def _explicit(inferred: pa.Schema, types: pa.Schema | None) -> pa.Schema | None:
+def _merge_known_types(inferred: pa.Schema, types: pa.Schema | None) -> pa.Schema | None:
     """The inferred schema with the types that are known better; None when there is none."""
     if types is None:
         return None
@@ -123,7 +130,7 @@ def _with_types(
 ) -> pa.Table:
     """Read with the known types; a column that cannot be read so stays as inferred, with the reason noted."""
     table = read(None)
-    explicit = _explicit(table.schema, types)
+    explicit = _merge_known_types(table.schema, types)
     if explicit is None:
         return table
     try:
@@ -142,7 +149,7 @@ def _with_types(
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError) as error:
             if pa.types.is_integer(field.type) and pa.types.is_floating(inferred):
                 try:
-                    exact[number] = _through_decimals(read, table.schema, number, field)
+                    exact[number] = _read_through_decimals(read, table.schema, number, field)
                     continue
                 except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
                     pass
@@ -156,7 +163,7 @@ def _with_types(
     return found.cast(schema)
 
 
-def _through_decimals(
+def _read_through_decimals(
     read: Callable[[pa.Schema | None], pa.Table], schema: pa.Schema, number: int, field: pa.Field
 ) -> pa.ChunkedArray:
     """Integers written as 1.0 or 1e3, read as decimals: as float64, those above 2**53 would be rounded."""
@@ -182,24 +189,28 @@ def read_csv_file(
 
     def read(explicit: pa.Schema | None, block_size: int = _BLOCK) -> pa.Table:
         with open_text(file) as source:
-            return pacsv.read_csv(source, **made(explicit, block_size, use_threads))
+            return pacsv.read_csv(source, **make_options(explicit, block_size, use_threads))
 
-    def made(explicit: pa.Schema | None, block_size: int, threads: bool) -> dict[str, Any]:
-        return _csv_options(
-            options or {}, threads, block_size=block_size, explicit=explicit, delimiter=_delimiter(file)
+    def make_options(explicit: pa.Schema | None, block_size: int, threads: bool) -> dict[str, Any]:
+        return _make_csv_options(
+            options or {},
+            threads,
+            block_size=block_size,
+            explicit=explicit,
+            delimiter=_choose_delimiter(file),
         )
 
-    def reason(field: pa.Field, error: Exception) -> str:
-        return _bad_value(file, field, error, made(pa.schema([field]), 1 << 30, False))
+    def explain_error(field: pa.Field, error: Exception) -> str:
+        return _explain_bad_value(file, field, error, make_options(pa.schema([field]), 1 << 30, False))
 
-    with file_errors(file, "a CSV"):
+    with translate_file_errors(file, "a CSV"):
         try:
-            return _with_types(_in_larger_blocks(read, file), types, reason)
+            return _with_types(_retry_larger_blocks(read, file), types, explain_error)
         except pa.ArrowInvalid as error:
-            raise _bad_row(file, error, made(None, 1 << 30, False)) from error
+            raise _make_bad_row_error(file, error, make_options(None, 1 << 30, False)) from error
 
 
-def _csv_options(
+def _make_csv_options(
     given: Mapping[str, Any],
     use_threads: bool,
     *,
@@ -238,7 +249,7 @@ def read_json_file(
         use_threads: Execution only; rows and types are the same.
         options: ``read_options`` and ``parse_options`` of pyarrow.json instead of ours.
     """
-    lines = _array_as_lines(file) if is_json_array(file) else None
+    lines = _convert_array_to_lines(file) if is_json_array(file) else None
     if lines is not None and not len(lines):
         return pa.table({})
 
@@ -250,17 +261,17 @@ def read_json_file(
         with source:
             found = pajson.read_json(
                 source,
-                **_json_options(
+                **_make_json_options(
                     options or {}, use_threads, block_size=block_size, explicit=_as_text(explicit)
                 ),
             )
             return found if explicit is None else found.cast(explicit)
 
-    def reason(field: pa.Field, error: Exception) -> str:
+    def explain_error(field: pa.Field, error: Exception) -> str:
         return f"{file.shown} cannot be read so: {error}"
 
-    with file_errors(file, "a JSON"):
-        return _with_types(_in_larger_blocks(read, file), types, reason)
+    with translate_file_errors(file, "a JSON"):
+        return _with_types(_retry_larger_blocks(read, file), types, explain_error)
 
 
 def _as_text(schema: pa.Schema | None) -> pa.Schema | None:
@@ -276,7 +287,7 @@ def _as_text(schema: pa.Schema | None) -> pa.Schema | None:
     return pa.schema(known)
 
 
-def _json_options(
+def _make_json_options(
     given: Mapping[str, Any], use_threads: bool, *, block_size: int, explicit: pa.Schema | None
 ) -> dict[str, Any]:
     options: dict[str, Any] = {
@@ -290,12 +301,12 @@ def _json_options(
     return options
 
 
-def _in_larger_blocks(
+def _retry_larger_blocks(
     read: Callable[..., pa.Table], file: InputFile
 ) -> Callable[[pa.Schema | None], pa.Table]:
     """Read again with larger blocks where a row is longer than one."""
 
-    def again(explicit: pa.Schema | None) -> pa.Table:
+    def read_again(explicit: pa.Schema | None) -> pa.Table:
         size = _BLOCK
         while True:
             try:
@@ -305,12 +316,12 @@ def _in_larger_blocks(
                     raise
                 size *= 8
 
-    return again
+    return read_again
 
 
 def is_json_array(file: InputFile) -> bool:
     """Whether a JSON file is one array, rather than an object per line."""
-    with file_errors(file, "a JSON"), open_text(file) as source:
+    with translate_file_errors(file, "a JSON"), open_text(file) as source:
         while block := source.read(4096):
             text = block.removeprefix(b"\xef\xbb\xbf").lstrip()
             if text:
@@ -318,17 +329,17 @@ def is_json_array(file: InputFile) -> bool:
     return False
 
 
-def _array_as_lines(file: InputFile) -> bytes:
+def _convert_array_to_lines(file: InputFile) -> bytes:
     """The objects of an array one per line, so that both forms get their types from one parser.
 
     Each is the text that stands in the file: as a Python float a number would lose digits.
     """
-    with file_errors(file, "a JSON"), open_text(file) as source:
+    with translate_file_errors(file, "a JSON"), open_text(file) as source:
         data = source.read()
         text = data.decode(json.detect_encoding(data), "surrogatepass").removeprefix("\ufeff")
         lines: list[str] = []
         wrong: list[int] = []
-        for number, (start, end) in enumerate(_elements(text)):
+        for number, (start, end) in enumerate(_iterate_elements(text)):
             if text[start] != "{":
                 wrong.append(number)
             lines.append(text[start:end].replace("\r", " ").replace("\n", " ") + "\n")
@@ -341,31 +352,31 @@ def _array_as_lines(file: InputFile) -> bytes:
         return "".join(lines).encode()
 
 
-def _elements(text: str) -> Iterator[tuple[int, int]]:
+def _iterate_elements(text: str) -> Iterator[tuple[int, int]]:
     """Where each element of an array begins and ends; raises JSONDecodeError, a ValueError."""
     decoder = json.JSONDecoder()
-    place = _after_space(text, _after_space(text, 0) + 1)
+    place = _skip_space(text, _skip_space(text, 0) + 1)
     while text[place : place + 1] != "]":
         _, end = decoder.raw_decode(text, place)
         yield place, end
-        place = _after_space(text, end)
+        place = _skip_space(text, end)
         if text[place : place + 1] == ",":
-            place = _after_space(text, place + 1)
+            place = _skip_space(text, place + 1)
             if text[place : place + 1] == "]":
                 raise json.JSONDecodeError("Illegal trailing comma before end of array", text, place)
         elif text[place : place + 1] != "]":
             raise json.JSONDecodeError("Expecting ',' delimiter", text, place)
-    if (place := _after_space(text, place + 1)) != len(text):
+    if (place := _skip_space(text, place + 1)) != len(text):
         raise json.JSONDecodeError("Extra data", text, place)
 
 
-def _after_space(text: str, place: int) -> int:
+def _skip_space(text: str, place: int) -> int:
     found = _SPACE.match(text, place)
     assert found is not None
     return found.end()
 
 
-def _bad_value(file: InputFile, field: pa.Field, error: Exception, options: dict[str, Any]) -> str:
+def _explain_bad_value(file: InputFile, field: pa.Field, error: Exception, options: dict[str, Any]) -> str:
     """Which value of a column, in which line, is not of its type; found by reading once more, in order."""
     try:
         with open_text(file) as source:
@@ -376,13 +387,13 @@ def _bad_value(file: InputFile, field: pa.Field, error: Exception, options: dict
     found = _BAD_VALUE.match(str(error))
     if found is None:
         return f"{file.shown} cannot be read so: {error}"
-    line = _line_of(file, int(found[2]), options) if found[2] else None
+    line = _find_line(file, int(found[2]), options) if found[2] else None
     value = re.search(r"(?:invalid value|The string) '(.*)'", found[3], re.DOTALL)
     said = f"{value[1]!r} is no {field.type}" if value else found[3]
     return f"{said}, in line {line} of {file.shown}" if line else f"{said}, in {file.shown}"
 
 
-def _bad_row(file: InputFile, error: pa.ArrowInvalid, options: dict[str, Any]) -> Exception:
+def _make_bad_row_error(file: InputFile, error: pa.ArrowInvalid, options: dict[str, Any]) -> Exception:
     """The error for a row that has more or fewer fields than the header, with its line."""
     found = _BAD_ROW.match(str(error))
     if found is None:
@@ -392,7 +403,7 @@ def _bad_row(file: InputFile, error: pa.ArrowInvalid, options: dict[str, Any]) -
             pacsv.read_csv(source, **options)
     except pa.ArrowInvalid as again:
         found = _BAD_ROW.match(str(again)) or found
-    number = _line_of(file, int(found[1]), options) if found[1] else None
+    number = _find_line(file, int(found[1]), options) if found[1] else None
     line = f"line {number}: " if number else ""
     return DamagedTable(
         f"{file.shown} cannot be read as a CSV file: {line}{found[2].splitlines()[0]}",
@@ -401,7 +412,7 @@ def _bad_row(file: InputFile, error: pa.ArrowInvalid, options: dict[str, Any]) -
     )
 
 
-def _line_of(file: InputFile, row: int, options: Mapping[str, Any]) -> int | None:
+def _find_line(file: InputFile, row: int, options: Mapping[str, Any]) -> int | None:
     """The line in which a row begins; empty lines are no rows, and a quoted field may have several.
 
     None where a field before it is longer than Python's reader takes.

@@ -14,21 +14,21 @@ __all__ = [
     "NUMBERS",
     "UUID",
     "as_decimal",
-    "bit_width",
-    "common_field",
-    "common_type",
+    "classify_type",
+    "find_common_field",
+    "find_common_type",
+    "get_bit_width",
     "holds_uuids",
     "is_encoded",
     "is_nested",
     "is_uuid",
-    "kind_of",
-    "large_type",
     "list_like",
-    "normal_type",
-    "plain_type",
+    "normalize_type",
+    "parse_uuid",
+    "parse_uuids",
     "rewrite_type",
-    "uuid_bytes",
-    "uuids_of_text",
+    "to_large_type",
+    "unwrap_type",
 ]
 
 
@@ -73,17 +73,17 @@ def is_encoded(data_type: pa.DataType) -> bool:
     return bool(pt.is_dictionary(data_type) or pt.is_run_end_encoded(data_type))
 
 
-def kind_of(data_type: pa.DataType) -> str | None:
+def classify_type(data_type: pa.DataType) -> str | None:
     """The name of the type's kind; None for encoded, extension and other types."""
     return next((name for name, test in _KINDS if test(data_type)), None)
 
 
-def value_type(data_type: pa.DataType) -> pa.DataType:
+def get_value_type(data_type: pa.DataType) -> pa.DataType:
     """The type of what a dictionary stands for; any other type as it is."""
     return data_type.value_type if pt.is_dictionary(data_type) else data_type
 
 
-def plain_type(data_type: pa.DataType) -> pa.DataType:
+def unwrap_type(data_type: pa.DataType) -> pa.DataType:
     """The type of the values themselves: without dictionary, run-end encoding or extension."""
     while True:
         if is_encoded(data_type):
@@ -96,10 +96,10 @@ def plain_type(data_type: pa.DataType) -> pa.DataType:
 
 def is_nested(data_type: pa.DataType) -> bool:
     """True for lists, structs, maps and unions, also inside a dictionary or an extension type."""
-    return bool(pt.is_nested(plain_type(data_type)))
+    return bool(pt.is_nested(unwrap_type(data_type)))
 
 
-def bit_width(data_type: pa.DataType) -> int:
+def get_bit_width(data_type: pa.DataType) -> int:
     return int(data_type.bit_width)
 
 
@@ -107,7 +107,7 @@ def bit_width(data_type: pa.DataType) -> int:
 # The common type of two types.
 
 
-def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+def find_common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     """The narrowest type that holds every value of both exactly; None when there is none.
 
     Between representations of the same values (string and large_string, list and large_list,
@@ -115,9 +115,9 @@ def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     it covers fewer years: casting tells. Boolean, integer, string and binary never mix, nor do
     timestamps with and without a zone.
 
-    >>> common_type(pa.int32(), pa.uint32())
+    >>> find_common_type(pa.int32(), pa.uint32())
     DataType(int64)
-    >>> common_type(pa.string(), pa.int64()) is None
+    >>> find_common_type(pa.string(), pa.int64()) is None
     True
     """
     if left.equals(right) or pt.is_null(right):
@@ -125,57 +125,57 @@ def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if pt.is_null(left):
         return right
     if isinstance(left, pa.BaseExtensionType) or isinstance(right, pa.BaseExtensionType):
-        return _common_extension(left, right)
+        return _find_common_extension(left, right)
     if is_encoded(left) or is_encoded(right):
-        return _common_encoded(left, right)
-    kinds = {kind_of(left), kind_of(right)}
+        return _find_common_encoded(left, right)
+    kinds = {classify_type(left), classify_type(right)}
     if kinds <= NUMBERS:
-        return _common_number(left, right)
-    rule = _COMMON.get(kind_of(left) or "")
+        return _find_common_number(left, right)
+    rule = _COMMON.get(classify_type(left) or "")
     return rule(left, right) if rule is not None and len(kinds) == 1 else None
 
 
-def _common_extension(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+def _find_common_extension(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     """An extension type and its own storage are the same values; two extensions never are."""
     if isinstance(left, pa.BaseExtensionType) and isinstance(right, pa.BaseExtensionType):
         return None
-    return left if plain_type(left).equals(plain_type(right)) else None
+    return left if unwrap_type(left).equals(unwrap_type(right)) else None
 
 
-def _common_encoded(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    values = common_type(plain_type(left), plain_type(right))
+def _find_common_encoded(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    values = find_common_type(unwrap_type(left), unwrap_type(right))
     if values is None or not pt.is_dictionary(left):
         return values
     if not pt.is_dictionary(right):
         return left if values.equals(left.value_type) else values
-    index = _common_integer(left.index_type, right.index_type) or pa.int64()
+    index = _find_common_integer(left.index_type, right.index_type) or pa.int64()
     return pa.dictionary(index, values, ordered=left.ordered and right.ordered)
 
 
-def _common_number(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+def _find_common_number(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if pt.is_floating(left) and pt.is_floating(right):
-        return max(left, right, key=bit_width)
+        return max(left, right, key=get_bit_width)
     if pt.is_integer(left) and pt.is_integer(right):
-        return _common_integer(left, right)
+        return _find_common_integer(left, right)
     if pt.is_floating(left) or pt.is_floating(right):
         number, floating = (right, left) if pt.is_floating(left) else (left, right)
-        return _float_of(number, bit_width(floating)) if pt.is_integer(number) else None
-    return _common_decimal(as_decimal(left), as_decimal(right))
+        return _find_float(number, get_bit_width(floating)) if pt.is_integer(number) else None
+    return _find_common_decimal(as_decimal(left), as_decimal(right))
 
 
-def _common_integer(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+def _find_common_integer(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if pt.is_signed_integer(left) == pt.is_signed_integer(right):
-        return max(left, right, key=bit_width)
+        return max(left, right, key=get_bit_width)
     signed, unsigned = (left, right) if pt.is_signed_integer(left) else (right, left)
-    width = max(bit_width(signed), 2 * bit_width(unsigned))
+    width = max(get_bit_width(signed), 2 * get_bit_width(unsigned))
     return {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}.get(width)
 
 
-def _float_of(integer: pa.DataType, least: int) -> pa.DataType | None:
+def _find_float(integer: pa.DataType, least: int) -> pa.DataType | None:
     """The narrowest float of at least that many bits whose mantissa holds every value."""
-    digits = bit_width(integer) - int(pt.is_signed_integer(integer))
+    digits = get_bit_width(integer) - int(pt.is_signed_integer(integer))
     for data_type, mantissa in ((pa.float16(), 11), (pa.float32(), 24), (pa.float64(), 53)):
-        if bit_width(data_type) >= least and mantissa >= digits:
+        if get_bit_width(data_type) >= least and mantissa >= digits:
             return data_type
     return None
 
@@ -184,14 +184,14 @@ def as_decimal(data_type: pa.DataType) -> pa.DataType:
     """The decimal that holds every value of an integer type; other types stay."""
     if not pt.is_integer(data_type):
         return data_type
-    greatest = 1 << (bit_width(data_type) - int(pt.is_signed_integer(data_type)))
+    greatest = 1 << (get_bit_width(data_type) - int(pt.is_signed_integer(data_type)))
     return pa.decimal128(len(str(greatest)), 0)
 
 
-def _common_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+def _find_common_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     scale = max(left.scale, right.scale)
     digits = max(left.precision - left.scale, right.precision - right.scale) + scale
-    width = max(bit_width(left), bit_width(right))
+    width = max(get_bit_width(left), get_bit_width(right))
     for bits, most, make in (
         (32, 9, pa.decimal32),
         (64, 18, pa.decimal64),
@@ -203,31 +203,31 @@ def _common_decimal(left: pa.DataType, right: pa.DataType) -> pa.DataType | None
     return None
 
 
-def _finer(left: pa.DataType, right: pa.DataType) -> str:
+def _find_finer_unit(left: pa.DataType, right: pa.DataType) -> str:
     return _UNITS[max(_UNITS.index(left.unit), _UNITS.index(right.unit))]
 
 
-def _common_time(left: pa.DataType, right: pa.DataType) -> pa.DataType:
-    unit = _finer(left, right)
+def _find_common_time(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+    unit = _find_finer_unit(left, right)
     return pa.time32(unit) if unit in ("s", "ms") else pa.time64(unit)
 
 
-def _common_binary(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+def _find_common_binary(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     if not pt.is_fixed_size_binary(left):
         return left
     return pa.binary() if pt.is_fixed_size_binary(right) else right
 
 
-def common_field(left: pa.Field, right: pa.Field) -> pa.Field | None:
-    """The left field in the :func:`common_type`, nullable where either is; None when no type holds both."""
-    data_type = common_type(left.type, right.type)
+def find_common_field(left: pa.Field, right: pa.Field) -> pa.Field | None:
+    """The left field in the :func:`find_common_type`, nullable where either is; None without such a type."""
+    data_type = find_common_type(left.type, right.type)
     if data_type is None:
         return None
     return left.with_type(data_type).with_nullable(left.nullable or right.nullable)
 
 
-def _common_list(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    item = common_field(left.value_field, right.value_field)
+def _find_common_list(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    item = find_common_field(left.value_field, right.value_field)
     if item is None:
         return None
     if not pt.is_fixed_size_list(left):
@@ -248,15 +248,15 @@ def list_like(like: pa.DataType, item: pa.Field) -> pa.DataType:
     return pa.large_list_view(item) if pt.is_large_list_view(like) else pa.list_(item)
 
 
-def _common_map(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    key = common_field(left.key_field, right.key_field)
-    item = common_field(left.item_field, right.item_field)
+def _find_common_map(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    key = find_common_field(left.key_field, right.key_field)
+    item = find_common_field(left.item_field, right.item_field)
     if key is None or item is None:
         return None
     return pa.map_(key, item, keys_sorted=left.keys_sorted and right.keys_sorted)
 
 
-def _common_struct(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+def _find_common_struct(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     """The children of both by name; one that only one side has becomes nullable."""
     ours, theirs = ({f.name: f for f in t.fields} for t in (left, right))
     if len(ours) < left.num_fields or len(theirs) < right.num_fields:
@@ -264,7 +264,7 @@ def _common_struct(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     fields = []
     for name in dict.fromkeys((*ours, *theirs)):
         if name in ours and name in theirs:
-            field = common_field(ours[name], theirs[name])
+            field = find_common_field(ours[name], theirs[name])
         else:
             field = (ours | theirs)[name].with_nullable(True)
         if field is None:
@@ -275,15 +275,15 @@ def _common_struct(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
 
 _COMMON: dict[str, Callable[[pa.DataType, pa.DataType], pa.DataType | None]] = {
     "string": lambda left, right: left,
-    "binary": _common_binary,
+    "binary": _find_common_binary,
     "date": lambda left, right: pa.date64(),
-    "time": _common_time,
-    "timestamp": lambda left, right: pa.timestamp(_finer(left, right)),
-    "zoned timestamp": lambda left, right: pa.timestamp(_finer(left, right), left.tz),
-    "duration": lambda left, right: pa.duration(_finer(left, right)),
-    "list": _common_list,
-    "map": _common_map,
-    "struct": _common_struct,
+    "time": _find_common_time,
+    "timestamp": lambda left, right: pa.timestamp(_find_finer_unit(left, right)),
+    "zoned timestamp": lambda left, right: pa.timestamp(_find_finer_unit(left, right), left.tz),
+    "duration": lambda left, right: pa.duration(_find_finer_unit(left, right)),
+    "list": _find_common_list,
+    "map": _find_common_map,
+    "struct": _find_common_struct,
 }
 
 
@@ -294,27 +294,27 @@ _COMMON: dict[str, Callable[[pa.DataType, pa.DataType], pa.DataType | None]] = {
 def rewrite_type(data_type: pa.DataType, leaf: Callable[[pa.DataType], pa.DataType]) -> pa.DataType:
     """The type with ``leaf`` applied at every level; field names, nullability and metadata stay."""
 
-    def inner(field: pa.Field) -> pa.Field:
+    def rewrite_field(field: pa.Field) -> pa.Field:
         return field.with_type(rewrite_type(field.type, leaf))
 
-    kind = kind_of(data_type)
+    kind = classify_type(data_type)
     if pt.is_dictionary(data_type):
         return pa.dictionary(
             data_type.index_type, rewrite_type(data_type.value_type, leaf), data_type.ordered
         )
     if kind == "struct":
-        return pa.struct([inner(field) for field in data_type.fields])
+        return pa.struct([rewrite_field(field) for field in data_type.fields])
     if kind == "map":
-        key, item = inner(data_type.key_field), inner(data_type.item_field)
+        key, item = rewrite_field(data_type.key_field), rewrite_field(data_type.item_field)
         return pa.map_(key, item, keys_sorted=data_type.keys_sorted)
     if kind == "list":
-        return list_like(leaf(data_type), inner(data_type.value_field))
+        return list_like(leaf(data_type), rewrite_field(data_type.value_field))
     return leaf(data_type)
 
 
-def normal_type(data_type: pa.DataType) -> pa.DataType:
+def normalize_type(data_type: pa.DataType) -> pa.DataType:
     """The outermost level as plain ``string``, ``binary`` or ``list``, where it is a variant of these."""
-    kind = kind_of(data_type)
+    kind = classify_type(data_type)
     if kind == "string":
         return pa.string()
     if kind == "binary" and not pt.is_fixed_size_binary(data_type):
@@ -324,9 +324,9 @@ def normal_type(data_type: pa.DataType) -> pa.DataType:
     return data_type
 
 
-def large_type(data_type: pa.DataType) -> pa.DataType:
-    """As :func:`normal_type`, but the large variant."""
-    normal = normal_type(data_type)
+def to_large_type(data_type: pa.DataType) -> pa.DataType:
+    """As :func:`normalize_type`, but the large variant."""
+    normal = normalize_type(data_type)
     if pt.is_string(normal):
         return pa.large_string()
     if pt.is_binary(normal):
@@ -350,7 +350,7 @@ def holds_uuids(kind: pa.DataType) -> bool:
     return is_uuid(kind) or (pa.types.is_fixed_size_binary(kind) and kind.byte_width == _BYTES)
 
 
-def uuid_bytes(text: str) -> bytes | None:
+def parse_uuid(text: str) -> bytes | None:
     """The bytes of a UUID; None where the text is none."""
     try:
         return uuid.UUID(text.strip()).bytes
@@ -358,10 +358,10 @@ def uuid_bytes(text: str) -> bytes | None:
         return None
 
 
-def uuids_of_text(texts: Any) -> Any:
+def parse_uuids(texts: Any) -> Any:
     """Texts, an array or a scalar, as the bytes of the UUIDs they name; pa.ArrowInvalid for other texts."""
     if isinstance(texts, pa.Scalar):
-        return uuids_of_text(pa.array([texts.as_py()], pa.string()))[0]
+        return parse_uuids(pa.array([texts.as_py()], pa.string()))[0]
     plain = pc.utf8_lower(pc.utf8_trim_whitespace(pc.cast(texts, pa.string())))
     wrong = pc.invert(pc.fill_null(pc.match_substring_regex(plain, _SHAPE), True))
     if pc.any(wrong, min_count=0).as_py():
@@ -375,13 +375,13 @@ def uuids_of_text(texts: Any) -> Any:
         for at in range(_BYTES)
     ]
     # From one array per byte to all bytes of each value.
-    number = _counted(_BYTES * count)
+    number = _count_up(_BYTES * count)
     places = pc.add(pc.multiply(pc.bit_wise_and(number, _BYTES - 1), count), pc.shift_right(number, 4))
     data = pa.concat_arrays(columns).take(places)
     valid = None if not plain.null_count else plain.is_valid().buffers()[1]
     return pa.FixedSizeBinaryArray.from_buffers(pa.binary(_BYTES), count, [valid, data.buffers()[1]])
 
 
-def _counted(count: int) -> pa.Array:
+def _count_up(count: int) -> pa.Array:
     """The integers from 0 to ``count`` - 1."""
     return pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count)), 1)

@@ -8,9 +8,9 @@ from typing import Any
 
 import pyarrow as pa
 
-from intarsia.common.partitions import typed_partition
-from intarsia.common.schema import common_type, conform_table
-from intarsia.core.keys import comparable
+from intarsia.common.partitions import parse_partition
+from intarsia.common.schema import conform_table, find_common_type
+from intarsia.core.keys import to_comparable
 from intarsia.core.merge import normalize_keys
 from intarsia.core.prune import Bounds, KeyRange, PartitionSet
 from intarsia.core.snapshot import DataFile
@@ -51,7 +51,7 @@ class PartitionPruner:
         Prunes by the partition columns that are part of the key and whose types ``partition_schema``
         gives; a file whose value of one is not known is a candidate.
         """
-        keys = key_table(source_keys, key_columns)
+        keys = make_key_table(source_keys, key_columns)
         if not keys.num_rows:
             return []
         path_columns = [
@@ -64,7 +64,7 @@ class PartitionPruner:
             source = conform_table(keys.select(path_columns), wanted, operation="prune", path="")
         except SchemaMismatch:  # keys of another type: nothing is known
             return [metadata.path for metadata in file_metadata]
-        homes = PartitionSet.of(source, path_columns).rows_of(
+        homes = PartitionSet.of(source, path_columns).find_rows(
             [_with_partition(m, wanted) for m in file_metadata]
         )
         return [m.path for m, home in zip(file_metadata, homes, strict=True) if home is not None]
@@ -75,7 +75,7 @@ def _with_partition(metadata: ParquetFileMetadata, schema: pa.Schema) -> DataFil
     values = {name: value for name, value in given.items() if name in schema.names}
     texts = {name: value for name, value in values.items() if isinstance(value, str)}
     try:
-        values |= typed_partition(texts, schema)
+        values |= parse_partition(texts, schema)
     except DamagedTable:  # no value of its column: unknown
         values = {}
     return DataFile(metadata.path, metadata.path, 0, metadata.total_rows, values)
@@ -88,7 +88,7 @@ class ConservativeMembershipChecker:
         self, file_metadata: ParquetFileMetadata, key_columns: Columns, source_keys: Keys
     ) -> bool:
         """False only where the bounds of a key column exclude every source key."""
-        keys = key_table(source_keys, key_columns)
+        keys = make_key_table(source_keys, key_columns)
         if not keys.num_rows:
             return False
         return all(_might_hold(file_metadata, name, keys[name]) for name in keys.column_names)
@@ -100,10 +100,10 @@ def _might_hold(metadata: ParquetFileMetadata, name: str, keys: pa.ChunkedArray)
         return True
     try:
         ends = pa.array([stats.get("min"), stats.get("max")])
-        dtype = common_type(ends.type, keys.type)
+        dtype = find_common_type(ends.type, keys.type)
         if dtype is None:
             return True
-        limits = comparable(ends.cast(dtype)).combine_chunks()
+        limits = to_comparable(ends.cast(dtype)).combine_chunks()
         values = KeyRange.of(keys.cast(dtype))
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):  # not to be compared
         return True
@@ -118,7 +118,7 @@ def _might_hold(metadata: ParquetFileMetadata, name: str, keys: pa.ChunkedArray)
     return bool(values.meets(bounds, null_match=True)[0].as_py())
 
 
-def key_table(source_keys: Keys, key_columns: Columns) -> pa.Table:
+def make_key_table(source_keys: Keys, key_columns: Columns) -> pa.Table:
     """The keys as a table of the key columns."""
     names = normalize_keys(key_columns)
     if isinstance(source_keys, (pa.Table, pa.RecordBatch)):

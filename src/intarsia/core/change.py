@@ -35,7 +35,7 @@ class Hits:
     def __len__(self) -> int:
         return len(self.positions)
 
-    def within(self, start: int, stop: int) -> Hits:
+    def select_range(self, start: int, stop: int) -> Hits:
         """The hits in a range of positions, still counted from the start of the file."""
         low, high = pc.search_sorted(self.positions, pa.array([start, stop], pa.int64())).to_pylist()
         return Hits(
@@ -44,10 +44,10 @@ class Hits:
             None if self.sources is None else self.sources.slice(low, high - low),
         )
 
-    def only(self, number: int) -> Hits:
+    def select_action(self, number: int) -> Hits:
         """The hits with one action."""
         if isinstance(self.action, int):
-            return self if self.action == number else self.empty()
+            return self if self.action == number else self.make_empty()
         chosen = pc.equal(self.action, number)
         return Hits(
             self.positions.filter(chosen),
@@ -56,7 +56,7 @@ class Hits:
         )
 
     @staticmethod
-    def empty() -> Hits:
+    def make_empty() -> Hits:
         return Hits(pa.array([], pa.int64()), 0, pa.array([], pa.int64()))
 
 
@@ -83,7 +83,7 @@ class StagedFile:
     """Its footer, where the file was only measured and cannot be opened again."""
 
     @staticmethod
-    def unwritten(refused: Iterable[Refusal], path: str = "") -> StagedFile:
+    def make_unwritten(refused: Iterable[Refusal], path: str = "") -> StagedFile:
         """A staged file for rows that were evaluated but not written."""
         return StagedFile("", path, 0, 0, refused=sum_refusals(refused))
 
@@ -121,7 +121,7 @@ class Matches:
     done: frozenset[str] = frozenset()
     """Paths of the files that are completely written."""
 
-    def hit_rows(self, path: str) -> int:
+    def count_hit_rows(self, path: str) -> int:
         """How many rows of a file change."""
         return len(self.hits[path]) if path in self.hits else self.counts.get(path, 0)
 
@@ -224,6 +224,6 @@ class Staging:
         """Whether files written here are discarded."""
         return is_discarded(self.filesystem)
 
-    def location(self, label: str) -> str:
+    def make_location(self, label: str) -> str:
         """A place to write one file; ``label`` must be unique within the transaction."""
         return f"{self.directory}/{label}{self.attempt}.part"

@@ -9,11 +9,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from intarsia.common.exact import cast_hint
-from intarsia.common.names import check_columns, join_names, mismatch, name_problems, suggestion
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.expr import resolve, to_sql, type_of
-from intarsia.core.intent import Merge
+from intarsia.common.exact import make_cast_hint
+from intarsia.common.names import check_columns, join_names, make_mismatch_error, name_problems, suggest_names
+from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.expr import find_type, resolve, to_sql
+from intarsia.core.intent import MergeIntent
 from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import STRATEGIES, Assign, Clause, Insert, Rule
 from intarsia.core.snapshot import Snapshot
@@ -42,13 +42,13 @@ def _resolve_clause(
     condition = clause.condition
     if condition is not None:
         if clause.side == "source_only":
-            _only_source_columns(condition, "condition", path)
+            _check_source_columns_only(condition, "condition", path)
         condition = resolve(condition, left, source=other, expect=pa.bool_())
     action: Any = clause.action
     if isinstance(action, (Assign, Insert)) and action.values is not None:
         if clause.side == "source_only":
             for _, value in action.values:
-                _only_source_columns(value, "insert", path)
+                _check_source_columns_only(value, "insert", path)
         path_columns = partition_columns if isinstance(action, Assign) else ()
         values = resolve_assignments(
             action.values, target, left=left, other=other, path_columns=path_columns, path=path
@@ -76,7 +76,7 @@ def _check_required(
             _check_required(inside, list(field.type), column, path)
 
 
-def _only_source_columns(expression: Any, what: str, path: str) -> None:
+def _check_source_columns_only(expression: Any, what: str, path: str) -> None:
     if any(side == "target" for side, _ in columns_of(expression)):
         raise InputError(
             f"The {what} of when_not_matched() cannot see the target: there is no such row.", path=path
@@ -105,8 +105,8 @@ def resolve_assignments(
         if any(column[: len(s)] == s or s[: len(column)] == column for s in seen):
             raise InputError(f"column {'.'.join(column)!r} is assigned twice.", path=path)
         seen.add(column)
-        dtype = _field_type(target, column)
-        with naming_column(column):
+        dtype = _find_field_type(target, column)
+        with add_column_to_errors(column):
             if other is not None and pa.types.is_timestamp(dtype) and dtype.tz is not None:
                 _check_zone(expression, dtype, left, other)
             resolved.append((column, resolve(expression, left, source=other, expect=dtype)))
@@ -117,17 +117,18 @@ def _check_zone(expression: Any, dtype: pa.DataType, left: pa.Schema, other: pa.
     """Raise SchemaMismatch for timestamps of the source without a zone, as for whole rows."""
     if not any(side == "source" or path[0] not in left.names for side, path in columns_of(expression)):
         return
-    given = type_of(expression, left, source=other)
+    given = find_type(expression, left, source=other)
     if pa.types.is_timestamp(given) and given.tz is None:
         shown = to_sql(expression)
         raise SchemaMismatch(
             f"{shown} is {given}, without a zone, and the column is {dtype}.",
-            hint=f"{cast_hint(given, dtype)}, or assign cast({shown} as timestamptz), which does the same",
+            hint=f"{make_cast_hint(given, dtype)},"
+            f" or assign cast({shown} as timestamptz), which does the same",
         )
 
 
 @contextmanager
-def naming_column(column: Sequence[str]) -> Iterator[None]:
+def add_column_to_errors(column: Sequence[str]) -> Iterator[None]:
     """Add the name of the assigned column to an error about a value that does not fit it."""
     try:
         yield
@@ -146,19 +147,19 @@ def _resolve_assigned(name: Any, target: pa.Schema, path: str) -> tuple[str, ...
     parts = (name,) if isinstance(name, str) else tuple(name)
     whole = ".".join(parts)
     try:
-        _field_type(target, parts)
+        _find_field_type(target, parts)
     except KeyError:
         if whole in target.names:  # a dot may also be part of a name
             return (whole,)
         folded = [n for n in target.names if n.lower() == parts[0].lower()]
         if len(parts) == 1 and len(folded) == 1:
             return (folded[0],)
-        near = suggestion([whole], _beside(parts, target))
+        near = suggest_names([whole], _list_siblings(parts, target))
         raise ColumnNotFound(f"column {whole!r} does not exist.", path=path, hint=near) from None
     return parts
 
 
-def _beside(parts: Sequence[str], schema: pa.Schema) -> list[str]:
+def _list_siblings(parts: Sequence[str], schema: pa.Schema) -> list[str]:
     """The names at the level of the first part that does not exist, for suggestions."""
     fields, above = list(schema), ""
     for part in parts:
@@ -169,7 +170,7 @@ def _beside(parts: Sequence[str], schema: pa.Schema) -> list[str]:
     return [above + field.name for field in fields]
 
 
-def _field_type(schema: pa.Schema, parts: Sequence[str]) -> pa.DataType:
+def _find_field_type(schema: pa.Schema, parts: Sequence[str]) -> pa.DataType:
     dtype = schema.field(parts[0]).type
     for part in parts[1:]:
         if not pa.types.is_struct(dtype) or dtype.get_field_index(part) < 0:
@@ -191,7 +192,7 @@ class Star:
     read: tuple[str, ...] = ()
     """Those of ``passed_over`` that a condition, a value or an order reads."""
 
-    def wanted(self, source: pa.Schema, schema: pa.Schema, *, strict: bool) -> pa.Schema:
+    def make_source_schema(self, source: pa.Schema, schema: pa.Schema, *, strict: bool) -> pa.Schema:
         """The schema that the source is cast to, of a dataset of ``schema``.
 
         Unless ``strict``, NULL is refused when a row is written: a row that only deletes may lack values.
@@ -213,7 +214,7 @@ class Star:
         return tuple(notes)
 
 
-def resolve_star(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Star:
+def resolve_star(intent: MergeIntent, snapshot: Snapshot, source: pa.Schema) -> Star:
     """The columns that whole rows take from the source; raises InputError where some cannot be left out."""
     _check_excepted(intent, snapshot, source)
     if not intent.rule.replaces_rows:
@@ -222,15 +223,15 @@ def resolve_star(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Star:
     target = snapshot.schema if snapshot.has_schema else None
     if target is not None and (problems := name_problems([target, source])):
         hint = "rename columns of the source to the target's spelling"
-        raise mismatch(problems, intent.rule.name, snapshot.root, hint)
-    if target is not None and intent.rule.name not in STRATEGIES and not _adds(intent):
+        raise make_mismatch_error(problems, intent.rule.name, snapshot.root, hint)
+    if target is not None and intent.rule.name not in STRATEGIES and not _can_add_columns(intent):
         excepted |= set(source.names) - set(target.names)
     written = pa.schema([f for f in source if f.name not in excepted], source.metadata)
     kept: tuple[str, ...] = ()
     if target is not None and intent.missing == "keep":
         kept = tuple(name for name in target.names if name not in written.names)
     passed_over = tuple(name for name in source.names if name in excepted)
-    mentioned = {name.lower() for name in _mentioned_columns(intent)}
+    mentioned = {name.lower() for name in _iterate_mentioned_columns(intent)}
     read = tuple(name for name in passed_over if name.lower() in mentioned)
     clash = [name for name in read if target is not None and name in target.names]
     if clash:
@@ -243,12 +244,12 @@ def resolve_star(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Star:
     return Star(written, passed_over, kept, read)
 
 
-def _adds(intent: Merge) -> bool:
+def _can_add_columns(intent: MergeIntent) -> bool:
     evolution: Any = intent.schema_evolution or ()
     return "add" in (evolution.split(",") if isinstance(evolution, str) else evolution)
 
 
-def _check_excepted(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
+def _check_excepted(intent: MergeIntent, snapshot: Snapshot, source: pa.Schema) -> None:
     named, path = intent.except_columns, snapshot.root
     if not named:
         return
@@ -270,16 +271,16 @@ def _check_excepted(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Non
         )
 
 
-def _mentioned_columns(intent: Merge) -> Iterator[str]:
+def _iterate_mentioned_columns(intent: MergeIntent) -> Iterator[str]:
     """Names of the columns that conditions, values and orders read."""
     yield from intent.source_keys
     yield from intent.dedup_order_by
-    for expression in _expressions(intent):
+    for expression in _iterate_expressions(intent):
         for _, path in columns_of(expression):
             yield path[0]
 
 
-def _expressions(intent: Merge) -> Iterator[Any]:
+def _iterate_expressions(intent: MergeIntent) -> Iterator[Any]:
     if intent.residual is not None:
         yield intent.residual
     for clause in intent.rule.clauses:

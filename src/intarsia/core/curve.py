@@ -21,7 +21,7 @@ import pyarrow.compute as pc
 
 from intarsia.common.names import check_columns
 from intarsia.common.schema import is_nested
-from intarsia.core.keys import arange, comparable, decoded, flat, search
+from intarsia.core.keys import arange, decode_dictionary, search, to_array, to_comparable
 from intarsia.errors import InputError
 
 Curve = Literal["zorder", "hilbert", "linear"]
@@ -35,7 +35,7 @@ _SAMPLE_PER_BOUNDARY = 2
 _BLOCK = 1 << 16  # rows; what a step works on stays in the cache
 
 
-def bits_for(columns: int) -> int:
+def choose_bits(columns: int) -> int:
     """How many bits of the code each of so many columns gets.
 
     Raises:
@@ -55,10 +55,10 @@ def sample_boundaries(column_sample: Any, bits: int) -> pa.Array:
     Distinct, ascending, in the comparable form of the column's type (a dictionary is decoded, a
     boolean becomes 0 or 1); without NULL and NaN, and empty where the sample has no other values.
     """
-    values = _orderable(column_sample).drop_null()
+    values = _to_orderable(column_sample).drop_null()
     if pa.types.is_floating(values.type):
         values = values.filter(pc.invert(pc.is_nan(values)))
-    limit = _top(bits)
+    limit = _get_top_rank(bits)
     ordered = values.take(pc.array_sort_indices(values))
     distinct = pc.unique(ordered)
     if len(distinct) <= limit:
@@ -68,7 +68,7 @@ def sample_boundaries(column_sample: Any, bits: int) -> pa.Array:
     return pc.unique(ordered.take(cuts))
 
 
-def curve_codes(
+def compute_curve_codes(
     columns: Sequence[Any], *, curve: Literal["zorder", "hilbert"], boundaries: Sequence[pa.Array]
 ) -> pa.Array:
     """Each row's position on the curve, as uint64 below 2**62; equal boundaries give comparable codes.
@@ -80,7 +80,7 @@ def curve_codes(
     Args:
         columns: The clustering columns, of equal length; the first is the most significant one.
         curve: ``"zorder"`` or ``"hilbert"``.
-        boundaries: What :func:`sample_boundaries` gave for each column, with :func:`bits_for` bits.
+        boundaries: What :func:`sample_boundaries` gave for each column, with :func:`choose_bits` bits.
 
     Raises:
         InputError: a nested column, an unknown curve, or too many columns.
@@ -89,32 +89,34 @@ def curve_codes(
         raise InputError(f"curve={curve!r} has no codes", hint='use "zorder" or "hilbert"')
     if len(columns) != len(boundaries):
         raise InputError(f"{len(columns)} columns were given with boundaries for {len(boundaries)}")
-    bits = bits_for(len(columns))
-    values = [_orderable(column) for column in columns]
+    bits = choose_bits(len(columns))
+    values = [_to_orderable(column) for column in columns]
     for column, limits in zip(values, boundaries, strict=True):
         if column.type != limits.type:
             raise InputError(
                 f"Boundaries of type {limits.type} were given for a column of type {column.type}."
             )
 
-    def codes(start: int) -> pa.Array:
+    def compute_codes(start: int) -> pa.Array:
         block = [column.slice(start, _BLOCK) for column in values]
-        ranks = [_ranks(column, limits, bits) for column, limits in zip(block, boundaries, strict=True)]
-        codes = _interleave(_hilbert(ranks, bits) if curve == "hilbert" else ranks, bits)
+        ranks = [
+            _compute_ranks(column, limits, bits) for column, limits in zip(block, boundaries, strict=True)
+        ]
+        codes = _interleave(_transpose_to_hilbert(ranks, bits) if curve == "hilbert" else ranks, bits)
         return _with_nulls(codes, block, bits)
 
     with ThreadPoolExecutor(pa.cpu_count()) as pool:
-        return pa.concat_arrays(pool.map(codes, range(0, max(len(values[0]), 1), _BLOCK)))
+        return pa.concat_arrays(pool.map(compute_codes, range(0, max(len(values[0]), 1), _BLOCK)))
 
 
-def order_indices(
+def compute_order_indices(
     table: pa.Table,
     by: Sequence[str],
     *,
     curve: Curve = "zorder",
     boundaries: Sequence[pa.Array] | None = None,
 ) -> pa.Array:
-    """The row numbers of the table in the order of the curve, rows with NULL last; see :func:`curve_codes`.
+    """The row numbers of the table in the order of :func:`compute_curve_codes`, rows with NULL last.
 
     ``"linear"``, and any curve through one column, is the lexicographic order, NULLs last. Rows at the same
     place of the curve follow the columns themselves, and equal rows keep their order (stable). Without
@@ -130,20 +132,20 @@ def order_indices(
     if not by:
         raise InputError("An order needs at least one column.")
     check_columns(by, table.column_names)
-    columns = [_orderable(table[name], name) for name in by]
+    columns = [_to_orderable(table[name], name) for name in by]
     keys = columns
     if curve != "linear" and len(columns) > 1:
-        bits = bits_for(len(columns))
+        bits = choose_bits(len(columns))
         if boundaries is None:
             boundaries = [sample_boundaries(_spread_sample(column, bits), bits) for column in columns]
-        keys = [curve_codes(columns, curve=curve, boundaries=boundaries), *columns]
+        keys = [compute_curve_codes(columns, curve=curve, boundaries=boundaries), *columns]
     if len(keys) == 1:
         return pc.array_sort_indices(keys[0])
     names = [str(number) for number in range(len(keys))]
     return pc.sort_indices(pa.table(keys, names=names), sort_keys=[(name, "ascending") for name in names])
 
 
-def _orderable(values: Any, name: str | None = None) -> pa.Array:
+def _to_orderable(values: Any, name: str | None = None) -> pa.Array:
     """The values as one array of a type that can be sorted and searched."""
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
     shown = f"Column {name!r}" if name else "A column"
@@ -154,7 +156,7 @@ def _orderable(values: Any, name: str | None = None) -> pa.Array:
             f"{shown} of type {column.type} has no order to cluster by.",
             hint="name columns of plain types",
         )
-    plain = flat(decoded(comparable(column)))
+    plain = to_array(decode_dictionary(to_comparable(column)))
     if pa.types.is_boolean(plain.type) or pa.types.is_null(plain.type):
         plain = plain.cast(pa.uint8())
     return plain
@@ -167,25 +169,25 @@ def _spread_sample(column: pa.Array, bits: int) -> pa.Array:
     return column.take(pc.divide(pc.multiply(arange(size), len(column)), size))
 
 
-def _top(bits: int) -> int:
+def _get_top_rank(bits: int) -> int:
     """The highest rank of a value; NaN has the one above."""
     return (1 << bits) - 2
 
 
-def step_ranks(count: int, bits: int) -> pa.UInt16Array:
+def compute_step_ranks(count: int, bits: int) -> pa.UInt16Array:
     """The ranks of values that lie above 0, 1 ... ``count`` boundaries, spread over all bits.
 
     Were a column of few values to use only low bits, the curve would hardly follow it. The highest rank of
     so many bits is left to NaN.
     """
-    return pc.divide(pc.multiply(arange(count + 1), _top(bits)), max(count, 1)).cast(pa.uint16())
+    return pc.divide(pc.multiply(arange(count + 1), _get_top_rank(bits)), max(count, 1)).cast(pa.uint16())
 
 
-def _ranks(values: pa.Array, boundaries: pa.Array, bits: int) -> pa.Array:
+def _compute_ranks(values: pa.Array, boundaries: pa.Array, bits: int) -> pa.Array:
     """Ranks as uint16; NaN has one of its own, NULL the lowest."""
-    ranks = step_ranks(len(boundaries), bits).take(search(boundaries, values, side="right"))
+    ranks = compute_step_ranks(len(boundaries), bits).take(search(boundaries, values, side="right"))
     if pa.types.is_floating(values.type):
-        ranks = pc.if_else(pc.is_nan(values), pa.scalar(_top(bits) + 1, pa.uint16()), ranks)
+        ranks = pc.if_else(pc.is_nan(values), pa.scalar(_get_top_rank(bits) + 1, pa.uint16()), ranks)
     # Along an edge of the square either curve follows the other column.
     return pc.if_else(pc.is_null(values), pa.scalar(0, pa.uint16()), ranks)
 
@@ -200,35 +202,37 @@ def _with_nulls(codes: pa.Array, columns: Sequence[pa.Array], bits: int) -> pa.A
     return codes
 
 
-def _u16(value: int) -> pa.Scalar:
+def _make_uint16(value: int) -> pa.Scalar:
     return pa.scalar(value, pa.uint16())
 
 
-def _hilbert(ranks: list[pa.Array], bits: int) -> list[pa.Array]:
+def _transpose_to_hilbert(ranks: list[pa.Array], bits: int) -> list[pa.Array]:
     """Skilling's AxesToTranspose: the Hilbert index, its bits distributed over the axes."""
     x = list(ranks)
     for q in range(bits - 1, 0, -1):
-        below = _u16((1 << q) - 1)
+        below = _make_uint16((1 << q) - 1)
         for i in range(len(x)):
             # Where bit q is set, invert the low bits of x[0]; elsewhere exchange those of x[0] and x[i].
-            invert = pc.multiply(pc.bit_wise_and(pc.shift_right(x[i], _u16(q)), _u16(1)), below)
+            invert = pc.multiply(
+                pc.bit_wise_and(pc.shift_right(x[i], _make_uint16(q)), _make_uint16(1)), below
+            )
             swap = pc.bit_wise_and(pc.bit_wise_xor(x[0], x[i]), pc.bit_wise_xor(invert, below))
             x[i] = pc.bit_wise_xor(x[i], swap)
             x[0] = pc.bit_wise_xor(x[0], pc.bit_wise_xor(swap, invert))
     for i in range(1, len(x)):
         x[i] = pc.bit_wise_xor(x[i], x[i - 1])
-    flips = gray_flips(bits).take(x[-1])
+    flips = compute_gray_flips(bits).take(x[-1])
     return [pc.bit_wise_xor(axis, flips) for axis in x]
 
 
 @lru_cache(maxsize=8)
-def gray_flips(bits: int) -> pa.Array:
+def compute_gray_flips(bits: int) -> pa.Array:
     """For each value of the last axis what the Gray code flips on all of them."""
     values = arange(1 << bits).cast(pa.uint16())
     flips = pc.bit_wise_xor(values, values)
     for q in range(bits - 1, 0, -1):
-        bit = pc.bit_wise_and(pc.shift_right(values, _u16(q)), _u16(1))
-        flips = pc.bit_wise_xor(flips, pc.multiply(bit, _u16((1 << q) - 1)))
+        bit = pc.bit_wise_and(pc.shift_right(values, _make_uint16(q)), _make_uint16(1))
+        flips = pc.bit_wise_xor(flips, pc.multiply(bit, _make_uint16((1 << q) - 1)))
     return flips
 
 

@@ -15,7 +15,7 @@ from intarsia.common.rows import take_rows
 from intarsia.common.schema import cast_exact
 from intarsia.core.change import Change, Committed, Discard, Matches, Staging
 from intarsia.core.evaluate import evaluate
-from intarsia.core.intent import Delete, Optimize
+from intarsia.core.intent import DeleteIntent, OptimizeIntent
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import Plan
 from intarsia.core.prepare import Prepared
@@ -88,7 +88,7 @@ class DryRun:
             return posixpath.join(self.directories.aliases.get(directory, directory), name)
         order = [column for column in self.partition_columns if column in partition]
         values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
-        return posixpath.join(self.directories.directory(values, path=self.root), name)
+        return posixpath.join(self.directories.choose_directory(values, path=self.root), name)
 
     def filesystem_path(self, path: str) -> str:
         return f"{self.staging.directory}/{posixpath.basename(path)}"
@@ -124,40 +124,40 @@ class NewFileCount:
 def count_new_files(plan: Plan, prepared: Prepared, matches: Matches) -> NewFileCount:
     """The number of new files of a resolved plan; files rewritten under their own names do not count."""
     if plan.groups:
-        return _of_groups(plan)
+        return _estimate_groups(plan)
     if not plan.snapshot.replaces_in_place:
-        return _of_copies(plan, prepared, matches)
+        return _estimate_copies(plan, prepared, matches)
     if matches.inserted and not matches.inserts:
         return NewFileCount(1, "rows of the source stay on executors, which write them")
     most = plan.intent.options.rows_per_file
-    counts = _rows_of_partitions(plan, prepared, matches)
+    counts = _count_partition_rows(plan, prepared, matches)
     return NewFileCount(sum(-(-rows // most) for rows in counts))
 
 
-def _of_groups(plan: Plan) -> NewFileCount:
+def _estimate_groups(plan: Plan) -> NewFileCount:
     outputs = sum(group.outputs for group in plan.groups)
     intent = plan.intent
     least = sum(group.rows > 0 for group in plan.groups)
-    if isinstance(intent, Optimize) and intent.removes_duplicates:
+    if isinstance(intent, OptimizeIntent) and intent.removes_duplicates:
         return NewFileCount(min(least, 1), "which rows are duplicates is known once they are compared")
     if not plan.snapshot.replaces_in_place:
         return NewFileCount(least, "files are cut at the table's size while they are written")
-    if isinstance(intent, Optimize) and plan.engine == "spark":
+    if isinstance(intent, OptimizeIntent) and plan.engine == "spark":
         return NewFileCount(len(plan.groups), "executors cut files where ranges of rows end")
     return NewFileCount(outputs)
 
 
-def _of_copies(plan: Plan, prepared: Prepared, matches: Matches) -> NewFileCount:
+def _estimate_copies(plan: Plan, prepared: Prepared, matches: Matches) -> NewFileCount:
     """New files of a table that never replaces files: kept and updated rows are copied into new ones, too."""
     snapshot = plan.snapshot
     copied = any(item.hits < item.file.rows for item in plan.select("rewrite")) or (
-        matches.updated > 0 and not isinstance(plan.intent, Delete)
+        matches.updated > 0 and not isinstance(plan.intent, DeleteIntent)
     )
     if matches.inserted and not matches.inserts:
         return NewFileCount(1, "rows of the source stay on executors, which write them")
     parts: set[Any] = set()
     for action, rows in matches.inserts:
-        table = _placed_by(action, rows, prepared.table, plan, snapshot.partitioner.columns)
+        table = _make_partition_columns(action, rows, prepared.table, plan, snapshot.partitioner.columns)
         parts |= {part.key for part, _ in snapshot.partitioner.partition_rows(table)}
     if copied:
         least = max(len(parts), 1)
@@ -169,18 +169,20 @@ def _of_copies(plan: Plan, prepared: Prepared, matches: Matches) -> NewFileCount
     return NewFileCount(len(parts))
 
 
-def _rows_of_partitions(plan: Plan, prepared: Prepared, matches: Matches) -> Iterator[int]:
+def _count_partition_rows(plan: Plan, prepared: Prepared, matches: Matches) -> Iterator[int]:
     """How many new rows go to each directory, clause by clause."""
     columns = prepared.partition_columns
     for action, rows in matches.inserts:
         if not columns:
             yield len(rows)
             continue
-        table = _placed_by(action, rows, prepared.table, plan, columns)
+        table = _make_partition_columns(action, rows, prepared.table, plan, columns)
         yield from (part.num_rows for _, part in split_by_partition(table, list(columns)))
 
 
-def _placed_by(action: Any, rows: pa.Array, source: pa.Table, plan: Plan, columns: Sequence[str]) -> pa.Table:
+def _make_partition_columns(
+    action: Any, rows: pa.Array, source: pa.Table, plan: Plan, columns: Sequence[str]
+) -> pa.Table:
     """The columns that decide where new rows go, in the dataset's types."""
     assert isinstance(action, Insert)
     taken = source if len(rows) == source.num_rows else take_rows(source, rows)

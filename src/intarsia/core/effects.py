@@ -11,14 +11,14 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, assert_never
 
 from intarsia.core.intent import (
-    Compact,
-    Deduplicate,
-    Delete,
+    CompactIntent,
+    DeduplicateIntent,
+    DeleteIntent,
     Intent,
-    Merge,
-    Optimize,
-    Update,
-    Write,
+    MergeIntent,
+    OptimizeIntent,
+    UpdateIntent,
+    WriteIntent,
     WriteOptions,
 )
 from intarsia.core.rule import Drop
@@ -75,7 +75,7 @@ class _Need:
     hint: str = "leave it out."
 
 
-def _engines(call: OperationCall) -> str:
+def _describe_engines(call: OperationCall) -> str:
     named = {"arrow": "PyArrow", "duckdb": "DuckDB", "spark": "Spark", "object": "an engine that you made"}
     shown = " or ".join(named[name] for name in sorted(call.engines) if name in named)
     return f"{call.operation} runs on {shown} here" if shown else f"{call.operation} moves no rows"
@@ -105,11 +105,13 @@ _LOCKED = _Need(
 )
 _IN_PROCESS = _Need(
     lambda call: bool(call.engines & {"arrow", "duckdb"}),
-    _engines,
+    _describe_engines,
     "on Spark it is tasks=.",
 )
 _SPARK = _Need(
-    lambda call: "spark" in call.engines, _engines, 'it goes with engine="spark" or a Spark DataFrame.'
+    lambda call: "spark" in call.engines,
+    _describe_engines,
+    'it goes with engine="spark" or a Spark DataFrame.',
 )
 _SPILLS = _Need(
     lambda call: (
@@ -117,7 +119,7 @@ _SPILLS = _Need(
         or (call.operation == "optimize" and bool(call.engines & {"arrow", "spark"}))
         or (call.operation == "deduplicate" and "arrow" in call.engines)
     ),
-    lambda call: f"{_engines(call)}, where it limits nothing",
+    lambda call: f"{_describe_engines(call)}, where it limits nothing",
     'engine="auto" and engine="duckdb" work within it.',
 )
 _SPOOLED = _Need(
@@ -126,7 +128,7 @@ _SPOOLED = _Need(
 )
 _SCRATCH = _Need(
     lambda call: call.source != "none" or bool(call.engines & {"duckdb", "spark"}),
-    lambda call: f"{_engines(call)}, and there is no source to keep",
+    lambda call: f"{_describe_engines(call)}, and there is no source to keep",
 )
 _SOURCE = _Need(lambda call: call.source != "none", lambda call: f"{call.operation} has no source")
 _TEXT_FILES = _Need(
@@ -204,45 +206,45 @@ def _asks(name: str, value: Any) -> bool:
     )
 
 
-def _unmet(call: OperationCall, name: str) -> _Need | None:
+def _find_unmet(call: OperationCall, name: str) -> _Need | None:
     return next((need for need in OPTIONS[name] if not need.holds(call)), None)
 
 
 def check_options(call: OperationCall, options: Mapping[str, Any]) -> None:
     """Raise InputError for an option that asks for something and cannot have an effect in the call."""
     for name, value in options.items():
-        need = _unmet(call, name) if _asks(name, value) else None
+        need = _find_unmet(call, name) if _asks(name, value) else None
         if need is not None:
             raise InputError(f"{name}= would have no effect: {need.why(call)}.", hint=need.hint)
 
 
 def select_effective(call: OperationCall, options: Mapping[str, Any]) -> dict[str, Any]:
     """The options that have an effect in this call, of those that a caller gives to many calls."""
-    return {name: value for name, value in options.items() if _unmet(call, name) is None}
+    return {name: value for name, value in options.items() if _find_unmet(call, name) is None}
 
 
 def check_write_options(intent: Intent, snapshot: Snapshot) -> None:
     """Raise InputError for an option about written files where the operation writes none."""
-    call = _writing(intent, snapshot)
+    call = _describe_writing(intent, snapshot)
     check_options(call, {field.name: getattr(intent.options, field.name) for field in fields(WriteOptions)})
 
 
-def _writing(intent: Intent, snapshot: Snapshot) -> OperationCall:
+def _describe_writing(intent: Intent, snapshot: Snapshot) -> OperationCall:
     """What an operation does to the files of a table."""
-    call = OperationCall(intent.operation if not isinstance(intent, Write) else "write")
+    call = OperationCall(intent.operation if not isinstance(intent, WriteIntent) else "write")
     owns_files = not snapshot.replaces_in_place  # rows are copied into new files there
     match intent:
-        case Merge():
+        case MergeIntent():
             drops = all(isinstance(clause.action, Drop) for clause in intent.rule.clauses)
             adds = owns_files or intent.rule.inserts
-        case Write():
+        case WriteIntent():
             call = replace(call, reads_rows=intent.where is not None)
             drops, adds = False, True
-        case Delete() | Deduplicate():
+        case DeleteIntent() | DeduplicateIntent():
             drops, adds = True, owns_files
-        case Update():
+        case UpdateIntent():
             drops, adds = False, owns_files
-        case Compact() | Optimize():
+        case CompactIntent() | OptimizeIntent():
             drops, adds = False, owns_files and intent.target_rows is None
         case _:
             assert_never(intent)
@@ -253,23 +255,23 @@ def _writing(intent: Intent, snapshot: Snapshot) -> OperationCall:
 def check_effects(intent: Intent) -> None:
     """Raise InputError for an argument that contradicts the operation itself."""
     match intent:
-        case Merge():
+        case MergeIntent():
             if not intent.rule.replaces_rows:
-                options = _about_columns(intent)
+                options = _list_column_options(intent)
                 why = "no clause takes whole rows (`update set *`, `insert *`)"
                 _refuse(options, why, "name the columns in the clauses.")
             if intent.dedup_order_by and intent.rule.name != "deduplicate":
                 raise InputError('dedup_order_by goes with strategy="deduplicate".')
-        case Write():
+        case WriteIntent():
             if intent.where is not None and intent.mode != "overwrite":
                 raise InputError(
                     f'where= goes with mode="overwrite", not with {intent.mode!r}.',
                     hint="leave it out, or filter the source.",
                 )
-        case Optimize():
+        case OptimizeIntent():
             if intent.dedup_order_by and not intent.deduplicate:
                 raise InputError("dedup_order_by= goes with deduplicate_on=.", hint="name the keys there.")
-        case Deduplicate():
+        case DeduplicateIntent():
             if intent.order_by and not intent.keys:
                 raise InputError(
                     "order_by= goes with on=: rows that are equal in every column leave nothing to choose.",
@@ -279,14 +281,14 @@ def check_effects(intent: Intent) -> None:
             pass
 
 
-def check_overwrite(intent: Write, snapshot: Snapshot) -> None:
+def check_overwrite(intent: WriteIntent, snapshot: Snapshot) -> None:
     """Raise InputError for options about columns where the new rows decide the columns."""
     if intent.replaces_all and not snapshot.format.owns_schema:
         why = 'mode="overwrite" replaces the schema with the rows'
-        _refuse(_about_columns(intent), why, "leave it out, or replace a part of the rows with where=.")
+        _refuse(_list_column_options(intent), why, "leave it out, or replace a part of the rows with where=.")
 
 
-def _about_columns(intent: Merge | Write) -> list[str]:
+def _list_column_options(intent: MergeIntent | WriteIntent) -> list[str]:
     options = ["missing="] if intent.missing != "error" else []
     return [*options, "schema_evolution="] if intent.schema_evolution else options
 

@@ -9,10 +9,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.rows import tidy_schema
-from intarsia.core.expr import Cast, Expr, columns, resolve, type_of
+from intarsia.core.expr import Cast, Expr, find_columns, find_type, resolve
 from intarsia.core.expr.casts import cast
 from intarsia.core.expr.run import ExprRows, broadcast, run
-from intarsia.core.keys import arange, flat
+from intarsia.core.keys import arange, to_array
 from intarsia.core.refusals import Refusal, ValuesRefused, sum_refusals
 from intarsia.errors import ColumnNotFound, InputError, SchemaMismatch
 
@@ -34,7 +34,7 @@ def evaluate(expr: Expr, batch: Batch, source: Batch | None = None) -> pa.Array 
     return _evaluate(expr, batch, source, None)
 
 
-def true_mask(expr: Expr, batch: Batch, source: Batch | None = None) -> pa.BooleanArray:
+def evaluate_mask(expr: Expr, batch: Batch, source: Batch | None = None) -> pa.BooleanArray:
     """Where the predicate is TRUE; FALSE and NULL are both False, and there are no NULLs in it."""
     value = _evaluate(expr, batch, source, pa.bool_())
     if isinstance(value, pa.ChunkedArray):
@@ -50,9 +50,11 @@ def _evaluate(
     other = None if source is None else source.schema
     resolved = resolve(expr, batch.schema, source=other, expect=expect)
     if isinstance(batch, pa.RecordBatch) and not isinstance(source, pa.Table):
-        return _values(resolved, ExprRows.of(resolved, batch, source, length=batch.num_rows))
-    type = expect or type_of(resolved, batch.schema, source=other)
-    return pa.chunked_array([_values(resolved, rows) for rows in _pieces(resolved, batch, source)], type)
+        return _evaluate_values(resolved, ExprRows.of(resolved, batch, source, length=batch.num_rows))
+    type = expect or find_type(resolved, batch.schema, source=other)
+    return pa.chunked_array(
+        [_evaluate_values(resolved, rows) for rows in _split_pieces(resolved, batch, source)], type
+    )
 
 
 def find_refused_values(expr: Expr, batch: Batch, source: Batch | None = None) -> tuple[Refusal, ...]:
@@ -62,25 +64,25 @@ def find_refused_values(expr: Expr, batch: Batch, source: Batch | None = None) -
     """
     resolved = resolve(expr, batch.schema, source=None if source is None else source.schema)
     found: list[Refusal] = []
-    for rows in _pieces(resolved, batch, source):
+    for rows in _split_pieces(resolved, batch, source):
         try:
-            _values(resolved, rows)
+            _evaluate_values(resolved, rows)
         except ValuesRefused as error:
             found += error.refusals
     return sum_refusals(found)
 
 
-def _values(expr: Expr, rows: ExprRows) -> pa.Array:
+def _evaluate_values(expr: Expr, rows: ExprRows) -> pa.Array:
     values = broadcast(run(expr, rows), rows.length)
     # A constant gets its dictionary type only when it is repeated for every row.
     return cast(values, expr.type) if isinstance(expr, Cast) else values
 
 
-def _pieces(expr: Expr, batch: Batch, source: Batch | None) -> list[ExprRows]:
+def _split_pieces(expr: Expr, batch: Batch, source: Batch | None) -> list[ExprRows]:
     """The rows of both sides in pieces that need no copy, with the columns that are read."""
-    reads = columns(expr)
-    target_columns = _columns(batch, {path[0] for side, path in reads if side != "source"})
-    source_columns = _columns(source, {path[0] for side, path in reads if side == "source"})
+    reads = find_columns(expr)
+    target_columns = _select_columns(batch, {path[0] for side, path in reads if side != "source"})
+    source_columns = _select_columns(source, {path[0] for side, path in reads if side == "source"})
     if not reads:
         return [ExprRows({}, batch.num_rows)]
     ends = sorted({batch.num_rows, *_ends(target_columns), *_ends(source_columns)} - {0})
@@ -95,7 +97,7 @@ def _pieces(expr: Expr, batch: Batch, source: Batch | None) -> list[ExprRows]:
     ]
 
 
-def _columns(side: Batch | None, names: set[str]) -> dict[str, pa.ChunkedArray]:
+def _select_columns(side: Batch | None, names: set[str]) -> dict[str, pa.ChunkedArray]:
     if side is None:
         return {}
     found = {name: side.column(name) for name in sorted(names)}
@@ -107,19 +109,19 @@ def _ends(side: dict[str, pa.ChunkedArray]) -> set[int]:
 
 
 def _slice(side: dict[str, pa.ChunkedArray], start: int, end: int) -> pa.RecordBatch:
-    arrays = [_one_chunk(column.slice(start, end - start)) for column in side.values()]
+    arrays = [_combine_chunks(column.slice(start, end - start)) for column in side.values()]
     return pa.RecordBatch.from_arrays(arrays, names=list(side))
 
 
-def _one_chunk(column: pa.ChunkedArray) -> pa.Array:
+def _combine_chunks(column: pa.ChunkedArray) -> pa.Array:
     chunks = [chunk for chunk in column.chunks if len(chunk)]
     return chunks[0] if len(chunks) == 1 else column.combine_chunks()
 
 
-def hit_positions(where: Any, table: pa.Table) -> pa.Array:
+def find_hit_positions(where: Any, table: pa.Table) -> pa.Array:
     """The rows of a table, ascending, where the predicate is TRUE."""
     if not isinstance(where, pc.Expression):
-        return pc.indices_nonzero(true_mask(where, table)).cast(pa.int64())
+        return pc.indices_nonzero(evaluate_mask(where, table)).cast(pa.int64())
     tidy = tidy_schema(table.schema)
     table = table if tidy.equals(table.schema) else table.cast(tidy)
     row = _ROW
@@ -143,4 +145,4 @@ def hit_positions(where: Any, table: pa.Table) -> pa.Array:
             f"The types in the predicate {where} do not go together: {error}",
             hint="cast the constant to the column's type.",
         ) from error
-    return flat(kept[row])
+    return to_array(kept[row])

@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia import api
-from intarsia.common.log import logger, operation_log
-from intarsia.common.partitions import infer_partition_schema, parse_hive_partition_path, typed_partition
+from intarsia.common.log import get_logger, operation_log
+from intarsia.common.partitions import infer_partition_schema, parse_hive_partition_path, parse_partition
 from intarsia.common.schema import conform_table, unify_schemas
 from intarsia.core.candidates import (
     Columns,
@@ -24,21 +24,21 @@ from intarsia.core.candidates import (
     Keys,
     ParquetFileMetadata,
     PartitionPruner,
-    key_table,
+    make_key_table,
 )
 from intarsia.core.intent import ROWS_PER_FILE
-from intarsia.core.keys import KeyIndex, flat
-from intarsia.core.merge import listed_columns, normalize_keys
+from intarsia.core.keys import KeyIndex, to_array
+from intarsia.core.merge import list_column_names, normalize_keys
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.prune import Bounds, bounds_of
+from intarsia.core.prune import Bounds, read_bounds
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.rule import when_matched
 from intarsia.core.snapshot import DataFile, Snapshot, retype
-from intarsia.core.validation import null_source_keys
+from intarsia.core.validation import refuse_null_source_keys
 from intarsia.errors import InputError, KeyColumnError, NothingMatched, NotSupported, PartitionMoveError
 from intarsia.storage import open_storage
 from intarsia.tables.parquet import ParquetTable, list_data_files
-from intarsia.tables.parquet.footers import file_schemas, read_footers
+from intarsia.tables.parquet.footers import collect_schemas, read_footers
 from intarsia.tables.parquet.replace import IncrementalFileManager
 
 __all__ = [
@@ -59,7 +59,7 @@ __all__ = [
     "validate_partition_column_immutability",
 ]
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 Path = str | os.PathLike[str]
 
@@ -113,7 +113,7 @@ def merge(
     """
     with operation_log(log, "merge", str(path)):
         keys = normalize_keys(key_columns)
-        path_columns = partition_names(partition_columns, partition_by)
+        path_columns = list_partition_names(partition_columns, partition_by)
     return api.merge(
         data,
         path,
@@ -128,10 +128,10 @@ def merge(
     )
 
 
-def partition_names(partition_columns: Columns | None, partition_by: Columns | None) -> list[str] | None:
+def list_partition_names(partition_columns: Columns | None, partition_by: Columns | None) -> list[str] | None:
     """The two spellings of one option as a list; None when neither was given."""
     named = {"partition_columns": partition_columns, "partition_by": partition_by}
-    given = [listed_columns(value, name) for name, value in named.items() if value is not None]
+    given = [list_column_names(value, name) for name, value in named.items() if value is not None]
     if len(given) == 2 and given[0] != given[1]:
         raise InputError(f"partition_columns {given[0]} and partition_by {given[1]} say different things.")
     return given[0] if given else None
@@ -147,11 +147,11 @@ def list_dataset_files(dataset_path: Path, filesystem: Any = None) -> list[str]:
     storage, root = open_storage(dataset_path, filesystem=filesystem)
     listing = list_data_files(storage, root)
     if not listing.exists:
-        raise _no_dataset(shown)
+        raise _make_missing_error(shown)
     return [f"{shown.rstrip('/')}/{entry.path}" for entry in listing.entries]
 
 
-def _no_dataset(path: str) -> NothingMatched:
+def _make_missing_error(path: str) -> NothingMatched:
     return NothingMatched(f"There is no dataset at {path}.", path=path)
 
 
@@ -162,18 +162,20 @@ class ParquetMetadataAnalyzer:
         """The metadata of every file, sorted by path; raises NothingMatched where there is no dataset."""
         snapshot = ParquetTable(dataset_path, filesystem=filesystem).snapshot()
         if not snapshot.exists:
-            raise _no_dataset(snapshot.root)
+            raise _make_missing_error(snapshot.root)
         files = snapshot.files
         stats: list[dict[str, dict[str, Any]]] = [{} for _ in files]
         for column in snapshot.file_schema:
             if pa.types.is_nested(column.type):
                 continue
-            found = _column_stats(bounds_of(files, column.name, column.type), column.type, len(files))
+            found = _collect_column_stats(
+                read_bounds(files, column.name, column.type), column.type, len(files)
+            )
             for mine, theirs in zip(stats, found, strict=True):
                 mine[column.name] = theirs
         return [
             ParquetFileMetadata(
-                path=snapshot.shown(file),
+                path=snapshot.show_path(file),
                 row_group_count=file.footer.num_row_groups if file.footer is not None else 1,
                 total_rows=file.rows,
                 column_stats=mine,
@@ -183,9 +185,9 @@ class ParquetMetadataAnalyzer:
         ]
 
 
-def _column_stats(bounds: Bounds, dtype: pa.DataType, count: int) -> list[dict[str, Any]]:
+def _collect_column_stats(bounds: Bounds, dtype: pa.DataType, count: int) -> list[dict[str, Any]]:
     """The bounds of whole files; unknown where one row group has none."""
-    low, high = _python_values(bounds.lower, dtype), _python_values(bounds.upper, dtype)
+    low, high = _to_python_values(bounds.lower, dtype), _to_python_values(bounds.upper, dtype)
     found: list[list[tuple[Any, Any]]] = [[] for _ in range(count)]
     nulls: list[int | None] = [0] * count
     counts = zip(bounds.file.to_pylist(), bounds.null_count.to_pylist(), bounds.rows.to_pylist(), strict=True)
@@ -196,21 +198,21 @@ def _column_stats(bounds: Bounds, dtype: pa.DataType, count: int) -> list[dict[s
             found[file].append((lower, upper))
     return [
         {
-            "min": _extreme(min, [pair[0] for pair in pairs]),
-            "max": _extreme(max, [pair[1] for pair in pairs]),
+            "min": _find_extreme(min, [pair[0] for pair in pairs]),
+            "max": _find_extreme(max, [pair[1] for pair in pairs]),
             "null_count": null_count,
         }
         for pairs, null_count in zip(found, nulls, strict=True)
     ]
 
 
-def _extreme(choose: Any, values: list[Any]) -> Any:
+def _find_extreme(choose: Any, values: list[Any]) -> Any:
     if not values or any(value is None for value in values):
         return None
     return choose(values, key=lambda value: value.value if isinstance(value, pa.Scalar) else value)
 
 
-def _python_values(values: pa.Array, dtype: pa.DataType) -> list[Any]:
+def _to_python_values(values: pa.Array, dtype: pa.DataType) -> list[Any]:
     if values.null_count == len(values):
         return [None] * len(values)
     typed = values.cast(dtype.value_type if pa.types.is_dictionary(dtype) else dtype)
@@ -228,17 +230,19 @@ def confirm_affected_files(
     A key column that a file lacks is taken from its path. Raises NothingMatched where a file is not there.
     """
     given = [os.fspath(path) for path in dict.fromkeys(candidate_files)]
-    keys = key_table(source_keys, key_columns)
+    keys = make_key_table(source_keys, key_columns)
     if not given or not keys.num_rows:
         return []
     hit = {
         plan.file.path
-        for plan in _hit(_touched(keys, files_snapshot(given, keys.column_names, filesystem=filesystem)))
+        for plan in _list_hit_files(
+            _plan_touched(keys, make_files_snapshot(given, keys.column_names, filesystem=filesystem))
+        )
     }
     return [path for path in given if path in hit]
 
 
-def files_snapshot(paths: Sequence[str], columns: Sequence[str], *, filesystem: Any = None) -> Snapshot:
+def make_files_snapshot(paths: Sequence[str], columns: Sequence[str], *, filesystem: Any = None) -> Snapshot:
     """Some files as if they were a table; those of ``columns`` that they lack come from their paths."""
     opened = [open_storage(path, filesystem=filesystem) for path in paths]
     storage = opened[0][0]
@@ -247,7 +251,7 @@ def files_snapshot(paths: Sequence[str], columns: Sequence[str], *, filesystem: 
         footers = read_footers(storage.filesystem, locations)
     except FileNotFoundError as error:
         raise NothingMatched(f"A candidate file is not there: {error}") from error
-    stored = unify_schemas(file_schemas(footers)[0], operation="confirm_affected_files")
+    stored = unify_schemas(collect_schemas(footers)[0], operation="confirm_affected_files")
     path_columns = [name for name in columns if name not in stored.names]
     texts = [parse_hive_partition_path(path, path_columns) for path in paths]
     partitions = infer_partition_schema(texts)
@@ -257,7 +261,7 @@ def files_snapshot(paths: Sequence[str], columns: Sequence[str], *, filesystem: 
             location,
             size=0,
             rows=footer.num_rows,
-            partition=typed_partition(text, partitions, path=path),
+            partition=parse_partition(text, partitions, path=path),
             footer=footer.metadata,
         )
         for path, location, footer, text in zip(paths, locations, footers, texts, strict=True)
@@ -285,7 +289,7 @@ class _Fixed:
         raise NotSupported(f"{operation}: these files can only be looked at.")
 
 
-def _touched(keys: pa.Table, snapshot: Snapshot) -> Plan:
+def _plan_touched(keys: pa.Table, snapshot: Snapshot) -> Plan:
     """The resolved plan of a merge that touches every row with one of the keys."""
     clause = when_matched().delete()  # needs no column but the keys
     on = keys.column_names
@@ -294,7 +298,7 @@ def _touched(keys: pa.Table, snapshot: Snapshot) -> Plan:
     )
 
 
-def _hit(plan: Plan) -> list[FilePlan]:
+def _list_hit_files(plan: Plan) -> list[FilePlan]:
     return [*plan.select("rewrite"), *plan.select("remove")]
 
 
@@ -321,17 +325,17 @@ def plan_incremental_rewrite(
     dataset suggests are not the keys'.
     """
     snapshot = ParquetTable(dataset_path, filesystem=filesystem).snapshot()
-    keys = key_table(source_keys, key_columns)
+    keys = make_key_table(source_keys, key_columns)
     if not snapshot.files or not keys.num_rows:
-        return IncrementalRewritePlan([], [snapshot.shown(file) for file in snapshot.files], [], 0)
+        return IncrementalRewritePlan([], [snapshot.show_path(file) for file in snapshot.files], [], 0)
     if partition_schema is not None:
         snapshot = retype(snapshot, partition_schema)
-    plan = _touched(keys, snapshot)
+    plan = _plan_touched(keys, snapshot)
     return IncrementalRewritePlan(
-        affected_files=sorted(snapshot.shown(item.file) for item in _hit(plan)),
-        unaffected_files=sorted(snapshot.shown(item.file) for item in plan.select("keep")),
+        affected_files=sorted(snapshot.show_path(item.file) for item in _list_hit_files(plan)),
+        unaffected_files=sorted(snapshot.show_path(item.file) for item in plan.select("keep")),
         new_files=[],
-        affected_rows=sum(item.file.rows for item in _hit(plan)),
+        affected_rows=sum(item.file.rows for item in _list_hit_files(plan)),
     )
 
 
@@ -341,7 +345,9 @@ def validate_no_null_keys(source_table: pa.Table, key_columns: Columns) -> None:
     absent = [name for name in keys if name not in source_table.column_names]
     if absent:
         raise KeyColumnError(f"Key column {', '.join(map(repr, absent))} is missing from the source.")
-    null_source_keys({name: source_table[name].null_count for name in keys}, operation="merge", path="")
+    refuse_null_source_keys(
+        {name: source_table[name].null_count for name in keys}, operation="merge", path=""
+    )
 
 
 def validate_partition_column_immutability(
@@ -353,11 +359,11 @@ def validate_partition_column_immutability(
     """
     keys, path_columns = normalize_keys(key_columns), normalize_keys(partition_columns)
     names = list(dict.fromkeys([*keys, *path_columns]))
-    source, target = _in_one_schema(source_table.select(names), target_table.select(names))
-    there, here = KeyIndex([source[name] for name in keys]).pairs([target[name] for name in keys])
+    source, target = _conform_both(source_table.select(names), target_table.select(names))
+    there, here = KeyIndex([source[name] for name in keys]).find_pairs([target[name] for name in keys])
     homes = KeyIndex([source[name] for name in path_columns], null_match=True)
-    asked = flat(homes.lookup([source[name] for name in path_columns])).take(here)
-    actual = flat(homes.lookup([target[name] for name in path_columns])).take(there)
+    asked = to_array(homes.lookup([source[name] for name in path_columns])).take(here)
+    actual = to_array(homes.lookup([target[name] for name in path_columns])).take(there)
     moves = pc.indices_nonzero(pc.fill_null(pc.not_equal(asked, actual), True))
     if not len(moves):
         return
@@ -372,7 +378,7 @@ def validate_partition_column_immutability(
     )
 
 
-def _in_one_schema(left: pa.Table, right: pa.Table) -> tuple[pa.Table, pa.Table]:
+def _conform_both(left: pa.Table, right: pa.Table) -> tuple[pa.Table, pa.Table]:
     schema = unify_schemas([left.schema, right.schema], operation="merge")
     return (
         conform_table(left, schema, operation="merge", path=""),

@@ -11,10 +11,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import int96_columns, leaf_types
+from intarsia.common.int96 import find_int96_columns, list_leaf_types
 from intarsia.common.names import check_columns
 from intarsia.core import render
-from intarsia.core.prune import bounds_of
+from intarsia.core.prune import read_bounds
 from intarsia.core.snapshot import DataFile, Snapshot
 
 SMALL_BYTES = 32 * 1024 * 1024
@@ -107,10 +107,10 @@ class Inspection:
         return self.snapshot.notes
 
     def __repr__(self) -> str:
-        return render.text(self)
+        return render.render_text(self)
 
     def _repr_html_(self) -> str:
-        return render.html(self)
+        return render.render_html(self)
 
 
 def inspect_snapshot(
@@ -127,19 +127,21 @@ def inspect_snapshot(
     """
     check_columns(depth_of, snapshot.schema.names, operation="inspect", path=snapshot.root)
     footers = [file.footer for file in snapshot.files if file.footer is not None]
-    chunks = _chunks(footers)
-    parts = _partitions(snapshot)
-    orders = Counter(text for text in map(_declared_order, footers) if text)
-    times = any(pa.types.is_timestamp(dtype) for dtype in leaf_types(snapshot.schema))
-    int96 = Counter(name for footer in footers if times for name in int96_columns(footer.schema))
+    chunks = _collect_chunks(footers)
+    parts = _inspect_partitions(snapshot)
+    orders = Counter(text for text in map(_describe_declared_order, footers) if text)
+    times = any(pa.types.is_timestamp(dtype) for dtype in list_leaf_types(snapshot.schema))
+    int96 = Counter(name for footer in footers if times for name in find_int96_columns(footer.schema))
     return Inspection(
         snapshot=snapshot,
         row_groups=sum(footer.num_row_groups for footer in footers),
         columns=tuple(
-            replace(_column(snapshot, entry, chunks, name_depth=depth_of), int96_files=int96[entry.name])
+            replace(
+                _inspect_column(snapshot, entry, chunks, name_depth=depth_of), int96_files=int96[entry.name]
+            )
             for entry in snapshot.schema
         ),
-        codecs=_codecs(footers, chunks),
+        codecs=_find_codecs(footers, chunks),
         partitions=len(parts),
         biggest=max(parts, key=lambda part: part.size) if parts else None,
         smallest=min(parts, key=lambda part: part.size) if parts else None,
@@ -150,16 +152,16 @@ def inspect_snapshot(
     )
 
 
-def file_ranges(snapshot: Snapshot, column: str) -> tuple[FileRange, ...]:
+def find_file_ranges(snapshot: Snapshot, column: str) -> tuple[FileRange, ...]:
     """The range of a column in each file whose footer proves one; files without one are left out."""
     files = [file for file in snapshot.files if file.rows]
-    bounds = bounds_of(files, column, snapshot.schema.field(column).type)
+    bounds = read_bounds(files, column, snapshot.schema.field(column).type)
     if not len(bounds.file) or len(bounds.lower) != len(bounds.file):
         return ()
     per_group = pa.table({
         "file": bounds.file,
-        "lower": _plain(bounds.lower),
-        "upper": _plain(bounds.upper),
+        "lower": _to_python_precision(bounds.lower),
+        "upper": _to_python_precision(bounds.upper),
         # A row group of NULLs alone has no bounds and needs none.
         "open": pc.and_(
             pc.or_(pc.is_null(bounds.lower), pc.is_null(bounds.upper)),
@@ -180,7 +182,7 @@ def file_ranges(snapshot: Snapshot, column: str) -> tuple[FileRange, ...]:
     )
 
 
-def _plain(values: pa.Array) -> pa.Array:
+def _to_python_precision(values: pa.Array) -> pa.Array:
     """The values in a type that Python has, too: microseconds instead of nanoseconds."""
     dtype = values.type
     if pa.types.is_timestamp(dtype) and dtype.unit == "ns":
@@ -190,7 +192,7 @@ def _plain(values: pa.Array) -> pa.Array:
     return values
 
 
-def depth(ranges: Sequence[FileRange]) -> float | None:
+def compute_depth(ranges: Sequence[FileRange]) -> float | None:
     """How many files cover a file's range, on average, itself included; None without ranges."""
     if not ranges:
         return None
@@ -217,7 +219,7 @@ class _Chunks:
     codecs: set[str] = field(default_factory=set)
 
 
-def _chunks(footers: Sequence[pq.FileMetaData]) -> dict[str, _Chunks] | None:
+def _collect_chunks(footers: Sequence[pq.FileMetaData]) -> dict[str, _Chunks] | None:
     """Per top-level column; None where there are too many chunks to look at."""
     if sum(footer.num_row_groups * footer.num_columns for footer in footers) > MOST_CHUNKS:
         return None
@@ -242,12 +244,12 @@ def _add(sums: _Chunks, chunk: Any, *, flat: bool) -> None:
         sums.values += chunk.num_values
 
 
-def _column(
+def _inspect_column(
     snapshot: Snapshot, entry: pa.Field, chunks: Mapping[str, _Chunks] | None, *, name_depth: Sequence[str]
 ) -> ColumnFacts:
     if pa.types.is_null(entry.type):
         return ColumnFacts(entry.name, entry.type, null_fraction=1.0)
-    covered = depth(file_ranges(snapshot, entry.name)) if entry.name in name_depth else None
+    covered = compute_depth(find_file_ranges(snapshot, entry.name)) if entry.name in name_depth else None
     sums = chunks.get(entry.name) if chunks else None
     if sums is None:
         return ColumnFacts(entry.name, entry.type, depth=covered)
@@ -255,29 +257,31 @@ def _column(
         entry.name,
         entry.type,
         sums.size,
-        _null_fraction(sums, sum(file.footer.num_rows for file in snapshot.files if file.footer is not None)),
+        _compute_null_fraction(
+            sums, sum(file.footer.num_rows for file in snapshot.files if file.footer is not None)
+        ),
         tuple(sorted(sums.codecs)),
         covered,
     )
 
 
-def _null_fraction(sums: _Chunks, rows: int) -> float | None:
+def _compute_null_fraction(sums: _Chunks, rows: int) -> float | None:
     if sums.nulls is None or not rows:
         return None
     return (sums.nulls + rows - sums.values) / rows  # a file that lacks the column reads as NULL
 
 
-def _codecs(footers: Sequence[pq.FileMetaData], chunks: Mapping[str, _Chunks] | None) -> tuple[str, ...]:
+def _find_codecs(footers: Sequence[pq.FileMetaData], chunks: Mapping[str, _Chunks] | None) -> tuple[str, ...]:
     if chunks is not None:
         return tuple(sorted({codec for sums in chunks.values() for codec in sums.codecs}))
     filled = [footer for footer in footers if footer.num_row_groups and footer.num_columns]
     return tuple(sorted({footer.row_group(0).column(0).compression for footer in filled}))
 
 
-def _partitions(snapshot: Snapshot) -> list[PartitionFacts]:
+def _inspect_partitions(snapshot: Snapshot) -> list[PartitionFacts]:
     groups: dict[tuple[Any, ...], list[DataFile]] = defaultdict(list)
     for file in snapshot.files:
-        values = _place_of(file, snapshot)
+        values = _get_partition(file, snapshot)
         if values:
             groups[tuple(values.items())].append(file)
     return [
@@ -288,13 +292,13 @@ def _partitions(snapshot: Snapshot) -> list[PartitionFacts]:
     ]
 
 
-def _place_of(file: DataFile, snapshot: Snapshot) -> Mapping[str, Any]:
+def _get_partition(file: DataFile, snapshot: Snapshot) -> Mapping[str, Any]:
     if snapshot.format.owns_schema:
         return snapshot.partitioner.partition_of(file).values
     return {name: file.partition.get(name) for name in snapshot.partition_columns}
 
 
-def _declared_order(footer: pq.FileMetaData) -> str:
+def _describe_declared_order(footer: pq.FileMetaData) -> str:
     """The order that the first row group declares, as in ``day, price desc``."""
     if not footer.num_row_groups:
         return ""

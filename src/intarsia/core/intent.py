@@ -45,7 +45,7 @@ class _Intent:
 
 
 @dataclass(frozen=True, slots=True)
-class Merge(_Intent):
+class MergeIntent(_Intent):
     """Set source rows into the table by key."""
 
     operation: ClassVar[str] = "merge"
@@ -80,14 +80,14 @@ class Merge(_Intent):
         pairs = zip(self.keys, self.source_keys, strict=True)
         return tuple(pair for number, pair in enumerate(pairs) if number not in self.null_safe)
 
-    def pins(self, columns: Collection[str]) -> bool:
+    def has_equal_columns(self, columns: Collection[str]) -> bool:
         """Whether rows with equal keys are equal in all of these columns, by the same names."""
         same = {name for name, other in zip(self.keys, self.source_keys, strict=True) if name == other}
         return same.issuperset(columns)
 
 
 @dataclass(frozen=True, slots=True)
-class Delete(_Intent):
+class DeleteIntent(_Intent):
     """Remove the rows for which the predicate is TRUE."""
 
     operation: ClassVar[str] = "delete"
@@ -96,7 +96,7 @@ class Delete(_Intent):
 
 
 @dataclass(frozen=True, slots=True)
-class Update(_Intent):
+class UpdateIntent(_Intent):
     """Assign columns of the rows for which the predicate is TRUE."""
 
     operation: ClassVar[str] = "update"
@@ -106,7 +106,7 @@ class Update(_Intent):
 
 
 @dataclass(frozen=True, slots=True)
-class Write(_Intent):
+class WriteIntent(_Intent):
     """Add rows, or put them in the place of all rows or of their partitions' rows."""
 
     mode: Literal["append", "overwrite", "overwrite_partitions"]
@@ -127,7 +127,7 @@ class Write(_Intent):
 
 
 @dataclass(frozen=True, slots=True)
-class Compact(_Intent):
+class CompactIntent(_Intent):
     """Bring small files of a partition together into files of about the target size."""
 
     operation: ClassVar[str] = "compact"
@@ -138,7 +138,7 @@ class Compact(_Intent):
 
 
 @dataclass(frozen=True, slots=True)
-class Optimize(_Intent):
+class OptimizeIntent(_Intent):
     """Order the rows of each partition along a curve over the given columns, in new files."""
 
     operation: ClassVar[str] = "optimize"
@@ -159,7 +159,7 @@ class Optimize(_Intent):
 
 
 @dataclass(frozen=True, slots=True)
-class Deduplicate(_Intent):
+class DeduplicateIntent(_Intent):
     """Leave one row per key; without keys, one of each set of equal rows."""
 
     operation: ClassVar[str] = "deduplicate"
@@ -169,4 +169,12 @@ class Deduplicate(_Intent):
     partition_filter: Any = None
 
 
-Intent = Merge | Delete | Update | Write | Compact | Optimize | Deduplicate
+Intent = (
+    MergeIntent
+    | DeleteIntent
+    | UpdateIntent
+    | WriteIntent
+    | CompactIntent
+    | OptimizeIntent
+    | DeduplicateIntent
+)

@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import int96_columns, iterate_leaves
-from intarsia.common.types import kind_of
+from intarsia.common.int96 import find_int96_columns, iterate_leaves
+from intarsia.common.types import classify_type
 from intarsia.core.snapshot import DataFile
 from intarsia.core.spark_metadata import SPARK_SCHEMA, make_spark_schema
 from intarsia.errors import NotSupported, SchemaMismatch
@@ -26,10 +26,10 @@ __all__ = [
     "check_calendar",
     "check_geometries",
     "check_metadata",
-    "exact_columns",
-    "geometry_columns",
+    "find_exact_columns",
     "is_legacy",
     "join_metadata",
+    "read_geometry_columns",
     "rewrite_metadata",
     "share_metadata",
 ]
@@ -106,8 +106,8 @@ def share_metadata(files: Iterable[KeyValueMetadata]) -> dict[bytes, bytes]:
         edit = _WITHOUT_ROWS.get(key)
         several = list(values if edit is None else dict.fromkeys(_edit_json(one, edit) for one in values))
         if key == _SPARK_VERSION:
-            newest = max(several, key=_version)
-            kept[key] = newest if _version(newest) >= _FIRST_CORRECT else b"3.1.0"
+            newest = max(several, key=_parse_version)
+            kept[key] = newest if _parse_version(newest) >= _FIRST_CORRECT else b"3.1.0"
         elif len(several) == 1 and key not in _OF_ROWS and key not in _CALENDARS and key != SPARK_SCHEMA:
             kept[key] = several[0]
     return kept
@@ -160,7 +160,7 @@ def check_metadata(files: Sequence[DataFile], path: str) -> None:
 
 def check_geometries(source: pa.Schema, target: pa.Schema, path: str) -> None:
     """Raise SchemaMismatch where source rows come with geometries of another coordinate system."""
-    theirs, ours = (_coordinates((schema.metadata or {}).get(GEO)) for schema in (source, target))
+    theirs, ours = (_read_coordinate_systems((schema.metadata or {}).get(GEO)) for schema in (source, target))
     for name in theirs.keys() & ours.keys():
         if theirs[name] != ours[name]:
             known = [_show_crs(one[name]) for one in (theirs, ours)]
@@ -171,7 +171,7 @@ def check_geometries(source: pa.Schema, target: pa.Schema, path: str) -> None:
             )
 
 
-def _coordinates(raw: bytes | None) -> dict[str, Any]:
+def _read_coordinate_systems(raw: bytes | None) -> dict[str, Any]:
     """The coordinate system of each geometry: its identifier where it has one."""
     columns = (_parse_json(raw) or {}).get("columns")
     found = {}
@@ -187,7 +187,7 @@ def _show_crs(crs: Any) -> str:
     return "an unknown coordinate system" if crs is None else str(crs)
 
 
-def geometry_columns(notes: KeyValueMetadata | None) -> frozenset[str] | None:
+def read_geometry_columns(notes: KeyValueMetadata | None) -> frozenset[str] | None:
     """The columns that GeoParquet's note names; None where it is not as its specification has it."""
     raw = (notes or {}).get(GEO)
     if raw is None:
@@ -314,7 +314,7 @@ _WITHOUT_ROWS: dict[bytes, Edit] = {GEO: _without_all_extents, PANDAS: _without_
 # no value is moved here, and a new one that Spark would shift is refused.
 
 
-def _version(text: bytes) -> tuple[int, int]:
+def _parse_version(text: bytes) -> tuple[int, int]:
     found = re.match(rb"(\d+)\.(\d+)", text)
     return (0, 0) if found is None else (int(found[1]), int(found[2]))
 
@@ -323,7 +323,7 @@ def is_legacy(notes: KeyValueMetadata) -> bool:
     """As Spark decides (DataSourceUtils.datetimeRebaseSpec): a note, or a version before 3."""
     if _SPARK_VERSION not in notes:
         return False
-    return _CALENDARS[0] in notes or _version(notes[_SPARK_VERSION]) < (3, 0)
+    return _CALENDARS[0] in notes or _parse_version(notes[_SPARK_VERSION]) < (3, 0)
 
 
 def _may_be_ancient(footer: pq.FileMetaData) -> bool:
@@ -341,7 +341,7 @@ def _may_be_ancient(footer: pq.FileMetaData) -> bool:
     return False
 
 
-def exact_columns(file: DataFile, footer: pq.FileMetaData | None = None) -> frozenset[str] | None:
+def find_exact_columns(file: DataFile, footer: pq.FileMetaData | None = None) -> frozenset[str] | None:
     """The columns of a legacy file that Spark does not shift; None where it shifts no column of the file.
 
     Tables whose columns are found by id do not keep Spark's notes.
@@ -349,7 +349,7 @@ def exact_columns(file: DataFile, footer: pq.FileMetaData | None = None) -> froz
     footer = file.footer if footer is None else footer
     if footer is None or file.scan_task is not None or not is_legacy(footer.metadata or {}):
         return None
-    return frozenset(int96_columns(footer.schema))  # INT96 columns have an entry of their own
+    return frozenset(find_int96_columns(footer.schema))  # INT96 columns have an entry of their own
 
 
 def check_calendar(values: Mapping[str, Any], exact: frozenset[str] | None, path: str) -> None:
@@ -357,20 +357,22 @@ def check_calendar(values: Mapping[str, Any], exact: frozenset[str] | None, path
 
     Args:
         values: columns by name.
-        exact: what :func:`exact_columns` gives for the file.
+        exact: what :func:`find_exact_columns` gives for the file.
     """
     for name, column in values.items() if exact is not None else ():
         if exact is None or name in exact:
             continue
         chunked = column if isinstance(column, pa.ChunkedArray) else pa.chunked_array([column])
-        for times in _times(chunked):
-            first = _first_exact(times.type)
-            old = times.filter(pc.fill_null(pc.less(times.cast(_number(times.type)), first), False))
+        for times in _iterate_times(chunked):
+            first = _find_first_exact(times.type)
+            old = times.filter(
+                pc.fill_null(pc.less(times.cast(_choose_number_type(times.type)), first), False)
+            )
             if len(old):
-                raise _shift_error(old, name, path)
+                raise _make_shift_error(old, name, path)
 
 
-def _shift_error(old: pa.ChunkedArray, column: str, path: str) -> NotSupported:
+def _make_shift_error(old: pa.ChunkedArray, column: str, path: str) -> NotSupported:
     values = "1 new value" if len(old) == 1 else f"{len(old):,} new values"
     since = "1582-10-15" if pa.types.is_date(old.type) else "1900"
     return NotSupported(
@@ -381,18 +383,18 @@ def _shift_error(old: pa.ChunkedArray, column: str, path: str) -> NotSupported:
     )
 
 
-def _number(dtype: pa.DataType) -> pa.DataType:
+def _choose_number_type(dtype: pa.DataType) -> pa.DataType:
     return pa.int32() if pa.types.is_date32(dtype) else pa.int64()
 
 
-def _first_exact(dtype: pa.DataType) -> int:
+def _find_first_exact(dtype: pa.DataType) -> int:
     if pa.types.is_date(dtype):
         return _FIRST_DAY if pa.types.is_date32(dtype) else _FIRST_DAY * 86_400_000
     return _FIRST_SECOND * _PER_SECOND[dtype.unit]
 
 
-def _times(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
+def _iterate_times(column: pa.ChunkedArray) -> Iterator[pa.ChunkedArray]:
     """The dates and timestamps in a column, at any depth."""
     for leaf in iterate_leaves(column):
-        if kind_of(leaf.type) in ("timestamp", "zoned timestamp", "date"):
+        if classify_type(leaf.type) in ("timestamp", "zoned timestamp", "date"):
             yield leaf

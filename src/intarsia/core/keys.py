@@ -22,7 +22,7 @@ Column = Any
 _CODE_LIMIT = 1 << 62
 
 
-def comparable(values: Column) -> pa.ChunkedArray:
+def to_comparable(values: Column) -> pa.ChunkedArray:
     """The values in the form in which equal keys are equal bits (NaN is NaN, -0.0 is 0.0).
 
     Dictionary-encoded values stay encoded when their dictionary needs no change.
@@ -33,11 +33,13 @@ def comparable(values: Column) -> pa.ChunkedArray:
         dtype = dtype.storage_type
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], dtype)
     if pa.types.is_dictionary(dtype):
-        if _plain_type(dtype.value_type) == dtype.value_type and not pa.types.is_floating(dtype.value_type):
+        if _choose_plain_type(dtype.value_type) == dtype.value_type and not pa.types.is_floating(
+            dtype.value_type
+        ):
             return column
         column = column.cast(dtype.value_type)
         dtype = column.type
-    plain = _plain_type(dtype)
+    plain = _choose_plain_type(dtype)
     if plain != dtype:
         column = column.cast(plain)
     if pa.types.is_floating(plain):
@@ -46,7 +48,7 @@ def comparable(values: Column) -> pa.ChunkedArray:
     return column
 
 
-def _plain_type(dtype: pa.DataType) -> pa.DataType:
+def _choose_plain_type(dtype: pa.DataType) -> pa.DataType:
     """A type of the same values on which every kernel used here is implemented."""
     if pa.types.is_string_view(dtype):
         return pa.string()
@@ -63,20 +65,20 @@ def _plain_type(dtype: pa.DataType) -> pa.DataType:
 
 def find(values: Column, *, among: pa.Array, null_match: bool = False) -> pa.ChunkedArray:
     """For each value its position in ``among`` (int32), NULL where it is not there."""
-    column = comparable(values)
+    column = to_comparable(values)
     if pa.types.is_dictionary(column.type):
         chunks = [
-            _find_plain(_typed(chunk.dictionary, among.type), among, null_match).take(chunk.indices)
+            _find_plain(_cast_to(chunk.dictionary, among.type), among, null_match).take(chunk.indices)
             if not (null_match and chunk.null_count)
-            else _find_plain(_typed(chunk.dictionary_decode(), among.type), among, null_match)
+            else _find_plain(_cast_to(chunk.dictionary_decode(), among.type), among, null_match)
             for chunk in column.chunks
         ]
         return pa.chunked_array(chunks, pa.int32())
-    found = _find_plain(_typed(column, among.type), among, null_match)
+    found = _find_plain(_cast_to(column, among.type), among, null_match)
     return found if isinstance(found, pa.ChunkedArray) else pa.chunked_array([found])
 
 
-def _typed(values: Column, dtype: pa.DataType) -> Column:
+def _cast_to(values: Column, dtype: pa.DataType) -> Column:
     """The values in the type of the other side, which may be the wider one."""
     return values if values.type == dtype else values.cast(dtype)
 
@@ -99,7 +101,7 @@ class KeyIndex:
     """An index over the key columns of one side; answers which row holds a key.
 
     Memory: the key columns and one integer per row. With duplicate keys the first row answers, and
-    :meth:`pairs` gives all of them.
+    :meth:`find_pairs` gives all of them.
     """
 
     def __init__(self, columns: Sequence[Column], *, null_match: bool = False) -> None:
@@ -110,7 +112,7 @@ class KeyIndex:
         self._ordered: OrderedKeys | None = None
         self.rows = len(columns[0])
         if len(columns) == 1:
-            self.codes = flat(decoded(comparable(columns[0])))
+            self.codes = to_array(decode_dictionary(to_comparable(columns[0])))
             return
         self.codes = self._encode(columns)
 
@@ -118,7 +120,7 @@ class KeyIndex:
         codes: pa.Array | None = None
         top = 1
         for column in columns:
-            values = flat(decoded(comparable(column)))
+            values = to_array(decode_dictionary(to_comparable(column)))
             encoded = values.dictionary_encode("encode" if self._null_match else "mask")
             radix, digit = max(len(encoded.dictionary), 1), encoded.indices.cast(pa.int64())
             dense: pa.Array | None = None
@@ -141,7 +143,7 @@ class KeyIndex:
     def encode(self, columns: Sequence[Column]) -> pa.ChunkedArray:
         """The codes of another side's keys, NULL where a part of the key is unknown here."""
         if not self._digits:
-            column = comparable(columns[0])
+            column = to_comparable(columns[0])
             return column
         codes: pa.ChunkedArray | None = None
         for digit, column in zip(self._digits, columns, strict=True):
@@ -161,7 +163,7 @@ class KeyIndex:
         single_null = self._null_match and not self._digits
         return find(codes, among=self.codes, null_match=single_null)
 
-    def matches(self, columns: Sequence[Column]) -> tuple[pa.Array, pa.Array]:
+    def match(self, columns: Sequence[Column]) -> tuple[pa.Array, pa.Array]:
         """Every row there with a key that is here, ascending, and the (first) row here that has it.
 
         Of a key of several columns the one that tells most apart is looked up first, the others only
@@ -179,16 +181,16 @@ class KeyIndex:
                 columns = take_rows(pa.table(list(columns), names), rows).columns
         first = self.lookup(columns)
         there = pc.indices_nonzero(pc.is_valid(first)).cast(pa.int64())
-        return there if rows is None else rows.take(there), flat(first).drop_null().cast(pa.int64())
+        return there if rows is None else rows.take(there), to_array(first).drop_null().cast(pa.int64())
 
-    def duplicated(self) -> pa.Array:
+    def find_duplicated(self) -> pa.Array:
         """The distinct codes that more than one row has (NULL keys left out unless they match)."""
         counts = self.codes.value_counts()
         many = pc.greater(counts.field("counts"), 1)
         codes = counts.field("values").filter(many)
         return codes if self._null_match else codes.drop_null()
 
-    def rows_with(self, codes: pa.Array) -> pa.Array:
+    def find_rows(self, codes: pa.Array) -> pa.Array:
         """All row numbers whose code is among ``codes``, ascending."""
         hit = pc.is_in(self.codes, value_set=codes)
         return pc.indices_nonzero(hit).cast(pa.int64())
@@ -198,34 +200,34 @@ class KeyIndex:
         """Whether the key is one column, whose values are then the codes."""
         return not self._digits
 
-    def distinct(self, column: int) -> pa.Array:
+    def list_distinct(self, column: int) -> pa.Array:
         """The values of one key column, each at least once, in comparable form."""
         return self._digits[column].values if self._digits else self.codes
 
-    def ordered(self) -> OrderedKeys | None:
+    def sort(self) -> OrderedKeys | None:
         """The codes in order, sorted once; None where they have no order that can be searched."""
         if self._ordered is None:
             self._ordered = OrderedKeys.of(self.codes)
         return self._ordered
 
-    def unique(self) -> bool:
+    def is_unique(self) -> bool:
         """True when no two rows share a key."""
-        ordered = self.ordered()
+        ordered = self.sort()
         if ordered is not None:
-            return ordered.unique()
+            return ordered.is_unique()
         mode = "all" if self._null_match else "only_valid"
         valid = len(self.codes) if self._null_match else len(self.codes) - self.codes.null_count
         return bool(pc.count_distinct(self.codes, mode=mode).as_py() == valid)
 
-    def pairs(self, columns: Sequence[Column]) -> tuple[pa.Array, pa.Array]:
+    def find_pairs(self, columns: Sequence[Column]) -> tuple[pa.Array, pa.Array]:
         """Every (row there, row here) with equal keys; for sides where a key may repeat."""
-        there, wanted = self.matches(columns)
+        there, wanted = self.match(columns)
         leaders = find(self.codes, among=self.codes, null_match=self._null_match)
         order = pc.sort_indices(
             pa.table({"leader": leaders, "row": arange(self.rows)}),
             sort_keys=[("leader", "ascending"), ("row", "ascending")],
         )
-        grouped = flat(leaders).take(order).cast(pa.int64())
+        grouped = to_array(leaders).take(order).cast(pa.int64())
         begin = pc.search_sorted(grouped.drop_null(), wanted, side="left").cast(pa.int64())
         end = pc.search_sorted(grouped.drop_null(), wanted, side="right").cast(pa.int64())
         partitioner, offset = explode(pc.subtract(end, begin))
@@ -246,25 +248,25 @@ class OrderedKeys:
     @staticmethod
     def of(column: Column) -> OrderedKeys | None:
         """None where the type has no total order that can be searched."""
-        values = flat(decoded(comparable(column)))
-        if not _searchable(values.type) or values.null_count:
+        values = to_array(decode_dictionary(to_comparable(column)))
+        if not _is_searchable(values.type) or values.null_count:
             return None
         order = pc.array_sort_indices(values)
         return OrderedKeys(values.take(order), order.view(pa.int64()))  # no row number is that large
 
-    def unique(self) -> bool:
+    def is_unique(self) -> bool:
         """True when no key stands twice."""
         count = len(self.values)
         same = pc.equal(self.values.slice(0, max(count - 1, 0)), self.values.slice(1))
         return not pc.any(same, min_count=0).as_py()
 
-    def pairs(self, column: Column) -> tuple[pa.Array, pa.Array] | None:
+    def find_pairs(self, column: Column) -> tuple[pa.Array, pa.Array] | None:
         """Every (row there, row here) with equal keys; None where the column is not in order.
 
         For unique keys here; there a key may repeat.
         """
-        there = flat(column)
-        if there.type != self.values.type or len(there) < 2 or not _ascending(there):
+        there = to_array(column)
+        if there.type != self.values.type or len(there) < 2 or not _is_ascending(there):
             return None
         low = pc.search_sorted(self.values, there[0], side="left").as_py()
         high = pc.search_sorted(self.values, there[len(there) - 1], side="right").as_py()
@@ -280,11 +282,11 @@ class OrderedKeys:
         return hit, rows.take(place.take(hit))
 
 
-def _searchable(dtype: pa.DataType) -> bool:
+def _is_searchable(dtype: pa.DataType) -> bool:
     return pa.types.is_integer(dtype) or pa.types.is_temporal(dtype) or pa.types.is_string(dtype)
 
 
-def _ascending(values: pa.Array) -> bool:
+def _is_ascending(values: pa.Array) -> bool:
     if values.null_count:
         return False
     steps = pc.less_equal(values.slice(0, len(values) - 1), values.slice(1))
@@ -335,18 +337,18 @@ def arange(count: int, start: int = 0) -> pa.Array:
     return pa.arange(start, start + count, 1).cast(pa.int64())
 
 
-def marked(numbers: Column, count: int) -> pa.BooleanArray:
+def mark_numbers(numbers: Column, count: int) -> pa.BooleanArray:
     """A mask of ``count`` entries that is TRUE at the given numbers."""
-    return pc.is_valid(flat(places(numbers, count)))
+    return pc.is_valid(to_array(find_places(numbers, count)))
 
 
-def places(numbers: Column, count: int) -> Column:
+def find_places(numbers: Column, count: int) -> Column:
     """For each number below ``count`` its position among ``numbers``; NULL where it is not among them."""
     narrow = pa.int32() if len(numbers) < 1 << 31 else pa.int64()
     return pc.inverse_permutation(numbers, max_index=count - 1, output_type=narrow)
 
 
-def winners(keys: Sequence[Column], order_by: Sequence[Column], *, null_match: bool = True) -> pa.Array:
+def find_winners(keys: Sequence[Column], order_by: Sequence[Column], *, null_match: bool = True) -> pa.Array:
     """The rows to keep, ascending, when one row per key is kept.
 
     The row with the highest ``order_by`` wins, column by column; NULL loses against any value, NaN is
@@ -356,28 +358,28 @@ def winners(keys: Sequence[Column], order_by: Sequence[Column], *, null_match: b
     dense = find(codes.codes, among=codes.codes, null_match=null_match)
     columns: dict[str, Any] = {"key": dense}
     for number, column in enumerate(order_by):
-        ranked = decoded(comparable(column))
+        ranked = decode_dictionary(to_comparable(column))
         if pa.types.is_floating(ranked.type):
             columns[f"nan{number}"] = pc.is_nan(ranked)
         columns[f"order{number}"] = ranked
     columns["row"] = arange(codes.rows)
     table = pa.table(columns)
     order = pc.sort_indices(table, sort_keys=[(name, "ascending", "at_start") for name in table.column_names])
-    sorted_keys = flat(table["key"]).take(order)
+    sorted_keys = to_array(table["key"]).take(order)
     following = sorted_keys.slice(1)
     last = pc.invert(pc.fill_null(pc.equal(sorted_keys.slice(0, len(following)), following), False))
-    last = pa.concat_arrays([flat(last), pa.array([True] * min(1, codes.rows), pa.bool_())])
+    last = pa.concat_arrays([to_array(last), pa.array([True] * min(1, codes.rows), pa.bool_())])
     kept = order.filter(last).cast(pa.int64())
     return kept.take(pc.array_sort_indices(kept))
 
 
-def decoded(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:
     if pa.types.is_dictionary(column.type):
         return column.cast(column.type.value_type)
     return column
 
 
-def flat(column: Column) -> pa.Array:
+def to_array(column: Column) -> pa.Array:
     """One contiguous array."""
     if not isinstance(column, pa.ChunkedArray):
         return column

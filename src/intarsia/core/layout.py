@@ -18,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import arrow_schema, correct_metadata, int96_columns
+from intarsia.common.int96 import correct_metadata, find_int96_columns, read_arrow_schema
 from intarsia.common.thrift import I32, Struct, get, read_until
 
 __all__ = [
@@ -26,13 +26,13 @@ __all__ = [
     "Elements",
     "Layout",
     "Leaf",
-    "elements_of",
-    "elements_of_files",
-    "footer_of",
-    "layout_of",
-    "leaf_columns",
-    "leaves_of",
-    "same_leaves",
+    "has_same_leaves",
+    "list_leaf_columns",
+    "list_leaves",
+    "read_elements",
+    "read_elements_of_files",
+    "read_layout",
+    "serialize_footer",
     "with_repetition",
 ]
 
@@ -105,35 +105,35 @@ class Layout:
         """The same with the footers of more files, for columns that none so far has."""
         like, missing = list(self.like), set(columns)
         for footer in self.like:
-            missing -= _top_level(footer)
+            missing -= _list_top_level(footer)
         for footer in footers if missing else ():
-            if footer is not None and missing & (found := _top_level(footer)):
+            if footer is not None and missing & (found := _list_top_level(footer)):
                 like.append(footer)
                 missing -= found
             if not missing:
                 break
         return replace(self, like=tuple(like))
 
-    def renamed(self, paths: Mapping[str, str]) -> Layout:
+    def rename_leaves(self, paths: Mapping[str, str]) -> Layout:
         """The same with the paths of some leaves spelled in another way."""
 
-        def new(path: str) -> str:
+        def get_new_path(path: str) -> str:
             return paths.get(path, path)
 
         return replace(
             self,
-            compression_of={new(path): codec for path, codec in self.compression_of.items()},
-            sorting=tuple((new(path), down, nulls) for path, down, nulls in self.sorting),
-            bloom_filters={new(path): count for path, count in self.bloom_filters.items()},
-            plain=frozenset(map(new, self.plain)),
-            byte_stream_split=frozenset(map(new, self.byte_stream_split)),
+            compression_of={get_new_path(path): codec for path, codec in self.compression_of.items()},
+            sorting=tuple((get_new_path(path), down, nulls) for path, down, nulls in self.sorting),
+            bloom_filters={get_new_path(path): count for path, count in self.bloom_filters.items()},
+            plain=frozenset(map(get_new_path, self.plain)),
+            byte_stream_split=frozenset(map(get_new_path, self.byte_stream_split)),
         )
 
     def for_new_file(self) -> Layout:
         """The layout of a new file: without sort order, dictionary choices and key-value metadata."""
         return replace(self, sorting=(), key_value_metadata={}, plain=frozenset())
 
-    def sort_keys(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
+    def make_sort_keys(self, schema: pa.Schema) -> list[tuple[str, str, str]]:
         """The declared order as sort keys, up to the first that is no flat column of ``schema``."""
         keys = []
         for name, descending, nulls_first in self.sorting:
@@ -143,25 +143,25 @@ class Layout:
             keys.append((name, order, "at_start" if nulls_first else "at_end"))
         return keys
 
-    def writer_options(self, schema: pa.Schema, *, dictionary_columns: Sequence[str]) -> dict[str, Any]:
+    def make_writer_options(self, schema: pa.Schema, *, dictionary_columns: Sequence[str]) -> dict[str, Any]:
         """Keyword arguments of ``pq.ParquetWriter`` for a file of this schema.
 
         Args:
             schema: the columns to be written, which may differ from those the layout was read from.
             dictionary_columns: leaf columns that get a dictionary.
         """
-        leaves = leaf_columns(schema, element="item" if self.item_lists else "element")
+        leaves = list_leaf_columns(schema, element="item" if self.item_lists else "element")
         dictionary = [name for name in dictionary_columns if name in leaves]
         split = sorted(self.byte_stream_split.intersection(leaves) - set(dictionary))
         filters = {name: count for name, count in self.bloom_filters.items() if name in leaves}
         return {
             "version": "2.6",  # has the logical types of every version
-            "compression": self._codecs(leaves),
+            "compression": self._choose_codecs(leaves),
             "use_dictionary": dictionary or False,
             "use_byte_stream_split": split or False,
             "write_page_index": self.page_index,
             "write_page_checksum": True,
-            "sorting_columns": self.sorting_columns(leaves),
+            "sorting_columns": self.make_sorting_columns(leaves),
             "bloom_filter_options": {
                 name: {"ndv": count, "fpp": _BLOOM_FPP} for name, count in filters.items()
             }
@@ -170,10 +170,10 @@ class Layout:
             "store_decimal_as_integer": self.integer_decimals,
             "write_time_adjusted_to_utc": self.utc_times,
             "use_compliant_nested_type": not self.item_lists,
-            **self._limits(),
+            **self._list_limits(),
         }
 
-    def _limits(self) -> dict[str, int]:
+    def _list_limits(self) -> dict[str, int]:
         limits = {
             "compression_level": self.compression_level,
             "data_page_size": self.page_bytes,
@@ -182,12 +182,12 @@ class Layout:
         }
         return {name: limit for name, limit in limits.items() if limit is not None}
 
-    def _codecs(self, leaves: Sequence[str]) -> str | dict[str, str]:
+    def _choose_codecs(self, leaves: Sequence[str]) -> str | dict[str, str]:
         if not any(name in leaves for name in self.compression_of):
             return self.compression
         return {name: self.compression_of.get(name, self.compression) for name in leaves}
 
-    def sorting_columns(self, leaves: Sequence[str]) -> list[pq.SortingColumn] | None:
+    def make_sorting_columns(self, leaves: Sequence[str]) -> list[pq.SortingColumn] | None:
         """The order that row groups of these leaves declare; None for none."""
         columns = []
         for name, descending, nulls_first in self.sorting:
@@ -197,11 +197,11 @@ class Layout:
         return columns or None
 
 
-def layout_of(footer: pq.FileMetaData) -> Layout:
+def read_layout(footer: pq.FileMetaData) -> Layout:
     """The layout of a file."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
     metadata = {key: value for key, value in (footer.metadata or {}).items() if key != b"ARROW:schema"}
-    if int96_columns(footer.schema):
+    if find_int96_columns(footer.schema):
         metadata = correct_metadata(metadata)
     if not groups:
         return Layout(key_value_metadata=metadata, like=(footer,))
@@ -214,23 +214,25 @@ def layout_of(footer: pq.FileMetaData) -> Layout:
         compression=usual,
         compression_of={n: codec for n, codec in zip(names, codecs, strict=True) if codec != usual},
         row_group_rows=max(1, *(group.num_rows for group in groups)),
-        sorting=_sorting(groups, names),
+        sorting=_read_sorting(groups, names),
         page_index=any(chunk.has_offset_index or chunk.has_column_index for chunk in chunks),
-        bloom_filters={c.path_in_schema: _distinct(c) for c in chunks if c.bloom_filter_offset is not None},
+        bloom_filters={
+            c.path_in_schema: _estimate_distinct(c) for c in chunks if c.bloom_filter_offset is not None
+        },
         key_value_metadata=metadata,
         like=(footer,),
         plain=frozenset(c.path_in_schema for c in chunks if not c.has_dictionary_page and c.num_values),
         byte_stream_split=frozenset(c.path_in_schema for c in chunks if "BYTE_STREAM_SPLIT" in c.encodings),
-        **_types(leaves),
+        **_read_type_choices(leaves),
     )
 
 
-def _top_level(footer: pq.FileMetaData) -> set[str]:
+def _list_top_level(footer: pq.FileMetaData) -> set[str]:
     schema = footer.schema
     return {schema.column(number).path.split(".", 1)[0] for number in range(len(schema))}
 
 
-def _sorting(groups: Sequence[Any], names: Sequence[str]) -> tuple[tuple[str, bool, bool], ...]:
+def _read_sorting(groups: Sequence[Any], names: Sequence[str]) -> tuple[tuple[str, bool, bool], ...]:
     """The order that all row groups declare; none where they differ."""
     declared = {
         tuple((c.column_index, c.descending, c.nulls_first) for c in group.sorting_columns)
@@ -241,7 +243,7 @@ def _sorting(groups: Sequence[Any], names: Sequence[str]) -> tuple[tuple[str, bo
     return tuple((names[index], descending, nulls) for index, descending, nulls in declared.pop())
 
 
-def _distinct(chunk: Any) -> int:
+def _estimate_distinct(chunk: Any) -> int:
     """The number of distinct values to size a Bloom filter for: the old filter's capacity, at least the rows.
 
     A split-block filter has a power of two bytes; the writer folds one that turns out too large.
@@ -252,7 +254,7 @@ def _distinct(chunk: Any) -> int:
     return max(1, room, chunk.num_values)
 
 
-def _types(leaves: Sequence[Any]) -> dict[str, bool]:
+def _read_type_choices(leaves: Sequence[Any]) -> dict[str, bool]:
     """Choices of physical type that a writer makes for a whole file."""
     logical = [json.loads(leaf.logical_type.to_json()) for leaf in leaves]
     kinds = [(leaf.physical_type, kind.get("Type")) for leaf, kind in zip(leaves, logical, strict=True)]
@@ -269,21 +271,21 @@ def _types(leaves: Sequence[Any]) -> dict[str, bool]:
     }
 
 
-def leaf_columns(schema: pa.Schema, *, element: str = "element") -> list[str]:
+def list_leaf_columns(schema: pa.Schema, *, element: str = "element") -> list[str]:
     """The paths of a schema's leaves in Parquet, depth first; ``element`` names the elements of lists."""
-    return [leaf for f in schema for leaf in _leaves(f.type, f.name, element)]
+    return [leaf for f in schema for leaf in _list_leaves(f.type, f.name, element)]
 
 
-def _leaves(kind: pa.DataType, path: str, element: str) -> list[str]:
+def _list_leaves(kind: pa.DataType, path: str, element: str) -> list[str]:
     if isinstance(kind, pa.BaseExtensionType):
         kind = kind.storage_type
     if pa.types.is_struct(kind):
-        return [leaf for f in kind for leaf in _leaves(f.type, f"{path}.{f.name}", element)]
+        return [leaf for f in kind for leaf in _list_leaves(f.type, f"{path}.{f.name}", element)]
     if pa.types.is_map(kind):
-        key = _leaves(kind.key_type, f"{path}.key_value.key", element)
-        return [*key, *_leaves(kind.item_type, f"{path}.key_value.value", element)]
+        key = _list_leaves(kind.key_type, f"{path}.key_value.key", element)
+        return [*key, *_list_leaves(kind.item_type, f"{path}.key_value.value", element)]
     if pa.types.is_nested(kind) and not pa.types.is_union(kind):  # Parquet has no unions: writing one raises
-        return _leaves(kind.value_type, f"{path}.list.{element}", element)
+        return _list_leaves(kind.value_type, f"{path}.list.{element}", element)
     return [path]
 
 
@@ -324,12 +326,12 @@ class Leaf:
     @property
     def is_decimal(self) -> bool:
         """Whether it holds decimals, whatever they are stored as."""
-        return bool(get(self.element, CONVERTED) == _DECIMAL) or self._logical() == _LOGICAL_DECIMAL
+        return bool(get(self.element, CONVERTED) == _DECIMAL) or self._get_logical_type() == _LOGICAL_DECIMAL
 
     @property
     def order(self) -> str | None:
         """How values compare in statistics; None where they have no order."""
-        logical, converted = self._logical(), get(self.element, CONVERTED)
+        logical, converted = self._get_logical_type(), get(self.element, CONVERTED)
         kind = self.physical[0]
         if converted == _INTERVAL or logical in _SHAPELESS:
             return None
@@ -340,7 +342,7 @@ class Leaf:
             return "signed" if get(get(self.element, LOGICAL)[logical][1], 2, True) else "unsigned"
         return "unsigned" if converted in _UNSIGNED else "signed"
 
-    def _logical(self) -> int | None:
+    def _get_logical_type(self) -> int | None:
         return next(iter(get(self.element, LOGICAL, {})), None)
 
 
@@ -352,26 +354,26 @@ class Elements:
     columns: Mapping[str, tuple[Struct, ...]]
     schema: pa.Schema
 
-    def leaves(self, column: str) -> list[Leaf]:
-        return leaves_of(self.columns[column])
+    def list_leaves(self, column: str) -> list[Leaf]:
+        return list_leaves(self.columns[column])
 
 
-def elements_of(footer: pq.FileMetaData) -> Elements | None:
+def read_elements(footer: pq.FileMetaData) -> Elements | None:
     """The elements of a file; None where two of its columns share a name."""
-    root, columns = _parse_footer(bytes(footer_of(footer)))
+    root, columns = _parse_footer(bytes(serialize_footer(footer)))
     if len(columns) != get(root, CHILDREN, 0):
         return None
-    return Elements(root, columns, arrow_schema(footer))
+    return Elements(root, columns, read_arrow_schema(footer))
 
 
-def elements_of_files(footers: Sequence[pq.FileMetaData], *, int96: bool = True) -> Elements | None:
+def read_elements_of_files(footers: Sequence[pq.FileMetaData], *, int96: bool = True) -> Elements | None:
     """The elements of the first file, and of columns that it lacks those of the next that has them.
 
     Without ``int96``, columns that hold INT96 are left out.
     """
     found: Elements | None = None
     for footer in footers:
-        more = elements_of(footer)
+        more = read_elements(footer)
         if more is None or found is None:
             found = found or more
             continue
@@ -389,7 +391,7 @@ def _holds_int96(elements: Sequence[Struct]) -> bool:
     return any(get(element, TYPE) == INT96 for element in elements)
 
 
-def footer_of(footer: pq.FileMetaData) -> memoryview:
+def serialize_footer(footer: pq.FileMetaData) -> memoryview:
     """The bytes of a footer, without its length and the magic number."""
     sink = pa.BufferOutputStream()
     footer.write_metadata_file(sink)
@@ -403,7 +405,7 @@ def split(elements: Sequence[Struct]) -> tuple[Struct, dict[str, tuple[Struct, .
     columns: dict[str, tuple[Struct, ...]] = {}
     at = 1
     while at < len(elements):
-        end = _end(elements, at)
+        end = _find_end(elements, at)
         columns[get(elements[at], NAME).decode()] = tuple(elements[at:end])
         at = end
     return elements[0], columns
@@ -423,7 +425,7 @@ def _parse_footer(raw: bytes) -> tuple[Struct, dict[str, tuple[Struct, ...]]]:
     return found
 
 
-def leaves_of(elements: Sequence[Struct]) -> list[Leaf]:
+def list_leaves(elements: Sequence[Struct]) -> list[Leaf]:
     """The leaves of one top-level column, depth first."""
     found = list(_walk(elements, 0, (), ()))
     return [leaf for leaf, _ in found if leaf is not None]
@@ -447,18 +449,18 @@ def _walk(
             yield leaf, at
 
 
-def _end(elements: Sequence[Struct], at: int) -> int:
+def _find_end(elements: Sequence[Struct], at: int) -> int:
     """The index of the first element after this one and its children."""
     children = get(elements[at], CHILDREN, 0)
     at += 1
     for _ in range(children):
-        at = _end(elements, at)
+        at = _find_end(elements, at)
     return at
 
 
-def same_leaves(some: Sequence[Struct], others: Sequence[Struct]) -> bool:
+def has_same_leaves(some: Sequence[Struct], others: Sequence[Struct]) -> bool:
     """Whether the chunks of a column fit both spellings of its elements: same physical types and levels."""
-    ours, theirs = leaves_of(some), leaves_of(others)
+    ours, theirs = list_leaves(some), list_leaves(others)
     return [(leaf.physical, leaf.levels) for leaf in ours] == [
         (leaf.physical, leaf.levels) for leaf in theirs
     ]
@@ -472,4 +474,4 @@ def with_repetition(elements: Sequence[Struct], like: Sequence[Struct]) -> tuple
         {**theirs, REPETITION: (I32, get(ours, REPETITION, REQUIRED))}
         for ours, theirs in zip(elements, like, strict=True)
     )
-    return changed if same_leaves(elements, changed) else None
+    return changed if has_same_leaves(elements, changed) else None

@@ -10,7 +10,7 @@ import pyarrow as pa
 
 from intarsia.common.names import find_spelling
 from intarsia.common.schema import check_key_types, conform_schema
-from intarsia.core.validation import missing_keys, null_source_keys
+from intarsia.core.validation import make_missing_keys_error, refuse_null_source_keys
 from intarsia.errors import InputError, KeyColumnError
 
 _SUCH_AS = 'such as ["id", "day"].'
@@ -32,7 +32,7 @@ def normalize_keys(key_columns: str | Iterable[str]) -> list[str]:
     Raises:
         KeyColumnError: none given, one twice, or something that is not a name.
     """
-    keys = listed_columns(key_columns, "the key columns", error=KeyColumnError)
+    keys = list_column_names(key_columns, "the key columns", error=KeyColumnError)
     if not all(keys):
         raise KeyColumnError("the key columns must be names, not ''.", hint=_SUCH_AS)
     if not keys:
@@ -45,7 +45,7 @@ def normalize_keys(key_columns: str | Iterable[str]) -> list[str]:
     return keys
 
 
-def listed_columns(columns: Any, argument: str, *, error: type[InputError] = InputError) -> list[str]:
+def list_column_names(columns: Any, argument: str, *, error: type[InputError] = InputError) -> list[str]:
     """Columns as a list: a single name, or several in an order that holds.
 
     Raises:
@@ -86,10 +86,10 @@ def validate_keys_and_schema(
     for side, names in (("source", schema.names), ("target", getattr(target_schema, "names", keys))):
         absent = [key for key in find_spelling(keys, names, path=path) if key not in names]
         if absent:
-            raise missing_keys(absent, names, side=side, operation=operation, path=path)
+            raise make_missing_keys_error(absent, names, side=side, operation=operation, path=path)
     check_key_types(schema, keys, side="source", operation=operation, path=path)
     if isinstance(source, pa.Table):
-        null_source_keys({key: source[key].null_count for key in keys}, operation=operation, path=path)
+        refuse_null_source_keys({key: source[key].null_count for key in keys}, operation=operation, path=path)
     if target_schema is None:
         return schema
     return conform_schema(

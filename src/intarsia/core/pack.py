@@ -29,7 +29,7 @@ class _Limit:
     def fits(self, one: _Bin, other: _Bin) -> bool:
         return one.bytes + other.bytes <= self.bytes and one.rows + other.rows <= self.rows
 
-    def fullness(self, one: _Bin) -> float:
+    def measure_fullness(self, one: _Bin) -> float:
         return max(one.bytes / self.bytes, one.rows / self.rows)
 
 
@@ -62,15 +62,15 @@ def pack(
     Raises:
         InputError: no target, or one that is not positive.
     """
-    limit = _limit(target_bytes, target_rows)
+    limit = _make_limit(target_bytes, target_rows)
     small = [_Bin([number], size, rows) for number, (size, rows) in enumerate(items)]
-    small = [one for one in small if limit.fullness(one) < FULL]
-    bins = _first_fit(_first_fit(small, limit, lookback=LOOKBACK), limit, lookback=None)
+    small = [one for one in small if limit.measure_fullness(one) < FULL]
+    bins = _pack_first_fit(_pack_first_fit(small, limit, lookback=LOOKBACK), limit, lookback=None)
     groups = [sorted(one.items) for one in bins if len(one.items) >= min_group]
     return sorted(groups)
 
 
-def _limit(target_bytes: int | None, target_rows: int | None) -> _Limit:
+def _make_limit(target_bytes: int | None, target_rows: int | None) -> _Limit:
     if target_bytes is None and target_rows is None:
         raise InputError("pack: give target_bytes, target_rows or both")
     for name, value in (("target_bytes", target_bytes), ("target_rows", target_rows)):
@@ -82,12 +82,12 @@ def _limit(target_bytes: int | None, target_rows: int | None) -> _Limit:
     )
 
 
-def _first_fit(items: list[_Bin], limit: _Limit, *, lookback: int | None) -> list[_Bin]:
+def _pack_first_fit(items: list[_Bin], limit: _Limit, *, lookback: int | None) -> list[_Bin]:
     """Each item in the first open bin with room; the fullest bin closes when too many are open."""
     closed: list[_Bin] = []
     opened: list[_Bin] = []
     # A bin that has no room for the smallest item still to come is done; this keeps the walk short.
-    smallest = _smallest_from(items)
+    smallest = _find_smallest_from(items)
     for number, item in enumerate(items):
         for one in opened:
             if limit.fits(one, item):
@@ -102,13 +102,13 @@ def _first_fit(items: list[_Bin], limit: _Limit, *, lookback: int | None) -> lis
             opened.remove(one)
             closed.append(one)
         elif lookback is not None and len(opened) > lookback:
-            fullest = max(opened, key=limit.fullness)
+            fullest = max(opened, key=limit.measure_fullness)
             opened.remove(fullest)
             closed.append(fullest)
     return sorted(closed + opened, key=lambda one: one.items[0])
 
 
-def _smallest_from(items: list[_Bin]) -> list[_Bin]:
+def _find_smallest_from(items: list[_Bin]) -> list[_Bin]:
     """For each position the least bytes and the least rows of the items from there on."""
     least = _Bin([], 0, 0)
     result = [least]

@@ -35,12 +35,12 @@ class PartitionKey:
 
         The tag alone does neither: two NaN objects are not equal, and both zeros are.
         """
-        return _by_bits(self.tag)
+        return _to_bits_key(self.tag)
 
 
-def _by_bits(value: Any) -> Any:
+def _to_bits_key(value: Any) -> Any:
     if isinstance(value, tuple):
-        return tuple(map(_by_bits, value))
+        return tuple(map(_to_bits_key, value))
     return value.hex() if isinstance(value, float) else value
 
 
@@ -75,7 +75,7 @@ class HivePartitioner:
     def partition_of(self, file: DataFile) -> PartitionKey:
         """The directory that a file lies in; spellings of one partition are one."""
         directory = file.path.rpartition("/")[0]
-        return PartitionKey(file.partition, partition_key(directory, file.partition) or directory)
+        return PartitionKey(file.partition, make_partition_key(directory, file.partition) or directory)
 
     def is_old_spec(self, _file: DataFile) -> bool:
         """Directories have no earlier partitioning."""
@@ -87,7 +87,10 @@ class HivePartitioner:
             return [(PartitionKey(), None)]
         rows = table.select(list(self.columns)).append_column(_ROW, arange(table.num_rows))
         return [
-            (PartitionKey(values, tuple(_part(n, v) for n, v in values.items())), part[_ROW].combine_chunks())
+            (
+                PartitionKey(values, tuple(_make_part(n, v) for n, v in values.items())),
+                part[_ROW].combine_chunks(),
+            )
             for values, part in split_by_partition(rows, list(self.columns))
         ]
 
@@ -115,27 +118,27 @@ class PartitionDirectories:
         for file in files:
             directory = file.path.rpartition("/")[0]
             if directory not in keys:
-                key = partition_key(directory, file.partition)
+                key = make_partition_key(directory, file.partition)
                 keys[directory] = () if key is None else key
             sizes[directory] += file.rows
         if all("/".join(key) == directory for directory, key in keys.items()) and not _has_empty(keys):
             return cls()
-        return _collected(keys, sizes)
+        return _collect_directories(keys, sizes)
 
-    def directory(self, values: Mapping[str, Any], *, path: str | None = None) -> str:
+    def choose_directory(self, values: Mapping[str, Any], *, path: str | None = None) -> str:
         """The directory of a partition: the existing one, else a new one spelled like its siblings.
 
         Raises UnsafePath where a new one is needed, as :func:`~intarsia.common.partitions.hive_path` does.
         """
-        key = tuple(_part(name, value) for name, value in values.items())
+        key = tuple(_make_part(name, value) for name, value in values.items())
         for known in range(len(key), 0, -1):
             found = self.names.get(key[:known])
             if found is not None:
                 rest = dict(list(values.items())[known:])
-                return "/".join([found, *self._new(rest, path)])
-        return "/".join(self._new(values, path))
+                return "/".join([found, *self._make_directory(rest, path)])
+        return "/".join(self._make_directory(values, path))
 
-    def _new(self, values: Mapping[str, Any], path: str | None) -> list[str]:
+    def _make_directory(self, values: Mapping[str, Any], path: str | None) -> list[str]:
         if not values:
             return []
         parts = hive_path(values, path=path).split("/")
@@ -147,7 +150,7 @@ class PartitionDirectories:
         ]
 
 
-def partition_key(directory: str, partition: Mapping[str, Any]) -> Key | None:
+def make_partition_key(directory: str, partition: Mapping[str, Any]) -> Key | None:
     """The directory in canonical spelling; None where some part of it is no ``name=value``.
 
     Args:
@@ -162,11 +165,11 @@ def partition_key(directory: str, partition: Mapping[str, Any]) -> Key | None:
         column = unescape(name)
         if not (name and equals) or column not in partition:
             return None
-        key.append(_part(column, partition[column]))
+        key.append(_make_part(column, partition[column]))
     return tuple(key)
 
 
-def _part(name: str, value: Any) -> str:
+def _make_part(name: str, value: Any) -> str:
     """One part as hive_path spells it, also for values that hive_path refuses."""
     if value is None or (isinstance(value, pa.Scalar) and not value.is_valid):
         return f"{escape(name)}={HIVE_NULL}"
@@ -181,8 +184,8 @@ def _has_empty(keys: Mapping[str, Key]) -> bool:
     return any(part.endswith("=") for key in keys.values() for part in key)
 
 
-def _collected(keys: Mapping[str, Key], sizes: Counter[str]) -> PartitionDirectories:
-    columns = _column_names(keys, sizes)
+def _collect_directories(keys: Mapping[str, Key], sizes: Counter[str]) -> PartitionDirectories:
+    columns = _find_column_names(keys, sizes)
     found: dict[Key, Counter[str]] = {}
     leaves: dict[Key, list[str]] = {}
     for directory, key in keys.items():
@@ -207,7 +210,7 @@ def _collected(keys: Mapping[str, Key], sizes: Counter[str]) -> PartitionDirecto
     return PartitionDirectories(names, columns, aliases)
 
 
-def _column_names(keys: Mapping[str, Key], sizes: Counter[str]) -> dict[str, str]:
+def _find_column_names(keys: Mapping[str, Key], sizes: Counter[str]) -> dict[str, str]:
     """The spelling of each column in most directories, where it is not the canonical one."""
     spelled: dict[str, Counter[str]] = {}
     for directory, key in keys.items():

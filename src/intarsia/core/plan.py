@@ -10,7 +10,15 @@ import pyarrow as pa
 
 from intarsia.core import render
 from intarsia.core.change import Change, Hits, Matches, PositionDeletes, Replacement, Staged
-from intarsia.core.intent import Compact, Delete, Intent, Optimize, Predicate, Update, Write
+from intarsia.core.intent import (
+    CompactIntent,
+    DeleteIntent,
+    Intent,
+    OptimizeIntent,
+    Predicate,
+    UpdateIntent,
+    WriteIntent,
+)
 from intarsia.core.snapshot import DataFile, Snapshot
 
 Action = Literal["keep", "scan", "rewrite", "add_deletes", "remove", "regroup"]
@@ -141,7 +149,7 @@ class Plan:
         """The action on a file that has hits."""
         return "add_deletes" if self.snapshot.format.merge_on_read.get(self.operation) else "rewrite"
 
-    def change(self, matches: Matches, staged: Staged) -> Change:
+    def make_change(self, matches: Matches, staged: Staged) -> Change:
         """What the plan, once resolved and executed, does to the table's files."""
         rewritten = self.select("rewrite")
         in_place = self.snapshot.replaces_in_place
@@ -156,7 +164,7 @@ class Plan:
             added=staged.added,
             removed=tuple(removed),
             position_deletes=tuple(
-                PositionDeletes(item.file, matches.hits.get(item.file.path, Hits.empty()).positions)
+                PositionDeletes(item.file, matches.hits.get(item.file.path, Hits.make_empty()).positions)
                 for item in self.select("add_deletes")
             ),
             planned=tuple(self._read_files()),
@@ -167,7 +175,7 @@ class Plan:
 
     def _read_files(self) -> list[DataFile]:
         """The files that were scanned, or are replaced or removed."""
-        if self.groups or isinstance(self.intent, (Compact, Optimize)):
+        if self.groups or isinstance(self.intent, (CompactIntent, OptimizeIntent)):
             return [file for group in self.groups for file in group.files]
         return [item.file for item in self.files if item.scanned or item.action != "keep"]
 
@@ -175,11 +183,11 @@ class Plan:
     def exclusive(self) -> bool:
         """Whether rows that other writers add meanwhile might change the result."""
         match self.intent:
-            case Write() as intent:
+            case WriteIntent() as intent:
                 return intent.where is not None
-            case Compact():
+            case CompactIntent():
                 return False
-            case Optimize() as intent:
+            case OptimizeIntent() as intent:
                 return intent.removes_duplicates
             case _:
                 return True
@@ -187,13 +195,15 @@ class Plan:
     @property
     def reads(self) -> Predicate:
         """The condition outside of which nothing is read; None is everything."""
-        return self.intent.where if isinstance(self.intent, (Delete, Update, Write)) else None
+        return (
+            self.intent.where if isinstance(self.intent, (DeleteIntent, UpdateIntent, WriteIntent)) else None
+        )
 
     def __repr__(self) -> str:
-        return render.text(self)
+        return render.render_text(self)
 
     def _repr_html_(self) -> str:
-        return render.html(self)
+        return render.render_html(self)
 
 
 def _resolve_file(plan: FilePlan, matches: Matches, changed: Action) -> FilePlan:
@@ -202,7 +212,7 @@ def _resolve_file(plan: FilePlan, matches: Matches, changed: Action) -> FilePlan
     if path in matches.dropped:
         reason = plan.reason if plan.action == "remove" else "every row goes"
         return replace(plan, action="remove", reason=reason, hits=plan.file.rows, scanned=scanned)
-    hits = matches.hit_rows(path)
+    hits = matches.count_hit_rows(path)
     if hits:
         what = "rows hit" if not scanned else "key scan: rows hit"
         if hits == plan.file.rows:  # position deletes would leave no row of it

@@ -9,25 +9,33 @@ from typing import Any
 
 import pyarrow as pa
 
-from intarsia.common.names import join_names, suggestion
+from intarsia.common.names import join_names, suggest_names
 from intarsia.common.partitions import (
     PartitionFilter,
     parse_hive_partition_path,
     parse_partition_filter,
     partition_matches,
 )
-from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
+from intarsia.core.intent import (
+    CompactIntent,
+    DeduplicateIntent,
+    DeleteIntent,
+    MergeIntent,
+    OptimizeIntent,
+    UpdateIntent,
+    WriteIntent,
+)
 from intarsia.core.key_value_metadata import check_metadata
 from intarsia.core.pack import FULL, pack
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
-from intarsia.core.prove import predicate_columns, verdicts
+from intarsia.core.prove import judge_files, list_predicate_columns
 from intarsia.core.prune import (
     KeyRange,
     PartitionSet,
-    every_row_group,
-    key_scan_bytes,
-    row_groups_that_may_hold,
+    count_scan_bytes,
+    find_row_groups,
+    list_row_groups,
 )
 from intarsia.core.rule import Drop
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -48,13 +56,13 @@ class SourceFacts:
     """Keys of the partitions that source rows belong to, where the table's partition spec decides."""
 
 
-def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
+def plan_merge(intent: MergeIntent, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
     """Candidates by partition first, then by the bounds of every key column."""
     files = snapshot.files
-    partitions_of_files = facts.partitions.rows_of(files)
-    covered = intent.pins(snapshot.partition_columns)
+    partitions_of_files = facts.partitions.find_rows(files)
+    covered = intent.has_equal_columns(snapshot.partition_columns)
     ranges = {name: values for name, values in facts.ranges.items() if name not in snapshot.partition_columns}
-    groups = row_groups_that_may_hold(files, snapshot.schema, ranges, null_match=intent.matches_null)
+    groups = find_row_groups(files, snapshot.schema, ranges, null_match=intent.matches_null)
     if not facts.rows:
         groups = [()] * len(files)
     alone = _TargetOnly.of(intent)
@@ -68,7 +76,7 @@ def plan_merge(intent: Merge, snapshot: Snapshot, facts: SourceFacts, *, schema:
         tuple(with_widening(plans, snapshot, schema)),
         schema,
         source_rows=facts.rows,
-        notes=(*snapshot.notes, *_added_columns(snapshot, schema)),
+        notes=(*snapshot.notes, *_note_added_columns(snapshot, schema)),
     )
 
 
@@ -80,14 +88,14 @@ class _TargetOnly:
     all_go: bool
 
     @staticmethod
-    def of(intent: Merge) -> _TargetOnly:
-        clauses = intent.rule.on("target_only")
+    def of(intent: MergeIntent) -> _TargetOnly:
+        clauses = intent.rule.list_clauses("target_only")
         unconditional = bool(clauses) and clauses[0].condition is None
         return _TargetOnly(bool(clauses), unconditional and isinstance(clauses[0].action, Drop))
 
 
 def _merge_file(
-    intent: Merge,
+    intent: MergeIntent,
     snapshot: Snapshot,
     file: DataFile,
     *,
@@ -106,19 +114,19 @@ def _merge_file(
         return FilePlan(file, "keep", reason)
     if alone.all_go and not may_hold:
         return FilePlan(file, "remove", f"{reason}: every row goes")
-    groups = every_row_group(file) if alone.touched else may_hold
+    groups = list_row_groups(file) if alone.touched else may_hold
     columns = [name for name in intent.keys if name not in file.partition]
     return FilePlan(
         file,
         "scan",
         reason,
         groups,
-        scan_bytes=key_scan_bytes(snapshot, file, columns, groups),
+        scan_bytes=count_scan_bytes(snapshot, file, columns, groups),
         is_move_check=home is None and bool(may_hold),
     )
 
 
-def _added_columns(snapshot: Snapshot, schema: pa.Schema) -> list[str]:
+def _note_added_columns(snapshot: Snapshot, schema: pa.Schema) -> list[str]:
     """Notes for the plan about files that stay and lack a new column."""
     added = [name for name in schema.names if name not in snapshot.schema.names]
     if not added or not snapshot.files:
@@ -152,28 +160,28 @@ def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Sche
     ]
 
 
-def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
+def plan_write(intent: WriteIntent, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
     """Append leaves every file; overwrite removes all, those of its partitions, or rows by a predicate."""
     notes = list(snapshot.notes)
     if not intent.replaces_all:
-        notes += _added_columns(snapshot, schema)
+        notes += _note_added_columns(snapshot, schema)
     if intent.where is not None:
-        plans = _by_predicate(intent, snapshot)
+        plans = _plan_by_predicate(intent, snapshot)
     elif intent.mode == "append":
         plans = list(keep_all(snapshot.files, "append only adds"))
     elif intent.mode == "overwrite":
         plans = [FilePlan(file, "remove", "overwritten") for file in snapshot.files]
     else:
-        partitions_of_files = _written_to(snapshot, facts)
+        partitions_of_files = _find_written_files(snapshot, facts)
         plans = [
             FilePlan(file, "remove", "partition overwritten")
             if home
             else FilePlan(file, "keep", "partition: not in the source")
             for file, home in zip(snapshot.files, partitions_of_files, strict=True)
         ]
-        notes += _left_alone(snapshot)
+        notes += _note_old_specs(snapshot)
     if any(plan.action in ("remove", "scan") for plan in plans):
-        notes += for_a_moment(snapshot)
+        notes += note_swap(snapshot)
     return Plan(
         intent,
         snapshot,
@@ -184,7 +192,7 @@ def plan_write(intent: Write, snapshot: Snapshot, facts: SourceFacts, *, schema:
     )
 
 
-def _left_alone(snapshot: Snapshot) -> list[str]:
+def _note_old_specs(snapshot: Snapshot) -> list[str]:
     """Notes on files that a dynamic overwrite does not replace."""
     partitioner = snapshot.partitioner
     stale = sum(partitioner.is_old_spec(file) for file in snapshot.files)
@@ -193,14 +201,14 @@ def _left_alone(snapshot: Snapshot) -> list[str]:
     return [f"{stale:,} files of earlier specs stay: only partitions of the current spec are overwritten."]
 
 
-def _written_to(snapshot: Snapshot, facts: SourceFacts) -> list[bool]:
+def _find_written_files(snapshot: Snapshot, facts: SourceFacts) -> list[bool]:
     """Per file whether source rows belong to its partition."""
     if facts.parts is None:
-        return [home is not None for home in facts.partitions.rows_of(snapshot.files)]
+        return [home is not None for home in facts.partitions.find_rows(snapshot.files)]
     return [snapshot.partitioner.partition_of(file).key in facts.parts for file in snapshot.files]
 
 
-def for_a_moment(snapshot: Snapshot) -> list[str]:
+def note_swap(snapshot: Snapshot) -> list[str]:
     """Notes on what readers may see while files are swapped; a table with snapshots swaps all at once."""
     return [DUPLICATES_FOR_A_MOMENT] if snapshot.replaces_in_place else []
 
@@ -217,7 +225,7 @@ def select_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile, .
     wanted = "" if partition_filter is None else f" matching partition_filter {partition_filter!r}"
     if partition_filter is not None:
         parsed = parse_partition_filter(partition_filter)
-        partitions = [_place_of(file, snapshot) for file in files]
+        partitions = [_get_partition(file, snapshot) for file in files]
         _check_filter(parsed, {name for values in partitions for name in values}, snapshot, wanted)
         pairs = zip(files, partitions, strict=True)
         files = tuple(file for file, values in pairs if partition_matches(values, parsed))
@@ -232,7 +240,7 @@ def select_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile, .
     return files
 
 
-def _place_of(file: DataFile, snapshot: Snapshot) -> Mapping[str, Any]:
+def _get_partition(file: DataFile, snapshot: Snapshot) -> Mapping[str, Any]:
     """The partition values that a filter is compared with."""
     if snapshot.format.owns_schema:
         return snapshot.partitioner.partition_of(file).values
@@ -248,7 +256,7 @@ def _check_filter(parsed: PartitionFilter, found: Collection[str], snapshot: Sna
             f"No matching Parquet files were found under {snapshot.root}{wanted}:"
             f" there is no partition column {join_names(absent)}.",
             path=snapshot.root,
-            hint=suggestion(absent, sorted(found)),
+            hint=suggest_names(absent, sorted(found)),
         )
 
 
@@ -265,20 +273,20 @@ def _check_threshold(name: str, value: Any, kinds: Any, also: str) -> None:
         raise InputError(f"{name} must be greater than zero{also}, it is {value!r}.")
 
 
-def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
+def plan_compact(intent: CompactIntent, snapshot: Snapshot) -> Plan:
     """Small files of one partition are packed together; files of about the target size stay.
 
     Files in a second directory of their partition, which another writer's escaping made, move to the first.
     """
     files = select_files(snapshot, intent.partition_filter)
-    target_bytes = _target_bytes(intent, snapshot)
-    stale, current = _by_age(files, snapshot)
+    target_bytes = _choose_target_bytes(intent, snapshot)
+    stale, current = _split_by_age(files, snapshot)
     if stale and target_bytes is not None:  # each of them may be combined with any small file
         stale += [file for file in current if file.size < target_bytes * FULL]
         current = [file for file in current if file.size >= target_bytes * FULL]
     groups = [FileGroup(tuple(stale))] if stale else []
     aliases = PartitionDirectories.of(snapshot.files).aliases if snapshot.replaces_in_place else {}
-    for members in by_partition(current, snapshot):
+    for members in group_by_partition(current, snapshot):
         packed = pack(
             [(file.size, file.rows) for file in members],
             target_bytes=target_bytes,
@@ -293,14 +301,14 @@ def plan_compact(intent: Compact, snapshot: Snapshot) -> Plan:
     return _regroup(intent, snapshot, groups, files, kept="already of the target size, or alone")
 
 
-def plan_optimize(intent: Optimize, snapshot: Snapshot) -> Plan:
+def plan_optimize(intent: OptimizeIntent, snapshot: Snapshot) -> Plan:
     """Every selected file of a partition is one group, rewritten in the order of the curve."""
     files = select_files(snapshot, intent.partition_filter)
     groups = []
-    stale, current = _by_age(files, snapshot)
-    for members in [*([stale] if stale else []), *by_partition(current, snapshot)]:
+    stale, current = _split_by_age(files, snapshot)
+    for members in [*([stale] if stale else []), *group_by_partition(current, snapshot)]:
         group = FileGroup(tuple(members), members[0].partition)
-        groups.append(replace(group, outputs=_outputs(group, intent, snapshot)))
+        groups.append(replace(group, outputs=_count_outputs(group, intent, snapshot)))
     _check_groups(groups, snapshot)
     return _regroup(intent, snapshot, groups, files, kept="in order already")
 
@@ -311,21 +319,21 @@ def _check_groups(groups: Sequence[FileGroup], snapshot: Snapshot) -> None:
         check_metadata(group.files, snapshot.root)
 
 
-def _target_bytes(intent: Compact | Optimize, snapshot: Snapshot) -> int | None:
+def _choose_target_bytes(intent: CompactIntent | OptimizeIntent, snapshot: Snapshot) -> int | None:
     """The target size of files: the caller's, else the table's; None where a number of rows is given."""
     if intent.target_bytes is not None or intent.target_rows is not None:
         return intent.target_bytes
     return snapshot.format.target_bytes or DEFAULT_TARGET_BYTES
 
 
-def _outputs(group: FileGroup, intent: Optimize, snapshot: Snapshot) -> int:
-    target_bytes = _target_bytes(intent, snapshot)
+def _count_outputs(group: FileGroup, intent: OptimizeIntent, snapshot: Snapshot) -> int:
+    target_bytes = _choose_target_bytes(intent, snapshot)
     by_size = -(-group.size // target_bytes) if target_bytes else 1
     by_rows = -(-group.rows // intent.target_rows) if intent.target_rows else 1
     return max(1, by_size, by_rows)
 
 
-def _by_age(files: Sequence[DataFile], snapshot: Snapshot) -> tuple[list[DataFile], list[DataFile]]:
+def _split_by_age(files: Sequence[DataFile], snapshot: Snapshot) -> tuple[list[DataFile], list[DataFile]]:
     """Files of an earlier partition spec, which are rewritten together, and the others."""
     partitioner = snapshot.partitioner
     old = {file.path for file in files if partitioner.is_old_spec(file)}
@@ -337,17 +345,17 @@ def _has_deletes(file: DataFile) -> bool:
     return file.scan_task is not None and file.scan_task.has_deletes
 
 
-def by_partition(files: Sequence[DataFile], snapshot: Snapshot) -> list[list[DataFile]]:
+def group_by_partition(files: Sequence[DataFile], snapshot: Snapshot) -> list[list[DataFile]]:
     """Files grouped by partition, in order."""
     partitioner = snapshot.partitioner
     groups: dict[Any, list[DataFile]] = {}
-    for file in snapshot.in_order(files):
+    for file in snapshot.sort_files(files):
         groups.setdefault(partitioner.partition_of(file).key, []).append(file)
     return list(groups.values())
 
 
 def _regroup(
-    intent: Compact | Optimize,
+    intent: CompactIntent | OptimizeIntent,
     snapshot: Snapshot,
     groups: Sequence[FileGroup],
     selected: Sequence[DataFile],
@@ -362,11 +370,11 @@ def _regroup(
         else FilePlan(file, "keep", kept if file.path in chosen else "outside of the partition filter")
         for file in snapshot.files
     ]
-    notes = (*snapshot.notes, *(for_a_moment(snapshot) if groups else ()))
+    notes = (*snapshot.notes, *(note_swap(snapshot) if groups else ()))
     return Plan(intent, snapshot, tuple(plans), snapshot.schema, groups=tuple(groups), notes=notes)
 
 
-def plan_deduplicate(intent: Deduplicate, snapshot: Snapshot) -> Plan:
+def plan_deduplicate(intent: DeduplicateIntent, snapshot: Snapshot) -> Plan:
     """Every selected file is scanned; which of them change is known after the key scan."""
     chosen = {file.path for file in select_files(snapshot, intent.partition_filter)}
     columns = [*(intent.keys or snapshot.schema.names), *intent.order_by]
@@ -375,36 +383,40 @@ def plan_deduplicate(intent: Deduplicate, snapshot: Snapshot) -> Plan:
         if file.path not in chosen:
             plans.append(FilePlan(file, "keep", "outside of the partition filter"))
             continue
-        every = every_row_group(file)
+        every = list_row_groups(file)
         plans.append(
             FilePlan(
                 file,
                 "scan",
                 "may hold a duplicate key",
                 every,
-                scan_bytes=key_scan_bytes(snapshot, file, columns, every),
+                scan_bytes=count_scan_bytes(snapshot, file, columns, every),
             )
         )
     return Plan(intent, snapshot, tuple(plans), snapshot.schema, notes=snapshot.notes)
 
 
-def plan_predicate(intent: Delete | Update, snapshot: Snapshot) -> Plan:
+def plan_predicate(intent: DeleteIntent | UpdateIntent, snapshot: Snapshot) -> Plan:
     """Files whose partition and bounds prove the predicate false stay; proved true, they need no scan."""
-    plans = _by_predicate(intent, snapshot)
+    plans = _plan_by_predicate(intent, snapshot)
     return Plan(intent, snapshot, tuple(plans), snapshot.schema, notes=snapshot.notes)
 
 
-def _by_predicate(intent: Delete | Update | Write, snapshot: Snapshot) -> list[FilePlan]:
+def _plan_by_predicate(
+    intent: DeleteIntent | UpdateIntent | WriteIntent, snapshot: Snapshot
+) -> list[FilePlan]:
     plans = []
-    for file, verdict in zip(snapshot.files, verdicts(intent.where, snapshot), strict=True):
-        every = every_row_group(file)
+    for file, verdict in zip(snapshot.files, judge_files(intent.where, snapshot), strict=True):
+        every = list_row_groups(file)
         if verdict.never:
             plans.append(FilePlan(file, "keep", f"{verdict.by} exclude every row"))
-        elif verdict.always and not isinstance(intent, Update):
+        elif verdict.always and not isinstance(intent, UpdateIntent):
             plans.append(FilePlan(file, "remove", f"{verdict.by} prove every row goes"))
         else:
-            columns = predicate_columns(intent.where, snapshot.schema)
-            groups = every if isinstance(intent, Update) and intent.where is None else verdict.row_groups
-            scan_bytes = key_scan_bytes(snapshot, file, columns, groups) if intent.where is not None else 0
+            columns = list_predicate_columns(intent.where, snapshot.schema)
+            groups = (
+                every if isinstance(intent, UpdateIntent) and intent.where is None else verdict.row_groups
+            )
+            scan_bytes = count_scan_bytes(snapshot, file, columns, groups) if intent.where is not None else 0
             plans.append(FilePlan(file, "scan", "predicate may hold", groups, scan_bytes=scan_bytes))
     return plans

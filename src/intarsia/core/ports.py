@@ -15,7 +15,7 @@ from intarsia.core.change import Change, Committed, Staged, Staging
 from intarsia.core.snapshot import DataFile, Snapshot
 
 if TYPE_CHECKING:
-    from intarsia.common.source import Source
+    from intarsia.common.source import IngestedSource
     from intarsia.core.change import Matches
     from intarsia.core.intent import Intent
     from intarsia.core.plan import Plan
@@ -150,10 +150,10 @@ class Engine(Protocol):
     @property
     def name(self) -> str: ...
 
-    def ingest(self, source: Any, **options: Any) -> Source:
+    def ingest(self, source: Any, **options: Any) -> IngestedSource:
         """Take a source in, reading it once; a context manager that lets go of it."""
 
-    def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
+    def prepare(self, intent: Intent, snapshot: Snapshot, source: IngestedSource | None) -> Prepared:
         """Resolve every name and type and check the source's rows.
 
         Raises InputError and related errors before anything of the table is read or written.
@@ -188,7 +188,7 @@ class ColumnProjection(Protocol):
     def stored(self) -> frozenset[str]:
         """The table's columns that the file itself holds, at least in part."""
 
-    def physical_columns(self, columns: list[str]) -> list[str]:
+    def list_physical_columns(self, columns: list[str]) -> list[str]:
         """The file's own columns to be read for some of the table's."""
 
     def project(self, table: pa.Table, columns: list[str], *, start: int) -> pa.Table:
@@ -207,14 +207,14 @@ class FileScanTask(Protocol):
     def find_leaf(self, footer: pq.FileMetaData, column: str) -> int | None:
         """Where a flat top-level column's chunk is in a footer; None where it has no chunk of its own."""
 
-    def bounds(self, column: str) -> tuple[Any, Any, int | None]:
+    def get_bounds(self, column: str) -> tuple[Any, Any, int | None]:
         """Lower bound, upper bound and NULLs of a top-level column over the whole file; None is unknown.
 
         NULLs are counted over all ``records``. Temporal values are integers in the unit of the dataset's
         type.
         """
 
-    def constant_of(self, column: str) -> tuple[Any] | None:
+    def get_constant(self, column: str) -> tuple[Any] | None:
         """The one value that a top-level column has in every row, as its partition says; None is unknown.
 
         In the form of ``bounds``; the value may be NULL.

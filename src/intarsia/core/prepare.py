@@ -12,13 +12,22 @@ import pyarrow.compute as pc
 from intarsia.common.names import check_columns, find_spelling, join_names
 from intarsia.common.partitions import check_partition_columns
 from intarsia.common.schema import check_key_types, conform_schema, convert_large_types_to_normal
-from intarsia.common.source import Source, conform_source, select_rows
+from intarsia.common.source import IngestedSource, conform_source, select_rows
 from intarsia.core.clauses import resolve_assignments, resolve_rule, resolve_star
 from intarsia.core.effects import check_overwrite
-from intarsia.core.evaluate import hit_positions
+from intarsia.core.evaluate import find_hit_positions
 from intarsia.core.expr import resolve
-from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Predicate, Update, Write
-from intarsia.core.keys import KeyIndex, marked, winners
+from intarsia.core.intent import (
+    DeduplicateIntent,
+    DeleteIntent,
+    Intent,
+    MergeIntent,
+    OptimizeIntent,
+    Predicate,
+    UpdateIntent,
+    WriteIntent,
+)
+from intarsia.core.keys import KeyIndex, find_winners, mark_numbers
 from intarsia.core.planning import SourceFacts
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES
@@ -26,9 +35,9 @@ from intarsia.core.snapshot import Snapshot
 from intarsia.core.spark_metadata import conform_to_stored
 from intarsia.core.validation import (
     check_exists,
-    duplicate_source_keys,
-    missing_keys,
-    null_source_keys,
+    make_missing_keys_error,
+    refuse_duplicate_source_keys,
+    refuse_null_source_keys,
     refuse_outside,
 )
 from intarsia.errors import InputError, KeyColumnError, NotSupported, SchemaMismatch
@@ -62,25 +71,25 @@ class Prepared:
         return int(self.table.nbytes) if self.remote is None else int(self.remote.size)
 
 
-def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
+def prepare(intent: Intent, snapshot: Snapshot, source: IngestedSource | None) -> Prepared:
     """Resolve every name and type; raises InputError and related errors before anything is read or written.
 
     Raises NothingMatched where rows of a table that does not exist are to be deleted or updated.
     """
     match intent:
-        case Merge():
+        case MergeIntent():
             assert source is not None
             return _prepare_merge(intent, snapshot, _fit_source(source, intent, snapshot))
-        case Write():
+        case WriteIntent():
             assert source is not None
             return _prepare_write(intent, snapshot, _fit_source(source, intent, snapshot))
-        case Delete():
+        case DeleteIntent():
             check_exists(snapshot, "delete")
-            return _plain(replace(intent, where=_resolve_predicate(intent.where, snapshot)), snapshot)
-        case Update():
+            return _make_prepared(replace(intent, where=_resolve_predicate(intent.where, snapshot)), snapshot)
+        case UpdateIntent():
             check_exists(snapshot, "update")
-            return _plain(_resolve_update(intent, snapshot), snapshot)
-        case Deduplicate():
+            return _make_prepared(_resolve_update(intent, snapshot), snapshot)
+        case DeduplicateIntent():
             intent = spell_columns(intent, snapshot)
             _check_columns([*intent.keys, *intent.order_by], snapshot, "deduplicate")
             if snapshot.has_schema:  # planning says so where there is no file
@@ -88,25 +97,27 @@ def prepare(intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepar
                 check_key_types(
                     snapshot.schema, keys, side="target", operation="deduplicate", path=snapshot.root
                 )
-            return _plain(intent, snapshot)
-        case Optimize():
+            return _make_prepared(intent, snapshot)
+        case OptimizeIntent():
             intent = spell_columns(intent, snapshot)
             _check_columns(
                 [*intent.by, *intent.deduplicate_keys, *intent.dedup_order_by], snapshot, "optimize"
             )
-            return _plain(intent, snapshot)
+            return _make_prepared(intent, snapshot)
         case _:
-            return _plain(intent, snapshot)
+            return _make_prepared(intent, snapshot)
 
 
-def _fit_source(source: Source, intent: Merge | Write, snapshot: Snapshot) -> Source:
+def _fit_source(
+    source: IngestedSource, intent: MergeIntent | WriteIntent, snapshot: Snapshot
+) -> IngestedSource:
     """The source with Spark's own types as the files store them, unless all files are overwritten."""
     if intent.operation == "overwrite":
         return source
     return conform_to_stored(source, snapshot, operation=intent.operation)
 
 
-def _plain(intent: Intent, snapshot: Snapshot) -> Prepared:
+def _make_prepared(intent: Intent, snapshot: Snapshot) -> Prepared:
     return Prepared(intent, snapshot.schema, snapshot.partition_columns)
 
 
@@ -114,7 +125,7 @@ def _plain(intent: Intent, snapshot: Snapshot) -> Prepared:
 class MergeTerms:
     """A merge with every name and type resolved by the two schemas alone."""
 
-    intent: Merge
+    intent: MergeIntent
     schema: pa.Schema
     """The dataset's schema after the merge."""
     wanted: pa.Schema
@@ -129,12 +140,12 @@ class MergeTerms:
 
         A rule that takes no whole row may hit a key in any partition, unless the partition is in the key.
         """
-        if not (self.intent.rule.replaces_rows or self.intent.pins(self.partition_columns)):
+        if not (self.intent.rule.replaces_rows or self.intent.has_equal_columns(self.partition_columns)):
             return ()
         return tuple(name for name in self.partition_columns if name in self.wanted.names)
 
 
-def resolve_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> MergeTerms:
+def resolve_merge(intent: MergeIntent, snapshot: Snapshot, source: pa.Schema) -> MergeTerms:
     """Raises InputError and related errors for what the schemas alone make impossible."""
     intent = spell_merge(intent, snapshot, source)
     operation, path = intent.rule.name, snapshot.root
@@ -145,7 +156,7 @@ def resolve_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Merge
     schema = _merge_schema(intent, snapshot, star.columns, partition_columns, kept=star.kept)
     wanted = _with_key_types(intent, source, schema)
     if intent.rule.replaces_rows:
-        wanted = star.wanted(wanted, schema, strict=operation in STRATEGIES)
+        wanted = star.make_source_schema(wanted, schema, strict=operation in STRATEGIES)
     rule = resolve_rule(intent.rule, schema, wanted, partition_columns, path)
     residual = None
     if intent.residual is not None:
@@ -154,14 +165,14 @@ def resolve_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Merge
     return MergeTerms(resolved, schema, wanted, partition_columns, star.notes)
 
 
-def _prepare_merge(intent: Merge, snapshot: Snapshot, source: Source) -> Prepared:
+def _prepare_merge(intent: MergeIntent, snapshot: Snapshot, source: IngestedSource) -> Prepared:
     path, rows = snapshot.root, source.rows
     terms = resolve_merge(intent, snapshot, source.schema)
     source = conform_source(source, terms.wanted, operation=terms.intent.rule.name, path=path)
     return prepare_rows(terms, source, path=path, rows=rows)
 
 
-def prepare_rows(terms: MergeTerms, source: Source, *, path: str, rows: int) -> Prepared:
+def prepare_rows(terms: MergeTerms, source: IngestedSource, *, path: str, rows: int) -> Prepared:
     """A resolved merge with its source rows in the wanted types, at least the columns that decide."""
     intent = terms.intent
     table = _check_rows(intent, source, path).table
@@ -176,20 +187,20 @@ def prepare_rows(terms: MergeTerms, source: Source, *, path: str, rows: int) -> 
     )
 
 
-def index_keys(intent: Merge, table: pa.Table, path: str) -> KeyIndex:
+def index_keys(intent: MergeIntent, table: pa.Table, path: str) -> KeyIndex:
     """The index over a source's keys; raises KeyColumnError for duplicate keys that are not allowed."""
     index = KeyIndex([table[n] for n in intent.source_keys], null_match=intent.matches_null)
     operation = intent.rule.name
     if operation in STRATEGIES:  # with clauses, only a target row that is hit twice is an error
-        duplicate_source_keys(table, index, intent.source_keys, operation=operation, path=path)
+        refuse_duplicate_source_keys(table, index, intent.source_keys, operation=operation, path=path)
     return index
 
 
-def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
+def _check_keys(intent: MergeIntent, snapshot: Snapshot, source: pa.Schema) -> None:
     operation, path = intent.rule.name, snapshot.root
     absent = [name for name in intent.source_keys if name not in source.names]
     if absent:
-        raise missing_keys(absent, source.names, side="source", operation=operation, path=path)
+        raise make_missing_keys_error(absent, source.names, side="source", operation=operation, path=path)
     check_key_types(source, intent.source_keys, side="source", operation=operation, path=path)
     what = "dedup_order_by column of the source"
     check_columns(intent.dedup_order_by, source.names, operation=operation, path=path, what=what)
@@ -197,12 +208,14 @@ def _check_keys(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> None:
         return
     absent = [name for name in intent.keys if name not in snapshot.schema.names]
     if absent:
-        raise missing_keys(absent, snapshot.schema.names, side="target", operation=operation, path=path)
+        raise make_missing_keys_error(
+            absent, snapshot.schema.names, side="target", operation=operation, path=path
+        )
     check_key_types(snapshot.schema, intent.keys, side="target", operation=operation, path=path)
 
 
 def _merge_schema(
-    intent: Merge | Write,
+    intent: MergeIntent | WriteIntent,
     snapshot: Snapshot,
     source: pa.Schema,
     partition_columns: Sequence[str],
@@ -210,11 +223,11 @@ def _merge_schema(
     kept: Sequence[str] = (),
 ) -> pa.Schema:
     """The dataset's schema after the merge; ``kept`` are columns whose values rows keep."""
-    operation = intent.rule.name if isinstance(intent, Merge) else intent.mode
+    operation = intent.rule.name if isinstance(intent, MergeIntent) else intent.mode
     if not snapshot.has_schema:
         _check_new_names(source, operation, snapshot.root)
-        return _fresh(source, partition_columns)
-    if isinstance(intent, Merge) and not intent.rule.replaces_rows:
+        return _make_new_schema(source, partition_columns)
+    if isinstance(intent, MergeIntent) and not intent.rule.replaces_rows:
         return snapshot.schema
     if intent.schema_evolution is not None and snapshot.format.owns_schema:
         raise NotSupported(
@@ -223,7 +236,7 @@ def _merge_schema(
             hint="evolve the schema with the table's own update_schema() first.",
         )
     # Rows that are only updated may keep any column; a new row needs those that cannot be NULL.
-    inserts = not isinstance(intent, Merge) or intent.rule.inserts
+    inserts = not isinstance(intent, MergeIntent) or intent.rule.inserts
     path_columns = () if inserts else tuple(kept)
     target = pa.schema([f for f in snapshot.schema if f.name not in path_columns], snapshot.schema.metadata)
     try:
@@ -235,7 +248,7 @@ def _merge_schema(
             missing=intent.missing,
             schema_evolution=intent.schema_evolution,
             partition_columns=snapshot.partition_columns,
-            options=_options_for(intent, snapshot),
+            options=_list_hint_options(intent, snapshot),
         )
     except SchemaMismatch as error:
         if not snapshot.files and not snapshot.format.owns_schema:
@@ -247,14 +260,14 @@ def _merge_schema(
     return pa.schema(list(fields.values()), merged.metadata)
 
 
-def _options_for(intent: Merge | Write, snapshot: Snapshot) -> frozenset[str]:
+def _list_hint_options(intent: MergeIntent | WriteIntent, snapshot: Snapshot) -> frozenset[str]:
     """The options that a hint may suggest, because the operation accepts them."""
     owns_schema = snapshot.format.owns_schema
-    merges = {"keep", "except_columns"} if isinstance(intent, Merge) else set()
+    merges = {"keep", "except_columns"} if isinstance(intent, MergeIntent) else set()
     return frozenset({"null", *merges, *(() if owns_schema else ("schema_evolution",))})
 
 
-def _fresh(source: pa.Schema, partition_columns: Sequence[str]) -> pa.Schema:
+def _make_new_schema(source: pa.Schema, partition_columns: Sequence[str]) -> pa.Schema:
     """The schema of a dataset that is made from this source: partition columns come last."""
     normal = convert_large_types_to_normal(source)
     stored = [f for f in normal if f.name not in partition_columns]
@@ -278,19 +291,19 @@ def _check_new_names(schema: pa.Schema, operation: str, path: str) -> None:
             )
 
 
-def _with_key_types(intent: Merge, source: pa.Schema, target: pa.Schema) -> pa.Schema:
+def _with_key_types(intent: MergeIntent, source: pa.Schema, target: pa.Schema) -> pa.Schema:
     """The source's own columns, its keys in the target's types."""
     kinds = dict(zip(intent.source_keys, (target.field(name).type for name in intent.keys), strict=True))
     return pa.schema([f.with_type(kinds.get(f.name, f.type)) for f in source])
 
 
-def _check_rows(intent: Merge, source: Source, path: str) -> Source:
+def _check_rows(intent: MergeIntent, source: IngestedSource, path: str) -> IngestedSource:
     """The source without NULL keys, and with one row per key where that is asked for."""
     operation, keys, table = intent.rule.name, intent.source_keys, source.table
     nulls = {name: table[name].null_count for _, name in intent.never_null}
-    null_source_keys(nulls, operation=operation, path=path)
+    refuse_null_source_keys(nulls, operation=operation, path=path)
     if operation == "deduplicate":
-        kept = winners(
+        kept = find_winners(
             [table[n] for n in keys],
             [table[n] for n in intent.dedup_order_by],
             null_match=intent.matches_null,
@@ -299,7 +312,9 @@ def _check_rows(intent: Merge, source: Source, path: str) -> Source:
     return source
 
 
-def resolve_write(intent: Write, snapshot: Snapshot, source: pa.Schema) -> tuple[pa.Schema, tuple[str, ...]]:
+def resolve_write(
+    intent: WriteIntent, snapshot: Snapshot, source: pa.Schema
+) -> tuple[pa.Schema, tuple[str, ...]]:
     """The dataset's schema after a write, and its partition columns."""
     intent = replace(intent, partition_columns=spell_partitions(intent.partition_columns, snapshot, source))
     check_overwrite(intent, snapshot)
@@ -319,33 +334,35 @@ def resolve_write(intent: Write, snapshot: Snapshot, source: pa.Schema) -> tuple
     return _merge_schema(intent, base, source, partition_columns), partition_columns
 
 
-def _prepare_write(intent: Write, snapshot: Snapshot, source: Source) -> Prepared:
+def _prepare_write(intent: WriteIntent, snapshot: Snapshot, source: IngestedSource) -> Prepared:
     operation = intent.mode
     schema, partition_columns = resolve_write(intent, snapshot, source.schema)
     intent = resolve_overwrite(intent, schema)
     table = conform_source(source, schema, operation=operation, path=snapshot.root).table
     if intent.where is not None:
-        outside = rows_outside(intent.where, table)
+        outside = find_rows_outside(intent.where, table)
         refuse_outside(table, outside, len(outside), intent, rows=table.num_rows, path=snapshot.root)
     path_columns = PartitionSet.of(table, partition_columns if operation == "overwrite_partitions" else ())
-    facts = SourceFacts(table.num_rows, {}, path_columns, _parts(operation, table, snapshot))
+    facts = SourceFacts(
+        table.num_rows, {}, path_columns, _find_replaced_partitions(operation, table, snapshot)
+    )
     return Prepared(intent, schema, partition_columns, table, facts, source.rows)
 
 
-def resolve_overwrite(intent: Write, schema: pa.Schema) -> Write:
+def resolve_overwrite(intent: WriteIntent, schema: pa.Schema) -> WriteIntent:
     """The write with every name and type of its condition resolved."""
     if intent.where is None or isinstance(intent.where, pc.Expression):
         return intent
     return replace(intent, where=resolve(intent.where, schema, expect=pa.bool_()))
 
 
-def rows_outside(where: Predicate, table: pa.Table) -> pa.Array:
+def find_rows_outside(where: Predicate, table: pa.Table) -> pa.Array:
     """The rows, ascending, for which a condition is not TRUE."""
-    inside = marked(hit_positions(where, table), table.num_rows)
+    inside = mark_numbers(find_hit_positions(where, table), table.num_rows)
     return pc.indices_nonzero(pc.invert(inside)).cast(pa.int64())
 
 
-def _parts(operation: str, table: pa.Table, snapshot: Snapshot) -> frozenset[Any] | None:
+def _find_replaced_partitions(operation: str, table: pa.Table, snapshot: Snapshot) -> frozenset[Any] | None:
     """The partitions that a dynamic overwrite replaces, where the table's spec decides."""
     if operation != "overwrite_partitions" or not snapshot.format.owns_schema:
         return None
@@ -393,7 +410,7 @@ def _resolve_predicate(where: Any, snapshot: Snapshot) -> Any:
     return resolve(where, snapshot.schema, expect=pa.bool_())
 
 
-def _resolve_update(intent: Update, snapshot: Snapshot) -> Update:
+def _resolve_update(intent: UpdateIntent, snapshot: Snapshot) -> UpdateIntent:
     if not snapshot.has_schema:
         return intent
     values = resolve_assignments(
@@ -412,11 +429,11 @@ def _check_columns(names: Sequence[str], snapshot: Snapshot, operation: str) -> 
         check_columns(names, snapshot.schema.names, operation=operation, path=snapshot.root)
 
 
-Maintenance = TypeVar("Maintenance", Deduplicate, Optimize)
+Maintenance = TypeVar("Maintenance", DeduplicateIntent, OptimizeIntent)
 _COLUMNS = ("keys", "order_by", "by", "deduplicate_keys", "dedup_order_by")
 
 
-def spell_merge(intent: Merge, snapshot: Snapshot, source: pa.Schema) -> Merge:
+def spell_merge(intent: MergeIntent, snapshot: Snapshot, source: pa.Schema) -> MergeIntent:
     """The merge with its keys and other columns in the spelling that each side has.
 
     Raises:

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.types import value_type
-from intarsia.core.expr.kernels import ANY, ONE, like_parts, mirror_operator
+from intarsia.common.types import get_value_type
+from intarsia.core.expr.kernels import ANY, ONE, mirror_operator, split_like_pattern
 from intarsia.core.expr.nodes import (
     And,
     Cast,
@@ -29,13 +29,13 @@ from intarsia.core.expr.nodes import (
     Literal,
     Not,
     Or,
-    conjuncts,
+    split_conjuncts,
 )
-from intarsia.core.expr.nodes import columns as columns_of
+from intarsia.core.expr.nodes import find_columns as columns_of
 from intarsia.core.expr.types import DAY_NANOS, NANOS, is_widening
 from intarsia.core.intent import Predicate
-from intarsia.core.keys import comparable, flat
-from intarsia.core.prune import Bounds, bounds_of, every_row_group
+from intarsia.core.keys import to_array, to_comparable
+from intarsia.core.prune import Bounds, list_row_groups, read_bounds
 from intarsia.core.snapshot import DataFile, Snapshot
 
 Path = tuple[str, ...]
@@ -58,7 +58,7 @@ class Facts:
     type: pa.DataType | None = None
 
     @classmethod
-    def constant(cls, value: Any, rows: int | None = None, type: pa.DataType | None = None) -> Facts:
+    def from_constant(cls, value: Any, rows: int | None = None, type: pa.DataType | None = None) -> Facts:
         """The facts of a column with one value in every row, as a partition column has."""
         if value is None or (isinstance(value, pa.Scalar) and not value.is_valid):
             return cls(null_count=rows or 1, rows=rows or 1, maybe_nan=False, type=type)
@@ -69,17 +69,17 @@ KnownFacts = Mapping[Path, Facts]
 """Facts by the column's path; a column that is not there is unknown."""
 
 
-def never_true(expr: Expr, bounds: KnownFacts) -> bool:
+def is_never_true(expr: Expr, bounds: KnownFacts) -> bool:
     """True only where it is proven that the predicate is TRUE in none of the rows.
 
     The predicate must be resolved. Source columns of a merge are unknown.
     """
-    return not _truth_values(expr, bounds).true
+    return not _find_truth_values(expr, bounds).true
 
 
-def always_true(expr: Expr, bounds: KnownFacts) -> bool:
+def is_always_true(expr: Expr, bounds: KnownFacts) -> bool:
     """True only where it is proven that the predicate is TRUE in each of the rows."""
-    outcome = _truth_values(expr, bounds)
+    outcome = _find_truth_values(expr, bounds)
     return not outcome.false and not outcome.null
 
 
@@ -95,40 +95,44 @@ class _TruthValues:
 _UNKNOWN = _TruthValues()
 
 
-def _truth_values(expr: Expr, bounds: KnownFacts) -> _TruthValues:
+def _find_truth_values(expr: Expr, bounds: KnownFacts) -> _TruthValues:
     match expr:
         case Literal(value) if value is None or isinstance(value, bool):
             return _TruthValues(value is True, value is False, value is None)
         case Not(operand):
-            return _opposite(_truth_values(operand, bounds))
+            return _negate(_find_truth_values(operand, bounds))
         case And(left, right):
-            return _both(_truth_values(left, bounds), _truth_values(right, bounds))
+            return _combine_and(_find_truth_values(left, bounds), _find_truth_values(right, bounds))
         case Or(left, right):
-            return _either(_truth_values(left, bounds), _truth_values(right, bounds))
+            return _combine_or(_find_truth_values(left, bounds), _find_truth_values(right, bounds))
         case IsNull(operand):
-            facts = _facts(operand, bounds)
+            facts = _find_facts(operand, bounds)
             return (
                 _UNKNOWN
                 if facts is None
                 else _TruthValues(_may_be_null(facts), _may_have_value(facts), False)
             )
         case Compare(op, left, right) if left == right:
-            same = _truth_values(Not(IsNull(left)), bounds)  # NaN equals itself, so only NULL is an exception
+            same = _find_truth_values(
+                Not(IsNull(left)), bounds
+            )  # NaN equals itself, so only NULL is an exception
             holds = op in ("=", "<=", ">=")
             return _TruthValues(same.true and holds, same.true and not holds, same.false)
         case Compare(op, left, right):
-            return _compared(op, _facts(left, bounds), _facts(right, bounds))
+            return _prove_comparison(op, _find_facts(left, bounds), _find_facts(right, bounds))
         case In(operand, items, negated):
-            member = _member(_facts(operand, bounds), [_facts(item, bounds) for item in items])
-            return _opposite(member) if negated else member
+            member = _prove_membership(
+                _find_facts(operand, bounds), [_find_facts(item, bounds) for item in items]
+            )
+            return _negate(member) if negated else member
         case Like(operand, Literal(str() as pattern), False, escape):
-            return _prefixed(_facts(operand, bounds), pattern, escape)
+            return _prove_prefix(_find_facts(operand, bounds), pattern, escape)
         case Column():
-            return _compared("=", _facts(expr, bounds), Facts.constant(True))
+            return _prove_comparison("=", _find_facts(expr, bounds), Facts.from_constant(True))
     return _UNKNOWN
 
 
-def _both(left: _TruthValues, right: _TruthValues) -> _TruthValues:
+def _combine_and(left: _TruthValues, right: _TruthValues) -> _TruthValues:
     return _TruthValues(
         left.true and right.true,
         left.false or right.false,
@@ -136,30 +140,30 @@ def _both(left: _TruthValues, right: _TruthValues) -> _TruthValues:
     )
 
 
-def _opposite(outcome: _TruthValues) -> _TruthValues:
+def _negate(outcome: _TruthValues) -> _TruthValues:
     return _TruthValues(outcome.false, outcome.true, outcome.null)
 
 
-def _either(left: _TruthValues, right: _TruthValues) -> _TruthValues:
-    return _opposite(_both(_opposite(left), _opposite(right)))
+def _combine_or(left: _TruthValues, right: _TruthValues) -> _TruthValues:
+    return _negate(_combine_and(_negate(left), _negate(right)))
 
 
-def _facts(expr: Expr, bounds: KnownFacts) -> Facts | None:
+def _find_facts(expr: Expr, bounds: KnownFacts) -> Facts | None:
     """The facts of a column or a constant, with bounds that Python can compare."""
     match expr:
         case Literal(value, type):
-            return _comparable(replace(Facts.constant(value), type=type))
+            return _to_comparable(replace(Facts.from_constant(value), type=type))
         case Column(path, side) if side != "source" and path in bounds:
-            return _comparable(bounds[path])
+            return _to_comparable(bounds[path])
         case Cast(Column() as column, type):
-            facts = _facts(column, bounds)
+            facts = _find_facts(column, bounds)
             if facts is not None and facts.type is not None and is_widening(facts.type, type):
                 return facts
     return None
 
 
-def _comparable(facts: Facts) -> Facts:
-    lower, upper = _key(facts.lower, facts.type), _key(facts.upper, facts.type)
+def _to_comparable(facts: Facts) -> Facts:
+    lower, upper = _to_sort_key(facts.lower, facts.type), _to_sort_key(facts.upper, facts.type)
     if _is_nan(lower) or _is_nan(upper):  # some writers let a NaN into the bounds, which then say nothing
         return replace(facts, lower=None, upper=None, maybe_nan=True)
     return replace(facts, lower=lower, upper=upper, maybe_nan=facts.maybe_nan and _may_be_float(facts))
@@ -172,37 +176,37 @@ def _may_be_float(facts: Facts) -> bool:
     return not known or any(isinstance(bound, float | pa.FloatScalar | pa.DoubleScalar) for bound in known)
 
 
-def _key(value: Any, type: pa.DataType | None) -> Any:
+def _to_sort_key(value: Any, type: pa.DataType | None) -> Any:
     """A value that orders as the column does; moments and spans of time become nanoseconds."""
     if isinstance(value, pa.Scalar):
         if not value.is_valid:
             return None
         if pt.is_temporal(value.type) and not pt.is_interval(value.type):
-            return _nanos(value.value, value.type)
-        return _key(value.as_py(), None)
+            return _to_nanos(value.value, value.type)
+        return _to_sort_key(value.as_py(), None)
     if isinstance(value, datetime.datetime):
         zone = value.tzinfo or datetime.UTC
         since = value.replace(tzinfo=zone) - datetime.datetime(1970, 1, 1, tzinfo=datetime.UTC)
-        return _span(since)
+        return _to_span_nanos(since)
     if isinstance(value, datetime.date):
         return (value - datetime.date(1970, 1, 1)).days * DAY_NANOS
     if isinstance(value, datetime.timedelta):
-        return _span(value)
+        return _to_span_nanos(value)
     if isinstance(value, datetime.time):
-        return _span(datetime.datetime.combine(datetime.date.min, value) - datetime.datetime.min)
+        return _to_span_nanos(datetime.datetime.combine(datetime.date.min, value) - datetime.datetime.min)
     plain_int = isinstance(value, int) and not isinstance(value, bool)
     if plain_int and type is not None and pt.is_temporal(type) and not pt.is_interval(type):
-        return _nanos(value, type)
+        return _to_nanos(value, type)
     return value
 
 
-def _nanos(ticks: int, type: pa.DataType) -> int:
+def _to_nanos(ticks: int, type: pa.DataType) -> int:
     if pt.is_date32(type):
         return ticks * DAY_NANOS
     return ticks * NANOS["ms" if pt.is_date64(type) else type.unit]
 
 
-def _span(delta: datetime.timedelta) -> int:
+def _to_span_nanos(delta: datetime.timedelta) -> int:
     return (delta.days * 86_400 + delta.seconds) * 10**9 + delta.microseconds * 1000
 
 
@@ -219,14 +223,14 @@ def _may_have_value(facts: Facts) -> bool:
     return facts.null_count is None or facts.rows is None or facts.null_count < facts.rows
 
 
-def _compared(op: CompareOp, left: Facts | None, right: Facts | None) -> _TruthValues:
+def _prove_comparison(op: CompareOp, left: Facts | None, right: Facts | None) -> _TruthValues:
     if left is None or right is None:
         return _UNKNOWN
     null = _may_be_null(left) or _may_be_null(right)
     if not (_may_have_value(left) and _may_have_value(right)):
         return _TruthValues(False, False, null)
     try:
-        return _TruthValues(_possible(op, left, right), _possible(_OPPOSITE[op], left, right), null)
+        return _TruthValues(_is_possible(op, left, right), _is_possible(_OPPOSITE[op], left, right), null)
     except TypeError:  # bounds of another kind than the constant prove nothing
         return _UNKNOWN
 
@@ -234,15 +238,19 @@ def _compared(op: CompareOp, left: Facts | None, right: Facts | None) -> _TruthV
 _OPPOSITE: dict[CompareOp, CompareOp] = {"=": "<>", "<>": "=", "<": ">=", ">=": "<", ">": "<=", "<=": ">"}
 
 
-def _possible(op: CompareOp, left: Facts, right: Facts) -> bool:
+def _is_possible(op: CompareOp, left: Facts, right: Facts) -> bool:
     """Whether some value within the bounds of each makes the comparison hold."""
     if op in (">", ">="):
-        return _possible(mirror_operator(op), right, left)
+        return _is_possible(mirror_operator(op), right, left)
     if op == "=":
         overlap = _reach(operator.le, left, right) and _reach(operator.le, right, left)
         return overlap or (left.maybe_nan and right.maybe_nan)
     if op == "<>":
-        return not (_single(left) and _single(right) and _same_kind(left.lower, right.lower) == right.lower)
+        return not (
+            _is_single(left)
+            and _is_single(right)
+            and _check_same_kind(left.lower, right.lower) == right.lower
+        )
     # NaN is greater than every number, so on the right it makes anything smaller.
     return right.maybe_nan or _reach(operator.lt if op == "<" else operator.le, left, right)
 
@@ -251,14 +259,14 @@ def _reach(test: Callable[[Any, Any], bool], left: Facts, right: Facts) -> bool:
     """Whether the test may hold of a value on the left and one on the right."""
     if left.lower is None or right.upper is None:
         return True
-    return test(_same_kind(left.lower, right.upper), right.upper)
+    return test(_check_same_kind(left.lower, right.upper), right.upper)
 
 
-def _single(facts: Facts) -> bool:
+def _is_single(facts: Facts) -> bool:
     return facts.lower is not None and not facts.maybe_nan and bool(facts.lower == facts.upper)
 
 
-def _same_kind(value: Any, other: Any) -> Any:
+def _check_same_kind(value: Any, other: Any) -> Any:
     """The value, if it can be compared with the other; Python would also compare 1 with True."""
     numbers = (int, float, Decimal)
     booleans = isinstance(value, bool), isinstance(other, bool)
@@ -269,24 +277,24 @@ def _same_kind(value: Any, other: Any) -> Any:
     return value
 
 
-def _member(operand: Facts | None, items: list[Facts | None]) -> _TruthValues:
+def _prove_membership(operand: Facts | None, items: list[Facts | None]) -> _TruthValues:
     """x IN (a, b) is x = a OR x = b."""
     if operand is None:
         return _UNKNOWN
     outcome = _TruthValues(False, _may_have_value(operand), _may_be_null(operand))
     for item in items:
-        outcome = _either(outcome, _compared("=", operand, item))
+        outcome = _combine_or(outcome, _prove_comparison("=", operand, item))
     return outcome
 
 
-def _prefixed(facts: Facts | None, pattern: str, escape: str | None) -> _TruthValues:
-    parts = like_parts(pattern, escape)
+def _prove_prefix(facts: Facts | None, pattern: str, escape: str | None) -> _TruthValues:
+    parts = split_like_pattern(pattern, escape)
     texts = facts is not None and all(isinstance(bound, str | None) for bound in (facts.lower, facts.upper))
     if facts is None or not texts or not parts or parts[0] is ANY or parts[0] is ONE:
         return _UNKNOWN
     prefix = parts[0]
     if len(parts) == 1:
-        return _compared("=", facts, Facts.constant(prefix))
+        return _prove_comparison("=", facts, Facts.from_constant(prefix))
     null = _may_be_null(facts)
     if not _may_have_value(facts):
         return _TruthValues(False, False, null)
@@ -306,7 +314,7 @@ def _may_begin(facts: Facts, prefix: str) -> bool:
 # The files of a snapshot, and their row groups
 
 
-def predicate_columns(where: Predicate, schema: pa.Schema) -> list[str]:
+def list_predicate_columns(where: Predicate, schema: pa.Schema) -> list[str]:
     """The columns that a predicate reads; all of them for a pyarrow expression, which does not say."""
     if isinstance(where, pc.Expression):
         return list(schema.names)
@@ -327,17 +335,17 @@ class Verdict:
     by: str = ""
 
 
-def verdicts(where: Predicate, snapshot: Snapshot) -> list[Verdict]:
+def judge_files(where: Predicate, snapshot: Snapshot) -> list[Verdict]:
     """One verdict per file of the snapshot."""
     files = snapshot.files
     if not files or where is None or isinstance(where, pc.Expression):
-        return [Verdict(every_row_group(file)) for file in files]
+        return [Verdict(list_row_groups(file)) for file in files]
     names = [path[0] for _, path in columns_of(where) if len(path) == 1]
     stored = [name for name in names if name not in snapshot.partition_columns]
-    bounds = {name: bounds_of(files, name, snapshot.schema.field(name).type) for name in stored}
-    judge = _Judge(where, snapshot, bounds, out_of_bounds(where, bounds, snapshot.schema))
+    bounds = {name: read_bounds(files, name, snapshot.schema.field(name).type) for name in stored}
+    judge = _Judge(where, snapshot, bounds, find_out_of_bounds(where, bounds, snapshot.schema))
     starts = _starts(files)
-    return [judge.verdict(file, start) for file, start in zip(files, starts, strict=True)]
+    return [judge.judge(file, start) for file, start in zip(files, starts, strict=True)]
 
 
 @dataclass(slots=True)
@@ -352,51 +360,53 @@ class _Judge:
     anywhere: Verdict | None = None
     """The verdict by partition for files without known partition values."""
 
-    def verdict(self, file: DataFile, start: int) -> Verdict:
+    def judge(self, file: DataFile, start: int) -> Verdict:
         known: dict[Path, Facts] = {
-            (name,): _constant(value, self.snapshot.schema.field(name).type)
-            for name, value in (*file.partition.items(), *_fixed(file, self.bounds))
+            (name,): _make_constant(value, self.snapshot.schema.field(name).type)
+            for name, value in (*file.partition.items(), *_iterate_constants(file, self.bounds))
         }
-        every = every_row_group(file)
-        by_place = self._by_place(known)
+        every = list_row_groups(file)
+        by_place = self._judge_by_partition(known)
         if by_place.never or by_place.always:
             return replace(by_place, row_groups=() if by_place.never else every)
-        maybe = tuple(group for number, group in enumerate(every) if self._maybe(known, start + number))
+        maybe = tuple(group for number, group in enumerate(every) if self._may_match(known, start + number))
         return Verdict(maybe, never=not maybe, by="bounds")
 
-    def _by_place(self, known: dict[Path, Facts]) -> Verdict:
+    def _judge_by_partition(self, known: dict[Path, Facts]) -> Verdict:
         if not known and self.anywhere is not None:
             return self.anywhere
-        never, always = never_true(self.where, known), always_true(self.where, known)
+        never, always = is_never_true(self.where, known), is_always_true(self.where, known)
         found = Verdict((), never=never, always=always and not never, by="partition values")
         if not known:
             self.anywhere = found
         return found
 
-    def _maybe(self, known: dict[Path, Facts], entry: int) -> bool:
+    def _may_match(self, known: dict[Path, Facts], entry: int) -> bool:
         if self.outside is not None and self.outside[entry]:
             return False
-        return not never_true(self.where, known | _row_group_facts(self.bounds, entry, self.snapshot.schema))
+        return not is_never_true(
+            self.where, known | _row_group_facts(self.bounds, entry, self.snapshot.schema)
+        )
 
 
-def _fixed(file: DataFile, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
+def _iterate_constants(file: DataFile, names: Iterable[str]) -> Iterator[tuple[str, Any]]:
     """Columns that have one value in all rows of a file, as the table knows."""
     if file.scan_task is not None:
         for name in names:
-            if (value := file.scan_task.constant_of(name)) is not None:
+            if (value := file.scan_task.get_constant(name)) is not None:
                 yield name, value[0]
 
 
-def out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema) -> list[bool] | None:
+def find_out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema) -> list[bool] | None:
     """Per row group whether some comparison that must be TRUE cannot be, judged for all of them at once.
 
     Only a shortcut: proving each row group by itself excludes the same. None is unknown.
     """
     excluded: pa.Array | None = None
-    for part in conjuncts(where):
+    for part in split_conjuncts(where):
         match part:
             case Compare(op, Column((name,), None | "target"), Literal() as value) if name in bounds:
-                mine = _misses(op, value, bounds[name], value_type(schema.field(name).type))
+                mine = _misses(op, value, bounds[name], get_value_type(schema.field(name).type))
             case _:
                 mine = None
         if mine is not None:
@@ -411,7 +421,7 @@ def _misses(op: str, value: Literal, bounds: Bounds, dtype: pa.DataType) -> pa.B
         exact = value.scalar.cast(dtype)
         if not exact.cast(value.scalar.type).equals(value.scalar):
             return None
-        wanted = flat(comparable(pa.repeat(exact, 1)))[0]
+        wanted = to_array(to_comparable(pa.repeat(exact, 1)))[0]
     except (pa.ArrowInvalid, pa.ArrowTypeError, pa.ArrowNotImplementedError):
         return None  # of another type: left to the proof per row group
     if wanted.type != bounds.lower.type:
@@ -437,14 +447,14 @@ def _row_group_facts(bounds: dict[str, Bounds], entry: int, schema: pa.Schema) -
             upper=known.upper[entry] if known.upper[entry].is_valid else None,
             null_count=known.null_count[entry].as_py(),
             rows=known.rows[entry].as_py(),
-            type=value_type(schema.field(name).type),
+            type=get_value_type(schema.field(name).type),
         )
         for name, known in bounds.items()
     }
 
 
-def _constant(value: Any, dtype: pa.DataType) -> Facts:
-    plain = value_type(dtype)
+def _make_constant(value: Any, dtype: pa.DataType) -> Facts:
+    plain = get_value_type(dtype)
     if value is None:
         return Facts(null_count=1, rows=1, maybe_nan=False, type=plain)
     scalar = pa.scalar(value, plain)
@@ -459,5 +469,5 @@ def _starts(files: tuple[DataFile, ...]) -> list[int]:
     starts, position = [], 0
     for file in files:
         starts.append(position)
-        position += len(every_row_group(file))
+        position += len(list_row_groups(file))
     return starts

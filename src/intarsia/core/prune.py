@@ -16,8 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from intarsia.common.types import value_type
-from intarsia.core.keys import KeyIndex, comparable, decoded, flat, search
+from intarsia.common.types import get_value_type
+from intarsia.core.keys import KeyIndex, decode_dictionary, search, to_array, to_comparable
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import DamagedTable
 
@@ -45,7 +45,7 @@ class Bounds:
     """NULL where it is not known."""
 
 
-def bounds_of(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bounds:
+def read_bounds(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bounds:
     """The bounds of a top-level column whose type in the dataset is ``dtype``."""
     found = _BoundsBuilder()
     leaf: Any = None
@@ -56,7 +56,7 @@ def bounds_of(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bou
         if footer is None:
             found.add(number, 0, file.record_count, *_read_table_bounds(file, column, dtype))
             continue
-        position = _leaf_of(file, footer, column, max(position, 0))
+        position = _find_file_leaf(file, footer, column, max(position, 0))
         if position >= 0:
             # A column has the same type in most files, and choosing a reader costs far more than comparing.
             before, leaf = leaf, footer.schema.column(position)
@@ -67,12 +67,12 @@ def bounds_of(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bou
             rows = meta.num_rows
             stats = meta.column(position).statistics if position >= 0 else None
             if stats is not None:
-                low, high = reading.bounds(stats) if reading is not None else (None, None)
+                low, high = reading.read(stats) if reading is not None else (None, None)
                 found.add(number, group, rows, low, high, stats.null_count, reading)
             else:
                 # A file that lacks the column reads as NULL throughout; of a nested one nothing is known.
                 found.add(number, group, rows, nulls=rows if position == _ABSENT else None)
-    return found.bounds(dtype)
+    return found.build(dtype)
 
 
 def _read_table_bounds(
@@ -81,13 +81,13 @@ def _read_table_bounds(
     """What the table itself knows of a whole file."""
     if file.scan_task is None:
         return None, None, None, None
-    low, high, nulls = file.scan_task.bounds(column)
-    return low, high, nulls, _BoundReader(value_type(dtype), raw=True)
+    low, high, nulls = file.scan_task.get_bounds(column)
+    return low, high, nulls, _BoundReader(get_value_type(dtype), raw=True)
 
 
-def _leaf_of(file: DataFile, footer: pq.FileMetaData, column: str, guess: int) -> int:
+def _find_file_leaf(file: DataFile, footer: pq.FileMetaData, column: str, guess: int) -> int:
     if file.scan_task is None:
-        return _leaf(footer, column, guess)
+        return _find_leaf(footer, column, guess)
     position = file.scan_task.find_leaf(footer, column)
     return _NESTED if position is None else position  # a missing column may read as its default
 
@@ -122,7 +122,7 @@ class _BoundsBuilder:
         self.null_count.append(nulls)
         self.readings.append(reading)
 
-    def bounds(self, dtype: pa.DataType) -> Bounds:
+    def build(self, dtype: pa.DataType) -> Bounds:
         return Bounds(
             pa.array(self.file, pa.int32()),
             pa.array(self.row_group, pa.int32()),
@@ -133,7 +133,7 @@ class _BoundsBuilder:
         )
 
 
-def _leaf(footer: pq.FileMetaData, column: str, guess: int) -> int:
+def _find_leaf(footer: pq.FileMetaData, column: str, guess: int) -> int:
     """The leaf number of a flat top-level column, or _ABSENT or _NESTED; files mostly agree."""
     schema = footer.schema
     if guess < len(schema) and _is_flat(schema.column(guess), column):
@@ -159,7 +159,7 @@ class _BoundReader:
     stored: pa.DataType
     raw: bool
 
-    def bounds(self, stats: pq.Statistics | None) -> tuple[Any, Any]:
+    def read(self, stats: pq.Statistics | None) -> tuple[Any, Any]:
         if stats is None or not stats.has_min_max:
             return None, None
         low, high = (stats.min_raw, stats.max_raw) if self.raw else (stats.min, stats.max)
@@ -232,7 +232,7 @@ def _convert_all(values: list[Any], readings: list[_BoundReader | None], dtype: 
             v if r is not None and r.stored == of else None for v, r in zip(values, readings, strict=True)
         ]
         pieces.append(_convert(mine, of, dtype))
-    empty = pa.nulls(len(values), _comparable_type(dtype))
+    empty = pa.nulls(len(values), _find_comparable_type(dtype))
     if not pieces:
         return empty
     result = pieces[0]
@@ -250,13 +250,13 @@ def _convert(values: list[Any], stored: pa.DataType, dtype: pa.DataType) -> pa.A
             column = pa.array(values, pa.int64()).cast(stored)
         else:
             column = pa.array(values, stored)
-        return comparable(column.cast(dtype)).combine_chunks()
+        return to_comparable(column.cast(dtype)).combine_chunks()
     except pa.ArrowInvalid:  # a bound outside of the dataset's type proves nothing
-        return pa.nulls(len(values), _comparable_type(dtype))
+        return pa.nulls(len(values), _find_comparable_type(dtype))
 
 
-def _comparable_type(dtype: pa.DataType) -> pa.DataType:
-    return comparable(pa.nulls(0, dtype)).type
+def _find_comparable_type(dtype: pa.DataType) -> pa.DataType:
+    return to_comparable(pa.nulls(0, dtype)).type
 
 
 # Keys of the source
@@ -276,15 +276,15 @@ class KeyRange:
     @staticmethod
     def of_index(index: KeyIndex, number: int, column: Any) -> KeyRange:
         """The same from an index over the key, whose values are sorted or distinct already."""
-        ordered = index.ordered() if index.single else None
+        ordered = index.sort() if index.single else None
         if ordered is not None:
             return KeyRange(ordered.values, has_null=False, has_nan=False)
-        known = KeyRange.of(index.distinct(number))
+        known = KeyRange.of(index.list_distinct(number))
         return replace(known, has_null=column.null_count > 0)
 
     @staticmethod
     def of(column: Any) -> KeyRange:
-        values = flat(decoded(comparable(column)))
+        values = to_array(decode_dictionary(to_comparable(column)))
         has_null = values.null_count > 0
         values = values.drop_null()
         has_nan = False
@@ -321,7 +321,7 @@ class KeyRange:
         return pc.and_(pc.fill_null(above, True), pc.fill_null(below, True))
 
 
-def row_groups_that_may_hold(
+def find_row_groups(
     files: Sequence[DataFile],
     schema: pa.Schema,
     ranges: Mapping[str, KeyRange],
@@ -334,11 +334,11 @@ def row_groups_that_may_hold(
     verdict: pa.BooleanArray | None = None
     bounds: Bounds | None = None
     for name, values in ranges.items():
-        bounds = bounds_of(files, name, schema.field(name).type)
+        bounds = read_bounds(files, name, schema.field(name).type)
         meets = values.meets(bounds, null_match=null_match)
         verdict = meets if verdict is None else pc.and_(verdict, meets)
     if verdict is None or bounds is None:
-        return [every_row_group(file) for file in files]
+        return [list_row_groups(file) for file in files]
     filled = pc.greater(bounds.rows, 0)
     chosen = pc.and_(verdict, filled)
     numbers = bounds.file.filter(chosen).to_pylist()
@@ -349,7 +349,7 @@ def row_groups_that_may_hold(
     return [tuple(found.get(number, ())) for number in range(len(files))]
 
 
-def every_row_group(file: DataFile) -> tuple[int, ...]:
+def list_row_groups(file: DataFile) -> tuple[int, ...]:
     """The numbers of a file's row groups; one whose footer is not known counts as having one."""
     return tuple(range(file.footer.num_row_groups if file.footer is not None else 1))
 
@@ -371,7 +371,7 @@ class PartitionSet:
             distinct.schema,
         )
 
-    def rows_of(self, files: Sequence[DataFile]) -> list[int | None]:
+    def find_rows(self, files: Sequence[DataFile]) -> list[int | None]:
         """For each file a source row of the same partition; None when there is none.
 
         A file whose partition is not fully known answers -1.
@@ -391,7 +391,9 @@ class PartitionSet:
         return [row if sure else -1 for row, sure in zip(found, known, strict=True)]
 
 
-def key_scan_bytes(snapshot: Snapshot, file: DataFile, columns: Sequence[str], groups: Sequence[int]) -> int:
+def count_scan_bytes(
+    snapshot: Snapshot, file: DataFile, columns: Sequence[str], groups: Sequence[int]
+) -> int:
     """The compressed bytes of some columns in some row groups of a file."""
     footer = file.footer
     if footer is None:
@@ -406,7 +408,8 @@ def key_scan_bytes(snapshot: Snapshot, file: DataFile, columns: Sequence[str], g
                 mine = chunk.path_in_schema.split(".", 1)[0] in wanted
             except UnicodeDecodeError as error:
                 raise DamagedTable(
-                    f"The footer of {snapshot.shown(file)} is damaged: {error}", path=snapshot.shown(file)
+                    f"The footer of {snapshot.show_path(file)} is damaged: {error}",
+                    path=snapshot.show_path(file),
                 ) from error
             if mine:
                 total += chunk.total_compressed_size

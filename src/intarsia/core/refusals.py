@@ -28,7 +28,7 @@ class Refusal:
     inserted: bool = False
     """Whether they are in inserted rows; else in updated rows."""
 
-    def sentence(self, rows: int) -> str:
+    def describe(self, rows: int) -> str:
         """What is wrong, with how many of so many rows."""
         texts = [text for _, text in self.samples]
         shown = texts[0] if len(texts) == 1 else f"{', '.join(texts[:-1])} and {texts[-1]}"
@@ -49,7 +49,7 @@ class ValuesRefused(SchemaMismatch):
         """The error of some refusals, at least one, among so many rows."""
         first = refusals[0]
         column = f"column {first.column!r} cannot be set: " if first.column else ""
-        error = ValuesRefused(f"{column}{first.sentence(rows)}", hint=first.hint)
+        error = ValuesRefused(f"{column}{first.describe(rows)}", hint=first.hint)
         error.refusals = tuple(refusals)
         return error
 
@@ -82,7 +82,7 @@ def refuse(
     if not found:
         return
     sentences = [
-        f"column {one.column!r} cannot be set: {one.sentence(inserted if one.inserted else updated)}"
+        f"column {one.column!r} cannot be set: {one.describe(inserted if one.inserted else updated)}"
         for one in found
     ]
     hints = list(dict.fromkeys(one.hint for one in found))

@@ -13,9 +13,9 @@ def register(*, text: Callable[[Any], str], html: Callable[[Any], str]) -> None:
     _renderers.update(text=text, html=html)
 
 
-def text(value: Any) -> str:
+def render_text(value: Any) -> str:
     return _renderers["text"](value) if "text" in _renderers else object.__repr__(value)
 
 
-def html(value: Any) -> str:
+def render_html(value: Any) -> str:
     return _renderers["html"](value) if "html" in _renderers else f"<pre>{object.__repr__(value)}</pre>"

@@ -86,10 +86,10 @@ class MergeResult:
         return value
 
     def __repr__(self) -> str:
-        return render.text(self)
+        return render.render_text(self)
 
     def _repr_html_(self) -> str:
-        return render.html(self)
+        return render.render_html(self)
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ class WriteDatasetResult:
         )
 
 
-def metadata_of(result: MergeResult) -> list[FileMetadata]:
+def make_file_metadata(result: MergeResult) -> list[FileMetadata]:
     """The new files of a result in the form ``write_dataset`` returns."""
     return [
         FileMetadata(entry.path, entry.row_count, entry.size_bytes or 0)

@@ -56,20 +56,20 @@ class Rule:
     name: str
     clauses: tuple[Clause, ...]
 
-    def on(self, side: Side) -> tuple[Clause, ...]:
+    def list_clauses(self, side: Side) -> tuple[Clause, ...]:
         return tuple(clause for clause in self.clauses if clause.side == side)
 
     @property
     def inserts(self) -> bool:
-        return bool(self.on("source_only"))
+        return bool(self.list_clauses("source_only"))
 
     @property
     def touches_matched(self) -> bool:
-        return bool(self.on("matched"))
+        return bool(self.list_clauses("matched"))
 
     @property
     def touches_target_only(self) -> bool:
-        return bool(self.on("target_only"))
+        return bool(self.list_clauses("target_only"))
 
     @property
     def replaces_rows(self) -> bool:
@@ -82,7 +82,7 @@ class Rule:
     @property
     def only_drops_matched(self) -> bool:
         """True when a target row that is hit twice is no contradiction: it is deleted either way."""
-        matched = self.on("matched")
+        matched = self.list_clauses("matched")
         return bool(matched) and all(isinstance(c.action, Drop) and c.condition is None for c in matched)
 
 
@@ -99,7 +99,7 @@ STRATEGIES: Mapping[str, Rule] = {
 }
 
 
-def strategy_rule(name: str) -> Rule:
+def get_strategy_rule(name: str) -> Rule:
     """The rule of a strategy; raises InputError naming the five for any other name."""
     try:
         return STRATEGIES[str(name).lower()]
@@ -118,14 +118,14 @@ class When:
 
     def update_all(self) -> Clause:
         """Replace the target row by the source row."""
-        self._only("matched", "update_all")
+        self._check_side("matched", "update_all")
         return Clause(self.side, Replace(), self.condition)
 
     def update(self, assignments: Mapping[str, Any]) -> Clause:
         """Set some columns; values are SQL text or expressions over ``target.x`` and ``source.x``."""
         if self.side == "source_only":
             raise InputError("when_not_matched() has no target row to update; use insert() or insert_all().")
-        return Clause(self.side, Assign(_pairs(assignments, "update")), self.condition)
+        return Clause(self.side, Assign(_make_pairs(assignments, "update")), self.condition)
 
     def delete(self) -> Clause:
         """Delete the target row."""
@@ -135,21 +135,21 @@ class When:
 
     def insert_all(self) -> Clause:
         """Insert the source row as it is."""
-        self._only("source_only", "insert_all")
+        self._check_side("source_only", "insert_all")
         return Clause(self.side, Insert(), self.condition)
 
     def insert(self, values: Mapping[str, Any]) -> Clause:
         """Insert a row of these columns; the others are NULL."""
-        self._only("source_only", "insert")
-        return Clause(self.side, Insert(_pairs(values, "insert")), self.condition)
+        self._check_side("source_only", "insert")
+        return Clause(self.side, Insert(_make_pairs(values, "insert")), self.condition)
 
-    def _only(self, side: Side, method: str) -> None:
+    def _check_side(self, side: Side, method: str) -> None:
         if self.side != side:
             names = {"matched": "when_matched()", "source_only": "when_not_matched()"}
             raise InputError(f"{method}() belongs to {names[side]}.")
 
 
-def _pairs(values: Any, method: str) -> tuple[tuple[Any, Any], ...]:
+def _make_pairs(values: Any, method: str) -> tuple[tuple[Any, Any], ...]:
     if not isinstance(values, Mapping) or not values:
         raise InputError(
             f"{method}() needs a dict of at least one column and its value, not {values!r}.",

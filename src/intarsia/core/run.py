@@ -9,13 +9,22 @@ from dataclasses import replace
 
 import pyarrow as pa
 
-from intarsia.common.log import logger
-from intarsia.common.source import Source
+from intarsia.common.log import get_logger
+from intarsia.common.source import IngestedSource
 from intarsia.core.change import Change, Committed, Matches, Staged, StagedFile, Staging
 from intarsia.core.dry_run import MEASURED_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
 from intarsia.core.effects import check_write_options
-from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
-from intarsia.core.key_value_metadata import check_geometries, exact_columns
+from intarsia.core.intent import (
+    CompactIntent,
+    DeduplicateIntent,
+    DeleteIntent,
+    Intent,
+    MergeIntent,
+    OptimizeIntent,
+    UpdateIntent,
+    WriteIntent,
+)
+from intarsia.core.key_value_metadata import check_geometries, find_exact_columns
 from intarsia.core.plan import FilePlan, Plan, keep_all
 from intarsia.core.planning import (
     plan_compact,
@@ -30,33 +39,33 @@ from intarsia.core.prepare import Prepared, prepare
 from intarsia.core.refusals import refuse
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.rule import Action, Assign, Insert
-from intarsia.core.snapshot import Snapshot, with_microseconds, with_types_of
+from intarsia.core.snapshot import Snapshot, with_microseconds, with_target_types
 from intarsia.core.spark_metadata import check_variants
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 ATTEMPTS = 4
 
 
-def silent(_step: str, _done: int, _total: int) -> None:
+def ignore_progress(_step: str, _done: int, _total: int) -> None:
     """Progress that nobody watches."""
 
 
 def make_plan(prepared: Prepared, snapshot: Snapshot) -> Plan:
     """Which files the operation will read; pure."""
     match prepared.intent:
-        case Merge() as intent:
+        case MergeIntent() as intent:
             return plan_merge(intent, snapshot, prepared.facts, schema=prepared.schema)
-        case Write() as intent:
+        case WriteIntent() as intent:
             return plan_write(intent, snapshot, prepared.facts, schema=prepared.schema)
-        case Delete() | Update() as intent:
+        case DeleteIntent() | UpdateIntent() as intent:
             return plan_predicate(intent, snapshot)
-        case Compact() as intent:
+        case CompactIntent() as intent:
             return plan_compact(intent, snapshot)
-        case Optimize() as intent:
+        case OptimizeIntent() as intent:
             return plan_optimize(intent, snapshot)
-        case Deduplicate() as intent:
+        case DeduplicateIntent() as intent:
             return plan_deduplicate(intent, snapshot)
 
 
@@ -117,10 +126,10 @@ def explain(
     intent: Intent,
     table: Table,
     engine: Engine,
-    source: Source | None = None,
+    source: IngestedSource | None = None,
     *,
     measured_bytes: int = MEASURED_BYTES,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
     reason: str = "",
 ) -> Plan:
     """The resolved plan of an operation: exact counts, no lock taken, nothing left behind.
@@ -129,14 +138,14 @@ def explain(
     new files and their size; beyond that these are estimates, and say so. What the run would refuse is
     refused in any case.
     """
-    return _dry_run(intent, table, engine, source, measured_bytes, progress=progress, reason=reason)[0]
+    return _run_dry(intent, table, engine, source, measured_bytes, progress=progress, reason=reason)[0]
 
 
-def _dry_run(
+def _run_dry(
     intent: Intent,
     table: Table,
     engine: Engine,
-    source: Source | None,
+    source: IngestedSource | None,
     most: int,
     *,
     progress: Progress,
@@ -159,7 +168,7 @@ def _dry_run(
     estimated = resolve_plan(plan, prepared, matches)
     if 0 < most >= estimated.bytes_to_write:
         return _measure(plan, prepared, table, engine, progress)
-    table.check_change(snapshot, _with_schema(_unwritten_change(estimated, matches), prepared, snapshot))
+    table.check_change(snapshot, _with_schema(_make_unwritten_change(estimated, matches), prepared, snapshot))
     if _assigns(prepared.intent) or _meets_old_calendar(prepared.intent, snapshot):
         _execute_dry(plan, prepared, engine, discard_output(writes=False), progress)
     new = count_new_files(estimated, prepared, matches)
@@ -173,10 +182,10 @@ def _dry_run(
     return estimated, None
 
 
-def _unwritten_change(plan: Plan, matches: Matches) -> Change:
+def _make_unwritten_change(plan: Plan, matches: Matches) -> Change:
     """What a resolved plan does to the files that are there, as long as none is written."""
     unwritten = {item.file.path: StagedFile("", item.file.path, 0, 0) for item in plan.select("rewrite")}
-    return plan.change(matches, Staged(unwritten))
+    return plan.make_change(matches, Staged(unwritten))
 
 
 def _measure(
@@ -207,21 +216,21 @@ def _execute(execution: Execution, engine: Engine) -> tuple[Plan, Change]:
     """Match rows, resolve the plan with what was found, and write the files: all but the commit."""
     matches = engine.match(execution)
     plan = resolve_plan(execution.plan, execution.prepared, matches)
-    change = plan.change(matches, engine.stage(execution.with_plan(plan), matches))
-    return _account(plan, change), change
+    change = plan.make_change(matches, engine.stage(execution.with_plan(plan), matches))
+    return _finish_plan(plan, change), change
 
 
-def _account(plan: Plan, change: Change) -> Plan:
+def _finish_plan(plan: Plan, change: Change) -> Plan:
     """The plan with the numbers of the change; raises where values cannot be written."""
     refuse(
         (one for file in change.written for one in file.refused),
-        list(_assigned_columns(plan.intent)),
+        list(_iterate_assigned_columns(plan.intent)),
         updated=plan.updated,
         inserted=plan.inserted,
         path=plan.snapshot.root,
     )
     deleted = plan.deleted
-    if isinstance(plan.intent, (Compact, Optimize)):
+    if isinstance(plan.intent, (CompactIntent, OptimizeIntent)):
         deleted = sum(f.rows for f in change.removed) - sum(f.rows for f in change.added)
     return replace(
         plan,
@@ -235,18 +244,20 @@ def _account(plan: Plan, change: Change) -> Plan:
 
 def _meets_old_calendar(intent: Intent, snapshot: Snapshot) -> bool:
     """Whether source rows may be written to files whose old calendar Spark applies to their dates."""
-    return isinstance(intent, Merge) and any(exact_columns(file) is not None for file in snapshot.files)
+    return isinstance(intent, MergeIntent) and any(
+        find_exact_columns(file) is not None for file in snapshot.files
+    )
 
 
 def _assigns(intent: Intent) -> bool:
     """Whether the operation computes values, rather than taking them as they are."""
-    return any(True for _ in _assigned_columns(intent))
+    return any(True for _ in _iterate_assigned_columns(intent))
 
 
-def _assigned_columns(intent: Intent) -> Iterator[str]:
+def _iterate_assigned_columns(intent: Intent) -> Iterator[str]:
     """The columns that are set by expressions, in their order."""
-    actions: list[Action] = [Assign(intent.assignments)] if isinstance(intent, Update) else []
-    if isinstance(intent, Merge):
+    actions: list[Action] = [Assign(intent.assignments)] if isinstance(intent, UpdateIntent) else []
+    if isinstance(intent, MergeIntent):
         actions = [clause.action for clause in intent.rule.clauses]
     for action in actions:
         if isinstance(action, (Assign, Insert)):
@@ -257,12 +268,12 @@ def run(
     intent: Intent,
     table: Table,
     engine: Engine,
-    source: Source | None = None,
+    source: IngestedSource | None = None,
     *,
     dry_run: bool = False,
     measured_bytes: int = MEASURED_BYTES,
     attempts: int = ATTEMPTS,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
     reason: str = "",
 ) -> MergeResult:
     """Carry out an operation, planning again (a few times) when another writer came in between.
@@ -273,7 +284,7 @@ def run(
     """
     begun = time.perf_counter()
     if dry_run:
-        plan, rehearsed = _dry_run(
+        plan, rehearsed = _run_dry(
             intent, table, engine, source, measured_bytes, progress=progress, reason=reason
         )
         return _report(plan, engine, begun, source=source, change=rehearsed, dry_run=True)
@@ -298,7 +309,7 @@ def run(
             if seen is None or not _has_changed(seen, table):
                 raise
             if attempt == attempts:
-                raise _conflict_of_changes(seen, attempts) from error
+                raise _make_conflict(seen, attempts) from error
             log.info("%s %s: planning again, files have changed: %s", intent.operation, error.path, error)
             continue
         except CommitConflict as conflict:
@@ -317,10 +328,10 @@ def run(
 def _with_schema(change: Change, prepared: Prepared, snapshot: Snapshot) -> Change:
     """The change with the schema and partition columns that it gives the table, where it decides them."""
     match prepared.intent:
-        case Merge() as intent:
+        case MergeIntent() as intent:
             decides = intent.rule.inserts or snapshot.has_schema
         case intent:
-            decides = isinstance(intent, Write)
+            decides = isinstance(intent, WriteIntent)
     if not decides:
         return change
     return replace(change, schema=prepared.schema, partition_columns=prepared.partition_columns)
@@ -354,12 +365,18 @@ def _make_skipped_plan(intent: Intent, snapshot: Snapshot, engine: Engine, *, no
 
 
 def _report_skipped(
-    intent: Intent, snapshot: Snapshot, engine: Engine, begun: float, *, source: Source | None, note: str
+    intent: Intent,
+    snapshot: Snapshot,
+    engine: Engine,
+    begun: float,
+    *,
+    source: IngestedSource | None,
+    note: str,
 ) -> MergeResult:
     """The result of an operation that was committed before."""
-    files = [MergeFileMetadata(snapshot.shown(f), f.rows, "preserved", f.size) for f in snapshot.files]
+    files = [MergeFileMetadata(snapshot.show_path(f), f.rows, "preserved", f.size) for f in snapshot.files]
     return MergeResult(
-        strategy=intent.rule.name if isinstance(intent, Merge) else intent.operation,
+        strategy=intent.rule.name if isinstance(intent, MergeIntent) else intent.operation,
         source_count=source.rows if source is not None else 0,
         target_count_before=snapshot.rows,
         target_count_after=snapshot.rows,
@@ -377,7 +394,7 @@ def _report_skipped(
     )
 
 
-def _with_source_types(snapshot: Snapshot, source: Source | None, intent: Intent) -> Snapshot:
+def _with_source_types(snapshot: Snapshot, source: IngestedSource | None, intent: Intent) -> Snapshot:
     if source is not None and (given := set(snapshot.unstored).intersection(source.schema.names)):
         raise NotSupported(
             f"Column {min(given)!r} of the target has no type, so that no file can hold values of it.",
@@ -390,7 +407,7 @@ def _with_source_types(snapshot: Snapshot, source: Source | None, intent: Intent
             check_geometries(source.schema, snapshot.schema, snapshot.root)
     if intent.options.int96 == "convert":
         snapshot = with_microseconds(snapshot)
-    return snapshot if source is None else with_types_of(source.schema, snapshot)
+    return snapshot if source is None else with_target_types(source.schema, snapshot)
 
 
 def _has_changed(before: Snapshot, table: Table) -> bool:
@@ -399,7 +416,7 @@ def _has_changed(before: Snapshot, table: Table) -> bool:
     return any(now.get(file.path) != file.fingerprint for file in before.files)
 
 
-def _conflict_of_changes(snapshot: Snapshot, attempts: int) -> CommitConflict:
+def _make_conflict(snapshot: Snapshot, attempts: int) -> CommitConflict:
     return CommitConflict(
         f"Files of {snapshot.root} were replaced by another writer while they were read, {attempts} times.",
         path=snapshot.root,
@@ -417,13 +434,13 @@ def _report(
     engine: Engine,
     begun: float,
     *,
-    source: Source | None,
+    source: IngestedSource | None,
     change: Change | None = None,
     committed: Committed | None = None,
     dry_run: bool = False,
 ) -> MergeResult:
     snapshot = plan.snapshot
-    files = _file_entries(plan, change)
+    files = _list_file_entries(plan, change)
     if dry_run:  # new files have no name yet
         files = [entry for entry in files if entry.operation != "inserted"]
     paths: Mapping[str, list[str]] = {
@@ -436,7 +453,7 @@ def _report(
     if committed is not None and committed.rows is not None:  # others have committed, too
         before, after = before + committed.rows - after, committed.rows
     intent = plan.intent
-    strategy = intent.rule.name if isinstance(intent, Merge) else intent.operation
+    strategy = intent.rule.name if isinstance(intent, MergeIntent) else intent.operation
     makes = inserted > 0 if change is None else not change.empty
     created = _note_creation(snapshot, makes=makes, dry_run=dry_run)
     return MergeResult(
@@ -479,8 +496,8 @@ def _note_creation(snapshot: Snapshot, *, makes: bool, dry_run: bool) -> tuple[s
     return (f"There was no dataset at {snapshot.root}: it {done}.",)
 
 
-def _file_entries(plan: Plan, change: Change | None) -> list[MergeFileMetadata]:
-    shown = plan.snapshot.shown
+def _list_file_entries(plan: Plan, change: Change | None) -> list[MergeFileMetadata]:
+    shown = plan.snapshot.show_path
     staged = {r.new.path: r.new for r in change.replaced} if change is not None else {}
     entries = []
     for item in plan.files:

@@ -13,15 +13,15 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import check_instants, int96_columns, int96_of
+from intarsia.common.int96 import check_instants, find_int96_columns, read_int96
 from intarsia.common.partitions import (
     PARTITION_SCHEMA_KEY,
     parse_hive_partition_path,
+    parse_partition,
     partition_text,
-    typed_partition,
 )
-from intarsia.common.schema import common_type
-from intarsia.common.types import rewrite_type, value_type
+from intarsia.common.schema import find_common_type
+from intarsia.common.types import get_value_type, rewrite_type
 from intarsia.core import render
 from intarsia.core.partitioner import HivePartitioner, Partitioner
 from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, NotSupported, StorageError
@@ -168,7 +168,7 @@ class Snapshot:
     def size(self) -> int:
         return sum(file.size for file in self.files)
 
-    def in_order(self, files: Iterable[DataFile]) -> list[DataFile]:
+    def sort_files(self, files: Iterable[DataFile]) -> list[DataFile]:
         """Files in order, which decides between rows with equal keys.
 
         By path; in a table that is ordered by commit, in the snapshot's order.
@@ -184,7 +184,7 @@ class Snapshot:
         names = [n for n in self.schema.names if n not in self.partition_columns]
         return pa.schema([self.schema.field(n) for n in names], self.schema.metadata)
 
-    def shown(self, file: DataFile | str) -> str:
+    def show_path(self, file: DataFile | str) -> str:
         """A file's path in the form the caller gave the root."""
         path = file if isinstance(file, str) else file.path
         if not self.replaces_in_place:  # its files have full paths
@@ -213,11 +213,13 @@ class Snapshot:
             )
         import pyarrow.dataset as ds  # brings pandas along, which nothing else here needs
 
-        formats = [ds.ParquetFileFormat(coerce_int96_timestamp_unit=self._unit_of(f)) for f in self.files]
+        formats = [
+            ds.ParquetFileFormat(coerce_int96_timestamp_unit=self._choose_int96_unit(f)) for f in self.files
+        ]
         opened = open_files(self)
         fragments = []
         for number, (file, parquet) in enumerate(zip(self.files, formats, strict=True)):
-            place = self._place_of(file)
+            place = self._make_partition_expression(file)
             if opened is None:
                 fragment = parquet.make_fragment(file.location, self.filesystem, partition_expression=place)
             else:
@@ -225,16 +227,16 @@ class Snapshot:
             fragments.append(fragment)
         return ds.FileSystemDataset(fragments, self.schema, ds.ParquetFileFormat(), self.filesystem)
 
-    def _unit_of(self, file: DataFile) -> str:
+    def _choose_int96_unit(self, file: DataFile) -> str:
         """The unit in which pyarrow reads INT96 columns of a file exactly."""
-        known = None if file.footer is None else int96_of(file.footer)
+        known = None if file.footer is None else read_int96(file.footer)
         if known is None:
             return "us"
         if known.legacy or not known.proven:
-            check_instants(file.location, self.filesystem, shown=self.shown(file))
+            check_instants(file.location, self.filesystem, shown=self.show_path(file))
         return known.unit
 
-    def _place_of(self, file: DataFile) -> ds.Expression:
+    def _make_partition_expression(self, file: DataFile) -> ds.Expression:
         place = pc.scalar(True)
         for name, value in file.partition.items():
             dtype = self.schema.field(name).type
@@ -243,10 +245,10 @@ class Snapshot:
         return place
 
     def __repr__(self) -> str:
-        return render.text(self)
+        return render.render_text(self)
 
     def _repr_html_(self) -> str:
-        return render.html(self)
+        return render.render_html(self)
 
 
 StatFile = Callable[[str], tuple[Any, ...] | None]
@@ -291,10 +293,10 @@ def _open_file(snapshot: Snapshot, file: DataFile) -> pa.NativeFile:
     try:
         found = snapshot.filesystem.open_input_file(file.location)
     except FileNotFoundError as error:
-        raise _conflict(snapshot, file) from error
+        raise _make_conflict(snapshot, file) from error
     except OSError as error:
         raise StorageError(
-            f"Could not open {snapshot.shown(file)}: {error.strerror or error}",
+            f"Could not open {snapshot.show_path(file)}: {error.strerror or error}",
             errno=error.errno or errno.EIO,
             path=snapshot.root,
         ) from error
@@ -310,12 +312,12 @@ def _open_file(snapshot: Snapshot, file: DataFile) -> pa.NativeFile:
 def check_same(snapshot: Snapshot, file: DataFile) -> None:
     """Raise CommitConflict where another file has taken the place of one of the snapshot."""
     if snapshot.stat is not None and file.fingerprint and snapshot.stat(file.location) != file.fingerprint:
-        raise _conflict(snapshot, file)
+        raise _make_conflict(snapshot, file)
 
 
-def _conflict(snapshot: Snapshot, file: DataFile) -> CommitConflict:
+def _make_conflict(snapshot: Snapshot, file: DataFile) -> CommitConflict:
     return CommitConflict(
-        f"{snapshot.shown(file)} was replaced or removed since the snapshot was taken.",
+        f"{snapshot.show_path(file)} was replaced or removed since the snapshot was taken.",
         path=snapshot.root,
         hint="take a snapshot again; read_parquet does so by itself",
     )
@@ -333,27 +335,29 @@ def retype(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
     """
     path_columns = [name for name in snapshot.partition_columns if name in types.names]
     fields = [
-        field.with_type(value_type(types.field(field.name).type)) if field.name in path_columns else field
+        field.with_type(get_value_type(types.field(field.name).type)) if field.name in path_columns else field
         for field in snapshot.schema
     ]
     schema = pa.schema(fields, snapshot.schema.metadata)
     files = tuple(
-        replace(file, partition=typed_partition(parse_hive_partition_path(file.path), schema, path=file.path))
+        replace(file, partition=parse_partition(parse_hive_partition_path(file.path), schema, path=file.path))
         for file in snapshot.files
     )
     return replace(snapshot, schema=schema, files=files)
 
 
-def with_types_of(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
+def with_target_types(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
     """The snapshot with the source's types for partition columns whose own is only a guess.
 
     A directory ``day=2025-01-01`` of a dataset that does not say is taken for a date. Rows that come
     with ``day`` as text then decide that it is text, as long as every directory reads back as itself.
     """
     names = [
-        name for name in snapshot.partition_columns if name in source.names and _clash(name, source, snapshot)
+        name
+        for name in snapshot.partition_columns
+        if name in source.names and _has_clash(name, source, snapshot)
     ]
-    guessed = [name for name in names if not _declared(name, snapshot)]
+    guessed = [name for name in names if not _is_declared(name, snapshot)]
     if not guessed:
         return snapshot
     types = pa.schema([source.field(name) for name in guessed])
@@ -379,7 +383,7 @@ def with_microseconds(snapshot: Snapshot) -> Snapshot:
         nothing = 'int96="convert" has no meaning here: an Iceberg table has no INT96 columns of its own.'
         return replace(snapshot, notes=(*snapshot.notes, nothing))
     footers = [file.footer for file in snapshot.files if file.footer is not None]
-    known = {name for footer in footers for name in int96_columns(footer.schema)}
+    known = {name for footer in footers for name in find_int96_columns(footer.schema)}
     note = (
         f"Of the columns {', '.join(name for name in snapshot.schema.names if name in known)}, what is INT96"
         " becomes TIMESTAMP(MICROS) in UTC in the files that are written; other files keep it."
@@ -387,22 +391,24 @@ def with_microseconds(snapshot: Snapshot) -> Snapshot:
         else 'int96="convert" finds nothing to do: no file has an INT96 column.'
     )
     for footer in footers:
-        known -= set(footer.schema.to_arrow_schema().names) - int96_columns(footer.schema)
-    fields = [f.with_type(rewrite_type(f.type, _micros)) if f.name in known else f for f in snapshot.schema]
+        known -= set(footer.schema.to_arrow_schema().names) - find_int96_columns(footer.schema)
+    fields = [
+        f.with_type(rewrite_type(f.type, _to_micros)) if f.name in known else f for f in snapshot.schema
+    ]
     schema = pa.schema(fields, snapshot.schema.metadata)
     return replace(snapshot, schema=schema, notes=(*snapshot.notes, note))
 
 
-def _micros(dtype: pa.DataType) -> pa.DataType:
+def _to_micros(dtype: pa.DataType) -> pa.DataType:
     return pa.timestamp("us", dtype.tz) if pa.types.is_timestamp(dtype) else dtype
 
 
-def _clash(name: str, source: pa.Schema, snapshot: Snapshot) -> bool:
-    theirs, ours = (value_type(schema.field(name).type) for schema in (source, snapshot.schema))
-    return common_type(theirs, ours) is None
+def _has_clash(name: str, source: pa.Schema, snapshot: Snapshot) -> bool:
+    theirs, ours = (get_value_type(schema.field(name).type) for schema in (source, snapshot.schema))
+    return find_common_type(theirs, ours) is None
 
 
-def _declared(name: str, snapshot: Snapshot) -> bool:
+def _is_declared(name: str, snapshot: Snapshot) -> bool:
     """Whether the column's type is declared: in a file's metadata, by a file that holds it, or in the log."""
     if not snapshot.files:
         return True

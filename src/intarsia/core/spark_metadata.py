@@ -15,9 +15,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from intarsia.common.exact import cast_exact
-from intarsia.common.int96 import arrow_schema
-from intarsia.common.source import Source
-from intarsia.common.types import kind_of, list_like
+from intarsia.common.int96 import read_arrow_schema
+from intarsia.common.source import IngestedSource
+from intarsia.common.types import classify_type, list_like
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import SchemaMismatch
 
@@ -30,7 +30,7 @@ __all__ = [
     "make_spark_schema",
     "read_spark_schema",
     "read_spark_types",
-    "stored_schema",
+    "to_stored_schema",
 ]
 
 SPARK_SCHEMA = b"org.apache.spark.sql.parquet.row.metadata"
@@ -68,7 +68,7 @@ _SIMPLE = {
 
 def read_spark_types(notes: Mapping[bytes, bytes] | None) -> dict[str, Any]:
     """Spark's type of each column, as its JSON has it; nothing where there is no note that can be read."""
-    return {name: field["type"] for name, field in _fields(notes).items()}
+    return {name: field["type"] for name, field in _read_fields(notes).items()}
 
 
 def read_spark_schema(snapshot: Snapshot) -> tuple[Mapping[bytes, bytes], pa.Schema]:
@@ -87,7 +87,7 @@ def join_spark_schemas(footers: Iterable[pq.FileMetaData | None]) -> tuple[Mappi
     for footer in footers:
         note = None if footer is None else (footer.metadata or {}).get(SPARK_SCHEMA)
         if note is not None and note not in seen:
-            seen[note] = _fields({SPARK_SCHEMA: note}), arrow_schema(footer)
+            seen[note] = _read_fields({SPARK_SCHEMA: note}), read_arrow_schema(footer)
     fields: dict[str, tuple[Any, pa.Field | None]] = {}
     for known, schema in seen.values():
         for name, field in known.items():
@@ -108,7 +108,7 @@ def make_spark_schema(
     Columns that are as before keep what is noted of them. Of others Spark's type follows from Arrow's;
     where Spark has none, the note is left out, and Spark reads what Parquet tells.
     """
-    known = _fields(notes)
+    known = _read_fields(notes)
     if not known:
         return {}
     fields = []
@@ -128,8 +128,8 @@ def _encode_fields(fields: Sequence[Any]) -> bytes:
 def _describe_field(field: pa.Field, known: Any, had: pa.DataType | None) -> Any:
     """A column as it is noted: comments stay, and a type that is as before."""
     if known is None:
-        dtype = _spark_type(field.type)
-        return None if dtype is None else _new_field(field.name, dtype, field.nullable)
+        dtype = _to_spark_type(field.type)
+        return None if dtype is None else _make_field(field.name, dtype, field.nullable)
     dtype = _describe_type(field.type, known["type"], had)
     if dtype is None:
         return None
@@ -148,9 +148,9 @@ def _describe_type(dtype: pa.DataType, known: Any, had: pa.DataType | None) -> A
         return known
     if known == "variant" and is_variant_storage(dtype):
         return known
-    if had is None or not isinstance(known, dict) or kind_of(dtype) != kind_of(had):
-        return _spark_type(dtype)
-    match kind_of(dtype), known.get("type"):
+    if had is None or not isinstance(known, dict) or classify_type(dtype) != classify_type(had):
+        return _to_spark_type(dtype)
+    match classify_type(dtype), known.get("type"):
         case "struct", "struct":
             theirs = {field.name: field.type for field in had.fields}
             noted = {field["name"]: field for field in known["fields"]}
@@ -164,14 +164,14 @@ def _describe_type(dtype: pa.DataType, known: Any, had: pa.DataType | None) -> A
             item = _describe_type(dtype.value_type, known["elementType"], had.value_type)
             return None if item is None else {**known, "elementType": item}
         case _:
-            return _spark_type(dtype)
+            return _to_spark_type(dtype)
 
 
-def _new_field(name: str, dtype: Any, nullable: bool) -> dict[str, Any]:
+def _make_field(name: str, dtype: Any, nullable: bool) -> dict[str, Any]:
     return {"name": name, "type": dtype, "nullable": nullable, "metadata": {}}
 
 
-def stored_schema(source: pa.Schema, snapshot: Snapshot) -> pa.Schema:
+def to_stored_schema(source: pa.Schema, snapshot: Snapshot) -> pa.Schema:
     """The source's schema with types of Spark's own as the files hold them.
 
     Durations are numbers where Spark notes a day-time interval. A VARIANT has a field ``typed_value`` where
@@ -181,28 +181,28 @@ def stored_schema(source: pa.Schema, snapshot: Snapshot) -> pa.Schema:
     fields = []
     for field in source:
         if field.name in noted and field.name in snapshot.schema.names:
-            dtype = _stored_type(field.type, snapshot.schema.field(field.name).type, noted[field.name])
+            dtype = _to_stored_type(field.type, snapshot.schema.field(field.name).type, noted[field.name])
             field = field.with_type(dtype)
         fields.append(field)
     return pa.schema(fields, source.metadata)
 
 
-def conform_to_stored(source: Source, snapshot: Snapshot, *, operation: str) -> Source:
-    """A source whose columns of Spark's own types fit those of the files; see :func:`stored_schema`.
+def conform_to_stored(source: IngestedSource, snapshot: Snapshot, *, operation: str) -> IngestedSource:
+    """A source whose columns of Spark's own types fit those of the files; see :func:`to_stored_schema`.
 
     Raises SchemaMismatch for a duration that is not one of whole microseconds.
     """
     if not any(_is_spark_like(field.type) for field in source.schema):
         return source
-    schema = stored_schema(source.schema, snapshot)
+    schema = to_stored_schema(source.schema, snapshot)
     if schema.equals(source.schema):
         return source
     table = source.table
     columns = [
-        stored_column(table.column(number), field, operation=operation, path=snapshot.root)
+        to_stored_column(table.column(number), field, operation=operation, path=snapshot.root)
         for number, field in enumerate(schema)
     ]
-    made = Source(pa.Table.from_arrays(columns, schema=schema), origin=source.origin)
+    made = IngestedSource(pa.Table.from_arrays(columns, schema=schema), origin=source.origin)
     made.rows = source.rows
     return made
 
@@ -219,7 +219,7 @@ def check_variants(snapshot: Snapshot) -> None:
     for file in snapshot.files:
         if file.footer is not None:
             for field in file.footer.schema.to_arrow_schema():
-                forms.setdefault(field.name, set()).update(_shredded_forms(field.type))
+                forms.setdefault(field.name, set()).update(_find_shredded_forms(field.type))
     several = [name for name, found in forms.items() if len(found) > 1]
     if several:
         raise SchemaMismatch(
@@ -230,27 +230,27 @@ def check_variants(snapshot: Snapshot) -> None:
         )
 
 
-def _shredded_forms(dtype: pa.DataType) -> set[str]:
+def _find_shredded_forms(dtype: pa.DataType) -> set[str]:
     """The types of what is shredded, of a VARIANT and of such inside."""
-    if kind_of(dtype) not in ("struct", "map", "list"):
+    if classify_type(dtype) not in ("struct", "map", "list"):
         return set()
     inner = [dtype.field(number) for number in range(dtype.num_fields)]
     if is_variant_storage(dtype):
         return {str(field.type) for field in inner if field.name == _SHREDDED}
-    return {f"{field.name}.{form}" for field in inner for form in _shredded_forms(field.type)}
+    return {f"{field.name}.{form}" for field in inner for form in _find_shredded_forms(field.type)}
 
 
-def stored_column(column: Any, field: pa.Field, *, operation: str, path: str) -> Any:
-    """A column in a type of :func:`stored_schema`."""
+def to_stored_column(column: Any, field: pa.Field, *, operation: str, path: str) -> Any:
+    """A column in a type of :func:`to_stored_schema`."""
     if column.type.equals(field.type):
         return column
     exact = cast_exact(
-        column, _in_microseconds(column.type), column=field.name, operation=operation, path=path
+        column, _to_microseconds(column.type), column=field.name, operation=operation, path=path
     )
     return exact.cast(field.type)
 
 
-def _fields(notes: Mapping[bytes, bytes] | None) -> dict[str, Any]:
+def _read_fields(notes: Mapping[bytes, bytes] | None) -> dict[str, Any]:
     try:
         found = json.loads((notes or {}).get(SPARK_SCHEMA, b"{}"))
         return {field["name"]: field for field in found.get("fields", ()) if "type" in field}
@@ -260,7 +260,7 @@ def _fields(notes: Mapping[bytes, bytes] | None) -> dict[str, Any]:
 
 def _is_spark_like(dtype: pa.DataType) -> bool:
     """Whether a type of the source, or one inside, may be stored otherwise by Spark."""
-    if kind_of(dtype) in ("struct", "map", "list"):
+    if classify_type(dtype) in ("struct", "map", "list"):
         inner = (dtype.field(number).type for number in range(dtype.num_fields))
         return _is_variant(dtype) or any(_is_spark_like(one) for one in inner)
     return bool(pa.types.is_duration(dtype))
@@ -268,61 +268,64 @@ def _is_spark_like(dtype: pa.DataType) -> bool:
 
 def is_variant_storage(dtype: pa.DataType) -> bool:
     """Whether a type is how files hold a VARIANT, shredded or not."""
-    names = {field.name for field in dtype.fields} if kind_of(dtype) == "struct" else set()
+    names = {field.name for field in dtype.fields} if classify_type(dtype) == "struct" else set()
     return {"metadata", "value"} <= names <= {"metadata", "value", _SHREDDED}
 
 
 def _is_variant(dtype: pa.DataType) -> bool:
     """Whether a type is what Spark gives Arrow for a VARIANT."""
-    return kind_of(dtype) == "struct" and {field.name for field in dtype.fields} == {"metadata", "value"}
+    return classify_type(dtype) == "struct" and {field.name for field in dtype.fields} == {
+        "metadata",
+        "value",
+    }
 
 
-def _stored_type(dtype: pa.DataType, stored: pa.DataType, noted: Any) -> pa.DataType:
+def _to_stored_type(dtype: pa.DataType, stored: pa.DataType, noted: Any) -> pa.DataType:
     """The source's type, with the stored one where Spark notes a day-time interval for a duration."""
     if pa.types.is_duration(dtype):
         is_interval = isinstance(noted, str) and noted.startswith("interval ") and pa.types.is_int64(stored)
         return stored if is_interval else dtype
-    if noted == "variant" and _is_variant(dtype) and kind_of(stored) == "struct":
+    if noted == "variant" and _is_variant(dtype) and classify_type(stored) == "struct":
         return pa.struct([*dtype.fields, *(f for f in stored.fields if f.name == _SHREDDED)])
-    if not isinstance(noted, dict) or kind_of(dtype) != kind_of(stored):
+    if not isinstance(noted, dict) or classify_type(dtype) != classify_type(stored):
         return dtype
-    match kind_of(dtype), noted.get("type"):
+    match classify_type(dtype), noted.get("type"):
         case "struct", "struct":
             inner = {field["name"]: field["type"] for field in noted["fields"]}
             theirs = {field.name: field.type for field in stored.fields}
             return pa.struct(
                 [
-                    field.with_type(_stored_type(field.type, theirs[field.name], inner[field.name]))
+                    field.with_type(_to_stored_type(field.type, theirs[field.name], inner[field.name]))
                     if field.name in inner and field.name in theirs
                     else field
                     for field in dtype.fields
                 ]
             )
         case "map", "map":
-            key = _stored_type(dtype.key_type, stored.key_type, noted["keyType"])
-            item = _stored_type(dtype.item_type, stored.item_type, noted["valueType"])
+            key = _to_stored_type(dtype.key_type, stored.key_type, noted["keyType"])
+            item = _to_stored_type(dtype.item_type, stored.item_type, noted["valueType"])
             return pa.map_(dtype.key_field.with_type(key), dtype.item_field.with_type(item))
         case "list", "array":
-            item = _stored_type(dtype.value_type, stored.value_type, noted["elementType"])
+            item = _to_stored_type(dtype.value_type, stored.value_type, noted["elementType"])
             return list_like(dtype, dtype.value_field.with_type(item))
         case _:
             return dtype
 
 
-def _in_microseconds(dtype: pa.DataType) -> pa.DataType:
-    match kind_of(dtype):
+def _to_microseconds(dtype: pa.DataType) -> pa.DataType:
+    match classify_type(dtype):
         case "struct":
-            return pa.struct([field.with_type(_in_microseconds(field.type)) for field in dtype.fields])
+            return pa.struct([field.with_type(_to_microseconds(field.type)) for field in dtype.fields])
         case "map":
-            key, item = _in_microseconds(dtype.key_type), _in_microseconds(dtype.item_type)
+            key, item = _to_microseconds(dtype.key_type), _to_microseconds(dtype.item_type)
             return pa.map_(dtype.key_field.with_type(key), dtype.item_field.with_type(item))
         case "list":
-            return list_like(dtype, dtype.value_field.with_type(_in_microseconds(dtype.value_type)))
+            return list_like(dtype, dtype.value_field.with_type(_to_microseconds(dtype.value_type)))
         case _:
             return _MICROSECONDS if pa.types.is_duration(dtype) else dtype
 
 
-def _spark_type(dtype: pa.DataType) -> Any:
+def _to_spark_type(dtype: pa.DataType) -> Any:
     """Spark's type of a column that Parquet holds of this Arrow type, as JSON; None where it has none."""
     if dtype in _SIMPLE:
         return _SIMPLE[dtype]
@@ -330,22 +333,22 @@ def _spark_type(dtype: pa.DataType) -> Any:
         return f"decimal({dtype.precision},{dtype.scale})"
     if pa.types.is_timestamp(dtype):
         return "timestamp" if dtype.tz is not None and dtype.unit in ("us", "ms") else None
-    match kind_of(dtype):
+    match classify_type(dtype):
         case "struct":
-            fields = [(field, _spark_type(field.type)) for field in dtype.fields]
+            fields = [(field, _to_spark_type(field.type)) for field in dtype.fields]
             if any(inner is None for _, inner in fields):
                 return None
             return {
                 "type": "struct",
-                "fields": [_new_field(field.name, inner, field.nullable) for field, inner in fields],
+                "fields": [_make_field(field.name, inner, field.nullable) for field, inner in fields],
             }
         case "map":
-            key, item = _spark_type(dtype.key_type), _spark_type(dtype.item_type)
+            key, item = _to_spark_type(dtype.key_type), _to_spark_type(dtype.item_type)
             if key is None or item is None:
                 return None
             return {"type": "map", "keyType": key, "valueType": item, "valueContainsNull": True}
         case "list":
-            item = _spark_type(dtype.value_type)
+            item = _to_spark_type(dtype.value_type)
             return None if item is None else {"type": "array", "elementType": item, "containsNull": True}
         case _:
             return None

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from intarsia import api
 from intarsia.arguments import Curve, Operation, Predicate, Strategy, WriteMode
-from intarsia.common.log import logger, operation_log
+from intarsia.common.log import get_logger, operation_log
 from intarsia.core.effects import ENGINE_OPTIONS, OPTIONS, OperationCall, check_options, select_effective
-from intarsia.core.incremental import merge, partition_names
+from intarsia.core.incremental import list_partition_names, merge
 from intarsia.core.plan import Plan
-from intarsia.core.report import MergeResult, WriteDatasetResult, metadata_of
-from intarsia.core.rule import strategy_rule
+from intarsia.core.report import MergeResult, WriteDatasetResult, make_file_metadata
+from intarsia.core.rule import get_strategy_rule
 from intarsia.datasets.options import (
     DatasetPath,
     DeleteArguments,
@@ -47,7 +47,7 @@ from intarsia.options import (
 from intarsia.request import describe_call, show_target
 from intarsia.tables.parquet import ParquetTable
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 _MODES = ("append", "overwrite", "overwrite_partitions")
 _REWRITE_MODES = ("full", "incremental")
@@ -88,7 +88,7 @@ class DatasetIO:
         sql: Sequence[Any] = (),
     ) -> dict[str, Any]:
         """The options of a call, and those of the IO that have an effect in it."""
-        adds = operation == "write" or (operation == "merge" and strategy_rule(strategy).inserts)
+        adds = operation == "write" or (operation == "merge" and get_strategy_rule(strategy).inserts)
         call = replace(
             describe_call(operation, self._options["engine"], path, source=source, sql=sql),
             adds_files=adds,
@@ -137,9 +137,9 @@ class DatasetIO:
         """
         with operation_log(log, "read_parquet", show_target(path)):
             wanted = ReadRequest(columns, filters, include_file_path, use_threads, batch_rows, dialect)
-            return read_dataset(self.table(path), wanted, self._reader())
+            return read_dataset(self.table(path), wanted, self._choose_reader())
 
-    def _reader(self) -> Callable[[], RowReader] | None:
+    def _choose_reader(self) -> Callable[[], RowReader] | None:
         """A function that makes the reader of rows; None for PyArrow in this process."""
         return None
 
@@ -219,10 +219,10 @@ class DatasetIO:
             1
         """
         with operation_log(log, "write", show_target(path)):
-            names = partition_names(partition_columns, partition_by)
+            names = list_partition_names(partition_columns, partition_by)
         asked = self._with("write", path, options, source=data, sql=(options.get("where"),))
         result = api.write(data, path, mode=mode, partition_by=names, **asked)
-        files = metadata_of(result)
+        files = make_file_metadata(result)
         return WriteDatasetResult(files, sum(file.row_count for file in files), mode, self.backend)
 
     def write_parquet_dataset(
@@ -527,7 +527,7 @@ def _check_modes(
                 "key_columns and rewrite_mode go with a strategy.", hint='such as strategy="upsert".'
             )
         return
-    name = strategy_rule(strategy).name
+    name = get_strategy_rule(strategy).name
     if name == "full_merge" and rewrite_mode == "incremental":
         raise InputError(
             'rewrite_mode="incremental" is not supported for full_merge, which may rewrite every file.',

@@ -8,12 +8,12 @@ from typing import Any, Unpack
 
 from intarsia.arguments import Strategy
 from intarsia.common.arrow import ingest
-from intarsia.common.log import logger, operation_log
+from intarsia.common.log import get_logger, operation_log
 from intarsia.common.schema import cast_schema, convert_large_types_to_normal, opt_dtype, unify_schemas
-from intarsia.core.incremental import partition_names
+from intarsia.core.incremental import list_partition_names
 from intarsia.core.merge import compute_merge_stats, normalize_keys, validate_keys_and_schema
-from intarsia.core.rule import strategy_rule
-from intarsia.core.snapshot import with_types_of
+from intarsia.core.rule import get_strategy_rule
+from intarsia.core.snapshot import with_target_types
 from intarsia.datasets.io import DatasetIO
 from intarsia.datasets.options import (
     CompactArguments,
@@ -37,7 +37,7 @@ __all__ = [
     "unify_schemas",
 ]
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 Path = str | os.PathLike[str]
 
@@ -111,11 +111,11 @@ def merge_parquet_dataset_pyarrow(
     with ExitStack() as stack:
         with operation_log(log, "merge", show_target(target_path)):
             keys = normalize_keys(key_columns)
-            rule = strategy_rule(strategy)
+            rule = get_strategy_rule(strategy)
             given: dict[str, Any] = {**options}
             opened = {name: given.pop(name) for name in TABLE_OPTIONS if name in given}
             io = PyarrowDatasetIO(filesystem, **opened)
-            names = partition_names(partition_columns, partition_by)
+            names = list_partition_names(partition_columns, partition_by)
             table = io.table(target_path)
             found = table.snapshot()
             spool = {name: given.pop(name) for name in ("spool_bytes", "spool_dir") if name in given}
@@ -127,7 +127,7 @@ def merge_parquet_dataset_pyarrow(
                 **spool,
             )
             taken = stack.enter_context(ingested)
-            snapshot = with_types_of(taken.schema, found)
+            snapshot = with_target_types(taken.schema, found)
             validate_keys_and_schema(
                 taken.schema if options.get("null_keys") == "match" else taken.table,
                 snapshot.schema if snapshot.has_schema else None,

@@ -10,14 +10,14 @@ from typing import Any, Protocol
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.log import logger
-from intarsia.common.names import check_columns, suggestion
-from intarsia.core.evaluate import true_mask
-from intarsia.core.expr import And, Column, Compare, Expr, In, Not, Or, literal, resolve
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.incremental import files_snapshot
-from intarsia.core.merge import listed_columns
-from intarsia.core.prove import Verdict, verdicts
+from intarsia.common.log import get_logger
+from intarsia.common.names import check_columns, suggest_names
+from intarsia.core.evaluate import evaluate_mask
+from intarsia.core.expr import And, Column, Compare, Expr, In, Not, Or, make_literal, resolve
+from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.incremental import make_files_snapshot
+from intarsia.core.merge import list_column_names
+from intarsia.core.prove import Verdict, judge_files
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import (
     ColumnNotFound,
@@ -28,12 +28,12 @@ from intarsia.errors import (
     StorageError,
 )
 from intarsia.kernel.read import FileReader
-from intarsia.kernel.threads import in_order
+from intarsia.kernel.threads import map_in_order
 from intarsia.options import check_whole
 from intarsia.sql.parse import parse_predicate
 from intarsia.tables.parquet import ParquetTable
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 FILE_PATH = "file_path"
 
@@ -51,7 +51,7 @@ class ReadRequest:
 
     def __post_init__(self) -> None:
         if self.columns is not None:
-            object.__setattr__(self, "columns", tuple(listed_columns(self.columns, "columns")))
+            object.__setattr__(self, "columns", tuple(list_column_names(self.columns, "columns")))
         check_whole("batch_rows", self.batch_rows)
 
 
@@ -62,7 +62,7 @@ class RowReader(Protocol):
 
     def __exit__(self, *_: object) -> None: ...
 
-    def rows(self, task: DatasetScan) -> Iterator[pa.Table]:
+    def read_rows(self, task: DatasetScan) -> Iterator[pa.Table]:
         """The rows asked for, in the order of files and of the rows in them."""
 
 
@@ -83,9 +83,9 @@ def read_dataset(
     snapshot = read_snapshot(table)
     try:
         result = _read(snapshot, wanted, make)
-        changed = _changed(table, snapshot)
+        changed = _find_changed(table, snapshot)
     except (DamagedTable, StorageError):
-        if not (changed := _changed(table, snapshot)):
+        if not (changed := _find_changed(table, snapshot)):
             raise
         result = None
     if result is not None and not changed:
@@ -99,7 +99,7 @@ def read_snapshot(table: ParquetTable) -> Snapshot:
     """The snapshot to read: a dataset's, or that of a single file. Raises NothingMatched without either."""
     found = table.storage.stat(table.control.root)
     if found is not None and found.kind == "file":
-        return _one_file(table)
+        return _read_one_file(table)
     if found is not None or table.control.exists():
         snapshot = table.snapshot()
         if snapshot.exists:
@@ -107,12 +107,12 @@ def read_snapshot(table: ParquetTable) -> Snapshot:
     raise NothingMatched(f"There is no dataset at {table.root}.", path=table.root)
 
 
-def _one_file(table: ParquetTable) -> Snapshot:
-    snapshot = files_snapshot([table.control.root], (), filesystem=table.storage.filesystem)
+def _read_one_file(table: ParquetTable) -> Snapshot:
+    snapshot = make_files_snapshot([table.control.root], (), filesystem=table.storage.filesystem)
     return replace(snapshot, files=tuple(replace(file, path=table.root) for file in snapshot.files))
 
 
-def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
+def _find_changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
     """The path of a file that was replaced since the snapshot; None where there is none."""
     for file in snapshot.files:
         if not file.fingerprint:  # a file on its own
@@ -126,7 +126,7 @@ def _changed(table: ParquetTable, snapshot: Snapshot) -> str | None:
 def _read(snapshot: Snapshot, wanted: ReadRequest, make: Callable[[], RowReader]) -> pa.Table:
     task = DatasetScan.of(snapshot, wanted)
     with make() as reader:
-        return pa.concat_tables([pa.Table.from_batches([], task.schema), *reader.rows(task)])
+        return pa.concat_tables([pa.Table.from_batches([], task.schema), *reader.read_rows(task)])
 
 
 class ArrowRows:
@@ -138,9 +138,9 @@ class ArrowRows:
     def __exit__(self, *_: object) -> None:
         return
 
-    def rows(self, task: DatasetScan) -> Iterator[pa.Table]:
+    def read_rows(self, task: DatasetScan) -> Iterator[pa.Table]:
         threads = (os.cpu_count() or 1) if task.wanted.use_threads else 1
-        for tables in in_order(task.read, task.files(), threads=threads):
+        for tables in map_in_order(task.read, task.list_files(), threads=threads):
             yield from tables
 
 
@@ -175,47 +175,50 @@ class DatasetScan:
         extra = [pa.field(FILE_PATH, pa.string())] if self.wanted.include_file_path else []
         return pa.schema([*fields, *extra], self.snapshot.schema.metadata)
 
-    def files(self) -> list[tuple[DataFile, Verdict]]:
+    def list_files(self) -> list[tuple[DataFile, Verdict]]:
         """The files that may have rows for the filter, by their partition and bounds."""
         if isinstance(self.where, pc.Expression):
-            return [(file, verdict) for file, verdict in self._all() if self._partition_may(file)]
-        return [(file, verdict) for file, verdict in self._all() if not verdict.never]
+            return [(file, verdict) for file, verdict in self._judge_all() if self._may_partition_match(file)]
+        return [(file, verdict) for file, verdict in self._judge_all() if not verdict.never]
 
-    def _all(self) -> list[tuple[DataFile, Verdict]]:
-        return list(zip(self.snapshot.files, verdicts(self.where, self.snapshot), strict=True))
+    def _judge_all(self) -> list[tuple[DataFile, Verdict]]:
+        return list(zip(self.snapshot.files, judge_files(self.where, self.snapshot), strict=True))
 
-    def _partition_may(self, file: DataFile) -> bool:
+    def _may_partition_match(self, file: DataFile) -> bool:
         """Whether a file's partition may satisfy a pyarrow expression; True where it reads other columns."""
         schema = self.snapshot.schema
         used = list_filter_columns(self.where, schema)
         if not used or any(name not in file.partition for name in used):
             return True
         row = pa.table(
-            {name: pa.array([file.partition[name]], _plain(schema.field(name).type)) for name in used}
+            {
+                name: pa.array([file.partition[name]], _unwrap_dictionary(schema.field(name).type))
+                for name in used
+            }
         )
         return bool(filter_rows(row, self.where).num_rows)
 
     def read(self, item: tuple[DataFile, Verdict]) -> list[pa.Table]:
         """The rows and columns of one file."""
-        return list(self.pieces(item))
+        return list(self.read_pieces(item))
 
-    def pieces(self, item: tuple[DataFile, Verdict]) -> Iterator[pa.Table]:
+    def read_pieces(self, item: tuple[DataFile, Verdict]) -> Iterator[pa.Table]:
         """The rows and columns of one file, piece by piece."""
         file, verdict = item
         with FileReader(file, self.snapshot.schema, self.snapshot.filesystem) as reader:
             for group in verdict.row_groups:
-                for piece in reader.pieces(self.needed, group, batch_rows=self.wanted.batch_rows):
+                for piece in reader.read_pieces(self.needed, group, batch_rows=self.wanted.batch_rows):
                     kept = piece if self.where is None else filter_rows(piece, self.where)
-                    yield self._finished(kept, file)
+                    yield self._finish(kept, file)
 
-    def shown(self, file: DataFile) -> str:
+    def show_path(self, file: DataFile) -> str:
         """The value of ``file_path`` for a file."""
-        return self.snapshot.shown(file) if self.snapshot.root else file.path
+        return self.snapshot.show_path(file) if self.snapshot.root else file.path
 
-    def _finished(self, piece: pa.Table, file: DataFile) -> pa.Table:
+    def _finish(self, piece: pa.Table, file: DataFile) -> pa.Table:
         columns = [piece[name] for name in self.columns]
         if self.wanted.include_file_path:
-            shown = pa.scalar(self.shown(file), pa.string())
+            shown = pa.scalar(self.show_path(file), pa.string())
             columns.append(pa.chunked_array([pa.repeat(shown, piece.num_rows)]))
         return pa.Table.from_arrays(columns, schema=self.schema)
 
@@ -230,7 +233,7 @@ def _check_names(names: Sequence[str], wanted: ReadRequest, snapshot: Snapshot) 
         )
 
 
-def _plain(kind: pa.DataType) -> pa.DataType:
+def _unwrap_dictionary(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -245,10 +248,10 @@ def parse_filters(filters: Any, schema: pa.Schema, *, dialect: str | None = None
         return filters
     if isinstance(filters, str):
         return resolve(parse_predicate(filters, dialect=dialect), schema, expect=pa.bool_())
-    return resolve(_disjunction(filters, schema), schema, expect=pa.bool_())
+    return resolve(_parse_disjunction(filters, schema), schema, expect=pa.bool_())
 
 
-def _disjunction(filters: Any, schema: pa.Schema) -> Expr:
+def _parse_disjunction(filters: Any, schema: pa.Schema) -> Expr:
     """A list of lists as OR of ANDs; a flat list is one AND."""
     if isinstance(filters, tuple) and filters and isinstance(filters[0], str):
         filters = [filters]
@@ -263,10 +266,12 @@ def _disjunction(filters: Any, schema: pa.Schema) -> Expr:
         raise InputError("filters is an empty list.", hint="leave it out to read every row.")
     if not any(isinstance(part, list) for part in alternatives):
         alternatives = [alternatives]
-    return _joined(Or, [_joined(And, [_condition(part, schema) for part in parts]) for parts in alternatives])
+    return _join(
+        Or, [_join(And, [_parse_condition(part, schema) for part in parts]) for parts in alternatives]
+    )
 
 
-def _joined(join: Callable[[Expr, Expr], Expr], parts: Sequence[Expr]) -> Expr:
+def _join(join: Callable[[Expr, Expr], Expr], parts: Sequence[Expr]) -> Expr:
     if not parts:
         raise InputError("filters holds an empty list of conditions.")
     whole = parts[0]
@@ -275,7 +280,7 @@ def _joined(join: Callable[[Expr, Expr], Expr], parts: Sequence[Expr]) -> Expr:
     return whole
 
 
-def _condition(part: Any, schema: pa.Schema) -> Expr:
+def _parse_condition(part: Any, schema: pa.Schema) -> Expr:
     if not isinstance(part, (tuple, list)) or len(part) != 3:
         raise InputError(
             f"A filter is (column, operator, value), not {part!r}.",
@@ -285,32 +290,32 @@ def _condition(part: Any, schema: pa.Schema) -> Expr:
     if name not in schema.names:
         raise ColumnNotFound(
             f"the filter names column {name!r}, which does not exist.",
-            hint=suggestion([str(name)], schema.names),
+            hint=suggest_names([str(name)], schema.names),
         )
     column = Column((name,), exact=True)
-    kind = _plain(schema.field(name).type)
+    kind = _unwrap_dictionary(schema.field(name).type)
     match operator:
         case "=" | "==":
-            return Compare("=", column, _constant(value, kind, name))
+            return Compare("=", column, _make_constant(value, kind, name))
         case "!=" | "<>":
-            return Compare("<>", column, _constant(value, kind, name))
+            return Compare("<>", column, _make_constant(value, kind, name))
         case "<" | "<=" | ">" | ">=":
-            return Compare(operator, column, _constant(value, kind, name))
+            return Compare(operator, column, _make_constant(value, kind, name))
         case "in" | "not in":
-            isin = In(column, tuple(_constant(item, kind, name) for item in value))
+            isin = In(column, tuple(_make_constant(item, kind, name) for item in value))
             return isin if operator == "in" else Not(isin)
     raise InputError(
         f"There is no filter operator {operator!r}.", hint="there are =, !=, <, <=, >, >=, in, not in."
     )
 
 
-def _constant(value: Any, kind: pa.DataType, name: str) -> Expr:
+def _make_constant(value: Any, kind: pa.DataType, name: str) -> Expr:
     """A literal; text for a column of another type is cast, such as a date given as text."""
     try:
         scalar = pa.scalar(value)
         if isinstance(value, str) and scalar.type != kind and not pa.types.is_large_string(kind):
             scalar = _read_text(scalar, kind)
-        return literal(scalar)
+        return make_literal(scalar)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, TypeError) as error:
         raise InputError(f"The filter's {value!r} is no value for column {name!r} ({kind}).") from error
 
@@ -344,7 +349,7 @@ def list_filter_columns(where: Any, schema: pa.Schema) -> list[str]:
 
 def filter_rows(table: pa.Table, where: Any) -> pa.Table:
     if not isinstance(where, pc.Expression):
-        return table.filter(true_mask(where, table))
+        return table.filter(evaluate_mask(where, table))
     try:
         return table.filter(where)
     except pa.ArrowKeyError as error:

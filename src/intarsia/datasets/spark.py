@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Unpack
 
-from intarsia.common.log import logger, operation_log
+from intarsia.common.log import get_logger, operation_log
 from intarsia.datasets.io import DatasetIO
 from intarsia.datasets.options import DatasetPath, Filters
 from intarsia.datasets.reading import DatasetScan, ReadRequest, read_snapshot
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 __all__ = ["SparkDatasetIO"]
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 class SparkDatasetIO(DatasetIO):

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from intarsia.core.intent import Compact, Deduplicate, Optimize
-from intarsia.core.layout import Layout, layout_of
+from intarsia.core.intent import CompactIntent, DeduplicateIntent, OptimizeIntent
+from intarsia.core.layout import Layout, read_layout
 from intarsia.core.plan import Plan
 from intarsia.core.planning import select_files
 from intarsia.core.report import MergeResult
@@ -23,7 +23,7 @@ def make_maintenance_statistics(result: MergeResult) -> Statistics:
     """
     plan = result.plan
     assert plan is not None
-    assert isinstance(plan.intent, (Compact, Optimize, Deduplicate))
+    assert isinstance(plan.intent, (CompactIntent, OptimizeIntent, DeduplicateIntent))
     chosen = select_files(plan.snapshot, plan.intent.partition_filter)
     touched = [item.file for item in plan.files if item.action != "keep"]
     files, size = len(chosen), sum(file.size for file in chosen)
@@ -41,30 +41,30 @@ def make_maintenance_statistics(result: MergeResult) -> Statistics:
         "after_total_bytes": size - gone_size + come_size,
         "compacted_file_count": gone,
         "rewritten_bytes": gone_size,
-        "compression_codec": plan.intent.options.compression or _codec(touched or list(chosen)),
+        "compression_codec": plan.intent.options.compression or _find_codec(touched or list(chosen)),
         "dry_run": result.dry_run,
-        "planned_groups": _groups(plan),
+        "planned_groups": _list_groups(plan),
         "total_rows": result.target_count_after,
     }
 
 
-def _groups(plan: Plan) -> list[list[str]]:
-    shown = plan.snapshot.shown
+def _list_groups(plan: Plan) -> list[list[str]]:
+    shown = plan.snapshot.show_path
     if plan.groups:
         return [[shown(file) for file in group.files] for group in plan.groups]
     return [[shown(item.file)] for item in plan.files if item.action != "keep"]
 
 
-def _codec(files: list[DataFile]) -> str:
+def _find_codec(files: list[DataFile]) -> str:
     """The codec that most of the files have."""
-    codecs = [layout_of(file.footer).compression for file in files if file.footer is not None]
+    codecs = [read_layout(file.footer).compression for file in files if file.footer is not None]
     return Counter(codecs).most_common(1)[0][0] if codecs else Layout().compression
 
 
 def make_optimize_statistics(result: MergeResult) -> Statistics:
     """As :func:`make_maintenance_statistics`, with the sort columns and the number of deduplicated rows."""
     intent = result.plan.intent if result.plan is not None else None
-    assert isinstance(intent, Optimize)
+    assert isinstance(intent, OptimizeIntent)
     return {
         **make_maintenance_statistics(result),
         "zorder_columns": list(intent.by),
@@ -78,7 +78,7 @@ def make_optimize_statistics(result: MergeResult) -> Statistics:
 def make_deduplicate_statistics(result: MergeResult) -> Statistics:
     """As :func:`make_maintenance_statistics`, with the keys and the number of deduplicated rows."""
     intent = result.plan.intent if result.plan is not None else None
-    assert isinstance(intent, Deduplicate)
+    assert isinstance(intent, DeduplicateIntent)
     return {
         **make_maintenance_statistics(result),
         "key_columns": list(intent.keys),

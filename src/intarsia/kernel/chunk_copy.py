@@ -17,9 +17,9 @@ from intarsia.core.change import StagedFile
 from intarsia.core.layout import Layout
 from intarsia.kernel import chunks
 from intarsia.kernel.chunks import Chunk, ChunkSource, ChunkWriter, is_copyable
-from intarsia.kernel.file_format import FileFormat, unkept
+from intarsia.kernel.file_format import FileFormat, make_unkept_error
 from intarsia.kernel.read import FileReader
-from intarsia.kernel.write import unwritable
+from intarsia.kernel.write import make_unwritable_error
 
 CHUNK_BYTES = 16 << 10
 """The least average size of chunks: smaller ones are encoded faster than they are copied."""
@@ -67,18 +67,20 @@ class ChunkCopy:
             return None
         form = FileFormat.of(schema, layout, metadata=metadata, encoded=encoded)
         known = form.file_schema
-        if known is None or (not known.lost and not _worth_it(reader)):
+        if known is None or (not known.lost and not _is_worth_copying(reader)):
             return None
-        chunk_source = reader.chunk_source()
-        theirs = {name: tuple(elements) for name, elements in chunk_source.columns().items()}
+        chunk_source = reader.open_chunk_source()
+        theirs = {name: tuple(elements) for name, elements in chunk_source.read_columns().items()}
         columns = {name: theirs[name] if name in known.lost else known.columns[name] for name in schema.names}
-        alike = _alike(reader, chunk_source, {name for name in theirs if columns.get(name) == theirs[name]})
+        alike = _find_copyable(
+            reader, chunk_source, {name for name in theirs if columns.get(name) == theirs[name]}
+        )
         if not chunk_source.trusted or not alike or known.lost - alike:
             return None
         footer = form.footer
         if not form.described:
             sink = pa.BufferOutputStream()
-            form.writer(sink, pa.Table.from_batches([], form.schema)).close()
+            form.open_writer(sink, pa.Table.from_batches([], form.schema)).close()
             footer = ChunkSource.of_buffer(sink.getvalue()).footer
         elements = [known.root, *(element for column in columns.values() for element in column)]
         footer = {**footer, chunks.FILE_SCHEMA: (LIST, (STRUCT, elements))}
@@ -94,24 +96,24 @@ class ChunkCopy:
         """
         lost = frozenset() if self._form.file_schema is None else self._form.file_schema.lost
         if lost.intersection(table.column_names):
-            raise unkept(lost.intersection(table.column_names), self._chunks.location)
+            raise make_unkept_error(lost.intersection(table.column_names), self._chunks.location)
         if not table.num_columns:
-            self._add(group, {}, int(get(self._chunk_source.groups()[group], chunks.GROUP_ROWS)))
+            self._add(group, {}, int(get(self._chunk_source.read_groups()[group], chunks.GROUP_ROWS)))
         elif table.num_rows:
             try:
-                fresh = self._form.chunks(table)
+                fresh = self._form.encode_chunks(table)
             except pa.ArrowNotImplementedError as error:
-                raise unwritable(error, self._chunks.location) from error
+                raise make_unwritable_error(error, self._chunks.location) from error
             self._add(group, fresh, table.num_rows)
 
     def _add(self, group: int, fresh: Mapping[str, list[Chunk]], rows: int) -> None:
-        taken = self._chunk_source.chunks(group)
+        taken = self._chunk_source.read_chunks(group)
         columns: list[Chunk] = []
         for name in self.schema.names:
             columns += (
                 fresh[name] if name in fresh else [Chunk(one, self._chunk_source) for one in taken[name]]
             )
-        declared = self._chunk_source.groups()[group].get(chunks.GROUP_SORTING)
+        declared = self._chunk_source.read_groups()[group].get(chunks.GROUP_SORTING)
         self._chunks.add(columns, rows, declared if self._form.layout.sorting else None)
 
     def close(self, path: str, partition: Mapping[str, Any]) -> StagedFile:
@@ -125,7 +127,7 @@ class ChunkCopy:
         self._chunks.abandon()
 
 
-def _worth_it(reader: FileReader) -> bool:
+def _is_worth_copying(reader: FileReader) -> bool:
     footer = reader.footer
     sizes = [
         footer.row_group(group).column(number).total_compressed_size
@@ -140,12 +142,12 @@ def _narrow(dtype: pa.DataType) -> bool:
     return pa.types.is_dictionary(dtype) and dtype.index_type.bit_width < 32
 
 
-def _alike(reader: FileReader, chunk_source: ChunkSource, same: Collection[str]) -> frozenset[str]:
+def _find_copyable(reader: FileReader, chunk_source: ChunkSource, same: Collection[str]) -> frozenset[str]:
     """Columns that are described as in the file and whose chunks can be copied from every row group."""
     found = set(same) - reader.file.partition.keys()  # their values are compared with the path
     found -= reader.unproven  # their values have to be read
-    for group in range(len(chunk_source.groups())):
-        for name, stored in chunk_source.chunks(group).items():
+    for group in range(len(chunk_source.read_groups())):
+        for name, stored in chunk_source.read_chunks(group).items():
             if not all(is_copyable(chunk) for chunk in stored):
                 found.discard(name)
     return frozenset(found)

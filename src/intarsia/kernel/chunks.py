@@ -63,16 +63,16 @@ class ChunkSource:
         def read(size: int, place: int) -> memoryview:
             try:
                 handle.seek(place)
-                return _view(handle.read_buffer(size))
+                return _make_view(handle.read_buffer(size))
             except OSError as error:
                 raise NotCopyable(f"{size} bytes at {place}: {error}") from error
 
-        return ChunkSource(_footer(sink.getvalue()), read)
+        return ChunkSource(_read_footer(sink.getvalue()), read)
 
     @staticmethod
     def of_buffer(buffer: pa.Buffer) -> ChunkSource:
-        view = _view(buffer)
-        return ChunkSource(_footer(buffer), lambda size, place: view[place : place + size], own=True)
+        view = _make_view(buffer)
+        return ChunkSource(_read_footer(buffer), lambda size, place: view[place : place + size], own=True)
 
     @property
     def trusted(self) -> bool:
@@ -86,26 +86,26 @@ class ChunkSource:
             return bool(name) and not name.startswith(tuple(_FIXED_SINCE))
         return (int(known[2]), int(known[3])) >= _FIXED_SINCE.get(known[1], (0, 0))
 
-    def columns(self) -> dict[str, list[Struct]]:
+    def read_columns(self) -> dict[str, list[Struct]]:
         """The schema's elements by top-level column; empty where two columns share a name."""
         elements = get(self.footer, FILE_SCHEMA)[1]
         columns: dict[str, list[Struct]] = {}
         at = 1
         while at < len(elements):
-            end = _end(elements, at)
+            end = _find_end(elements, at)
             columns[get(elements[at], ELEMENT_NAME).decode()] = elements[at:end]
             at = end
         return columns if len(columns) == get(elements[0], ELEMENT_CHILDREN, 0) else {}
 
-    def groups(self) -> list[Struct]:
+    def read_groups(self) -> list[Struct]:
         """The row groups."""
         found: list[Struct] = get(self.footer, FILE_GROUPS, (STRUCT, []))[1]
         return found
 
-    def chunks(self, group: int) -> dict[str, list[Struct]]:
+    def read_chunks(self, group: int) -> dict[str, list[Struct]]:
         """The column chunks of a row group, by top-level column."""
         found: dict[str, list[Struct]] = {}
-        for chunk in get(self.groups()[group], GROUP_CHUNKS)[1]:
+        for chunk in get(self.read_groups()[group], GROUP_CHUNKS)[1]:
             name = get(get(chunk, CHUNK_META), META_PATH)[1][0].decode()
             found.setdefault(name, []).append(chunk)
         return found
@@ -155,9 +155,9 @@ def _copy_pages(chunk: Struct, chunk_source: ChunkSource, place: int) -> CopiedC
             meta[number] = (I64, place + places.get(old, (old, 0))[0])
     for number in (META_SIZE, META_STORED):
         meta[number] = (I64, get(meta, number) + growth)
-    bloom = _bloom(meta, chunk_source)
-    bounds = _part(chunk, chunk_source, CHUNK_BOUNDS, CHUNK_BOUNDS_SIZE)
-    offsets = _part(chunk, chunk_source, CHUNK_OFFSETS, CHUNK_OFFSETS_SIZE)
+    bloom = _read_bloom_filter(meta, chunk_source)
+    bounds = _read_part(chunk, chunk_source, CHUNK_BOUNDS, CHUNK_BOUNDS_SIZE)
+    offsets = _read_part(chunk, chunk_source, CHUNK_OFFSETS, CHUNK_OFFSETS_SIZE)
     if offsets is not None:
         offsets = _shift_offsets(offsets, start, place, places)
     return CopiedChunk(pages, {CHUNK_PLACE: (I64, 0), CHUNK_META: (STRUCT, meta)}, bloom, offsets, bounds)
@@ -181,13 +181,13 @@ def _check_pages(
         end = body + get(header, PAGE_STORED, len(raw))
         checksum = zlib.crc32(raw[body:end])
         stated = get(header, PAGE_CHECKSUM)
-        if not body <= end <= len(raw) or stated not in (None, signed(checksum)):
+        if not body <= end <= len(raw) or stated not in (None, to_signed(checksum)):
             raise NotCopyable("a page that ends beyond its chunk, or differs from its checksum")
         for kind in (PAGE_DATA, PAGE_DATA_V2):
             seen += get(get(header, kind, {}), 1, 0)
         head: bytes | memoryview = raw[at:body]
         if stated is None:
-            head = write_struct({**header, PAGE_CHECKSUM: (I32, signed(checksum))})
+            head = write_struct({**header, PAGE_CHECKSUM: (I32, to_signed(checksum))})
             grown = True
         places[at] = (new, len(head) - (body - at))
         parts += (head, raw[body:end])
@@ -198,12 +198,12 @@ def _check_pages(
     return (parts, places) if grown else ([raw], {})
 
 
-def signed(checksum: int) -> int:
+def to_signed(checksum: int) -> int:
     """A checksum as the signed integer that page headers store."""
     return checksum - (1 << 32) if checksum >= 1 << 31 else checksum
 
 
-def _bloom(meta: Struct, chunk_source: ChunkSource) -> bytes | None:
+def _read_bloom_filter(meta: Struct, chunk_source: ChunkSource) -> bytes | None:
     place = get(meta, META_BLOOM)
     if place is None:
         return None
@@ -215,7 +215,7 @@ def _bloom(meta: Struct, chunk_source: ChunkSource) -> bytes | None:
     return bytes(chunk_source.read(size, place))
 
 
-def _part(chunk: Struct, chunk_source: ChunkSource, place: int, size: int) -> bytes | None:
+def _read_part(chunk: Struct, chunk_source: ChunkSource, place: int, size: int) -> bytes | None:
     return bytes(chunk_source.read(get(chunk, size), get(chunk, place))) if place in chunk else None
 
 
@@ -230,22 +230,22 @@ def _shift_offsets(offsets: bytes, start: int, place: int, places: Mapping[int, 
     return write_struct({**index, 1: (LIST, (STRUCT, pages))})
 
 
-def _end(elements: Sequence[Struct], at: int) -> int:
+def _find_end(elements: Sequence[Struct], at: int) -> int:
     """The index of the element after this one and its descendants."""
     children = get(elements[at], ELEMENT_CHILDREN, 0)
     at += 1
     for _ in range(children):
-        at = _end(elements, at)
+        at = _find_end(elements, at)
     return at
 
 
-def _footer(data: pa.Buffer) -> Struct:
-    view = _view(data)
+def _read_footer(data: pa.Buffer) -> Struct:
+    view = _make_view(data)
     (size,) = struct.unpack("<I", view[-8:-4])
     return read_struct(bytes(view[-8 - size : -8]))[0]
 
 
-def _view(buffer: pa.Buffer) -> memoryview:
+def _make_view(buffer: pa.Buffer) -> memoryview:
     return memoryview(buffer).cast("B")  # a buffer's own bytes are signed
 
 
@@ -309,9 +309,9 @@ class ChunkWriter:
                 get(item.chunk, CHUNK_META)[META_BLOOM] = (I64, self.place)
                 self._write(item.bloom)
         for item in self._written:
-            self._index(item, item.bounds, CHUNK_BOUNDS, CHUNK_BOUNDS_SIZE)
+            self._write_index(item, item.bounds, CHUNK_BOUNDS, CHUNK_BOUNDS_SIZE)
         for item in self._written:
-            self._index(item, item.offsets, CHUNK_OFFSETS, CHUNK_OFFSETS_SIZE)
+            self._write_index(item, item.offsets, CHUNK_OFFSETS, CHUNK_OFFSETS_SIZE)
         raw = write_struct(
             {
                 **footer,
@@ -347,7 +347,7 @@ class ChunkWriter:
         self._written.append(item)
         return item.chunk
 
-    def _index(self, item: CopiedChunk, data: bytes | None, place: int, size: int) -> None:
+    def _write_index(self, item: CopiedChunk, data: bytes | None, place: int, size: int) -> None:
         if data is not None:
             item.chunk[place], item.chunk[size] = (I64, self.place), (I32, len(data))
             self._write(data)

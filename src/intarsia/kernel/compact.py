@@ -9,16 +9,16 @@ import pyarrow.compute as pc
 
 from intarsia.common.schema import conform_table
 from intarsia.core.change import Hits, Staged, StagedFile
-from intarsia.core.intent import Compact
+from intarsia.core.intent import CompactIntent
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable
 from intarsia.kernel.output_format import OutputFormat
-from intarsia.kernel.overlay import drop_rows, positions_between
+from intarsia.kernel.overlay import drop_rows, select_positions
 from intarsia.kernel.partitioned_writer import write_file, write_partitioned
 from intarsia.kernel.read import PIECE_BYTES, FileReader
-from intarsia.kernel.threads import in_order, shares
+from intarsia.kernel.threads import map_in_order, share_threads
 from intarsia.kernel.write import widen, widen_schema
 
 
@@ -33,16 +33,16 @@ def stage_compact(plan: Plan, tx: OutputLocation, *, threads: int, progress: Pro
         DamagedTable: a file has not the rows its footer says.
     """
     groups = list(enumerate(plan.groups))
-    outer, readers = shares(threads, len(groups))
+    outer, readers = share_threads(threads, len(groups))
 
-    def work(item: tuple[int, FileGroup]) -> list[StagedFile]:
+    def compact_one(item: tuple[int, FileGroup]) -> list[StagedFile]:
         number, group = item
         if not plan.snapshot.replaces_in_place:
             return compact_partitioned(group, plan, tx, number=number, readers=readers)
         return [compact_group(group, plan, tx, number=number, readers=readers)]
 
     staged: list[StagedFile] = []
-    for done, files in enumerate(in_order(work, groups, threads=outer)):
+    for done, files in enumerate(map_in_order(compact_one, groups, threads=outer)):
         staged += files
         progress("write files", done + 1, len(groups))
     return Staged(added=tuple(staged))
@@ -58,7 +58,7 @@ def compact_group(
         form,
         tx,
         f"compact-{number:05d}",
-        (widen(piece, wide) for piece in _rows(group, plan, form.schema, readers=readers)),
+        (widen(piece, wide) for piece in _read_rows(group, plan, form.schema, readers=readers)),
         path=tx.new_file_path(group.partition, "compact", number, beside=group.files[0]),
         partition=group.partition,
     )
@@ -71,36 +71,36 @@ def compact_partitioned(
 ) -> list[StagedFile]:
     """One group written to new files by the current partition spec, without deleted rows."""
     intent = plan.intent
-    assert isinstance(intent, Compact)
+    assert isinstance(intent, CompactIntent)
     form = OutputFormat.of(plan, tx, lineage=True, target_bytes=intent.target_bytes, rows=intent.target_rows)
     staged = write_partitioned(
-        form, tx, f"compact-{number:05d}", _rows(group, plan, form.schema, readers=readers)
+        form, tx, f"compact-{number:05d}", _read_rows(group, plan, form.schema, readers=readers)
     )
     check_rows(staged, group.rows, group)
     return staged
 
 
-def _rows(group: FileGroup, plan: Plan, schema: pa.Schema, *, readers: int) -> Iterator[pa.Table]:
+def _read_rows(group: FileGroup, plan: Plan, schema: pa.Schema, *, readers: int) -> Iterator[pa.Table]:
     """All rows in file order; small files are read ahead, large ones piece by piece."""
 
-    def whole(file: DataFile) -> list[pa.Table]:
-        return list(pieces_of(file, plan, schema, batch_rows=plan.intent.options.batch_rows))
+    def read_whole(file: DataFile) -> list[pa.Table]:
+        return list(read_pieces(file, plan, schema, batch_rows=plan.intent.options.batch_rows))
 
-    for small, run in _runs(group.files):
+    for small, run in _iterate_runs(group.files):
         if small:
-            for pieces in in_order(whole, run, threads=readers):
+            for pieces in map_in_order(read_whole, run, threads=readers):
                 yield from pieces
         else:
             for file in run:
-                yield from pieces_of(file, plan, schema, batch_rows=plan.intent.options.batch_rows)
+                yield from read_pieces(file, plan, schema, batch_rows=plan.intent.options.batch_rows)
 
 
-def _runs(files: tuple[DataFile, ...]) -> Iterator[tuple[bool, list[DataFile]]]:
+def _iterate_runs(files: tuple[DataFile, ...]) -> Iterator[tuple[bool, list[DataFile]]]:
     """Neighbouring files that are all small enough to be held whole, or all not."""
     run: list[DataFile] = []
     kind = True
     for file in files:
-        small = _memory(file) <= PIECE_BYTES // 4
+        small = _estimate_memory(file) <= PIECE_BYTES // 4
         if run and small != kind:
             yield kind, run
             run = []
@@ -109,14 +109,14 @@ def _runs(files: tuple[DataFile, ...]) -> Iterator[tuple[bool, list[DataFile]]]:
         yield kind, run
 
 
-def _memory(file: DataFile) -> int:
+def _estimate_memory(file: DataFile) -> int:
     footer = file.footer
     if footer is None:
         return file.size * 4
     return sum(footer.row_group(number).total_byte_size for number in range(footer.num_row_groups))
 
 
-def pieces_of(
+def read_pieces(
     file: DataFile,
     plan: Plan,
     schema: pa.Schema,
@@ -133,15 +133,13 @@ def pieces_of(
     seen = plan.schema if file.scan_task is None else schema  # the latter may have row lineage
     with FileReader(file, seen, plan.snapshot.filesystem) as reader:
         wanted = range(reader.footer.num_row_groups) if row_groups is None else row_groups
-        start = reader.start_of(wanted.start)
+        start = reader.get_start(wanted.start)
         for group in wanted:
-            for piece in reader.pieces(schema.names, group, batch_rows=batch_rows):
+            for piece in reader.read_pieces(schema.names, group, batch_rows=batch_rows):
                 count = piece.num_rows
-                gone = [] if skip is None else [skip.within(start, start + count).positions]
+                gone = [] if skip is None else [skip.select_range(start, start + count).positions]
                 gone += (
-                    []
-                    if reader.deleted is None
-                    else [positions_between(reader.deleted, start, start + count)]
+                    [] if reader.deleted is None else [select_positions(reader.deleted, start, start + count)]
                 )
                 if gone:
                     positions = pc.subtract(pa.concat_arrays(gone), pa.scalar(start, pa.int64()))

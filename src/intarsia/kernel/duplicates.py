@@ -18,18 +18,25 @@ import pyarrow.compute as pc
 from intarsia.common.names import check_columns
 from intarsia.common.schema import check_key_types, is_nested
 from intarsia.core.change import Hits, Matches
-from intarsia.core.keys import arange, flat
+from intarsia.core.keys import arange, to_array
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Progress
-from intarsia.core.prune import bounds_of
+from intarsia.core.prune import read_bounds
 from intarsia.core.rule import Drop
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import InputError
-from intarsia.kernel.equal_keys import Cell, cells, components, find_losers, find_repeats, key_form
-from intarsia.kernel.overlay import drop_rows, positions_between, take_rows
+from intarsia.kernel.equal_keys import (
+    Cell,
+    cut_cells,
+    find_components,
+    find_losers,
+    find_repeats,
+    to_key_form,
+)
+from intarsia.kernel.overlay import drop_rows, select_positions, take_rows
 from intarsia.kernel.read import FileReader
 from intarsia.kernel.sort import sample_rows
-from intarsia.kernel.threads import in_order, shares
+from intarsia.kernel.threads import map_in_order, share_threads
 
 _ROW, _GROUP = "\0row", "\0group"
 """Names of added columns that no column of a dataset can have."""
@@ -71,22 +78,22 @@ def match_duplicates(
         InputError: without keys, a column is nested; or an order column is.
     """
     chosen = [item.file for item in plan.select("scan")] if files is None else files
-    chosen = plan.snapshot.in_order(file for file in chosen if file.rows)
+    chosen = plan.snapshot.sort_files(file for file in chosen if file.rows)
     names = check_keys(plan, keys)
     check_order(plan, order_by)
     search = _DuplicateSearch(plan, tuple(order_by), threads, memory_bytes)
-    units = Cutting(plan, names, threads, memory_bytes).units(chosen)
-    outer, inner = shares(threads, len(units))
+    units = Cutting(plan, names, threads, memory_bytes).cut_units(chosen)
+    outer, inner = share_threads(threads, len(units))
 
-    def work(unit: Unit) -> list[tuple[DataFile, pa.Array]]:
-        return replace(search, threads=inner, memory_bytes=memory_bytes // outer).losers(unit)
+    def search_unit(unit: Unit) -> list[tuple[DataFile, pa.Array]]:
+        return replace(search, threads=inner, memory_bytes=memory_bytes // outer).find_losers(unit)
 
     found: dict[str, list[pa.Array]] = {}
-    for number, losers in enumerate(in_order(work, units, threads=outer)):
+    for number, losers in enumerate(map_in_order(search_unit, units, threads=outer)):
         for file, positions in losers:
             found.setdefault(file.path, []).append(positions)
         progress("scan keys", number + 1, len(units))
-    return drops_of(chosen, found, scanned_bytes=plan.bytes_to_scan)
+    return make_drops(chosen, found, scanned_bytes=plan.bytes_to_scan)
 
 
 def check_keys(plan: Plan, keys: Sequence[str]) -> tuple[str, ...]:
@@ -119,7 +126,7 @@ def check_order(plan: Plan, order_by: Sequence[str]) -> None:
         )
 
 
-def drops_of(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, scanned_bytes: int) -> Matches:
+def make_drops(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, scanned_bytes: int) -> Matches:
     """The matches of a deduplication, from the positions to delete of each file."""
     hits: dict[str, Hits] = {}
     dropped: set[str] = set()
@@ -174,22 +181,24 @@ class Cutting:
     threads: int
     memory_bytes: int
 
-    def units(self, files: Sequence[DataFile]) -> list[Unit]:
+    def cut_units(self, files: Sequence[DataFile]) -> list[Unit]:
         """Units that share no key and fit in memory together."""
         apart = [
-            Unit(tuple(mine), self._varying(mine))
-            for mine in components(files, self.keys, self.plan.snapshot)
+            Unit(tuple(mine), self._find_varying_keys(mine))
+            for mine in find_components(files, self.keys, self.plan.snapshot)
         ]
-        costs = [self._cost(unit) for unit in apart]
+        costs = [self._estimate_cost(unit) for unit in apart]
         if sum(costs) <= self.memory_bytes:
-            return [self._led(unit) for unit in apart]
+            return [self._order_keys(unit) for unit in apart]
         share = max(self.memory_bytes // self.threads, 1)
         units: list[Unit] = []
         for unit, cost in zip(apart, costs, strict=True):
-            units += [self._led(unit)] if cost <= share or not unit.keys else self._cut(unit, cost, share)
+            units += (
+                [self._order_keys(unit)] if cost <= share or not unit.keys else self._cut(unit, cost, share)
+            )
         return units
 
-    def _varying(self, files: Sequence[DataFile]) -> tuple[str, ...]:
+    def _find_varying_keys(self, files: Sequence[DataFile]) -> tuple[str, ...]:
         """The key columns without those in the paths of all files, which are equal within a component."""
         fixed = self.plan.snapshot.partition_columns
         return tuple(
@@ -198,52 +207,54 @@ class Cutting:
             if name not in fixed or not all(name in file.partition for file in files)
         )
 
-    def _cost(self, unit: Unit) -> int:
+    def _estimate_cost(self, unit: Unit) -> int:
         """The memory for the largest key column; any may become the first."""
         rows = unit.bases[-1]
-        return rows * _ROW_OVERHEAD + 2 * max((self._bytes(unit, name) for name in unit.keys), default=0)
+        return rows * _ROW_OVERHEAD + 2 * max(
+            (self._estimate_bytes(unit, name) for name in unit.keys), default=0
+        )
 
-    def _bytes(self, unit: Unit, name: str) -> int:
+    def _estimate_bytes(self, unit: Unit, name: str) -> int:
         dtype = self.plan.schema.field(name).type
         rows = unit.bases[-1]
         if pa.types.is_primitive(dtype) or pa.types.is_decimal(dtype):
             return rows * dtype.bit_width // 8
-        stored = sum(_stored_bytes(file, name) for file in unit.files)
+        stored = sum(_count_stored_bytes(file, name) for file in unit.files)
         return max(stored, rows * _UNKNOWN_WIDTH)  # a dictionary may hold few long strings
 
-    def _led(self, unit: Unit) -> Unit:
+    def _order_keys(self, unit: Unit) -> Unit:
         if len(unit.keys) < 2:
             return unit
         largest = max(unit.files, key=lambda file: file.rows)
         sample = self._sample(unit.keys, [largest], rows=_GLANCE_ROWS, groups=1)
-        return replace(unit, keys=_by_distinct(sample))
+        return replace(unit, keys=_sort_by_distinct(sample))
 
     def _sample(self, names: Sequence[str], files: Sequence[DataFile], **limits: int) -> pa.Table:
         sample = sample_rows(files, names, self.plan, threads=self.threads, **limits)
-        return pa.table({name: key_form(sample[name]) for name in names})
+        return pa.table({name: to_key_form(sample[name]) for name in names})
 
     def _cut(self, unit: Unit, cost: int, share: int) -> list[Unit]:
         sample = self._sample(unit.keys, unit.files)
-        unit = replace(unit, keys=_by_distinct(sample))
+        unit = replace(unit, keys=_sort_by_distinct(sample))
         rows = unit.bases[-1]
         most = max(1, rows * share // cost)
-        found = cells(sample.select(unit.keys), rows=rows, most_rows=most)
+        found = cut_cells(sample.select(unit.keys), rows=rows, most_rows=most)
         bounds: dict[str, Any] = {}
         units = []
         for cell in found:
             for span in cell:
                 if span.column not in bounds:
                     dtype = self.plan.schema.field(span.column).type
-                    bounds[span.column] = bounds_of(unit.files, span.column, dtype)
+                    bounds[span.column] = read_bounds(unit.files, span.column, dtype)
             kept = sample.num_rows
             for span in cell:
-                kept = min(kept, pc.sum(span.mask(flat(sample[span.column]))).as_py() or 0)
+                kept = min(kept, pc.sum(span.mask(to_array(sample[span.column]))).as_py() or 0)
             fits = rows * kept // max(sample.num_rows, 1) <= 2 * most
-            units.append(replace(unit, cell=cell, fits=fits, row_groups=_row_groups(unit, cell, bounds)))
+            units.append(replace(unit, cell=cell, fits=fits, row_groups=_find_row_groups(unit, cell, bounds)))
         return units
 
 
-def _stored_bytes(file: DataFile, name: str) -> int:
+def _count_stored_bytes(file: DataFile, name: str) -> int:
     footer = file.footer
     if footer is None:
         return 0
@@ -256,13 +267,13 @@ def _stored_bytes(file: DataFile, name: str) -> int:
     )
 
 
-def _by_distinct(sample: pa.Table) -> tuple[str, ...]:
+def _sort_by_distinct(sample: pa.Table) -> tuple[str, ...]:
     """The columns, the one with the most distinct values first."""
     counts = {name: pc.count_distinct(sample[name], mode="all").as_py() for name in sample.column_names}
     return tuple(sorted(sample.column_names, key=lambda name: -counts[name]))
 
 
-def _row_groups(unit: Unit, cell: Cell, bounds: dict[str, Any]) -> tuple[frozenset[int], ...]:
+def _find_row_groups(unit: Unit, cell: Cell, bounds: dict[str, Any]) -> tuple[frozenset[int], ...]:
     found: list[set[int]] = [set() for _ in unit.files]
     if not cell:
         return ()
@@ -296,21 +307,23 @@ class _DuplicateSearch:
     threads: int
     memory_bytes: int
 
-    def losers(self, unit: Unit) -> list[tuple[DataFile, pa.Array]]:
+    def find_losers(self, unit: Unit) -> list[tuple[DataFile, pa.Array]]:
         """The positions to delete, by file."""
         if not unit.keys:
-            whole = self._all_alike(unit)
-            rows = self._resolve(unit, self._suspects(unit, (), whole, None), count=1)
+            whole = self._number_all_rows(unit)
+            rows = self._resolve(unit, self._read_suspects(unit, (), whole, None), count=1)
         elif unit.fits:
-            rows = self._by_first_key(unit)
+            rows = self._find_by_first_key(unit)
         else:
-            rows = self._resolve(unit, self._every(unit), count=0)
-        return list(_by_file(unit, rows))
+            rows = self._resolve(unit, self._read_every_row(unit), count=0)
+        return list(_split_by_file(unit, rows))
 
-    def _by_first_key(self, unit: Unit) -> pa.Array:
+    def _find_by_first_key(self, unit: Unit) -> pa.Array:
         """Find repeats in the first key column, then compare these rows in the other columns."""
         numbers = range(len(unit.files))
-        read = list(in_order(lambda number: self._first_key(unit, number), numbers, threads=self.threads))
+        read = list(
+            map_in_order(lambda number: self._read_first_key(unit, number), numbers, threads=self.threads)
+        )
         values = pa.concat_arrays([part.values for part in read])
         positions = [part.positions for part in read]
         counts = [len(part.values) for part in read]
@@ -322,39 +335,39 @@ class _DuplicateSearch:
             return pa.array([], pa.int64())
         groups = pc.scatter(found.groups, found.rows, max_index=total - 1)
         parts = (positions, counts) if unit.partial else None
-        suspects = self._suspects(unit, unit.keys[1:], groups, parts)
+        suspects = self._read_suspects(unit, unit.keys[1:], groups, parts)
         return self._resolve(unit, suspects, count=found.count)
 
-    def _first_key(self, unit: Unit, number: int) -> _Read:
+    def _read_first_key(self, unit: Unit, number: int) -> _Read:
         first = unit.keys[0]
         names = tuple(dict.fromkeys((first, *(span.column for span in unit.cell))))
         values: list[pa.Array] = []
         positions: list[pa.Array] = []
-        for start, table, live in self._tables(unit, number, names):
-            mask = _both(_inside(table, unit.cell), live)
+        for start, table, live in self._read_tables(unit, number, names):
+            mask = _combine_masks(_find_inside(table, unit.cell), live)
             column = table[first].chunk(0)
             values.append(column if mask is None else column.filter(mask))
             inside = arange(len(column)) if mask is None else pc.indices_nonzero(mask).cast(pa.int64())
             if unit.partial:
                 positions.append(pc.add(inside, pa.scalar(start, pa.int64())))
         if not values:
-            dtype = key_form(pa.nulls(0, self.plan.schema.field(first).type)).type
+            dtype = to_key_form(pa.nulls(0, self.plan.schema.field(first).type)).type
             return _Read(pa.nulls(0, dtype), pa.array([], pa.int64()))
         return _Read(pa.concat_arrays(values), pa.concat_arrays(positions) if positions else None)
 
-    def _all_alike(self, unit: Unit) -> pa.Array:
+    def _number_all_rows(self, unit: Unit) -> pa.Array:
         """One group of all live rows, which have no column to differ in."""
         parts = []
         for file in unit.files:
             live = None
             if file.scan_task is not None:
                 with FileReader(file, self.plan.schema, self.plan.snapshot.filesystem) as reader:
-                    live = reader.live_rows(0, file.record_count)
+                    live = reader.find_live_rows(0, file.record_count)
             group = pa.repeat(pa.scalar(0, pa.int64()), file.record_count if live is None else len(live))
             parts.append(group if live is None else pc.scatter(group, live, max_index=file.record_count - 1))
         return pa.concat_arrays(parts)
 
-    def _tables(
+    def _read_tables(
         self, unit: Unit, number: int, names: Sequence[str]
     ) -> Iterator[tuple[int, pa.Table, pa.Array | None]]:
         """Columns of a file in key form, the position of each table's first row, and which rows are live."""
@@ -366,12 +379,16 @@ class _DuplicateSearch:
                 if wanted is not None and group not in wanted:
                     start += reader.footer.row_group(group).num_rows
                     continue
-                for piece in reader.pieces(names, group):
-                    columns = pa.table({name: key_form(piece[name]) for name in names})
-                    yield start, columns, _mask(reader.live_rows(start, piece.num_rows), piece.num_rows)
+                for piece in reader.read_pieces(names, group):
+                    columns = pa.table({name: to_key_form(piece[name]) for name in names})
+                    yield (
+                        start,
+                        columns,
+                        _make_mask(reader.find_live_rows(start, piece.num_rows), piece.num_rows),
+                    )
                     start += piece.num_rows
 
-    def _suspects(
+    def _read_suspects(
         self,
         unit: Unit,
         keys: tuple[str, ...],
@@ -387,7 +404,7 @@ class _DuplicateSearch:
         begins = list(accumulate(counts, initial=0))
         names = tuple(dict.fromkeys((*keys, *self.order_by)))
 
-        def one(number: int) -> pa.Table:
+        def read_file(number: int) -> pa.Table:
             mine = groups.slice(begins[number], counts[number])
             named = None if parts is None else parts[0][number]
             positions = pc.indices_nonzero(pc.is_valid(mine)).cast(pa.int64())
@@ -395,28 +412,30 @@ class _DuplicateSearch:
                 positions = named.take(positions)
             return pa.table(
                 {
-                    **self._at(unit.files[number], names, positions),
+                    **self._read_at(unit.files[number], names, positions),
                     _ROW: pc.add(positions, pa.scalar(bases[number], pa.int64())),
                     _GROUP: mine.drop_null(),
                 }
             )
 
-        return in_order(one, range(len(unit.files)), threads=self.threads)
+        return map_in_order(read_file, range(len(unit.files)), threads=self.threads)
 
-    def _at(self, file: DataFile, names: tuple[str, ...], positions: pa.Array) -> dict[str, Any]:
+    def _read_at(self, file: DataFile, names: tuple[str, ...], positions: pa.Array) -> dict[str, Any]:
         """Columns in key form at some positions of a file; only row groups with one are read."""
-        parts = [pa.table({name: key_form(pa.nulls(0, self.plan.schema.field(name).type)) for name in names})]
+        parts = [
+            pa.table({name: to_key_form(pa.nulls(0, self.plan.schema.field(name).type)) for name in names})
+        ]
         if names and len(positions):
             with FileReader(file, self.plan.schema, self.plan.snapshot.filesystem) as reader:
                 start = 0
                 for group in range(reader.footer.num_row_groups):
                     stop = start + reader.footer.row_group(group).num_rows
-                    if len(positions_between(positions, start, stop)):
-                        for piece in reader.pieces(names, group):
-                            mine = positions_between(positions, start, start + piece.num_rows)
+                    if len(select_positions(positions, start, stop)):
+                        for piece in reader.read_pieces(names, group):
+                            mine = select_positions(positions, start, start + piece.num_rows)
                             parts.append(
                                 take_rows(
-                                    pa.table({name: key_form(piece[name]) for name in names}),
+                                    pa.table({name: to_key_form(piece[name]) for name in names}),
                                     pc.subtract(mine, pa.scalar(start, pa.int64())),
                                 )
                             )
@@ -425,15 +444,15 @@ class _DuplicateSearch:
         whole = pa.concat_tables(parts)
         return dict(zip(names, whole.columns, strict=True))
 
-    def _every(self, unit: Unit) -> Iterator[pa.Table]:
+    def _read_every_row(self, unit: Unit) -> Iterator[pa.Table]:
         """All rows of a cell with all key columns, for a first key column that does not fit in memory."""
         bases = unit.bases
         names = tuple(dict.fromkeys((*unit.keys, *self.order_by)))
         for number in range(len(unit.files)):
-            for start, table, live in self._tables(unit, number, names):
+            for start, table, live in self._read_tables(unit, number, names):
                 first = bases[number] + start
                 table = table.append_column(_ROW, arange(table.num_rows, first))
-                mask = _both(_inside(table, unit.cell), live)
+                mask = _combine_masks(_find_inside(table, unit.cell), live)
                 yield table if mask is None else table.filter(mask)
 
     def _resolve(self, unit: Unit, tables: Iterable[pa.Table], *, count: int) -> pa.Array:
@@ -458,44 +477,44 @@ class _DuplicateSearch:
         grouped = _GROUP in table.column_names
         keys = unit.keys[1:] if grouped else unit.keys
         gone = find_losers(
-            [_one(table, name) for name in keys],
-            [_one(table, name) for name in self.order_by],
-            groups=_one(table, _GROUP) if grouped else None,
+            [_to_array(table, name) for name in keys],
+            [_to_array(table, name) for name in self.order_by],
+            groups=_to_array(table, _GROUP) if grouped else None,
             count=count,
             threads=self.threads,
         )
-        return _one(table, _ROW).take(gone), drop_rows(table, gone)
+        return _to_array(table, _ROW).take(gone), drop_rows(table, gone)
 
 
-def _inside(table: pa.Table, cell: Cell) -> pa.Array | None:
+def _find_inside(table: pa.Table, cell: Cell) -> pa.Array | None:
     mask: pa.Array | None = None
     for span in cell:
-        mine = span.mask(_one(table, span.column))
+        mine = span.mask(_to_array(table, span.column))
         mask = mine if mask is None else pc.and_(mask, mine)
     return mask
 
 
-def _both(one: pa.Array | None, other: pa.Array | None) -> pa.Array | None:
+def _combine_masks(one: pa.Array | None, other: pa.Array | None) -> pa.Array | None:
     if one is None or other is None:
         return other if one is None else one
     return pc.and_(one, other)
 
 
-def _mask(rows: pa.Array | None, count: int) -> pa.Array | None:
+def _make_mask(rows: pa.Array | None, count: int) -> pa.Array | None:
     return None if rows is None else pc.is_in(arange(count), value_set=rows)
 
 
-def _one(table: pa.Table, name: str) -> pa.Array:
+def _to_array(table: pa.Table, name: str) -> pa.Array:
     column = table[name]
     return column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks)
 
 
-def _by_file(unit: Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Array]]:
+def _split_by_file(unit: Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Array]]:
     """The positions in each file of row numbers that count over all files."""
     if not len(rows):
         return
     rows = rows.take(pc.array_sort_indices(rows))
     for file, base in zip(unit.files, unit.bases, strict=False):
-        mine = positions_between(rows, base, base + file.record_count)
+        mine = select_positions(rows, base, base + file.record_count)
         if len(mine):
             yield file, pc.subtract(mine, pa.scalar(base, pa.int64()))

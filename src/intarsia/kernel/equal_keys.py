@@ -16,10 +16,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.keys import arange, comparable, decoded, flat, marked, search
-from intarsia.core.prune import Bounds, bounds_of
+from intarsia.core.keys import arange, decode_dictionary, mark_numbers, search, to_array, to_comparable
+from intarsia.core.prune import Bounds, read_bounds
 from intarsia.core.snapshot import DataFile, Snapshot
-from intarsia.kernel.threads import in_order
+from intarsia.kernel.threads import map_in_order
 
 _BUCKET_ROWS = 1 << 15
 _MOST_BITS = 11
@@ -38,12 +38,12 @@ class Repeats:
     """The number of groups."""
 
 
-def key_form(values: Any) -> pa.Array:
+def to_key_form(values: Any) -> pa.Array:
     """A column as one array that can be hashed and compared; equal keys have equal bits."""
     column = values if isinstance(values, pa.ChunkedArray) else pa.chunked_array([values])
     if isinstance(column.type, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], column.type.storage_type)
-    return flat(decoded(comparable(column)))
+    return to_array(decode_dictionary(to_comparable(column)))
 
 
 def find_repeats(values: pa.Array, *, threads: int = 1) -> Repeats:
@@ -54,7 +54,7 @@ def find_repeats(values: pa.Array, *, threads: int = 1) -> Repeats:
     bits = min(_MOST_BITS, (len(values) // _BUCKET_ROWS).bit_length())
     if bits < 2:
         return _find_repeats_in(values, None)
-    buckets = _buckets(values, bits)
+    buckets = _choose_buckets(values, bits)
     order = pc.array_sort_indices(buckets)  # PyArrow sorts small integers by counting
     grouped = values.take(order)
     counts = buckets.value_counts()
@@ -63,12 +63,12 @@ def find_repeats(values: pa.Array, *, threads: int = 1) -> Repeats:
     for size in sizes:
         starts.append(starts[-1] + size)
 
-    def one(number: int) -> Repeats:
+    def find_in_part(number: int) -> Repeats:
         start, size = starts[number], sizes[number]
         return _find_repeats_in(grouped.slice(start, size), order.slice(start, size))
 
     return _join_repeats(
-        [found for found in in_order(one, range(len(sizes)), threads=threads) if found.count]
+        [found for found in map_in_order(find_in_part, range(len(sizes)), threads=threads) if found.count]
     )
 
 
@@ -100,9 +100,9 @@ def _find_repeats_in(values: pa.Array, names: pa.Array | None) -> Repeats:
     return Repeats(rows, dense.drop_null(), len(again))
 
 
-def _buckets(values: pa.Array, bits: int) -> pa.UInt16Array:
+def _choose_buckets(values: pa.Array, bits: int) -> pa.UInt16Array:
     """A small number for each value, the same for equal values."""
-    numbers = _bit_pattern(values)
+    numbers = _to_bit_pattern(values)
     if numbers is not None:
         mixed = pc.shift_right(pc.multiply(numbers, _FIBONACCI), pa.scalar(64 - bits, pa.uint64()))
         return pc.fill_null(mixed.cast(pa.uint16()), 0)
@@ -113,7 +113,7 @@ def _buckets(values: pa.Array, bits: int) -> pa.UInt16Array:
     return pc.fill_null(search(edges, values, side="right").cast(pa.uint16()), 0)
 
 
-def _bit_pattern(values: pa.Array) -> pa.UInt64Array | None:
+def _to_bit_pattern(values: pa.Array) -> pa.UInt64Array | None:
     """Fixed-width values of up to 64 bits as integers; None for others."""
     dtype = values.type
     if pa.types.is_boolean(dtype) or pa.types.is_null(dtype):
@@ -164,27 +164,27 @@ def find_losers(
         rows = arange(len(groups))
     stay = _find_winners(rows, groups, order_by, count)
     total = len(order_by[0]) if order_by else (len(keys[0]) if keys else len(rows))
-    return _difference(rows, stay, total)
+    return _subtract_rows(rows, stay, total)
 
 
 def _find_winners(rows: pa.Array, groups: pa.Array, order_by: Sequence[pa.Array], count: int) -> pa.Array:
     """One row of each group."""
     for column in order_by:
-        values = _ordinals(column.take(rows))
-        best = _largest(groups, values, count).take(groups)
+        values = _rank_values(column.take(rows))
+        best = _find_largest(groups, values, count).take(groups)
         level = pc.or_(pc.fill_null(pc.equal(values, best), False), pc.is_null(best))
         rows, groups = rows.filter(level), groups.filter(level)
-    return _largest(groups, rows, count).drop_null()
+    return _find_largest(groups, rows, count).drop_null()
 
 
-def _largest(groups: pa.Array, values: pa.Array, count: int) -> pa.Array:
+def _find_largest(groups: pa.Array, values: pa.Array, count: int) -> pa.Array:
     """For each group number its largest value, NULL where it has none."""
     found = pa.table({"group": groups, "value": values}).group_by("group", use_threads=False)
     found = found.aggregate([("value", "max")])
-    return pc.scatter(flat(found["value_max"]), flat(found["group"]), max_index=count - 1)
+    return pc.scatter(to_array(found["value_max"]), to_array(found["group"]), max_index=count - 1)
 
 
-def _ordinals(values: pa.Array) -> pa.Array:
+def _rank_values(values: pa.Array) -> pa.Array:
     """Integers in the order of the values; NULL stays NULL."""
     dtype = values.type
     if pa.types.is_uint64(dtype):
@@ -205,9 +205,9 @@ def _ordinals(values: pa.Array) -> pa.Array:
     return pc.if_else(pc.is_valid(values), ranks, pa.scalar(None, pa.int64()))
 
 
-def _difference(rows: pa.Array, stay: pa.Array, total: int) -> pa.Array:
+def _subtract_rows(rows: pa.Array, stay: pa.Array, total: int) -> pa.Array:
     """The rows without those that stay, ascending."""
-    goes = pc.and_not(marked(rows, total), marked(stay, total))
+    goes = pc.and_not(mark_numbers(rows, total), mark_numbers(stay, total))
     return pc.indices_nonzero(goes).cast(pa.int64())
 
 
@@ -215,7 +215,9 @@ _MOST_COLUMNS = 4
 """Key columns whose bounds are compared: if the first few do not separate files, others hardly do."""
 
 
-def components(files: Sequence[DataFile], keys: Sequence[str], snapshot: Snapshot) -> list[list[DataFile]]:
+def find_components(
+    files: Sequence[DataFile], keys: Sequence[str], snapshot: Snapshot
+) -> list[list[DataFile]]:
     """Sets of files such that files of different sets share no key; the order of files is kept.
 
     Files are separate when a partition column of the key differs, or when their ranges of a key column do not
@@ -224,30 +226,30 @@ def components(files: Sequence[DataFile], keys: Sequence[str], snapshot: Snapsho
     marks: list[list[Hashable]] = []
     for name in keys:
         if name in snapshot.partition_columns:
-            marks.append(_by_value(files, name))
+            marks.append(_group_by_value(files, name))
     plain = [name for name in keys if name not in snapshot.partition_columns]
     for name in plain[:_MOST_COLUMNS]:
-        marks.append(_by_range(files, name, snapshot.schema.field(name).type))
+        marks.append(_group_by_range(files, name, snapshot.schema.field(name).type))
     sets: dict[tuple[Hashable, ...], list[DataFile]] = {}
     for number, file in enumerate(files):
         sets.setdefault(tuple(mark[number] for mark in marks), []).append(file)
     return list(sets.values())
 
 
-def _by_value(files: Sequence[DataFile], name: str) -> list[Hashable]:
+def _group_by_value(files: Sequence[DataFile], name: str) -> list[Hashable]:
     if not all(name in file.partition for file in files):
         return [0] * len(files)
     values = [file.partition[name] for file in files]
     return ["NaN" if value != value else (value,) for value in values]
 
 
-def _by_range(files: Sequence[DataFile], name: str, dtype: pa.DataType) -> list[Hashable]:
+def _group_by_range(files: Sequence[DataFile], name: str, dtype: pa.DataType) -> list[Hashable]:
     """A number for each file; files with different numbers have no value in common."""
     together: list[Hashable] = [0] * len(files)
-    bounds = bounds_of(files, name, dtype)
+    bounds = read_bounds(files, name, dtype)
     if pa.types.is_floating(bounds.lower.type) or pa.types.is_null(bounds.lower.type):
         return together  # any file may hold NaN
-    ranges = _file_ranges(bounds, len(files))
+    ranges = _find_file_ranges(bounds, len(files))
     if ranges is None:
         return together
     low, high, holds_null = ranges
@@ -273,7 +275,9 @@ def _with_nulls_joined(numbers: list[Hashable], holds_null: Sequence[bool]) -> l
     return ["NULL" if number in joined else number for number in numbers]
 
 
-def _file_ranges(bounds: Bounds, files: int) -> tuple[list[int | None], list[int | None], list[bool]] | None:
+def _find_file_ranges(
+    bounds: Bounds, files: int
+) -> tuple[list[int | None], list[int | None], list[bool]] | None:
     """Per file its lower and upper end as ranks, and whether it may hold NULL; None if a bound is unknown."""
     filled = pc.greater(bounds.rows, 0)
     all_null = pc.fill_null(pc.equal(bounds.null_count, bounds.rows), False)
@@ -343,7 +347,7 @@ Cell = tuple[KeySpan, ...]
 """The keys that are in all of some spans; the empty tuple is all keys."""
 
 
-def cells(sample: pa.Table, *, rows: int, most_rows: int) -> list[Cell]:
+def cut_cells(sample: pa.Table, *, rows: int, most_rows: int) -> list[Cell]:
     """Cells that together hold every key once, each of about ``most_rows`` rows where that is possible.
 
     Args:
@@ -354,8 +358,8 @@ def cells(sample: pa.Table, *, rows: int, most_rows: int) -> list[Cell]:
     if rows <= most_rows or sample.num_rows < 2:
         return [()]
     for name in sample.column_names:
-        values = flat(sample[name])
-        edges = _edges(values, parts=-(-rows // most_rows))
+        values = to_array(sample[name])
+        edges = _find_edges(values, parts=-(-rows // most_rows))
         if not len(edges):
             continue
         found: list[Cell] = []
@@ -364,12 +368,12 @@ def cells(sample: pa.Table, *, rows: int, most_rows: int) -> list[Cell]:
             span = KeySpan(name, low, high)
             part = sample.filter(span.mask(values))
             mine = rows * part.num_rows // sample.num_rows
-            found += [(span, *inner) for inner in cells(part, rows=mine, most_rows=most_rows)]
+            found += [(span, *inner) for inner in cut_cells(part, rows=mine, most_rows=most_rows)]
         return found
     return [()]
 
 
-def _edges(values: pa.Array, *, parts: int) -> pa.Array:
+def _find_edges(values: pa.Array, *, parts: int) -> pa.Array:
     """Values that cut the sample into ``parts`` parts, none of them empty."""
     if pa.types.is_boolean(values.type) or pa.types.is_null(values.type):
         return values.slice(0, 0)

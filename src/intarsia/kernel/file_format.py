@@ -11,14 +11,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import leaf_types, noted_schema, noted_units
+from intarsia.common.int96 import list_leaf_types, make_noted_schema, make_units_note
 from intarsia.common.thrift import FALSE, I32, LIST, STRUCT, TRUE, Struct, get
 from intarsia.core.keys import arange
-from intarsia.core.layout import Elements, Layout, elements_of_files, leaf_columns, split
+from intarsia.core.layout import Elements, Layout, list_leaf_columns, read_elements_of_files, split
 from intarsia.errors import NotSupported
 from intarsia.kernel import chunks
 from intarsia.kernel.chunks import Chunk, ChunkSource
-from intarsia.kernel.file_schema import FileSchema, TypeOptions, match_schema, seen_without_note
+from intarsia.kernel.file_schema import FileSchema, TypeOptions, match_schema, read_schema_without_note
 from intarsia.kernel.read import as_encoded
 
 SAMPLE_ROWS = 2_048
@@ -50,21 +50,21 @@ class FileFormat:
     ) -> FileFormat:
         notes = {**(schema.metadata or {}), **metadata}
         coming = as_encoded(schema, encoded)
-        if any(pa.types.is_timestamp(dtype) and dtype.tz is None for dtype in leaf_types(schema)):
+        if any(pa.types.is_timestamp(dtype) and dtype.tz is None for dtype in list_leaf_types(schema)):
             layout = replace(layout, int96_timestamps=False)  # INT96 is read as instants, which these are not
-        like = elements_of_files(layout.like, int96=not layout.converts_int96)
+        like = read_elements_of_files(layout.like, int96=not layout.converts_int96)
         file_schema = None if like is None else _match_like(coming, layout, like)
-        int96 = _int96_leaves(schema, layout, file_schema)
-        notes |= noted_units(schema, int96)
+        int96 = _find_int96_leaves(schema, layout, file_schema)
+        notes |= make_units_note(schema, int96)
         # Readers that find an Arrow schema take the file's metadata from it, and from nowhere else.
-        whole = noted_schema(schema, int96).with_metadata(notes or None)
+        whole = make_noted_schema(schema, int96).with_metadata(notes or None)
         if file_schema is not None and like is not None and not file_schema.own:
             form = FileFormat(coming.with_metadata(notes or None), layout, file_schema=file_schema)
             noted = any(b"ARROW:schema" in (footer.metadata or {}) for footer in layout.like[:1])
-            return form._described(whole, like, noted=noted)
+            return form._with_footer(whole, like, noted=noted)
         noted = bool(encoded) or any(int96)
         if noted:
-            notes[b"ARROW:schema"] = _arrow_note(whole)
+            notes[b"ARROW:schema"] = _make_arrow_note(whole)
         return FileFormat(coming.with_metadata(notes or None), layout, noted, file_schema)
 
     @property
@@ -75,50 +75,53 @@ class FileFormat:
     def refuse_lost(self, path: str) -> None:
         """Raise for columns that cannot be written as the existing file stores them."""
         if self.file_schema is not None and self.file_schema.lost:
-            raise unkept(self.file_schema.lost, path)
+            raise make_unkept_error(self.file_schema.lost, path)
 
-    def writer(self, sink: Any, sample: pa.Table) -> pq.ParquetWriter:
+    def open_writer(self, sink: Any, sample: pa.Table) -> pq.ParquetWriter:
         """A writer of whole files; ``sample`` are the first rows."""
         writer = self._open(sink, self.schema, sample, store_schema=not self.noted)
         if self.noted:  # without store_schema, PyArrow stores no metadata either
             writer.add_key_value_metadata(dict(self.schema.metadata))
         return writer
 
-    def chunks(self, table: pa.Table) -> dict[str, list[Chunk]]:
+    def encode_chunks(self, table: pa.Table) -> dict[str, list[Chunk]]:
         """Some of the columns as encoded chunks of one row group. Memory: these chunks."""
         table = with_required_fields(table)
         known = self.file_schema
         if known is None or not self.described:
-            chunk_source = self._encoded(table, None)
+            chunk_source = self._encode(table, None)
             return {
                 name: [Chunk(one, chunk_source) for one in found]
-                for name, found in chunk_source.chunks(0).items()
+                for name, found in chunk_source.read_chunks(0).items()
             }
         table = known.as_stored(table)
         names = table.column_names
         chunk_sources = {}
         for options in dict.fromkeys(each for name in names for each in known.options[name]):
             part = table.select([name for name in names if options in known.options[name]])
-            chunk_sources[options] = self._encoded(part, options)
+            chunk_sources[options] = self._encode(part, options)
         found: dict[str, list[Chunk]] = {}
         for name in names:
-            leaves = zip(known.options[name], known.leaves(name), known.bounded[name], strict=True)
+            leaves = zip(known.options[name], known.list_leaves(name), known.bounded[name], strict=True)
             found[name] = [
-                Chunk(chunk_sources[options].chunks(0)[name][number], chunk_sources[options], leaf, bounded)
+                Chunk(
+                    chunk_sources[options].read_chunks(0)[name][number], chunk_sources[options], leaf, bounded
+                )
                 for number, (options, leaf, bounded) in enumerate(leaves)
             ]
         return found
 
-    def sorting(self) -> tuple[int, Any] | None:
+    def make_sorting(self) -> tuple[int, Any] | None:
         """The order that a row group declares, as a Thrift value."""
         assert self.file_schema is not None
-        declared = self.layout.sorting_columns(leaf_columns(self.file_schema.schema)) or ()
+        declared = self.layout.make_sorting_columns(list_leaf_columns(self.file_schema.schema)) or ()
         items = [
-            {1: (I32, c.column_index), 2: _truth(c.descending), 3: _truth(c.nulls_first)} for c in declared
+            {1: (I32, c.column_index), 2: _encode_boolean(c.descending), 3: _encode_boolean(c.nulls_first)}
+            for c in declared
         ]
         return (LIST, (STRUCT, items)) if items else None
 
-    def _encoded(self, table: pa.Table, options: TypeOptions | None) -> ChunkSource:
+    def _encode(self, table: pa.Table, options: TypeOptions | None) -> ChunkSource:
         """Some columns as a file of one row group in memory, without metadata."""
         source = self.schema if self.file_schema is None or options is None else self.file_schema.schema
         schema = pa.schema([source.field(name) for name in table.column_names])
@@ -131,32 +134,34 @@ class FileFormat:
     def _open(
         self, sink: Any, schema: pa.Schema, sample: pa.Table, *, store_schema: bool
     ) -> pq.ParquetWriter:
-        dictionaries = dictionary_columns(sample, self.layout)
-        options = self.layout.writer_options(schema, dictionary_columns=dictionaries)
+        dictionaries = choose_dictionary_columns(sample, self.layout)
+        options = self.layout.make_writer_options(schema, dictionary_columns=dictionaries)
         return pq.ParquetWriter(
-            sink, schema, store_schema=store_schema, write_batch_size=_batch_size(sample), **options
+            sink, schema, store_schema=store_schema, write_batch_size=_choose_batch_size(sample), **options
         )
 
-    def _described(self, whole: pa.Schema, like: Elements, *, noted: bool) -> FileFormat:
+    def _with_footer(self, whole: pa.Schema, like: Elements, *, noted: bool) -> FileFormat:
         """The same format with the footer of a file without rows.
 
         It has an Arrow schema if the existing file has one, or if columns would be read as other types.
         """
         known = self.file_schema
         assert known is not None
-        layout = self.layout.renamed(_new_paths(known, like))
+        layout = self.layout.rename_leaves(_map_paths(known, like))
         intervals = [
-            _our_paths(known, name)[0] for name in known.columns if known.leaves(name)[0].is_interval
+            _list_own_paths(known, name)[0]
+            for name in known.columns
+            if known.list_leaves(name)[0].is_interval
         ]
         filters = {path: count for path, count in layout.bloom_filters.items() if path not in intervals}
         layout = replace(layout, item_lists=False, bloom_filters=filters)
-        footer = _empty_footer(known.schema, layout, {})
-        footer[chunks.FILE_SCHEMA] = (LIST, (STRUCT, known.elements()))
+        footer = _make_empty_footer(known.schema, layout, {})
+        footer[chunks.FILE_SCHEMA] = (LIST, (STRUCT, known.list_elements()))
         notes = dict(self.schema.metadata or {})
         if noted or not _is_seen(whole, footer):
-            notes[b"ARROW:schema"] = _arrow_note(whole)
+            notes[b"ARROW:schema"] = _make_arrow_note(whole)
         footer = {
-            **_empty_footer(known.schema, layout, notes),
+            **_make_empty_footer(known.schema, layout, notes),
             chunks.FILE_SCHEMA: footer[chunks.FILE_SCHEMA],
         }
         return replace(self, layout=layout, footer=footer)
@@ -184,28 +189,28 @@ def _with_required(array: Any) -> Any:
     for number, each in enumerate(fields):
         child = array.field(number)
         if not each.nullable and child.null_count:
-            empty = _empty_value(each)
+            empty = _make_empty_value(each)
             rows = pc.if_else(valid, arange(len(array)), pa.scalar(len(array), pa.int64()))
             child = pa.concat_arrays([child, empty]).take(rows)
         children.append(_with_required(child) if _requires(child.type) else child)
     return pa.StructArray.from_arrays(children, fields=fields, mask=pc.invert(valid))
 
 
-def _empty_value(field: pa.Field) -> Any:
+def _make_empty_value(field: pa.Field) -> Any:
     """One value that is not NULL, such as PyArrow has in a NOT NULL field of a struct that is NULL."""
     dtype = field.type
     if isinstance(dtype, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(dtype, _empty_value(field.with_type(dtype.storage_type)))
+        return pa.ExtensionArray.from_storage(dtype, _make_empty_value(field.with_type(dtype.storage_type)))
     return pa.array([None], pa.struct([field])).field(0)
 
 
-def _truth(value: bool) -> tuple[int, bool]:
+def _encode_boolean(value: bool) -> tuple[int, bool]:
     return (TRUE if value else FALSE), value
 
 
-def _int96_leaves(schema: pa.Schema, layout: Layout, file_schema: FileSchema | None) -> list[bool]:
+def _find_int96_leaves(schema: pa.Schema, layout: Layout, file_schema: FileSchema | None) -> list[bool]:
     """For each leaf whether it is written as INT96."""
-    dtypes = leaf_types(schema)
+    dtypes = list_leaf_types(schema)
     flags = [layout.int96_timestamps] * len(dtypes)
     if file_schema is not None:
         flags = [options.int96 for name in schema.names for options in file_schema.options[name]]
@@ -213,10 +218,10 @@ def _int96_leaves(schema: pa.Schema, layout: Layout, file_schema: FileSchema | N
 
 
 def _is_seen(schema: pa.Schema, footer: Struct) -> bool:
-    return bool(seen_without_note(footer).remove_metadata().equals(schema.remove_metadata()))
+    return bool(read_schema_without_note(footer).remove_metadata().equals(schema.remove_metadata()))
 
 
-def _arrow_note(schema: pa.Schema) -> bytes:
+def _make_arrow_note(schema: pa.Schema) -> bytes:
     return base64.b64encode(schema.serialize().to_pybytes())
 
 
@@ -245,41 +250,41 @@ def _match_like(schema: pa.Schema, layout: Layout, like: Elements) -> FileSchema
         ):
             return found
 
-    def template(columns: pa.Schema, options: TypeOptions) -> Any:
-        footer = _empty_footer(columns.remove_metadata(), _with_options(layout, options), {})
+    def make_template(columns: pa.Schema, options: TypeOptions) -> Any:
+        footer = _make_empty_footer(columns.remove_metadata(), _with_options(layout, options), {})
         return split(get(footer, chunks.FILE_SCHEMA)[1])
 
     try:
-        found = match_schema(schema, like, base=base, template=template, keeps_root=layout.keeps_root)
+        found = match_schema(schema, like, base=base, template=make_template, keeps_root=layout.keeps_root)
     except pa.ArrowNotImplementedError:
         return None  # writing raises it
     _last_matched[:] = [(like, schema, options, found), *_last_matched[:_KNOWN]]
     return found
 
 
-def _empty_footer(schema: pa.Schema, layout: Layout, notes: Mapping[bytes, bytes]) -> Struct:
+def _make_empty_footer(schema: pa.Schema, layout: Layout, notes: Mapping[bytes, bytes]) -> Struct:
     sink = pa.BufferOutputStream()
-    options = layout.writer_options(schema, dictionary_columns=())
+    options = layout.make_writer_options(schema, dictionary_columns=())
     with pq.ParquetWriter(sink, schema.remove_metadata(), store_schema=False, **options) as writer:
         if notes:
             writer.add_key_value_metadata(dict(notes))
     return dict(ChunkSource.of_buffer(sink.getvalue()).footer)
 
 
-def _our_paths(known: FileSchema, name: str) -> list[str]:
-    return leaf_columns(pa.schema([known.schema.field(name)]))
+def _list_own_paths(known: FileSchema, name: str) -> list[str]:
+    return list_leaf_columns(pa.schema([known.schema.field(name)]))
 
 
-def _new_paths(known: FileSchema, like: Elements) -> dict[str, str]:
+def _map_paths(known: FileSchema, like: Elements) -> dict[str, str]:
     """The path that PyArrow gives each leaf, by its path in the existing file."""
     paths: dict[str, str] = {}
     for name in known.kept:
-        theirs = [".".join(leaf.path) for leaf in like.leaves(name)]
-        paths.update(zip(theirs, _our_paths(known, name), strict=True))
+        theirs = [".".join(leaf.path) for leaf in like.list_leaves(name)]
+        paths.update(zip(theirs, _list_own_paths(known, name), strict=True))
     return paths
 
 
-def unkept(columns: Collection[str], path: str) -> NotSupported:
+def make_unkept_error(columns: Collection[str], path: str) -> NotSupported:
     """The error for columns that cannot be written in the physical type that they are stored in."""
     names = ", ".join(map(repr, sorted(columns)))
     return NotSupported(
@@ -289,21 +294,21 @@ def unkept(columns: Collection[str], path: str) -> NotSupported:
     )
 
 
-def _batch_size(sample: pa.Table) -> int:
+def _choose_batch_size(sample: pa.Table) -> int:
     """Values that are written between two checks of the page size: many where they are narrow, for speed."""
     rows = max(sample.num_rows, 1)
     widest = max((column.nbytes // rows for column in sample.columns), default=0)
     return min(16_384, max(1_024, (1 << 20) // max(widest, 1)))
 
 
-def dictionary_columns(sample: pa.Table, layout: Layout) -> list[str]:
+def choose_dictionary_columns(sample: pa.Table, layout: Layout) -> list[str]:
     """The leaf columns for which a dictionary pays, judged by the distinct values of a sample."""
     rows = sample.num_rows
     head = sample.slice(max(0, (rows - SAMPLE_ROWS) // 2), SAMPLE_ROWS)
     chosen: list[str] = []
     for each in sample.schema:
         if pa.types.is_nested(each.type):
-            chosen.extend(leaf_columns(pa.schema([each])))
+            chosen.extend(list_leaf_columns(pa.schema([each])))
         elif pa.types.is_dictionary(each.type) or _repeats(head[each.name]):
             chosen.append(each.name)
     return [path for path in chosen if layout.allows_dictionary(path)]

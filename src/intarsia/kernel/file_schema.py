@@ -14,11 +14,18 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from intarsia.common.thrift import I32, LIST, STRUCT, Struct, get, read_struct, write_struct
-from intarsia.common.types import kind_of, list_like, normal_type
+from intarsia.common.types import classify_type, list_like, normalize_type
 from intarsia.core import layout as schema_elements
-from intarsia.core.layout import Elements, Leaf, leaves_of, with_repetition
+from intarsia.core.layout import Elements, Leaf, list_leaves, with_repetition
 
-__all__ = ["FileSchema", "TypeOptions", "flat_types", "is_same_type", "match_schema", "seen_without_note"]
+__all__ = [
+    "FileSchema",
+    "TypeOptions",
+    "is_same_type",
+    "iterate_leaf_types",
+    "match_schema",
+    "read_schema_without_note",
+]
 
 _BYTES_OF_DECIMALS = (0, 2, 4, 6, 9, 11, 14, 16, 18, 21, 23, 26, 28, 31, 33, 35, 38)
 """By number of bytes: the largest precision of a decimal that PyArrow stores in them."""
@@ -50,12 +57,12 @@ class FileSchema:
     lost: frozenset[str] = frozenset()
     """Columns of the same type as in the existing file that cannot be written with its elements."""
 
-    def leaves(self, column: str) -> list[Leaf]:
-        return leaves_of(self.columns[column])
+    def list_leaves(self, column: str) -> list[Leaf]:
+        return list_leaves(self.columns[column])
 
-    def paths(self) -> list[str]:
+    def list_paths(self) -> list[str]:
         """The paths of all leaves, in order."""
-        return [".".join(leaf.path) for name in self.columns for leaf in self.leaves(name)]
+        return [".".join(leaf.path) for name in self.columns for leaf in self.list_leaves(name)]
 
     def as_stored(self, table: pa.Table) -> pa.Table:
         """The columns in the types that they are given to PyArrow in."""
@@ -65,7 +72,7 @@ class FileSchema:
                 table = table.set_column(number, wanted, _as_stored(table[field.name], wanted.type))
         return table
 
-    def elements(self) -> list[Struct]:
+    def list_elements(self) -> list[Struct]:
         """All elements of the footer."""
         return [self.root, *(element for column in self.columns.values() for element in column)]
 
@@ -86,13 +93,13 @@ def match_schema(
 
     Without ``keeps_root``, a different root alone is no reason to write the footer here.
     """
-    stored, options = list(schema), [_all_leaves(field.type, base) for field in schema]
+    stored, options = list(schema), [_repeat_for_leaves(field.type, base) for field in schema]
     wanted: set[str] = set()
     for number, field in enumerate(schema):
         if like is None or field.name not in like.columns or not is_same_type(field.type, like, field.name):
             continue
         wanted.add(field.name)
-        found = _storage_field(field, like.leaves(field.name), base)
+        found = _make_storage_field(field, like.list_leaves(field.name), base)
         if found is not None:
             stored[number], options[number] = found
     made = {each: template(pa.schema(stored), each) for each in {base}.union(*options)}
@@ -104,9 +111,9 @@ def match_schema(
             agreed = _agree_on(ours, like.columns[field.name])
             if agreed is not None:
                 kept[field.name] = agreed
-                bounded[field.name] = tuple(map(_is_ordered_alike, leaves_of(ours), leaves_of(agreed)))
+                bounded[field.name] = tuple(map(_is_ordered_alike, list_leaves(ours), list_leaves(agreed)))
                 continue
-            stored[number], options[number] = field, _all_leaves(field.type, base)
+            stored[number], options[number] = field, _repeat_for_leaves(field.type, base)
     if len(kept) < len(wanted):  # some were cast, but their elements cannot be kept
         own = template(pa.schema(stored), base)[1]
     columns = {name: kept.get(name, own[name]) for name in schema.names}
@@ -127,7 +134,7 @@ def match_schema(
     )
 
 
-def seen_without_note(footer: Struct) -> pa.Schema:
+def read_schema_without_note(footer: Struct) -> pa.Schema:
     """The columns as Arrow reads them from a file with this footer, without an Arrow schema in it."""
     raw = write_struct({**footer, 4: (LIST, (STRUCT, []))})
     data = b"PAR1" + raw + len(raw).to_bytes(4, "little") + b"PAR1"
@@ -136,7 +143,7 @@ def seen_without_note(footer: Struct) -> pa.Schema:
 
 def _agree_on(ours: Sequence[Struct], theirs: Sequence[Struct]) -> tuple[Struct, ...] | None:
     """The existing elements, with NOT NULL as it is written; None where they do not fit what is written."""
-    if schema_elements.same_leaves(ours, theirs):
+    if schema_elements.has_same_leaves(ours, theirs):
         return tuple(theirs)
     return with_repetition(ours, theirs)
 
@@ -163,8 +170,12 @@ def _join_elements(variants: Sequence[tuple[Struct, ...]]) -> list[Struct]:
 def is_same_type(dtype: pa.DataType, like: Elements, name: str) -> bool:
     """Whether a type is that of the column of this name in existing files."""
     other = like.schema.field(name).type
-    ours, theirs, leaves = list(flat_types(dtype)), list(flat_types(other)), like.leaves(name)
-    if _outline(dtype) != _outline(other) or not len(ours) == len(theirs) == len(leaves):
+    ours, theirs, leaves = (
+        list(iterate_leaf_types(dtype)),
+        list(iterate_leaf_types(other)),
+        like.list_leaves(name),
+    )
+    if _outline_type(dtype) != _outline_type(other) or not len(ours) == len(theirs) == len(leaves):
         return False
     return all(map(_is_same_leaf, ours, theirs, leaves))
 
@@ -172,18 +183,18 @@ def is_same_type(dtype: pa.DataType, like: Elements, name: str) -> bool:
 def _is_same_leaf(dtype: pa.DataType, other: pa.DataType, leaf: Leaf) -> bool:
     if leaf.physical[0] == schema_elements.INT96:  # instants, whatever their unit
         return bool(pa.types.is_timestamp(dtype) and dtype.tz is not None)
-    return bool(_canonical(dtype) == _canonical(other))
+    return bool(_to_canonical(dtype) == _to_canonical(other))
 
 
-def _canonical(dtype: pa.DataType) -> Any:
+def _to_canonical(dtype: pa.DataType) -> Any:
     if pa.types.is_decimal(dtype):
         return dtype.precision, dtype.scale
     if pa.types.is_timestamp(dtype):
         return dtype.unit, dtype.tz is not None
-    return normal_type(dtype)
+    return normalize_type(dtype)
 
 
-def _bare(dtype: pa.DataType) -> pa.DataType:
+def _unwrap_type(dtype: pa.DataType) -> pa.DataType:
     while True:
         if isinstance(dtype, pa.BaseExtensionType):
             dtype = dtype.storage_type
@@ -193,56 +204,56 @@ def _bare(dtype: pa.DataType) -> pa.DataType:
             return dtype
 
 
-def _outline(dtype: pa.DataType) -> Any:
-    dtype = _bare(dtype)
-    match kind_of(dtype):
+def _outline_type(dtype: pa.DataType) -> Any:
+    dtype = _unwrap_type(dtype)
+    match classify_type(dtype):
         case "struct":
-            return tuple((field.name, _outline(field.type)) for field in dtype)
+            return tuple((field.name, _outline_type(field.type)) for field in dtype)
         case "map":
-            return "map", _outline(dtype.key_type), _outline(dtype.item_type)
+            return "map", _outline_type(dtype.key_type), _outline_type(dtype.item_type)
         case "list":
-            return "list", _outline(dtype.value_type)
+            return "list", _outline_type(dtype.value_type)
     return None
 
 
-def flat_types(dtype: pa.DataType) -> Iterator[pa.DataType]:
+def iterate_leaf_types(dtype: pa.DataType) -> Iterator[pa.DataType]:
     """The leaves of a type, depth first."""
-    dtype = _bare(dtype)
-    match kind_of(dtype):
+    dtype = _unwrap_type(dtype)
+    match classify_type(dtype):
         case "struct":
             for field in dtype:
-                yield from flat_types(field.type)
+                yield from iterate_leaf_types(field.type)
         case "map":
-            yield from flat_types(dtype.key_type)
-            yield from flat_types(dtype.item_type)
+            yield from iterate_leaf_types(dtype.key_type)
+            yield from iterate_leaf_types(dtype.item_type)
         case "list":
-            yield from flat_types(dtype.value_type)
+            yield from iterate_leaf_types(dtype.value_type)
         case _:
             yield dtype
 
 
-def _all_leaves(dtype: pa.DataType, base: TypeOptions) -> tuple[TypeOptions, ...]:
-    return (base,) * max(1, len(list(flat_types(dtype))))
+def _repeat_for_leaves(dtype: pa.DataType, base: TypeOptions) -> tuple[TypeOptions, ...]:
+    return (base,) * max(1, len(list(iterate_leaf_types(dtype))))
 
 
 # ---------------------------------------------------------------------------------------------------
 # Storage types: types that PyArrow stores in the physical type of a leaf.
 
 
-def _storage_field(
+def _make_storage_field(
     field: pa.Field, leaves: Sequence[Leaf], base: TypeOptions
 ) -> tuple[pa.Field, tuple[TypeOptions, ...]] | None:
     """The type in which a column is given to PyArrow, and the options of its leaves; None where none fits."""
-    dtype = _bare(field.type)
+    dtype = _unwrap_type(field.type)
     if (
         len(leaves) == 1
-        and kind_of(dtype) == "decimal"
+        and classify_type(dtype) == "decimal"
         and leaves[0].physical[0] == schema_elements.BYTE_ARRAY
     ):
         return field.with_type(pa.binary()), (base,)
     rest = iter(leaves)
     options: list[TypeOptions] = []
-    storage = _storage_type(field.type, rest, base, options)
+    storage = _make_storage_type(field.type, rest, base, options)
     if storage is None:
         return None
     try:
@@ -252,31 +263,31 @@ def _storage_field(
     return field.with_type(storage), tuple(options)
 
 
-def _storage_type(
+def _make_storage_type(
     dtype: pa.DataType, leaves: Iterator[Leaf], base: TypeOptions, options: list[TypeOptions]
 ) -> pa.DataType | None:
-    bare = _bare(dtype)
-    match kind_of(bare):
+    bare = _unwrap_type(dtype)
+    match classify_type(bare):
         case "struct":
-            fields = [(field, _storage_type(field.type, leaves, base, options)) for field in bare]
+            fields = [(field, _make_storage_type(field.type, leaves, base, options)) for field in bare]
             if any(found is None for _, found in fields):
                 return None
             changed = pa.struct([field.with_type(found) for field, found in fields])
         case "map":
-            key = _storage_type(bare.key_type, leaves, base, options)
-            item = _storage_type(bare.item_type, leaves, base, options)
+            key = _make_storage_type(bare.key_type, leaves, base, options)
+            item = _make_storage_type(bare.item_type, leaves, base, options)
             if key is None or item is None:
                 return None
             changed = pa.map_(
                 bare.key_field.with_type(key), bare.item_field.with_type(item), keys_sorted=bare.keys_sorted
             )
         case "list":
-            value = _storage_type(bare.value_type, leaves, base, options)
+            value = _make_storage_type(bare.value_type, leaves, base, options)
             if value is None:
                 return None
             changed = list_like(bare, bare.value_field.with_type(value))
         case _:
-            found = _leaf_type(bare, next(leaves), base)
+            found = _choose_leaf_type(bare, next(leaves), base)
             if found is None:
                 return None
             options.append(found[1])
@@ -284,18 +295,20 @@ def _storage_type(
     return dtype if changed == bare else changed
 
 
-def _leaf_type(dtype: pa.DataType, leaf: Leaf, base: TypeOptions) -> tuple[pa.DataType, TypeOptions] | None:
+def _choose_leaf_type(
+    dtype: pa.DataType, leaf: Leaf, base: TypeOptions
+) -> tuple[pa.DataType, TypeOptions] | None:
     physical, length = leaf.physical
     if pa.types.is_timestamp(dtype):
         return dtype, base._replace(int96=physical == schema_elements.INT96)
     if pa.types.is_decimal(dtype):
-        return _decimal_type(dtype, physical, length, base)
+        return _choose_decimal_type(dtype, physical, length, base)
     if pa.types.is_integer(dtype) and physical == schema_elements.INT64:
         return (pa.uint64() if dtype == pa.uint64() else pa.int64()), base
     return dtype, base
 
 
-def _decimal_type(
+def _choose_decimal_type(
     dtype: pa.DataType, physical: int, length: int | None, base: TypeOptions
 ) -> tuple[pa.DataType, TypeOptions] | None:
     if physical == schema_elements.INT32:
@@ -314,14 +327,14 @@ def _decimal_type(
 
 
 def _as_stored(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
-    if pa.types.is_binary(dtype) and pa.types.is_decimal(_bare(column.type)):
-        return _big_endian(column).cast(dtype)
+    if pa.types.is_binary(dtype) and pa.types.is_decimal(_unwrap_type(column.type)):
+        return _to_big_endian(column).cast(dtype)
     return column.cast(dtype)
 
 
-def _big_endian(column: pa.ChunkedArray) -> pa.ChunkedArray:
+def _to_big_endian(column: pa.ChunkedArray) -> pa.ChunkedArray:
     """Decimals as big-endian bytes: written to Parquet, and read without their logical type."""
-    wide = column.cast(pa.decimal128(38, _bare(column.type).scale))
+    wide = column.cast(pa.decimal128(38, _unwrap_type(column.type).scale))
     sink = pa.BufferOutputStream()
     options: dict[str, Any] = {"compression": "none", "use_dictionary": False, "write_statistics": False}
     pq.write_table(pa.table({"d": wide}), sink, store_schema=False, **options)

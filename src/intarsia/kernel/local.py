@@ -7,17 +7,25 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 from intarsia.core.change import Hits, Matches, Staged, StagedFile
-from intarsia.core.intent import Compact, Deduplicate, Delete, Merge, Optimize, Update, Write
+from intarsia.core.intent import (
+    CompactIntent,
+    DeduplicateIntent,
+    DeleteIntent,
+    MergeIntent,
+    OptimizeIntent,
+    UpdateIntent,
+    WriteIntent,
+)
 from intarsia.core.plan import FilePlan
 from intarsia.core.ports import Execution, Progress
 from intarsia.kernel.compact import stage_compact
 from intarsia.kernel.copy_rows import stage_copies
 from intarsia.kernel.duplicates import match_duplicates
-from intarsia.kernel.match import MergeMatcher, SourceIndex, predicate_hits, resolve_hits, with_new_rows
+from intarsia.kernel.match import MergeMatcher, SourceIndex, find_predicate_hits, resolve_hits, with_new_rows
 from intarsia.kernel.optimize import stage_optimize
 from intarsia.kernel.partitioned_writer import NewRowWriter
 from intarsia.kernel.rewrite import Rewrite, rewrite
-from intarsia.kernel.threads import in_order
+from intarsia.kernel.threads import map_in_order
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -35,11 +43,11 @@ def match_rows(execution: Execution, resources: Resources) -> Matches:
     """Which rows change; reads key columns (or a predicate's), writes nothing."""
     plan = execution.plan
     match plan.intent:
-        case Merge():
+        case MergeIntent():
             return _match_merge(execution, resources)
-        case Delete() | Update() as intent:
+        case DeleteIntent() | UpdateIntent() as intent:
             return _match_predicate(execution, intent, resources)
-        case Deduplicate() as intent:
+        case DeduplicateIntent() as intent:
             return match_duplicates(
                 plan,
                 keys=intent.keys,
@@ -48,9 +56,9 @@ def match_rows(execution: Execution, resources: Resources) -> Matches:
                 memory_bytes=resources.memory_bytes,
                 progress=execution.progress,
             )
-        case Write() as intent:
+        case WriteIntent() as intent:
             return with_new_rows(_match_predicate(execution, intent, resources), execution.prepared.table)
-        case Compact() | Optimize():
+        case CompactIntent() | OptimizeIntent():
             return Matches()
 
 
@@ -58,9 +66,9 @@ def stage_files(execution: Execution, matches: Matches, resources: Resources) ->
     """Write the files of a resolved plan."""
     plan, tx, progress = execution.plan, execution.transaction, execution.progress
     match plan.intent:
-        case Compact():
+        case CompactIntent():
             return stage_compact(plan, tx, threads=resources.threads, progress=progress)
-        case Optimize():
+        case OptimizeIntent():
             return stage_optimize(
                 plan,
                 tx,
@@ -76,23 +84,25 @@ def stage_files(execution: Execution, matches: Matches, resources: Resources) ->
 
 def _match_merge(execution: Execution, resources: Resources) -> Matches:
     plan, prepared = execution.plan, execution.prepared
-    assert isinstance(plan.intent, Merge)
+    assert isinstance(plan.intent, MergeIntent)
     assert prepared.index is not None
     source = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
     matcher = MergeMatcher(plan, plan.intent, source)
-    batches = list(matcher.batches(plan.select("scan")))
-    found = _each(matcher.scan, batches, resources, execution.progress, "scan keys")
+    batches = list(matcher.iterate_batches(plan.select("scan")))
+    found = _map_each(matcher.scan, batches, resources, execution.progress, "scan keys")
     return matcher.resolve([match for batch in found for match in batch])
 
 
-def _match_predicate(execution: Execution, intent: Delete | Update | Write, resources: Resources) -> Matches:
+def _match_predicate(
+    execution: Execution, intent: DeleteIntent | UpdateIntent | WriteIntent, resources: Resources
+) -> Matches:
     plan = execution.plan
     scans = plan.select("scan")
 
-    def hit(file: FilePlan) -> Hits:
-        return predicate_hits(file, intent.where, plan.snapshot, intent.options.batch_rows)
+    def find_hits(file: FilePlan) -> Hits:
+        return find_predicate_hits(file, intent.where, plan.snapshot, intent.options.batch_rows)
 
-    return resolve_hits(plan, scans, _each(hit, scans, resources, execution.progress, "scan rows"))
+    return resolve_hits(plan, scans, _map_each(find_hits, scans, resources, execution.progress, "scan rows"))
 
 
 def _stage_rows(execution: Execution, matches: Matches, resources: Resources) -> Staged:
@@ -102,12 +112,12 @@ def _stage_rows(execution: Execution, matches: Matches, resources: Resources) ->
     writer = NewRowWriter(
         plan.snapshot, plan.schema, prepared.partition_columns, plan.intent.options, plan.operation
     )
-    prefix = "insert" if isinstance(plan.intent, Merge) else "part"
-    new = writer.files(matches.inserts, source, tx, prefix=prefix)
+    prefix = "insert" if isinstance(plan.intent, MergeIntent) else "part"
+    new = writer.plan_files(matches.inserts, source, tx, prefix=prefix)
     rewrites = [
         Rewrite.of(
             item.file,
-            matches.hits.get(item.file.path, Hits.empty()),
+            matches.hits.get(item.file.path, Hits.make_empty()),
             plan,
             tx,
             actions=matches.actions,
@@ -120,20 +130,20 @@ def _stage_rows(execution: Execution, matches: Matches, resources: Resources) ->
         *(lambda file=file: writer.write(file, source, tx) for file in new),
         *(lambda task=task: rewrite(task, source) for task in rewrites),
     ]
-    staged = _each(lambda job: job(), jobs, resources, execution.progress, "write files")
+    staged = _map_each(lambda job: job(), jobs, resources, execution.progress, "write files")
     return Staged(
         {task.file.path: file for task, file in zip(rewrites, staged[len(new) :], strict=True)},
         tuple(staged[: len(new)]),
     )
 
 
-def _each(
+def _map_each(
     work: Callable[[T], R], items: Sequence[T], resources: Resources, progress: Progress, step: str
 ) -> list[R]:
     """Results in the order of the items; after the first error no further item is started."""
     results: list[R] = []
     threads = min(resources.threads, len(items))
-    for result in in_order(work, items, threads=threads, ahead=len(items)):
+    for result in map_in_order(work, items, threads=threads, ahead=len(items)):
         results.append(result)
         progress(step, len(results), len(items))
     return results

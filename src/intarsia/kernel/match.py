@@ -13,19 +13,19 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.change import Hits, Matches
-from intarsia.core.evaluate import hit_positions, true_mask
+from intarsia.core.evaluate import evaluate_mask, find_hit_positions
 from intarsia.core.expr import Expr
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.intent import Merge, Predicate, Update
-from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, flat, marked
+from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.intent import MergeIntent, Predicate, UpdateIntent
+from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, mark_numbers, to_array
 from intarsia.core.plan import FilePlan, Plan
-from intarsia.core.prove import predicate_columns
+from intarsia.core.prove import list_predicate_columns
 from intarsia.core.prune import PartitionSet
 from intarsia.core.rule import Action, Assign, Clause, Drop, Insert, Replace, Rule
 from intarsia.core.snapshot import Snapshot
-from intarsia.core.validation import null_target_keys, partition_moves, several_matches
+from intarsia.core.validation import refuse_null_target_keys, refuse_partition_moves, refuse_several_matches
 from intarsia.kernel.overlay import take_rows
-from intarsia.kernel.read import FileReader, constant_key
+from intarsia.kernel.read import FileReader, make_constant_key
 
 BATCH_ROWS = 500_000
 MOST_BATCH_ROWS = 16_000_000
@@ -48,8 +48,8 @@ class SourceIndex:
 
     @staticmethod
     def of(source: pa.Table, keys: KeyIndex, partition_columns: Sequence[str]) -> SourceIndex:
-        repeated = not keys.unique()
-        ordered = keys.ordered() if keys.single and not repeated else None
+        repeated = not keys.is_unique()
+        ordered = keys.sort() if keys.single and not repeated else None
         bare = SourceIndex.without_keys(source, partition_columns, repeated=repeated)
         return replace(bare, keys=keys, ordered=ordered)
 
@@ -61,7 +61,7 @@ class SourceIndex:
         leaders = None
         if partitions.index is not None:
             codes = partitions.index.codes
-            leaders = flat(find(codes, among=codes, null_match=True))
+            leaders = to_array(find(codes, among=codes, null_match=True))
         return SourceIndex(source, None, repeated, None, partitions, leaders)
 
 
@@ -84,7 +84,7 @@ class MergeMatcher:
     """Finds the hits of one merge, a few files at a time. Thread-safe."""
 
     plan: Plan
-    intent: Merge
+    intent: MergeIntent
     source: SourceIndex
 
     @property
@@ -101,19 +101,19 @@ class MergeMatcher:
         """The actions, by the numbers that hits have."""
         return tuple(clause.action for clause in self.acting)
 
-    def empties(self, match: FileMatch) -> bool:
+    def drops_all_rows(self, match: FileMatch) -> bool:
         """Whether every row of a file is deleted."""
-        return 0 < match.plan.file.rows == self.drops(match)
+        return 0 < match.plan.file.rows == self.count_drops(match)
 
-    def drops(self, match: FileMatch) -> int:
+    def count_drops(self, match: FileMatch) -> int:
         """How many rows of a file are deleted."""
         return sum(
-            len(match.hits.only(number))
+            len(match.hits.select_action(number))
             for number, action in enumerate(self.actions)
             if isinstance(action, Drop)
         )
 
-    def batches(self, scans: Sequence[FilePlan]) -> Iterator[list[FilePlan]]:
+    def iterate_batches(self, scans: Sequence[FilePlan]) -> Iterator[list[FilePlan]]:
         """Files in batches, since each lookup builds the hash table of the source's keys."""
         limit = min(max(BATCH_ROWS, 2 * self.source.table.num_rows), MOST_BATCH_ROWS)
         batch: list[FilePlan] = []
@@ -129,18 +129,18 @@ class MergeMatcher:
 
     def scan(self, batch: Sequence[FilePlan]) -> list[FileMatch]:
         """Read the key columns of some files and find the rows that are hit."""
-        found = {plan.file.path: FileMatch(plan, Hits.empty()) for plan in batch}
+        found = {plan.file.path: FileMatch(plan, Hits.make_empty()) for plan in batch}
         parts: dict[str, list[_Classified]] = {}
-        for pieces in self._portions(batch):
+        for pieces in self._iterate_portions(batch):
             self._look_up(pieces, found, parts)
         for path, classified in parts.items():
             found[path].hits = join_hits(classified)
         return list(found.values())
 
-    def _portions(self, batch: Sequence[FilePlan]) -> Iterator[list[KeyPiece]]:
+    def _iterate_portions(self, batch: Sequence[FilePlan]) -> Iterator[list[KeyPiece]]:
         """The pieces of each lookup: all, so that the hash table is built once, or ``batch_rows``."""
         columns = KeyColumns(self.plan.snapshot, self.intent)
-        pieces = (piece for plan in batch for piece in columns.pieces(plan))
+        pieces = (piece for plan in batch for piece in columns.read_pieces(plan))
         if self.intent.options.batch_rows is not None:
             yield from ([piece] for piece in pieces)
         elif whole := list(pieces):
@@ -149,7 +149,7 @@ class MergeMatcher:
     def _look_up(
         self, pieces: list[KeyPiece], found: dict[str, FileMatch], parts: dict[str, list[_Classified]]
     ) -> None:
-        answers = self._answers(pieces)
+        answers = self._find_pairs(pieces)
         for piece, (there, here) in zip(pieces, answers, strict=True):
             result = found[piece.plan.file.path]
             strict = {name for name, _ in self.intent.never_null}
@@ -159,15 +159,15 @@ class MergeMatcher:
             if len(there) or self.rule.touches_target_only:
                 parts.setdefault(piece.plan.file.path, []).append(self.classify(piece, there, here, result))
 
-    def _answers(self, pieces: Sequence[KeyPiece]) -> list[tuple[pa.Array, pa.Array]]:
+    def _find_pairs(self, pieces: Sequence[KeyPiece]) -> list[tuple[pa.Array, pa.Array]]:
         """Per piece the pairs (row of the piece, source row) with equal keys."""
         ordered = self.source.ordered
-        pairs = [None if ordered is None else ordered.pairs(piece.keys[0]) for piece in pieces]
+        pairs = [None if ordered is None else ordered.find_pairs(piece.keys[0]) for piece in pieces]
         rest = [piece for piece, known in zip(pieces, pairs, strict=True) if known is None]
-        looked_up = iter(self._looked_up(rest) if rest else ())
+        looked_up = iter(self._look_up_all(rest) if rest else ())
         return [next(looked_up) if known is None else known for known in pairs]
 
-    def _looked_up(self, pieces: Sequence[KeyPiece]) -> Iterator[tuple[pa.Array, pa.Array]]:
+    def _look_up_all(self, pieces: Sequence[KeyPiece]) -> Iterator[tuple[pa.Array, pa.Array]]:
         """The pairs of keys in any order, found in one lookup for all pieces."""
         columns = [
             pa.chunked_array([piece.keys[number] for piece in pieces])
@@ -175,7 +175,7 @@ class MergeMatcher:
         ]
         keys = self.source.keys
         assert keys is not None
-        there, here = keys.pairs(columns) if self.source.repeated else keys.matches(columns)
+        there, here = keys.find_pairs(columns) if self.source.repeated else keys.match(columns)
         lengths = pa.array([piece.rows for piece in pieces], pa.int64())
         ends = pc.search_sorted(there, pc.cumulative_sum(lengths)).to_pylist()
         begin = offset = 0
@@ -187,7 +187,7 @@ class MergeMatcher:
     def classify(self, piece: KeyPiece, there: pa.Array, here: pa.Array, result: FileMatch) -> _Classified:
         """The action of each row of a piece, given the pairs of rows and source rows with equal keys."""
         if self.intent.residual is not None and len(there):
-            kept = true_mask(
+            kept = evaluate_mask(
                 self.intent.residual, take_rows(piece.table, there), take_rows(self.source.table, here)
             )
             there, here = there.filter(kept), here.filter(kept)
@@ -197,7 +197,7 @@ class MergeMatcher:
         if self.rule.touches_matched:
             rows, sources = there, here
             if self.source.repeated:
-                rows, sources = self._one_each(there, here, result)
+                rows, sources = self._keep_first_match(there, here, result)
             self._decide(piece, rows, sources, "matched", out)
         if self.rule.touches_target_only:
             alone = pc.indices_nonzero(pc.invert(pc.is_in(arange(piece.rows), value_set=there)))
@@ -205,7 +205,9 @@ class MergeMatcher:
         self._note_moves(piece.plan, out, result)
         return out
 
-    def _one_each(self, there: pa.Array, here: pa.Array, result: FileMatch) -> tuple[pa.Array, pa.Array]:
+    def _keep_first_match(
+        self, there: pa.Array, here: pa.Array, result: FileMatch
+    ) -> tuple[pa.Array, pa.Array]:
         first = pc.index_in(pc.unique(there), value_set=there)
         if len(first) < len(there) and not self.rule.only_drops_matched:
             result.several += len(there) - len(first)
@@ -221,7 +223,7 @@ class MergeMatcher:
             if clause.condition is None:
                 out.add(rows, sources, number)
                 return
-            hit = true_mask(
+            hit = evaluate_mask(
                 clause.condition,
                 take_rows(piece.table, rows),
                 None if sources is None else take_rows(self.source.table, sources),
@@ -236,13 +238,13 @@ class MergeMatcher:
         leaders = self.source.leaders
         if leaders is None or not any(isinstance(action, Replace) for action in self.actions):
             return  # only whole rows have a partition; else the column may be of any type
-        home = self.source.partitions.rows_of([plan.file])[0]
+        home = self.source.partitions.find_rows([plan.file])[0]
         if home == -1:
             return
         for number, clause in enumerate(self.acting):
             if not isinstance(clause.action, Replace):
                 continue
-            for sources in out.sources_of(number):
+            for sources in out.iterate_sources(number):
                 theirs = leaders.take(sources)
                 away = sources if home is None else sources.filter(pc.not_equal(theirs, home))
                 if len(away):
@@ -251,17 +253,17 @@ class MergeMatcher:
     def refuse(self, found: Sequence[FileMatch]) -> None:
         """Raise the errors that make the merge impossible."""
         snapshot, intent = self.plan.snapshot, self.intent
-        null_target_keys(
-            [(snapshot.shown(m.plan.file), m.nulls) for m in found if m.nulls],
+        refuse_null_target_keys(
+            [(snapshot.show_path(m.plan.file), m.nulls) for m in found if m.nulls],
             operation=intent.rule.name,
             path=snapshot.root,
         )
         several = sum(m.several for m in found)
         if several:
-            several_matches(several, intent.keys, operation=intent.rule.name, path=snapshot.root)
+            refuse_several_matches(several, intent.keys, operation=intent.rule.name, path=snapshot.root)
         moved = [(m.plan.file, m.moved) for m in found if m.moved is not None]
         if moved:
-            partition_moves(moved, self.source.table, intent, snapshot)
+            refuse_partition_moves(moved, self.source.table, intent, snapshot)
 
     def resolve(self, found: Sequence[FileMatch], rest: pa.Array | None = None) -> Matches:
         """The matches of all files; raises the errors that make the merge impossible. Writes nothing.
@@ -273,16 +275,18 @@ class MergeMatcher:
         dropped = {p.file.path for p in self.plan.files if p.action == "remove"}
         updated = deleted = 0
         for match in found:
-            drops = self.drops(match)
+            drops = self.count_drops(match)
             deleted += drops
             updated += len(match.hits) - drops
-            if self.empties(match):
+            if self.drops_all_rows(match):
                 dropped.add(match.plan.file.path)
                 hits.pop(match.plan.file.path)
         deleted += sum(p.file.rows for p in self.plan.files if p.action == "remove")
         inserts: tuple[tuple[Insert, pa.Array], ...] = ()
         if self.rule.inserts:
-            inserts = self.inserts_of(self.source.table, self.unmatched(found) if rest is None else rest)
+            inserts = self.choose_inserts(
+                self.source.table, self.find_unmatched(found) if rest is None else rest
+            )
         return Matches(
             actions=self.actions,
             hits=hits,
@@ -294,18 +298,18 @@ class MergeMatcher:
             scanned_bytes=self.plan.bytes_to_scan,
         )
 
-    def unmatched(self, found: Sequence[FileMatch]) -> pa.Array:
+    def find_unmatched(self, found: Sequence[FileMatch]) -> pa.Array:
         """The source rows whose key is in none of the files."""
         rows = self.source.table.num_rows
         matched = [part for match in found for part in match.matched]
         if not matched:
             return arange(rows)
-        return pc.indices_nonzero(pc.invert(marked(pa.chunked_array(matched), rows))).cast(pa.int64())
+        return pc.indices_nonzero(pc.invert(mark_numbers(pa.chunked_array(matched), rows))).cast(pa.int64())
 
-    def inserts_of(self, source: pa.Table, rows: pa.Array) -> tuple[tuple[Insert, pa.Array], ...]:
+    def choose_inserts(self, source: pa.Table, rows: pa.Array) -> tuple[tuple[Insert, pa.Array], ...]:
         """Which source rows without a match are inserted, by which action."""
         chosen: list[tuple[Insert, pa.Array]] = []
-        for clause in self.rule.on("source_only"):
+        for clause in self.rule.list_clauses("source_only"):
             assert isinstance(clause.action, Insert)
             if not len(rows):
                 break
@@ -313,7 +317,7 @@ class MergeMatcher:
                 chosen.append((clause.action, rows))
                 break
             theirs = take_rows(source, rows)
-            hit = true_mask(clause.condition, theirs, theirs)
+            hit = evaluate_mask(clause.condition, theirs, theirs)
             chosen.append((clause.action, rows.filter(hit)))
             rows = rows.filter(pc.invert(hit))
         return tuple((action, taken) for action, taken in chosen if len(taken))
@@ -336,7 +340,7 @@ class _Classified:
             self.sources.append(pa.nulls(len(rows), pa.int64()) if sources is None else sources)
             self.actions.append(action)
 
-    def sources_of(self, action: int) -> Iterator[pa.Array]:
+    def iterate_sources(self, action: int) -> Iterator[pa.Array]:
         for number, sources in zip(self.actions, self.sources, strict=True):
             if number == action:
                 yield sources
@@ -359,7 +363,7 @@ def join_hits(parts: Sequence[_Classified]) -> Hits:
             sources.append(source)
             actions.append(action)
     if not positions:
-        return Hits.empty()
+        return Hits.make_empty()
     if len(set(actions)) == 1:  # row groups are in order already
         return Hits(_concat(positions), actions[0], _concat(sources))
     numbers = pa.concat_arrays(
@@ -391,13 +395,13 @@ class KeyColumns:
     """Reads key pieces, file by file."""
 
     snapshot: Snapshot
-    intent: Merge
+    intent: MergeIntent
 
-    def pieces(self, plan: FilePlan) -> Iterator[KeyPiece]:
+    def read_pieces(self, plan: FilePlan) -> Iterator[KeyPiece]:
         """The row groups that may be hit, one after the other."""
         snapshot = self.snapshot
         needed = [name for name in self.intent.keys if name not in plan.file.partition]
-        extra = [name for name in self.condition_columns() if name not in needed]
+        extra = [name for name in self.list_condition_columns() if name not in needed]
         if not (needed or extra) and self.conditions:
             needed = list(self.intent.keys)  # so that the table has as many rows
         with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
@@ -408,10 +412,10 @@ class KeyColumns:
                 if group in wanted:
                     offset = start
                     for count, table in self._read(reader, [*needed, *extra], group):
-                        live = reader.live_rows(offset, count)
+                        live = reader.find_live_rows(offset, count)
                         left = count if live is None else len(live)
                         table = table if live is None else take_rows(table, live)
-                        yield KeyPiece(plan, offset, left, self._keys(plan, table, left), table, live)
+                        yield KeyPiece(plan, offset, left, self._make_keys(plan, table, left), table, live)
                         offset += count
                 start += rows
 
@@ -421,20 +425,20 @@ class KeyColumns:
         if limit is None or not columns:
             yield reader.footer.row_group(group).num_rows, reader.read(columns, group)
             return
-        for piece in reader.pieces(columns, group, batch_rows=limit):
+        for piece in reader.read_pieces(columns, group, batch_rows=limit):
             yield piece.num_rows, piece
 
-    def _keys(self, plan: FilePlan, table: pa.Table, rows: int) -> list[pa.Array]:
+    def _make_keys(self, plan: FilePlan, table: pa.Table, rows: int) -> list[pa.Array]:
         keys = []
         for name in self.intent.keys:
             dtype = self.snapshot.schema.field(name).type
             if name in plan.file.partition:
-                keys.append(constant_key(plan.file.partition[name], dtype, rows))
+                keys.append(make_constant_key(plan.file.partition[name], dtype, rows))
             elif name in self.snapshot.partition_columns:
-                column = flat(table[name])  # not in the path: a dictionary as in other files
+                column = to_array(table[name])  # not in the path: a dictionary as in other files
                 keys.append(column if pa.types.is_dictionary(column.type) else column.dictionary_encode())
             else:
-                keys.append(flat(table[name]))
+                keys.append(to_array(table[name]))
         return keys
 
     @property
@@ -443,7 +447,7 @@ class KeyColumns:
         acting = (clause.condition for clause in self.intent.rule.clauses if clause.side != "source_only")
         return [condition for condition in (self.intent.residual, *acting) if condition is not None]
 
-    def condition_columns(self) -> list[str]:
+    def list_condition_columns(self) -> list[str]:
         """Target columns that conditions read."""
         used = {
             path[0]
@@ -454,11 +458,11 @@ class KeyColumns:
         return [name for name in self.snapshot.schema.names if name in used]
 
 
-def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_rows: int | None) -> Hits:
+def find_predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_rows: int | None) -> Hits:
     """The positions in one file where the predicate is TRUE; reads only the columns it names."""
     if where is None and plan.file.scan_task is None:
         return Hits(arange(plan.file.rows))
-    columns = predicate_columns(where, snapshot.schema)
+    columns = list_predicate_columns(where, snapshot.schema)
     wanted = set(plan.row_groups)
     found: list[pa.Array] = []
     with FileReader(plan.file, snapshot.schema, snapshot.filesystem) as reader:
@@ -467,19 +471,19 @@ def predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, batch_r
             rows = reader.footer.row_group(group).num_rows
             if group in wanted:
                 offset = start
-                for piece in reader.pieces(columns, group, batch_rows=batch_rows):
-                    live = reader.live_rows(offset, piece.num_rows)
-                    hit = _hits_among(where, piece, live)
+                for piece in reader.read_pieces(columns, group, batch_rows=batch_rows):
+                    live = reader.find_live_rows(offset, piece.num_rows)
+                    hit = _find_hits_among(where, piece, live)
                     found.append(pc.add(hit, pa.scalar(offset, pa.int64())))
                     offset += piece.num_rows
             start += rows
-    return Hits(pa.concat_arrays(found)) if found else Hits.empty()
+    return Hits(pa.concat_arrays(found)) if found else Hits.make_empty()
 
 
-def _hits_among(where: Predicate, piece: pa.Table, live: pa.Array | None) -> pa.Array:
+def _find_hits_among(where: Predicate, piece: pa.Table, live: pa.Array | None) -> pa.Array:
     """The rows of a piece that are hit; never deleted rows."""
     rows = piece if live is None else take_rows(piece, live)
-    hit = arange(rows.num_rows) if where is None else hit_positions(where, rows)
+    hit = arange(rows.num_rows) if where is None else find_hit_positions(where, rows)
     return hit if live is None else live.take(hit)
 
 
@@ -489,7 +493,7 @@ def resolve_hits(plan: Plan, scans: Sequence[FilePlan], found: Sequence[Hits]) -
     whole = plan.select("remove")
     count = sum(len(mine) for mine in hits.values()) + sum(item.file.rows for item in whole)
     scanned = plan.bytes_to_scan
-    if isinstance(plan.intent, Update):
+    if isinstance(plan.intent, UpdateIntent):
         return Matches((Assign(plan.intent.assignments),), hits, updated=count, scanned_bytes=scanned)
     emptied = {item.file.path for item in scans if len(hits.get(item.file.path, ())) == item.file.rows > 0}
     dropped = frozenset(emptied | {item.file.path for item in whole})
@@ -499,9 +503,9 @@ def resolve_hits(plan: Plan, scans: Sequence[FilePlan], found: Sequence[Hits]) -
 
 def with_new_rows(found: Matches, rows: pa.Table) -> Matches:
     """The rows that an overwrite deletes, and all rows of its source as new ones."""
-    return replace(found, inserts=tuple(all_rows(rows)), inserted=rows.num_rows)
+    return replace(found, inserts=tuple(insert_all_rows(rows)), inserted=rows.num_rows)
 
 
-def all_rows(source: pa.Table) -> list[tuple[Insert, pa.Array]]:
+def insert_all_rows(source: pa.Table) -> list[tuple[Insert, pa.Array]]:
     """Every source row as a new row, with the values it has."""
     return [(Insert(), arange(source.num_rows))] if source.num_rows else []

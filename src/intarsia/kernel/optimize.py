@@ -13,22 +13,22 @@ import pyarrow.fs as pafs
 
 from intarsia.common.names import check_columns
 from intarsia.common.schema import is_nested
-from intarsia.common.scratch import scratch_directory
+from intarsia.common.scratch import make_scratch_directory
 from intarsia.core.change import Hits, Matches, Staged, StagedFile
-from intarsia.core.curve import CURVES, bits_for
-from intarsia.core.intent import Optimize
+from intarsia.core.curve import CURVES, choose_bits
+from intarsia.core.intent import OptimizeIntent
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import InputError
-from intarsia.kernel.compact import check_rows, pieces_of
+from intarsia.kernel.compact import check_rows, read_pieces
 from intarsia.kernel.duplicates import match_duplicates
 from intarsia.kernel.output_format import OutputFormat
 from intarsia.kernel.overlay import take_rows
 from intarsia.kernel.partitioned_writer import write_file, write_partitioned
 from intarsia.kernel.sort import Cuts, Order, sample_rows
-from intarsia.kernel.spill import Portion, Sorter, Span, Spill, spans, with_order
-from intarsia.kernel.threads import in_order, shares
+from intarsia.kernel.spill import Portion, Sorter, Span, Spill, assign_spans, with_order
+from intarsia.kernel.threads import map_in_order, share_threads
 from intarsia.kernel.write import widen, widen_schema
 
 ROW_GROUP_ROWS = 122_880
@@ -57,8 +57,8 @@ def stage_optimize(
         DamagedTable: a file has not the rows its footer says.
     """
     intent = plan.intent
-    assert isinstance(intent, Optimize)
-    order = order_of(plan)
+    assert isinstance(intent, OptimizeIntent)
+    order = make_order(plan)
     files = tuple(file for group in plan.groups for file in group.files)
     if drops is None and intent.removes_duplicates:
         drops = match_duplicates(
@@ -70,23 +70,23 @@ def stage_optimize(
             progress=progress,
             files=files,
         )
-    outer, inner = shares(threads, len(plan.groups))
-    tasks = list(_tasks(plan, tx, order, drops or Matches()))
+    outer, inner = share_threads(threads, len(plan.groups))
+    tasks = list(_iterate_tasks(plan, tx, order, drops or Matches()))
 
-    def work(task: _SortTask) -> list[StagedFile]:
+    def run_task(task: _SortTask) -> list[StagedFile]:
         return replace(task, threads=inner, memory_bytes=max(memory_bytes // outer, 1)).write()
 
     staged: list[StagedFile] = []
-    for number, written in enumerate(in_order(work, tasks, threads=outer)):
+    for number, written in enumerate(map_in_order(run_task, tasks, threads=outer)):
         staged += written
         progress("write files", number + 1, len(tasks))
     return Staged(added=tuple(staged))
 
 
-def order_of(plan: Plan) -> Order:
+def make_order(plan: Plan) -> Order:
     """The order that a plan asks for; raises for columns that rows cannot be ordered by."""
     intent = plan.intent
-    assert isinstance(intent, Optimize)
+    assert isinstance(intent, OptimizeIntent)
     path, schema = plan.snapshot.root, plan.schema
     if intent.curve not in CURVES:
         known = ", ".join(map(repr, CURVES))
@@ -110,11 +110,11 @@ def order_of(plan: Plan) -> Order:
     fixed = set(plan.snapshot.partition_columns)
     by = tuple(dict.fromkeys(name for name in intent.by if name not in fixed))
     if intent.curve != "linear" and len(by) > 1:
-        bits_for(len(by))
+        choose_bits(len(by))
     return Order(by, intent.curve)
 
 
-def _tasks(plan: Plan, tx: OutputLocation, order: Order, drops: Matches) -> Iterator[_SortTask]:
+def _iterate_tasks(plan: Plan, tx: OutputLocation, order: Order, drops: Matches) -> Iterator[_SortTask]:
     first = 0
     for group in plan.groups:
         files = tuple(file for file in group.files if file.rows and file.path not in drops.dropped)
@@ -139,7 +139,7 @@ class NewFiles:
 
     @staticmethod
     def of(group: FileGroup, plan: Plan, tx: OutputLocation, order: Order, *, first: int = 0) -> NewFiles:
-        assert isinstance(plan.intent, Optimize)
+        assert isinstance(plan.intent, OptimizeIntent)
         in_place = plan.snapshot.replaces_in_place
         grouped = OutputFormat.of_group(group, plan, tx.txid)
         form = grouped
@@ -154,7 +154,7 @@ class NewFiles:
             layout = replace(layout, plain=frozenset())
         return NewFiles(tx, group, replace(form, layout=layout), first, not in_place)
 
-    def row_group_rows(self, rows: int) -> int:
+    def choose_row_group_rows(self, rows: int) -> int:
         """The rows per row group of a file of this many rows, so that row groups are about equal."""
         most = self.form.layout.row_group_rows
         return max(1, -(-rows // max(1, -(-rows // most))))
@@ -177,7 +177,7 @@ class NewFiles:
                 pieces,
                 path=self.tx.new_file_path(partition, "optimized", ordinal, beside=self.group.files[0]),
                 partition=partition,
-                layout=replace(form.layout, row_group_rows=self.row_group_rows(rows), sorting=()),
+                layout=replace(form.layout, row_group_rows=self.choose_row_group_rows(rows), sorting=()),
             )
         ]
 
@@ -190,9 +190,11 @@ class NewFiles:
             number, mine = item
             rows = sum(span.stop - span.start for span in mine)
             size = self.form.layout.row_group_rows
-            return self.write(number, rows, (piece for span in mine for piece in sorter.pieces(span, size)))
+            return self.write(
+                number, rows, (piece for span in mine for piece in sorter.read_pieces(span, size))
+            )
 
-        written = in_order(write, enumerate(spans(list(portions), outputs)), threads=threads)
+        written = map_in_order(write, enumerate(assign_spans(list(portions), outputs)), threads=threads)
         return [staged for files in written for staged in files]
 
     @contextmanager
@@ -203,7 +205,7 @@ class NewFiles:
         with ExitStack() as stack:
             filesystem, directory = staging.filesystem, staging.directory
             if staging.discards:  # spilled rows are read again, so they need a real disk
-                filesystem, directory = pafs.LocalFileSystem(), stack.enter_context(scratch_directory())
+                filesystem, directory = pafs.LocalFileSystem(), stack.enter_context(make_scratch_directory())
             yield stack.enter_context(Spill(filesystem, f"{directory}/{name}", schema))
 
 
@@ -227,10 +229,10 @@ class _SortTask:
         if not self.rows and self.group.rows:
             return []
         if not self.order.by:
-            staged = self._as_they_are()
+            staged = self._write_unsorted()
         else:
-            tables = self._in_memory()
-            staged = self._on_disk() if tables is None else self._sorted_in_memory(tables)
+            tables = self._read_into_memory()
+            staged = self._sort_on_disk() if tables is None else self._sort_in_memory(tables)
         check_rows(staged, self.rows, self.group)
         return staged
 
@@ -238,29 +240,31 @@ class _SortTask:
     def _schema(self) -> pa.Schema:
         return widen_schema(self.new.form.schema)
 
-    def _pieces(self, file: DataFile, batch_rows: int | None = None) -> Iterator[pa.Table]:
+    def _read_pieces(self, file: DataFile, batch_rows: int | None = None) -> Iterator[pa.Table]:
         rows = self.plan.intent.options.batch_rows or batch_rows
         stored, wide = self.new.form.schema, self._schema
-        for piece in pieces_of(file, self.plan, stored, skip=self.skip.get(file.path), batch_rows=rows):
+        for piece in read_pieces(file, self.plan, stored, skip=self.skip.get(file.path), batch_rows=rows):
             yield widen(piece, wide)
 
     @property
     def _bytes(self) -> int:
-        return stored_bytes(self.files)
+        return count_stored_bytes(self.files)
 
-    def _edges(self) -> list[int]:
+    def _find_edges(self) -> list[int]:
         """The first row of each new file, and the number of all rows."""
         count = max(1, min(self.group.outputs, self.rows))
         return [self.rows * number // count for number in range(count + 1)]
 
-    def _in_memory(self) -> list[pa.Table] | None:
+    def _read_into_memory(self) -> list[pa.Table] | None:
         """All rows; None as soon as they exceed the memory."""
         if self._bytes > self.memory_bytes:
             return None
         size = 0
         tables: list[pa.Table] = [pa.Table.from_batches([], self._schema)]
         # Footers have encoded sizes: a value that a dictionary stores once may occur a thousand times.
-        with closing(in_order(lambda f: list(self._pieces(f)), self.files, threads=self.threads)) as read:
+        with closing(
+            map_in_order(lambda f: list(self._read_pieces(f)), self.files, threads=self.threads)
+        ) as read:
             for pieces in read:
                 tables += pieces
                 size += sum(piece.nbytes for piece in pieces)
@@ -268,25 +272,25 @@ class _SortTask:
                     return None
         return tables
 
-    def _sorted_in_memory(self, tables: list[pa.Table]) -> list[StagedFile]:
+    def _sort_in_memory(self, tables: list[pa.Table]) -> list[StagedFile]:
         table, indices = with_order(tables, self.order)
-        edges = self._edges()
+        edges = self._find_edges()
 
         def write(number: int) -> list[StagedFile]:
             mine = indices.slice(edges[number], edges[number + 1] - edges[number])
-            size = self.new.row_group_rows(len(mine))
+            size = self.new.choose_row_group_rows(len(mine))
             pieces = (take_rows(table, mine.slice(start, size)) for start in range(0, len(mine), size))
             return self.new.write(number, len(mine), pieces)
 
-        written = in_order(write, range(len(edges) - 1), threads=self.threads)
+        written = map_in_order(write, range(len(edges) - 1), threads=self.threads)
         return [staged for files in written for staged in files]
 
-    def _as_they_are(self) -> list[StagedFile]:
+    def _write_unsorted(self) -> list[StagedFile]:
         """Write the rows file by file, if there is no column to order by."""
-        pieces = (piece for file in self.files for piece in self._pieces(file))
+        pieces = (piece for file in self.files for piece in self._read_pieces(file))
         left: list[pa.Table] = []
 
-        def next_rows(count: int) -> Iterator[pa.Table]:
+        def take_next(count: int) -> Iterator[pa.Table]:
             while count:
                 piece = left.pop() if left else next(pieces)
                 yield piece.slice(0, count)
@@ -294,31 +298,31 @@ class _SortTask:
                     left.append(piece.slice(count))
                 count -= min(count, piece.num_rows)
 
-        edges = enumerate(pairwise(self._edges()))
-        written = [self.new.write(number, high - low, next_rows(high - low)) for number, (low, high) in edges]
+        edges = enumerate(pairwise(self._find_edges()))
+        written = [self.new.write(number, high - low, take_next(high - low)) for number, (low, high) in edges]
         return [staged for files in written for staged in files]
 
-    def _on_disk(self) -> list[StagedFile]:
+    def _sort_on_disk(self) -> list[StagedFile]:
         """Spill rows into portions along the order, then sort and write portion by portion."""
         sample = sample_rows(self.files, self.order.by, self.plan, threads=self.threads)
-        order = self.order.measured(sample)
+        order = self.order.with_boundaries(sample)
         share = max(self.memory_bytes // self.threads, 1)
         sorter = Sorter(order, share, self.threads)
-        cuts = Cuts.of(sample, order, parts=sorter.parts(self._bytes, least=self.group.outputs))
+        cuts = Cuts.of(sample, order, parts=sorter.count_portions(self._bytes, least=self.group.outputs))
         batch_rows = max(_LEAST_BATCH, self.rows * share // (4 * max(self._bytes, 1)))
-        sources = [partial(self._pieces, file, batch_rows) for file in self.files]
+        sources = [partial(self._read_pieces, file, batch_rows) for file in self.files]
         with self.new.spill(self._schema) as spill:
             spilled = sorter.deal(spill, cuts, sources)
             portions = [small for portion in spilled for small in sorter.split(spill, portion)]
             return self.new.write_portions(portions, self.group.outputs, sorter, threads=self.threads)
 
 
-def stored_bytes(files: Iterable[DataFile]) -> int:
+def count_stored_bytes(files: Iterable[DataFile]) -> int:
     """The uncompressed size of files by their footers; the values in memory may be larger."""
-    return sum(_stored_bytes(file) for file in files)
+    return sum(_count_stored_bytes(file) for file in files)
 
 
-def _stored_bytes(file: DataFile) -> int:
+def _count_stored_bytes(file: DataFile) -> int:
     footer = file.footer
     if footer is None:
         return file.size * 4

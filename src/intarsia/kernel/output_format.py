@@ -10,10 +10,10 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import arrow_schema
+from intarsia.common.int96 import read_arrow_schema
 from intarsia.core.intent import WriteOptions
 from intarsia.core.key_value_metadata import join_metadata
-from intarsia.core.layout import Layout, layout_of
+from intarsia.core.layout import Layout, read_layout
 from intarsia.core.partitioner import HivePartitioner, Partitioner
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, with_lineage
@@ -63,7 +63,7 @@ class OutputFormat:
         keeps = lineage and snapshot.format.keeps_row_ids
         return OutputFormat(
             schema=with_lineage(plan.schema) if keeps else plan.schema,
-            layout=_table_layout(plan, options),
+            layout=_make_table_layout(plan, options),
             metadata=make_file_metadata(tx.txid, plan.schema, ()),
             operation=plan.operation,
             root=snapshot.root,
@@ -79,12 +79,12 @@ class OutputFormat:
         It has the layout of the group's largest file, as far as no option says otherwise, and the metadata
         that all files agree on. An order that every file declares is kept, for the caller to keep true.
         """
-        schema = _stored_schema(group, plan)
-        layout = _group_layout(group, plan.intent.options)
+        schema = _make_stored_schema(group, plan)
+        layout = _make_group_layout(group, plan.intent.options)
         layout = layout.with_like((file.footer for file in group.files), schema.names)
         partition_columns = plan.snapshot.partition_columns
         metadata = {
-            **_group_metadata(group, schema),
+            **_make_group_metadata(group, schema),
             **make_file_metadata(txid, plan.schema, partition_columns),
         }
         return OutputFormat(schema, layout, metadata, plan.operation, plan.snapshot.root)
@@ -101,12 +101,12 @@ class OutputFormat:
     ) -> OutputFormat:
         """The format of a directory's files of new rows: that of its first file, where no option says
         otherwise."""
-        stored = _new_file_schema(snapshot, schema, partition_columns)
+        stored = _make_new_file_schema(snapshot, schema, partition_columns)
         return OutputFormat(
             schema=stored,
-            layout=_new_file_layout(snapshot, options, stored),
+            layout=_make_new_file_layout(snapshot, options, stored),
             metadata={
-                **_spark_metadata(snapshot, schema, stored, keeps=operation != "overwrite"),
+                **_make_spark_metadata(snapshot, schema, stored, keeps=operation != "overwrite"),
                 **make_file_metadata(txid, schema, partition_columns),
             },
             operation=operation,
@@ -127,10 +127,12 @@ class OutputFormat:
         )
 
 
-def _table_layout(plan: Plan, options: WriteOptions) -> Layout:
+def _make_table_layout(plan: Plan, options: WriteOptions) -> Layout:
     snapshot = plan.snapshot
     layout = snapshot.format.layout or Layout(row_group_rows=ROW_GROUP_ROWS)
-    layout = replace(layout, sorting=snapshot.partitioner.sorting, like=(*_replaced(plan), *layout.like))
+    layout = replace(
+        layout, sorting=snapshot.partitioner.sorting, like=(*_find_replaced_footer(plan), *layout.like)
+    )
     if options.compression is not None:
         layout = layout.with_compression(options.compression)
     if options.row_group_size is not None:
@@ -138,33 +140,34 @@ def _table_layout(plan: Plan, options: WriteOptions) -> Layout:
     return layout
 
 
-def _replaced(plan: Plan) -> list[pq.FileMetaData]:
+def _find_replaced_footer(plan: Plan) -> list[pq.FileMetaData]:
     """The footer of the first file that is rewritten, if it has the current names and ids of columns."""
     files = [file for group in plan.groups for file in group.files]
     files += [item.file for item in plan.files if item.action != "keep"]
     first = next((file.footer for file in files if file.footer is not None), None)
-    if first is None or _fields(first.schema.to_arrow_schema()) != _fields(plan.schema):
+    if first is None or _list_fields(first.schema.to_arrow_schema()) != _list_fields(plan.schema):
         return []
     return [first]
 
 
-def _fields(schema: pa.Schema | pa.DataType) -> list[Any]:
+def _list_fields(schema: pa.Schema | pa.DataType) -> list[Any]:
     """Names and ids of columns and of nested fields; without the names inside lists and maps, which differ
     between writers."""
     nested = isinstance(schema, pa.DataType)
     inner = [schema.field(number) for number in range(schema.num_fields)] if nested else list(schema)
     named = not nested or pa.types.is_struct(schema)
     return [
-        (one.name if named else None, (one.metadata or {}).get(FIELD_ID), _fields(one.type)) for one in inner
+        (one.name if named else None, (one.metadata or {}).get(FIELD_ID), _list_fields(one.type))
+        for one in inner
     ]
 
 
-def _group_layout(group: FileGroup, options: WriteOptions) -> Layout:
+def _make_group_layout(group: FileGroup, options: WriteOptions) -> Layout:
     largest = max(group.files, key=lambda file: file.size)
-    layout = _layout(largest)
-    rows = options.row_group_size or _row_group_rows(largest, layout)
+    layout = _read_layout(largest)
+    rows = options.row_group_size or _choose_row_group_rows(largest, layout)
     sorting = layout.sorting
-    if sorting and not all(_layout(file).sorting == sorting for file in group.files):
+    if sorting and not all(_read_layout(file).sorting == sorting for file in group.files):
         sorting = ()
     filters = {name: max(count, min(rows, group.rows)) for name, count in layout.bloom_filters.items()}
     layout = replace(layout, row_group_rows=rows, sorting=sorting, bloom_filters=filters)
@@ -175,59 +178,61 @@ def _group_layout(group: FileGroup, options: WriteOptions) -> Layout:
     return layout
 
 
-def _group_metadata(group: FileGroup, schema: pa.Schema) -> Mapping[bytes, bytes]:
+def _make_group_metadata(group: FileGroup, schema: pa.Schema) -> Mapping[bytes, bytes]:
     """The key-value metadata that holds for a file with the rows of all files of a group."""
-    noted = [(_layout(file).key_value_metadata, _file_schema(file)) for file in group.files]
+    noted = [(_read_layout(file).key_value_metadata, _read_file_schema(file)) for file in group.files]
     spark, before = join_spark_schemas(file.footer for file in group.files)
     return {**join_metadata(noted, schema), **make_spark_schema(spark, schema, before)}
 
 
-def _file_schema(file: DataFile) -> pa.Schema:
-    return pa.schema([]) if file.footer is None else arrow_schema(file.footer)
+def _read_file_schema(file: DataFile) -> pa.Schema:
+    return pa.schema([]) if file.footer is None else read_arrow_schema(file.footer)
 
 
-def _layout(file: DataFile) -> Layout:
-    return Layout() if file.footer is None else layout_of(file.footer)
+def _read_layout(file: DataFile) -> Layout:
+    return Layout() if file.footer is None else read_layout(file.footer)
 
 
-def _row_group_rows(file: DataFile, layout: Layout) -> int:
+def _choose_row_group_rows(file: DataFile, layout: Layout) -> int:
     """A file of one row group shows no limit: it may just have been small."""
     several = file.footer is not None and file.footer.num_row_groups > 1
     return layout.row_group_rows if several else max(layout.row_group_rows, ROW_GROUP_ROWS)
 
 
-def _stored_schema(group: FileGroup, plan: Plan) -> pa.Schema:
+def _make_stored_schema(group: FileGroup, plan: Plan) -> pa.Schema:
     """The dataset's columns without the partition columns that no file of the group stores."""
     partition_columns = set(plan.snapshot.partition_columns)
     stored: set[str] = set()
     if partition_columns:
         for file in group.files:
-            stored |= _top_level(file) | (partition_columns - set(file.partition))
+            stored |= _list_top_level(file) | (partition_columns - set(file.partition))
     names = [name for name in plan.schema.names if name not in partition_columns or name in stored]
     return pa.schema([plan.schema.field(name) for name in names])
 
 
-def _top_level(file: DataFile) -> set[str]:
+def _list_top_level(file: DataFile) -> set[str]:
     if file.footer is None:
         return set()
     schema = file.footer.schema
     return {schema.column(number).path.split(".", 1)[0] for number in range(len(schema))}
 
 
-def _new_file_schema(snapshot: Snapshot, schema: pa.Schema, partition_columns: tuple[str, ...]) -> pa.Schema:
+def _make_new_file_schema(
+    snapshot: Snapshot, schema: pa.Schema, partition_columns: tuple[str, ...]
+) -> pa.Schema:
     """The columns of a new file: partition columns only where the table's files store them."""
     path_columns = set(partition_columns)
     first = snapshot.model_footer
     if first is not None and path_columns:
         path_columns -= set(first.schema.to_arrow_schema().names)
-    # Spark's schema is that of these columns only, see _spark_metadata().
+    # Spark's schema is that of these columns only, see _make_spark_metadata().
     metadata = {key: value for key, value in (schema.metadata or {}).items() if key != SPARK_SCHEMA}
     return pa.schema([field for field in schema if field.name not in path_columns], metadata or None)
 
 
-def _new_file_layout(snapshot: Snapshot, options: WriteOptions, stored: pa.Schema) -> Layout:
+def _make_new_file_layout(snapshot: Snapshot, options: WriteOptions, stored: pa.Schema) -> Layout:
     first = snapshot.model_footer
-    layout = Layout() if first is None else layout_of(first).for_new_file()
+    layout = Layout() if first is None else read_layout(first).for_new_file()
     if options.int96 == "convert":
         layout = layout.without_int96()
     layout = layout.with_like((file.footer for file in snapshot.files), stored.names)
@@ -236,7 +241,7 @@ def _new_file_layout(snapshot: Snapshot, options: WriteOptions, stored: pa.Schem
     return layout.with_row_group_rows(options.row_group_size or ROW_GROUP_ROWS)
 
 
-def _spark_metadata(
+def _make_spark_metadata(
     snapshot: Snapshot, schema: pa.Schema, stored: pa.Schema, *, keeps: bool
 ) -> Mapping[bytes, bytes]:
     """Spark's metadata of the table's files, if ``keeps``, else that of the source."""

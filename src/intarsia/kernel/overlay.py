@@ -9,13 +9,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.rows import take, take_rows, tidy_schema
-from intarsia.core.keys import arange, decoded, flat, marked, places
+from intarsia.core.keys import arange, decode_dictionary, find_places, mark_numbers, to_array
 from intarsia.errors import SchemaMismatch
 
-__all__ = ["Overlay", "drop_rows", "most_values", "positions_between", "take_rows"]
+__all__ = ["Overlay", "count_dictionary_room", "drop_rows", "select_positions", "take_rows"]
 
 
-def positions_between(positions: pa.Int64Array, start: int, stop: int) -> pa.Int64Array:
+def select_positions(positions: pa.Int64Array, start: int, stop: int) -> pa.Int64Array:
     """Those of some ascending positions that are in a range."""
     low, high = pc.search_sorted(positions, pa.array([start, stop], pa.int64())).to_pylist()
     return positions.slice(low, high - low)
@@ -33,19 +33,19 @@ class Overlay:
         self._whole = len(positions) == rows
         if self._whole:
             return
-        self._slots = flat(places(positions, rows))
+        self._slots = to_array(find_places(positions, rows))
         self._mask = pc.is_valid(self._slots)
         self._gather: pa.Array | None = None
 
     def set(self, column: Any, values: Any) -> pa.Array:
         """The column with ``values`` at the positions, in their order."""
-        old, new = flat(column), flat(values)
+        old, new = to_array(column), to_array(values)
         if pa.types.is_dictionary(old.type):
             plain = new.cast(new.type.value_type) if pa.types.is_dictionary(new.type) else new
             return self._set_encoded(old, plain)
         if self._whole:
             return new
-        if _maskable(old.type):
+        if _is_maskable(old.type):
             return pc.replace_with_mask(old, self._mask, new)
         if self._gather is None:
             self._gather = pc.if_else(
@@ -59,7 +59,9 @@ class Overlay:
             return _encode_as(new, old.type)
         absent = pc.unique(new.filter(pc.is_null(pc.index_in(new, value_set=old.dictionary)))).drop_null()
         dictionary = pa.concat_arrays([old.dictionary, absent]) if len(absent) else old.dictionary
-        if len(dictionary) > most_values(old.type):  # some of the old values may not be used any more
+        if len(dictionary) > count_dictionary_room(
+            old.type
+        ):  # some of the old values may not be used any more
             return _encode_as(self.set(old.cast(new.type), new), old.type)
         codes = pc.index_in(new, value_set=dictionary).cast(old.indices.type)
         indices = pc.replace_with_mask(old.indices, self._mask, codes)
@@ -67,8 +69,11 @@ class Overlay:
 
     def changes(self, column: Any, values: Any) -> bool:
         """Whether setting the values would change the column; False only where that is certain."""
-        old = flat(column)
-        old, new = decoded(old if self._whole else take(old, self._positions)), decoded(flat(values))
+        old = to_array(column)
+        old, new = (
+            decode_dictionary(old if self._whole else take(old, self._positions)),
+            decode_dictionary(to_array(values)),
+        )
         if old.type != new.type or _holds_floats_within(old.type):
             return True
         if pa.types.is_floating(old.type):  # 0.0 equals -0.0, but they are not the same
@@ -93,13 +98,13 @@ def drop_rows(table: pa.Table, positions: pa.Int64Array) -> pa.Table:
     """The table less some rows."""
     if len(positions) == 0:
         return table
-    kept = pc.invert(marked(positions, table.num_rows))
+    kept = pc.invert(mark_numbers(positions, table.num_rows))
     if tidy_schema(table.schema).equals(table.schema):
         return table.filter(kept)
     return take_rows(table, pc.indices_nonzero(kept))  # PyArrow cannot filter some types
 
 
-def most_values(dtype: pa.DictionaryType) -> int:
+def count_dictionary_room(dtype: pa.DictionaryType) -> int:
     """How many values a dictionary of this type can number."""
     signed = pa.types.is_signed_integer(dtype.index_type)
     return int(2 ** (dtype.index_type.bit_width - signed))
@@ -107,7 +112,7 @@ def most_values(dtype: pa.DictionaryType) -> int:
 
 def _encode_as(values: pa.Array, dtype: pa.DictionaryType) -> pa.Array:
     encoded = values.dictionary_encode()
-    if len(encoded.dictionary) > most_values(dtype):
+    if len(encoded.dictionary) > count_dictionary_room(dtype):
         raise SchemaMismatch(
             f"{len(encoded.dictionary):,} distinct values do not fit a column of type {dtype}.",
             hint="make the column one of plain values, or of wider indices, in every file.",
@@ -123,7 +128,7 @@ def _holds_floats_within(dtype: pa.DataType) -> bool:
     return any(pa.types.is_floating(child) or _holds_floats_within(child) for child in children)
 
 
-def _maskable(dtype: pa.DataType) -> bool:
+def _is_maskable(dtype: pa.DataType) -> bool:
     return (
         pa.types.is_integer(dtype)
         or pa.types.is_float32(dtype)

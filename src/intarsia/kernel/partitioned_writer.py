@@ -23,11 +23,11 @@ from typing import Any
 
 import pyarrow as pa
 
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.common.schema import conform_table
 from intarsia.core.change import StagedFile
 from intarsia.core.intent import WriteOptions
-from intarsia.core.keys import flat
+from intarsia.core.keys import to_array
 from intarsia.core.layout import Layout
 from intarsia.core.partitioner import HivePartitioner, PartitionKey
 from intarsia.core.ports import OutputLocation
@@ -40,7 +40,7 @@ from intarsia.kernel.overlay import take_rows
 from intarsia.kernel.rewrite import assign_values
 from intarsia.kernel.write import FileWriter, NarrowingSink, RowGroups
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 SLICE_ROWS = 262_144
 """Source rows that are gathered at once."""
@@ -112,7 +112,7 @@ def write_file(
         layout: that of row groups, if it is not the file's.
     """
     staging = output.staging
-    writer = form.open(staging.location(label), staging.filesystem)
+    writer = form.open(staging.make_location(label), staging.filesystem)
     try:
         file = OpenFile.of(form, writer, PartitionKey(partition), path, layout)
         for piece in pieces:
@@ -140,7 +140,7 @@ class PartitionedWriter:
         self._ordinal = 0
         self._buffered = 0
         self._begun = 0
-        self._most_begun = _most_begun()
+        self._most_begun = _limit_open_files()
         self._done: list[StagedFile] = []
         self._row_bytes: float | None = None
         """Stored bytes per row of the last file that was finished."""
@@ -260,12 +260,12 @@ def write_partitioned(
                 refused += piece.refusals
             elif not refused:
                 out.add(piece)
-        return [StagedFile.unwritten(refused)] if refused else out.close()
+        return [StagedFile.make_unwritten(refused)] if refused else out.close()
     finally:
         out.abandon()
 
 
-def _most_begun() -> int:
+def _limit_open_files() -> int:
     """How many files one writer keeps open: half of the process's limit, shared by a writer per core."""
     return max(1, open_limit() // 2 // (os.cpu_count() or 1))
 
@@ -293,16 +293,18 @@ class NewRowWriter:
     options: WriteOptions
     operation: str
 
-    def files(self, inserts: Any, source: pa.Table, tx: OutputLocation, *, prefix: str) -> list[NewFile]:
+    def plan_files(self, inserts: Any, source: pa.Table, tx: OutputLocation, *, prefix: str) -> list[NewFile]:
         """All new files with their final paths; raises for an unsafe partition value. Writes nothing."""
         if inserts:
             self.check_columns_left()
         try:
-            return self._files(inserts, source, tx, prefix=prefix)
+            return self._plan_files(inserts, source, tx, prefix=prefix)
         except ValuesRefused:  # counted by write(), whatever their partition
             return [NewFile(rows, action, {}, "", "") for action, rows in inserts]
 
-    def _files(self, inserts: Any, source: pa.Table, tx: OutputLocation, *, prefix: str) -> list[NewFile]:
+    def _plan_files(
+        self, inserts: Any, source: pa.Table, tx: OutputLocation, *, prefix: str
+    ) -> list[NewFile]:
         result: list[NewFile] = []
         for action, rows in inserts:
             for partition, mine in self._split(rows, action, source):
@@ -324,14 +326,14 @@ class NewRowWriter:
                 return self._write(file, source, tx)
             except ValuesRefused:
                 log.debug("%s is not written: values are refused", file.path, exc_info=True)
-        return StagedFile.unwritten(self.refused_rows(file.rows, file.action, source), file.path)
+        return StagedFile.make_unwritten(self.find_refused_rows(file.rows, file.action, source), file.path)
 
-    def refused_rows(self, rows: pa.Array, action: Insert, source: pa.Table) -> list[Refusal]:
+    def find_refused_rows(self, rows: pa.Array, action: Insert, source: pa.Table) -> list[Refusal]:
         """The values of new rows that the columns they are assigned to cannot take."""
         found: list[Refusal] = []
         if action.values is None:
             return found
-        for part in _slices(rows, SLICE_ROWS):
+        for part in _iterate_slices(rows, SLICE_ROWS):
             try:
                 table = self.build(part, action, source)
             except ValuesRefused as error:
@@ -341,9 +343,9 @@ class NewRowWriter:
         return found
 
     def _write(self, file: NewFile, source: pa.Table, tx: OutputLocation) -> StagedFile:
-        form = self.form(tx.txid)
+        form = self.make_format(tx.txid)
         whole = len(file.rows) <= min(form.layout.row_group_rows, SLICE_ROWS * 4)
-        slices = _slices(file.rows, len(file.rows) if whole else SLICE_ROWS)
+        slices = _iterate_slices(file.rows, len(file.rows) if whole else SLICE_ROWS)
         return write_file(
             form,
             tx,
@@ -353,7 +355,7 @@ class NewRowWriter:
             partition=file.partition,
         )
 
-    def form(self, txid: str) -> OutputFormat:
+    def make_format(self, txid: str) -> OutputFormat:
         """The format of the new files."""
         return OutputFormat.of_new_rows(
             self.snapshot,
@@ -364,15 +366,15 @@ class NewRowWriter:
             txid=txid,
         )
 
-    def pieces(
+    def make_pieces(
         self, action: Insert, rows: pa.Array, source: pa.Table, tx: OutputLocation
     ) -> Iterator[pa.Table | ValuesRefused]:
         """New rows for :func:`write_partitioned`, a slice at a time, or the values that are refused."""
         if not tx.staging.writes:
-            if refused := self.refused_rows(rows, action, source):
+            if refused := self.find_refused_rows(rows, action, source):
                 yield ValuesRefused.of(refused, len(rows))
             return
-        for part in _slices(rows, SLICE_ROWS):
+        for part in _iterate_slices(rows, SLICE_ROWS):
             try:
                 yield self.build(part, action, source)
             except ValuesRefused as error:
@@ -406,7 +408,7 @@ class NewRowWriter:
         except ValuesRefused as error:
             refused = [replace(one, inserted=True) for one in error.refusals]
             raise ValuesRefused.of(refused, rows.num_rows) from error
-        columns = {name: flat(values.get(name, empty[name])) for name in empty.column_names}
+        columns = {name: to_array(values.get(name, empty[name])) for name in empty.column_names}
         return pa.table(columns)
 
     def _split(self, rows: pa.Array, action: Insert, source: pa.Table) -> Iterator[tuple[Any, pa.Array]]:
@@ -418,14 +420,14 @@ class NewRowWriter:
         if action.values is None and set(columns) <= set(source.column_names):
             keys = take_rows(source.select(columns), rows)  # no other column is gathered
         else:
-            parts = _slices(rows, SLICE_ROWS * 4)
+            parts = _iterate_slices(rows, SLICE_ROWS * 4)
             keys = pa.concat_tables(self.build(part, action, source).select(columns) for part in parts)
         partitioner = HivePartitioner(self.partition_columns)
         for part, mine in partitioner.partition_rows(keys):
             yield part.values, rows if mine is None else rows.take(mine)
 
 
-def _slices(rows: pa.Array, size: int) -> Iterator[pa.Array]:
+def _iterate_slices(rows: pa.Array, size: int) -> Iterator[pa.Array]:
     for start in range(0, len(rows), max(size, 1)):
         yield rows.slice(start, size)
 

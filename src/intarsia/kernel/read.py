@@ -12,18 +12,18 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import Int96, int96_of
+from intarsia.common.int96 import Int96, read_int96
 from intarsia.common.schema import conform_table
-from intarsia.core.evaluate import hit_positions
+from intarsia.core.evaluate import find_hit_positions
 from intarsia.core.intent import Predicate
 from intarsia.core.keys import arange
 from intarsia.core.ports import ColumnProjection
-from intarsia.core.prove import predicate_columns, verdicts
+from intarsia.core.prove import judge_files, list_predicate_columns
 from intarsia.core.snapshot import DataFile, Snapshot, check_same, open_files, open_limit
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 from intarsia.kernel.chunks import ChunkSource
-from intarsia.kernel.overlay import positions_between, take_rows
-from intarsia.kernel.threads import in_order
+from intarsia.kernel.overlay import select_positions, take_rows
+from intarsia.kernel.threads import map_in_order
 
 PIECE_ROWS = 1 << 20
 PIECE_BYTES = 128 << 20
@@ -42,8 +42,8 @@ class FileReader:
     """Reads one data file; columns have the types and the order of ``schema``.
 
     Columns that the file lacks are NULL; partition columns are read from its path. A file with a scan task is
-    projected by it. Deleted rows are read, too; :meth:`live_rows` tells which rows are live. Memory: what
-    one call returns. Every page checksum that is there is verified.
+    projected by it. Deleted rows are read, too; :meth:`find_live_rows` tells which rows are live. Memory:
+    what one call returns. Every page checksum that is there is verified.
     """
 
     def __init__(
@@ -63,7 +63,7 @@ class FileReader:
         self._owns_handle = handle is None
         encoded = () if file.scan_task is not None else encoded
         self.schema = as_encoded(schema, encoded)
-        self._bare_name = _unused_name(schema)
+        self._bare_name = _choose_unused_name(schema)
         try:
             self._handle = filesystem.open_input_file(file.location) if handle is None else handle
             self._int96 = None if file.scan_task is not None else self._find_int96(file)
@@ -72,13 +72,13 @@ class FileReader:
             self._parquet = self._open(unit, file.footer, encoded)
             self.physical: pa.Schema = self._parquet.schema_arrow
             if self._int96 is not None:
-                self.physical = self._int96.zoned(self.physical)
+                self.physical = self._int96.add_zones(self.physical)
         except pa.ArrowInvalid as error:
             raise DamagedTable(f"Cannot read {file.path}: {error}", path=file.path) from error
         except OSError as error:
-            raise unreadable_file(file, error) from error
+            raise make_unreadable_error(file, error) from error
         self.footer: pq.FileMetaData = self._parquet.metadata
-        self._starts = [0, *accumulate(self._group_rows(n) for n in range(self.footer.num_row_groups))]
+        self._starts = [0, *accumulate(self._count_group_rows(n) for n in range(self.footer.num_row_groups))]
         self._projection: ColumnProjection | None = None
         self.deleted: pa.Int64Array | None = None
         if file.scan_task is not None:
@@ -97,7 +97,7 @@ class FileReader:
         )
 
     def _find_int96(self, file: DataFile) -> Int96 | None:
-        return int96_of(pq.read_metadata(self._handle) if file.footer is None else file.footer)
+        return read_int96(pq.read_metadata(self._handle) if file.footer is None else file.footer)
 
     def close(self) -> None:
         self._parquet.close(force=self._owns_handle)
@@ -108,7 +108,7 @@ class FileReader:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def chunk_source(self) -> ChunkSource:
+    def open_chunk_source(self) -> ChunkSource:
         """The file as a source of column chunks that are copied undecoded."""
         return ChunkSource.of_file(self.footer, self._handle)
 
@@ -126,52 +126,54 @@ class FileReader:
         mine = [name for name in known.columns if name in self.schema.names]
         return frozenset(n for n in mine if self.physical.field(n).type != self.schema.field(n).type)
 
-    def live_rows(self, start: int, count: int) -> pa.Int64Array | None:
+    def find_live_rows(self, start: int, count: int) -> pa.Int64Array | None:
         """Which of ``count`` rows from ``start`` on are live, counted from ``start``; None is all of them."""
         if self.deleted is None:
             return None
-        gone = positions_between(self.deleted, start, start + count)
+        gone = select_positions(self.deleted, start, start + count)
         if not len(gone):
             return None
         gone = pc.subtract(gone, pa.scalar(start, pa.int64()))
         rows = arange(count)
         return rows.filter(pc.invert(pc.is_in(rows, value_set=gone)))
 
-    def start_of(self, row_group: int) -> int:
+    def get_start(self, row_group: int) -> int:
         """The position of a row group's first row."""
         return self._starts[row_group]
 
-    def _group_rows(self, row_group: int) -> int:
+    def _count_group_rows(self, row_group: int) -> int:
         return int(self.footer.row_group(row_group).num_rows)
 
     def read(self, columns: Sequence[str], row_group: int) -> pa.Table:
         """Some columns of one row group."""
-        return self._complete(self._read(columns, row_group), columns, self._starts[row_group])
+        return self._complete_columns(self._read(columns, row_group), columns, self._starts[row_group])
 
-    def pieces(
+    def read_pieces(
         self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None
     ) -> Iterator[pa.Table]:
         """A row group as a whole, or in pieces where it is large or ``batch_rows`` is given."""
-        limit = self.piece_rows(row_group, batch_rows)
+        limit = self.choose_piece_rows(row_group, batch_rows)
         if limit is None:
             yield self.read(columns, row_group)
             return
-        physical = self._physical(columns)
+        physical = self._list_physical(columns)
         first = self._starts[row_group]
         if not physical:
-            rows = self._group_rows(row_group)
+            rows = self._count_group_rows(row_group)
             for start in range(0, rows, limit):
-                yield self._complete(self._bare(min(limit, rows - start)), columns, first + start)
+                yield self._complete_columns(
+                    self._make_bare_table(min(limit, rows - start)), columns, first + start
+                )
             return
-        batches = self._batches(self._parquet, limit, row_group, physical)
+        batches = self._read_batches(self._parquet, limit, row_group, physical)
         both = [] if self._int96 is None else self._int96.needs_both(physical)
-        fine = self._batches(self._open("ns", self.footer), limit, row_group, both) if both else None
+        fine = self._read_batches(self._open("ns", self.footer), limit, row_group, both) if both else None
         for table in batches:
             piece = self._as_instants(table.select(physical), None if fine is None else next(fine))
-            yield self._complete(piece, columns, first)
+            yield self._complete_columns(piece, columns, first)
             first += table.num_rows
 
-    def _batches(
+    def _read_batches(
         self, parquet: pq.ParquetFile, limit: int, row_group: int, physical: list[str]
     ) -> Iterator[pa.Table]:
         batches = parquet.iter_batches(limit, row_groups=[row_group], columns=physical, use_threads=False)
@@ -179,7 +181,7 @@ class FileReader:
             try:
                 batch = next(batches, None)
             except (pa.ArrowInvalid, OSError) as error:
-                raise unreadable_file(self.file, error) from error
+                raise make_unreadable_error(self.file, error) from error
             if batch is None:
                 return
             yield pa.Table.from_batches([batch])
@@ -187,21 +189,21 @@ class FileReader:
     def _as_instants(self, table: pa.Table, fine: pa.Table | None) -> pa.Table:
         if self._int96 is None:
             return table
-        return self._int96.instants(
+        return self._int96.restore_instants(
             table, fine, schema=self.physical, wanted=self.schema, path=self.file.path
         )
 
-    def live_pieces(
+    def read_live_pieces(
         self, columns: Sequence[str], row_group: int, *, batch_rows: int | None = None
     ) -> Iterator[pa.Table]:
         """The same without deleted rows."""
         start = self._starts[row_group]
-        for piece in self.pieces(columns, row_group, batch_rows=batch_rows):
-            live = self.live_rows(start, piece.num_rows)
+        for piece in self.read_pieces(columns, row_group, batch_rows=batch_rows):
+            live = self.find_live_rows(start, piece.num_rows)
             start += piece.num_rows
             yield piece if live is None else take_rows(piece, live)
 
-    def piece_rows(self, row_group: int, batch_rows: int | None) -> int | None:
+    def choose_piece_rows(self, row_group: int, batch_rows: int | None) -> int | None:
         """How many rows to read at once; None reads the row group as a whole."""
         meta = self.footer.row_group(row_group)
         rows, size = meta.num_rows, meta.total_byte_size
@@ -212,9 +214,9 @@ class FileReader:
         return None if limit >= rows else limit
 
     def _read(self, columns: Sequence[str], row_group: int) -> pa.Table:
-        physical = self._physical(columns)
+        physical = self._list_physical(columns)
         if not physical:
-            return self._bare(self._group_rows(row_group))
+            return self._make_bare_table(self._count_group_rows(row_group))
         both = [] if self._int96 is None else self._int96.needs_both(physical)
         try:
             table = self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
@@ -224,20 +226,20 @@ class FileReader:
                     row_group, columns=both, use_threads=False
                 )
         except (pa.ArrowInvalid, OSError) as error:
-            raise unreadable_file(self.file, error) from error
+            raise make_unreadable_error(self.file, error) from error
         # PyArrow also reads the field b of a struct a for the name "a.b".
         return self._as_instants(table.select(physical), fine)
 
-    def _physical(self, columns: Sequence[str]) -> list[str]:
+    def _list_physical(self, columns: Sequence[str]) -> list[str]:
         if self._projection is not None:
-            return self._projection.physical_columns(list(columns))
+            return self._projection.list_physical_columns(list(columns))
         return [name for name in columns if name in self.stored]
 
-    def _bare(self, rows: int) -> pa.Table:
+    def _make_bare_table(self, rows: int) -> pa.Table:
         """A table with this number of rows, for when no column is read."""
         return pa.table({self._bare_name: pa.nulls(rows)})
 
-    def _complete(self, table: pa.Table, columns: Sequence[str], start: int) -> pa.Table:
+    def _complete_columns(self, table: pa.Table, columns: Sequence[str], start: int) -> pa.Table:
         if self._projection is not None:
             return self._projection.project(table, list(columns), start=start)
         rows = table.num_rows
@@ -246,7 +248,7 @@ class FileReader:
             if name not in self.file.partition:
                 continue
             dtype = self.schema.field(name).type
-            constant = constant_column(self.file.partition[name], dtype, rows)
+            constant = make_constant_column(self.file.partition[name], dtype, rows)
             if name in self.stored:
                 self._check_agrees(table[name], constant, name)
                 table = table.set_column(table.column_names.index(name), name, constant)
@@ -259,7 +261,7 @@ class FileReader:
             table = table.drop_columns([self._bare_name])
         if table.schema.equals(wanted):
             return table
-        return conform_table(table, _nullable(wanted), operation="read", path=self.file.path)
+        return conform_table(table, _make_nullable(wanted), operation="read", path=self.file.path)
 
     def _check_agrees(self, column: pa.ChunkedArray, constant: pa.Array, name: str) -> None:
         """A file may repeat its partition column, but not contradict its directory."""
@@ -275,7 +277,7 @@ class FileReader:
             )
 
 
-def _unused_name(schema: pa.Schema) -> str:
+def _choose_unused_name(schema: pa.Schema) -> str:
     """A name that none of the columns has."""
     name = "__rows__"
     while name in schema.names:
@@ -283,12 +285,12 @@ def _unused_name(schema: pa.Schema) -> str:
     return name
 
 
-def _nullable(schema: pa.Schema) -> pa.Schema:
+def _make_nullable(schema: pa.Schema) -> pa.Schema:
     """The schema without NOT NULL, which is checked when rows are written."""
     return pa.schema([field.with_nullable(True) for field in schema], schema.metadata)
 
 
-def constant_column(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
+def make_constant_column(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
     """A column of one value; a dictionary where ``dtype`` is one."""
     if pa.types.is_dictionary(dtype):
         dictionary = pa.array([] if value is None else [value], dtype.value_type)
@@ -299,17 +301,17 @@ def constant_column(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
     return pa.repeat(pa.scalar(value, dtype), rows) if value is not None else pa.nulls(rows, dtype)
 
 
-def constant_key(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
+def make_constant_key(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
     """A key column of one value in the form that is cheapest to look up."""
     plain = dtype.value_type if pa.types.is_dictionary(dtype) else dtype
-    return constant_column(value, pa.dictionary(pa.int32(), plain), rows)
+    return make_constant_column(value, pa.dictionary(pa.int32(), plain), rows)
 
 
 ENCODED_BYTES = 2
 """Bytes per value below which a string column is a small dictionary with narrow indices."""
 
 
-def encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
+def find_encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
     """Plain string columns that the file stores as small dictionaries throughout."""
     footer = file.footer
     if footer is None:
@@ -333,7 +335,7 @@ def encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
     ]
 
 
-def unreadable_file(file: DataFile, error: Exception) -> DamagedTable | StorageError:
+def make_unreadable_error(file: DataFile, error: Exception) -> DamagedTable | StorageError:
     """The error for a file that cannot be read or is damaged."""
     if isinstance(error, OSError) and error.errno is not None:
         return StorageError(f"Cannot read {file.path}: {error}", errno=error.errno, path=file.path)
@@ -360,7 +362,7 @@ class SnapshotScan:
     def schema(self) -> pa.Schema:
         return pa.schema([self.snapshot.schema.field(name).with_nullable(True) for name in self.columns])
 
-    def batches(self, *, threads: int) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, *, threads: int) -> Iterator[pa.RecordBatch]:
         """Record batches in the order of files and positions. Memory: a row group per thread.
 
         The files are opened here, where that keeps them as they are; see :func:`open_files`.
@@ -368,42 +370,42 @@ class SnapshotScan:
         Raises:
             CommitConflict: a file was replaced or removed since the snapshot was taken.
         """
-        snapshot = self._looked_into()
+        snapshot = self._with_footers()
         few = len(snapshot.files) <= open_limit() // 2
         handles = (open_files(snapshot) if few else None) or [None] * len(snapshot.files)
         jobs = [
             (snapshot, file, group, handle)
             for file, handle, verdict in zip(
-                snapshot.files, handles, verdicts(self.where, snapshot), strict=True
+                snapshot.files, handles, judge_files(self.where, snapshot), strict=True
             )
             for group in verdict.row_groups
         ]
         return self._stream(jobs, threads)
 
     def _stream(self, jobs: list[_Job], threads: int) -> Iterator[pa.RecordBatch]:
-        for tables in in_order(lambda job: list(self._rows(*job)), jobs, threads=threads):
+        for tables in map_in_order(lambda job: list(self._read_rows(*job)), jobs, threads=threads):
             for table in tables:
                 yield from table.cast(self.schema).to_batches()
 
-    def _looked_into(self) -> Snapshot:
+    def _with_footers(self) -> Snapshot:
         """The snapshot with only the files that may have rows to return, and with their footers."""
         snapshot = self.snapshot
-        pairs = zip(snapshot.files, verdicts(self.where, snapshot), strict=True)
+        pairs = zip(snapshot.files, judge_files(self.where, snapshot), strict=True)
         chosen = [file for file, verdict in pairs if not verdict.never]
         if snapshot.footer_loader is not None:
             chosen = list(snapshot.footer_loader(chosen))
         return replace(snapshot, files=tuple(chosen))
 
-    def _rows(
+    def _read_rows(
         self, snapshot: Snapshot, file: DataFile, group: int, handle: pa.NativeFile | None
     ) -> Iterator[pa.Table]:
-        asked = [] if self.where is None else predicate_columns(self.where, snapshot.schema)
+        asked = [] if self.where is None else list_predicate_columns(self.where, snapshot.schema)
         read = list(dict.fromkeys([*self.columns, *asked])) or list(snapshot.schema.names[:1])
         with FileReader(file, snapshot.schema, snapshot.filesystem, handle=handle) as reader:
             if handle is None:
                 check_same(snapshot, file)  # after opening: what is open is what the snapshot names
-            for piece in reader.live_pieces(read, group):
+            for piece in reader.read_live_pieces(read, group):
                 if self.where is not None:
-                    piece = take_rows(piece, hit_positions(self.where, piece))
+                    piece = take_rows(piece, find_hit_positions(self.where, piece))
                 if piece.num_rows:
                     yield piece.select(list(self.columns))

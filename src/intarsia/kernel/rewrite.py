@@ -15,17 +15,17 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import arrow_schema, int96_columns
+from intarsia.common.int96 import find_int96_columns, read_arrow_schema
 from intarsia.common.schema import cast_exact, conform_table
-from intarsia.common.types import value_type
+from intarsia.common.types import get_value_type
 from intarsia.core.change import Hits, StagedFile
-from intarsia.core.clauses import naming_column
+from intarsia.core.clauses import add_column_to_errors
 from intarsia.core.evaluate import evaluate, find_refused_values
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.intent import Merge, WriteOptions
-from intarsia.core.key_value_metadata import check_calendar, exact_columns, rewrite_metadata
+from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.intent import MergeIntent, WriteOptions
+from intarsia.core.key_value_metadata import check_calendar, find_exact_columns, rewrite_metadata
 from intarsia.core.keys import arange
-from intarsia.core.layout import Layout, layout_of
+from intarsia.core.layout import Layout, read_layout
 from intarsia.core.plan import Plan
 from intarsia.core.ports import OutputLocation
 from intarsia.core.refusals import Refusal, ValuesRefused
@@ -35,7 +35,7 @@ from intarsia.errors import SchemaMismatch
 from intarsia.kernel.chunk_copy import ChunkCopy
 from intarsia.kernel.chunks import NotCopyable
 from intarsia.kernel.overlay import Overlay, drop_rows, take_rows
-from intarsia.kernel.read import FileReader, as_encoded, encoded_columns
+from intarsia.kernel.read import FileReader, as_encoded, find_encoded_columns
 from intarsia.kernel.write import FileWriter, RowGroups, make_file_metadata, sort_declared
 
 logger = logging.getLogger(__name__)
@@ -84,32 +84,32 @@ class Rewrite:
             actions=actions,
             schema=plan.schema,
             partition_columns=snapshot.partition_columns,
-            location=staging.location(label),
+            location=staging.make_location(label),
             filesystem=snapshot.filesystem,
             staging=staging.filesystem,
             options=plan.intent.options,
             metadata=make_file_metadata(tx.txid, plan.schema, snapshot.partition_columns),
             operation=plan.operation,
-            same=_shared_columns(plan),
-            widened=widened_columns(plan),
+            same=_find_shared_columns(plan),
+            widened=find_widened_columns(plan),
             writes=staging.writes,
-            exact=exact_columns(file),
+            exact=find_exact_columns(file),
         )
 
 
-def _shared_columns(plan: Plan) -> frozenset[str]:
+def _find_shared_columns(plan: Plan) -> frozenset[str]:
     """Key columns of the same name on both sides; not floats, where equal keys may differ: 0.0 and -0.0."""
     intent = plan.intent
-    if not isinstance(intent, Merge):
+    if not isinstance(intent, MergeIntent):
         return frozenset()
     return frozenset(
         name
         for name, other in zip(intent.keys, intent.source_keys, strict=True)
-        if name == other and not pa.types.is_floating(value_type(plan.schema.field(name).type))
+        if name == other and not pa.types.is_floating(get_value_type(plan.schema.field(name).type))
     )
 
 
-def widened_columns(plan: Plan) -> frozenset[str]:
+def find_widened_columns(plan: Plan) -> frozenset[str]:
     """Columns whose type the operation changes in the whole dataset."""
     before = plan.snapshot.schema
     return frozenset(
@@ -133,19 +133,19 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
             return _rewrite_file(task, source)
         except ValuesRefused:
             logger.debug("%s is not written: values are refused", task.file.path, exc_info=True)
-    return StagedFile.unwritten(find_refused_rows(task, source), task.file.path)
+    return StagedFile.make_unwritten(find_refused_rows(task, source), task.file.path)
 
 
 def _rewrite_file(task: Rewrite, source: pa.Table | None) -> StagedFile:
-    encoded = _encoded_columns(task)
+    encoded = _find_encoded_columns(task)
     with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
-        task = replace(task, exact=exact_columns(task.file, reader.footer))
-        stored = stored_columns(reader.physical, task)
+        task = replace(task, exact=find_exact_columns(task.file, reader.footer))
+        stored = list_stored_columns(reader.physical, task)
         wide = pa.schema([task.schema.field(name) for name in stored])
         widened = task.widened
         if task.options.int96 == "convert":
-            widened |= int96_columns(reader.footer.schema)
-        own = file_types(reader.footer, wide, widened)
+            widened |= find_int96_columns(reader.footer.schema)
+        own = choose_file_types(reader.footer, wide, widened)
         try:
             return _write_rows(reader, task, source, encoded, own)
         except ValuesRefused:
@@ -163,18 +163,18 @@ def find_refused_rows(task: Rewrite, source: pa.Table | None = None) -> list[Ref
     Reads only the columns that the expressions do. Raises what else makes an assignment impossible.
     """
     acting = [(n, action) for n, action in enumerate(task.actions) if isinstance(action, Assign)]
-    acting = [(n, action) for n, action in acting if len(task.hits.only(n))]
+    acting = [(n, action) for n, action in acting if len(task.hits.select_action(n))]
     if source is not None and task.exact is not None:
         replaces = [n for n, action in enumerate(task.actions) if isinstance(action, Replace)]
         for number in replaces:
             names = [name for name in source.column_names if name not in task.same]
-            replacement_columns(source.select(names), task.hits.only(number), task)
+            make_replacement_columns(source.select(names), task.hits.select_action(number), task)
     parts = {path[0] for _, action in acting for path, _ in action.values if len(path) > 1}
-    columns = sorted(inputs([action for _, action in acting]) | parts)
+    columns = sorted(find_input_columns([action for _, action in acting]) | parts)
     found: list[Refusal] = []
-    for rows, hits in _hit_pieces(task, columns) if acting else ():
+    for rows, hits in _read_hit_pieces(task, columns) if acting else ():
         for number, action in acting:
-            mine = hits.only(number)
+            mine = hits.select_action(number)
             if len(mine):
                 try:
                     values = _assign_hits(rows, mine, action, task, source)
@@ -185,24 +185,24 @@ def find_refused_rows(task: Rewrite, source: pa.Table | None = None) -> list[Ref
     return found
 
 
-def _hit_pieces(task: Rewrite, columns: list[str]) -> Iterator[tuple[pa.Table, Hits]]:
+def _read_hit_pieces(task: Rewrite, columns: list[str]) -> Iterator[tuple[pa.Table, Hits]]:
     """Some columns of the row groups that are hit, in pieces, each with its own hits."""
     if not columns:  # the rows are only counted
         yield pa.table({"": task.hits.positions}), replace(task.hits, positions=arange(len(task.hits)))
         return
     with FileReader(task.file, task.schema, task.filesystem) as reader:
         for group in range(reader.footer.num_row_groups):
-            start = reader.start_of(group)
-            if not len(task.hits.within(start, start + reader.footer.row_group(group).num_rows)):
+            start = reader.get_start(group)
+            if not len(task.hits.select_range(start, start + reader.footer.row_group(group).num_rows)):
                 continue
-            for piece in reader.pieces(columns, group, batch_rows=task.options.batch_rows):
-                yield piece, _local(task.hits.within(start, start + piece.num_rows), start)
+            for piece in reader.read_pieces(columns, group, batch_rows=task.options.batch_rows):
+                yield piece, _shift_hits(task.hits.select_range(start, start + piece.num_rows), start)
                 start += piece.num_rows
 
 
-def file_types(footer: pq.FileMetaData, schema: pa.Schema, widened: Collection[str]) -> pa.Schema:
+def choose_file_types(footer: pq.FileMetaData, schema: pa.Schema, widened: Collection[str]) -> pa.Schema:
     """The columns in the types of the file; in those of the schema if it lacks them or they are widened."""
-    own = arrow_schema(footer)
+    own = read_arrow_schema(footer)
     return pa.schema(
         [
             own.field(each.name) if each.name in own.names and each.name not in widened else each
@@ -222,15 +222,15 @@ def _write_rows(
         staged = None
     if staged is None:
         staged = _write_encoded(reader, task, source, encoded, written)
-    retyped = retyped_columns(reader.footer, written)
+    retyped = find_retyped_columns(reader.footer, written)
     if task.options.int96 == "convert":
-        retyped |= int96_columns(reader.footer.schema)
+        retyped |= find_int96_columns(reader.footer.schema)
     return replace(staged, retyped=retyped)
 
 
-def retyped_columns(footer: pq.FileMetaData, written: pa.Schema) -> frozenset[str]:
+def find_retyped_columns(footer: pq.FileMetaData, written: pa.Schema) -> frozenset[str]:
     """Columns whose type or nullability differs from the file's."""
-    own = arrow_schema(footer)
+    own = read_arrow_schema(footer)
     return frozenset(
         each.name
         for each in written
@@ -244,26 +244,26 @@ def _write_encoded(
 ) -> StagedFile:
     """Write the file with every column of every row group decoded and encoded again."""
     stored = written.names
-    wanted = [*stored, *(name for name in _partition_inputs(task) if name not in stored)]
-    layout = _layout(reader, task.options)
+    wanted = [*stored, *(name for name in _find_partition_inputs(task) if name not in stored)]
+    layout = _choose_layout(reader, task.options)
     writer = FileWriter(
         task.location,
         written,
         filesystem=task.staging,
         layout=layout,
-        metadata=rewritten_metadata(task, layout, as_encoded(written, encoded), reader.physical, source),
+        metadata=make_rewritten_metadata(task, layout, as_encoded(written, encoded), reader.physical, source),
         encoded=encoded,
     )
-    order = layout.sort_keys(writer.schema)
+    order = layout.make_sort_keys(writer.schema)
     recut = task.options.row_group_size is not None
     row_groups = RowGroups(writer, layout)
     try:
         start = 0
         for group in range(reader.footer.num_row_groups):
-            whole = not recut and reader.piece_rows(group, task.options.batch_rows) is None
-            for piece in reader.pieces(wanted, group, batch_rows=task.options.batch_rows):
-                hits = task.hits.within(start, start + piece.num_rows)
-                changed, _ = apply_hits(piece, _local(hits, start), task, source)
+            whole = not recut and reader.choose_piece_rows(group, task.options.batch_rows) is None
+            for piece in reader.read_pieces(wanted, group, batch_rows=task.options.batch_rows):
+                hits = task.hits.select_range(start, start + piece.num_rows)
+                changed, _ = apply_hits(piece, _shift_hits(hits, start), task, source)
                 start += piece.num_rows
                 changed = _conform_written(changed.select(stored), writer.schema, task)
                 if whole:
@@ -284,9 +284,11 @@ def _write_copied(
     """Write the file with unchanged column chunks copied; None where that is not possible or not worth it."""
     if task.options.compression is not None or task.options.row_group_size is not None:
         return None
-    layout = _layout(reader, task.options)
-    parts = _by_row_group(reader, task)
-    if any(len(hits) and reader.piece_rows(n, task.options.batch_rows) for n, hits in enumerate(parts)):
+    layout = _choose_layout(reader, task.options)
+    parts = _split_by_row_group(reader, task)
+    if any(
+        len(hits) and reader.choose_piece_rows(n, task.options.batch_rows) for n, hits in enumerate(parts)
+    ):
         return None
     splice = ChunkCopy.of(
         reader,
@@ -294,21 +296,21 @@ def _write_copied(
         written,
         filesystem=task.staging,
         layout=layout,
-        metadata=rewritten_metadata(task, layout, as_encoded(written, encoded), reader.physical, source),
+        metadata=make_rewritten_metadata(task, layout, as_encoded(written, encoded), reader.physical, source),
         encoded=encoded,
     )
     if splice is None:
         return None
-    order = layout.sort_keys(splice.schema)
+    order = layout.make_sort_keys(splice.schema)
     try:
         for group, hits in enumerate(parts):
-            splice.add(group, _new_columns(reader, group, hits, task, source, splice, order))
+            splice.add(group, _make_new_columns(reader, group, hits, task, source, splice, order))
         return splice.close(task.file.path, task.file.partition)
     finally:
         splice.abandon()
 
 
-def _new_columns(
+def _make_new_columns(
     reader: FileReader,
     group: int,
     hits: Hits,
@@ -319,14 +321,14 @@ def _new_columns(
 ) -> pa.Table:
     """The columns of a row group that have to be encoded: all if rows are deleted or change their order."""
     stored = splice.schema.names
-    acting = [action for number, action in enumerate(task.actions) if len(hits.only(number))]
+    acting = [action for number, action in enumerate(task.actions) if len(hits.select_action(number))]
     may_change = _may_change(acting, task, source)
     moving = any(isinstance(action, Drop) for action in acting) or any(key in may_change for key, *_ in order)
-    looked_at = may_change | inputs(acting)
+    looked_at = may_change | find_input_columns(acting)
     read = [name for name in stored if moving or name in looked_at or name not in splice.alike]
     if not read:
         return pa.table({})
-    wanted = [*read, *(name for name in _partition_inputs(task) if name not in read)]
+    wanted = [*read, *(name for name in _find_partition_inputs(task) if name not in read)]
     before = reader.read(wanted, group)
     after, changed = apply_hits(before, hits, task, source)
     if after.num_rows == before.num_rows:
@@ -337,12 +339,12 @@ def _new_columns(
     return _conform_written(after.select(read), splice.schema, task)
 
 
-def _by_row_group(reader: FileReader, task: Rewrite) -> list[Hits]:
+def _split_by_row_group(reader: FileReader, task: Rewrite) -> list[Hits]:
     """The hits of each row group, counted from its start."""
     parts, start = [], 0
     for group in range(reader.footer.num_row_groups):
         rows = reader.footer.row_group(group).num_rows
-        parts.append(_local(task.hits.within(start, start + rows), start))
+        parts.append(_shift_hits(task.hits.select_range(start, start + rows), start))
         start += rows
     return parts
 
@@ -361,7 +363,7 @@ def _may_change(actions: Sequence[Action], task: Rewrite, source: pa.Table | Non
     return names
 
 
-def inputs(actions: Sequence[Action]) -> set[str]:
+def find_input_columns(actions: Sequence[Action]) -> set[str]:
     """Columns of the target that assignments read."""
     return {
         path[0]
@@ -373,18 +375,18 @@ def inputs(actions: Sequence[Action]) -> set[str]:
     }
 
 
-def rewritten_metadata(
+def make_rewritten_metadata(
     task: Rewrite, layout: Layout, schema: pa.Schema, before: pa.Schema, source: pa.Table | None
 ) -> Mapping[bytes, bytes]:
     """The key-value metadata that stays true when a file is rewritten with the columns of ``schema``."""
-    acting = [action for number, action in enumerate(task.actions) if len(task.hits.only(number))]
+    acting = [action for number, action in enumerate(task.actions) if len(task.hits.select_action(number))]
     changed = _may_change(acting, task, source)
     moved = bool(layout.sorting) or any(isinstance(action, Drop) for action in acting)
     kept = rewrite_metadata(layout.key_value_metadata, schema, before, changed=changed, moved=moved)
     return {**kept, **task.metadata}
 
 
-def stored_columns(physical: pa.Schema, task: Rewrite) -> list[str]:
+def list_stored_columns(physical: pa.Schema, task: Rewrite) -> list[str]:
     """The file's own columns in its own order, then those that are new to it."""
     own = [name for name in physical.names if name in task.schema.names]
     path_columns = set(task.partition_columns)
@@ -393,7 +395,7 @@ def stored_columns(physical: pa.Schema, task: Rewrite) -> list[str]:
     return own + [name for name in task.schema.names if name not in path_columns and name not in own]
 
 
-def _encoded_columns(task: Rewrite) -> list[str]:
+def _find_encoded_columns(task: Rewrite) -> list[str]:
     """Columns that can stay dictionaries: no expression reads or sets their values."""
     looked_at = {
         path[0]
@@ -404,13 +406,13 @@ def _encoded_columns(task: Rewrite) -> list[str]:
     }
     return [
         name
-        for name in encoded_columns(task.file, task.schema)
+        for name in find_encoded_columns(task.file, task.schema)
         if name not in looked_at and name not in task.partition_columns
     ]
 
 
-def _layout(reader: FileReader, options: WriteOptions) -> Layout:
-    layout = layout_of(reader.footer)
+def _choose_layout(reader: FileReader, options: WriteOptions) -> Layout:
+    layout = read_layout(reader.footer)
     if options.int96 == "convert":
         layout = layout.without_int96()
     if options.compression is not None:
@@ -420,13 +422,13 @@ def _layout(reader: FileReader, options: WriteOptions) -> Layout:
     return layout
 
 
-def _partition_inputs(task: Rewrite) -> list[str]:
+def _find_partition_inputs(task: Rewrite) -> list[str]:
     """Partition columns that an assignment reads."""
-    used = inputs(task.actions)
+    used = find_input_columns(task.actions)
     return [name for name in task.partition_columns if name in used]
 
 
-def _local(hits: Hits, start: int) -> Hits:
+def _shift_hits(hits: Hits, start: int) -> Hits:
     return Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
 
 
@@ -438,7 +440,7 @@ def apply_hits(
     changed: frozenset[str] = frozenset()
     refused: list[Refusal] = []
     for number, action in enumerate(task.actions):
-        mine = hits.only(number)
+        mine = hits.select_action(number)
         if not len(mine):
             continue
         match action:
@@ -448,7 +450,7 @@ def apply_hits(
             case Replace():
                 assert source is not None
                 names = [n for n in table.column_names if n in source.column_names and n not in task.same]
-                values: Mapping[str, Any] = replacement_columns(source.select(names), mine, task)
+                values: Mapping[str, Any] = make_replacement_columns(source.select(names), mine, task)
             case Assign():
                 try:
                     values = _assign_hits(table, mine, action, task, source)
@@ -464,7 +466,7 @@ def apply_hits(
     return drop_rows(table, pa.concat_arrays(gone)) if gone else table, changed
 
 
-def replacement_columns(source: pa.Table, hits: Hits, task: Rewrite) -> dict[str, Any]:
+def make_replacement_columns(source: pa.Table, hits: Hits, task: Rewrite) -> dict[str, Any]:
     """The columns of the source rows that replace rows of a file."""
     rows = take_rows(source, hits.sources)
     values = dict(zip(rows.column_names, rows.columns, strict=True))
@@ -506,17 +508,17 @@ def assign_values(
     Raises ValuesRefused with every value of these rows that its column cannot take.
     """
     try:
-        return _values(rows, action, source=source, schema=schema, operation=operation, path=path)
+        return _evaluate_values(rows, action, source=source, schema=schema, operation=operation, path=path)
     except ValuesRefused:
         refused: list[Refusal] = []
         for target, expression in action.values:
-            with naming_column(target):
+            with add_column_to_errors(target):
                 some = find_refused_values(expression, rows, source)
             refused += [replace(one, column=".".join(target)) for one in some]
         raise ValuesRefused.of(refused, rows.num_rows) from None
 
 
-def _values(
+def _evaluate_values(
     rows: pa.Table,
     action: Assign,
     *,
@@ -528,8 +530,8 @@ def _values(
     values: dict[str, Any] = {}
     for target, expression in action.values:
         name = target[0]
-        dtype = _type_at(schema.field(name).type, target[1:])
-        with naming_column(target):
+        dtype = _find_type_at(schema.field(name).type, target[1:])
+        with add_column_to_errors(target):
             value = evaluate(expression, rows, source)
         chunked = value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value])
         new = cast_exact(chunked, dtype, column=".".join(target), operation=operation, path=path)
@@ -542,7 +544,7 @@ def _values(
     return values
 
 
-def _type_at(dtype: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
+def _find_type_at(dtype: pa.DataType, path: tuple[str, ...]) -> pa.DataType:
     for name in path:
         dtype = dtype.field(name).type
     return dtype

@@ -13,14 +13,14 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.curve import bits_for, curve_codes, order_indices, sample_boundaries
+from intarsia.core.curve import choose_bits, compute_curve_codes, compute_order_indices, sample_boundaries
 from intarsia.core.keys import arange, search
 from intarsia.core.plan import Plan
 from intarsia.core.snapshot import DataFile
-from intarsia.kernel.equal_keys import key_form
+from intarsia.kernel.equal_keys import to_key_form
 from intarsia.kernel.overlay import take_rows
 from intarsia.kernel.read import FileReader
-from intarsia.kernel.threads import in_order
+from intarsia.kernel.threads import map_in_order
 from intarsia.kernel.write import widen, widen_schema
 
 MOST_GROUPS = 256
@@ -50,31 +50,33 @@ class Order:
     def plain(self) -> bool:
         return self.curve == "linear" or len(self.by) < 2
 
-    def measured(self, sample: pa.Table) -> Order:
+    def with_boundaries(self, sample: pa.Table) -> Order:
         """The same order with boundaries from a sample, so that codes of different tables compare."""
         if self.plain:
             return self
-        bits = min(bits_for(len(self.by)), _RANK_BITS)
+        bits = min(choose_bits(len(self.by)), _RANK_BITS)
         found = tuple(sample_boundaries(sample[name], bits) for name in self.by)
         return Order(self.by, self.curve, found)
 
-    def codes(self, table: pa.Table) -> pa.UInt64Array:
+    def compute_codes(self, table: pa.Table) -> pa.UInt64Array:
         """Positions on the curve."""
         assert self.boundaries is not None
-        return curve_codes([table[name] for name in self.by], curve=self.curve, boundaries=self.boundaries)
+        return compute_curve_codes(
+            [table[name] for name in self.by], curve=self.curve, boundaries=self.boundaries
+        )
 
-    def indices(self, table: pa.Table) -> pa.Array:
+    def compute_indices(self, table: pa.Table) -> pa.Array:
         """The row numbers in order; the sort is stable."""
         if not self.by:
             return arange(table.num_rows)
         if self.plain:
-            return order_indices(table, self.by, curve="linear")
+            return compute_order_indices(table, self.by, curve="linear")
         order = (
             self
             if self.boundaries is not None
-            else self.measured(spread_rows(table.select(self.by), _MEASURED_ROWS))
+            else self.with_boundaries(spread_rows(table.select(self.by), _MEASURED_ROWS))
         )
-        return sort_codes(order.codes(table))
+        return sort_codes(order.compute_codes(table))
 
 
 def sort_codes(codes: pa.UInt64Array) -> pa.Array:
@@ -115,10 +117,10 @@ class Cuts:
         rows = sample.num_rows
         parts = max(1, min(parts, rows))
         picks = pc.divide(pc.multiply(arange(parts - 1, 1), rows), parts)
-        ordered = take_rows(sample.select(order.by), order.indices(sample).take(picks))
+        ordered = take_rows(sample.select(order.by), order.compute_indices(sample).take(picks))
         ladder = Ladder.of(ordered) if order.plain else None
-        codes = order.codes(ordered) if ladder is None else ladder.codes(ordered)
-        every = order.codes(sample) if ladder is None else ladder.codes(sample)
+        codes = order.compute_codes(ordered) if ladder is None else ladder.compute_codes(ordered)
+        every = order.compute_codes(sample) if ladder is None else ladder.compute_codes(sample)
         counts = every.filter(pc.is_in(every, value_set=codes)).value_counts().to_pylist()
         exact = ladder is None or ladder.exact
         heavy = {item["values"] for item in counts if exact and item["counts"] * parts >= rows}
@@ -132,9 +134,9 @@ class Cuts:
                 even.append(False)
         return Cuts(order, ladder, pa.array(edges, pa.uint64()), tuple(even))
 
-    def buckets(self, table: pa.Table) -> pa.UInt16Array:
+    def assign_buckets(self, table: pa.Table) -> pa.UInt16Array:
         """The number of the bucket of each row."""
-        codes = self.order.codes(table) if self.ladder is None else self.ladder.codes(table)
+        codes = self.order.compute_codes(table) if self.ladder is None else self.ladder.compute_codes(table)
         doubled = pc.shift_left(codes, pa.scalar(1, pa.uint64()))
         return pc.search_sorted(self.edges, doubled, side="right").cast(pa.uint16())
 
@@ -158,7 +160,7 @@ class Ladder:
         steps: list[pa.Array] = []
         bits = 0.0
         for name in given.column_names:
-            values = _steps(given[name])
+            values = _sort_distinct(given[name])
             bits += (2 * len(values) + 3).bit_length()
             if columns and bits > _CODE_BITS:
                 return Ladder(tuple(columns), tuple(steps), exact=False)
@@ -166,10 +168,10 @@ class Ladder:
             steps.append(values)
         return Ladder(tuple(columns), tuple(steps), exact=True)
 
-    def codes(self, table: pa.Table) -> pa.UInt64Array:
+    def compute_codes(self, table: pa.Table) -> pa.UInt64Array:
         result: pa.Array | None = None
         for name, steps in zip(self.columns, self.steps, strict=True):
-            digit = _digit(_sortable(table[name]), steps)
+            digit = _rank_values(_to_sortable(table[name]), steps)
             if result is not None:
                 radix = pa.scalar(2 * len(steps) + 3, pa.int64())
                 digit = pc.add(pc.multiply(result, radix), digit)
@@ -178,22 +180,22 @@ class Ladder:
         return result.cast(pa.uint64())
 
 
-def _sortable(column: Any) -> pa.Array:
-    values = key_form(column)
+def _to_sortable(column: Any) -> pa.Array:
+    values = to_key_form(column)
     if pa.types.is_boolean(values.type) or pa.types.is_null(values.type):
         values = values.cast(pa.uint8())
     return values
 
 
-def _steps(column: Any) -> pa.Array:
-    values = _sortable(column).drop_null()
+def _sort_distinct(column: Any) -> pa.Array:
+    values = _to_sortable(column).drop_null()
     if pa.types.is_floating(values.type):
         values = values.filter(pc.invert(pc.is_nan(values)))
     values = pc.unique(values)
     return values.take(pc.array_sort_indices(values))
 
 
-def _digit(values: pa.Array, steps: pa.Array) -> pa.Int64Array:
+def _rank_values(values: pa.Array, steps: pa.Array) -> pa.Int64Array:
     digit = pc.add(search(steps, values, side="left"), search(steps, values, side="right"))
     top = 2 * len(steps)
     if pa.types.is_floating(values.type):
@@ -230,7 +232,7 @@ class RowGroup:
 
 def spread_row_groups(files: Sequence[DataFile], most: int) -> list[RowGroup]:
     """At most ``most`` row groups with rows, spread evenly over the files. Reads no file."""
-    every = list(_row_groups(files))
+    every = list(_iterate_row_groups(files))
     if len(every) <= most:
         return every
     return [every[(2 * number + 1) * len(every) // (2 * most)] for number in range(most)]
@@ -246,17 +248,19 @@ def sample_row_groups(
     stored = pa.schema([plan.schema.field(name).with_nullable(True) for name in columns])
     schema = widen_schema(stored)
 
-    def one(item: RowGroup) -> pa.Table:
+    def sample_row_group(item: RowGroup) -> pa.Table:
         with FileReader(item.file, plan.schema, plan.snapshot.filesystem) as reader:
             pieces = [
                 spread_rows(
                     widen(pa.table(piece.columns, schema=stored), schema), math.ceil(share * piece.num_rows)
                 )
-                for piece in reader.pieces(columns, item.number)
+                for piece in reader.read_pieces(columns, item.number)
             ]
         return pa.concat_tables([pa.Table.from_batches([], schema), *pieces])
 
-    return pa.concat_tables([pa.Table.from_batches([], schema), *in_order(one, chosen, threads=threads)])
+    return pa.concat_tables(
+        [pa.Table.from_batches([], schema), *map_in_order(sample_row_group, chosen, threads=threads)]
+    )
 
 
 def spread_rows(table: pa.Table, count: int) -> pa.Table:
@@ -266,7 +270,7 @@ def spread_rows(table: pa.Table, count: int) -> pa.Table:
     return take_rows(table, pc.divide(pc.multiply(arange(count), table.num_rows), count))
 
 
-def _row_groups(files: Sequence[DataFile]) -> Iterator[RowGroup]:
+def _iterate_row_groups(files: Sequence[DataFile]) -> Iterator[RowGroup]:
     for file in files:
         if file.footer is None:
             continue

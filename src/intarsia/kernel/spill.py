@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.ipc as ipc
 
-from intarsia.core.keys import flat
+from intarsia.core.keys import to_array
 from intarsia.errors import StorageError
 from intarsia.kernel.overlay import take_rows
 from intarsia.kernel.sort import SAMPLE_ROWS, Cuts, Order, spread_rows
-from intarsia.kernel.threads import in_order
+from intarsia.kernel.threads import map_in_order
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,12 +72,12 @@ class Spill:
         self._lock = Lock()
 
     def __enter__(self) -> Spill:
-        with storage_errors(self._directory):
+        with translate_storage_errors(self._directory):
             self._filesystem.create_dir(self._directory, recursive=True)
         return self
 
     def __exit__(self, *_: object) -> None:
-        with storage_errors(self._directory):
+        with translate_storage_errors(self._directory):
             self._filesystem.delete_dir(self._directory)
 
     def deal(self, even: Sequence[bool], *, most_bytes: int) -> Deal:
@@ -88,13 +88,13 @@ class Spill:
         with self._lock:
             self._files += 1
             location = f"{self._directory}/{self._files:06d}.arrows"
-        with storage_errors(location):
+        with translate_storage_errors(location):
             return _Open(location, self._filesystem, self._schema)
 
     def read(self, bucket: Bucket) -> Iterator[pa.Table]:
         """The rows of a bucket in pieces."""
         with (
-            storage_errors(bucket.location),
+            translate_storage_errors(bucket.location),
             self._filesystem.open_input_stream(bucket.location) as source,
             ipc.open_stream(source) as stream,
         ):
@@ -103,7 +103,7 @@ class Spill:
 
     def remove(self, bucket: Bucket) -> None:
         """Free the disk space of a bucket."""
-        with storage_errors(bucket.location):
+        with translate_storage_errors(bucket.location):
             self._filesystem.delete_file(bucket.location)
 
 
@@ -133,7 +133,7 @@ class Deal:
             bucket = self._open[number]
             if bucket is None:
                 bucket = self._open[number] = self._spill.open()
-            with storage_errors(bucket.location):
+            with translate_storage_errors(bucket.location):
                 bucket.write(rows)
             if self._even[number] and bucket.bytes >= self._most:
                 self._close(number)
@@ -141,7 +141,7 @@ class Deal:
     def _close(self, number: int) -> None:
         bucket = self._open[number]
         if bucket is not None:
-            with storage_errors(bucket.location):
+            with translate_storage_errors(bucket.location):
                 bucket.close()
             self._done[number].append(Bucket(bucket.location, bucket.rows, bucket.bytes, self._even[number]))
             self._open[number] = None
@@ -161,7 +161,7 @@ class Deal:
 
 
 @contextlib.contextmanager
-def storage_errors(location: str) -> Iterator[None]:
+def translate_storage_errors(location: str) -> Iterator[None]:
     """Raise a StorageError for an error of the disk while rows are sorted."""
     try:
         yield
@@ -214,7 +214,7 @@ class Sorter:
     """The most bytes of a portion that is sorted in memory."""
     threads: int = 1
 
-    def parts(self, size: int, *, least: int = 2) -> int:
+    def count_portions(self, size: int, *, least: int = 2) -> int:
         """The number of portions to split ``size`` bytes into."""
         return max(2, min(max(least, -(-2 * size // self.share)), _MOST_PORTIONS))
 
@@ -222,14 +222,14 @@ class Sorter:
         """Write all rows of the sources to disk, in portions along the order."""
         deal = spill.deal(cuts.even, most_bytes=self.share)
 
-        def one(source: Rows) -> None:
+        def spill_source(source: Rows) -> None:
             for piece in source():
-                deal.add(piece, cuts.buckets(piece))
+                deal.add(piece, cuts.assign_buckets(piece))
 
         try:
-            for _ in in_order(one, sources, threads=self.threads):
+            for _ in map_in_order(spill_source, sources, threads=self.threads):
                 pass
-            return [_portion(spill, bucket) for bucket in deal.finish()]
+            return [_make_portion(spill, bucket) for bucket in deal.finish()]
         finally:
             deal.abandon()
 
@@ -246,7 +246,7 @@ class Sorter:
             spread_rows(piece.select(self.order.by), int(piece.num_rows * share) + 1)
             for piece in portion.read()
         )
-        cuts = Cuts.of(sample, self.order, parts=self.parts(portion.bytes))
+        cuts = Cuts.of(sample, self.order, parts=self.count_portions(portion.bytes))
         smaller = self.deal(spill, cuts, [portion.read])
         if portion.discard is not None:
             portion.discard()
@@ -254,7 +254,7 @@ class Sorter:
             return smaller
         return [leaf for small in smaller for leaf in self.split(spill, small)]
 
-    def pieces(self, span: Span, rows: int) -> Iterator[pa.Table]:
+    def read_pieces(self, span: Span, rows: int) -> Iterator[pa.Table]:
         """The sorted rows of a span, at most ``rows`` at once; those of an even portion as stored."""
         portion = span.portion
         if portion.even:
@@ -271,7 +271,7 @@ class Sorter:
             yield take_rows(table, indices.slice(start, rows))
 
 
-def _portion(spill: Spill, bucket: Bucket) -> Portion:
+def _make_portion(spill: Spill, bucket: Bucket) -> Portion:
     read, discard = partial(spill.read, bucket), partial(spill.remove, bucket)
     return Portion(bucket.rows, bucket.bytes, bucket.even, read, discard)
 
@@ -283,7 +283,7 @@ def with_order(tables: list[pa.Table], order: Order) -> tuple[pa.Table, pa.Array
     """
     table = pa.concat_tables(tables)
     tables.clear()
-    indices = order.indices(table)
+    indices = order.compute_indices(table)
     schema, columns = table.schema, table.columns
     del table
     for number, column in enumerate(columns):
@@ -292,7 +292,7 @@ def with_order(tables: list[pa.Table], order: Order) -> tuple[pa.Table, pa.Array
     return pa.table(columns, schema=schema), indices
 
 
-def spans(portions: Sequence[Portion], outputs: int) -> list[list[Span]]:
+def assign_spans(portions: Sequence[Portion], outputs: int) -> list[list[Span]]:
     """The spans of ``outputs`` files of about equal rows; files end between portions where that is close."""
     ends = [0]
     for portion in portions:
@@ -358,7 +358,7 @@ class RunWriter:
 
     def add(self, table: pa.Table) -> None:
         self._waiting.append(table)
-        self._numbers.append(self._cuts.buckets(table))
+        self._numbers.append(self._cuts.assign_buckets(table))
         self._bytes += table.nbytes
         if self._bytes >= self._most:
             self._flush()
@@ -376,7 +376,7 @@ class RunWriter:
         grouped = _reorder(table, pc.array_sort_indices(numbers))  # a stable sort
         del table
         location = self._location(len(self._runs))
-        with storage_errors(location):
+        with translate_storage_errors(location):
             contents = self._write(location, grouped, numbers)
         self._runs.append(SpilledRun(location, contents))
 
@@ -403,14 +403,14 @@ def _reorder(table: pa.Table, order: pa.Array) -> pa.Table:
     """The rows in this order, each column as one chunk: all batches of a file have the same dictionaries."""
     columns = []
     for name in range(table.num_columns):
-        one = pa.table({"column": flat(table.column(name))})
+        one = pa.table({"column": to_array(table.column(name))})
         columns.append(take_rows(one, order)["column"].combine_chunks())
     return pa.table(columns, schema=table.schema)
 
 
 def read_batches(filesystem: pafs.FileSystem, location: str, batches: Sequence[int]) -> Iterator[pa.Table]:
     """Read some batches of a run, one at a time."""
-    with storage_errors(location), filesystem.open_input_file(location) as source:
+    with translate_storage_errors(location), filesystem.open_input_file(location) as source:
         reader = ipc.open_file(source)
         for number in batches:
             yield pa.Table.from_batches([reader.get_batch(number)])

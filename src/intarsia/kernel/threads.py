@@ -11,7 +11,7 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 
-def in_order(
+def map_in_order(
     work: Callable[[T], R], items: Iterable[T], *, threads: int, ahead: int | None = None
 ) -> Generator[R, None, None]:
     """``map`` in some threads; at most one result per thread, or ``ahead`` results, are made in advance.
@@ -35,7 +35,7 @@ def in_order(
                 future.cancel()
 
 
-def in_line(items: Sequence[T], weights: Sequence[int], count: int) -> list[list[T]]:
+def split_by_weight(items: Sequence[T], weights: Sequence[int], count: int) -> list[list[T]]:
     """Consecutive items in at most ``count`` lists of about equal weight, none of them empty."""
     target = max(sum(weights) / max(count, 1), 1)
     found: list[list[T]] = []
@@ -51,7 +51,7 @@ def in_line(items: Sequence[T], weights: Sequence[int], count: int) -> list[list
     return found
 
 
-def shares(threads: int, tasks: int) -> tuple[int, int]:
+def share_threads(threads: int, tasks: int) -> tuple[int, int]:
     """How many tasks run at once, and how many threads each of them may use."""
     outer = max(1, min(threads, tasks))
     return outer, max(1, threads // outer)

@@ -14,12 +14,12 @@ import pyarrow.parquet as pq
 from intarsia.common.partitions import encode_partition_schema
 from intarsia.common.paths import start_writeback
 from intarsia.core.change import StagedFile, is_discarded
-from intarsia.core.keys import arange, comparable, decoded
+from intarsia.core.keys import arange, decode_dictionary, to_comparable
 from intarsia.core.layout import Layout
 from intarsia.errors import NotSupported, SchemaMismatch, StorageError
 from intarsia.kernel.chunks import ChunkWriter, write_failure
 from intarsia.kernel.file_format import FileFormat, with_required_fields
-from intarsia.kernel.overlay import most_values, take_rows
+from intarsia.kernel.overlay import count_dictionary_room, take_rows
 from intarsia.kernel.read import PIECE_BYTES
 
 
@@ -74,7 +74,7 @@ class FileWriter:
         """Write the footer and describe the file."""
         if self._chunks is not None:
             size = self._chunks.finish(self._form.footer)
-            return self._staged(path, partition, size, self._chunks.footer)
+            return self._make_staged_file(path, partition, size, self._chunks.footer)
         self._guard(lambda _: None, pa.Table.from_batches([], self.schema))
         assert self._writer is not None
         try:
@@ -82,12 +82,14 @@ class FileWriter:
             size = self._sink.tell()
             self._sink.close()
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._make_failure(error) from error
         start_writeback(self._filesystem, self.location)
         measured = is_discarded(self._filesystem)
-        return self._staged(path, partition, size, self._writer.writer.metadata if measured else None)
+        return self._make_staged_file(
+            path, partition, size, self._writer.writer.metadata if measured else None
+        )
 
-    def _staged(
+    def _make_staged_file(
         self, path: str, partition: Mapping[str, Any], size: int, footer: pq.FileMetaData | None
     ) -> StagedFile:
         return StagedFile(
@@ -110,11 +112,11 @@ class FileWriter:
             self._guard(lambda writer: writer.write_table(whole, row_group_size=whole.num_rows), table)
             return
         try:
-            found = self._form.chunks(table)
+            found = self._form.encode_chunks(table)
         except pa.ArrowNotImplementedError as error:
-            raise unwritable(error, self.location) from error
+            raise make_unwritable_error(error, self.location) from error
         columns = [chunk for name in self.schema.names for chunk in found[name]]
-        self._chunks.add(columns, table.num_rows, self._form.sorting())
+        self._chunks.add(columns, table.num_rows, self._form.make_sorting())
         self.rows += table.num_rows
 
     def _guard(self, action: Any, table: pa.Table) -> None:
@@ -123,36 +125,36 @@ class FileWriter:
                 self._open(table)
             action(self._writer)
         except OSError as error:
-            raise self._failure(error) from error
+            raise self._make_failure(error) from error
         except pa.ArrowNotImplementedError as error:
-            raise unwritable(error, self.location) from error
+            raise make_unwritable_error(error, self.location) from error
         self.rows += table.num_rows
 
     def _open(self, sample: pa.Table) -> None:
         self._sink = self._filesystem.open_output_stream(self.location)
-        self._writer = self._form.writer(self._sink, sample)
+        self._writer = self._form.open_writer(self._sink, sample)
 
-    def _failure(self, error: OSError) -> StorageError:
+    def _make_failure(self, error: OSError) -> StorageError:
         return write_failure(error, self.location)
 
 
 def _count_nans(table: pa.Table, counts: dict[str, int]) -> None:
     """Add the number of NaN in every column of floats, also inside structs, to the counts."""
     for field, column in zip(table.schema, table.columns, strict=True):
-        for path, values in _floats(field.name, column):
+        for path, values in _iterate_floats(field.name, column):
             found = pc.sum(pc.is_nan(values), min_count=0).as_py()
             counts[path] = counts.get(path, 0) + (found or 0)
 
 
-def _floats(path: str, column: Any) -> Iterator[tuple[str, Any]]:
+def _iterate_floats(path: str, column: Any) -> Iterator[tuple[str, Any]]:
     if pa.types.is_floating(column.type):
         yield path, column
     elif pa.types.is_struct(column.type):
         for field in column.type:
-            yield from _floats(f"{path}.{field.name}", pc.struct_field(column, field.name))
+            yield from _iterate_floats(f"{path}.{field.name}", pc.struct_field(column, field.name))
 
 
-def unwritable(error: pa.ArrowNotImplementedError, location: str) -> NotSupported:
+def make_unwritable_error(error: pa.ArrowNotImplementedError, location: str) -> NotSupported:
     """The error for a column whose type Parquet cannot store."""
     return NotSupported(
         f"A column has a type that cannot be written to Parquet: {error}",
@@ -165,8 +167,9 @@ def _is_outgrown(table: pa.Table) -> bool:
     """Whether a dictionary column has more values than its index type can number."""
     narrow = [f for f in table.schema if pa.types.is_dictionary(f.type) and f.type.index_type.bit_width < 32]
     return any(
-        table.num_rows > most_values(field.type)
-        and pc.count_distinct(table[field.name].cast(field.type.value_type)).as_py() > most_values(field.type)
+        table.num_rows > count_dictionary_room(field.type)
+        and pc.count_distinct(table[field.name].cast(field.type.value_type)).as_py()
+        > count_dictionary_room(field.type)
         for field in narrow
     )
 
@@ -200,7 +203,7 @@ class RowGroups:
     def __init__(self, writer: Sink, layout: Layout) -> None:
         self._writer = writer
         self._rows = layout.row_group_rows
-        self._order = layout.sort_keys(writer.schema)
+        self._order = layout.make_sort_keys(writer.schema)
         self._waiting: list[pa.Table] = []
         self._count = 0
         self._bytes = 0
@@ -247,7 +250,7 @@ def sort_declared(table: pa.Table, keys: Sequence[tuple[str, str, str]]) -> pa.T
     if not keys or table.num_rows < 2:
         return table
     # PyArrow cannot sort some types, such as dictionaries; it can sort their comparable form.
-    columns = {name: decoded(comparable(table[name])) for name, *_ in keys}
+    columns = {name: decode_dictionary(to_comparable(table[name])) for name, *_ in keys}
     order = pc.sort_indices(pa.table(columns), sort_keys=list(keys))
     if order.equals(arange(table.num_rows).cast(order.type)):
         return table
@@ -328,7 +331,7 @@ def _change_dictionaries(dtype: pa.DataType, *, plain: bool) -> pa.DataType:
     """The type with wide indices in place of narrow ones, or with plain values in place of dictionaries."""
     is_ = pa.types
 
-    def inner(field: pa.Field) -> pa.Field:
+    def change_field(field: pa.Field) -> pa.Field:
         return field.with_type(_change_dictionaries(field.type, plain=plain))
 
     if is_.is_dictionary(dtype):
@@ -336,13 +339,15 @@ def _change_dictionaries(dtype: pa.DataType, *, plain: bool) -> pa.DataType:
             return dtype
         return dtype.value_type if plain else pa.dictionary(pa.int32(), dtype.value_type, dtype.ordered)
     if is_.is_struct(dtype):
-        return pa.struct([inner(field) for field in dtype])
+        return pa.struct([change_field(field) for field in dtype])
     if is_.is_map(dtype):
-        return pa.map_(inner(dtype.key_field), inner(dtype.item_field), keys_sorted=dtype.keys_sorted)
+        return pa.map_(
+            change_field(dtype.key_field), change_field(dtype.item_field), keys_sorted=dtype.keys_sorted
+        )
     if is_.is_fixed_size_list(dtype):
-        return pa.list_(inner(dtype.value_field), dtype.list_size)
+        return pa.list_(change_field(dtype.value_field), dtype.list_size)
     if is_.is_large_list(dtype):
-        return pa.large_list(inner(dtype.value_field))
+        return pa.large_list(change_field(dtype.value_field))
     if is_.is_list(dtype):
-        return pa.list_(inner(dtype.value_field))
+        return pa.list_(change_field(dtype.value_field))
     return dtype

@@ -9,7 +9,7 @@ from typing import Any
 import pyarrow as pa
 
 from intarsia import api
-from intarsia.core.expr import Column, Expr, In, IsNull, Not, literal, to_sql
+from intarsia.core.expr import Column, Expr, In, IsNull, Not, make_literal, to_sql
 from intarsia.core.ports import Progress, Table
 from intarsia.engine_choice import EngineLike
 from intarsia.errors import ColumnNotFound, InputError
@@ -37,7 +37,7 @@ def parse_conditions(step: Expect) -> list[tuple[str, Expr]]:
     for name in list_names(step.not_null):
         found.append((f"{name} is not NULL", IsNull(Column((name,), exact=True))))
     for name, values in step.accepted.items():
-        items = tuple(_literal(name, value) for value in values)
+        items = tuple(_make_literal(name, value) for value in values)
         shown = ", ".join(map(str, values))
         found.append((f"{name} is one of {shown}", In(Column((name,), exact=True), items, negated=True)))
     for text in list_names(step.holds):
@@ -45,9 +45,9 @@ def parse_conditions(step: Expect) -> list[tuple[str, Expr]]:
     return found
 
 
-def _literal(name: str, value: Any) -> Any:
+def _make_literal(name: str, value: Any) -> Any:
     try:
-        return literal(value)
+        return make_literal(value)
     except (TypeError, pa.ArrowException) as error:
         raise InputError(f"accepted: {value!r} cannot be a value of {name!r}.") from error
 
@@ -131,7 +131,7 @@ def check_streams(step: Expect, streams: Iterable[pa.RecordBatchReader]) -> list
     for stream in streams:
         _check_columns(step, stream.schema.names)
         for batch in stream:
-            (counts,) = tally.counted([batch])
+            (counts,) = tally.count_batches([batch])
             totals = [total + counts.column(at)[0].as_py() for at, total in enumerate(totals)]
             if keys:
                 kept.append(pa.Table.from_batches([batch]).select(keys))
@@ -157,7 +157,7 @@ def check_frame(step: Expect, frame: Any) -> list[Check]:
     tally = RowCounter(tuple(against for _, against in wanted))
     columns = ", ".join(f"{name} bigint" for name in tally.schema.names)
     sums = [functions.sum(name).alias(name) for name in tally.schema.names]
-    summed = frame.mapInArrow(tally.counted, columns).agg(*sums)
+    summed = frame.mapInArrow(tally.count_batches, columns).agg(*sums)
     (counts,) = run_interruptible(frame.sparkSession, summed.collect)
     totals = [int(count or 0) for count in counts]
     checks = check_row_bounds(step, totals[0])

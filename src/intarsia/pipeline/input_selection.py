@@ -126,10 +126,11 @@ def select_files(
     if again:
         name = os.path.basename(again[0])
         notes.append(
-            f"{units.counted(len(again), 'file')} taken again with other bytes than before, such as {name}"
+            f"{units.format_count(len(again), 'file')} taken again with other bytes than before,"
+            f" such as {name}"
         )
     return Selection(fresh, True, skipped, tuple(notes)), again
 
 
 def _were(number: int, noun: str) -> str:
-    return f"{units.counted(number, noun)} {'was' if number == 1 else 'were'}"
+    return f"{units.format_count(number, noun)} {'was' if number == 1 else 'were'}"

@@ -24,12 +24,12 @@ import pyarrow.fs as pafs
 from intarsia.common.formats import (
     SUFFIXES,
     Format,
-    agreed_types,
-    format_of,
+    detect_file_format,
     is_json_array,
-    partition_scalars,
+    open_stream,
+    parse_partition_scalars,
     read_csv_file,
-    stream,
+    unify_text_types,
 )
 from intarsia.common.log import redact
 from intarsia.common.paths import InputFile, find_input_files
@@ -93,15 +93,15 @@ def list_inputs(source: Source, web: Downloads, session: Callable[[], Any] | Non
         NothingMatched: a path without a file.
         StorageError, NotSupported: the store cannot be listed.
     """
-    suffixes = SUFFIXES[source.format] if source.format else _all_suffixes()
+    suffixes = SUFFIXES[source.format] if source.format else _list_suffixes()
     files: dict[str, InputFile] = {}
     remote: list[FileStamp] = []
     fetched: dict[str, tuple[InputFile, int]] = {}
     for path in list_names(source.path):
         if is_web(path):
-            fetched[path] = web.file(path)
+            fetched[path] = web.fetch(path)
         elif session is not None and _REMOTE.match(path):
-            remote += _listed_by_spark(path, session())
+            remote += _list_by_spark(path, session())
         else:
             files |= {file.location: file for file in find_input_files(path, suffixes=suffixes)}
     if sum(map(bool, (files, remote, fetched))) > 1:
@@ -111,19 +111,19 @@ def list_inputs(source: Source, web: Downloads, session: Callable[[], Any] | Non
         return InputFiles(tuple(stamps), tuple(file for file, _ in fetched.values()), fetched=True)
     if remote:
         return InputFiles(tuple(sorted(set(remote), key=lambda stamp: stamp.path)))
-    return InputFiles(tuple(map(_stamp, files.values())), tuple(files.values()))
+    return InputFiles(tuple(map(_make_stamp, files.values())), tuple(files.values()))
 
 
-def _all_suffixes() -> tuple[str, ...]:
+def _list_suffixes() -> tuple[str, ...]:
     return tuple(suffix for suffixes in SUFFIXES.values() for suffix in suffixes)
 
 
-def _stamp(file: InputFile) -> FileStamp:
+def _make_stamp(file: InputFile) -> FileStamp:
     info = file.filesystem.get_file_info(file.location)
     return FileStamp(redact(file.location), info.size or 0, info.mtime_ns or 0)
 
 
-def _listed_by_spark(path: str, session: Any) -> list[FileStamp]:
+def _list_by_spark(path: str, session: Any) -> list[FileStamp]:
     """Paths, sizes and times by Spark's ``binaryFile`` reader, which reads no file without its bytes."""
     found = session.read.format("binaryFile").option("recursiveFileLookup", "true").load(path)
     rows = found.select("path", "length", "modificationTime").toArrow()
@@ -154,7 +154,7 @@ def detect_format(source: Source, listing: InputFiles) -> Format:
     if source.format is not None:
         return source.format
     if listing.files:
-        kinds = {format_of(file) for file in listing.files}
+        kinds = {detect_file_format(file) for file in listing.files}
     else:
         kinds = {
             kind for kind, ends in SUFFIXES.items() for s in listing.stamps if s.path.lower().endswith(ends)
@@ -191,24 +191,24 @@ def read_streams(
     kind = detect_format(source, listing)
     shape = make_transform(source, kind, known)
     types = pa.schema(list(shape.types.items())) if shape.types else None
-    partitions = partition_scalars(list(listing.files), kind, types=types)
+    partitions = parse_partition_scalars(list(listing.files), kind, types=types)
     if kind in ("csv", "json") and len(listing.files) > 1:
-        types = agreed_types([_open_file(source, file, kind, types)[0] for file in listing.files], types)
+        types = unify_text_types([_open_file(source, file, kind, types)[0] for file in listing.files], types)
     found = []
     for file, scalars in zip(listing.files, partitions, strict=True):
         schema, batches = _open_file(source, file, kind, types)
         extra = {name: scalar for name, scalar in scalars.items() if name not in schema.names}
         whole = pa.schema([*schema, *(pa.field(name, scalar.type) for name, scalar in extra.items())])
         batches = _add_constants(batches, extra)
-        with _naming_errors(file):
-            made = shape.schema(whole)
-        named = _name_file(file, shape.batches(whole, batches))
+        with _add_file_to_errors(file):
+            made = shape.make_schema(whole)
+        named = _name_file(file, shape.transform_batches(whole, batches))
         found.append(pa.RecordBatchReader.from_batches(made, named))
     return found
 
 
 @contextmanager
-def _naming_errors(file: InputFile) -> Iterator[None]:
+def _add_file_to_errors(file: InputFile) -> Iterator[None]:
     """Add the path of a file to an error about its rows."""
     try:
         yield
@@ -219,7 +219,7 @@ def _naming_errors(file: InputFile) -> Iterator[None]:
 
 
 def _name_file(file: InputFile, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    with _naming_errors(file):
+    with _add_file_to_errors(file):
         yield from batches
 
 
@@ -227,11 +227,11 @@ def _open_file(
     source: Source, file: InputFile, kind: Format, types: pa.Schema | None
 ) -> tuple[pa.Schema, Iterable[pa.RecordBatch]]:
     if kind != "csv" or not source.options:
-        return stream(file, kind, types=types)
+        return open_stream(file, kind, types=types)
     null = str(source.options.get("null_value", ""))
     options = {
         "parse_options": pacsv.ParseOptions(
-            delimiter=str(source.options.get("delimiter", _delimiter(file.location))),
+            delimiter=str(source.options.get("delimiter", _choose_delimiter(file.location))),
             newlines_in_values=True,
         ),
         "convert_options": pacsv.ConvertOptions(
@@ -255,14 +255,17 @@ def read_snapshot_stream(source: Source, snapshot: Snapshot) -> pa.RecordBatchRe
     """The transformed rows of a snapshot; CommitConflict where a file is replaced meanwhile."""
     shape = make_transform(source, "parquet")
     return pa.RecordBatchReader.from_batches(
-        shape.schema(snapshot.schema), shape.batches(snapshot.schema, _rows_of(snapshot))
+        shape.make_schema(snapshot.schema),
+        shape.transform_batches(snapshot.schema, _read_snapshot_rows(snapshot)),
     )
 
 
-def _rows_of(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
+def _read_snapshot_rows(snapshot: Snapshot) -> Iterator[pa.RecordBatch]:
     """Rows of a snapshot, some files at a time, since a dataset of pyarrow keeps its files open."""
     if not snapshot.replaces_in_place:
-        yield from SnapshotScan(snapshot, tuple(snapshot.schema.names)).batches(threads=os.cpu_count() or 1)
+        yield from SnapshotScan(snapshot, tuple(snapshot.schema.names)).read_batches(
+            threads=os.cpu_count() or 1
+        )
         return
     for start in range(0, len(snapshot.files), _OPEN_FILES):
         some = replace(snapshot, files=snapshot.files[start : start + _OPEN_FILES])
@@ -281,24 +284,24 @@ def read_frame(source: Source, listing: InputFiles, session: Any, known: pa.Sche
         check_portable(source)
         rows = pa.concat_tables([one.read_all() for one in read_streams(source, listing, known)])
         return session.createDataFrame(rows)  # through the driver: Spark has no reader for these
-    paths = [_for_spark(stamp.path) for stamp in listing.stamps]
-    reader = session.read.options(**_reader_options(source, listing, kind))
-    base = _base(listing)
+    paths = [_to_spark_path(stamp.path) for stamp in listing.stamps]
+    reader = session.read.options(**_make_reader_options(source, listing, kind))
+    base = _find_partition_base(listing)
     if base is not None:
-        reader = reader.option("basePath", _for_spark(base, glob=True))
+        reader = reader.option("basePath", _to_spark_path(base, glob=True))
     shape = make_transform(source, kind, known)
     if kind == "parquet":
         found = reader.option("mergeSchema", "true").parquet(*paths)
     elif kind == "csv":
         found = reader.csv(paths)
     else:
-        found = _json_frame(source, listing, reader, paths, shape)
+        found = _read_json_frame(source, listing, reader, paths, shape)
     if kind == "csv" and not source.columns:
         shape = _infer_types(shape, reader, paths)
     return transform_frame(found, shape)
 
 
-def _json_frame(
+def _read_json_frame(
     source: Source, listing: InputFiles, reader: Any, paths: Sequence[str], shape: RowTransform
 ) -> Any:
     """Rows of JSON files; files of lines and files with an array are read separately."""
@@ -307,12 +310,12 @@ def _json_frame(
     for is_array in sorted(set(arrays)):
         some = [path for path, one in zip(paths, arrays, strict=True) if one == is_array]
         rows = reader.option("multiLine", is_array) if "multiLine" not in source.options else reader
-        frame = rows.schema(_json_schema(source, rows, some, shape)).json(some)
+        frame = rows.schema(_infer_json_schema(source, rows, some, shape)).json(some)
         found = frame if found is None else found.unionByName(frame, allowMissingColumns=True)
     return found
 
 
-def _json_schema(source: Source, reader: Any, paths: list[str], shape: RowTransform) -> Any:
+def _infer_json_schema(source: Source, reader: Any, paths: list[str], shape: RowTransform) -> Any:
     """The schema to read with: text for numbers of a known type, which keeps all digits for the cast."""
     from pyspark.sql import types as sparks
 
@@ -360,42 +363,42 @@ def transform_frame(frame: Any, shape: RowTransform) -> Any:
     from intarsia.frames import make_readable_type
 
     given = to_arrow_schema(frame.schema)
-    made = shape.schema(given)
+    made = shape.make_schema(given)
     # Spark has microseconds and no unsigned integers; the merge casts to the target's types.
     sent = pa.schema([field.with_type(make_readable_type(field.type, field.type)) for field in made])
 
-    def rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        for batch in shape.batches(given, batches):
+    def transform_rows(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in shape.transform_batches(given, batches):
             columns = [pc.cast(column, field.type) for column, field in zip(batch.columns, sent, strict=True)]
             yield pa.RecordBatch.from_arrays(columns, schema=sent)
 
-    return frame.mapInArrow(rows, from_arrow_schema(sent, prefer_timestamp_ntz=True))
+    return frame.mapInArrow(transform_rows, from_arrow_schema(sent, prefer_timestamp_ntz=True))
 
 
-def _reader_options(source: Source, listing: InputFiles, kind: Format) -> dict[str, Any]:
+def _make_reader_options(source: Source, listing: InputFiles, kind: Format) -> dict[str, Any]:
     options: dict[str, Any] = {"mode": "FAILFAST"}
     if kind == "csv":
         # Spark compares headers: files with another order of columns are refused, not mixed up.
         options |= {"header": "true", "enforceSchema": "false"}
-        options["sep"] = _delimiter(listing.stamps[0].path)
+        options["sep"] = _choose_delimiter(listing.stamps[0].path)
         # As in RFC 4180 and pyarrow: quotes are doubled, quoted text may have line breaks, "" is not NULL.
         options |= {"escape": '"', "multiLine": "true", "nullValue": _NO_TEXT, "emptyValue": ""}
     if kind == "parquet":
         options = {}
     renamed = {"delimiter": "sep", "null_value": "nullValue"}
     given = {renamed.get(name, name): value for name, value in source.options.items()}
-    return options | {name: _text(value) for name, value in given.items()}
+    return options | {name: _format_option(value) for name, value in given.items()}
 
 
-def _delimiter(path: str) -> str:
+def _choose_delimiter(path: str) -> str:
     return "\t" if ".tsv" in posixpath.basename(path).lower() else ","
 
 
-def _text(value: Any) -> str:
+def _format_option(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _base(listing: InputFiles) -> str | None:
+def _find_partition_base(listing: InputFiles) -> str | None:
     """Spark's ``basePath``: the directory above ``name=value`` directories; None without any."""
     for file in listing.files:
         if "=" in posixpath.dirname(file.below):
@@ -403,7 +406,7 @@ def _base(listing: InputFiles) -> str | None:
     return None
 
 
-def _for_spark(path: str, *, glob: bool = False) -> str:
+def _to_spark_path(path: str, *, glob: bool = False) -> str:
     """A path for Spark's readers, with the characters of glob patterns escaped."""
     if _REMOTE.match(path):
         return path
@@ -427,7 +430,7 @@ class Downloads:
     fetched: dict[str, tuple[InputFile, int]] = field(default_factory=dict)
     directory: tempfile.TemporaryDirectory[str] | None = None
 
-    def file(self, url: str) -> tuple[InputFile, int]:
+    def fetch(self, url: str) -> tuple[InputFile, int]:
         """Download a URL, once: the file, and a digest of its bytes as a number.
 
         Raises:

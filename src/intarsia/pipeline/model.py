@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, field, fields
 from typing import Any, ClassVar, Literal
 
-from intarsia.common.names import suggestion
+from intarsia.common.names import suggest_names
 from intarsia.core.intent import Missing
 from intarsia.core.rule import Clause
 from intarsia.errors import InputError
@@ -131,27 +131,26 @@ class Declared:
     """Conditions, as SQL."""
 
     def __post_init__(self) -> None:
-        given, known = self.given(), self.keys()
+        given, known = self.list_given(), self.list_keys()
         foreign = [name for name in given if name not in known]
         if foreign:
             raise InputError(
-                f"{self.operation} takes no {foreign[0]!r}.", hint=suggestion([foreign[0]], known)
+                f"{self.operation} takes no {foreign[0]!r}.", hint=suggest_names([foreign[0]], known)
             )
         absent = [name for name in self.needs if name not in given]
         if absent:
             raise InputError(f"{self.operation} needs {absent[0]!r}.")
 
     def __repr__(self) -> str:
-        return (
-            f"{type(self).__name__}({', '.join(f'{name}={value!r}' for name, value in self.given().items())})"
-        )
+        given = ", ".join(f"{name}={value!r}" for name, value in self.list_given().items())
+        return f"{type(self).__name__}({given})"
 
     @classmethod
-    def keys(cls) -> tuple[str, ...]:
+    def list_keys(cls) -> tuple[str, ...]:
         """The fields that a step of this kind may have."""
         return ("name", *cls.needs, *cls.takes)
 
-    def given(self) -> dict[str, Any]:
+    def list_given(self) -> dict[str, Any]:
         """The fields that are not at their defaults."""
         said = {entry.name: getattr(self, entry.name) for entry in fields(self)}
         return {name: said[name] for name, usual in _USUAL.items() if said[name] != usual}

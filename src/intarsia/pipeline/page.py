@@ -8,9 +8,9 @@ from html import escape
 
 from intarsia.core.report import MergeResult
 from intarsia.core.snapshot import Snapshot
-from intarsia.pipeline.report import PipelineReport, StepReport, describe_status, error_as_json
+from intarsia.pipeline.report import PipelineReport, StepReport, describe_status, error_to_json
 from intarsia.show import svg, units
-from intarsia.show.page import Fact, PageTable, page_of
+from intarsia.show.page import Fact, PageTable, make_page
 from intarsia.show.tiles import Drawable
 
 PICTURE = 430
@@ -70,65 +70,65 @@ footer{color:var(--quiet);font-size:13px;margin-top:18px}
 
 def render_page(report: PipelineReport) -> str:
     """The report as a page. Every text from outside is escaped; nothing is loaded from anywhere."""
-    steps = "".join(_step(number, step) for number, step in enumerate(report.steps, 1))
-    title = _safe(f"{report.pipeline}: {describe_status(report)}")
+    steps = "".join(_render_step(number, step) for number, step in enumerate(report.steps, 1))
+    title = _escape(f"{report.pipeline}: {describe_status(report)}")
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{title}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>{_header(report)}{_totals(report)}{_overview(report)}{steps}"
-        f"<footer>Run {_safe(report.run_id)}. Every tile in a picture is a file; point at it for its name."
+        f"<body><main>{_render_header(report)}{_render_totals(report)}{_render_overview(report)}{steps}"
+        f"<footer>Run {_escape(report.run_id)}. Every tile in a picture is a file; point at it for its name."
         "</footer></main></body></html>\n"
     )
 
 
-def _header(report: PipelineReport) -> str:
+def _render_header(report: PipelineReport) -> str:
     tone = "bad" if not report.ok else "plan" if report.dry_run else "good"
     engine = report.session or report.engine
-    facts = [f"{report.started:%Y-%m-%d %H:%M:%S} UTC", units.seconds(report.seconds), engine]
-    origin = f"<p>{_safe(report.origin)}</p>" if report.origin else ""
+    facts = [f"{report.started:%Y-%m-%d %H:%M:%S} UTC", units.format_seconds(report.seconds), engine]
+    origin = f"<p>{_escape(report.origin)}</p>" if report.origin else ""
     return (
-        f'<header><div class="top"><h1>{_safe(report.pipeline)}</h1>'
-        f'<span class="mark {tone}">{_safe(describe_status(report))}</span></div>'
-        f"<p>{_safe(' · '.join(filter(None, facts)))}</p>{origin}</header>"
+        f'<header><div class="top"><h1>{_escape(report.pipeline)}</h1>'
+        f'<span class="mark {tone}">{_escape(describe_status(report))}</span></div>'
+        f"<p>{_escape(' · '.join(filter(None, facts)))}</p>{origin}</header>"
     )
 
 
-def _totals(report: PipelineReport) -> str:
+def _render_totals(report: PipelineReport) -> str:
     results = [step.result for step in report.steps if step.result is not None]
     if not results:
         return ""
     planned = " planned" if report.dry_run else ""
     cards = [
-        ("rows inserted", units.count(sum(result.inserted for result in results))),
-        ("rows updated", units.count(sum(result.updated for result in results))),
-        ("rows deleted", units.count(sum(result.deleted for result in results))),
-        (f"files written{planned}", _files(report.steps)),
-        (f"bytes written{planned}", _bytes(report.steps)),
+        ("rows inserted", units.format_number(sum(result.inserted for result in results))),
+        ("rows updated", units.format_number(sum(result.updated for result in results))),
+        ("rows deleted", units.format_number(sum(result.deleted for result in results))),
+        (f"files written{planned}", _describe_files(report.steps)),
+        (f"bytes written{planned}", _describe_bytes(report.steps)),
         ("steps", f"{len(report.steps)} ({_count_steps(report, 'unchanged')} unchanged)"),
     ]
-    shown = "".join(_card(label, [text]) for label, text in cards)
+    shown = "".join(_render_card(label, [text]) for label, text in cards)
     return f'<section><div class="cards">{shown}</div></section>'
 
 
-def _files(steps: Sequence[StepReport]) -> str:
+def _describe_files(steps: Sequence[StepReport]) -> str:
     least = "" if all(step.files_exact for step in steps) else "at least "
-    return f"{least}{units.count(sum(step.files_written for step in steps))}"
+    return f"{least}{units.format_number(sum(step.files_written for step in steps))}"
 
 
-def _bytes(steps: Sequence[StepReport]) -> str:
+def _describe_bytes(steps: Sequence[StepReport]) -> str:
     about = "" if all(step.bytes_exact for step in steps) else "about "
-    return f"{about}{units.size(sum(step.bytes_written for step in steps))}"
+    return f"{about}{units.format_size(sum(step.bytes_written for step in steps))}"
 
 
 def _count_steps(report: PipelineReport, status: str) -> int:
     return sum(step.status == status for step in report.steps)
 
 
-def _overview(report: PipelineReport) -> str:
+def _render_overview(report: PipelineReport) -> str:
     longest = max((step.seconds for step in report.steps), default=0.0)
-    lines = "".join(_line(number, step, longest) for number, step in enumerate(report.steps, 1))
+    lines = "".join(_render_line(number, step, longest) for number, step in enumerate(report.steps, 1))
     return (
         '<section><h2>Steps</h2><div class="scroll"><table><thead><tr><th>step</th><th>status</th>'
         '<th>rows</th><th class="num wide">files written</th><th class="num wide">bytes written</th>'
@@ -136,20 +136,21 @@ def _overview(report: PipelineReport) -> str:
     )
 
 
-def _line(number: int, step: StepReport, longest: float) -> str:
+def _render_line(number: int, step: StepReport, longest: float) -> str:
     share = 100 * step.seconds / longest if longest > 0 else 0
-    files, size = ("", "") if step.result is None else (_files([step]), _bytes([step]))
-    spent = units.seconds(step.seconds) if step.status != "not run" else ""
+    files, size = ("", "") if step.result is None else (_describe_files([step]), _describe_bytes([step]))
+    spent = units.format_seconds(step.seconds) if step.status != "not run" else ""
     bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if spent else ""
     return (
-        f'<tr><td><a href="#step-{number}">{_safe(step.name)}</a></td>'
-        f'<td class="{_TONES[step.status]}">{_safe(step.status)}</td><td>{_safe(_rows(step))}</td>'
+        f'<tr><td><a href="#step-{number}">{_escape(step.name)}</a></td>'
+        f'<td class="{_TONES[step.status]}">{_escape(step.status)}</td>'
+        f"<td>{_escape(_describe_rows(step))}</td>"
         f'<td class="num wide">{files}</td><td class="num wide">{size}</td>'
         f'<td class="num">{spent}{bar}</td></tr>'
     )
 
 
-def _rows(step: StepReport) -> str:
+def _describe_rows(step: StepReport) -> str:
     """Counts of changed rows, or of expectations that hold."""
     if step.checks:
         wrong = sum(not check.ok for check in step.checks)
@@ -157,129 +158,131 @@ def _rows(step: StepReport) -> str:
     if step.result is None:
         return ""
     counts = (("+", step.result.inserted), ("~", step.result.updated), ("−", step.result.deleted))
-    return " ".join(f"{sign}{units.count(count)}" for sign, count in counts if count) or "no change"
+    return " ".join(f"{sign}{units.format_number(count)}" for sign, count in counts if count) or "no change"
 
 
-def _step(number: int, step: StepReport) -> str:
+def _render_step(number: int, step: StepReport) -> str:
     is_open = " open" if step.changed or step.status == "failed" else ""
     way = " → ".join(name for name in (step.source, step.target) if name)
-    spent = units.seconds(step.seconds) if step.status != "not run" else ""
+    spent = units.format_seconds(step.seconds) if step.status != "not run" else ""
     return (
-        f'<details class="step" id="step-{number}"{is_open}><summary><b>{number}. {_safe(step.name)}</b>'
-        f'<span class="quiet">{_safe(step.operation)} {_safe(way)}</span>'
+        f'<details class="step" id="step-{number}"{is_open}><summary><b>{number}. {_escape(step.name)}</b>'
+        f'<span class="quiet">{_escape(step.operation)} {_escape(way)}</span>'
         f'<span class="end quiet">{spent}</span>'
-        f'<span class="mark {_TONES[step.status]}">{_safe(step.status)}</span></summary>'
-        f'<div class="body">{"".join(_body(step))}</div></details>'
+        f'<span class="mark {_TONES[step.status]}">{_escape(step.status)}</span></summary>'
+        f'<div class="body">{"".join(_render_body(step))}</div></details>'
     )
 
 
-def _body(step: StepReport) -> list[str]:
+def _render_body(step: StepReport) -> list[str]:
     parts = []
     if step.error is not None:
-        parts.append(_error(step.error))
+        parts.append(_render_error(step.error))
     if step.checks:
-        parts.append(_checks(step))
+        parts.append(_render_checks(step))
     if step.input_files:
-        read = f"{units.counted(step.input_files, 'file')}, {units.size(step.input_bytes)}"
+        read = f"{units.format_count(step.input_files, 'file')}, {units.format_size(step.input_bytes)}"
         if step.skipped_files:
-            read += f"; {units.counted(step.skipped_files, 'file')} left out that it took before"
-        parts.append(f'<p class="quiet">Input: {_safe(read)}.</p>')
+            read += f"; {units.format_count(step.skipped_files, 'file')} left out that it took before"
+        parts.append(f'<p class="quiet">Input: {_escape(read)}.</p>')
     if step.path:
-        parts.append(f'<p class="quiet">Target: {_safe(step.path)}</p>')
+        parts.append(f'<p class="quiet">Target: {_escape(step.path)}</p>')
     if step.result is not None:
-        parts += _result(step, step.result)
+        parts += _render_result(step, step.result)
     elif step.status == "unchanged" and not step.notes:
         parts.append(
             '<p class="quiet">Neither its input nor its target has changed since its last success.</p>'
         )
     elif step.status == "not run":
         parts.append('<p class="quiet">A step before it failed.</p>')
-    parts += [f'<p class="note">{_safe(note)}</p>' for note in step.notes]
+    parts += [f'<p class="note">{_escape(note)}</p>' for note in step.notes]
     return parts
 
 
-def _result(step: StepReport, result: MergeResult) -> list[str]:
-    told = page_of(result)
+def _render_result(step: StepReport, result: MergeResult) -> list[str]:
+    told = make_page(result)
     notes = told.notes
-    parts = [f'<div class="cards">{"".join(_fact(fact) for fact in told.facts)}</div>']
+    parts = [f'<div class="cards">{"".join(_render_fact(fact) for fact in told.facts)}</div>']
     if step.changed:
-        parts.append(_pictures(step, result))
+        parts.append(_render_pictures(step, result))
     if result.plan is not None:
-        plan = page_of(result.plan, most_files=0)
+        plan = make_page(result.plan, most_files=0)
         notes = tuple(dict.fromkeys((*notes, *plan.notes)))
-        parts += [f"<h3>Plan</h3>{_table(table)}" for table in plan.tables]
-    parts += [f'<p class="note">{_safe(note)}</p>' for note in notes]
+        parts += [f"<h3>Plan</h3>{_render_table(table)}" for table in plan.tables]
+    parts += [f'<p class="note">{_escape(note)}</p>' for note in notes]
     return parts
 
 
-def _pictures(step: StepReport, result: MergeResult) -> str:
+def _render_pictures(step: StepReport, result: MergeResult) -> str:
     """The files before, coloured by action, and after, coloured by origin."""
     figures = []
     if step.before is not None and result.plan is not None:
         planned = result.plan if result.dry_run else replace(result.plan, groups=(), inserted=0)
-        figures.append(_figure("before", step.before, planned))
+        figures.append(_render_figure("before", step.before, planned))
     if step.after is not None and not result.dry_run:
         there = replace(result, files=[file for file in result.files if file.operation != "removed"])
-        figures.append(_figure("after", step.after, there))
+        figures.append(_render_figure("after", step.after, there))
     return f'<h3>Layout</h3><div class="pair">{"".join(figures)}</div>' if figures else ""
 
 
-def _figure(caption: str, snapshot: Snapshot, drawn: Drawable) -> str:
-    files = f"{units.counted(len(snapshot.files), 'file')}, {units.size(snapshot.size)}"
-    told = f"{caption}: {units.counted(snapshot.rows, 'row')} in {files}"
-    return f"<figure><figcaption>{_safe(told)}</figcaption>{_picture(drawn)}</figure>"
+def _render_figure(caption: str, snapshot: Snapshot, drawn: Drawable) -> str:
+    files = f"{units.format_count(len(snapshot.files), 'file')}, {units.format_size(snapshot.size)}"
+    told = f"{caption}: {units.format_count(snapshot.rows, 'row')} in {files}"
+    return f"<figure><figcaption>{_escape(told)}</figcaption>{_draw_picture(drawn)}</figure>"
 
 
-def _picture(value: Drawable) -> str:
+def _draw_picture(value: Drawable) -> str:
     return svg.layout(value, width=PICTURE, heading=False, most_rows=16, most_tiles=400)
 
 
-def _error(error: BaseException) -> str:
-    told = error_as_json(error)
+def _render_error(error: BaseException) -> str:
+    told = error_to_json(error)
     hint = f"\n\nHint: {told['hint']}" if told["hint"] else ""
     kept = "\n\nThe target is as it was." if told["target_changed"] is False else ""
-    return f'<div class="error"><b>{_safe(told["type"])}</b>: {_safe(told["message"] + hint + kept)}</div>'
+    return (
+        f'<div class="error"><b>{_escape(told["type"])}</b>: {_escape(told["message"] + hint + kept)}</div>'
+    )
 
 
-def _checks(step: StepReport) -> str:
+def _render_checks(step: StepReport) -> str:
     lines = []
     for check in step.checks:
         tone, sign = ("good", "✓") if check.ok else ("bad", "✗")
-        against = check.found or units.counted(check.failing, "row") + " against it"
+        against = check.found or units.format_count(check.failing, "row") + " against it"
         told = check.expectation if check.ok else f"{check.expectation}: {against}"
-        lines.append(f'<li><span class="{tone}">{sign}</span> {_safe(told)}</li>')
+        lines.append(f'<li><span class="{tone}">{sign}</span> {_escape(told)}</li>')
     return f'<ul class="checks">{"".join(lines)}</ul>'
 
 
-def _fact(fact: Fact) -> str:
+def _render_fact(fact: Fact) -> str:
     # The name of the transaction is for the log, and in the JSON.
     items = fact.items[:1] if fact.label == "commit" else fact.items
-    return _card(fact.label, [str(item) for item in items])
+    return _render_card(fact.label, [str(item) for item in items])
 
 
-def _card(label: str, texts: Sequence[str]) -> str:
-    lines = "".join(f"<div>{_value(text)}</div>" for text in texts)
-    return f'<div class="card"><i>{_safe(label)}</i>{lines}</div>'
+def _render_card(label: str, texts: Sequence[str]) -> str:
+    lines = "".join(f"<div>{_render_value(text)}</div>" for text in texts)
+    return f'<div class="card"><i>{_escape(label)}</i>{lines}</div>'
 
 
-def _value(text: str) -> str:
+def _render_value(text: str) -> str:
     """A text with its leading number in bold."""
     number, _, words = text.partition(" ")
-    return f"<b>{_safe(number)}</b> {_safe(words)}" if number[:1].isdigit() else _safe(text)
+    return f"<b>{_escape(number)}</b> {_escape(words)}" if number[:1].isdigit() else _escape(text)
 
 
-def _table(table: PageTable) -> str:
+def _render_table(table: PageTable) -> str:
     number = [' class="num"' if name in table.numbers else "" for name in table.columns]
-    heads = "".join(f"<th{css}>{_safe(name)}</th>" for css, name in zip(number, table.columns, strict=True))
+    heads = "".join(f"<th{css}>{_escape(name)}</th>" for css, name in zip(number, table.columns, strict=True))
     lines = "".join(
         "<tr>"
-        + "".join(f"<td{css}>{_safe(cell)}</td>" for css, cell in zip(number, line.cells, strict=True))
+        + "".join(f"<td{css}>{_escape(cell)}</td>" for css, cell in zip(number, line.cells, strict=True))
         + "</tr>"
         for line in table.lines
     )
     return f'<div class="scroll"><table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></div>'
 
 
-def _safe(text: str) -> str:
+def _escape(text: str) -> str:
     """Escaped for HTML, without control characters and direction marks; line ends stay."""
-    return escape("\n".join(map(units.printable, text.splitlines())), quote=True)
+    return escape("\n".join(map(units.make_printable, text.splitlines())), quote=True)

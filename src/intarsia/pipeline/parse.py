@@ -11,7 +11,7 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from intarsia.common.names import suggestion
+from intarsia.common.names import suggest_names
 from intarsia.errors import InputError, NothingMatched, StorageError
 from intarsia.pipeline.model import (
     KINDS,
@@ -97,7 +97,7 @@ def loads(
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{origin} is not TOML: {error}", path=origin) from error
-    pipeline = _TomlReader(origin, Path(directory).absolute(), params or {}).pipeline(raw)
+    pipeline = _TomlReader(origin, Path(directory).absolute(), params or {}).read_pipeline(raw)
     check(pipeline)
     return pipeline
 
@@ -112,38 +112,46 @@ class _TomlReader:
         self.variables: dict[str, dict[str, str]] = {}
         """By place: the variables that were substituted there, and their values."""
 
-    def pipeline(self, raw: dict[str, Any]) -> Pipeline:
-        self._keys("the file", raw, _TOP)
-        self.own = self._texts("[params]", self._table("[params]", raw.get("params", {})))
+    def read_pipeline(self, raw: dict[str, Any]) -> Pipeline:
+        self._check_keys("the file", raw, _TOP)
+        self.own = self._read_texts("[params]", self._check_table("[params]", raw.get("params", {})))
         steps = raw.get("steps", [])
         if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
-            raise self.wrong("steps", "steps are tables: [[steps]].")
+            raise self.make_error("steps", "steps are tables: [[steps]].")
         pipeline = Pipeline(
-            name=self._value("name", raw.get("name", Path(self.origin).stem), str),
-            engine=self._value("engine", raw.get("engine", "spark"), Literal["spark", "arrow", "duckdb"]),
-            reports=self.place(self._value("reports", raw.get("reports", "reports"), str)),
-            state=self.place(self._value("state", raw["state"], str)) if "state" in raw else None,
-            spark=self._made("[spark]", raw.get("spark", {}), SparkSettings),
-            sources={name: self._source(name, entry) for name, entry in self._list_named(raw, "sources")},
-            targets={name: self._target(name, entry) for name, entry in self._list_named(raw, "targets")},
-            steps=tuple(self._step(number, step) for number, step in enumerate(steps, 1)),
+            name=self._read_value("name", raw.get("name", Path(self.origin).stem), str),
+            engine=self._read_value(
+                "engine", raw.get("engine", "spark"), Literal["spark", "arrow", "duckdb"]
+            ),
+            reports=self.resolve_path(self._read_value("reports", raw.get("reports", "reports"), str)),
+            state=self.resolve_path(self._read_value("state", raw["state"], str)) if "state" in raw else None,
+            spark=self._make_value("[spark]", raw.get("spark", {}), SparkSettings),
+            sources={
+                name: self._read_source(name, entry) for name, entry in self._list_named(raw, "sources")
+            },
+            targets={
+                name: self._read_target(name, entry) for name, entry in self._list_named(raw, "targets")
+            },
+            steps=tuple(self._read_step(number, step) for number, step in enumerate(steps, 1)),
             origin=self.origin,
         )
-        pipeline = replace(pipeline, scopes=self._scopes(pipeline))
+        pipeline = replace(pipeline, scopes=self._find_scopes(pipeline))
         unused = [name for name in self.given if name not in self.used and name not in self.own]
         if unused:
             known = sorted({*self.own, *self.used})
-            raise self.wrong("params", f"it has no parameter {unused[0]!r}.", suggestion([unused[0]], known))
+            raise self.make_error(
+                "params", f"it has no parameter {unused[0]!r}.", suggest_names([unused[0]], known)
+            )
         return pipeline
 
-    def _scopes(self, pipeline: Pipeline) -> dict[str, str]:
+    def _find_scopes(self, pipeline: Pipeline) -> dict[str, str]:
         """By step: its variables in SQL texts and fields; those in paths and credentials select no rows."""
         scopes = {}
         for number, step in enumerate(pipeline.steps, 1):
             name = name_step(step, number)
-            own = _step_place(number, step.name)
+            own = _describe_step(number, step.name)
             places = [f"[sources.{step.source}] {key}" for key in ("where", "derive")]
-            places += [f"{own} {key}" for key in step.given() if key not in ("name", "options")]
+            places += [f"{own} {key}" for key in step.list_given() if key not in ("name", "options")]
             met: dict[str, str] = {}
             for found, variables in self.variables.items():
                 if any(found == place or found.startswith((f"{place}.", f"{place}[")) for place in places):
@@ -152,10 +160,10 @@ class _TomlReader:
                 scopes[name] = ", ".join(f"{key}={value}" for key, value in sorted(met.items()))
         return scopes
 
-    def wrong(self, place: str, message: str, hint: str | None = None) -> InputError:
+    def make_error(self, place: str, message: str, hint: str | None = None) -> InputError:
         return InputError(f"{self.origin}, {place}: {message}", path=self.origin, hint=hint)
 
-    def place(self, path: str) -> str:
+    def resolve_path(self, path: str) -> str:
         """A path of the file, which may be relative to it, as an absolute one."""
         if not path or _URL.match(path):
             return path
@@ -164,21 +172,21 @@ class _TomlReader:
     # Tables
 
     def _list_named(self, raw: dict[str, Any], key: str) -> list[tuple[str, Any]]:
-        return list(self._table(f"[{key}]", raw.get(key, {})).items())
+        return list(self._check_table(f"[{key}]", raw.get(key, {})).items())
 
-    def _table(self, place: str, value: Any) -> dict[str, Any]:
+    def _check_table(self, place: str, value: Any) -> dict[str, Any]:
         if not isinstance(value, dict):
-            raise self.wrong(place, f"it must be a table, not {_kind(value)}.")
+            raise self.make_error(place, f"it must be a table, not {_describe_kind(value)}.")
         return value
 
-    def _keys(self, place: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
+    def _check_keys(self, place: str, table: Mapping[str, Any], known: Sequence[str]) -> None:
         for key in table:
             if key not in known:
                 meant = _MEANT.get(key)
-                hint = f"did you mean {meant!r}?" if meant in known else suggestion([key], sorted(known))
-                raise self.wrong(f"{place}, key {key!r}", "this key is not known.", hint)
+                hint = f"did you mean {meant!r}?" if meant in known else suggest_names([key], sorted(known))
+                raise self.make_error(f"{place}, key {key!r}", "this key is not known.", hint)
 
-    def _made(self, place: str, raw: Any, kind: type[Any]) -> Any:
+    def _make_value(self, place: str, raw: Any, kind: type[Any]) -> Any:
         """The value of a dataclass from a table with its fields as keys."""
         needed = [
             entry.name
@@ -186,7 +194,7 @@ class _TomlReader:
             if entry.default is MISSING and entry.default_factory is MISSING
         ]
         known = tuple(entry.name for entry in fields(kind))
-        return kind(**self._check_type(place, self._table(place, raw), kind, known, needed))
+        return kind(**self._check_type(place, self._check_table(place, raw), kind, known, needed))
 
     def _check_type(
         self,
@@ -197,146 +205,148 @@ class _TomlReader:
         needed: Sequence[str] = (),
     ) -> dict[str, Any]:
         """The entries of a table, each of the type that the kind has for it."""
-        self._keys(place, table, known)
+        self._check_keys(place, table, known)
         for name in needed:
             if name not in table:
-                raise self.wrong(place, f"the key {name!r} is missing.")
+                raise self.make_error(place, f"the key {name!r} is missing.")
         hints = get_type_hints(kind)
-        return {key: self._value(f"{place} {key}", value, hints[key]) for key, value in table.items()}
+        return {key: self._read_value(f"{place} {key}", value, hints[key]) for key, value in table.items()}
 
-    def _source(self, name: str, raw: Any) -> Source:
-        made: Source = self._made(f"[sources.{name}]", raw, Source)
-        return replace(made, path=tuple(map(self.place, list_names(made.path))))
+    def _read_source(self, name: str, raw: Any) -> Source:
+        made: Source = self._make_value(f"[sources.{name}]", raw, Source)
+        return replace(made, path=tuple(map(self.resolve_path, list_names(made.path))))
 
-    def _target(self, name: str, raw: Any) -> Target:
-        made: Target = self._made(f"[targets.{name}]", raw, Target)
+    def _read_target(self, name: str, raw: Any) -> Target:
+        made: Target = self._make_value(f"[targets.{name}]", raw, Target)
         options = made.options.copy()
         if (path := options.get("control_path")) is not None:
-            options["control_path"] = self.place(os.fspath(path))
+            options["control_path"] = self.resolve_path(os.fspath(path))
         is_iceberg = made.kind == "iceberg"
         return replace(
             made,
-            path=made.path if is_iceberg else self.place(made.path),
+            path=made.path if is_iceberg else self.resolve_path(made.path),
             partition_by=list_names(made.partition_by),
-            catalog=self.place(made.catalog) if "/" in made.catalog else made.catalog,
+            catalog=self.resolve_path(made.catalog) if "/" in made.catalog else made.catalog,
             options=options,
         )
 
-    def _step(self, number: int, raw: dict[str, Any]) -> Step:
-        place = _step_place(number, raw.get("name"))
+    def _read_step(self, number: int, raw: dict[str, Any]) -> Step:
+        place = _describe_step(number, raw.get("name"))
         if "operation" not in raw:
-            raise self.wrong(place, "the key 'operation' is missing.", f"it is one of {', '.join(KINDS)}.")
-        operation = self._value(f"{place} operation", raw["operation"], str)
+            raise self.make_error(
+                place, "the key 'operation' is missing.", f"it is one of {', '.join(KINDS)}."
+            )
+        operation = self._read_value(f"{place} operation", raw["operation"], str)
         if operation not in KINDS:
-            raise self.wrong(
-                f"{place} operation", f"there is no {operation!r}.", suggestion([operation], sorted(KINDS))
+            raise self.make_error(
+                f"{place} operation", f"there is no {operation!r}.", suggest_names([operation], sorted(KINDS))
             )
         kind = KINDS[operation]
         rest = {key: value for key, value in raw.items() if key != "operation"}
-        typed = self._check_type(place, rest, kind, kind.keys(), kind.needs)
+        typed = self._check_type(place, rest, kind, kind.list_keys(), kind.needs)
         try:
             return kind(**typed)
         except InputError as error:
-            raise self.wrong(place, error.message, error.hint) from error
+            raise self.make_error(place, error.message, error.hint) from error
 
     # Values
 
-    def _value(self, place: str, value: Any, hint: Any) -> Any:
+    def _read_value(self, place: str, value: Any, hint: Any) -> Any:
         """The value with variables substituted; InputError where it is not of the type."""
         origin = get_origin(hint)
         if hint is Any:
-            return self._anything(place, value)
+            return self._read_any(place, value)
         if origin in (Union, types.UnionType):
-            return self._one_of(place, value, get_args(hint))
+            return self._read_union(place, value, get_args(hint))
         if origin is Literal:
-            return self._word(place, value, get_args(hint))
+            return self._read_word(place, value, get_args(hint))
         if is_typeddict(hint):
-            return self._check_type(place, self._table(place, value), hint, tuple(get_type_hints(hint)))
+            return self._check_type(place, self._check_table(place, value), hint, tuple(get_type_hints(hint)))
         if origin is tuple:
-            return self._several(place, value, get_args(hint)[0])
+            return self._read_list(place, value, get_args(hint)[0])
         if origin is not None and issubclass(origin, Mapping):
             inner = get_args(hint)[1]
-            table = self._table(place, value)
-            return {key: self._value(f"{place}.{key}", item, inner) for key, item in table.items()}
+            table = self._check_table(place, value)
+            return {key: self._read_value(f"{place}.{key}", item, inner) for key, item in table.items()}
         if not _is(value, hint):
-            raise self.wrong(place, f"it must be {_WORDS[hint]}, not {_kind(value)}.")
-        return self.filled(place, value) if hint is str else value
+            raise self.make_error(place, f"it must be {_WORDS[hint]}, not {_describe_kind(value)}.")
+        return self.fill_variables(place, value) if hint is str else value
 
-    def _one_of(self, place: str, value: Any, kinds: tuple[Any, ...]) -> Any:
+    def _read_union(self, place: str, value: Any, kinds: tuple[Any, ...]) -> Any:
         wanted = [kind for kind in kinds if kind in _WORDS or get_origin(kind) is not None]
         for kind in wanted:
             if get_origin(kind) is tuple and isinstance(value, list):
-                return self._value(place, value, kind)
+                return self._read_value(place, value, kind)
             if get_origin(kind) is None and _is(value, kind):
-                return self._value(place, value, kind)
+                return self._read_value(place, value, kind)
         if len(wanted) == 1:
-            return self._value(place, value, wanted[0])
+            return self._read_value(place, value, wanted[0])
         words = [_WORDS.get(kind, "a list") for kind in wanted]
-        raise self.wrong(place, f"it must be {' or '.join(words)}, not {_kind(value)}.")
+        raise self.make_error(place, f"it must be {' or '.join(words)}, not {_describe_kind(value)}.")
 
-    def _word(self, place: str, value: Any, words: tuple[str, ...]) -> str:
-        word = self._value(place, value, str)
+    def _read_word(self, place: str, value: Any, words: tuple[str, ...]) -> str:
+        word = self._read_value(place, value, str)
         if word not in words:
-            raise self.wrong(
-                place, f"{word!r} is not one of {', '.join(words)}.", suggestion([word], sorted(words))
+            raise self.make_error(
+                place, f"{word!r} is not one of {', '.join(words)}.", suggest_names([word], sorted(words))
             )
         return str(word)
 
-    def _several(self, place: str, value: Any, inner: Any) -> tuple[Any, ...]:
+    def _read_list(self, place: str, value: Any, inner: Any) -> tuple[Any, ...]:
         if not isinstance(value, list):
-            raise self.wrong(place, f"it must be a list, not {_kind(value)}.")
-        return tuple(self._value(f"{place}[{number}]", item, inner) for number, item in enumerate(value))
+            raise self.make_error(place, f"it must be a list, not {_describe_kind(value)}.")
+        return tuple(self._read_value(f"{place}[{number}]", item, inner) for number, item in enumerate(value))
 
-    def _anything(self, place: str, value: Any) -> Any:
+    def _read_any(self, place: str, value: Any) -> Any:
         if isinstance(value, dict):
-            return {key: self._anything(f"{place}.{key}", item) for key, item in value.items()}
+            return {key: self._read_any(f"{place}.{key}", item) for key, item in value.items()}
         if isinstance(value, list):
-            return [self._anything(place, item) for item in value]
-        return self.filled(place, value) if isinstance(value, str) else value
+            return [self._read_any(place, item) for item in value]
+        return self.fill_variables(place, value) if isinstance(value, str) else value
 
-    def _texts(self, place: str, table: Mapping[str, Any]) -> dict[str, str]:
-        return {key: self._text(f"{place} {key}", value) for key, value in table.items()}
+    def _read_texts(self, place: str, table: Mapping[str, Any]) -> dict[str, str]:
+        return {key: self._read_text(f"{place} {key}", value) for key, value in table.items()}
 
-    def _text(self, place: str, value: Any) -> str:
+    def _read_text(self, place: str, value: Any) -> str:
         if isinstance(value, (dict, list)):
-            raise self.wrong(place, f"it must be a single value, not {_kind(value)}.")
+            raise self.make_error(place, f"it must be a single value, not {_describe_kind(value)}.")
         return str(value).lower() if isinstance(value, bool) else str(value)
 
     # Variables
 
-    def filled(self, place: str, text: str, within: tuple[str, ...] = ()) -> str:
+    def fill_variables(self, place: str, text: str, within: tuple[str, ...] = ()) -> str:
         """The text with its variables substituted."""
         return _VARIABLE.sub(lambda match: self._substitute(place, match, within), text)
 
     def _substitute(self, place: str, match: re.Match[str], within: tuple[str, ...]) -> str:
-        value = self._variable(place, match, within)
+        value = self._get_variable(place, match, within)
         if not within and not match[1]:
             self.variables.setdefault(place, {})[match[2]] = value
         return value
 
-    def _variable(self, place: str, match: re.Match[str], within: tuple[str, ...]) -> str:
+    def _get_variable(self, place: str, match: re.Match[str], within: tuple[str, ...]) -> str:
         if match[1]:
             return "$"
         name = match[2]
         if not _VARIABLE_NAME.fullmatch(name):
-            raise self.wrong(place, f"{match[0]} names no variable.", "write $${ for the characters ${")
+            raise self.make_error(place, f"{match[0]} names no variable.", "write $${ for the characters ${")
         if name in within:
-            raise self.wrong(place, f"${{{name}}} stands for itself: {' -> '.join((*within, name))}.")
+            raise self.make_error(place, f"${{{name}}} stands for itself: {' -> '.join((*within, name))}.")
         if name in self.given:
             self.used.add(name)
             return str(self.given[name])
         if name in self.own:
-            return self.filled(f"[params] {name}", self.own[name], (*within, name))
+            return self.fill_variables(f"[params] {name}", self.own[name], (*within, name))
         if name in os.environ:
             return os.environ[name]
-        raise self.wrong(
+        raise self.make_error(
             place,
             f"${{{name}}} is neither a parameter nor an environment variable.",
             f"pass --param {name}=..., or set {name}.",
         )
 
 
-def _step_place(number: int, name: Any) -> str:
+def _describe_step(number: int, name: Any) -> str:
     return f"[[steps]] {number} ({name})" if isinstance(name, str) and name else f"[[steps]] {number}"
 
 
@@ -348,7 +358,7 @@ def _is(value: Any, kind: Any) -> bool:
     return isinstance(value, kind)
 
 
-def _kind(value: Any) -> str:
+def _describe_kind(value: Any) -> str:
     """A TOML value described for an error."""
     match value:
         case bool():

@@ -148,11 +148,11 @@ def as_json(report: PipelineReport) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "engine": report.engine,
         "session": report.session,
-        "steps": [_step(step) for step in report.steps],
+        "steps": [_step_to_json(step) for step in report.steps],
     }
 
 
-def _step(step: StepReport) -> dict[str, Any]:
+def _step_to_json(step: StepReport) -> dict[str, Any]:
     result = step.result
     return {
         "name": step.name,
@@ -172,20 +172,20 @@ def _step(step: StepReport) -> dict[str, Any]:
         "bytes_written": step.bytes_written,
         "bytes_exact": step.bytes_exact,
         "changed": step.changed,
-        "result": None if result is None else _result(result),
-        "plan": None if result is None or result.plan is None else _plan(result.plan),
+        "result": None if result is None else _result_to_json(result),
+        "plan": None if result is None or result.plan is None else _plan_to_json(result.plan),
         "checks": [
             {"expectation": check.expectation, "ok": check.ok, "failing": check.failing}
             for check in step.checks
         ],
-        "before": _layout(step.before),
-        "after": _layout(step.after),
-        "error": None if step.error is None else error_as_json(step.error),
+        "before": _layout_to_json(step.before),
+        "after": _layout_to_json(step.after),
+        "error": None if step.error is None else error_to_json(step.error),
         "notes": list(step.notes),
     }
 
 
-def error_as_json(error: BaseException) -> dict[str, Any]:
+def error_to_json(error: BaseException) -> dict[str, Any]:
     """Type, message and hint of an error, without credentials."""
     known = error if isinstance(error, IntarsiaError) else None
     return {
@@ -196,7 +196,7 @@ def error_as_json(error: BaseException) -> dict[str, Any]:
     }
 
 
-def _result(result: MergeResult) -> dict[str, Any]:
+def _result_to_json(result: MergeResult) -> dict[str, Any]:
     """A result; of more than ``MOST_FILES`` files only the first are named."""
     plain = result_as_json(result)
     counts = Counter(entry.operation for entry in result.files)
@@ -220,7 +220,7 @@ def _result(result: MergeResult) -> dict[str, Any]:
     }
 
 
-def _plan(plan: Plan) -> dict[str, Any]:
+def _plan_to_json(plan: Plan) -> dict[str, Any]:
     groups: dict[tuple[str, str], list[int]] = {}
     for entry in plan.files:
         sums = groups.setdefault((entry.action, entry.reason), [0, 0, 0, 0])
@@ -242,7 +242,7 @@ def _plan(plan: Plan) -> dict[str, Any]:
     }
 
 
-def _layout(snapshot: Snapshot | None) -> dict[str, Any] | None:
+def _layout_to_json(snapshot: Snapshot | None) -> dict[str, Any] | None:
     if snapshot is None:
         return None
     partitions = {tuple(sorted((n, str(v)) for n, v in f.partition.items())) for f in snapshot.files}

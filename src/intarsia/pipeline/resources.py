@@ -41,7 +41,8 @@ class LoggedTable(Table, Protocol):
 class RunResources:
     """The engine, the tables of targets and the rows of sources, shared by all steps of one run.
 
-    A source of another kind than files and targets is listed in :meth:`list_inputs` and read in :meth:`rows`.
+    A source of another kind than files and targets is listed in :meth:`list_inputs` and read in
+    :meth:`read_rows`.
     """
 
     pipeline: Pipeline
@@ -80,7 +81,7 @@ class RunResources:
     def engine(self) -> EngineLike:
         return self.pipeline.engine if self.session is None else self.session
 
-    def table(self, target: str) -> LoggedTable:
+    def get_table(self, target: str) -> LoggedTable:
         """The table of a target; one object for the whole run, which caches the footers it has read."""
         if target not in self.tables:
             declared = self.pipeline.targets[target]
@@ -126,10 +127,10 @@ class RunResources:
         session = None if self.opening is None else lambda: self.session
         return None if source.target is not None else list_inputs(source, self.web, session)
 
-    def rows(self, source: Source, listing: InputFiles | None, known: pa.Schema | None = None) -> Any:
+    def read_rows(self, source: Source, listing: InputFiles | None, known: pa.Schema | None = None) -> Any:
         """The rows of a source: a DataFrame where Spark can read it, else Arrow streams."""
         if source.target is not None:
-            snapshot = self.table(source.target).snapshot()
+            snapshot = self.get_table(source.target).snapshot()
             if self.session is None:
                 return [inputs.read_snapshot_stream(source, snapshot)]
             return inputs.read_snapshot_frame(source, snapshot, self.session)
@@ -137,9 +138,9 @@ class RunResources:
         if self.session is None or listing.fetched:
             inputs.check_portable(source)
             return inputs.read_streams(source, listing, known)
-        return self._frame(source, listing, known)
+        return self._read_frame(source, listing, known)
 
-    def _frame(self, source: Source, listing: InputFiles, known: pa.Schema | None) -> Any:
+    def _read_frame(self, source: Source, listing: InputFiles, known: pa.Schema | None) -> Any:
         """A DataFrame of files; persisted where text would be parsed by several steps, or twice by one."""
         looks = sum(
             2 if isinstance(step, Expect) and step.unique else 1

@@ -13,10 +13,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.exact import cast_exact
-from intarsia.common.names import suggestion
-from intarsia.common.types import NUMBERS, kind_of
-from intarsia.core.evaluate import evaluate, true_mask
-from intarsia.core.expr import Cast, Column, Expr, resolve, type_of
+from intarsia.common.names import suggest_names
+from intarsia.common.types import NUMBERS, classify_type
+from intarsia.core.evaluate import evaluate, evaluate_mask
+from intarsia.core.expr import Cast, Column, Expr, find_type, resolve
 from intarsia.core.expr.assign import assign
 from intarsia.core.expr.types import is_text
 from intarsia.errors import ColumnNotFound, InputError
@@ -39,11 +39,11 @@ class RowTransform:
     def trivial(self) -> bool:
         return not (self.types or self.derive or self.where)
 
-    def schema(self, given: pa.Schema) -> pa.Schema:
+    def make_schema(self, given: pa.Schema) -> pa.Schema:
         """The schema after the transformation. Raises what resolving the expressions raises."""
-        typed = self._typed_schema(given)
+        typed = self._make_typed_schema(given)
         for name, expr in self.derive:
-            kind = type_of(expr, typed)
+            kind = find_type(expr, typed)
             at = typed.get_field_index(name)
             field = pa.field(name, kind)
             typed = typed.append(field) if at < 0 else typed.set(at, field)
@@ -51,9 +51,11 @@ class RowTransform:
             resolve(self.where, typed, expect=pa.bool_())
         return typed
 
-    def batches(self, given: pa.Schema, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def transform_batches(
+        self, given: pa.Schema, batches: Iterable[pa.RecordBatch]
+    ) -> Iterator[pa.RecordBatch]:
         """The transformed batches, without empty ones."""
-        schema = self.schema(given)
+        schema = self.make_schema(given)
         for batch in batches:
             shaped = self._transform(batch, schema)
             if shaped.num_rows:
@@ -66,25 +68,25 @@ class RowTransform:
             so_far = pa.RecordBatch.from_arrays(list(derived.values()), names=list(derived))
             derived[name] = evaluate(expr, so_far)
         made = pa.RecordBatch.from_arrays([derived[name] for name in schema.names], schema=schema)
-        return made if self.where is None else made.filter(true_mask(self.where, made))
+        return made if self.where is None else made.filter(evaluate_mask(self.where, made))
 
-    def _typed_schema(self, given: pa.Schema) -> pa.Schema:
+    def _make_typed_schema(self, given: pa.Schema) -> pa.Schema:
         if not self.only:
             return pa.schema([pa.field(f.name, self.types.get(f.name, f.type)) for f in given])
         missing = [name for name in self.types if name not in given.names]
         if missing and not self.absent_is_null:
             raise ColumnNotFound(
                 f"The source has no column {', '.join(map(repr, missing))}; it has {', '.join(given.names)}.",
-                hint=suggestion(missing, given.names, otherwise="correct the columns of the source."),
+                hint=suggest_names(missing, given.names, otherwise="correct the columns of the source."),
             )
         return pa.schema(list(self.types.items()))
 
     def _cast_columns(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        schema = self._typed_schema(batch.schema)
-        columns = [self._column(batch, field) for field in schema]
+        schema = self._make_typed_schema(batch.schema)
+        columns = [self._convert_column(batch, field) for field in schema]
         return pa.RecordBatch.from_arrays(columns, schema=schema)
 
-    def _column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
+    def _convert_column(self, batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
         at = batch.schema.get_field_index(field.name)
         if at < 0:
             return pa.nulls(batch.num_rows, field.type)
@@ -105,16 +107,16 @@ def _convert(batch: pa.RecordBatch, field: pa.Field, given: pa.DataType) -> pa.A
     target = field.type
     if pa.types.is_timestamp(given):
         return assign(batch.column(field.name), target, Column((field.name,)), batch.num_rows)
-    if kind_of(given) in NUMBERS and kind_of(target) in ("integer", "decimal"):
-        return _exact(batch.column(field.name), field)
+    if classify_type(given) in NUMBERS and classify_type(target) in ("integer", "decimal"):
+        return _cast_exact(batch.column(field.name), field)
     if is_text(given) and pa.types.is_decimal(target):
-        return _exact(_cast(batch, field.with_type(pa.decimal256(76, max(target.scale, 38)))), field)
+        return _cast_exact(_cast(batch, field.with_type(pa.decimal256(76, max(target.scale, 38)))), field)
     if is_text(given) and pa.types.is_integer(target):
         try:
             return _cast(batch, field)
         except InputError as error:  # 1.0 and 1e3 are integers, too
             try:
-                return _exact(_cast(batch, field.with_type(pa.decimal128(38, 18))), field)
+                return _cast_exact(_cast(batch, field.with_type(pa.decimal128(38, 18))), field)
             except InputError:
                 raise error from None
     return _cast(batch, field)
@@ -124,7 +126,7 @@ def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:
     return evaluate(Cast(Column((field.name,), exact=True), field.type), batch)
 
 
-def _exact(column: pa.Array, field: pa.Field) -> pa.Array:
+def _cast_exact(column: pa.Array, field: pa.Field) -> pa.Array:
     cast = cast_exact(column, field.type, column=field.name, operation="source")
     return cast.chunk(0) if cast.num_chunks == 1 else cast.combine_chunks()
 
@@ -157,11 +159,11 @@ class RowCounter:
         names = [f"c{number}" for number in range(len(self.conditions) + 1)]
         return pa.schema([pa.field(name, pa.int64()) for name in names])
 
-    def counted(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def count_batches(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """One row: the number of rows, then the count of each condition."""
         totals = [0] * (len(self.conditions) + 1)
         for batch in batches:
             totals[0] += batch.num_rows
             for number, condition in enumerate(self.conditions, 1):
-                totals[number] += pc.sum(true_mask(condition, batch)).as_py() or 0
+                totals[number] += pc.sum(evaluate_mask(condition, batch)).as_py() or 0
         yield pa.RecordBatch.from_arrays([pa.array([total]) for total in totals], schema=self.schema)

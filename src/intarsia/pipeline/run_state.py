@@ -66,7 +66,7 @@ class RunState:
                 self.dirty = True
         return self.listed[name]
 
-    def selected(self, step: Step, source: Source | None) -> Selection | None:
+    def select_inputs(self, step: Step, source: Source | None) -> Selection | None:
         """The files that a step has to take; None where it has no source of files.
 
         Raises:
@@ -83,16 +83,16 @@ class RunState:
             return Selection(InputFiles(()), True, notes=("there is no file; those of before were taken",))
         assert listing is not None
         if isinstance(step, Expect):
-            return self._expected(step, listing)
+            return self._select_expected(step, listing)
         if not is_taken_once(step, source, listing, full_refresh=self.full_refresh):
             return Selection(listing)
-        return self._fresh(step, listing)
+        return self._select_new(step, listing)
 
-    def _fresh(self, step: Step, listing: InputFiles) -> Selection:
-        taken = self._taken(step)
+    def _select_new(self, step: Step, listing: InputFiles) -> Selection:
+        taken = self._list_taken(step)
         memory = self.state.steps.get(step.name)
         definition = describe_definition(step, self.pipeline)
-        declared_otherwise = bool(memory and memory.successes and memory.success(definition) is None)
+        declared_otherwise = bool(memory and memory.successes and memory.find_success(definition) is None)
         hint = ""
         if declared_otherwise and not is_append(step):
             hint = ", when the step was declared otherwise; --full-refresh takes them again"
@@ -105,41 +105,43 @@ class RunState:
             )
         return selection
 
-    def _expected(self, step: Step, listing: InputFiles) -> Selection:
+    def _select_expected(self, step: Step, listing: InputFiles) -> Selection:
         """The files that an expectation checks: those that the steps after it are about to take."""
-        takers = list(self._takers(step))
+        takers = list(self._iterate_takers(step))
         source = self.pipeline.sources[require(step.source)]
         if not takers or not all(
             is_taken_once(taker, source, listing, full_refresh=self.full_refresh) for taker in takers
         ):
             return Selection(listing)
-        wanted = {stamp for taker in takers for stamp in self._fresh(taker, listing).files.stamps}
+        wanted = {stamp for taker in takers for stamp in self._select_new(taker, listing).files.stamps}
         known = [stamp for stamp in listing.stamps if stamp not in wanted]
         return select_files(listing, known)[0]
 
-    def _takers(self, step: Step) -> Iterator[Step]:
+    def _iterate_takers(self, step: Step) -> Iterator[Step]:
         """The step itself; for an expectation, the steps after it that take files of the same source."""
         if not isinstance(step, Expect):
             yield step
             return
         after = False
-        for other in self.steps():
+        for other in self.list_steps():
             if after and other.source == step.source and not isinstance(other, Expect):
                 yield other
             after |= other.name == step.name
 
     def _were_taken(self, step: Step, source: Source) -> bool:
         """Whether files were taken from a source that is empty now, as of a directory that gets cleared."""
-        takers = list(self._takers(step))
+        takers = list(self._iterate_takers(step))
         none = InputFiles((), fetched=any(map(is_web, list_names(source.path))))
-        return all(is_taken_once(taker, source, none) and self._taken(taker) for taker in takers) and bool(
-            takers
+        return all(
+            is_taken_once(taker, source, none) and self._list_taken(taker) for taker in takers
+        ) and bool(takers)
+
+    def _list_taken(self, step: Step) -> tuple[Any, ...]:
+        return self.state.list_taken(
+            step.name, self.make_target_key(require(step.target)), self.compute_scope(step)
         )
 
-    def _taken(self, step: Step) -> tuple[Any, ...]:
-        return self.state.taken(step.name, self.target_key(require(step.target)), self.scope(step))
-
-    def scope(self, step: Step) -> str:
+    def compute_scope(self, step: Step) -> str:
         """A digest of what selects a step's rows besides its files; empty for most steps."""
         chosen = self.pipeline.scopes.get(step.name, "")
         return hashlib.sha256(chosen.encode()).hexdigest()[:16] if chosen else ""
@@ -148,32 +150,34 @@ class RunState:
 
     def is_current(self, step: Step, listing: InputFiles | None, changed: set[str]) -> bool:
         """Whether definition, input and targets of a step are what they were at its last success."""
-        success = self.state.success(step.name, describe_definition(step, self.pipeline))
+        success = self.state.find_success(step.name, describe_definition(step, self.pipeline))
         if success is None or success.input != compute_input_digest(listing):
             return False
         if self.full_refresh and listing is not None and not isinstance(step, Expect):
             return False
-        touched = self.touched(step)
+        touched = self.find_touched_targets(step)
         if touched & changed:
             return False
         for name in touched:
-            self.snapshot(name)  # which records whether another writer has changed it
-        by_others = [self.state.foreign.get(self.target_key(name), 0) for name in touched]
-        return all(change <= success.at for change in (*by_others, *self._changes_above(step, touched)))
+            self.get_snapshot(name)  # which records whether another writer has changed it
+        by_others = [self.state.foreign.get(self.make_target_key(name), 0) for name in touched]
+        return all(
+            change <= success.at for change in (*by_others, *self._iterate_changes_above(step, touched))
+        )
 
-    def _changes_above(self, step: Step, touched: set[str]) -> Iterator[int]:
+    def _iterate_changes_above(self, step: Step, touched: set[str]) -> Iterator[int]:
         """When earlier steps last changed what this one reads or writes, as numbers of successes."""
-        for other in self.steps():
+        for other in self.list_steps():
             if other.name == step.name:
                 return
             if other.target in touched:
-                found = self.state.success(other.name, describe_definition(other, self.pipeline))
+                found = self.state.find_success(other.name, describe_definition(other, self.pipeline))
                 if found is not None:
                     yield found.changed_at
 
     def check_settled(self, step: Step) -> None:
         """Raise the error of a target whose log could not be read: a step may have committed to it or not."""
-        for target in sorted(self.touched(step)):
+        for target in sorted(self.find_touched_targets(step)):
             if target in self.unresolved:
                 raise self.unresolved[target]
 
@@ -181,10 +185,10 @@ class RunState:
         """Write to the state what a step is about to commit; returns the options with its id."""
         if self.dry_run or step.target is None or isinstance(step, Expect):
             return {}
-        path = self.target_key(step.target)
-        table = self.resources.table(step.target)
-        memory = self.state.step(step.name)
-        last = read_batch(table.last_commits().get(self.step_id(step.name)))
+        path = self.make_target_key(step.target)
+        table = self.resources.get_table(step.target)
+        memory = self.state.get_step(step.name)
+        last = read_batch(table.last_commits().get(self.make_step_id(step.name)))
         batch = max(last, memory.commits.get(path, 0)) + 1
         if selection is not None:
             self.state.files.update(list_known_files(selection.files, self.state.files))
@@ -192,16 +196,16 @@ class RunState:
             run=self.run_id,
             batch=batch,
             target=path,
-            version=self.snapshot(step.target).version,
+            version=self.get_snapshot(step.target).version,
             definition=describe_definition(step, self.pipeline),
             input=compute_input_digest(listing),
-            scope=self.scope(step),
+            scope=self.compute_scope(step),
             files=selection.files.stamps if selection is not None else (),
             full_refresh=self.full_refresh,
         )
         self.write()
         properties = {**(step.options.get("properties") or {}), "run_id": self.run_id}
-        return {"app_id": self.step_id(step.name), "batch_id": batch, "properties": properties}
+        return {"app_id": self.make_step_id(step.name), "batch_id": batch, "properties": properties}
 
     def confirm(self, step: Step, *, changed: bool) -> None:
         """Check that a step which changed nothing was not done by another run in the meantime.
@@ -212,7 +216,11 @@ class RunState:
         pending = self.state.pending.get(step.name)
         if changed or pending is None:
             return
-        said = self.resources.table(require(step.target)).last_commits().get(self.step_id(step.name), {})
+        said = (
+            self.resources.get_table(require(step.target))
+            .last_commits()
+            .get(self.make_step_id(step.name), {})
+        )
         if read_batch(said) >= pending.batch and said.get("run_id") != self.run_id:
             raise CommitConflict(
                 f"Another run of pipeline {self.pipeline.name!r} has committed step {step.name!r} meanwhile.",
@@ -222,14 +230,16 @@ class RunState:
 
     def note(self, step: Step, listing: InputFiles | None, *, changed: bool) -> None:
         """Record the success of a step, with the files it took and the commit it made."""
-        path = None if step.target is None else self.target_key(step.target)
-        version = None if step.target is None else self.snapshot(step.target).version
+        path = None if step.target is None else self.make_target_key(step.target)
+        version = None if step.target is None else self.get_snapshot(step.target).version
         pending = self.state.pending.get(step.name)
         if pending is not None and path is not None:
-            memory = self.state.step(step.name)
+            memory = self.state.get_step(step.name)
             memory.take(path, pending.scope, pending.files)
             memory.commits[path] = pending.batch
-        left = {self.target_key(name): self.digest(name) for name in self.touched(step)}
+        left = {
+            self.make_target_key(name): self.compute_digest(name) for name in self.find_touched_targets(step)
+        }
         definition = describe_definition(step, self.pipeline)
         success = Success(definition, compute_input_digest(listing), 0, 0, path, version)
         self.state.note(step.name, success, changed=changed, left=left)
@@ -238,20 +248,20 @@ class RunState:
 
     def mark_done(self) -> None:
         """Record every step as done with the inputs and targets that are there; runs nothing."""
-        for step in self.steps():
+        for step in self.list_steps():
             pending = self.state.pending.get(step.name)
             if pending is not None and step.target is not None:
-                self.resources.table(step.target).recover(run_id=pending.run)
-            source = self.source(step)
+                self.resources.get_table(step.target).recover(run_id=pending.run)
+            source = self.get_source(step)
             listing = None if source is None else self.list_inputs(source)
             if step.target is not None:
-                commits = self.resources.table(step.target).last_commits()
-                path = self.target_key(step.target)
-                memory = self.state.step(step.name)
-                memory.commits[path] = read_batch(commits.get(self.step_id(step.name)))
+                commits = self.resources.get_table(step.target).last_commits()
+                path = self.make_target_key(step.target)
+                memory = self.state.get_step(step.name)
+                memory.commits[path] = read_batch(commits.get(self.make_step_id(step.name)))
                 if listing is not None:
                     self.state.files.update(list_known_files(listing, self.state.files))
-                    memory.take(path, self.scope(step), listing.stamps)
+                    memory.take(path, self.compute_scope(step), listing.stamps)
             self.state.pending.pop(step.name, None)
             self.note(step, listing, changed=False)
         self.finish()
@@ -259,7 +269,7 @@ class RunState:
     def resume_at(self) -> int:
         """How many steps the unfinished run had done; 0 where there is none."""
         unfinished = self.state.unfinished
-        order = [step.name for step in self.steps()]
+        order = [step.name for step in self.list_steps()]
         if unfinished is None or unfinished.after not in order:
             return 0
         return order.index(unfinished.after) + 1
@@ -282,48 +292,48 @@ class RunState:
 
     # Looking up
 
-    def steps(self) -> tuple[Step, ...]:
+    def list_steps(self) -> tuple[Step, ...]:
         """The steps, each with its name."""
         return name_steps(self.pipeline)
 
-    def step_id(self, name: str) -> str:
+    def make_step_id(self, name: str) -> str:
         """The ``app_id`` of a step's commits."""
         return f"pipeline/{self.pipeline.name}/{name}"
 
-    def source(self, step: Step) -> Source | None:
+    def get_source(self, step: Step) -> Source | None:
         return None if step.source is None else self.pipeline.sources[step.source]
 
-    def touched(self, step: Step) -> set[str]:
+    def find_touched_targets(self, step: Step) -> set[str]:
         """The targets that a step reads or writes."""
-        source = self.source(step)
+        source = self.get_source(step)
         read = source.reads if source is not None else ()
         return {name for name in (*read, step.target) if name is not None}
 
-    def target_path(self, target: str) -> str:
+    def show_target_path(self, target: str) -> str:
         """The path or name of a target, without credentials."""
         return redact(str(self.pipeline.targets[target].path))
 
-    def target_key(self, target: str) -> str:
+    def make_target_key(self, target: str) -> str:
         """The name of a target in the state: its path, and the catalog and branch of an Iceberg table."""
         declared = self.pipeline.targets[target]
-        parts = (self.target_path(target), declared.catalog, declared.options.get("branch"))
+        parts = (self.show_target_path(target), declared.catalog, declared.options.get("branch"))
         return " ".join(redact(str(part)) for part in parts if part)
 
-    def snapshot(self, target: str) -> Snapshot:
+    def get_snapshot(self, target: str) -> Snapshot:
         """The snapshot of a target, taken after the last step that changed it."""
         if target not in self.snapshots:
-            self.snapshots[target] = self.resources.table(target).snapshot()
+            self.snapshots[target] = self.resources.get_table(target).snapshot()
         if target not in self.seen:
             self.seen.add(target)
-            self.state.look(self.target_key(target), self.digest(target))
+            self.state.look(self.make_target_key(target), self.compute_digest(target))
         return self.snapshots[target]
 
     def forget(self, target: str) -> None:
         """Drop the snapshot of a target that has changed."""
         self.snapshots.pop(target, None)
 
-    def digest(self, target: str) -> str:
-        return digest_snapshot(self.snapshot(target))
+    def compute_digest(self, target: str) -> str:
+        return digest_snapshot(self.get_snapshot(target))
 
 
 def name_steps(pipeline: Pipeline) -> tuple[Step, ...]:
@@ -354,15 +364,15 @@ def describe_definition(step: Step, pipeline: Pipeline) -> str:
     source = pipeline.sources.get(step.source or "")
     meaning = {
         "operation": step.operation,
-        "step": {name: value for name, value in step.given().items() if name != "name"},
-        "source": None if source is None else _source(source),
-        "from": None if source is None else _table(pipeline, source.target),
-        "target": _table(pipeline, step.target),
+        "step": {name: value for name, value in step.list_given().items() if name != "name"},
+        "source": None if source is None else _describe_source(source),
+        "from": None if source is None else _describe_table(pipeline, source.target),
+        "target": _describe_table(pipeline, step.target),
     }
-    return _digest(meaning)
+    return _compute_digest(meaning)
 
 
-def _source(source: Source) -> dict[str, Any]:
+def _describe_source(source: Source) -> dict[str, Any]:
     said = asdict(source)
     usual = {
         entry.name: entry.default_factory() if entry.default_factory is not MISSING else entry.default
@@ -372,7 +382,7 @@ def _source(source: Source) -> dict[str, Any]:
     return kept | {"new_files_only": bool(source.new_files_only)}
 
 
-def _table(pipeline: Pipeline, target: str | None) -> Any:
+def _describe_table(pipeline: Pipeline, target: str | None) -> Any:
     if target is None:
         return None
     declared = pipeline.targets[target]
@@ -383,17 +393,17 @@ def _table(pipeline: Pipeline, target: str | None) -> Any:
 
 
 def digest_files(stamps: Iterable[FileStamp]) -> str:
-    return _digest(sorted(stamp.as_list() for stamp in stamps))
+    return _compute_digest(sorted(stamp.as_list() for stamp in stamps))
 
 
 def digest_snapshot(snapshot: Snapshot) -> str:
     """A digest of a table's files; of an Iceberg table also of its version."""
     files: Sequence[Any] = sorted([file.path, list(file.fingerprint), file.size] for file in snapshot.files)
     if not snapshot.replaces_in_place:  # rows may be deleted while every file stays
-        return _digest([snapshot.exists, files, snapshot.version])
-    return _digest([snapshot.exists, files])
+        return _compute_digest([snapshot.exists, files, snapshot.version])
+    return _compute_digest([snapshot.exists, files])
 
 
-def _digest(value: Any) -> str:
+def _compute_digest(value: Any) -> str:
     text = json.dumps(value, sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:32]

@@ -17,7 +17,7 @@ from typing import Any, Literal, TypedDict, Unpack
 
 from intarsia.common.log import redact
 from intarsia.core.ports import Progress
-from intarsia.core.run import silent
+from intarsia.core.run import ignore_progress
 from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError, StorageError
 from intarsia.pipeline.model import Pipeline
@@ -26,11 +26,17 @@ from intarsia.pipeline.parse import load
 from intarsia.pipeline.report import PipelineReport, StepReport, as_json
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.run_state import RunState
-from intarsia.pipeline.state import lock_state, old_state_path, read_state, state_path, write_atomically
+from intarsia.pipeline.state import (
+    choose_state_path,
+    find_old_state_path,
+    lock_state,
+    read_state,
+    write_atomically,
+)
 from intarsia.pipeline.state_recovery import finish_commits, recover_state
 from intarsia.pipeline.step_runner import OnStep, StepRunner
 from intarsia.pipeline.validation import check
-from intarsia.show.progress import for_terminal
+from intarsia.show.progress import make_reporter
 
 __all__ = ["OnStep", "RunOptions", "run", "run_file"]
 
@@ -112,24 +118,24 @@ def run(
     check(pipeline)
     if dry_run and mark_done:
         raise InputError("A dry run writes nothing, so it cannot mark steps as done.")
-    path, old = state_path(pipeline), old_state_path(pipeline)
+    path, old = choose_state_path(pipeline), find_old_state_path(pipeline)
     keep = not dry_run or report_dir is not None
     directory = Path(report_dir if report_dir is not None else pipeline.reports)
     if keep:
-        report_directory(directory)
+        make_report_directory(directory)
     with ExitStack() as stack:
         state = read_state(path, old) if dry_run else stack.enter_context(lock_state(path, old))
         watched = stack.enter_context(_open_progress(progress))
         resources = RunResources(pipeline, _make_opener(pipeline, master, session, watched, stack))
         stack.callback(resources.close)
         run_state = RunState(
-            pipeline, resources, state, path, _run_id(), dry_run=dry_run, full_refresh=full_refresh
+            pipeline, resources, state, path, _make_run_id(), dry_run=dry_run, full_refresh=full_refresh
         )
         made = _Run(pipeline, resources, run_state, watched, on_step, directory if keep else None)
         if mark_done:
             return made.mark_done()
         recover_state(run_state)
-        return made.all()
+        return made.run_all()
 
 
 @dataclass(slots=True)
@@ -144,7 +150,7 @@ class _Run:
     directory: Path | None
     """Where the reports go; None for no reports."""
 
-    def all(self) -> PipelineReport:
+    def run_all(self) -> PipelineReport:
         """Finish the run that ended early, if one did, then run all steps from the first.
 
         A step takes no new input before the steps after it have run on the old one. A full refresh that ended
@@ -172,7 +178,7 @@ class _Run:
 
     def mark_done(self) -> PipelineReport:
         self.run_state.mark_done()
-        course = self._course(self.on_step)
+        course = self._make_step_runner(self.on_step)
         course.mark_all()
         return self._report(course, datetime.now(UTC), 0.0)
 
@@ -181,7 +187,7 @@ class _Run:
     ) -> PipelineReport | None:
         """One pass over the steps; None where it had nothing to do and the other pass makes the report."""
         begun, started = time.perf_counter(), datetime.now(UTC)
-        self.run_state.run_id = _run_id()
+        self.run_state.run_id = _make_run_id()
         unfinished = self.run_state.state.unfinished
         waiting: list[StepReport] = []
 
@@ -193,7 +199,7 @@ class _Run:
             while waiting:
                 self.on_step(waiting.pop(0))
 
-        course = self._course(tell, done_before=resumed, only_if=only_if)
+        course = self._make_step_runner(tell, done_before=resumed, only_if=only_if)
 
         def report() -> PipelineReport:
             made = self._report(course, started, time.perf_counter() - begun)
@@ -213,7 +219,9 @@ class _Run:
             return None
         return self._write(report())
 
-    def _course(self, on_step: OnStep | None, *, done_before: int = 0, only_if: int = 0) -> StepRunner:
+    def _make_step_runner(
+        self, on_step: OnStep | None, *, done_before: int = 0, only_if: int = 0
+    ) -> StepRunner:
         return StepRunner(
             self.pipeline,
             self.resources,
@@ -230,7 +238,7 @@ class _Run:
             pipeline=self.pipeline.name,
             run_id=self.run_state.run_id,
             started=started,
-            steps=course.finished(),
+            steps=course.list_reports(),
             seconds=seconds,
             engine=self.pipeline.engine,
             session=_describe_session(self.resources.opened),
@@ -270,9 +278,9 @@ def run_file(
 def _open_progress(progress: Progress | bool | None) -> Iterator[Progress]:
     given: AbstractContextManager[Progress]
     if progress is None or progress is True:
-        given = for_terminal()
+        given = make_reporter()
     else:
-        given = nullcontext(silent if progress is False else progress)
+        given = nullcontext(ignore_progress if progress is False else progress)
     with given as watched:
         yield watched
 
@@ -294,15 +302,15 @@ def _make_opener(
 
     settings = pipeline.spark
 
-    def opened() -> Any:
+    def open_session() -> Any:
         progress("opening the Spark session", 0, 0)
         app = settings.app_name or pipeline.name
         return stack.enter_context(session_on(master or settings.master, app=app, config=settings.config))
 
-    return opened
+    return open_session
 
 
-def _run_id() -> str:
+def _make_run_id() -> str:
     return f"{datetime.now(UTC):%Y%m%dT%H%M%S}-{uuid.uuid4().hex[:6]}"
 
 
@@ -314,7 +322,7 @@ def _describe_session(session: Any) -> str:
     return redact(f"Spark {session.version}, {session.sparkContext.master}")
 
 
-def report_directory(directory: Path) -> None:
+def make_report_directory(directory: Path) -> None:
     """Make the directory of the reports, before a step runs.
 
     Raises:

@@ -78,7 +78,7 @@ class StepMemory:
     commits: dict[str, int] = field(default_factory=dict)
     """By target: the number of the step's last batch."""
 
-    def success(self, definition: str) -> Success | None:
+    def find_success(self, definition: str) -> Success | None:
         return next((found for found in self.successes if found.definition == definition), None)
 
     def add(self, success: Success) -> None:
@@ -117,12 +117,12 @@ class PipelineState:
     trusting: bool = False
     """Read from a file of version 1, which has no commits: those in the tables' logs count as known."""
 
-    def step(self, name: str) -> StepMemory:
+    def get_step(self, name: str) -> StepMemory:
         return self.steps.setdefault(name, StepMemory())
 
-    def success(self, step: str, definition: str) -> Success | None:
+    def find_success(self, step: str, definition: str) -> Success | None:
         found = self.steps.get(step)
-        return None if found is None else found.success(definition)
+        return None if found is None else found.find_success(definition)
 
     def look(self, target: str, digest: str) -> None:
         """Record the digest of a target; one that differs from ours means that another writer changed it."""
@@ -131,7 +131,7 @@ class PipelineState:
             self.foreign[target] = self.counter
         self.targets[target] = digest
 
-    def taken(self, step: str, target: str, scope: str) -> tuple[FileStamp, ...]:
+    def list_taken(self, step: str, target: str, scope: str) -> tuple[FileStamp, ...]:
         """The files that a step has taken into a target, in a scope."""
         known = {} if step not in self.steps else self.steps[step].taken.get(target, {})
         return (*known.get(scope, ()), *known.get(ANY_SCOPE, ()))
@@ -139,8 +139,8 @@ class PipelineState:
     def note(self, step: str, success: Success, *, changed: bool, left: Mapping[str, str]) -> None:
         """Record a success, and the digests of the targets it left behind."""
         self.counter += 1
-        memory = self.step(step)
-        before = memory.success(success.definition)
+        memory = self.get_step(step)
+        before = memory.find_success(success.definition)
         memory.add(
             replace(
                 success,
@@ -160,9 +160,10 @@ class PipelineState:
             "counter": self.counter,
             "targets": self.targets,
             "foreign": self.foreign,
-            "steps": {name: _plain_memory(memory) for name, memory in self.steps.items()},
+            "steps": {name: _memory_to_json(memory) for name, memory in self.steps.items()},
             "pending": {
-                name: asdict(entry) | {"files": _plain(entry.files)} for name, entry in self.pending.items()
+                name: asdict(entry) | {"files": _stamps_to_json(entry.files)}
+                for name, entry in self.pending.items()
             },
             "files": {
                 path: [known.size, known.mtime_ns, known.digest, known.seen_ns]
@@ -196,22 +197,22 @@ class PipelineState:
         return made
 
 
-def _plain(files: Iterable[FileStamp]) -> list[list[Any]]:
+def _stamps_to_json(files: Iterable[FileStamp]) -> list[list[Any]]:
     return [stamp.as_list() for stamp in files]
 
 
-def _plain_memory(memory: StepMemory) -> dict[str, Any]:
+def _memory_to_json(memory: StepMemory) -> dict[str, Any]:
     return {
         "successes": [asdict(success) for success in memory.successes],
         "taken": {
-            target: {scope: _plain(files) for scope, files in scopes.items()}
+            target: {scope: _stamps_to_json(files) for scope, files in scopes.items()}
             for target, scopes in memory.taken.items()
         },
         "commits": memory.commits,
     }
 
 
-def _stamps(raw: Any) -> tuple[FileStamp, ...]:
+def _parse_stamps(raw: Any) -> tuple[FileStamp, ...]:
     return tuple(FileStamp(str(path), int(size), int(time)) for path, size, time in raw)
 
 
@@ -219,11 +220,14 @@ def _read_second(state: PipelineState, raw: Mapping[str, Any]) -> None:
     for name, one in raw["steps"].items():
         state.steps[name] = StepMemory(
             [Success(**success) for success in one["successes"]],
-            {t: {s: _stamps(files) for s, files in scopes.items()} for t, scopes in one["taken"].items()},
+            {
+                t: {s: _parse_stamps(files) for s, files in scopes.items()}
+                for t, scopes in one["taken"].items()
+            },
             {str(target): int(batch) for target, batch in one["commits"].items()},
         )
     for name, one in raw["pending"].items():
-        state.pending[name] = Pending(**(one | {"files": _stamps(one["files"])}))
+        state.pending[name] = Pending(**(one | {"files": _parse_stamps(one["files"])}))
     state.files = {path: KnownFile(*known) for path, known in raw["files"].items()}
     if raw["unfinished"] is not None:
         state.unfinished = UnfinishedRun(**raw["unfinished"])
@@ -233,16 +237,16 @@ def _read_second(state: PipelineState, raw: Mapping[str, Any]) -> None:
 def _read_first(state: PipelineState, raw: Mapping[str, Any]) -> None:
     """Version 1 has the input files of appends only, and no commits."""
     for name, found in raw["steps"].items():
-        memory = state.step(name)
+        memory = state.get_step(name)
         for one in found:
-            files = _stamps(one["files"])
+            files = _parse_stamps(one["files"])
             success = Success(**{key: value for key, value in one.items() if key != "files"})
             memory.add(success)
             if files and success.target is not None:
                 memory.take(success.target, ANY_SCOPE, files)
     for name, one in raw["pending"].items():
         state.pending[name] = Pending(
-            "", int(one["batch"]), str(one["target"]), None, "", "", ANY_SCOPE, _stamps(one["files"])
+            "", int(one["batch"]), str(one["target"]), None, "", "", ANY_SCOPE, _parse_stamps(one["files"])
         )
     state.trusting = True
 
@@ -251,7 +255,7 @@ DIRECTORY = ".intarsia"
 """Directory of the state, beside that of the reports."""
 
 
-def state_path(pipeline: Pipeline) -> Path:
+def choose_state_path(pipeline: Pipeline) -> Path:
     """The path of the state: the pipeline's own, else ``.intarsia/<name>.state.json`` beside the reports."""
     if pipeline.state is not None:
         if "://" in pipeline.state:
@@ -262,7 +266,7 @@ def state_path(pipeline: Pipeline) -> Path:
     return Path(pipeline.reports).absolute().parent / DIRECTORY / f"{pipeline.name}.state.json"
 
 
-def old_state_path(pipeline: Pipeline) -> Path | None:
+def find_old_state_path(pipeline: Pipeline) -> Path | None:
     """The path of the state in version 1; None where the pipeline names its own."""
     return None if pipeline.state is not None else Path(pipeline.reports, f"{pipeline.name}.state.json")
 
@@ -277,7 +281,7 @@ def lock_state(path: Path, old: Path | None = None) -> Iterator[PipelineState]:
         StorageError: it cannot be read or written.
     """
     lock = path.with_name(f".{path.name}.lock")
-    with _storage_errors(path):
+    with _translate_storage_errors(path):
         _make_directory(path.parent)
         handle = os.open(lock, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     try:
@@ -293,7 +297,7 @@ def lock_state(path: Path, old: Path | None = None) -> Iterator[PipelineState]:
             draft.unlink(missing_ok=True)
         state = read_state(path, old)
         if old is not None and old.exists():
-            with _storage_errors(old):
+            with _translate_storage_errors(old):
                 if not path.exists():
                     write_atomically(path, state.as_json())
                 old.unlink()  # one that was left would be taken over again if the new one were lost
@@ -308,7 +312,7 @@ def read_state(path: Path, old: Path | None = None) -> PipelineState:
     for place in (path, old):
         if place is None:
             continue
-        with _storage_errors(place):
+        with _translate_storage_errors(place):
             try:
                 data = place.read_bytes()
             except FileNotFoundError:
@@ -320,7 +324,7 @@ def read_state(path: Path, old: Path | None = None) -> PipelineState:
 def write_atomically(path: Path, data: bytes) -> None:
     """Replace a file: a reader sees the old bytes or the new ones, also after a crash."""
     draft = path.with_name(f".{path.name}.{os.getpid()}.part")
-    with _storage_errors(path):
+    with _translate_storage_errors(path):
         _make_directory(path.parent)
         try:
             with open(draft, "wb") as file:
@@ -352,7 +356,7 @@ def _sync(directory: Path) -> None:
 
 
 @contextmanager
-def _storage_errors(path: Path) -> Iterator[None]:
+def _translate_storage_errors(path: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from typing import Any
 
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.errors import CommitUnknown, DamagedTable, IntarsiaError
 from intarsia.pipeline.input_selection import is_append
 from intarsia.pipeline.inputs import FileStamp
@@ -22,7 +22,7 @@ from intarsia.pipeline.run_state import (
 )
 from intarsia.pipeline.state import Pending, Success, UnfinishedRun
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 Commits = Mapping[str, Mapping[str, str]]
 """By the id of a step: the properties of its last commit in a table's log."""
@@ -43,16 +43,18 @@ def recover_state(run_state: RunState) -> None:
     finish_commits(run_state)
     _follow_renames(run_state)
     lost: list[Step] = []
-    for target in _targets(run_state):
+    for target in _list_targets(run_state):
         if target in run_state.unresolved:
             continue
         try:
-            commits = run_state.resources.table(target).last_commits()
-            exists = run_state.snapshot(target).exists
+            commits = run_state.resources.get_table(target).last_commits()
+            exists = run_state.get_snapshot(target).exists
         except (IntarsiaError, OSError) as error:
             _leave_unsettled(run_state, target, error)
             continue
-        steps = [one for one in run_state.steps() if one.target == target and not isinstance(one, Expect)]
+        steps = [
+            one for one in run_state.list_steps() if one.target == target and not isinstance(one, Expect)
+        ]
         lost += [step for step in steps if exists and _is_unknown(run_state, step, commits)]
         if not exists:
             _start_over(run_state, steps)
@@ -71,14 +73,14 @@ def finish_commits(run_state: RunState) -> None:
 
     Where a table cannot be read its steps stay pending and fail: if they ran, they might take effect twice.
     """
-    for target in _targets(run_state):
-        path = run_state.target_key(target)
+    for target in _list_targets(run_state):
+        path = run_state.make_target_key(target)
         runs = {pending.run for pending in run_state.state.pending.values() if pending.target == path}
         if not runs:
             continue
         run_state.unresolved.pop(target, None)
         try:
-            table = run_state.resources.table(target)
+            table = run_state.resources.get_table(target)
             for run in () if run_state.dry_run else runs:
                 table.recover(run_id=run)  # publishes what was committed, for other readers of the directory
             _settle(run_state, target, table.last_commits())
@@ -86,8 +88,8 @@ def finish_commits(run_state: RunState) -> None:
             _leave_unsettled(run_state, target, error)
 
 
-def _targets(run_state: RunState) -> Iterable[str]:
-    return dict.fromkeys(step.target for step in run_state.steps() if step.target is not None)
+def _list_targets(run_state: RunState) -> Iterable[str]:
+    return dict.fromkeys(step.target for step in run_state.list_steps() if step.target is not None)
 
 
 def _leave_unsettled(run_state: RunState, target: str, error: Exception) -> None:
@@ -99,7 +101,7 @@ def _rename_targets(run_state: RunState) -> None:
     """Give targets of version 1, which are named by their path alone, the names of version 2."""
     state = run_state.state
     for target in run_state.pipeline.targets:
-        old, new = run_state.target_path(target), run_state.target_key(target)
+        old, new = run_state.show_target_path(target), run_state.make_target_key(target)
         if old == new:
             continue
         known: list[dict[str, Any]] = [state.targets, state.foreign]
@@ -119,7 +121,7 @@ def _rename_targets(run_state: RunState) -> None:
 def _start_over(run_state: RunState, steps: Sequence[Step]) -> None:
     """Forget the files that were taken into a target that does not exist."""
     for step in steps:
-        path = run_state.target_key(require(step.target))
+        path = run_state.make_target_key(require(step.target))
         memory = run_state.state.steps.get(step.name)
         if memory is not None and memory.taken.pop(path, {}):
             run_state.dirty = True
@@ -127,9 +129,11 @@ def _start_over(run_state: RunState, steps: Sequence[Step]) -> None:
 
 def _trust(run_state: RunState, steps: Sequence[Step], commits: Commits) -> None:
     for step in steps:
-        batch = read_batch(commits.get(run_state.step_id(step.name)))
+        batch = read_batch(commits.get(run_state.make_step_id(step.name)))
         if batch:
-            run_state.state.step(step.name).commits[run_state.target_key(require(step.target))] = batch
+            run_state.state.get_step(step.name).commits[run_state.make_target_key(require(step.target))] = (
+                batch
+            )
 
 
 def _is_unknown(run_state: RunState, step: Step, commits: Commits) -> bool:
@@ -137,13 +141,13 @@ def _is_unknown(run_state: RunState, step: Step, commits: Commits) -> bool:
     if run_state.state.trusting or (run_state.full_refresh and not is_append(step)):
         return False
     memory = run_state.state.steps.get(step.name)
-    known = 0 if memory is None else memory.commits.get(run_state.target_key(require(step.target)), 0)
-    return read_batch(commits.get(run_state.step_id(step.name))) > known
+    known = 0 if memory is None else memory.commits.get(run_state.make_target_key(require(step.target)), 0)
+    return read_batch(commits.get(run_state.make_step_id(step.name))) > known
 
 
 def _refuse(run_state: RunState, lost: list[Step]) -> None:
     told = ", ".join(repr(step.name) for step in lost)
-    where = run_state.target_path(require(lost[0].target))
+    where = run_state.show_target_path(require(lost[0].target))
     way = "run once with --full-refresh, which merges and writes every file again"
     if any(map(is_append, lost)):
         way = "remove the target to have it filled again"
@@ -157,21 +161,21 @@ def _refuse(run_state: RunState, lost: list[Step]) -> None:
 
 
 def _settle(run_state: RunState, target: str, commits: Commits) -> None:
-    path = run_state.target_key(target)
+    path = run_state.make_target_key(target)
     for name, pending in list(run_state.state.pending.items()):
         if pending.target != path:
             continue
-        said = commits.get(run_state.step_id(name), {})
+        said = commits.get(run_state.make_step_id(name), {})
         is_ours = said.get("run_id", "") == pending.run or not pending.run
         if read_batch(said) == pending.batch and is_ours:
             _note_commit(run_state, name, pending, target)
             continue
         since = 0 if pending.version is None else pending.version
-        if not (run_state.full_refresh or run_state.resources.table(target).knows_commits_since(since)):
+        if not (run_state.full_refresh or run_state.resources.get_table(target).knows_commits_since(since)):
             raise CommitUnknown(
                 f"Nobody can say whether run {pending.run} has committed step {name!r}: the history of"
-                f" {run_state.target_path(target)} does not go back to where it began.",
-                path=run_state.target_path(target),
+                f" {run_state.show_target_path(target)} does not go back to where it began.",
+                path=run_state.show_target_path(target),
                 hint="look into the table; then run once with --mark-done if the step has taken effect, or"
                 " with --full-refresh to have it carried out again.",
             )
@@ -179,17 +183,22 @@ def _settle(run_state: RunState, target: str, commits: Commits) -> None:
 
 
 def _note_commit(run_state: RunState, name: str, pending: Pending, target: str) -> None:
-    now = run_state.resources.table(target).snapshot()
+    now = run_state.resources.get_table(target).snapshot()
     run_state.snapshots[target] = now
     left = {}
     if pending.version is None or now.version == pending.version + 1:  # no other commit since
         left[pending.target] = digest_snapshot(now)
         run_state.seen.add(target)
-    memory = run_state.state.step(name)
+    memory = run_state.state.get_step(name)
     memory.take(pending.target, pending.scope, pending.files)
     memory.commits[pending.target] = pending.batch
     definition = pending.definition or next(
-        (describe_definition(step, run_state.pipeline) for step in run_state.steps() if step.name == name), ""
+        (
+            describe_definition(step, run_state.pipeline)
+            for step in run_state.list_steps()
+            if step.name == name
+        ),
+        "",
     )
     success = Success(definition, pending.input, 0, 0, pending.target, now.version)
     run_state.state.note(name, success, changed=True, left=left)
@@ -201,16 +210,16 @@ def _note_commit(run_state: RunState, name: str, pending: Pending, target: str) 
 
 def _follow_renames(run_state: RunState) -> None:
     """Copy what is known of a step to its new name, found by its unchanged definition."""
-    defined = {step.name: describe_definition(step, run_state.pipeline) for step in run_state.steps()}
+    defined = {step.name: describe_definition(step, run_state.pipeline) for step in run_state.list_steps()}
     before = copy.deepcopy(run_state.state.steps)
     for name, definition in defined.items():
-        if name in before and before[name].success(definition) is not None:
+        if name in before and before[name].find_success(definition) is not None:
             continue
         for other, memory in before.items():
-            success = memory.success(definition)
+            success = memory.find_success(definition)
             if success is None or defined.get(other) == definition:
                 continue
-            own = run_state.state.step(name)
+            own = run_state.state.get_step(name)
             own.add(success)
             for scope, files in memory.taken.get(success.target or "", {}).items():
                 own.take(success.target or "", scope, files)
@@ -223,25 +232,25 @@ def _follow_renames(run_state: RunState) -> None:
 
 def _adopt(run_state: RunState) -> None:
     """Find the files that merges of version 1 took, by the digest that it has of them."""
-    for step in run_state.steps():
+    for step in run_state.list_steps():
         memory = run_state.state.steps.get(step.name)
-        source = run_state.source(step)
+        source = run_state.get_source(step)
         if memory is None or source is None or step.target is None or isinstance(step, Expect):
             continue
-        path = run_state.target_key(step.target)
-        success = memory.success(describe_definition(step, run_state.pipeline))
+        path = run_state.make_target_key(step.target)
+        success = memory.find_success(describe_definition(step, run_state.pipeline))
         if success is None or path in memory.taken:
             continue
         try:
             listing = run_state.list_inputs(source)
-            if listing is None or not run_state.snapshot(step.target).exists:
+            if listing is None or not run_state.get_snapshot(step.target).exists:
                 continue
         except (IntarsiaError, OSError):  # the step will say so
             continue
-        memory.take(path, run_state.scope(step), _giving(success, listing.stamps))
+        memory.take(path, run_state.compute_scope(step), _find_input_files(success, listing.stamps))
 
 
-def _giving(success: Success, listing: tuple[FileStamp, ...]) -> tuple[FileStamp, ...]:
+def _find_input_files(success: Success, listing: tuple[FileStamp, ...]) -> tuple[FileStamp, ...]:
     """The oldest files, as many as have the digest of a success's input; none where no number has."""
     stamps = sorted(listing, key=lambda stamp: stamp.mtime_ns)
     finished = datetime.fromisoformat(success.finished).timestamp() + 1 if success.finished else 0.0

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 import pyarrow as pa
 
-from intarsia.common.log import logger, redact
+from intarsia.common.log import get_logger, redact
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
@@ -21,9 +21,9 @@ from intarsia.pipeline.report import Status, StepReport
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.run_state import RunState, digest_snapshot
 from intarsia.pipeline.steps import carry_out, check_layout
-from intarsia.spark.errors import find_known_failure, spark_error_types
+from intarsia.spark.errors import find_known_failure, list_spark_error_types
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 OnStep = Callable[[StepReport], None]
 
@@ -49,10 +49,10 @@ class StepRunner:
     """In a dry run: targets whose steps run on a copy in a scratch directory."""
 
     def go(self) -> None:
-        for number, step in enumerate(self.run_state.steps(), 1):
+        for number, step in enumerate(self.run_state.list_steps(), 1):
             if self.only_if and number > self.only_if and self.is_idle:
                 return
-            report = self._one(step, number)
+            report = self._run_one(step, number)
             self.reports.append(report)
             if self.on_step is not None:
                 self.on_step(report)
@@ -66,36 +66,36 @@ class StepRunner:
 
     def mark_all(self) -> None:
         """Report every step as noted as done, without running it."""
-        for step in self.run_state.steps():
+        for step in self.run_state.list_steps():
             self.reports.append(replace(self._report(step, "unchanged"), notes=("noted as done, not run",)))
             if self.on_step is not None:
                 self.on_step(self.reports[-1])
 
-    def finished(self) -> tuple[StepReport, ...]:
+    def list_reports(self) -> tuple[StepReport, ...]:
         """The reports so far, and of the steps that were not reached."""
-        left = self.run_state.steps()[len(self.reports) :]
+        left = self.run_state.list_steps()[len(self.reports) :]
         return (*self.reports, *(self._report(step, "not run") for step in left))
 
-    def _one(self, step: Step, number: int) -> StepReport:
+    def _run_one(self, step: Step, number: int) -> StepReport:
         begun = time.perf_counter()
         title = f"{number}/{len(self.pipeline.steps)} {step.name}"
 
-        def progress(what: str, done: int, total: int) -> None:
+        def report_progress(what: str, done: int, total: int) -> None:
             self.progress(f"{title}: {what}", done, total)
 
-        progress("looking at its input", 0, 0)
+        report_progress("looking at its input", 0, 0)
         try:
             self.run_state.check_settled(step)
             if number <= self.done_before and not isinstance(step, Expect):
                 report = self._report_done_before(step)
             else:
-                report = self._attempt(step, progress)
-        except (IntarsiaError, OSError, pa.ArrowException, *spark_error_types()) as error:
+                report = self._attempt(step, report_progress)
+        except (IntarsiaError, OSError, pa.ArrowException, *list_spark_error_types()) as error:
             if error is self.resources.unopened:  # no step could run
                 raise
             ours = translate_error(error)
             if isinstance(ours, IntarsiaError):  # one that Spark brought knows neither
-                ours.place(_operation_name(step), self._where(step))
+                ours.place(_name_operation(step), self._describe_place(step))
             log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, ours, exc_info=error)
             report = self._report_failure(step, ours)
         seconds = time.perf_counter() - begun
@@ -103,7 +103,7 @@ class StepRunner:
         return replace(report, seconds=seconds)
 
     def _report_done_before(self, step: Step) -> StepReport:
-        snapshot = self.run_state.snapshot(step.target) if step.target is not None else None
+        snapshot = self.run_state.get_snapshot(step.target) if step.target is not None else None
         notes = ("done by the run that is finished first",)
         return replace(self._report(step, "unchanged"), before=snapshot, after=snapshot, notes=notes)
 
@@ -115,7 +115,7 @@ class StepRunner:
             return report
         self.run_state.forget(step.target)
         try:
-            after = self.run_state.snapshot(step.target)
+            after = self.run_state.get_snapshot(step.target)
         except (IntarsiaError, OSError):  # it may be what failed the step
             return replace(report, before=before)
         same = digest_snapshot(before) == digest_snapshot(after)
@@ -123,9 +123,9 @@ class StepRunner:
         return replace(report, before=before, after=after, notes=notes)
 
     def _attempt(self, step: Step, progress: Progress) -> StepReport:
-        source = self.run_state.source(step)
-        selection = self.run_state.selected(step, source)
-        before = self.run_state.snapshot(step.target) if step.target is not None else None
+        source = self.run_state.get_source(step)
+        selection = self.run_state.select_inputs(step, source)
+        before = self.run_state.get_snapshot(step.target) if step.target is not None else None
         if before is not None:
             check_layout(step, self.pipeline, before)
         stamps = () if selection is None else selection.files.stamps
@@ -152,15 +152,15 @@ class StepRunner:
     def _waits_for(self, step: Step) -> bool:
         """Whether a step of a dry run needs a target that does not exist, and of which there is no copy."""
         return any(
-            name in self.made and not self.run_state.snapshot(name).exists
-            for name in self.run_state.touched(step)
+            name in self.made and not self.run_state.get_snapshot(name).exists
+            for name in self.run_state.find_touched_targets(step)
         )
 
     def _perform(
         self, step: Step, report: StepReport, selection: Selection | None, progress: Progress
     ) -> StepReport:
         """Run a step and record its success in the state."""
-        source = self.run_state.source(step)
+        source = self.run_state.get_source(step)
         listing = None if source is None or selection is None else self.run_state.list_inputs(source)
         taken = None if selection is None else selection.files
         is_rehearsed = self.dry_run and self._is_rehearsed(step, taken)
@@ -180,7 +180,7 @@ class StepRunner:
             changed = outcome.changed
         elif isinstance(step, Expect):
             done = replace(done, checks=tuple(outcome))
-            error = make_failure(step, outcome, self._place(step))
+            error = make_failure(step, outcome, self._describe_source(step))
             if error is not None:
                 return replace(done, status="failed", error=error)
         if self.dry_run:
@@ -188,13 +188,13 @@ class StepRunner:
         self.run_state.confirm(step, changed=changed)
         if isinstance(outcome, MergeResult) and step.target is not None:
             self.run_state.forget(step.target)  # a commit that changes nothing is one, too
-            done = replace(done, after=self.run_state.snapshot(step.target))
+            done = replace(done, after=self.run_state.get_snapshot(step.target))
         self.run_state.note(step, listing, changed=changed)
         return done
 
     def _report_plan(self, step: Step, report: StepReport, *, changed: bool) -> StepReport:
         notes = report.notes
-        if (self.run_state.touched(step) & self.made) - self.rehearsed:
+        if (self.run_state.find_touched_targets(step) & self.made) - self.rehearsed:
             notes = (*notes, "planned against the target as it is now, before the steps above")
         if changed and step.target is not None:
             self.made.add(step.target)
@@ -208,7 +208,7 @@ class StepRunner:
             return False
         if step.target not in self.rehearsed:
             size = 0 if taken is None else sum(stamp.size for stamp in taken.stamps)
-            snapshot = self.run_state.snapshot(step.target)
+            snapshot = self.run_state.get_snapshot(step.target)
             if step.target in self.made or not self.resources.rehearse(step.target, snapshot, size):
                 return False
             self.rehearsed.add(step.target)
@@ -216,16 +216,16 @@ class StepRunner:
 
     # Looking up
 
-    def _where(self, step: Step) -> str:
+    def _describe_place(self, step: Step) -> str:
         """The path of a step's target; without a target, the paths of its source."""
         if step.target is not None:
-            return self.run_state.target_path(step.target)
-        source = self.run_state.source(step)
+            return self.run_state.show_target_path(step.target)
+        source = self.run_state.get_source(step)
         return "" if source is None else ", ".join(map(redact, list_names(source.path)))
 
-    def _place(self, step: Step) -> str:
+    def _describe_source(self, step: Step) -> str:
         if step.target is not None:
-            return self.run_state.target_path(step.target)
+            return self.run_state.show_target_path(step.target)
         return f"source {step.source!r}"
 
     def _report(self, step: Step, status: Status) -> StepReport:
@@ -235,7 +235,7 @@ class StepRunner:
             status=status,
             source=step.source,
             target=step.target,
-            path=None if step.target is None else self.run_state.target_path(step.target),
+            path=None if step.target is None else self.run_state.show_target_path(step.target),
         )
 
 
@@ -248,7 +248,7 @@ def _with_result(report: StepReport, result: MergeResult, *, dry_run: bool) -> S
     return replace(report, result=result, files_written=files, bytes_written=result.bytes_written)
 
 
-def _operation_name(step: Step) -> str:
+def _name_operation(step: Step) -> str:
     """The operation of a step as errors of the library name it."""
     if isinstance(step, Merge) and not step.when:
         return step.strategy or "upsert"
@@ -272,7 +272,7 @@ def translate_error(error: BaseException) -> BaseException:
 def _as_intarsia_error(error: BaseException) -> BaseException:
     if isinstance(error, IntarsiaError):
         return error
-    if isinstance(error, spark_error_types()):
+    if isinstance(error, list_spark_error_types()):
         known = find_known_failure(error, "Spark could not do it")
         return known or InputError(f"Spark could not do it: {_shorten_spark(str(error))}", changed=None)
     if isinstance(error, pa.ArrowException) and not isinstance(error, OSError):

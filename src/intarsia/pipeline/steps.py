@@ -11,7 +11,7 @@ from intarsia.common.names import join_names
 from intarsia.core.effects import OperationCall, SourceKind, select_effective
 from intarsia.core.ports import Progress, Table
 from intarsia.core.report import MergeResult
-from intarsia.core.run import silent
+from intarsia.core.run import ignore_progress
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import list_engines
 from intarsia.errors import InputError
@@ -43,7 +43,7 @@ def carry_out(
     *,
     listing: InputFiles | None = None,
     dry_run: bool = False,
-    progress: Progress = silent,
+    progress: Progress = ignore_progress,
     extra: Mapping[str, Any] | None = None,
 ) -> MergeResult | list[Check]:
     """Run a step, all of it or nothing: the result of its operation, or the checks of an expectation.
@@ -58,8 +58,8 @@ def carry_out(
     """
     if isinstance(step, Expect):
         return _expect(step, resources, listing, progress)
-    target = resources.table(require(step.target))
-    options, notes = _options_for(step, resources)
+    target = resources.get_table(require(step.target))
+    options, notes = _select_options(step, resources)
     common = {
         "engine": resources.engine,
         "dry_run": dry_run,
@@ -71,7 +71,7 @@ def carry_out(
     return replace(result, notes=(*result.notes, *notes)) if notes else result
 
 
-def _options_for(step: _Change, resources: RunResources) -> tuple[dict[str, Any], tuple[str, ...]]:
+def _select_options(step: _Change, resources: RunResources) -> tuple[dict[str, Any], tuple[str, ...]]:
     """A step's options for this engine, and a note on those that only other engines have.
 
     These are left out and not refused: a pipeline may be run on any engine, and have options for each.
@@ -105,39 +105,46 @@ def _call_api(
                 dedup_order_by=list_names(step.dedup_order_by) or None,
                 null_keys=step.null_keys,
                 except_columns=list_names(step.except_columns) or None,
-                **_schema_arguments(step, resources),
+                **_make_schema_arguments(step, resources),
                 **common,
             )
         case Write():
             rows = _read_rows(step, resources, listing)
-            given = {"mode": step.mode, "where": step.where, **_schema_arguments(step, resources)}
+            given = {"mode": step.mode, "where": step.where, **_make_schema_arguments(step, resources)}
             return api.write(rows, target, **given, **common)
         case Delete():
             return api.delete(target, step.where, **common)
         case Update():
             return api.update(target, step.set, step.where, **common)
         case Compact():
-            return api.compact(target, **_sizes(step), **_filter(step), **common)
+            return api.compact(target, **_make_size_arguments(step), **_make_filter_arguments(step), **common)
         case Optimize():
             by = list_names(step.by)
-            return api.optimize(target, by=by, curve=step.curve, **_sizes(step), **_filter(step), **common)
+            return api.optimize(
+                target,
+                by=by,
+                curve=step.curve,
+                **_make_size_arguments(step),
+                **_make_filter_arguments(step),
+                **common,
+            )
         case Deduplicate():
             on, order = list_names(step.on) or None, list_names(step.order_by) or None
-            return api.deduplicate(target, on=on, order_by=order, **_filter(step), **common)
+            return api.deduplicate(target, on=on, order_by=order, **_make_filter_arguments(step), **common)
         case _:
             assert_never(step)
 
 
 def _read_rows(step: Merge | Write, resources: RunResources, listing: InputFiles | None) -> Any:
-    snapshot: Snapshot = resources.table(require(step.target)).snapshot()
+    snapshot: Snapshot = resources.get_table(require(step.target)).snapshot()
     known = snapshot.schema if snapshot.has_schema else None
-    return resources.rows(resources.pipeline.sources[require(step.source)], listing, known)
+    return resources.read_rows(resources.pipeline.sources[require(step.source)], listing, known)
 
 
-def _schema_arguments(step: Merge | Write, resources: RunResources) -> dict[str, Any]:
+def _make_schema_arguments(step: Merge | Write, resources: RunResources) -> dict[str, Any]:
     """The arguments on the source's schema; ``partition_by`` only for a table that does not exist yet."""
     target = require(step.target)
-    snapshot = resources.table(target).snapshot()
+    snapshot = resources.get_table(target).snapshot()
     check_layout(step, resources.pipeline, snapshot)
     layout = list_names(resources.pipeline.targets[target].partition_by) or None
     return {
@@ -166,15 +173,15 @@ def _expect(
     step: Expect, resources: RunResources, listing: InputFiles | None, progress: Progress
 ) -> list[Check]:
     if step.target is not None:
-        return check_target(step, resources.table(step.target), resources.engine, progress)
-    rows = resources.rows(resources.pipeline.sources[require(step.source)], listing)
+        return check_target(step, resources.get_table(step.target), resources.engine, progress)
+    rows = resources.read_rows(resources.pipeline.sources[require(step.source)], listing)
     return check_streams(step, rows) if isinstance(rows, list) else check_frame(step, rows)
 
 
-def _sizes(step: Compact | Optimize) -> dict[str, Any]:
+def _make_size_arguments(step: Compact | Optimize) -> dict[str, Any]:
     return {"target_mb_per_file": step.target_mb_per_file, "target_rows_per_file": step.target_rows_per_file}
 
 
-def _filter(step: Compact | Optimize | Deduplicate) -> dict[str, Any]:
+def _make_filter_arguments(step: Compact | Optimize | Deduplicate) -> dict[str, Any]:
     found = step.partition_filter
     return {"partition_filter": list(found) if isinstance(found, tuple) else found}

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from intarsia.core.report import MergeResult
 from intarsia.errors import IntarsiaError
-from intarsia.pipeline.report import StepReport, describe_status, error_as_json
+from intarsia.pipeline.report import StepReport, describe_status, error_to_json
 from intarsia.pipeline.runner import run_file
 from intarsia.show import units
 
@@ -22,7 +22,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
     Below ``spark-submit`` the session is the one that it has set up.
     """
-    asked = _parser().parse_args(arguments)
+    asked = _make_parser().parse_args(arguments)
     try:
         report = run_file(
             asked.file,
@@ -33,40 +33,39 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report_dir=asked.report_dir,
             full_refresh=asked.full_refresh,
             mark_done=asked.mark_done,
-            on_step=lambda step: _say(line(step)),
+            on_step=lambda step: _say(format_step(step)),
         )
     except IntarsiaError as error:
         _say(f"{type(error).__name__}: {error}")
         return REFUSED
-    _say(f"{report.pipeline}: {describe_status(report)} in {units.seconds(report.seconds)}")
+    _say(f"{report.pipeline}: {describe_status(report)} in {units.format_seconds(report.seconds)}")
     if report.html_path:
         _say(f"Report: {report.html_path}")
     return DONE if report.ok else FAILED
 
 
-def line(step: StepReport) -> str:
+def format_step(step: StepReport) -> str:
     """The outcome of a step in one line."""
     told = f"{step.name}: {step.status}"
     if step.result is not None:
-        told += f" ({_counts(step, step.result)})"
+        told += f" ({_format_counts(step, step.result)})"
     if step.notes and step.error is None:
         told += f", {'; '.join(step.notes)}"
     if step.error is not None:
-        told += f": {error_as_json(step.error)['message']}"
-    return units.printable(f"{told}, {units.seconds(step.seconds)}")
+        told += f": {error_to_json(step.error)['message']}"
+    return units.make_printable(f"{told}, {units.format_seconds(step.seconds)}")
 
 
-def _counts(step: StepReport, result: MergeResult) -> str:
+def _format_counts(step: StepReport, result: MergeResult) -> str:
     counts = {"inserted": result.inserted, "updated": result.updated, "deleted": result.deleted}
-    rows = ", ".join(f"{units.count(count)} {word}" for word, count in counts.items() if count)
+    rows = ", ".join(f"{units.format_number(count)} {word}" for word, count in counts.items() if count)
     least = "" if step.files_exact else "at least "
-    files = (
-        f"{least}{units.counted(step.files_written, 'file')} {'to write' if result.dry_run else 'written'}"
-    )
+    written = "to write" if result.dry_run else "written"
+    files = f"{least}{units.format_count(step.files_written, 'file')} {written}"
     return f"{rows or 'no rows changed'}; {files}" if result.changed else "nothing to do"
 
 
-def _parser() -> argparse.ArgumentParser:
+def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="intarsia.pipeline", description="Run a pipeline file.")
     parser.add_argument("file", help="the TOML file")
     parser.add_argument("--dry-run", action="store_true", help="plan every step, write nothing")
@@ -74,12 +73,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--mark-done", action="store_true", help="run nothing, note every step as done")
     parser.add_argument("--engine", choices=("spark", "arrow", "duckdb"), help="instead of the file's")
     parser.add_argument("--master", help="the Spark master, instead of the file's")
-    parser.add_argument("--param", action="append", default=[], type=_param, metavar="NAME=VALUE")
+    parser.add_argument("--param", action="append", default=[], type=_parse_param, metavar="NAME=VALUE")
     parser.add_argument("--report-dir", help="where the reports go, instead of the file's directory")
     return parser
 
 
-def _param(text: str) -> tuple[str, str]:
+def _parse_param(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not name or not equals:
         raise argparse.ArgumentTypeError(f"{text!r} is not NAME=VALUE")

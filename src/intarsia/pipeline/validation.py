@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from typing import Any, get_type_hints
 
 from intarsia.arguments import compute_file_bytes, has_sql, is_condition, make_rule, parse_keys, parse_where
-from intarsia.common.names import suggestion
+from intarsia.common.names import suggest_names
 from intarsia.common.partitions import parse_partition_filter
 from intarsia.core.effects import OperationCall, check_options
 from intarsia.core.rule import Clause
@@ -68,89 +68,93 @@ class _Check:
         self.pipeline = pipeline
         self.where = pipeline.origin or f"pipeline {pipeline.name!r}"
 
-    def wrong(self, place: str, message: str, hint: str | None = None) -> InputError:
+    def make_error(self, place: str, message: str, hint: str | None = None) -> InputError:
         path = self.pipeline.origin
         return InputError(f"{self.where}, {place}: {message}", path=path, hint=hint)
 
     def run(self) -> None:
         pipeline = self.pipeline
         if not _NAME.match(pipeline.name):
-            raise self.wrong(
+            raise self.make_error(
                 "name", f"{pipeline.name!r} cannot be the name of files.", "use letters, digits, - _"
             )
         if pipeline.engine not in ("spark", "arrow", "duckdb"):
-            raise self.wrong("engine", f"there is no {pipeline.engine!r}.", "it is spark, arrow or duckdb.")
+            raise self.make_error(
+                "engine", f"there is no {pipeline.engine!r}.", "it is spark, arrow or duckdb."
+            )
         if pipeline.engine == "duckdb":
-            with self.at("engine"):
+            with self.add_place_to_errors("engine"):
                 check_engine("duckdb")
         if not pipeline.steps:
-            raise self.wrong("steps", "there is no step to run.")
+            raise self.make_error("steps", "there is no step to run.")
         for name, target in pipeline.targets.items():
             if not target.path:
-                raise self.wrong(f"[targets.{name}] path", "it is empty.")
-            self._kind(name, target)
-            self._options(f"[targets.{name}] options", target.options, TargetOptions)
-        self._sources()
-        self._steps()
-        self._circles()
+                raise self.make_error(f"[targets.{name}] path", "it is empty.")
+            self._check_kind(name, target)
+            self._check_options(f"[targets.{name}] options", target.options, TargetOptions)
+        self._check_sources()
+        self._check_steps()
+        self._check_circles()
 
-    def _kind(self, name: str, target: Target) -> None:
+    def _check_kind(self, name: str, target: Target) -> None:
         """Check the fields that only one kind of table has."""
         place = f"[targets.{name}]"
         if target.kind == "iceberg":
             if not target.catalog:
-                raise self.wrong(
+                raise self.make_error(
                     f"{place} catalog",
                     "an Iceberg table needs one.",
                     "name a configured catalog, or a warehouse directory.",
                 )
             if list_names(target.partition_by):
-                raise self.wrong(f"{place} partition_by", "the table's own partition spec decides.")
+                raise self.make_error(f"{place} partition_by", "the table's own partition spec decides.")
         elif target.kind != "parquet":
-            raise self.wrong(f"{place} kind", f"there is no {target.kind!r}.", "it is parquet or iceberg.")
+            raise self.make_error(
+                f"{place} kind", f"there is no {target.kind!r}.", "it is parquet or iceberg."
+            )
         elif target.catalog:
-            raise self.wrong(f"{place} catalog", "a Parquet dataset has none.", 'set kind = "iceberg".')
+            raise self.make_error(f"{place} catalog", "a Parquet dataset has none.", 'set kind = "iceberg".')
         others = ICEBERG_OPTIONS if target.kind == "parquet" else TABLE_OPTIONS
         foreign = [option for option in target.options if option in others]
         if foreign:
-            raise self.wrong(f"{place} options", f"{foreign[0]} does not go with kind {target.kind!r}.")
+            raise self.make_error(f"{place} options", f"{foreign[0]} does not go with kind {target.kind!r}.")
 
-    def _sources(self) -> None:
+    def _check_sources(self) -> None:
         for name, source in self.pipeline.sources.items():
             place = f"[sources.{name}]"
             if bool(list_names(source.path)) == (source.target is not None):
-                raise self.wrong(place, "it needs a path or a target, one of the two.")
+                raise self.make_error(place, "it needs a path or a target, one of the two.")
             if source.target is not None:
-                self._known(place, "target", source.target, self.pipeline.targets)
+                self._check_known(place, "target", source.target, self.pipeline.targets)
                 if source.new_files_only:
-                    raise self.wrong(
+                    raise self.make_error(
                         f"{place} new_files_only", "a target's files are rewritten, so none of them is new."
                     )
-            self._source_texts(place, source)
+            self._check_source_texts(place, source)
 
-    def _steps(self) -> None:
+    def _check_steps(self) -> None:
         seen: dict[str, int] = {}
         for number, step in enumerate(self.pipeline.steps, 1):
             name = name_step(step, number)
             place = f"[[steps]] {number} ({name})"
             if not isinstance(step, tuple(KINDS.values())):
-                raise self.wrong(place, f"{type(step).__name__} is no step.")
+                raise self.make_error(place, f"{type(step).__name__} is no step.")
             if name in seen:
-                raise self.wrong(f"{place} name", f"step {seen[name]} has the same name.")
+                raise self.make_error(f"{place} name", f"step {seen[name]} has the same name.")
             seen[name] = number
             if step.target is not None:
-                self._known(place, "target", step.target, self.pipeline.targets)
+                self._check_known(place, "target", step.target, self.pipeline.targets)
             if step.source is not None:
-                self._known(place, "source", step.source, self.pipeline.sources)
-            self._options(f"{place} options", step.options, StepOptions)
-            with self.at(f"{place} options"):
+                self._check_known(place, "source", step.source, self.pipeline.sources)
+            self._check_options(f"{place} options", step.options, StepOptions)
+            with self.add_place_to_errors(f"{place} options"):
                 check_values(step.options)
-            self._step(place, step)
+            self._check_step(place, step)
             if not isinstance(step, Expect):
-                with self.at(f"{place} options"):
+                with self.add_place_to_errors(f"{place} options"):
                     check_options(self._call(step), step.options)
 
-    def _step(self, place: str, step: Step) -> None:
+    def _check_step(self, place: str, step: Step) -> None:
         dialect = step.options.get("dialect")
         match step:
             case Expect():
@@ -160,27 +164,27 @@ class _Check:
             case Write():
                 source = self.pipeline.sources[require(step.source)]
                 if step.mode == "append" and source.target is not None:
-                    raise self.wrong(
+                    raise self.make_error(
                         f"{place} source",
                         f"appending the target {source.target!r} again and again would double its rows.",
                         'use operation = "merge", or mode = "overwrite".',
                     )
                 if step.where is not None:
                     if step.mode != "overwrite":
-                        raise self.wrong(f"{place} where", 'it goes with mode = "overwrite".')
-                    with self.at(f"{place} where"):
+                        raise self.make_error(f"{place} where", 'it goes with mode = "overwrite".')
+                    with self.add_place_to_errors(f"{place} where"):
                         parse_where(step.where, dialect)
             case Delete() | Update():
                 if step.where is not None:
-                    with self.at(f"{place} where"):
+                    with self.add_place_to_errors(f"{place} where"):
                         parse_where(step.where, dialect)
                 if step.set:
-                    with self.at(f"{place} set"):
+                    with self.add_place_to_errors(f"{place} set"):
                         parse_assignments(step.set, dialect=dialect)
             case Compact() | Optimize() | Deduplicate():
-                with self.at(f"{place} partition_filter"):
+                with self.add_place_to_errors(f"{place} partition_filter"):
                     parse_partition_filter(step.partition_filter)
-                with self.at(place):
+                with self.add_place_to_errors(place):
                     compute_file_bytes(step.target_mb_per_file, step.target_rows_per_file)
 
     def _call(self, step: Step) -> OperationCall:
@@ -202,48 +206,52 @@ class _Check:
 
     def _expect(self, place: str, step: Expect) -> None:
         if (step.source is None) == (step.target is None):
-            raise self.wrong(place, "it looks at a source or at a target, one of the two.")
-        asked = [name for name in step.given() if name not in ("name", "source", "target")]
+            raise self.make_error(place, "it looks at a source or at a target, one of the two.")
+        asked = [name for name in step.list_given() if name not in ("name", "source", "target")]
         if not asked:
             wanted = "give not_null, unique, min_rows, max_rows, accepted or holds."
-            raise self.wrong(place, "it expects nothing.", wanted)
+            raise self.make_error(place, "it expects nothing.", wanted)
         if step.min_rows is not None and step.max_rows is not None and step.min_rows > step.max_rows:
-            raise self.wrong(f"{place} min_rows", f"it is above max_rows, which is {step.max_rows}.")
-        with self.at(place):
+            raise self.make_error(f"{place} min_rows", f"it is above max_rows, which is {step.max_rows}.")
+        with self.add_place_to_errors(place):
             parse_conditions(step)
 
     def _merge(self, place: str, step: Merge) -> None:
         dialect = step.options.get("dialect")
-        with self.at(f"{place} on"):
+        with self.add_place_to_errors(f"{place} on"):
             parse_keys(step.on, dialect)
         if step.when and step.strategy is not None:
-            raise self.wrong(f"{place} when", "it stands instead of a strategy.", "leave one of the two out.")
+            raise self.make_error(
+                f"{place} when", "it stands instead of a strategy.", "leave one of the two out."
+            )
         if step.dedup_order_by and step.strategy != "deduplicate":
-            raise self.wrong(f"{place} dedup_order_by", 'it goes with strategy = "deduplicate".')
-        with self.at(f"{place} when"):
+            raise self.make_error(f"{place} dedup_order_by", 'it goes with strategy = "deduplicate".')
+        with self.add_place_to_errors(f"{place} when"):
             make_rule(step.strategy or "upsert", list_clauses(step), dialect)
 
-    def _source_texts(self, place: str, source: Source) -> None:
+    def _check_source_texts(self, place: str, source: Source) -> None:
         for name, text in source.columns.items():
-            with self.at(f"{place} columns.{name}"):
+            with self.add_place_to_errors(f"{place} columns.{name}"):
                 parse_type_name(text)
         for name, text in source.derive.items():
-            with self.at(f"{place} derive.{name}"):
+            with self.add_place_to_errors(f"{place} derive.{name}"):
                 parse_derivations({name: text})
-        with self.at(f"{place} where"):
+        with self.add_place_to_errors(f"{place} where"):
             parse_source_filter(source.where)
         if self.pipeline.engine != "spark":
-            with self.at(f"{place} options"):
+            with self.add_place_to_errors(f"{place} options"):
                 check_portable(source)
 
-    def _options(self, place: str, given: Mapping[str, Any], known: type[Any]) -> None:
+    def _check_options(self, place: str, given: Mapping[str, Any], known: type[Any]) -> None:
         names_known = sorted(get_type_hints(known))
         for name in given:
             if name not in names_known:
-                raise self.wrong(place, f"the option {name!r} is not known.", suggestion([name], names_known))
+                raise self.make_error(
+                    place, f"the option {name!r} is not known.", suggest_names([name], names_known)
+                )
 
     @contextmanager
-    def at(self, place: str) -> Iterator[None]:
+    def add_place_to_errors(self, place: str) -> Iterator[None]:
         """Add the place in the file to an error."""
         try:
             yield
@@ -251,13 +259,13 @@ class _Check:
             told = f"{self.where}, {place}: {error.message}"
             raise type(error)(told, path=self.pipeline.origin, hint=error.hint) from error
 
-    def _known(self, place: str, key: str, name: str, known: Iterable[str]) -> None:
+    def _check_known(self, place: str, key: str, name: str, known: Iterable[str]) -> None:
         if name not in known:
-            raise self.wrong(
-                f"{place} {key}", f"there is no {key} {name!r}.", suggestion([name], sorted(known))
+            raise self.make_error(
+                f"{place} {key}", f"there is no {key} {name!r}.", suggest_names([name], sorted(known))
             )
 
-    def _circles(self) -> None:
+    def _check_circles(self) -> None:
         """Refuse a target that is made from itself, also through others: every run would change it again."""
         flows: dict[str, list[str]] = {}
         for step in self.pipeline.steps:
@@ -265,12 +273,12 @@ class _Check:
                 for start in self.pipeline.sources[require(step.source)].reads:
                     flows.setdefault(start, []).append(require(step.target))
         for start in flows:
-            circle = _way_back(start, flows)
+            circle = _find_way_back(start, flows)
             if circle:
-                raise self.wrong("[[steps]]", f"the data goes round in a circle: {' -> '.join(circle)}.")
+                raise self.make_error("[[steps]]", f"the data goes round in a circle: {' -> '.join(circle)}.")
 
 
-def _way_back(start: str, flows: dict[str, list[str]]) -> Sequence[str]:
+def _find_way_back(start: str, flows: dict[str, list[str]]) -> Sequence[str]:
     """The targets on the way from a target back to itself; empty where there is no way."""
     ways = [[start]]
     seen: set[str] = set()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from html import escape
 
 from intarsia.show import svg
-from intarsia.show.page import Fact, Line, Page, PageItem, PageTable, page_of
+from intarsia.show.page import Fact, Line, Page, PageItem, PageTable, make_page
 from intarsia.show.tiles import Drawable, Kind
 
 _COLORS: dict[Kind, str] = {
@@ -59,60 +59,60 @@ def render(value: Drawable) -> str:
     It follows the reader's light or dark setting and brings its own background, so that it reads
     well in a notebook of either kind. The same value gives the same text.
     """
-    page = page_of(value, most_files=MOST_FILES)
-    parts = [_top(page), _cards(page.facts)]
+    page = make_page(value, most_files=MOST_FILES)
+    parts = [_render_top(page), _render_cards(page.facts)]
     parts.append(f'<div class="pic">{svg.layout(value, heading=False)}</div>')
-    parts += [_table(table) for table in page.tables]
-    parts += [f'<div class="note">{_safe(note)}</div>' for note in page.notes]
+    parts += [_render_table(table) for table in page.tables]
+    parts += [f'<div class="note">{_escape(note)}</div>' for note in page.notes]
     return f'<div class="intarsia"><style>{_STYLE}</style>{"".join(parts)}</div>'
 
 
-def _top(page: Page) -> str:
+def _render_top(page: Page) -> str:
     return (
-        f'<div class="top"><b>{_safe(page.title)}</b><span class="path">{_safe(page.path)}</span>'
-        f'<span class="mark">{_safe(page.mark)}</span></div>'
+        f'<div class="top"><b>{_escape(page.title)}</b><span class="path">{_escape(page.path)}</span>'
+        f'<span class="mark">{_escape(page.mark)}</span></div>'
     )
 
 
-def _cards(facts: tuple[Fact, ...]) -> str:
-    return f'<div class="cards">{"".join(map(_card, facts))}</div>'
+def _render_cards(facts: tuple[Fact, ...]) -> str:
+    return f'<div class="cards">{"".join(map(_render_card, facts))}</div>'
 
 
-def _card(fact: Fact) -> str:
-    return f'<div class="card"><i>{_safe(fact.label)}</i>{"".join(map(_item, fact.items))}</div>'
+def _render_card(fact: Fact) -> str:
+    return f'<div class="card"><i>{_escape(fact.label)}</i>{"".join(map(_render_item, fact.items))}</div>'
 
 
-def _item(item: PageItem) -> str:
+def _render_item(item: PageItem) -> str:
     css = [_COLORS[item.kind]] if item.kind and item.value != "0" else []
     css += ["long"] if len(str(item)) > 40 else []
     attribute = f' class="{" ".join(css)}"' if css else ""
-    return f"<div{attribute}><b>{_safe(item.value)}</b> {_safe(item.word)}</div>"
+    return f"<div{attribute}><b>{_escape(item.value)}</b> {_escape(item.word)}</div>"
 
 
-def _table(table: PageTable) -> str:
-    heads = "".join(f"<th{_number(table, name)}>{_safe(name)}</th>" for name in table.columns)
-    lines = "".join(_line(table, line) for line in table.lines)
+def _render_table(table: PageTable) -> str:
+    heads = "".join(f"<th{_make_number_class(table, name)}>{_escape(name)}</th>" for name in table.columns)
+    lines = "".join(_render_line(table, line) for line in table.lines)
     return (
-        f"<details><summary>{_safe(table.title)} ({len(table.lines)})</summary>"
+        f"<details><summary>{_escape(table.title)} ({len(table.lines)})</summary>"
         f"<table><thead><tr>{heads}</tr></thead><tbody>{lines}</tbody></table></details>"
     )
 
 
-def _line(table: PageTable, line: Line) -> str:
+def _render_line(table: PageTable, line: Line) -> str:
     cells = [
-        f"<td{_number(table, name) or _color(name, line)}>{_safe(cell)}</td>"
+        f"<td{_make_number_class(table, name) or _choose_color(name, line)}>{_escape(cell)}</td>"
         for name, cell in zip(table.columns, line.cells, strict=True)
     ]
     return f"<tr>{''.join(cells)}</tr>"
 
 
-def _number(table: PageTable, name: str) -> str:
+def _make_number_class(table: PageTable, name: str) -> str:
     return ' class="num"' if name in table.numbers else ""
 
 
-def _color(name: str, line: Line) -> str:
+def _choose_color(name: str, line: Line) -> str:
     return f' class="{_COLORS[line.kind]}"' if line.kind and name in ("action", "what") else ""
 
 
-def _safe(text: str) -> str:
+def _escape(text: str) -> str:
     return escape(text, quote=True)

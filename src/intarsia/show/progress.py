@@ -14,11 +14,11 @@ from typing import TextIO
 from intarsia.core.ports import Progress
 from intarsia.show import text, units
 
-__all__ = ["Progress", "Silent", "Terminal", "for_terminal"]
+__all__ = ["Progress", "Silent", "Terminal", "make_reporter"]
 
 
 class Silent:
-    """Says nothing."""
+    """A reporter that shows nothing."""
 
     def __call__(self, step: str, done: int, total: int, /) -> None:
         return None
@@ -70,7 +70,7 @@ class Terminal:
                 return
             self._late = (step, done, total)
             if not self._draw() and self._ticker is None:
-                self._ticker = threading.Thread(target=self._tick, name="intarsia-progress", daemon=True)
+                self._ticker = threading.Thread(target=self._draw_late, name="intarsia-progress", daemon=True)
                 self._ticker.start()
 
     def close(self) -> None:
@@ -89,7 +89,7 @@ class Terminal:
     ) -> None:
         self.close()
 
-    def _tick(self) -> None:
+    def _draw_late(self) -> None:
         """Draw steps that came too early; runs in a thread until the line is wiped."""
         while not self._over.wait(max(self._interval, 0.05)):
             with self._lock:
@@ -101,21 +101,25 @@ class Terminal:
         if self._closed or self._late is None or now < self._next:
             return False
         self._next = now + self._interval
-        self._write("\r" + self._line(*self._late) + "\x1b[K")
+        self._write("\r" + self._make_line(*self._late) + "\x1b[K")
         self._late = None
         self._drawn = True
         return True
 
-    def _line(self, step: str, done: int, total: int) -> str:
+    def _make_line(self, step: str, done: int, total: int) -> str:
         # The last column stays free: a terminal may wrap when it is written to.
         width = shutil.get_terminal_size().columns - 1
         step = f"{self.title}: {step}" if self.title else step
         if done <= 0 and total <= 0:  # nothing to count
-            return units.elide(units.printable(step), width, mark="...")
-        numbers = f"{units.count(done)} / {units.count(total)}" if total > 0 else units.count(done)
-        name = units.elide(units.printable(step), max(width - len(numbers) - 2, 1), mark="...")
+            return units.elide(units.make_printable(step), width, mark="...")
+        numbers = (
+            f"{units.format_number(done)} / {units.format_number(total)}"
+            if total > 0
+            else units.format_number(done)
+        )
+        name = units.elide(units.make_printable(step), max(width - len(numbers) - 2, 1), mark="...")
         line = f"{name}  {numbers}"
-        bar = min(width - units.columns(line) - 2, 24)
+        bar = min(width - units.measure_width(line) - 2, 24)
         if total <= 0 or bar < 8:
             return units.elide(line, width, mark="...")
         filled = min(max(done, 0), total) * bar // total
@@ -129,7 +133,7 @@ class Terminal:
             self._closed = True
 
 
-def for_terminal(
+def make_reporter(
     stream: TextIO | None = None, *, environ: Mapping[str, str] | None = None
 ) -> Terminal | Silent:
     """A progress line on a terminal; elsewhere a silent one.

@@ -10,7 +10,7 @@ from decimal import Decimal
 from html import escape
 from typing import Any
 
-from intarsia.core.inspection import FileRange, Inspection, depth
+from intarsia.core.inspection import FileRange, Inspection, compute_depth
 from intarsia.core.plan import Plan
 from intarsia.core.report import MergeResult
 from intarsia.core.snapshot import Snapshot
@@ -63,18 +63,18 @@ def layout(
     ``most_tiles`` files neighbours are drawn together, so that the picture stays small; the legend
     says so. The same value gives the same text.
     """
-    rows = tiles.folded(tiles.rows_of(value), most_rows=most_rows, most_tiles=most_tiles)
+    rows = tiles.fold_rows(tiles.make_rows(value), most_rows=most_rows, most_tiles=most_tiles)
     drawing = _Drawing(width)
-    title, path = _heading(value)
+    title, path = _make_heading(value)
     if heading:
-        drawing.heading(title, path)
+        drawing.add_heading(title, path)
     if rows:
         _draw_rows(drawing, rows)
         _draw_legend(drawing, rows, actions=isinstance(value, Plan | MergeResult))
     else:
-        drawing.text(_PAD, drawing.y + 12, "no files", "q")
+        drawing.add_text(_PAD, drawing.y + 12, "no files", "q")
         drawing.y += _LINE
-    return drawing.finished(f"{title}: {path}")
+    return drawing.finish(f"{title}: {path}")
 
 
 def key_ranges(
@@ -87,67 +87,70 @@ def key_ranges(
     Numbers, dates and times are to scale; other values stand in their order.
     """
     drawing = _Drawing(width)
-    overlap = depth(ranges)
+    overlap = compute_depth(ranges)
     told = (
-        f"{units.counted(len(ranges), 'file')}, {overlap:.1f} deep on average"
+        f"{units.format_count(len(ranges), 'file')}, {overlap:.1f} deep on average"
         if overlap
         else "no ranges known"
     )
-    drawing.heading(f"ranges of {units.printable(column)}" if column else "ranges", told)
+    drawing.add_heading(f"ranges of {units.make_printable(column)}" if column else "ranges", told)
     if ranges:
         _draw_ranges(drawing, ranges, most_lanes)
-    return drawing.finished(f"ranges of {units.printable(column)}")
+    return drawing.finish(f"ranges of {units.make_printable(column)}")
 
 
 class _Drawing:
-    """Pieces of SVG, from top to bottom; ``y`` is where the next piece starts."""
+    """An SVG drawing built from top to bottom; ``y`` is where the next piece starts."""
 
     def __init__(self, width: int) -> None:
         self.width = max(width, 320)
         self.y = _PAD
         self._parts: list[str] = []
 
-    def heading(self, title: str, rest: str) -> None:
+    def add_heading(self, title: str, rest: str) -> None:
         room = int((self.width - 2 * _PAD) / 7.4)
         title = units.elide(title, room)
         left = max(room - len(title) - 2, 0)
         tail = (
-            f'<tspan class="q" font-weight="400" dx="8">{_safe(units.elide(rest, left))}</tspan>'
+            f'<tspan class="q" font-weight="400" dx="8">{_escape(units.elide(rest, left))}</tspan>'
             if left
             else ""
         )
-        self._parts.append(f'<text class="h" x="{_PAD}" y="{self.y + 11}">{_safe(title)}{tail}</text>')
+        self._parts.append(f'<text class="h" x="{_PAD}" y="{self.y + 11}">{_escape(title)}{tail}</text>')
         self.y += 28
 
-    def text(
+    def add_text(
         self, x: float, y: float, text: str, css: str = "", *, end: bool = False, title: str = ""
     ) -> None:
         attributes = (f' class="{css}"' if css else "") + (' text-anchor="end"' if end else "")
-        tip = f"<title>{_safe(title)}</title>" if title else ""
-        self._parts.append(f'<text x="{_px(x)}" y="{_px(y)}"{attributes}>{_safe(text)}{tip}</text>')
+        tip = f"<title>{_escape(title)}</title>" if title else ""
+        self._parts.append(
+            f'<text x="{_format_px(x)}" y="{_format_px(y)}"{attributes}>{_escape(text)}{tip}</text>'
+        )
 
-    def tile(
+    def add_tile(
         self, x: float, y: float, width: float, css: str, *, title: str = "", height: float = _TILE
     ) -> None:
-        tip = f"<title>{_safe(title)}</title>" if title else ""
+        tip = f"<title>{_escape(title)}</title>" if title else ""
         # An outline is drawn on the edge; half a pixel inwards keeps all tiles of one size.
         inset = 0.7 if css in ("r", "s", "o") else 0
         x, y, width, height = x + inset, y + inset, max(width - 2 * inset, 1), height - 2 * inset
         fill = f' fill="url(#{_NAME}{css})"' if css in ("s", "o") else ""
         self._parts.append(
-            f'<rect class="{css}"{fill} x="{_px(x)}" y="{_px(y)}" width="{_px(width)}" '
-            f'height="{_px(height)}" rx="2">{tip}</rect>'
+            f'<rect class="{css}"{fill} x="{_format_px(x)}" y="{_format_px(y)}" width="{_format_px(width)}" '
+            f'height="{_format_px(height)}" rx="2">{tip}</rect>'
         )
 
-    def line(self, y: float) -> None:
+    def add_line(self, y: float) -> None:
         self._parts.append(
-            f'<line class="ln" x1="{_PAD}" x2="{self.width - _PAD}" y1="{_px(y)}" y2="{_px(y)}"/>'
+            f'<line class="ln" x1="{_PAD}" x2="{self.width - _PAD}"'
+            f' y1="{_format_px(y)}" y2="{_format_px(y)}"/>'
         )
 
-    def raw(self, markup: str) -> None:
+    def add_markup(self, markup: str) -> None:
         self._parts.append(markup)
 
-    def finished(self, label: str) -> str:
+    def finish(self, label: str) -> str:
         height = round(self.y + _PAD - 4)
         body = "\n".join(self._parts)
         # Names of patterns are shared by all pictures of a page: the content makes them unique.
@@ -157,7 +160,7 @@ class _Drawing:
         return (
             f'<svg class="intarsia-svg" xmlns="http://www.w3.org/2000/svg" role="img" width="{self.width}" '
             f'height="{height}" viewBox="0 0 {self.width} {height}">'
-            f"<title>{_safe(label)}</title><style>{_STYLE}</style>{defs}"
+            f"<title>{_escape(label)}</title><style>{_STYLE}</style>{defs}"
             f'<rect class="bg" width="{self.width}" height="{height}" rx="8"/>\n'
             f"{body.replace(_NAME, mark + '-')}\n</svg>"
         )
@@ -171,51 +174,51 @@ def _hatch(name: str, css: str) -> str:
     )
 
 
-def _heading(value: Drawable) -> tuple[str, str]:
+def _make_heading(value: Drawable) -> tuple[str, str]:
     match value:
         case Plan():
-            return page.title_of(value.intent), units.printable(value.snapshot.root)
+            return page.make_title(value.intent), units.make_printable(value.snapshot.root)
         case MergeResult():
-            return page.page_of(value).title, units.printable(value.path)
+            return page.make_page(value).title, units.make_printable(value.path)
         case Inspection() | Snapshot():
             snapshot = value if isinstance(value, Snapshot) else value.snapshot
-            files = units.counted(len(snapshot.files), "file")
-            return f"{files}, {units.size(snapshot.size)}", units.printable(snapshot.root)
+            files = units.format_count(len(snapshot.files), "file")
+            return f"{files}, {units.format_size(snapshot.size)}", units.make_printable(snapshot.root)
 
 
 def _draw_rows(drawing: _Drawing, rows: Sequence[tiles.TileRow]) -> None:
-    labels = [_row_label(row) for row in rows]
+    labels = [_make_row_label(row) for row in rows]
     left = min(max(len(label) for label in labels) * _LETTER + 14, drawing.width * 0.3)
-    totals = [_row_total(row) for row in rows]
+    totals = [_make_row_total(row) for row in rows]
     right = max(len(text) for text in totals) * _LETTER * 0.95 + 10
     start, room = _PAD + left, drawing.width - 2 * _PAD - left - right
     scale = _scale(rows, room)
     for row, label, total in zip(rows, labels, totals, strict=True):
         shown = units.elide(label, int((left - 14) / _LETTER) + 1)
-        drawing.text(_PAD, drawing.y + 12, shown, title=label if shown != label else "")
-        drawing.text(drawing.width - _PAD, drawing.y + 12, total, "q", end=True)
+        drawing.add_text(_PAD, drawing.y + 12, shown, title=label if shown != label else "")
+        drawing.add_text(drawing.width - _PAD, drawing.y + 12, total, "q", end=True)
         x = 0.0
         most = room / len(row.tiles) - _GAP if row.partitions > 1 else room
         for tile in row.tiles:
             width = min(max(tile.size * scale, 5.0), max(most, 5.0))
             if x and x + width > room + 0.01:
                 x, drawing.y = 0.0, drawing.y + _TILE + _GAP
-            drawing.tile(start + x, drawing.y, width, _CLASSES[tile.kind], title=_tooltip(tile))
+            drawing.add_tile(start + x, drawing.y, width, _CLASSES[tile.kind], title=_make_tooltip(tile))
             x += width + _GAP
         drawing.y += _LINE + 2
 
 
-def _row_label(row: tiles.TileRow) -> str:
-    return f"{row.label} ({units.count(row.partitions)})" if row.partitions > 1 else row.label
+def _make_row_label(row: tiles.TileRow) -> str:
+    return f"{row.label} ({units.format_number(row.partitions)})" if row.partitions > 1 else row.label
 
 
-def _row_total(row: tiles.TileRow) -> str:
-    files = f"{units.counted(row.files, 'file')}, " if row.files else ""
-    return files + units.size(row.size)
+def _make_row_total(row: tiles.TileRow) -> str:
+    files = f"{units.format_count(row.files, 'file')}, " if row.files else ""
+    return files + units.format_size(row.size)
 
 
 def _scale(rows: Sequence[tiles.TileRow], room: float) -> float:
-    """Pixels per byte: rows of few tiles fit one line, many tiles make a field of about ten."""
+    """Pixels per byte: rows of few tiles fit one line, many tiles wrap into about ten lines."""
     # Several partitions in one row are out of scale with single ones, and are made to fit.
     rows = [row for row in rows if row.partitions == 1] or rows
     number = sum(len(row.tiles) for row in rows)
@@ -228,34 +231,37 @@ def _scale(rows: Sequence[tiles.TileRow], room: float) -> float:
     return min(max(room * 10 / number - _GAP, 10), 32) / mean
 
 
-def _tooltip(tile: tiles.Tile) -> str:
+def _make_tooltip(tile: tiles.Tile) -> str:
     what = tiles.LEGEND[tile.kind] + (f": {tile.reason}" if tile.reason else "")
-    lines = [units.elide(tile.title, 90), f"{units.counted(tile.rows, 'row')}, {units.size(tile.size)}"]
+    lines = [
+        units.elide(tile.title, 90),
+        f"{units.format_count(tile.rows, 'row')}, {units.format_size(tile.size)}",
+    ]
     return "\n".join([*lines, units.elide(what, 120)])
 
 
 def _draw_legend(drawing: _Drawing, rows: Sequence[tiles.TileRow], *, actions: bool) -> None:
     drawing.y += 4
-    drawing.line(drawing.y)
+    drawing.add_line(drawing.y)
     drawing.y += 10
     x = float(_PAD)
-    for kind, number in tiles.kinds(rows) if actions else []:
-        text = tiles.legend(kind, number)
+    for kind, number in tiles.count_kinds(rows) if actions else []:
+        text = tiles.make_legend(kind, number)
         needed = 20 + len(text) * _LETTER + 14
         if x > _PAD and x + needed > drawing.width - _PAD:
             x, drawing.y = float(_PAD), drawing.y + 18
-        drawing.tile(x, drawing.y, 14, _CLASSES[kind], height=12)
-        drawing.text(x + 20, drawing.y + 10, text)
+        drawing.add_tile(x, drawing.y, 14, _CLASSES[kind], height=12)
+        drawing.add_text(x + 20, drawing.y + 10, text)
         x += needed
-    most = tiles.most_files_in_a_tile(rows)
+    most = tiles.count_files_per_tile(rows)
     hint = (
-        f"a tile is up to {units.count(most)} files, as wide as they are big"
+        f"a tile is up to {units.format_number(most)} files, as wide as they are big"
         if most > 1
         else ("a tile is a file, as wide as it is big")
     )
     if x > _PAD and x + len(hint) * _LETTER > drawing.width - _PAD:
         drawing.y += 18
-    drawing.text(drawing.width - _PAD, drawing.y + 10, hint, "q", end=True)
+    drawing.add_text(drawing.width - _PAD, drawing.y + 10, hint, "q", end=True)
     drawing.y += 14
 
 
@@ -268,50 +274,51 @@ class _Bar:
 
 def _draw_ranges(drawing: _Drawing, ranges: Sequence[FileRange], most_lanes: int) -> None:
     room = drawing.width - 2 * _PAD
-    bars = _bars(ranges, room)
-    lanes = _lanes(bars)
+    bars = _make_bars(ranges, room)
+    lanes = _assign_lanes(bars)
     height = 9
     if len(bars) <= 600 and len(lanes) <= most_lanes:
         for lane in lanes:
             for bar in lane:
-                drawing.tile(
+                drawing.add_tile(
                     _PAD + bar.start, drawing.y, bar.stop - bar.start, "k", title=bar.title, height=height
                 )
             drawing.y += height + 2
     else:
         _draw_depth(drawing, bars, room)
-    drawing.line(drawing.y + 3)
+    drawing.add_line(drawing.y + 3)
     drawing.y += 18
     lowest, highest = min(r.lower for r in ranges), max(r.upper for r in ranges)
-    drawing.text(_PAD, drawing.y, units.elide(units.printable(str(lowest)), 50), "q")
-    drawing.text(
-        drawing.width - _PAD, drawing.y, units.elide(units.printable(str(highest)), 50), "q", end=True
+    drawing.add_text(_PAD, drawing.y, units.elide(units.make_printable(str(lowest)), 50), "q")
+    drawing.add_text(
+        drawing.width - _PAD, drawing.y, units.elide(units.make_printable(str(highest)), 50), "q", end=True
     )
 
 
-def _bars(ranges: Sequence[FileRange], room: float) -> list[_Bar]:
+def _make_bars(ranges: Sequence[FileRange], room: float) -> list[_Bar]:
     ends = sorted({end for r in ranges for end in (r.lower, r.upper)})
     if all(isinstance(end, (bool, int, float, Decimal, date, datetime)) for end in ends):
-        span = _distance(ends[0], ends[-1])
-        at = {end: _distance(ends[0], end) / span if span else 0.0 for end in ends}
+        span = _measure_distance(ends[0], ends[-1])
+        at = {end: _measure_distance(ends[0], end) / span if span else 0.0 for end in ends}
     else:
         at = {end: number / max(len(ends) - 1, 1) for number, end in enumerate(ends)}
     bars = []
     for r in sorted(ranges, key=lambda r: (r.lower, r.upper, r.path)):
         start = min(at[r.lower] * room, room - 2)
-        words = f"{units.elide(units.printable(r.path), 90)}\n{units.printable(f'{r.lower} .. {r.upper}')}"
-        title = f"{words}\n{units.counted(r.rows, 'row')}, {units.size(r.size)}"
+        limits = units.make_printable(f"{r.lower} .. {r.upper}")
+        words = f"{units.elide(units.make_printable(r.path), 90)}\n{limits}"
+        title = f"{words}\n{units.format_count(r.rows, 'row')}, {units.format_size(r.size)}"
         bars.append(_Bar(start, max(at[r.upper] * room, start + 2), title))
     return bars
 
 
-def _distance(start: Any, stop: Any) -> float:
+def _measure_distance(start: Any, stop: Any) -> float:
     gap = stop - start
     return float(gap.total_seconds()) if hasattr(gap, "total_seconds") else float(gap)
 
 
-def _lanes(bars: Sequence[_Bar]) -> list[list[_Bar]]:
-    """Each bar in the first lane that is free there; the number of lanes is the greatest overlap."""
+def _assign_lanes(bars: Sequence[_Bar]) -> list[list[_Bar]]:
+    """Put each bar into the first free lane; the number of lanes is the maximum overlap."""
     lanes: list[list[_Bar]] = []
     for bar in bars:
         for lane in lanes:
@@ -337,17 +344,17 @@ def _draw_depth(drawing: _Drawing, bars: Sequence[_Bar], room: float) -> None:
         heights.append(covered)
     top, tall = max(heights), 120
     points = " ".join(
-        f"H{_PAD + x}V{_px(drawing.y + 14 + tall - tall * n / top)}" for x, n in enumerate(heights)
+        f"H{_PAD + x}V{_format_px(drawing.y + 14 + tall - tall * n / top)}" for x, n in enumerate(heights)
     )
     base = drawing.y + 14 + tall
-    drawing.text(_PAD, drawing.y + 8, f"up to {units.counted(top, 'file')} deep", "q")
-    drawing.raw(f'<path class="k" d="M{_PAD} {base}{points.replace(" ", "")}V{base}Z"/>')
+    drawing.add_text(_PAD, drawing.y + 8, f"up to {units.format_count(top, 'file')} deep", "q")
+    drawing.add_markup(f'<path class="k" d="M{_PAD} {base}{points.replace(" ", "")}V{base}Z"/>')
     drawing.y = base
 
 
-def _px(number: float) -> str:
+def _format_px(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0")
 
 
-def _safe(text: str) -> str:
+def _escape(text: str) -> str:
     return escape(text, quote=False)

@@ -7,7 +7,7 @@ import textwrap
 from collections.abc import Sequence
 
 from intarsia.show import tiles, units
-from intarsia.show.page import Fact, Line, Page, PageTable, page_of
+from intarsia.show.page import Fact, Line, Page, PageTable, make_page
 from intarsia.show.tiles import Drawable, Kind
 
 WIDTH = 96
@@ -48,7 +48,7 @@ def render(value: Drawable, *, width: int = WIDTH, color: bool = False, unicode:
         unicode: False keeps to ASCII (names of the table's own excepted); None asks standard output.
     """
     style = _Style(width=max(width, 40), color=color, unicode=takes_unicode() if unicode is None else unicode)
-    return style.page(page_of(value))
+    return style.render_page(make_page(value))
 
 
 def layout(
@@ -64,7 +64,7 @@ def layout(
     Many partitions in which nothing happens become one line, many files one block; the legend says so.
     """
     style = _Style(width=max(width, 40), color=color, unicode=takes_unicode() if unicode is None else unicode)
-    return style.layout(tiles.rows_of(value), most_rows)
+    return style.render_layout(tiles.make_rows(value), most_rows)
 
 
 def takes_unicode(stream: object = None) -> bool:
@@ -88,50 +88,51 @@ class _Style:
         self.rule = "─" if unicode else "-"
         self.dots = "…" if unicode else "..."
 
-    def page(self, page: Page) -> str:
-        parts = [self._head(page)]
+    def render_page(self, page: Page) -> str:
+        parts = [self._draw_head(page)]
         if page.facts:
-            parts.append("\n".join(self._facts(page.facts)))
-        parts += ["\n".join(self._table(table)) for table in page.tables]
+            parts.append("\n".join(self._draw_facts(page.facts)))
+        parts += ["\n".join(self._draw_table(table)) for table in page.tables]
         if page.notes:
             parts.append("\n".join(line for note in page.notes for line in self._note(note)))
         return "\n\n".join(parts)
 
-    def layout(self, rows: Sequence[tiles.TileRow], most_rows: int) -> str:
+    def render_layout(self, rows: Sequence[tiles.TileRow], most_rows: int) -> str:
         if not rows:
             return "no files"
-        rows = tiles.folded(rows, most_rows=most_rows, most_tiles=sys.maxsize)
-        names = [self._row_label(row) for row in rows]
-        room = min(max(map(units.columns, names)), self.width // 2)
+        rows = tiles.fold_rows(rows, most_rows=most_rows, most_tiles=sys.maxsize)
+        names = [self._make_row_label(row) for row in rows]
+        room = min(max(map(units.measure_width, names)), self.width // 2)
         space = self.width - room - 2
         rows = _fit_rows(rows, space)
         lines = [
-            f"{units.pad(units.elide(name, room, mark=self.dots), room)}  {self._row_blocks(row)}"
+            f"{units.pad(units.elide(name, room, mark=self.dots), room)}  {self._draw_row_blocks(row)}"
             for name, row in zip(names, rows, strict=True)
         ]
-        return "\n".join([*lines, "", *self._legend(rows)])
+        return "\n".join([*lines, "", *self._draw_legend(rows)])
 
-    def _row_label(self, row: tiles.TileRow) -> str:
+    def _make_row_label(self, row: tiles.TileRow) -> str:
         label = row.label.replace("…", self.dots)
-        return f"{label} ({units.count(row.partitions)})" if row.partitions > 1 else label
+        return f"{label} ({units.format_number(row.partitions)})" if row.partitions > 1 else label
 
-    def _row_blocks(self, row: tiles.TileRow) -> str:
+    def _draw_row_blocks(self, row: tiles.TileRow) -> str:
         return "".join(self._paint(self.blocks[tile.kind], tile.kind) for tile in row.tiles)
 
-    def _legend(self, rows: Sequence[tiles.TileRow]) -> list[str]:
+    def _draw_legend(self, rows: Sequence[tiles.TileRow]) -> list[str]:
         entries = [
-            (kind, f"{self.blocks[kind]} {tiles.legend(kind, number)}") for kind, number in tiles.kinds(rows)
+            (kind, f"{self.blocks[kind]} {tiles.make_legend(kind, number)}")
+            for kind, number in tiles.count_kinds(rows)
         ]
         lines = self._join(entries, "   ", self.width)
-        most = tiles.most_files_in_a_tile(rows)
-        return [*lines, f"one block is up to {units.count(most)} files"] if most > 1 else lines
+        most = tiles.count_files_per_tile(rows)
+        return [*lines, f"one block is up to {units.format_number(most)} files"] if most > 1 else lines
 
     def _join(self, entries: Sequence[tuple[Kind | None, str]], glue: str, room: int) -> list[str]:
-        """Entries side by side, in as many lines as they need."""
+        """Entries joined into as many lines as they need."""
         lines: list[str] = []
         used = room + 1
         for kind, text in entries:
-            taken = units.columns(text)
+            taken = units.measure_width(text)
             if used + len(glue) + taken > room:
                 lines.append(self._paint(text, kind))
                 used = taken
@@ -140,39 +141,41 @@ class _Style:
                 used += len(glue) + taken
         return lines
 
-    def _head(self, page: Page) -> str:
+    def _draw_head(self, page: Page) -> str:
         mark = f"[{page.mark}]"
-        used = units.columns(page.title) + units.columns(mark) + 4
+        used = units.measure_width(page.title) + units.measure_width(mark) + 4
         path = units.elide(page.path, max(self.width - used, 12), mark=self.dots)
-        title = self._bold(page.title) + (f"  {path}" if path else "")
+        title = self._make_bold(page.title) + (f"  {path}" if path else "")
         return f"{title}  {mark}\n{self.rule * self.width}"
 
-    def _facts(self, facts: Sequence[Fact]) -> list[str]:
-        room = max(units.columns(fact.label) for fact in facts) + 2
+    def _draw_facts(self, facts: Sequence[Fact]) -> list[str]:
+        room = max(units.measure_width(fact.label) for fact in facts) + 2
         lines = []
         for fact in facts:
-            entries = [(item.kind, piece) for item in fact.items for piece in self._pieces(str(item), room)]
+            entries = [
+                (item.kind, piece) for item in fact.items for piece in self._wrap_text(str(item), room)
+            ]
             for number, line in enumerate(self._join(entries, self.between, self.width - room)):
                 lines.append(units.pad("" if number else fact.label, room) + line)
         return lines
 
-    def _pieces(self, text: str, room: int) -> list[str]:
-        """One text that is too long for a line is broken between words."""
-        if units.columns(text) <= self.width - room:
+    def _wrap_text(self, text: str, room: int) -> list[str]:
+        """Wrap a text that is too long for a line between words."""
+        if units.measure_width(text) <= self.width - room:
             return [text]
         return textwrap.wrap(text, self.width - room)
 
-    def _table(self, table: PageTable) -> list[str]:
+    def _draw_table(self, table: PageTable) -> list[str]:
         table = _fill(table)
         columns = list(zip(table.columns, *(line.cells for line in table.lines), strict=True))
-        widths = [max(map(units.columns, column)) for column in columns]
-        widths = _shrunk(widths, self.width - 2 * (len(widths) - 1))
+        widths = [max(map(units.measure_width, column)) for column in columns]
+        widths = _shrink_widths(widths, self.width - 2 * (len(widths) - 1))
         heading = Line(table.columns)
         underline = "  ".join(self.rule * width for width in widths)
-        lines = [self._line(line, table, widths) for line in table.lines]
-        return [self._bold(self._line(heading, table, widths)), underline, *lines]
+        lines = [self._draw_line(line, table, widths) for line in table.lines]
+        return [self._make_bold(self._draw_line(heading, table, widths)), underline, *lines]
 
-    def _line(self, line: Line, table: PageTable, widths: Sequence[int]) -> str:
+    def _draw_line(self, line: Line, table: PageTable, widths: Sequence[int]) -> str:
         cells = [
             units.pad(units.elide(cell, width, mark=self.dots), width, right=name in table.numbers)
             for name, cell, width in zip(table.columns, line.cells, widths, strict=True)
@@ -185,32 +188,32 @@ class _Style:
     def _paint(self, text: str, kind: Kind | None) -> str:
         return f"\x1b[{_COLORS[kind]}m{text}\x1b[0m" if self.color and kind is not None else text
 
-    def _bold(self, text: str) -> str:
+    def _make_bold(self, text: str) -> str:
         return f"\x1b[1m{text}\x1b[0m" if self.color else text
 
 
 def _fit_rows(rows: Sequence[tiles.TileRow], space: int) -> tuple[tiles.TileRow, ...]:
-    """All rows in the same scale, the longest no longer than the space."""
+    """The rows scaled alike so that the longest fits the width."""
     longest = max(len(row.tiles) for row in rows)
     if longest <= space:
         return tuple(rows)
     step = -(-longest // space)
-    result = tiles.thinned(rows, step)
+    result = tiles.thin_rows(rows, step)
     # A rest of each kind takes a block, too; there are few kinds, so a few steps end this.
     while max(len(row.tiles) for row in result) > space:
         step += 1
-        result = tiles.thinned(rows, step)
+        result = tiles.thin_rows(rows, step)
     return result
 
 
 def _fill(table: PageTable) -> PageTable:
-    """The table without columns that are empty throughout: a terminal is narrow."""
+    """The table without empty columns: a terminal is narrow."""
     used = [number for number in range(len(table.columns)) if any(line.cells[number] for line in table.lines)]
     lines = tuple(Line(tuple(line.cells[number] for number in used), line.kind) for line in table.lines)
     return PageTable(table.title, tuple(table.columns[number] for number in used), lines, table.numbers)
 
 
-def _shrunk(widths: Sequence[int], room: int) -> list[int]:
+def _shrink_widths(widths: Sequence[int], room: int) -> list[int]:
     """Column widths that fit the line; the widest are shortened first, to a readable minimum."""
     result = list(widths)
     while sum(result) > room and max(result) > 8:

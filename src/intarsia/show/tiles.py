@@ -1,4 +1,4 @@
-"""The picture of a file layout as values: tiles in rows, one row per partition; nothing is drawn here."""
+"""The tiles of a file layout, one row per partition; svg.py and text.py draw them."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ _WHOLE = "all files"
 
 @dataclass(frozen=True, slots=True)
 class Tile:
-    """One file, or several of a kind that are drawn as one; 0 files: how many is not known yet."""
+    """One file, or several of one kind drawn as one; 0 files: the number is not known yet."""
 
     kind: Kind
     title: str
@@ -83,7 +83,7 @@ class TileRow:
         return all(tile.kind == "kept" for tile in self.tiles)
 
 
-def kind_of(plan: FilePlan) -> Kind:
+def choose_kind(plan: FilePlan) -> Kind:
     """The kind of tile for a file of a plan."""
     match plan.action:
         case "keep":
@@ -98,15 +98,15 @@ def kind_of(plan: FilePlan) -> Kind:
             return "removed"
 
 
-def rows_of(value: Drawable) -> tuple[TileRow, ...]:
+def make_rows(value: Drawable) -> tuple[TileRow, ...]:
     """Every file as a tile, partitions in natural order."""
     grouped: dict[str, list[Tile]] = {}
     for label, tile in _label_tiles(value):
         grouped.setdefault(label, []).append(tile)
-    return tuple(TileRow(label, tuple(grouped[label])) for label in sorted(grouped, key=_natural))
+    return tuple(TileRow(label, tuple(grouped[label])) for label in sorted(grouped, key=_make_natural_key))
 
 
-def folded(rows: Sequence[TileRow], *, most_rows: int, most_tiles: int) -> tuple[TileRow, ...]:
+def fold_rows(rows: Sequence[TileRow], *, most_rows: int, most_tiles: int) -> tuple[TileRow, ...]:
     """At most ``most_rows`` rows and about ``most_tiles`` tiles; no file is lost, no kind hidden.
 
     Neighbouring partitions in which nothing happens become one row first, then any neighbours; then
@@ -120,17 +120,17 @@ def folded(rows: Sequence[TileRow], *, most_rows: int, most_tiles: int) -> tuple
         step = -(-len(result) // most_rows)
         result = [_join_rows(result[at : at + step]) for at in range(0, len(result), step)]
     total = sum(len(row.tiles) for row in result)
-    return thinned(result, -(-total // most_tiles)) if total > most_tiles else tuple(result)
+    return thin_rows(result, -(-total // most_tiles)) if total > most_tiles else tuple(result)
 
 
-def thinned(rows: Iterable[TileRow], step: int) -> tuple[TileRow, ...]:
+def thin_rows(rows: Iterable[TileRow], step: int) -> tuple[TileRow, ...]:
     """Up to ``step`` neighbouring files of one kind as one tile."""
     if step <= 1:
         return tuple(rows)
     return tuple(TileRow(row.label, _thin_tiles(row.tiles, step), row.partitions) for row in rows)
 
 
-def kinds(rows: Iterable[TileRow]) -> list[tuple[Kind, int]]:
+def count_kinds(rows: Iterable[TileRow]) -> list[tuple[Kind, int]]:
     """The kinds that occur, with the number of files of each, in the order of the legend."""
     counts: dict[Kind, int] = {}
     for row in rows:
@@ -139,49 +139,58 @@ def kinds(rows: Iterable[TileRow]) -> list[tuple[Kind, int]]:
     return sorted(counts.items(), key=lambda item: _ORDER[item[0]])
 
 
-def legend(kind: Kind, files: int) -> str:
-    """The words of a kind and the number of its files, where it is known."""
-    return f"{LEGEND[kind]} {units.count(files)}" if files else LEGEND[kind]
+def make_legend(kind: Kind, files: int) -> str:
+    """The legend of a kind, with the number of its files if known."""
+    return f"{LEGEND[kind]} {units.format_number(files)}" if files else LEGEND[kind]
 
 
-def most_files_in_a_tile(rows: Iterable[TileRow]) -> int:
+def count_files_per_tile(rows: Iterable[TileRow]) -> int:
     return max((tile.files for row in rows for tile in row.tiles), default=0)
 
 
-def partition_label(partition: Mapping[str, Any], path: str = "") -> str:
+def make_partition_label(partition: Mapping[str, Any], path: str = "") -> str:
     """``day=2025-01-03, region=eu``; without known values the directory, or a word for the root."""
     if partition:
         parts = [f"{name}={'NULL' if value is None else value}" for name, value in partition.items()]
-        return units.printable(", ".join(parts))
+        return units.make_printable(", ".join(parts))
     directory = path.rpartition("/")[0]
     if "://" in directory:  # of files named in full only the partition tells something
         directory = "/".join(part for part in directory.split("/") if "=" in part)
     if "=" in directory:
         directory = ", ".join(unquote(part) for part in directory.split("/"))
-    return units.printable(directory) or _WHOLE
+    return units.make_printable(directory) or _WHOLE
 
 
 def _label_tiles(value: Drawable) -> list[tuple[str, Tile]]:
     match value:
         case Plan():
-            return _of_plan(value)
+            return _make_plan_tiles(value)
         case MergeResult():
-            return _of_result(value)
+            return _make_result_tiles(value)
         case Inspection():
-            return _of_snapshot(value.snapshot)
+            return _make_snapshot_tiles(value.snapshot)
         case Snapshot():
-            return _of_snapshot(value)
+            return _make_snapshot_tiles(value)
 
 
-def _of_plan(plan: Plan) -> list[tuple[str, Tile]]:
+def _make_plan_tiles(plan: Plan) -> list[tuple[str, Tile]]:
     found = []
     for entry in plan.files:
-        found.append((_label(entry.file, plan.snapshot), _tile(entry.file, kind_of(entry), entry.reason)))
+        found.append(
+            (_make_label(entry.file, plan.snapshot), _make_tile(entry.file, choose_kind(entry), entry.reason))
+        )
     for group in plan.groups:
-        label = _label(group.files[0], plan.snapshot) if group.files else partition_label(group.partition)
+        label = (
+            _make_label(group.files[0], plan.snapshot)
+            if group.files
+            else make_partition_label(group.partition)
+        )
         outputs = max(group.outputs, 1)
         for number in range(outputs):
-            rows, size = _share(group.rows, number, outputs), _share(group.size, number, outputs)
+            rows, size = (
+                _compute_share(group.rows, number, outputs),
+                _compute_share(group.size, number, outputs),
+            )
             found.append((label, Tile("new", "a new file", rows, size, "about this size")))
     if plan.inserted and not plan.groups:
         # The plan does not know which partitions the new rows go to, nor in how many files.
@@ -190,14 +199,14 @@ def _of_plan(plan: Plan) -> list[tuple[str, Tile]]:
     return found
 
 
-def _of_snapshot(snapshot: Snapshot) -> list[tuple[str, Tile]]:
-    return [(_label(file, snapshot), _tile(file, "kept", "")) for file in snapshot.files]
+def _make_snapshot_tiles(snapshot: Snapshot) -> list[tuple[str, Tile]]:
+    return [(_make_label(file, snapshot), _make_tile(file, "kept", "")) for file in snapshot.files]
 
 
-def _of_result(result: MergeResult) -> list[tuple[str, Tile]]:
+def _make_result_tiles(result: MergeResult) -> list[tuple[str, Tile]]:
     plans = {}
     if result.plan is not None:
-        plans = {result.plan.snapshot.shown(entry.file): entry for entry in result.plan.files}
+        plans = {result.plan.snapshot.show_path(entry.file): entry for entry in result.plan.files}
     return [_make_result_tile(result, entry, plans.get(entry.path)) for entry in result.files]
 
 
@@ -213,32 +222,32 @@ def _make_result_tile(
     reason = plan.reason if plan is not None else ""
     tile = Tile(
         kind,
-        units.printable(path),
+        units.make_printable(path),
         entry.row_count,
         entry.size_bytes or 0,
-        units.printable(reason),
+        units.make_printable(reason),
         position_deletes=entry.operation == "with_deletes",
     )
     if plan is None or result.plan is None:
-        return partition_label({}, path), tile
-    return _label(plan.file, result.plan.snapshot), tile
+        return make_partition_label({}, path), tile
+    return _make_label(plan.file, result.plan.snapshot), tile
 
 
-def _label(file: DataFile, snapshot: Snapshot) -> str:
+def _make_label(file: DataFile, snapshot: Snapshot) -> str:
     if snapshot.format.owns_schema:
-        return partition_label(snapshot.partitioner.partition_of(file).values, "")
-    return partition_label(file.partition, file.path)
+        return make_partition_label(snapshot.partitioner.partition_of(file).values, "")
+    return make_partition_label(file.partition, file.path)
 
 
-def _tile(file: DataFile, kind: Kind, reason: str) -> Tile:
-    return Tile(kind, units.printable(file.path), file.rows, file.size, units.printable(reason))
+def _make_tile(file: DataFile, kind: Kind, reason: str) -> Tile:
+    return Tile(kind, units.make_printable(file.path), file.rows, file.size, units.make_printable(reason))
 
 
-def _share(total: int, number: int, parts: int) -> int:
+def _compute_share(total: int, number: int, parts: int) -> int:
     return total * (number + 1) // parts - total * number // parts
 
 
-def _natural(label: str) -> tuple[Any, ...]:
+def _make_natural_key(label: str) -> tuple[Any, ...]:
     """``part=9`` before ``part=10``; ties by the text itself."""
     pieces = re.split(r"(\d+)", label)
     key = tuple((1, int(p), "") if p.isdecimal() and p.isascii() else (0, 0, p) for p in pieces)
@@ -270,15 +279,15 @@ def _join_rows(rows: Sequence[TileRow]) -> TileRow:
 
 
 def _thin_tiles(tiles: Sequence[Tile], step: int) -> tuple[Tile, ...]:
-    """The kinds come in the legend's order."""
+    """Join up to ``step`` tiles of one kind into one; kinds are in the order of the legend."""
     result = []
     for kind in LEGEND:
         alike = [tile for tile in tiles if tile.kind == kind]
-        result += [_one(alike[at : at + step]) for at in range(0, len(alike), step)]
+        result += [_join_tiles(alike[at : at + step]) for at in range(0, len(alike), step)]
     return tuple(result)
 
 
-def _one(tiles: Sequence[Tile]) -> Tile:
+def _join_tiles(tiles: Sequence[Tile]) -> Tile:
     if len(tiles) == 1:
         return tiles[0]
     files = sum(tile.files for tile in tiles)
@@ -286,7 +295,7 @@ def _one(tiles: Sequence[Tile]) -> Tile:
     more = f" and {len(reasons) - 2} more reasons" if len(reasons) > 2 else ""
     return Tile(
         tiles[0].kind,
-        units.counted(files, "file"),
+        units.format_count(files, "file"),
         sum(tile.rows for tile in tiles),
         sum(tile.size for tile in tiles),
         "; ".join(reasons[:2]) + more,

@@ -7,17 +7,17 @@ import unicodedata
 _DECIMAL = ("B", "kB", "MB", "GB", "TB", "PB", "EB")
 
 
-def count(number: int) -> str:
+def format_number(number: int) -> str:
     """``3412`` is ``3,412``."""
     return f"{number:,}"
 
 
-def counted(number: int, noun: str) -> str:
+def format_count(number: int, noun: str) -> str:
     """``1 file``, ``3,412 files``."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
-def size(number: int | None) -> str:
+def format_size(number: int | None) -> str:
     """Bytes in powers of a thousand: ``999 B``, ``1.2 MB``, ``123 MB``; ``?`` when not known."""
     if number is None:
         return "?"
@@ -33,7 +33,7 @@ def size(number: int | None) -> str:
     return f"{amount:.1f} {unit}" if abs(amount) < 99.95 else f"{amount:.0f} {unit}"
 
 
-def seconds(number: float) -> str:
+def format_seconds(number: float) -> str:
     """``12 ms``, ``0.84 s``, ``12.3 s``, ``2 min 05 s``, ``1 h 02 min``."""
     if number < 0.0995:
         return f"{number * 1000:.0f} ms" if number >= 0.0095 else f"{number * 1000:.1f} ms"
@@ -48,7 +48,7 @@ def seconds(number: float) -> str:
     return f"{minutes // 60:,} h {minutes % 60:02d} min"
 
 
-def rate(number: int, elapsed: float) -> str:
+def format_rate(number: int, elapsed: float) -> str:
     """Per second: ``4,062``, ``1.2 million``; empty when no time has passed."""
     if elapsed <= 0:
         return ""
@@ -56,7 +56,7 @@ def rate(number: int, elapsed: float) -> str:
     return f"{each / 1e6:,.1f} million" if each >= 999_999.5 else f"{each:,.0f}"
 
 
-def percent(fraction: float) -> str:
+def format_percent(fraction: float) -> str:
     """``0 %`` and ``100 %`` only when it is exactly that."""
     if 0 < fraction < 0.001:
         return "< 0.1 %"
@@ -65,8 +65,8 @@ def percent(fraction: float) -> str:
     return f"{fraction * 100:.1f} %" if fraction not in (0, 1) else f"{fraction * 100:.0f} %"
 
 
-def printable(text: str) -> str:
-    """The text without anything that could steer a terminal or break a line or a page.
+def make_printable(text: str) -> str:
+    """The text with every character escaped that could control a terminal or break a line or a page.
 
     Control characters, direction marks and undecodable bytes of file names show as escapes.
     """
@@ -75,7 +75,7 @@ def printable(text: str) -> str:
     return "".join(c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in text)
 
 
-def columns(text: str) -> int:
+def measure_width(text: str) -> int:
     """How many terminal columns the text takes."""
     if text.isascii():
         return len(text)
@@ -85,22 +85,22 @@ def columns(text: str) -> int:
 
 
 def elide(text: str, width: int, *, mark: str = "…") -> str:
-    """The text in at most ``width`` columns; the middle goes, since names differ at both ends."""
-    if columns(text) <= width:
+    """The text in at most ``width`` columns; the middle is left out, since names differ at both ends."""
+    if measure_width(text) <= width:
         return text
     room = max(width - len(mark), 0)
     left = room * 3 // 5
-    head, tail = _fitting(text, left), _fitting(text[::-1], room - left)[::-1]
+    head, tail = _cut_to_width(text, left), _cut_to_width(text[::-1], room - left)[::-1]
     return (head + mark + tail)[: max(width, 0)]
 
 
-def _fitting(text: str, width: int) -> str:
-    """The longest start of the text that fits."""
+def _cut_to_width(text: str, width: int) -> str:
+    """The longest prefix of the text that fits."""
     if text.isascii():
         return text[:width]
     used = 0
     for position, character in enumerate(text):
-        used += columns(character)
+        used += measure_width(character)
         if used > width:
             return text[:position]
     return text
@@ -108,5 +108,5 @@ def _fitting(text: str, width: int) -> str:
 
 def pad(text: str, width: int, *, right: bool = False) -> str:
     """The text filled up with spaces to ``width`` columns."""
-    fill = " " * max(width - columns(text), 0)
+    fill = " " * max(width - measure_width(text), 0)
     return fill + text if right else text + fill

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pyarrow as pa
 
-from intarsia.spark.errors import spark_error_types
+from intarsia.spark.errors import list_spark_error_types
 from intarsia.spark.session import is_connect
 
 __all__ = ["collect", "run_interruptible"]
@@ -69,7 +69,7 @@ def _run_into(work: Callable[[], R], found: Future[R]) -> None:
 
 def _cancel(spark: Any, tag: str, work: threading.Thread) -> None:
     """Cancel jobs with a tag until the work ends: another job may be about to begin."""
-    with suppress(*spark_error_types()):
+    with suppress(*list_spark_error_types()):
         while work.is_alive():
             spark.interruptTag(tag)
             work.join(_AGAIN)

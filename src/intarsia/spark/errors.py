@@ -19,13 +19,13 @@ from intarsia.errors import EngineError, InputError, IntarsiaError, NotSupported
 from intarsia.spark.session import active_session
 
 __all__ = [
-    "brief_text",
     "find_known_failure",
+    "format_raised",
     "is_interrupt",
-    "raised_text",
-    "spark_error_types",
-    "spark_errors",
+    "list_spark_error_types",
+    "summarize_error",
     "translate_error",
+    "translate_spark_errors",
 ]
 
 _LONGEST = 400
@@ -73,7 +73,7 @@ _MEMORY = (
 )
 
 
-def spark_error_types() -> tuple[type[Exception], ...]:
+def list_spark_error_types() -> tuple[type[Exception], ...]:
     """The exception types of Spark, py4j and gRPC, of those that are imported; imports none."""
     known = [
         getattr(sys.modules.get(module), name, None)
@@ -87,7 +87,7 @@ def spark_error_types() -> tuple[type[Exception], ...]:
 
 
 @contextmanager
-def spark_errors(*, source: bool = False) -> Iterator[None]:
+def translate_spark_errors(*, source: bool = False) -> Iterator[None]:
     """Translate exceptions of Spark in the block into errors of intarsia, with the original as cause.
 
     Args:
@@ -98,7 +98,7 @@ def spark_errors(*, source: bool = False) -> Iterator[None]:
             yield
         except IntarsiaError:
             raise
-        except spark_error_types() as error:
+        except list_spark_error_types() as error:
             if pressed or is_interrupt(error):
                 raise KeyboardInterrupt from error
             raise translate_error(error, source=source) from error
@@ -150,8 +150,10 @@ def translate_error(error: Exception, *, source: bool = False) -> IntarsiaError:
     if known is not None:
         return known
     if source:
-        return InputError(f"{what}: {brief_text(error)}", hint="the same error comes from its own collect().")
-    return EngineError(f"{what}: {brief_text(error)}", hint="Spark's log has more of it.")
+        return InputError(
+            f"{what}: {summarize_error(error)}", hint="the same error comes from its own collect()."
+        )
+    return EngineError(f"{what}: {summarize_error(error)}", hint="Spark's log has more of it.")
 
 
 def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
@@ -162,50 +164,51 @@ def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
         return found
     if _contains_any(text, _STOPPED):
         return EngineError(
-            f"The Spark session has been stopped: {brief_text(error)}",
+            f"The Spark session has been stopped: {summarize_error(error)}",
             hint="open another session, and make DataFrames anew there.",
         )
     if _contains_any(text, _CANCELLED):
         return EngineError(
-            f"The Spark job was cancelled: {brief_text(error)}", hint="run the operation again."
+            f"The Spark job was cancelled: {summarize_error(error)}", hint="run the operation again."
         )
     if isinstance(error, ConnectionError) or _contains_any(text, _UNREACHABLE) or "NetworkError" in text[:40]:
         return EngineError(
-            f"The connection to Spark was lost: {brief_text(error)}",
+            f"The connection to Spark was lost: {summarize_error(error)}",
             hint="check that the server or the driver's JVM runs, and open a session anew.",
         )
     if _contains_any(text, _MEMORY):
         return EngineError(
-            f"A process of Spark ended, most likely out of memory: {brief_text(error)}", hint=_MORE_MEMORY
+            f"A process of Spark ended, most likely out of memory: {summarize_error(error)}",
+            hint=_MORE_MEMORY,
         )
     if _contains_any(text, _GONE):
         return StorageError(
-            f"{what}: a file that it reads is not there: {brief_text(error)}",
+            f"{what}: a file that it reads is not there: {summarize_error(error)}",
             errno=errno.ENOENT,
             hint=_READ_AGAIN,
         )
     return None
 
 
-def raised_text(error: IntarsiaError) -> str:
+def format_raised(error: IntarsiaError) -> str:
     """An error of intarsia as text that :func:`find_known_failure` recognises in an error of Spark."""
     hint = f" Hint: {error.hint}" if error.hint else ""
     return f"intarsia {type(error).__name__}: {error.message}{hint}"
 
 
-def brief_text(error: BaseException) -> str:
+def summarize_error(error: BaseException) -> str:
     """One line: the last of a Python traceback, or the innermost cause of a Java stack trace."""
     text = str(error).strip()
     if "Traceback (most recent call last)" in text:
         lines = [line for line in text.splitlines() if re.match(r"[A-Za-z_][\w.]*(:|$)", line)]
         line = lines[-1] if lines else text.splitlines()[-1]
     else:
-        line = _java_cause(text) or text.partition("\n")[0]
+        line = _find_java_cause(text) or text.partition("\n")[0]
     line = re.sub(r"\s+", " ", redact(line or type(error).__name__)).strip()
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}..."
 
 
-def _java_cause(text: str) -> str | None:
+def _find_java_cause(text: str) -> str | None:
     """The innermost cause with a message, of a Java stack trace."""
     causes = [(kind, said) for kind, said in (*_JAVA.findall(text), *_CAUSE.findall(text)) if said.strip()]
     if not causes:
@@ -232,7 +235,7 @@ def _find_python_failure(text: str) -> IntarsiaError | None:
         asked = _PROGRAM.search(text)
         name = f" ({asked[1]})" if asked is not None else ""
         return NotSupported(
-            f"The Python of the executors{name} did not start: {brief_text(Exception(text))}",
+            f"The Python of the executors{name} did not start: {summarize_error(Exception(text))}",
             hint="PYSPARK_PYTHON names it: a Python that every machine of Spark has under that name.",
         )
     lost = _LOST_MODULE.search(text)
@@ -242,7 +245,8 @@ def _find_python_failure(text: str) -> IntarsiaError | None:
         )
     if "Can't get attribute" in text and "intarsia" in text:
         return NotSupported(
-            f"The executors have another version of this package: {brief_text(Exception(text))}", hint=_SHIP
+            f"The executors have another version of this package: {summarize_error(Exception(text))}",
+            hint=_SHIP,
         )
     return None
 
@@ -274,6 +278,6 @@ def _describe_pythons() -> str:
     )
     try:
         (there,) = session.range(1).select(ask("id").alias("python")).collect()
-    except spark_error_types():
+    except list_spark_error_types():
         return here
     return f"executors run {there.python}, {here}"

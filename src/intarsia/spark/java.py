@@ -17,12 +17,19 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.errors import NotSupported
 
-__all__ = ["OLDEST", "Java", "find_java", "launcher_home", "prepare_environment", "under_spark_submit"]
+__all__ = [
+    "OLDEST",
+    "Java",
+    "find_java",
+    "find_launcher_home",
+    "is_under_spark_submit",
+    "prepare_environment",
+]
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 OLDEST = 17
 """The oldest Java that Spark 4 runs on."""
@@ -113,22 +120,22 @@ def prepare_environment(
         for name in ("PYSPARK_PYTHON", "PYSPARK_DRIVER_PYTHON"):
             if not environ.get(name):
                 environ[name] = sys.executable
-    if under_spark_submit(environ):
+    if is_under_spark_submit(environ):
         return None
     java = find_java(environ)
-    home = launcher_home(java, environ)
+    home = find_launcher_home(java, environ)
     if environ.get("JAVA_HOME") != home:
         log.info("Spark starts with Java %s of %s (%s).", java.version, java.origin, java.home)
         environ["JAVA_HOME"] = home
     return java
 
 
-def under_spark_submit(environ: Mapping[str, str] | None = None) -> bool:
+def is_under_spark_submit(environ: Mapping[str, str] | None = None) -> bool:
     """Whether this process was started by spark-submit, which brings the JVM and the settings along."""
     return "PYSPARK_GATEWAY_PORT" in (os.environ if environ is None else environ)
 
 
-def launcher_home(java: Java, environ: Mapping[str, str] | None = None) -> str:
+def find_launcher_home(java: Java, environ: Mapping[str, str] | None = None) -> str:
     """The ``JAVA_HOME`` with which Spark's launcher starts this runtime.
 
     The runtime's own home; for a trimmed one, a small directory of ours whose ``bin/java`` leaves out the
@@ -137,7 +144,7 @@ def launcher_home(java: Java, environ: Mapping[str, str] | None = None) -> str:
     if not java.trimmed:
         return java.home
     environ = os.environ if environ is None else environ
-    for base in _private_directories(environ):
+    for base in _iterate_private_directories(environ):
         try:
             home = _write_launcher(base, java)
         except OSError as error:
@@ -231,7 +238,7 @@ def _parse_major(version: str) -> int:
     return int(found[1]) if found else 0
 
 
-def _private_directories(environ: Mapping[str, str]) -> Iterator[Path]:
+def _iterate_private_directories(environ: Mapping[str, str]) -> Iterator[Path]:
     """Directories for scripts that nobody else can change; the last is removed when the process ends."""
     cache = environ.get("XDG_CACHE_HOME") or (environ.get("HOME") and f"{environ['HOME']}/.cache")
     if cache and os.path.isabs(cache):

@@ -10,13 +10,13 @@ from urllib.parse import unquote
 
 import pyarrow.fs as pafs
 
-from intarsia.common.log import logger, redact
-from intarsia.spark.errors import brief_text, is_interrupt, spark_error_types
+from intarsia.common.log import get_logger, redact
+from intarsia.spark.errors import is_interrupt, list_spark_error_types, summarize_error
 from intarsia.spark.session import Session, active_session, is_connect
 
 __all__ = ["ANSWER_SECONDS", "MOST_TABLES", "refresh_sessions"]
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 ANSWER_SECONDS = 30.0
 """Timeout for a Spark Connect server; pyspark itself would retry one that is gone for ten minutes."""
@@ -53,11 +53,11 @@ def _refresh(session: Session | None, table: Any, shown: str) -> str | None:
     identifier: Sequence[str] | None = getattr(table, "identifier", None)
     if identifier is not None:
         return _run_with_timeout(session, shown, lambda: _refresh_iceberg(session, identifier))
-    paths = _spark_paths(table)
+    paths = _list_spark_paths(table)
     return _run_with_timeout(session, shown, lambda: _refresh_paths(session, paths)) if paths else None
 
 
-def _spark_paths(table: Any) -> list[str]:
+def _list_spark_paths(table: Any) -> list[str]:
     """The URLs under which Spark may have read a dataset; none for storage that Spark cannot read."""
     if not hasattr(table, "workspace"):  # a table of the caller's own
         return []
@@ -92,7 +92,7 @@ def _run_reporting(shown: str, work: Callable[[], str | None]) -> str | None:
     except Exception as error:  # a session may raise anything; the change is made
         if is_interrupt(error):
             raise KeyboardInterrupt from error
-        return _report_failure(shown, brief_text(error))
+        return _report_failure(shown, summarize_error(error))
 
 
 def _report_failure(shown: str, why: str) -> str:
@@ -108,7 +108,7 @@ def _refresh_paths(session: Session, paths: Sequence[str]) -> str | None:
     for path in paths:
         try:
             session.catalog.refreshByPath(path)
-        except spark_error_types() as error:
+        except list_spark_error_types() as error:
             if not any(sign in str(error) for sign in _NO_SCHEME):  # else nothing was read by that name
                 raise
     places = [_normalize_path(path) for path in paths]
@@ -133,8 +133,8 @@ def _find_views(session: Session, places: Sequence[str]) -> Iterator[str]:
             if session.catalog.isCached(name):  # refreshByPath has done it
                 continue
             files = session.table(name).inputFiles()
-        except spark_error_types() as error:  # a view that cannot be read, as over a dropped table
-            log.debug("The view %s is not refreshed: %s", name, brief_text(error))
+        except list_spark_error_types() as error:  # a view that cannot be read, as over a dropped table
+            log.debug("The view %s is not refreshed: %s", name, summarize_error(error))
             continue
         if any(_is_below(_normalize_path(unquote(file)), places) for file in files):
             yield name

@@ -16,25 +16,25 @@ from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
 
-from intarsia.common.log import logger, redact
+from intarsia.common.log import get_logger, redact
 from intarsia.errors import InputError, NotSupported, StorageError
-from intarsia.spark.java import prepare_environment, under_spark_submit
+from intarsia.spark.java import is_under_spark_submit, prepare_environment
 
 __all__ = [
     "MASTERS",
     "Session",
     "active_session",
     "connect_session",
+    "describe_master",
     "is_alive",
     "is_connect",
     "local_session",
     "open_session",
-    "place_of",
     "session_on",
     "stop_session",
 ]
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession as Session
@@ -76,14 +76,16 @@ def local_session(
         >>> local_session().range(3).count()
         3
     """
-    if under_spark_submit():
-        return _cluster_session(None, app, config)
+    if is_under_spark_submit():
+        return _open_cluster_session(None, app, config)
     found = _find_active(None if master == _ANY_LOCAL else master, config)
     if found is not None:
         return found
     given = _format_settings(config)
-    options = " ".join(filter(None, (_quiet_log(), given.pop("spark.driver.extraJavaOptions", None))))
-    settings = {**_local_settings(master), **given, "spark.master": master}
+    options = " ".join(
+        filter(None, (_make_quiet_log_option(), given.pop("spark.driver.extraJavaOptions", None)))
+    )
+    settings = {**_make_local_settings(master), **given, "spark.master": master}
     if options:
         settings["spark.driver.extraJavaOptions"] = options
     prepare_environment()
@@ -151,24 +153,24 @@ def open_session(
         >>> open_session("local[2]").range(3).count()
         3
     """
-    master = place_of(master)
-    match _kind_of_master(master):
+    master = describe_master(master)
+    match _classify_master(master):
         case "connect":
             return connect_session(master, app=app, config=config)
         case "cluster":
-            return _cluster_session(master, app, config)
+            return _open_cluster_session(master, app, config)
         case "local":
             return local_session(app, master=master, config=config)
 
 
-def place_of(master: str | None = None) -> str:
+def describe_master(master: str | None = None) -> str:
     """The master that a session is opened on: the one given, else the environment's, else this machine.
 
     Raises:
         InputError: it is no master.
     """
     chosen = master if master is not None else os.environ.get(_REMOTE) or _ANY_LOCAL
-    _kind_of_master(chosen)
+    _classify_master(chosen)
     return chosen
 
 
@@ -271,7 +273,7 @@ def _find_differences(session: Session, config: Mapping[str, Any] | None) -> str
     )
 
 
-def _cluster_session(master: str | None, app: str, config: Mapping[str, Any] | None) -> Session:
+def _open_cluster_session(master: str | None, app: str, config: Mapping[str, Any] | None) -> Session:
     found = _find_active(master, config)
     if found is not None:
         return found
@@ -279,7 +281,7 @@ def _cluster_session(master: str | None, app: str, config: Mapping[str, Any] | N
     # Machines of YARN and Kubernetes have a Python of their own; those of a standalone cluster are
     # taken to be laid out as this one.
     prepare_environment(workers_here=(master or "").startswith(("spark://", "local")))
-    if master is not None and not under_spark_submit():
+    if master is not None and not is_under_spark_submit():
         settings["spark.master"] = master
     return _build_session(app, settings)
 
@@ -358,7 +360,7 @@ def _without_remote(settings: Mapping[str, str]) -> Iterator[None]:
         os.environ[_REMOTE] = remote
 
 
-def _kind_of_master(master: str) -> Literal["local", "cluster", "connect"]:
+def _classify_master(master: str) -> Literal["local", "cluster", "connect"]:
     if re.fullmatch(r"local(\[[\d*,\s]+\])?", master):
         return "local"
     if master.startswith("sc://"):
@@ -368,7 +370,7 @@ def _kind_of_master(master: str) -> Literal["local", "cluster", "connect"]:
     raise InputError(f"Unknown Spark master {redact(master)!r}.", hint=f"it is one of {', '.join(MASTERS)}.")
 
 
-def _local_settings(master: str) -> dict[str, str]:
+def _make_local_settings(master: str) -> dict[str, str]:
     cores = re.search(r"\[\s*(\d+)", master)
     workers = int(cores[1]) if cores else (os.cpu_count() or 2) if "*" in master else 1
     return {
@@ -385,7 +387,7 @@ def _local_settings(master: str) -> dict[str, str]:
     }
 
 
-def _quiet_log() -> str:
+def _make_quiet_log_option() -> str:
     """The JVM option for a quiet log; Spark's log level is set too late for the first lines."""
     place = files("intarsia.spark").joinpath("log4j2.properties")
     path = str(place)

@@ -9,16 +9,16 @@ from typing import Any, Unpack
 
 from intarsia import api
 from intarsia.arguments import MatchArguments
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.core.merge import normalize_keys
-from intarsia.core.rule import strategy_rule
+from intarsia.core.rule import get_strategy_rule
 from intarsia.engine_choice import EngineLike
 from intarsia.errors import InputError
 from intarsia.options import Columns, StreamOptions
 from intarsia.spark.session import active_session, is_connect
 from intarsia.tables.parquet import ParquetTable
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 _QUERY_ID = "sql.streaming.queryId"
 _TABLE_OPTIONS = ("filesystem", "storage_options", "control_path", "single_writer", "lock_timeout", "lock")
@@ -82,7 +82,7 @@ def merge_batches(
     session = active_session() if app_id is None else None
     if session is not None and is_connect(session):
         raise InputError("merge_batches needs an app_id under Spark Connect.", hint=_NAME_IT)
-    strategy_rule(strategy)
+    get_strategy_rule(strategy)
     given: dict[str, Any] = {**options}
     if given.get("filesystem") is None:
         path = _make_absolute(path)
@@ -109,7 +109,7 @@ class MergeBatches:
     options: Mapping[str, Any] = field(default_factory=dict)
 
     def __call__(self, frame: Any, batch_id: int) -> None:
-        app_id = self.app_id or _query_id(frame)
+        app_id = self.app_id or _find_query_id(frame)
         if self._is_done(app_id, batch_id):  # the commit checks again, after the rows were computed
             log.info("merge_batches %s: batch %d of %s is there already", self.path, batch_id, app_id)
             return
@@ -129,7 +129,7 @@ class MergeBatches:
         return last is not None and batch_id <= last
 
 
-def _query_id(frame: Any) -> str:
+def _find_query_id(frame: Any) -> str:
     """The id of the query of a batch, from a local property of the thread that runs it."""
     session = frame.sparkSession
     found = None if is_connect(session) else session.sparkContext.getLocalProperty(_QUERY_ID)

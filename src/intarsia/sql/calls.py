@@ -9,9 +9,9 @@ from typing import Any, Protocol
 import pyarrow as pa
 from sqlglot import exp
 
-from intarsia.common.names import near_names
+from intarsia.common.names import find_near_names
 from intarsia.core.expr import Arithmetic, Call, Cast, Expr, Literal, Negate
-from intarsia.core.expr.functions import FUNCTIONS, NOW, part_names
+from intarsia.core.expr.functions import FUNCTIONS, NOW, list_part_names
 from intarsia.core.expr.nested import LIST, MAP, ROW, STRUCT
 from intarsia.core.expr.types import INTERVAL
 from intarsia.errors import InputError, NotSupported
@@ -99,16 +99,18 @@ class Builder(Protocol):
     def text(self) -> str: ...
     @property
     def spark(self) -> bool: ...
-    def expr(self, node: Any) -> Expr: ...
-    def arguments(self, node: exp.Expression, keys: tuple[str, ...]) -> tuple[Expr, ...]: ...
-    def refusal(self, node: Any) -> NotSupported: ...
+    def build_expr(self, node: Any) -> Expr: ...
+    def build_arguments(self, node: exp.Expression, keys: tuple[str, ...]) -> tuple[Expr, ...]: ...
+    def make_refusal(self, node: Any) -> NotSupported: ...
 
 
-def near_functions(name: str) -> str:
+def find_near_functions(name: str) -> str:
     """A hint that names similar functions; of hashes only the standard ones, which all engines share."""
     if "hash" in name:
         return "there are md5, sha1, sha256 and sha512"
-    close = near_names(name, [*FUNCTIONS, *NOW, *part_names(), *SYNONYMS, "nullif", "extract", "try_cast"])
+    close = find_near_names(
+        name, [*FUNCTIONS, *NOW, *list_part_names(), *SYNONYMS, "nullif", "extract", "try_cast"]
+    )
     told = f"did you mean {', '.join(close)}? " if close else ""
     return f"{told}All functions are listed in docs/sql.md"
 
@@ -116,17 +118,17 @@ def near_functions(name: str) -> str:
 def build_pad(builder: Builder, node: Any) -> Expr:
     return Call(
         "lpad" if node.args.get("is_left") else "rpad",
-        builder.arguments(node, ("this", "expression", "fill_pattern")),
+        builder.build_arguments(node, ("this", "expression", "fill_pattern")),
     )
 
 
 def build_regexp_extract(builder: Builder, node: Any) -> Expr:
-    args = builder.arguments(node, ("this", "expression", "group", "parameters"))
+    args = builder.build_arguments(node, ("this", "expression", "group", "parameters"))
     return Call("regexp_extract", args)
 
 
 def build_regexp_replace(builder: Builder, node: Any) -> Expr:
-    args = builder.arguments(node, ("this", "expression", "replacement", "modifiers"))
+    args = builder.build_arguments(node, ("this", "expression", "replacement", "modifiers"))
     if builder.spark and len(args) == 3 and isinstance(args[2], Literal):  # all places; Java names groups $1
         new = re.sub(r"\$(\d)", r"\\\1", str(args[2].value))
         args = (*args[:2], Literal(new, pa.string()), Literal("g", pa.string()))
@@ -137,14 +139,16 @@ def build_hash(builder: Builder, node: Any) -> Expr:
     length = node.args.get("length")
     bits = "256" if length is None or length.name == "0" else length.name
     if f"sha{bits}" not in FUNCTIONS:
-        raise NotSupported(f"there is no hash sha{bits} for {builder.text!r}", hint=near_functions("hash"))
-    return Call(f"sha{bits}", (builder.expr(node.this),))
+        raise NotSupported(
+            f"there is no hash sha{bits} for {builder.text!r}", hint=find_near_functions("hash")
+        )
+    return Call(f"sha{bits}", (builder.build_expr(node.this),))
 
 
 def build_log(builder: Builder, node: Any) -> Expr:
     if node.expression is None:
-        return Call("log10", (builder.expr(node.this),))
-    base, value = builder.expr(node.this), builder.expr(node.expression)
+        return Call("log10", (builder.build_expr(node.this),))
+    base, value = builder.build_expr(node.this), builder.build_expr(node.expression)
     if isinstance(base, Literal) and base.value in (2, 10):
         return Call(f"log{base.value}", (value,))
     return Call("log", (base, value))
@@ -153,51 +157,55 @@ def build_log(builder: Builder, node: Any) -> Expr:
 def build_date_diff(builder: Builder, node: Any) -> Expr:
     unit = node.args.get("unit")
     name = "day" if unit is None else unit.name.lower()
-    start, end = builder.expr(node.expression), builder.expr(node.this)
+    start, end = builder.build_expr(node.expression), builder.build_expr(node.this)
     return Call("date_diff", (Literal(UNITS.get(name, name), pa.string()), start, end))
 
 
 def build_add_days(builder: Builder, node: Any) -> Expr:
     unit = node.args.get("unit")
     if unit is not None and unit.name.lower() != "day":
-        raise builder.refusal(node)
-    return Arithmetic("+", Cast(builder.expr(node.this), pa.date32()), builder.expr(node.expression))
+        raise builder.make_refusal(node)
+    return Arithmetic(
+        "+", Cast(builder.build_expr(node.this), pa.date32()), builder.build_expr(node.expression)
+    )
 
 
 def build_add_months(builder: Builder, node: Any) -> Expr:
-    months = builder.expr(node.expression)
+    months = builder.build_expr(node.expression)
     if isinstance(months, Negate) and isinstance(months.operand, Literal):
         months = Literal(-months.operand.value, months.operand.type)
     if not isinstance(months, Literal) or not isinstance(months.value, int):
         raise NotSupported(f"{node.sql()}: the number of months must be a constant")
-    return Arithmetic("+", builder.expr(node.this), Literal((months.value, 0, 0), INTERVAL))
+    return Arithmetic("+", builder.build_expr(node.this), Literal((months.value, 0, 0), INTERVAL))
 
 
 def build_format_time(builder: Builder, node: Any) -> Expr:
     value = node.this.this if isinstance(node.this, exp.TimeStrToTime) else node.this
-    return Call("strftime", (builder.expr(value), translate_format(builder, node)))
+    return Call("strftime", (builder.build_expr(value), translate_format(builder, node)))
 
 
 def build_parse_time(builder: Builder, node: Any) -> Expr:
-    return Call("strptime", (builder.expr(node.this), translate_format(builder, node)))
+    return Call("strptime", (builder.build_expr(node.this), translate_format(builder, node)))
 
 
 def build_to_date(builder: Builder, node: Any) -> Expr:
     if node.args.get("format") is not None:
-        return Cast(Call("strptime", (builder.expr(node.this), translate_format(builder, node))), pa.date32())
-    return Cast(builder.expr(node.this), pa.date32())
+        return Cast(
+            Call("strptime", (builder.build_expr(node.this), translate_format(builder, node))), pa.date32()
+        )
+    return Cast(builder.build_expr(node.this), pa.date32())
 
 
 def translate_format(builder: Builder, node: Any) -> Expr:
-    """The format, as strftime knows it; sqlglot marks what Spark reads with a fixed width."""
-    found = builder.expr(node.args["format"])
+    """The format in strftime's notation; sqlglot marks fields that Spark reads with a fixed width."""
+    found = builder.build_expr(node.args["format"])
     if isinstance(found, Literal) and isinstance(found.value, str):
         return Literal(re.sub(r"(%-?[A-Za-z])strict", r"\1", found.value), found.type)
     return found
 
 
 def build_list(builder: Builder, node: Any) -> Expr:
-    return Call(LIST, tuple(builder.expr(item) for item in node.expressions))
+    return Call(LIST, tuple(builder.build_expr(item) for item in node.expressions))
 
 
 def build_struct(builder: Builder, node: Any) -> Expr:
@@ -208,11 +216,11 @@ def build_struct(builder: Builder, node: Any) -> Expr:
             raise NotSupported(f"{node.sql()}: either all fields have names or none in {builder.text!r}")
         return build_row(builder, node)
     names = [item.this.name for item in node.expressions]
-    values = [builder.expr(item.expression) for item in node.expressions]
-    return _struct_of(builder, names, values)
+    values = [builder.build_expr(item.expression) for item in node.expressions]
+    return _make_struct(builder, names, values)
 
 
-def _struct_of(builder: Builder, names: list[str], values: list[Expr]) -> Expr:
+def _make_struct(builder: Builder, names: list[str], values: list[Expr]) -> Expr:
     if not names or len({name.lower() for name in names}) < len(names):
         raise InputError(f"a struct needs fields of different names in {builder.text!r}")
     pairs = zip(names, values, strict=True)
@@ -222,21 +230,21 @@ def _struct_of(builder: Builder, names: list[str], values: list[Expr]) -> Expr:
 def build_row(builder: Builder, node: Any) -> Expr:
     if not node.expressions:
         raise InputError(f"a row needs a value in {builder.text!r}")
-    return Call(ROW, tuple(builder.expr(item) for item in node.expressions))
+    return Call(ROW, tuple(builder.build_expr(item) for item in node.expressions))
 
 
 def build_named_struct(builder: Builder, node: Any) -> Expr:
     names, values = node.expressions[::2], node.expressions[1::2]
     if len(names) != len(values) or not all(isinstance(each, exp.Literal) for each in names):
         raise InputError(f"named_struct('name', value, ...) takes names and values in {builder.text!r}")
-    return _struct_of(builder, [each.name for each in names], [builder.expr(each) for each in values])
+    return _make_struct(builder, [each.name for each in names], [builder.build_expr(each) for each in values])
 
 
 def build_map(builder: Builder, node: Any) -> Expr:
     if isinstance(node, exp.ToMap):
         entries = node.this.expressions if isinstance(node.this, exp.Struct) else None
         if entries is None or not all(isinstance(item, exp.PropertyEQ) for item in entries):
-            raise builder.refusal(node)
+            raise builder.make_refusal(node)
         keys, items = [item.this for item in entries], [item.expression for item in entries]
     else:
         lists = node.args.get("keys"), node.args.get("values")
@@ -245,7 +253,9 @@ def build_map(builder: Builder, node: Any) -> Expr:
         keys, items = (each.expressions for each in lists)
     if len(keys) != len(items):
         raise InputError(f"a map has {len(keys)} keys and {len(items)} values in {builder.text!r}")
-    return Call(MAP, tuple(builder.expr(part) for pair in zip(keys, items, strict=True) for part in pair))
+    return Call(
+        MAP, tuple(builder.build_expr(part) for pair in zip(keys, items, strict=True) for part in pair)
+    )
 
 
 SPECIAL_CALLS: dict[type[Any], tuple[tuple[str, ...], Callable[[Builder, Any], Expr]]] = {

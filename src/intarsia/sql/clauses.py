@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from intarsia.common.names import suggestion
+from intarsia.common.names import suggest_names
 from intarsia.core.rule import Clause, When, when_matched, when_not_matched, when_not_matched_by_source
 from intarsia.errors import InputError, NotSupported
-from intarsia.sql.parse import tokens_of
+from intarsia.sql.parse import tokenize
 
 __all__ = ["parse_clauses"]
 
@@ -27,7 +27,7 @@ _EXAMPLE = "such as: when matched then update set *"
 
 
 def parse_clauses(text: str, *, dialect: str | None = None) -> tuple[Clause, ...]:
-    """The clauses that a text says, in its order; the WHEN of the first may be left out.
+    """Parse a text of clauses, in order; the WHEN of the first may be left out.
 
     ``update set *`` and ``insert *`` take the whole source row.
 
@@ -35,13 +35,13 @@ def parse_clauses(text: str, *, dialect: str | None = None) -> tuple[Clause, ...
         InputError: it is no list of clauses; the message says where, the hint what may be meant.
         NotSupported: an action that merges do not have, or sqlglot is not installed.
     """
-    tokens = tokens_of(text, dialect=dialect)
-    starts = [at for at in _at_top(tokens) if _is(tokens[at], "WHEN")]
+    tokens = tokenize(text, dialect=dialect)
+    starts = [at for at in _find_at_top(tokens) if _is(tokens[at], "WHEN")]
     if not starts or starts[0] != 0:
         starts.insert(0, -1)
     ends = [*starts[1:], len(tokens)]
     return tuple(
-        _Reader(text, tokens[start + 1 : end]).clause() for start, end in zip(starts, ends, strict=True)
+        _Reader(text, tokens[start + 1 : end]).read_clause() for start, end in zip(starts, ends, strict=True)
     )
 
 
@@ -49,8 +49,8 @@ def _is(token: Any, word: str) -> bool:
     return bool(token.text.upper() == word and token.token_type.name not in ("STRING", "IDENTIFIER"))
 
 
-def _at_top(tokens: Sequence[Any]) -> list[int]:
-    """The positions of tokens that stand neither in brackets nor in a CASE."""
+def _find_at_top(tokens: Sequence[Any]) -> list[int]:
+    """The positions of tokens that are neither in brackets nor in a CASE."""
     depth = 0
     found = []
     for at, token in enumerate(tokens):
@@ -66,37 +66,37 @@ def _at_top(tokens: Sequence[Any]) -> list[int]:
 
 @dataclass(slots=True)
 class _Reader:
-    """One clause, read from its first word to its last."""
+    """Parses the tokens of one clause."""
 
     text: str
     tokens: Sequence[Any]
     at: int = 0
 
-    def clause(self) -> Clause:
+    def read_clause(self) -> Clause:
         negated = self.take("NOT")
-        self.need("MATCHED", or_else=() if negated else ("NOT MATCHED",))
-        by = self.need("SOURCE", "TARGET") if self.take("BY") else "TARGET"
+        self.require("MATCHED", or_else=() if negated else ("NOT MATCHED",))
+        by = self.require("SOURCE", "TARGET") if self.take("BY") else "TARGET"
         if by == "SOURCE" and not negated:
             self.refuse("there is no MATCHED BY SOURCE.", "write: when not matched by source")
-        condition = self.condition() if self.take("AND") else None
-        self.need("THEN", or_else=() if condition else ("AND",))
+        condition = self.read_condition() if self.take("AND") else None
+        self.require("THEN", or_else=() if condition else ("AND",))
         when = when_not_matched if negated else when_matched
-        made = self.action((when_not_matched_by_source if by == "SOURCE" else when)(condition))
+        made = self.read_action((when_not_matched_by_source if by == "SOURCE" else when)(condition))
         if self.at < len(self.tokens):
             self.refuse(
-                f"{self.shown(self.tokens[self.at :])!r} is too much.", "each clause starts with WHEN."
+                f"{self.show(self.tokens[self.at :])!r} is too much.", "each clause starts with WHEN."
             )
         return made
 
-    def condition(self) -> str:
+    def read_condition(self) -> str:
         rest = self.tokens[self.at :]
-        end = next((at for at in _at_top(rest) if _is(rest[at], "THEN")), len(rest))
+        end = next((at for at in _find_at_top(rest) if _is(rest[at], "THEN")), len(rest))
         if not end:
             self.refuse("there is no condition after AND.")
         self.at += end
-        return self.shown(rest[:end])
+        return self.show(rest[:end])
 
-    def action(self, when: When) -> Clause:
+    def read_action(self, when: When) -> Clause:
         words = {
             "matched": ("UPDATE", "DELETE"),
             "target_only": ("UPDATE", "DELETE"),
@@ -107,36 +107,40 @@ class _Reader:
                 f"DO NOTHING is not an action of a merge: {self.text!r}.",
                 hint="leave these rows out by the conditions of the other clauses.",
             )
-        match self.need(*words[when.side]):
+        match self.require(*words[when.side]):
             case "DELETE":
                 return when.delete()
             case "UPDATE":
-                self.need("SET")
+                self.require("SET")
                 if when.side == "target_only" and self.is_next("*"):
                     self.refuse("there is no source row to take.", "name the columns to set.")
-                return when.update_all() if self.whole_row() else when.update(self.assignments())
+                return when.update_all() if self.take_whole_row() else when.update(self.read_assignments())
             case _:
-                return when.insert_all() if self.whole_row() else when.insert(self.columns_and_values())
+                return (
+                    when.insert_all()
+                    if self.take_whole_row()
+                    else when.insert(self.read_columns_and_values())
+                )
 
-    def whole_row(self) -> bool:
+    def take_whole_row(self) -> bool:
         return self.at == len(self.tokens) - 1 and self.take("*")
 
-    def assignments(self) -> dict[str, str]:
+    def read_assignments(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for part in self.split(self.tokens[self.at :]):
-            equals = next((n for n in _at_top(part) if _is(part[n], "=")), 0)
+            equals = next((n for n in _find_at_top(part) if _is(part[n], "=")), 0)
             if not 0 < equals < len(part) - 1:
                 self.refuse(
-                    f"{self.shown(part)!r} assigns nothing.", "such as: update set price = source.price"
+                    f"{self.show(part)!r} assigns nothing.", "such as: update set price = source.price"
                 )
-            self.put(found, self.shown(part[:equals]), self.shown(part[equals + 1 :]))
+            self.put(found, self.show(part[:equals]), self.show(part[equals + 1 :]))
         self.at = len(self.tokens)
         return found
 
-    def columns_and_values(self) -> dict[str, str]:
-        names = self.bracketed("the columns")
-        self.need("VALUES")
-        values = self.bracketed("the values")
+    def read_columns_and_values(self) -> dict[str, str]:
+        names = self.read_bracketed("the columns")
+        self.require("VALUES")
+        values = self.read_bracketed("the values")
         if len(names) != len(values):
             self.refuse(f"INSERT has {len(names)} column(s) and {len(values)} value(s).")
         found: dict[str, str] = {}
@@ -149,20 +153,20 @@ class _Reader:
             self.refuse(f"{name} is set twice.")
         found[name] = value
 
-    def bracketed(self, what: str) -> list[str]:
+    def read_bracketed(self, what: str) -> list[str]:
         if not self.is_next("("):
             self.refuse(
                 f"{what} of INSERT are missing.", "write insert *, or: insert (id, n) values (source.id, 'x')"
             )
         rest = self.tokens[self.at :]
-        end = _bracket_end(rest)
+        end = _find_bracket_end(rest)
         if not end:
             self.refuse("a bracket is not closed.")
         self.at += end
-        return [self.shown(part) for part in self.split(rest[1 : end - 1])]
+        return [self.show(part) for part in self.split(rest[1 : end - 1])]
 
     def split(self, tokens: Sequence[Any]) -> list[Sequence[Any]]:
-        commas = [at for at in _at_top(tokens) if tokens[at].token_type.name == "COMMA"]
+        commas = [at for at in _find_at_top(tokens) if tokens[at].token_type.name == "COMMA"]
         parts = [
             tokens[start + 1 : end] for start, end in zip([-1, *commas], [*commas, len(tokens)], strict=True)
         ]
@@ -182,8 +186,8 @@ class _Reader:
         self.at += found
         return found
 
-    def need(self, *words: str, or_else: Sequence[str] = ()) -> str:
-        """The one of the words that stands here; ``or_else`` is what might stand here, too."""
+    def require(self, *words: str, or_else: Sequence[str] = ()) -> str:
+        """Take the next token, which must be one of the words; ``or_else`` lists others for the error."""
         for word in words:
             if self.take(word):
                 return word
@@ -191,23 +195,23 @@ class _Reader:
         if self.at == len(self.tokens):
             self.refuse(f"{' or '.join(wanted)} is missing at its end.", _EXAMPLE)
         found = self.tokens[self.at].text
-        raise self.wrong(
-            f"{found!r} stands where {' or '.join(wanted)} should.", suggestion([found.upper()], words)
+        raise self.make_error(
+            f"{found!r} stands where {' or '.join(wanted)} should.", suggest_names([found.upper()], words)
         )
 
-    def shown(self, tokens: Sequence[Any]) -> str:
+    def show(self, tokens: Sequence[Any]) -> str:
         return self.text[tokens[0].start : tokens[-1].end + 1] if tokens else ""
 
     def refuse(self, message: str, hint: str | None = None) -> NoReturn:
-        raise self.wrong(message, hint)
+        raise self.make_error(message, hint)
 
-    def wrong(self, message: str, hint: str | None) -> InputError:
-        clause = self.shown(self.tokens) or self.text
+    def make_error(self, message: str, hint: str | None) -> InputError:
+        clause = self.show(self.tokens) or self.text
         return InputError(f"The clause {clause!r} cannot be read: {message}", hint=hint)
 
 
-def _bracket_end(tokens: Sequence[Any]) -> int:
-    """The position behind the bracket that the tokens start with; the end where it is not closed."""
+def _find_bracket_end(tokens: Sequence[Any]) -> int:
+    """The position after the bracket that the tokens start with; the end if it is not closed."""
     depth = 0
     for at, token in enumerate(tokens, 1):
         depth += (token.token_type.name in _OPENING) - (token.token_type.name in _CLOSING)

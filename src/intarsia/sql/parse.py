@@ -20,10 +20,10 @@ from intarsia.core.expr import (
     Expr,
     Literal,
     Negate,
-    columns,
-    conjuncts,
-    literal,
-    null_safe_equal,
+    find_columns,
+    make_literal,
+    make_null_safe_equal,
+    split_conjuncts,
     to_sql,
 )
 from intarsia.errors import InputError, NotSupported
@@ -34,7 +34,7 @@ Path = tuple[str, ...]
 
 
 def parse_expression(text: str, *, dialect: str | None = None) -> Expr:
-    """The expression a text says.
+    """Parse an expression.
 
     Args:
         dialect: the SQL it is written in: ANSI with DuckDB's functions, or ``"spark"``.
@@ -43,18 +43,18 @@ def parse_expression(text: str, *, dialect: str | None = None) -> Expr:
         InputError: it is not one expression; the message shows where.
         NotSupported: it uses something expressions do not have, or sqlglot is not installed.
     """
-    name = _dialect(dialect)
-    tree = _tree(text, name)
+    name = _find_dialect(dialect)
+    tree = _parse_tree(text, name)
     from intarsia.sql.build import build  # needs sqlglot, which is there by now
 
     try:
         return build(tree, text=text, dialect=name)
     except RecursionError as error:
-        raise _too_deep(text) from error
+        raise _make_depth_error(text) from error
 
 
 def parse_predicate(text: str, *, dialect: str | None = None) -> Expr:
-    """A condition; text that can only be a number or a string is refused right here."""
+    """Parse a condition; text that can only be a number or a string is refused."""
     expr = parse_expression(text, dialect=dialect)
     constant = isinstance(expr, Literal) and not (expr.value is None or isinstance(expr.value, bool))
     if constant or isinstance(expr, Arithmetic | Negate):
@@ -74,7 +74,7 @@ def parse_assignments(assignments: Any, *, dialect: str | None = None) -> tuple[
             hint='such as {"price": "price * 1.1", "note": "\'x\'"}',
         )
     found = tuple(
-        (_path(name, dialect), _parse_assigned(value, dialect)) for name, value in assignments.items()
+        (_parse_path(name, dialect), _parse_assigned(value, dialect)) for name, value in assignments.items()
     )
     if not found:
         raise InputError(
@@ -91,7 +91,7 @@ def parse_assignments(assignments: Any, *, dialect: str | None = None) -> tuple[
 
 @dataclass(frozen=True, slots=True)
 class KeyPair:
-    """A column of each side that have to be equal."""
+    """A target column and a source column that must be equal."""
 
     target: Column
     source: Column
@@ -115,7 +115,7 @@ def parse_merge_condition(
     Raises InputError for a bare column name, and where no equality ties the two sides together.
     """
     expr = parse_predicate(text, dialect=dialect)
-    for side, path in sorted(columns(expr), key=str):
+    for side, path in sorted(find_columns(expr), key=str):
         if side is None:
             name = ".".join(path)
             raise InputError(
@@ -123,8 +123,8 @@ def parse_merge_condition(
             )
     pairs: list[KeyPair] = []
     rest: Expr | None = None
-    for part in conjuncts(expr):
-        pair = _pair(part)
+    for part in split_conjuncts(expr):
+        pair = _find_pair(part)
         if pair is not None:
             pairs.append(pair)
         else:
@@ -136,14 +136,14 @@ def parse_merge_condition(
     return tuple(dict.fromkeys(pairs)), rest
 
 
-def _pair(expr: Expr) -> KeyPair | None:
+def _find_pair(expr: Expr) -> KeyPair | None:
     match expr:
         case Compare("=", Column(side="target") as target, Column(side="source") as source):
             return KeyPair(target, source)
         case Compare("=", Column(side="source") as source, Column(side="target") as target):
             return KeyPair(target, source)
-        case Case(_, Compare("=", left, right) as same) if expr == null_safe_equal(left, right):
-            pair = _pair(same)
+        case Case(_, Compare("=", left, right) as same) if expr == make_null_safe_equal(left, right):
+            pair = _find_pair(same)
             return None if pair is None else replace(pair, null_safe=True)
     return None
 
@@ -152,17 +152,17 @@ def _parse_assigned(value: Any, dialect: str | None) -> Expr:
     if isinstance(value, str):
         return parse_expression(value, dialect=dialect)
     try:
-        return literal(value)
+        return make_literal(value)
     except (TypeError, ValueError, OverflowError) as error:
         raise InputError(f"{value!r} is neither SQL text nor a plain value: {error}") from error
 
 
-def _path(name: str, dialect: str | None) -> Path:
-    """The column a key names; a key that does not read as one, such as ``my col``, is the name itself."""
+def _parse_path(name: str, dialect: str | None) -> Path:
+    """The column path of a key; a key that is no valid SQL name, such as ``my col``, is the name itself."""
     try:
         expr = parse_expression(name, dialect=dialect)
     except (InputError, NotSupported):
-        sqlglot_module()
+        import_sqlglot()
         return (name,)
     if not isinstance(expr, Column):
         return (name,)
@@ -171,7 +171,7 @@ def _path(name: str, dialect: str | None) -> Path:
     return expr.path
 
 
-def _dialect(dialect: str | None) -> str:
+def _find_dialect(dialect: str | None) -> str:
     try:
         return DIALECTS[dialect]
     except (KeyError, TypeError):
@@ -179,8 +179,8 @@ def _dialect(dialect: str | None) -> str:
         raise NotSupported(f"there is no dialect {dialect!r}", hint=f"there are {known}") from None
 
 
-def sqlglot_module() -> ModuleType:
-    """sqlglot, or the error that says how to get it."""
+def import_sqlglot() -> ModuleType:
+    """Import sqlglot; raises NotSupported, which says how to install it."""
     try:
         import sqlglot
     except ImportError as error:
@@ -191,24 +191,24 @@ def sqlglot_module() -> ModuleType:
     return sqlglot
 
 
-def tokens_of(text: str, *, dialect: str | None = None) -> list[Any]:
-    """The words of an SQL text, each with its place in it. Raises InputError where it is not SQL."""
-    sqlglot = sqlglot_module()
+def tokenize(text: str, *, dialect: str | None = None) -> list[Any]:
+    """The tokens of an SQL text, with their positions. Raises InputError if it is not SQL."""
+    sqlglot = import_sqlglot()
     if not isinstance(text, str):
         raise InputError(f"SQL text is needed, not {type(text).__name__}")
     if not is_encodable(text):
         raise InputError(f"{text!r} is not SQL: it has half of a character in it (a lone surrogate)")
     try:
-        tokens: list[Any] = sqlglot.Dialect.get_or_raise(_dialect(dialect)).tokenize(text)
+        tokens: list[Any] = sqlglot.Dialect.get_or_raise(_find_dialect(dialect)).tokenize(text)
     except sqlglot.errors.TokenError as error:
         raise InputError(f"{text!r} is not SQL: {error}", hint="is a quote left open?") from error
     _check(tokens, text)
     return tokens
 
 
-def _tree(text: str, dialect: str) -> Any:
-    sqlglot = sqlglot_module()
-    tokens = tokens_of(text, dialect=dialect)
+def _parse_tree(text: str, dialect: str) -> Any:
+    sqlglot = import_sqlglot()
+    tokens = tokenize(text, dialect=dialect)
     try:
         trees = (
             sqlglot.Dialect.get_or_raise(dialect)
@@ -216,15 +216,15 @@ def _tree(text: str, dialect: str) -> Any:
             .parse_into(sqlglot.exp.Condition, tokens, text)
         )
     except sqlglot.errors.ParseError as error:
-        raise InputError(_syntax_error(text, error), hint="check the SQL") from error
+        raise InputError(_describe_syntax_error(text, error), hint="check the SQL") from error
     except RecursionError as error:
-        raise _too_deep(text) from error
+        raise _make_depth_error(text) from error
     if len(trees) != 1 or trees[0] is None:
         raise InputError(f"{text!r} is not one expression")
     return trees[0]
 
 
-def _too_deep(text: str) -> InputError:
+def _make_depth_error(text: str) -> InputError:
     return InputError(f"the SQL is nested too deeply ({len(text)} characters)")
 
 
@@ -238,7 +238,7 @@ def _check(tokens: Any, text: str) -> None:
             raise InputError(f"{text!r} holds a semicolon: one expression is needed, not statements")
 
 
-def _syntax_error(text: str, error: Any) -> str:
+def _describe_syntax_error(text: str, error: Any) -> str:
     details = (getattr(error, "errors", None) or [{}])[-1]
     where = f" at line {details['line']}, column {details['col']}" if details.get("line") else ""
     near = f", near {details['highlight']!r}" if details.get("highlight") else ""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from intarsia.storage.port import FileEntry, StatFile, Storage, storage_errors
+from intarsia.storage.port import FileEntry, StatFile, Storage, translate_storage_errors
 from intarsia.storage.posix import PosixStorage
 from intarsia.storage.remote import RemoteStorage
 from intarsia.storage.resolve import open_storage
@@ -14,5 +14,5 @@ __all__ = [
     "StatFile",
     "Storage",
     "open_storage",
-    "storage_errors",
+    "translate_storage_errors",
 ]

@@ -66,7 +66,7 @@ class Storage(Protocol):
     def claim(self, source: str, target: str) -> bool:
         """Give ``source`` the name ``target`` unless it is taken; False when it is."""
 
-    def hard_link(self, source: str, target: str) -> None:
+    def make_hard_link(self, source: str, target: str) -> None:
         """A second name for the same bytes, or a copy where the store has no such thing."""
 
     def publish(self, source: str, spare: str, target: str) -> None:
@@ -78,7 +78,7 @@ class Storage(Protocol):
     def move(self, source: str, target: str) -> None:
         """Rename within the control directory, over whatever is there."""
 
-    def same(self, one: str, other: str) -> bool:
+    def is_same(self, one: str, other: str) -> bool:
         """Whether two existing files hold the same bytes, by identity or by reading."""
 
     def remove(self, path: str) -> bool:
@@ -102,7 +102,7 @@ class Storage(Protocol):
     def check_writable(self, directory: str) -> None:
         """Refuse when no file could be put into ``directory``, or it could not be created."""
 
-    def together(self, one: str, other: str) -> bool:
+    def can_move(self, one: str, other: str) -> bool:
         """Whether files can move between two places (which may not exist yet)."""
 
     def lock(self, path: str, timeout: float) -> AbstractContextManager[None]:
@@ -121,7 +121,7 @@ class StatFile:
 
 
 @contextmanager
-def storage_errors(action: str, path: str, *, hint: str | None = None) -> Iterator[None]:
+def translate_storage_errors(action: str, path: str, *, hint: str | None = None) -> Iterator[None]:
     """Turn an OSError in the block into a StorageError with its errno, the path and the action."""
     try:
         yield

@@ -11,9 +11,9 @@ from contextlib import contextmanager, suppress
 
 import pyarrow.fs as pafs
 
-from intarsia.common.scratch import filesystem_type, is_network, nearest, try_flock, unlock
+from intarsia.common.scratch import find_existing_parent, find_filesystem_type, is_network, try_flock, unlock
 from intarsia.errors import CommitConflict, NotSupported, StorageError
-from intarsia.storage.port import FileEntry, Kind, as_storage_error, storage_errors
+from intarsia.storage.port import FileEntry, Kind, as_storage_error, translate_storage_errors
 
 _COMPARE_CHUNK = 1 << 20
 _NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
@@ -33,13 +33,13 @@ class PosixStorage:
         pending = [("", root)]
         while pending:
             prefix, directory = pending.pop()
-            with storage_errors("list", directory):
+            with translate_storage_errors("list", directory):
                 with os.scandir(directory) as found:
                     entries = list(found)
                 for item in entries:
                     path = prefix + item.name
                     if item.is_symlink():
-                        yield FileEntry(path, "symlink", identity=_link_kind(item))
+                        yield FileEntry(path, "symlink", identity=_classify_link(item))
                     elif item.is_dir(follow_symlinks=False):
                         yield FileEntry(path, "directory")
                         if descend(item.name):
@@ -49,28 +49,28 @@ class PosixStorage:
                             status = item.stat(follow_symlinks=False)
                         except FileNotFoundError:  # gone between scandir and stat
                             continue
-                        yield _entry(path, status)
+                        yield _make_entry(path, status)
 
     def names(self, directory: str) -> list[str]:
-        with storage_errors("list", directory):
+        with translate_storage_errors("list", directory):
             try:
                 return sorted(os.listdir(directory))
             except (FileNotFoundError, NotADirectoryError):
                 return []
 
     def stat(self, path: str) -> FileEntry | None:
-        with storage_errors("look at", path):
+        with translate_storage_errors("look at", path):
             try:
-                return _entry(path, os.lstat(path))
+                return _make_entry(path, os.lstat(path))
             except (FileNotFoundError, NotADirectoryError):
                 return None
 
     def read(self, path: str) -> bytes:
-        with storage_errors("read", path), open(path, "rb") as file:
+        with translate_storage_errors("read", path), open(path, "rb") as file:
             return file.read()
 
     def write(self, path: str, data: bytes) -> None:
-        with storage_errors("write", path):
+        with translate_storage_errors("write", path):
             descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
             try:
                 left = memoryview(data)
@@ -81,15 +81,15 @@ class PosixStorage:
                 os.close(descriptor)
 
     def claim(self, source: str, target: str) -> bool:
-        with storage_errors("take", target):
+        with translate_storage_errors("take", target):
             try:
                 os.link(source, target)
             except FileExistsError:
                 return False
             return True
 
-    def hard_link(self, source: str, target: str) -> None:
-        with storage_errors("link", source, hint=_link_hint(source)):
+    def make_hard_link(self, source: str, target: str) -> None:
+        with translate_storage_errors("link", source, hint=_make_link_hint(source)):
             try:
                 os.link(source, target)
             except OSError as error:
@@ -102,17 +102,17 @@ class PosixStorage:
                 raise
 
     def publish(self, source: str, spare: str, target: str) -> None:
-        with storage_errors("publish", target):
+        with translate_storage_errors("publish", target):
             if not os.path.lexists(spare):
                 os.link(source, spare)
             os.rename(spare, target)
 
     def move(self, source: str, target: str) -> None:
-        with storage_errors("rename", source):
+        with translate_storage_errors("rename", source):
             os.rename(source, target)
 
-    def same(self, one: str, other: str) -> bool:
-        with storage_errors("compare", one):
+    def is_same(self, one: str, other: str) -> bool:
+        with translate_storage_errors("compare", one):
             if os.path.samefile(one, other):
                 return True
             if os.path.getsize(one) != os.path.getsize(other):
@@ -124,7 +124,7 @@ class PosixStorage:
             return True
 
     def remove(self, path: str) -> bool:
-        with storage_errors("remove", path):
+        with translate_storage_errors("remove", path):
             try:
                 os.unlink(path)
             except FileNotFoundError:
@@ -132,7 +132,7 @@ class PosixStorage:
             return True
 
     def remove_directory(self, path: str) -> bool:
-        with storage_errors("remove", path):
+        with translate_storage_errors("remove", path):
             try:
                 os.rmdir(path)
             except OSError as error:
@@ -159,7 +159,7 @@ class PosixStorage:
 
     def make_directories(self, path: str) -> list[str]:
         made: list[str] = []
-        with storage_errors("create", path):
+        with translate_storage_errors("create", path):
             missing = []
             while not os.path.isdir(path):
                 missing.append(path)
@@ -175,7 +175,7 @@ class PosixStorage:
         return made
 
     def sync(self, path: str) -> None:
-        with storage_errors("sync", path):
+        with translate_storage_errors("sync", path):
             descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 os.fsync(descriptor)
@@ -183,7 +183,7 @@ class PosixStorage:
                 os.close(descriptor)
 
     def copy_mode(self, model: str, path: str) -> None:
-        with storage_errors("set the permissions of", path):
+        with translate_storage_errors("set the permissions of", path):
             wanted, found = os.stat(model), os.stat(path)
             if (wanted.st_uid, wanted.st_gid) != (found.st_uid, found.st_gid):
                 with suppress(PermissionError):  # only root may give files away
@@ -195,7 +195,7 @@ class PosixStorage:
                 os.chmod(path, mode)
 
     def check_writable(self, directory: str) -> None:
-        there = nearest(directory)
+        there = find_existing_parent(directory)
         if not os.path.isdir(there):
             refusal: OSError = NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR))
             raise as_storage_error(refusal, "write to", there)
@@ -203,21 +203,21 @@ class PosixStorage:
             refusal = PermissionError(errno.EACCES, os.strerror(errno.EACCES))
             raise as_storage_error(refusal, "write to", there)
 
-    def together(self, one: str, other: str) -> bool:
-        with storage_errors("look at", one):
-            return os.stat(nearest(one)).st_dev == os.stat(nearest(other)).st_dev
+    def can_move(self, one: str, other: str) -> bool:
+        with translate_storage_errors("look at", one):
+            return os.stat(find_existing_parent(one)).st_dev == os.stat(find_existing_parent(other)).st_dev
 
     @contextmanager
     def lock(self, path: str, timeout: float) -> Iterator[None]:
         """An flock: the kernel releases it when the holder dies, and no other process can break it."""
         _refuse_network(path)
-        descriptor = self._locked(path, time.monotonic() + timeout, timeout)
+        descriptor = self._wait_for_lock(path, time.monotonic() + timeout, timeout)
         try:
             yield
         finally:
             unlock(descriptor)
 
-    def _locked(self, path: str, deadline: float, timeout: float) -> int:
+    def _wait_for_lock(self, path: str, deadline: float, timeout: float) -> int:
         pause, longest = _POLL_SECONDS
         while True:
             descriptor = self._try_lock(path)
@@ -234,15 +234,15 @@ class PosixStorage:
 
     def _try_lock(self, path: str) -> int | None:
         self.make_directories(os.path.dirname(path))
-        with storage_errors("lock", path):
+        with translate_storage_errors("lock", path):
             return try_flock(path)
 
 
-def _entry(path: str, status: os.stat_result) -> FileEntry:
-    return FileEntry(path, _kind(status.st_mode), status.st_size, status.st_mtime_ns, status.st_ino)
+def _make_entry(path: str, status: os.stat_result) -> FileEntry:
+    return FileEntry(path, _classify_mode(status.st_mode), status.st_size, status.st_mtime_ns, status.st_ino)
 
 
-def _kind(mode: int) -> Kind:
+def _classify_mode(mode: int) -> Kind:
     if stat_mode.S_ISREG(mode):
         return "file"
     if stat_mode.S_ISDIR(mode):
@@ -250,7 +250,7 @@ def _kind(mode: int) -> Kind:
     return "symlink" if stat_mode.S_ISLNK(mode) else "other"
 
 
-def _link_kind(item: os.DirEntry[str]) -> str:
+def _classify_link(item: os.DirEntry[str]) -> str:
     """The kind that a symlink points to; "directory" for a loop as well."""
     try:
         return "directory" if item.is_dir() else "file"
@@ -258,7 +258,7 @@ def _link_kind(item: os.DirEntry[str]) -> str:
         return "directory"
 
 
-def _link_hint(source: str) -> str | None:
+def _make_link_hint(source: str) -> str | None:
     """A hint on Linux's refusal of hard links to files of other users that cannot be written."""
     try:
         others = os.stat(source).st_uid != os.geteuid()
@@ -268,7 +268,7 @@ def _link_hint(source: str) -> str | None:
 
 
 def _refuse_network(path: str) -> None:
-    kind = filesystem_type(os.path.dirname(path))
+    kind = find_filesystem_type(os.path.dirname(path))
     if is_network(kind):
         raise NotSupported(
             f"{path} is on a network file system ({kind}), whose locks cannot be relied on.",

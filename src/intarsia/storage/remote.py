@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow.fs as pafs
 
 from intarsia.errors import StorageError
-from intarsia.storage.port import FileEntry, Kind, storage_errors
+from intarsia.storage.port import FileEntry, Kind, translate_storage_errors
 
 _TAGS = (
     "ETag",
@@ -53,7 +53,7 @@ class RemoteStorage:
         return getattr(handler, "fs", None)
 
     def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[FileEntry]:
-        for entry in sorted(self._entries(root), key=lambda found: found.path):
+        for entry in sorted(self._iterate_entries(root), key=lambda found: found.path):
             parents = entry.path.split("/")[:-1]
             if all(descend(name) for name in parents):
                 yield entry
@@ -63,59 +63,59 @@ class RemoteStorage:
         if self._fsspec is not None:
             self._fsspec.invalidate_cache()
 
-    def _entries(self, root: str) -> Iterator[FileEntry]:
+    def _iterate_entries(self, root: str) -> Iterator[FileEntry]:
         self._forget()
-        with storage_errors("list", root):
+        with translate_storage_errors("list", root):
             if self._fsspec is not None:
-                yield from _fsspec_entries(self._fsspec, root)
+                yield from _iterate_fsspec_entries(self._fsspec, root)
                 return
             selector = pafs.FileSelector(root, recursive=True, allow_not_found=True)
             for info in self._filesystem.get_file_info(selector):
-                yield _arrow_entry(_below(root, info.path), info)
+                yield _make_arrow_entry(_strip_root(root, info.path), info)
 
     def names(self, directory: str) -> list[str]:
         self._forget()
-        with storage_errors("list", directory):
+        with translate_storage_errors("list", directory):
             selector = pafs.FileSelector(directory, allow_not_found=True)
             return sorted(info.base_name for info in self._filesystem.get_file_info(selector))
 
     def stat(self, path: str) -> FileEntry | None:
         self._forget()
-        with storage_errors("look at", path):
+        with translate_storage_errors("look at", path):
             if self._fsspec is not None:
                 try:
-                    return _fsspec_entry(path, self._fsspec.info(path))
+                    return _make_fsspec_entry(path, self._fsspec.info(path))
                 except FileNotFoundError:
                     return None
             info = self._filesystem.get_file_info(path)
-            return None if info.type == pafs.FileType.NotFound else _arrow_entry(path, info)
+            return None if info.type == pafs.FileType.NotFound else _make_arrow_entry(path, info)
 
     def read(self, path: str) -> bytes:
-        with storage_errors("read", path), self._filesystem.open_input_stream(path) as stream:
+        with translate_storage_errors("read", path), self._filesystem.open_input_stream(path) as stream:
             return bytes(stream.read())
 
     def write(self, path: str, data: bytes) -> None:
-        with storage_errors("write", path), self._filesystem.open_output_stream(path) as stream:
+        with translate_storage_errors("write", path), self._filesystem.open_output_stream(path) as stream:
             stream.write(data)
 
     def claim(self, source: str, target: str) -> bool:
         if self.stat(target) is not None:
             return False
-        self.hard_link(source, target)
+        self.make_hard_link(source, target)
         return True
 
-    def hard_link(self, source: str, target: str) -> None:
-        with storage_errors("copy", source):
+    def make_hard_link(self, source: str, target: str) -> None:
+        with translate_storage_errors("copy", source):
             self._filesystem.copy_file(source, target)
 
     def publish(self, source: str, spare: str, target: str) -> None:
-        self.hard_link(source, target)
+        self.make_hard_link(source, target)
 
     def move(self, source: str, target: str) -> None:
-        with storage_errors("rename", source):
+        with translate_storage_errors("rename", source):
             self._filesystem.move(source, target)
 
-    def same(self, one: str, other: str) -> bool:
+    def is_same(self, one: str, other: str) -> bool:
         left, right = self.stat(one), self.stat(other)
         if left is None or right is None or left.size != right.size:
             return False
@@ -123,13 +123,13 @@ class RemoteStorage:
 
     def _digest(self, path: str) -> bytes:
         digest = hashlib.sha256()
-        with storage_errors("compare", path), self._filesystem.open_input_stream(path) as stream:
+        with translate_storage_errors("compare", path), self._filesystem.open_input_stream(path) as stream:
             while chunk := stream.read(_CHUNK):
                 digest.update(chunk)
         return digest.digest()
 
     def remove(self, path: str) -> bool:
-        with storage_errors("remove", path):
+        with translate_storage_errors("remove", path):
             try:
                 self._filesystem.delete_file(path)
             except FileNotFoundError:
@@ -137,7 +137,7 @@ class RemoteStorage:
             return True
 
     def remove_directory(self, path: str) -> bool:
-        with storage_errors("remove", path):
+        with translate_storage_errors("remove", path):
             if self._filesystem.get_file_info(path).type != pafs.FileType.Directory or self.names(path):
                 return False
             self._filesystem.delete_dir(path)
@@ -145,7 +145,7 @@ class RemoteStorage:
 
     def remove_tree(self, path: str) -> list[StorageError]:
         try:
-            with storage_errors("remove", path):
+            with translate_storage_errors("remove", path):
                 self._filesystem.delete_dir(path)
         except StorageError as refusal:
             return [] if refusal.errno == errno.ENOENT else [refusal]
@@ -153,7 +153,7 @@ class RemoteStorage:
 
     def make_directories(self, path: str) -> list[str]:
         missing: list[str] = []
-        with storage_errors("create", path):
+        with translate_storage_errors("create", path):
             above = path
             while above.strip("/") and self.stat(above) is None:
                 missing.append(above)
@@ -171,7 +171,7 @@ class RemoteStorage:
     def check_writable(self, directory: str) -> None:
         """Nothing: it cannot be known without writing."""
 
-    def together(self, one: str, other: str) -> bool:
+    def can_move(self, one: str, other: str) -> bool:
         return True
 
     @contextmanager
@@ -181,37 +181,37 @@ class RemoteStorage:
         yield
 
 
-def _below(root: str, path: str) -> str:
+def _strip_root(root: str, path: str) -> str:
     base = root.strip("/")
     inner = path.strip("/")
     return inner[len(base) :].lstrip("/") if base else inner
 
 
-def _arrow_entry(path: str, info: Any) -> FileEntry:
+def _make_arrow_entry(path: str, info: Any) -> FileEntry:
     if info.type == pafs.FileType.Directory:
         return FileEntry(path, "directory")
     kind: Kind = "file" if info.type == pafs.FileType.File else "other"
     return FileEntry(path, kind, info.size or 0, info.mtime_ns or 0)
 
 
-def _fsspec_entries(filesystem: Any, root: str) -> Iterator[FileEntry]:
+def _iterate_fsspec_entries(filesystem: Any, root: str) -> Iterator[FileEntry]:
     if not filesystem.exists(root):
         return
     if not filesystem.isdir(root):
         raise NotADirectoryError(errno.ENOTDIR, "not a directory", root)
     for path, info in filesystem.find(root, withdirs=True, detail=True).items():
-        inner = _below(root, path)
+        inner = _strip_root(root, path)
         if inner:
-            yield _fsspec_entry(inner, info)
+            yield _make_fsspec_entry(inner, info)
 
 
-def _fsspec_entry(path: str, info: dict[str, Any]) -> FileEntry:
+def _make_fsspec_entry(path: str, info: dict[str, Any]) -> FileEntry:
     if info.get("type") == "directory":
         return FileEntry(path, "directory")
-    tag = next((_text(info[name]) for name in _TAGS if info.get(name)), None)
+    tag = next((_format_tag(info[name]) for name in _TAGS if info.get(name)), None)
     return FileEntry(path, "file", int(info.get("size") or 0), 0, tag)
 
 
-def _text(tag: Any) -> str:
+def _format_tag(tag: Any) -> str:
     """A tag as text; some file systems give a time as a datetime in one place and a number in another."""
     return str(tag.timestamp()) if isinstance(tag, dt.datetime) else str(tag)

@@ -13,9 +13,9 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
-from intarsia.common.paths import path_text, refuse_sign_in, shown_path, with_time_limit
+from intarsia.common.paths import redact_path, refuse_sign_in, to_path_text, with_time_limit
 from intarsia.errors import InputError, NotSupported
-from intarsia.storage.port import Storage, as_storage_error, storage_errors
+from intarsia.storage.port import Storage, as_storage_error, translate_storage_errors
 from intarsia.storage.posix import PosixStorage
 from intarsia.storage.remote import RemoteStorage
 
@@ -39,33 +39,33 @@ def open_storage(
         InputError: the target is empty or the file system is neither pyarrow's nor fsspec's.
         NotSupported: no installed library knows the URL's scheme.
     """
-    path = path_text(target, "A target")
+    path = to_path_text(target, "A target")
     if filesystem is not None:
-        return _on_filesystem(filesystem, _without_scheme(path))
+        return _wrap_filesystem(filesystem, _without_scheme(path))
     if not _URL.match(path):
-        return PosixStorage(), _local(path)
+        return PosixStorage(), _resolve_local(path)
     if urlsplit(path).scheme.lower() in ("file", "local"):
-        return PosixStorage(), _local(unquote(urlsplit(path).path))
+        return PosixStorage(), _resolve_local(unquote(urlsplit(path).path))
     return _from_url(path, dict(storage_options or {}))
 
 
 def _from_url(url: str, options: dict[str, Any]) -> tuple[Storage, str]:
     if urlsplit(url).scheme.lower() in ("http", "https"):
         raise NotSupported(
-            f"{shown_path(url)} is a web address, behind which no file can be listed or changed.",
-            path=shown_path(url),
+            f"{redact_path(url)} is a web address, behind which no file can be listed or changed.",
+            path=redact_path(url),
             hint="name the store itself, such as s3://bucket/path; as a source a web address is fine",
         )
     if not options:
         try:
-            return _on_filesystem(*pafs.FileSystem.from_uri(with_time_limit(url)))
+            return _wrap_filesystem(*pafs.FileSystem.from_uri(with_time_limit(url)))
         except pa.ArrowInvalid:
             pass  # a scheme pyarrow does not know
         except OSError as error:
             raise as_storage_error(error, "open", url) from error
     fsspec = _import_fsspec(url)
     try:
-        with storage_errors("open", url):
+        with translate_storage_errors("open", url):
             found, path = fsspec.core.url_to_fs(url, **options)
     except (ValueError, ImportError) as error:
         raise NotSupported(
@@ -74,7 +74,7 @@ def _from_url(url: str, options: dict[str, Any]) -> tuple[Storage, str]:
             hint="install the fsspec implementation for this scheme, or pass filesystem=",
         ) from error
     refuse_sign_in(url, path)
-    return _on_filesystem(found, path)
+    return _wrap_filesystem(found, path)
 
 
 def _import_fsspec(url: str) -> Any:
@@ -90,29 +90,29 @@ def _import_fsspec(url: str) -> Any:
     return fsspec
 
 
-def _on_filesystem(filesystem: Any, path: str) -> tuple[Storage, str]:
-    match _local_base(filesystem):
+def _wrap_filesystem(filesystem: Any, path: str) -> tuple[Storage, str]:
+    match _find_local_base(filesystem):
         case None:
-            return RemoteStorage(_as_pyarrow(filesystem)), _remote(path)
+            return RemoteStorage(_as_pyarrow(filesystem)), _normalize_remote(path)
         case base:
-            return PosixStorage(), _local(posixpath.join(base, path.lstrip("/")) if base else path)
+            return PosixStorage(), _resolve_local(posixpath.join(base, path.lstrip("/")) if base else path)
 
 
-def _local_base(filesystem: Any) -> str | None:
+def _find_local_base(filesystem: Any) -> str | None:
     """The local directory that a file system's paths start at ("" for the root); None if it is not local."""
     if isinstance(filesystem, pafs.SubTreeFileSystem):
-        base = _local_base(filesystem.base_fs)
+        base = _find_local_base(filesystem.base_fs)
         return None if base is None else posixpath.join(base, filesystem.base_path)
     if isinstance(filesystem, pafs.LocalFileSystem):
         return ""
     if isinstance(filesystem, pafs.PyFileSystem):
-        return _local_base(getattr(filesystem.handler, "fs", None))
+        return _find_local_base(getattr(filesystem.handler, "fs", None))
     if filesystem is None or isinstance(filesystem, pafs.FileSystem):
         return None
     protocol = getattr(filesystem, "protocol", ())
     names = {protocol} if isinstance(protocol, str) else set(protocol)
     if "dir" in names:
-        base = _local_base(filesystem.fs)
+        base = _find_local_base(filesystem.fs)
         return None if base is None else posixpath.join(base, filesystem.path)
     return "" if names & {"file", "local"} else None
 
@@ -132,12 +132,12 @@ def _without_scheme(path: str) -> str:
     return path.split("://", 1)[1] if _URL.match(path) else path
 
 
-def _local(path: str) -> str:
+def _resolve_local(path: str) -> str:
     """The real path: two names of one directory must share one lock."""
     return os.path.realpath(os.path.expanduser(path))
 
 
-def _remote(path: str) -> str:
+def _normalize_remote(path: str) -> str:
     lead = "/" if path.startswith("/") else ""
     parts = [part for part in path.split("/") if part not in ("", ".")]
     if ".." in parts:

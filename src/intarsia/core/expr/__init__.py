@@ -22,16 +22,16 @@ from intarsia.core.expr.nodes import (
     Not,
     Or,
     Side,
-    children,
-    columns,
-    conjuncts,
-    literal,
-    null_safe_equal,
+    find_columns,
+    list_children,
+    make_literal,
+    make_null_safe_equal,
+    split_conjuncts,
     to_sql,
     transform,
     walk,
 )
-from intarsia.core.expr.resolve import resolve, type_of
+from intarsia.core.expr.resolve import find_type, resolve
 
 __all__ = [
     "FALSE",
@@ -53,14 +53,14 @@ __all__ = [
     "Not",
     "Or",
     "Side",
-    "children",
-    "columns",
-    "conjuncts",
-    "literal",
-    "null_safe_equal",
+    "find_columns",
+    "find_type",
+    "list_children",
+    "make_literal",
+    "make_null_safe_equal",
     "resolve",
+    "split_conjuncts",
     "to_sql",
     "transform",
-    "type_of",
     "walk",
 ]

@@ -9,20 +9,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.types import is_uuid, uuids_of_text
+from intarsia.common.types import is_uuid, parse_uuids
 from intarsia.core.expr.types import (
     BOOL,
     DAY_NANOS,
     FLOAT64,
     INT64,
     as_decimal,
-    decimal,
-    finest,
+    find_finest_unit,
+    find_working_type,
     is_bytes,
     is_number,
     is_text,
     is_utc,
-    working_type,
+    make_decimal,
 )
 from intarsia.errors import NotSupported
 
@@ -41,7 +41,7 @@ _SHAPES = (
 )
 
 
-def castable(source: pa.DataType, target: pa.DataType) -> bool:
+def can_cast(source: pa.DataType, target: pa.DataType) -> bool:
     """Whether SQL has a conversion between two working types."""
     if source == target or pt.is_null(source):
         return True
@@ -72,38 +72,38 @@ def cast(value: Any, target: pa.DataType) -> Any:
         return value
     if pt.is_null(source):
         return pa.nulls(1, target)[0] if isinstance(value, pa.Scalar) else pa.nulls(len(value), target)
-    wanted = working_type(target)
-    if is_uuid(target) and is_text(working_type(source)):
-        return _to_stored(uuids_of_text(to_working(value)), target)
+    wanted = find_working_type(target)
+    if is_uuid(target) and is_text(find_working_type(source)):
+        return _to_stored(parse_uuids(to_working(value)), target)
     if wanted != target:
         return _to_stored(cast(value, wanted), target)
-    if pt.is_dictionary(source) or pt.is_run_end_encoded(source) or source != working_type(source):
+    if pt.is_dictionary(source) or pt.is_run_end_encoded(source) or source != find_working_type(source):
         return cast(to_working(value), target)
     if is_text(source):
         return _from_text(value, target)
     if is_text(target):
         return pc.cast(_to_text(value), target)
     if pt.is_boolean(source) or pt.is_boolean(target):
-        return _boolean(value, target)
+        return _cast_boolean(value, target)
     if is_number(source) and is_number(target):
-        return _number(value, target)
+        return _cast_number(value, target)
     if pt.is_timestamp(target) and target.tz and pt.is_date(source):
         return pc.cast(pc.cast(value, pa.timestamp(target.unit)), target)
     has_unit = pt.is_timestamp(target) or pt.is_time(target)
     if pt.is_timestamp(source) and source.tz and not (pt.is_timestamp(target) and target.tz):
-        value = local(value)
-    if pt.is_timestamp(source) and has_unit and finest(source.unit, target.unit) != target.unit:
-        value = pc.floor_temporal(in_utc(value), unit=_UNIT_WORDS[target.unit])
+        value = to_local(value)
+    if pt.is_timestamp(source) and has_unit and find_finest_unit(source.unit, target.unit) != target.unit:
+        value = pc.floor_temporal(to_utc(value), unit=_UNIT_WORDS[target.unit])
     return pc.cast(value, target)
 
 
 def to_working(value: Any) -> Any:
-    """A stored column as the type it is computed in."""
+    """A stored column cast to the type that expressions compute in."""
     if pt.is_run_end_encoded(value.type):
         value = pc.run_end_decode(value)
     if isinstance(value.type, pa.BaseExtensionType):
-        value = _storage(value)
-    type = working_type(value.type)
+        value = _get_storage(value)
+    type = find_working_type(value.type)
     if type == value.type:
         return value
     if pt.is_dictionary(value.type) and value.type.value_type != type:
@@ -111,8 +111,8 @@ def to_working(value: Any) -> Any:
     return pc.cast(value, type)
 
 
-def _storage(value: Any) -> Any:
-    """The values of an extension type, without it."""
+def _get_storage(value: Any) -> Any:
+    """The storage values of an extension array."""
     if isinstance(value, pa.Scalar):
         return value.value if value.is_valid else pa.scalar(None, value.type.storage_type)
     if isinstance(value, pa.ChunkedArray):
@@ -135,14 +135,14 @@ def _to_stored(value: Any, target: pa.DataType) -> Any:
     return stored
 
 
-def _boolean(value: Any, target: pa.DataType) -> Any:
+def _cast_boolean(value: Any, target: pa.DataType) -> Any:
     if target == BOOL:
         return pc.not_equal(value, pa.scalar(0).cast(value.type))
     number = pc.cast(value, pa.int8())
     return number if target == pa.int8() else cast(number, target)
 
 
-def _number(value: Any, target: pa.DataType) -> Any:
+def _cast_number(value: Any, target: pa.DataType) -> Any:
     source = value.type
     if pt.is_floating(target):
         result = pc.cast(value, target, safe=False)
@@ -157,7 +157,7 @@ def _number(value: Any, target: pa.DataType) -> Any:
         return pc.cast(value, target)
     if pt.is_integer(source):
         digits = as_decimal(source).precision
-        return pc.cast(pc.cast(value, decimal(digits + max(target.scale, 0), target.scale)), target)
+        return pc.cast(pc.cast(value, make_decimal(digits + max(target.scale, 0), target.scale)), target)
     if pt.is_decimal(source) and target.scale < source.scale:
         value = _round(value, target.scale)
     return pc.cast(value, target)
@@ -165,7 +165,7 @@ def _number(value: Any, target: pa.DataType) -> Any:
 
 def _round(value: Any, digits: int) -> Any:
     type = value.type
-    room = value if type.precision == 76 else pc.cast(value, decimal(type.precision + 1, type.scale))
+    room = value if type.precision == 76 else pc.cast(value, make_decimal(type.precision + 1, type.scale))
     return pc.round(room, ndigits=digits, round_mode="half_towards_infinity")
 
 
@@ -206,12 +206,12 @@ def _from_text(value: Any, target: pa.DataType) -> Any:
         with_offset = pc.match_substring_regex(text, pattern=rf"(?i):.*({_OFFSET})$")
         text = pc.replace_substring_regex(text, pattern=r"(?i) ?UTC$", replacement="Z")
         dated = pc.match_substring_regex(text, pattern=r"^\d+-\d+-\d+$")
-        moment = pc.if_else(dated, _joined(text, " 00:00:00"), text)
-        return pc.cast(pc.if_else(with_offset, moment, _joined(moment, "Z")), target)
+        moment = pc.if_else(dated, _append_text(text, " 00:00:00"), text)
+        return pc.cast(pc.if_else(with_offset, moment, _append_text(moment, "Z")), target)
     return pc.cast(text, target)
 
 
-def _joined(text: Any, tail: str) -> Any:
+def _append_text(text: Any, tail: str) -> Any:
     return pc.binary_join_element_wise(text, pa.scalar(tail, text.type), pa.scalar("", text.type))
 
 
@@ -221,10 +221,10 @@ def _to_text(value: Any) -> Any:
         text = pc.cast(value, pa.string())
         return pc.replace_substring_regex(text, pattern=r"^(-?\d+)$", replacement=r"\1.0")
     if pt.is_timestamp(source):
-        text = pc.cast(in_utc(value), pa.string())
+        text = pc.cast(to_utc(value), pa.string())
         text = pc.replace_substring_regex(text, pattern=r"(\.\d*?)0+$", replacement=r"\1")
         text = pc.replace_substring_regex(text, pattern=r"\.$", replacement="")
-        return _joined(text, "+00") if source.tz else text
+        return _append_text(text, "+00") if source.tz else text
     if pt.is_time(source):
         text = pc.cast(value, pa.string())
         text = pc.replace_substring_regex(text, pattern=r"(\.\d*?)0+$", replacement=r"\1")
@@ -247,11 +247,11 @@ def try_cast(value: Any, target: pa.DataType) -> Any:
     encoded = value.dictionary_encode()
     distinct = encoded.dictionary
     if is_text(distinct.type):
-        distinct = _plausible(distinct, target)
-    return _halving(distinct, target).take(encoded.indices)
+        distinct = _drop_implausible(distinct, target)
+    return _cast_by_halves(distinct, target).take(encoded.indices)
 
 
-def _plausible(text: pa.Array, target: pa.DataType) -> pa.Array:
+def _drop_implausible(text: pa.Array, target: pa.DataType) -> pa.Array:
     for fits, shape in _SHAPES:
         if fits(target):
             looks = pc.match_substring_regex(pc.utf8_trim_whitespace(text), pattern=shape)
@@ -259,7 +259,7 @@ def _plausible(text: pa.Array, target: pa.DataType) -> pa.Array:
     return text
 
 
-def _halving(values: pa.Array, target: pa.DataType) -> pa.Array:
+def _cast_by_halves(values: pa.Array, target: pa.DataType) -> pa.Array:
     try:
         return cast(values, target)
     except pa.ArrowInvalid:
@@ -267,20 +267,20 @@ def _halving(values: pa.Array, target: pa.DataType) -> pa.Array:
             return pa.nulls(1, target)
     middle = len(values) // 2
     halves = values.slice(0, middle), values.slice(middle)
-    return pa.concat_arrays([_halving(half, target) for half in halves])
+    return pa.concat_arrays([_cast_by_halves(half, target) for half in halves])
 
 
 # Time zones: local times of instants, and instants of local times
 
 
 def check_zone(type: pa.DataType) -> None:
-    """Raise NotSupported for a timestamp in a zone that the machine's database does not have."""
+    """Raise NotSupported for a time zone that the machine's database does not have."""
     if pt.is_timestamp(type) and type.tz is not None and not is_utc(type.tz):
         _check_known(type.tz)
 
 
 def check_cast(source: pa.DataType, target: pa.DataType) -> None:
-    """Raise the same where a conversion depends on the zone."""
+    """Raise NotSupported for an unknown zone if the conversion depends on it."""
     if pt.is_date(target) or pt.is_time(target) or (pt.is_timestamp(target) and target.tz is None):
         check_zone(source)
 
@@ -296,16 +296,16 @@ def _check_known(zone: str) -> None:
         ) from error
 
 
-def in_utc(value: Any) -> Any:
+def to_utc(value: Any) -> Any:
     """The timestamp as date and time in UTC, without a zone."""
     return pc.cast(value, pa.timestamp(value.type.unit)) if value.type.tz else value
 
 
-def local(value: Any) -> Any:
+def to_local(value: Any) -> Any:
     """The timestamp as local date and time in its own zone, without a zone."""
     zone = value.type.tz
     if zone is None or is_utc(zone):
-        return in_utc(value)
+        return to_utc(value)
     _check_known(zone)
     if value.type.unit == "ns":  # all other units have room to spare
         ticks = pc.cast(value, INT64)
@@ -341,8 +341,8 @@ def move_zone(wall: Any, value: Any) -> Any:
     first = _assume_zone(wall, value.type, ambiguous="earliest", nonexistent="earliest")
     last = _assume_zone(wall, value.type, ambiguous="latest", nonexistent="latest")
     # Of a skipped time "earliest" is the moment before clocks are set, and so of the offset before.
-    found = pc.cast(pc.subtract_checked(wall, _offset(first)), value.type)
-    alike = pc.cast(pc.subtract_checked(wall, _offset(value)), value.type)
+    found = pc.cast(pc.subtract_checked(wall, _compute_offset(first)), value.type)
+    alike = pc.cast(pc.subtract_checked(wall, _compute_offset(value)), value.type)
     return pc.if_else(pc.equal(alike, last), last, found)
 
 
@@ -350,5 +350,5 @@ def _assume_zone(wall: Any, type: pa.DataType, *, ambiguous: str, nonexistent: s
     return pc.assume_timezone(wall, type.tz, ambiguous=ambiguous, nonexistent=nonexistent)
 
 
-def _offset(value: Any) -> Any:
-    return pc.subtract(local(value), in_utc(value))
+def _compute_offset(value: Any) -> Any:
+    return pc.subtract(to_local(value), to_utc(value))

@@ -1,4 +1,4 @@
-"""The functions expressions may call: their argument types and what they compute; docs/sql.md lists them."""
+"""The SQL functions of expressions: argument types and implementations; docs/sql.md lists them."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ from intarsia.core.expr.types import (
     INT64,
     LARGE_STRING,
     STRING,
-    decimal,
     is_bytes,
     is_number,
     is_text,
+    make_decimal,
 )
 
 # Signatures: how many arguments, of which types, and the type of the result
@@ -53,20 +53,20 @@ class Function:
 
     @property
     def least(self) -> int:
-        """The fewest arguments."""
+        """The minimum number of arguments."""
         return len(self.takes.split("[")[0].replace(", ...", "").split(", "))
 
     @property
     def most(self) -> int | None:
-        """The most arguments; None where there is no limit."""
+        """The maximum number of arguments; None for no limit."""
         return None if "..." in self.takes else len(self.takes.split(", "))
 
 
-def _wide(types: Types) -> pa.DataType:
+def _choose_text_type(types: Types) -> pa.DataType:
     return LARGE_STRING if any(pt.is_large_string(type) for type in types) else STRING
 
 
-def text_to(result: pa.DataType | None, *dtypes: pa.DataType) -> Rule:
+def make_text_rule(result: pa.DataType | None, *dtypes: pa.DataType) -> Rule:
     """Text arguments; ``dtypes`` are the types of those after the first, where they are integers."""
 
     def rule(types: Types) -> tuple[Types, pa.DataType] | None:
@@ -75,18 +75,18 @@ def text_to(result: pa.DataType | None, *dtypes: pa.DataType) -> Rule:
         for type, dtype in pairs:
             if not (pt.is_null(type) or (is_text(type) if dtype == STRING else pt.is_integer(type))):
                 return None
-        wide = _wide([type for type, dtype in pairs if dtype == STRING])
+        wide = _choose_text_type([type for type, dtype in pairs if dtype == STRING])
         return [wide if dtype == STRING else dtype for dtype in asked], result or wide
 
     return rule
 
 
-def joined(types: Types) -> tuple[Types, pa.DataType] | None:
-    wide = _wide(types)
+def resolve_concat(types: Types) -> tuple[Types, pa.DataType] | None:
+    wide = _choose_text_type(types)
     return [wide] * len(types), wide
 
 
-def number_to(result: pa.DataType | None) -> Rule:
+def make_number_rule(result: pa.DataType | None) -> Rule:
     def rule(types: Types) -> tuple[Types, pa.DataType] | None:
         if not is_number(types[0]) or not all(pt.is_integer(type) for type in types[1:]):
             return None
@@ -97,16 +97,16 @@ def number_to(result: pa.DataType | None) -> Rule:
 
 
 def round_rule(types: Types) -> tuple[Types, pa.DataType] | None:
-    found = number_to(None)(types)
+    found = make_number_rule(None)(types)
     if found is not None and pt.is_integer(types[0]):
         wide = types[0] if types[0].bit_width == 64 else INT64
         return [wide, *types[1:]], wide
     if found is None or not pt.is_decimal(types[0]):
         return found
-    return types, decimal(min(types[0].precision + 1, 76), types[0].scale)
+    return types, make_decimal(min(types[0].precision + 1, 76), types[0].scale)
 
 
-def floats_to(result: pa.DataType) -> Rule:
+def make_float_rule(result: pa.DataType) -> Rule:
     def rule(types: Types) -> tuple[Types, pa.DataType] | None:
         known = all(is_number(type) or pt.is_null(type) for type in types)
         return ([FLOAT64] * len(types), result) if known else None
@@ -114,11 +114,11 @@ def floats_to(result: pa.DataType) -> Rule:
     return rule
 
 
-def same_type(types: Types) -> tuple[Types, pa.DataType]:
+def resolve_same_type(types: Types) -> tuple[Types, pa.DataType]:
     return types, types[0]
 
 
-def hash_rule(types: Types) -> tuple[Types, pa.DataType] | None:
+def resolve_hash(types: Types) -> tuple[Types, pa.DataType] | None:
     dtype = STRING if pt.is_null(types[0]) else types[0]
     return ([dtype], STRING) if is_text(dtype) or is_bytes(dtype) else None
 
@@ -127,26 +127,26 @@ def _is_day(type: pa.DataType) -> bool:
     return pt.is_date(type) or pt.is_timestamp(type)
 
 
-def part_rule(types: Types) -> tuple[Types, pa.DataType] | None:
+def resolve_part(types: Types) -> tuple[Types, pa.DataType] | None:
     return (types, INT64) if _is_day(types[1]) or pt.is_time(types[1]) else None
 
 
-def trunc_rule(types: Types) -> tuple[Types, pa.DataType] | None:
+def resolve_trunc(types: Types) -> tuple[Types, pa.DataType] | None:
     return (types, types[1]) if _is_day(types[1]) else None
 
 
-def diff_rule(types: Types) -> tuple[Types, pa.DataType] | None:
+def resolve_diff(types: Types) -> tuple[Types, pa.DataType] | None:
     return (types, INT64) if _is_day(types[1]) and _is_day(types[2]) else None
 
 
-def day_to(result: pa.DataType, *, times: bool = False) -> Rule:
+def make_day_rule(result: pa.DataType, *, times: bool = False) -> Rule:
     def rule(types: Types) -> tuple[Types, pa.DataType] | None:
         return (types, result) if _is_day(types[0]) or (times and pt.is_time(types[0])) else None
 
     return rule
 
 
-def made_of(*dtypes: pa.DataType, to: pa.DataType) -> Rule:
+def make_fixed_rule(*dtypes: pa.DataType, to: pa.DataType) -> Rule:
     def rule(types: Types) -> tuple[Types, pa.DataType] | None:
         for dtype, type in zip(dtypes, types, strict=True):
             if not (pt.is_integer(type) or pt.is_null(type) or (dtype == FLOAT64 and is_number(type))):
@@ -159,7 +159,7 @@ def made_of(*dtypes: pa.DataType, to: pa.DataType) -> Rule:
 # Numbers
 
 
-def _extreme(op: CompareOp) -> Callable[..., Value]:
+def _make_extreme(op: CompareOp) -> Callable[..., Value]:
     def pick(left: Value, right: Value) -> Value:
         take_left = pc.or_kleene(pc.is_null(right), compare(op, left, right))
         take_left = pc.and_kleene(take_left, pc.is_valid(left))
@@ -168,18 +168,18 @@ def _extreme(op: CompareOp) -> Callable[..., Value]:
     return lambda *values: reduce(pick, values)
 
 
-def _sign(value: Value) -> Value:
+def _compute_sign(value: Value) -> Value:
     zero = cast(pa.scalar(0), value.type)
     negative = pc.if_else(pc.less(value, zero), pa.scalar(-1), pa.scalar(0))
     return pc.if_else(pc.greater(value, zero), pa.scalar(1), negative)
 
 
-def _whole(kernel: Callable[[Value], Value]) -> Callable[[Value], Value]:
+def _make_rounding(kernel: Callable[[Value], Value]) -> Callable[[Value], Value]:
     def run(value: Value) -> Value:
         if pt.is_integer(value.type):
             return value
         if pt.is_decimal(value.type):  # rounding up may need one more digit
-            value = pc.cast(value, decimal(min(value.type.precision + 1, 76), value.type.scale))
+            value = pc.cast(value, make_decimal(min(value.type.precision + 1, 76), value.type.scale))
         return kernel(value)
 
     return run
@@ -189,15 +189,15 @@ def _round(value: Value, digits: int = 0) -> Value:
     if pt.is_integer(value.type) and digits >= 0:
         return value
     if pt.is_integer(value.type):
-        return cast(round_number(cast(value, decimal(20, 0)), digits), value.type)
+        return cast(round_number(cast(value, make_decimal(20, 0)), digits), value.type)
     return round_number(value, digits)
 
 
-def _matcher(kernel: Callable[..., Value]) -> Callable[..., Value]:
+def _make_matcher(kernel: Callable[..., Value]) -> Callable[..., Value]:
     return lambda value, pattern: kernel(value, pattern=pattern)
 
 
-def _length(value: Value) -> Value:
+def _measure_length(value: Value) -> Value:
     return cast(pc.utf8_length(value), INT64)
 
 
@@ -208,7 +208,7 @@ def _log(base: Value, value: Value) -> Value:
 _FIRST, _SECOND, _REST, _AFTER = frozenset({0}), frozenset({1}), frozenset({1, 2}), frozenset({1, 2, 3})
 _INT32, _UTC = pa.int32(), pa.timestamp("us", "UTC")
 _INTEGERS = (INT64, INT64, INT64)
-_TEXT = text_to(None)
+_TEXT = make_text_rule(None)
 
 TEXT_FUNCTIONS: dict[str, Function] = {
     "lower": Function("text", "small letters", _TEXT, pc.utf8_lower),
@@ -222,11 +222,11 @@ TEXT_FUNCTIONS: dict[str, Function] = {
     ),
     "ltrim": Function("text[, characters]", "at the left end", _TEXT, texts.trim(pc.utf8_ltrim), _SECOND),
     "rtrim": Function("text[, characters]", "at the right end", _TEXT, texts.trim(pc.utf8_rtrim), _SECOND),
-    "length": Function("text", "how many characters", text_to(INT64), _length),
+    "length": Function("text", "how many characters", make_text_rule(INT64), _measure_length),
     "left": Function(
         "text, count",
         "the first characters; below 0 all but the last",
-        text_to(None, INT64),
+        make_text_rule(None, INT64),
         texts.left,
         _SECOND,
         _SECOND,
@@ -234,7 +234,7 @@ TEXT_FUNCTIONS: dict[str, Function] = {
     "right": Function(
         "text, count",
         "the last characters; below 0 all but the first",
-        text_to(None, INT64),
+        make_text_rule(None, INT64),
         texts.right,
         _SECOND,
         _SECOND,
@@ -242,7 +242,7 @@ TEXT_FUNCTIONS: dict[str, Function] = {
     "substring": Function(
         "text, start[, length]",
         "from a place on; 1 is the first, -1 the last",
-        text_to(None, INT64, INT64),
+        make_text_rule(None, INT64, INT64),
         texts.substring,
         _REST,
         _REST,
@@ -250,7 +250,7 @@ TEXT_FUNCTIONS: dict[str, Function] = {
     "split_part": Function(
         "text, separator, index",
         "the part at a place; -1 is the last; empty where there is none",
-        text_to(None, STRING, INT64),
+        make_text_rule(None, STRING, INT64),
         texts.split_part,
         _REST,
         frozenset({2}),
@@ -258,55 +258,61 @@ TEXT_FUNCTIONS: dict[str, Function] = {
     "strpos": Function(
         "text, part",
         "where a part begins, from 1; 0 if it is not there",
-        text_to(INT64),
+        make_text_rule(INT64),
         texts.strpos,
         _SECOND,
     ),
     "lpad": Function(
         "text, length[, fill]",
         "filled up at the left, or cut, to a length",
-        text_to(None, _INT32),
-        texts.pad(before=True),
+        make_text_rule(None, _INT32),
+        texts.make_padding(before=True),
         _REST,
         _SECOND,
     ),
     "rpad": Function(
         "text, length[, fill]",
         "filled up at the right, or cut, to a length",
-        text_to(None, _INT32),
-        texts.pad(before=False),
+        make_text_rule(None, _INT32),
+        texts.make_padding(before=False),
         _REST,
         _SECOND,
     ),
-    "repeat": Function("text, count", "so many times; empty below 1", text_to(None, INT64), texts.repeat),
-    "concat": Function("value, ...", "one after the other; NULL is left out", joined, texts.concat),
+    "repeat": Function(
+        "text, count", "so many times; empty below 1", make_text_rule(None, INT64), texts.repeat
+    ),
+    "concat": Function("value, ...", "one after the other; NULL is left out", resolve_concat, texts.concat),
     "concat_ws": Function(
         "separator, value, ...",
         "with the separator between them; NULL is left out",
-        joined,
+        resolve_concat,
         texts.concat_ws,
     ),
     "replace": Function("text, old, new", "every place of a part", _TEXT, texts.replace, _REST),
     "starts_with": Function(
-        "text, prefix", "whether it begins so", text_to(BOOL), _matcher(pc.starts_with), _SECOND
+        "text, prefix", "whether it begins so", make_text_rule(BOOL), _make_matcher(pc.starts_with), _SECOND
     ),
     "ends_with": Function(
-        "text, suffix", "whether it ends so", text_to(BOOL), _matcher(pc.ends_with), _SECOND
+        "text, suffix", "whether it ends so", make_text_rule(BOOL), _make_matcher(pc.ends_with), _SECOND
     ),
     "contains": Function(
-        "text, part", "whether a part is in it", text_to(BOOL), _matcher(pc.match_substring), _SECOND
+        "text, part",
+        "whether a part is in it",
+        make_text_rule(BOOL),
+        _make_matcher(pc.match_substring),
+        _SECOND,
     ),
     "regexp_matches": Function(
         "text, pattern[, options]",
         "whether the pattern is found in it",
-        text_to(BOOL),
+        make_text_rule(BOOL),
         texts.regexp_matches,
         _REST,
     ),
     "regexp_full_match": Function(
         "text, pattern[, options]",
         "whether the pattern is all of it",
-        text_to(BOOL),
+        make_text_rule(BOOL),
         texts.regexp_full_match,
         _REST,
     ),
@@ -320,103 +326,120 @@ TEXT_FUNCTIONS: dict[str, Function] = {
     "regexp_extract": Function(
         "text, pattern[, group, options]",
         "the first match, or a group of it; empty where there is none",
-        text_to(None, STRING, _INT32),
+        make_text_rule(None, STRING, _INT32),
         texts.regexp_extract,
         _AFTER,
     ),
-    "md5": Function("text or bytes", "hash, as hexadecimal text", hash_rule, texts.digest("md5")),
-    "sha1": Function("text or bytes", "hash, as hexadecimal text", hash_rule, texts.digest("sha1")),
-    "sha256": Function("text or bytes", "hash, as hexadecimal text", hash_rule, texts.digest("sha256")),
-    "sha512": Function("text or bytes", "hash, as hexadecimal text", hash_rule, texts.digest("sha512")),
+    "md5": Function("text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("md5")),
+    "sha1": Function("text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("sha1")),
+    "sha256": Function(
+        "text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("sha256")
+    ),
+    "sha512": Function(
+        "text or bytes", "hash, as hexadecimal text", resolve_hash, texts.make_digest("sha512")
+    ),
 }
 
 NUMBER_FUNCTIONS: dict[str, Function] = {
-    "abs": Function("number", "without the sign", number_to(None), pc.abs_checked),
-    "sign": Function("number", "-1, 0 or 1", number_to(INT64), _sign),
+    "abs": Function("number", "without the sign", make_number_rule(None), pc.abs_checked),
+    "sign": Function("number", "-1, 0 or 1", make_number_rule(INT64), _compute_sign),
     "round": Function(
         "number[, digits]", "to the nearest, halves away from zero", round_rule, _round, _SECOND, _SECOND
     ),
-    "floor": Function("number", "the whole number below", round_rule, _whole(pc.floor)),
-    "ceil": Function("number", "the whole number above", round_rule, _whole(pc.ceil)),
-    "trunc": Function("number", "without the fraction", round_rule, _whole(pc.trunc)),
-    "sqrt": Function("number", "square root; raises below 0", floats_to(FLOAT64), pc.sqrt_checked),
+    "floor": Function("number", "the whole number below", round_rule, _make_rounding(pc.floor)),
+    "ceil": Function("number", "the whole number above", round_rule, _make_rounding(pc.ceil)),
+    "trunc": Function("number", "without the fraction", round_rule, _make_rounding(pc.trunc)),
+    "sqrt": Function("number", "square root; raises below 0", make_float_rule(FLOAT64), pc.sqrt_checked),
     "power": Function(
-        "base, exponent", "base to the power of the exponent", floats_to(FLOAT64), pc.power_checked
+        "base, exponent", "base to the power of the exponent", make_float_rule(FLOAT64), pc.power_checked
     ),
-    "exp": Function("number", "e to its power", floats_to(FLOAT64), pc.exp),
-    "ln": Function("number", "natural logarithm; raises at 0 and below", floats_to(FLOAT64), pc.ln_checked),
+    "exp": Function("number", "e to its power", make_float_rule(FLOAT64), pc.exp),
+    "ln": Function(
+        "number", "natural logarithm; raises at 0 and below", make_float_rule(FLOAT64), pc.ln_checked
+    ),
     "log10": Function(
-        "number", "logarithm of base 10; raises at 0 and below", floats_to(FLOAT64), pc.log10_checked
+        "number", "logarithm of base 10; raises at 0 and below", make_float_rule(FLOAT64), pc.log10_checked
     ),
     "log2": Function(
-        "number", "logarithm of base 2; raises at 0 and below", floats_to(FLOAT64), pc.log2_checked
+        "number", "logarithm of base 2; raises at 0 and below", make_float_rule(FLOAT64), pc.log2_checked
     ),
-    "log": Function("base, number", "logarithm; of one argument, of base 10", floats_to(FLOAT64), _log),
-    "isnan": Function("number", "whether it is NaN", floats_to(BOOL), pc.is_nan),
-    "isinf": Function("number", "whether it is infinite", floats_to(BOOL), pc.is_inf),
-    "isfinite": Function("number", "whether it is neither NaN nor infinite", floats_to(BOOL), pc.is_finite),
+    "log": Function("base, number", "logarithm; of one argument, of base 10", make_float_rule(FLOAT64), _log),
+    "isnan": Function("number", "whether it is NaN", make_float_rule(BOOL), pc.is_nan),
+    "isinf": Function("number", "whether it is infinite", make_float_rule(BOOL), pc.is_inf),
+    "isfinite": Function(
+        "number", "whether it is neither NaN nor infinite", make_float_rule(BOOL), pc.is_finite
+    ),
 }
 
 TIME_FUNCTIONS: dict[str, Function] = {
-    "date_part": Function("part, date or time", "such as `'year'`", part_rule, times.part, _FIRST),
+    "date_part": Function("part, date or time", "such as `'year'`", resolve_part, times.extract_part, _FIRST),
     "date_trunc": Function(
         "unit, date or timestamp",
         "the beginning of its month, hour, ...",
-        trunc_rule,
-        times.trunc_to,
+        resolve_trunc,
+        times.truncate_to,
         _FIRST,
     ),
     "date_diff": Function(
         "unit, start, end",
         "how many units begin between them; weeks: whole ones",
-        diff_rule,
+        resolve_diff,
         times.date_diff,
         _FIRST,
     ),
-    "last_day": Function("date", "the last of its month", day_to(DATE), times.last_day),
-    "dayname": Function("date", "such as `Monday`", day_to(STRING), times.day_name),
-    "monthname": Function("date", "such as `January`", day_to(STRING), times.month_name),
+    "last_day": Function("date", "the last of its month", make_day_rule(DATE), times.last_day),
+    "dayname": Function("date", "such as `Monday`", make_day_rule(STRING), times.day_name),
+    "monthname": Function("date", "such as `January`", make_day_rule(STRING), times.month_name),
     "epoch": Function(
-        "date or time", "seconds since 1970-01-01 UTC, as a double", day_to(FLOAT64, times=True), times.epoch
+        "date or time",
+        "seconds since 1970-01-01 UTC, as a double",
+        make_day_rule(FLOAT64, times=True),
+        times.epoch,
     ),
     "to_timestamp": Function(
-        "seconds", "the instant so long after 1970-01-01 UTC", floats_to(_UTC), times.to_timestamp
+        "seconds", "the instant so long after 1970-01-01 UTC", make_float_rule(_UTC), times.to_timestamp
     ),
     "make_date": Function(
         "year, month, day",
         "the date of these numbers; raises where there is none",
-        made_of(*_INTEGERS, to=DATE),
+        make_fixed_rule(*_INTEGERS, to=DATE),
         times.make_date,
     ),
     "make_timestamp": Function(
         "year, month, day, hour, minute, second",
         "the timestamp of these numbers; seconds may have a fraction",
-        made_of(*_INTEGERS, INT64, INT64, FLOAT64, to=pa.timestamp("us")),
+        make_fixed_rule(*_INTEGERS, INT64, INT64, FLOAT64, to=pa.timestamp("us")),
         times.make_timestamp,
     ),
-    "strftime": Function("date, format", "as text", day_to(STRING), times.strftime, _SECOND),
+    "strftime": Function("date, format", "as text", make_day_rule(STRING), times.strftime, _SECOND),
     "strptime": Function(
         "text, format",
         "the timestamp a text says; raises where it does not",
-        text_to(pa.timestamp("us")),
+        make_text_rule(pa.timestamp("us")),
         times.strptime,
         _SECOND,
     ),
     "try_strptime": Function(
         "text, format",
         "the same, with NULL where it does not",
-        text_to(pa.timestamp("us")),
+        make_text_rule(pa.timestamp("us")),
         times.try_strptime,
         _SECOND,
     ),
 }
 
 ANY_FUNCTIONS: dict[str, Function] = {
-    "coalesce": Function("value, ...", "the first that is not NULL", same_type, pc.coalesce, alike=True),
-    "greatest": Function(
-        "value, ...", "NULL is left out; NaN is the greatest", same_type, _extreme(">="), alike=True
+    "coalesce": Function(
+        "value, ...", "the first that is not NULL", resolve_same_type, pc.coalesce, alike=True
     ),
-    "least": Function("value, ...", "NULL is left out", same_type, _extreme("<="), alike=True),
+    "greatest": Function(
+        "value, ...",
+        "NULL is left out; NaN is the greatest",
+        resolve_same_type,
+        _make_extreme(">="),
+        alike=True,
+    ),
+    "least": Function("value, ...", "NULL is left out", resolve_same_type, _make_extreme("<="), alike=True),
 }
 
 FUNCTIONS: dict[str, Function] = {**TEXT_FUNCTIONS, **NUMBER_FUNCTIONS, **TIME_FUNCTIONS, **ANY_FUNCTIONS}
@@ -429,18 +452,18 @@ def call(name: str, values: Sequence[Value]) -> Value:
     """Compute a function on values of the types its rule asked for."""
     function = FUNCTIONS[name]
     if any(p < len(values) and not isinstance(values[p], pa.Scalar) for p in function.constant):
-        return _by_distinct(function, values)
+        return _compute_by_distinct(function, values)
     arguments: list[Any] = []
     for position, value in enumerate(values):
         if position in function.constant:
             value = value.as_py()
             if value is None:  # every function with constants gives NULL for NULL
-                return _null_like(function, values)
+                return _make_null(function, values)
         arguments.append(value)
     return function.run(*arguments)
 
 
-def _by_distinct(function: Function, values: Sequence[Value]) -> Value:
+def _compute_by_distinct(function: Function, values: Sequence[Value]) -> Value:
     """Compute once per distinct combination of the arguments that have to be constants."""
     rows = next(len(value) for value in values if not isinstance(value, pa.Scalar))
     moving = [
@@ -463,12 +486,12 @@ def _by_distinct(function: Function, values: Sequence[Value]) -> Value:
             if position in function.constant and isinstance(value, pa.Scalar):
                 arguments[-1] = value.as_py()
         if any(arguments[p] is None for p in function.constant if p < len(values)):
-            found: Value = _null_like(function, values)
+            found: Value = _make_null(function, values)
         else:
             found = function.run(*arguments)
         pieces.append(_as_long(found, end - start))
     if not pieces:
-        return pa.nulls(0, _null_like(function, values).type)
+        return pa.nulls(0, _make_null(function, values).type)
     return pa.concat_arrays(pieces).take(pc.array_sort_indices(order))
 
 
@@ -478,11 +501,11 @@ def _as_long(value: Value, length: int) -> pa.Array:
     return pa.repeat(value, length) if value.is_valid else pa.nulls(length, value.type)
 
 
-def _null_like(function: Function, values: Sequence[Value]) -> pa.Scalar:
+def _make_null(function: Function, values: Sequence[Value]) -> pa.Scalar:
     found = function.rule([value.type for value in values])
     return pa.scalar(None, found[1] if found else pa.null())
 
 
-def part_names() -> tuple[str, ...]:
-    """The parts of dates and times that functions such as ``year(x)`` may be named after."""
+def list_part_names() -> tuple[str, ...]:
+    """The parts of dates and times that are functions, too, such as ``year(x)``."""
     return (*times.DATE_PARTS, *times.CLOCK_PARTS, *times.PART_NAMES)

@@ -9,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.core.expr.casts import cast, local, move_zone
+from intarsia.core.expr.casts import cast, move_zone, to_local
 from intarsia.core.expr.nodes import ArithmeticOp, CompareOp
 from intarsia.core.expr.types import DATE, INT64, NANOS
 from intarsia.errors import NotSupported
@@ -47,7 +47,7 @@ def compare(op: CompareOp, left: Value, right: Value) -> Value:
 
 
 def mirror_operator(op: CompareOp) -> CompareOp:
-    """The operator that says the same with the operands swapped."""
+    """The equivalent operator for swapped operands: ``<`` for ``>``."""
     return _MIRROR[op]
 
 
@@ -62,9 +62,9 @@ def is_in(value: Value, items: pa.Array) -> Value:
     return pc.if_else(unknown, pa.scalar(None, pa.bool_()), found)
 
 
-def like(value: Value, pattern: str, *, ignore_case: bool, escape: str | None) -> Value:
+def match_like(value: Value, pattern: str, *, ignore_case: bool, escape: str | None) -> Value:
     """Match the whole text against a LIKE pattern."""
-    parts = like_parts(pattern, escape)
+    parts = split_like_pattern(pattern, escape)
     literal = "".join(part for part in parts if part not in (ANY, ONE))
     wild = [part for part in parts if part in (ANY, ONE)]
     if not ignore_case and ONE not in wild:
@@ -76,12 +76,12 @@ def like(value: Value, pattern: str, *, ignore_case: bool, escape: str | None) -
             return pc.ends_with(value, pattern=literal)
         if wild == [ANY, ANY] and parts[0] is ANY and parts[-1] is ANY:
             return pc.match_substring(value, pattern=literal)
-    regex = "".join(".*" if p is ANY else "." if p is ONE else quoted(p) for p in parts)
+    regex = "".join(".*" if p is ANY else "." if p is ONE else quote_regex(p) for p in parts)
     return pc.match_substring_regex(value, pattern=f"(?s)^{regex}$", ignore_case=ignore_case)
 
 
-def quoted(text: str) -> str:
-    """The regular expression of a plain text."""
+def quote_regex(text: str) -> str:
+    """A regular expression that matches the text literally."""
     return re.escape(text).replace("\x00", r"\x00")
 
 
@@ -102,7 +102,7 @@ ANY = _Wild("%")
 ONE = _Wild("_")
 
 
-def like_parts(pattern: str, escape: str | None) -> list[str]:
+def split_like_pattern(pattern: str, escape: str | None) -> list[str]:
     """A LIKE pattern as runs of plain text and the wildcards ANY and ONE."""
     parts: list[str] = []
     plain = ""
@@ -118,12 +118,12 @@ def like_parts(pattern: str, escape: str | None) -> list[str]:
     return [*parts, plain] if plain else parts
 
 
-def arithmetic(op: ArithmeticOp, left: Value, right: Value) -> Value:
+def compute_arithmetic(op: ArithmeticOp, left: Value, right: Value) -> Value:
     """Compute with checked kernels: overflow and division by zero raise pa.ArrowInvalid."""
     if op == "||":
         return pc.binary_join_element_wise(left, right, pa.scalar("", left.type), null_handling="emit_null")
     if op in "+-" and not (_is_number(left.type) and _is_number(right.type)):
-        return _temporal(op, left, right)
+        return _compute_temporal(op, left, right)
     if op == "+":
         return pc.add_checked(left, right)
     if op == "-":
@@ -131,7 +131,7 @@ def arithmetic(op: ArithmeticOp, left: Value, right: Value) -> Value:
     if op == "*":
         return pc.multiply_checked(left, right)
     if op == "%":
-        return _remainder(left, right)
+        return _compute_remainder(left, right)
     return pc.divide_checked(left, right)
 
 
@@ -139,8 +139,8 @@ def _is_number(type: pa.DataType) -> bool:
     return not pt.is_temporal(type)
 
 
-def _remainder(left: Value, right: Value) -> Value:
-    """What is left of a division towards zero; it has the sign of the dividend."""
+def _compute_remainder(left: Value, right: Value) -> Value:
+    """The remainder of a division that truncates towards zero; it has the sign of the dividend."""
     if pt.is_integer(left.type):
         return pc.subtract(left, pc.multiply(pc.divide_checked(left, right), right))
     if "remainder_checked" not in pc.list_functions():
@@ -148,7 +148,7 @@ def _remainder(left: Value, right: Value) -> Value:
     return pc.call_function("remainder_checked", [left, right])
 
 
-def _temporal(op: ArithmeticOp, left: Value, right: Value) -> Value:
+def _compute_temporal(op: ArithmeticOp, left: Value, right: Value) -> Value:
     if pt.is_interval(right.type):
         if not right.is_valid:
             return pc.if_else(pa.scalar(None, pa.bool_()), left, left)
@@ -166,12 +166,12 @@ def _temporal(op: ArithmeticOp, left: Value, right: Value) -> Value:
 
 
 def shift(value: Value, *, months: int, days: int, nanos: int) -> Value:
-    """Move dates or timestamps; a month later than the 31st is the last day of a shorter month.
+    """Add an interval to dates or timestamps; a month after the 31st is the last day of a shorter month.
 
     Months and days are those of a timestamp's zone; what is shorter is a length of time everywhere.
     """
     if (months or days) and pt.is_timestamp(value.type) and value.type.tz:
-        wall = shift(local(value), months=months, days=days, nanos=0)
+        wall = shift(to_local(value), months=months, days=days, nanos=0)
         value, months, days = move_zone(wall, value), 0, 0
     if months:
         value = _add_months(value, months)
@@ -186,7 +186,7 @@ def shift(value: Value, *, months: int, days: int, nanos: int) -> Value:
 
 def _add_months(value: Value, months: int) -> Value:
     total = pc.add(pc.add(pc.multiply(pc.year(value), 12), pc.month(value)), months - 1)
-    first, following = month_start(total), month_start(pc.add(total, 1))
+    first, following = find_month_start(total), find_month_start(pc.add(total, 1))
     day = pc.min_element_wise(pc.day(value), pc.subtract(following, first), skip_nulls=False)
     date = pc.cast(pc.cast(pc.subtract(pc.add(first, day), 1), pa.int32()), DATE)
     if pt.is_date(value.type):
@@ -195,7 +195,7 @@ def _add_months(value: Value, months: int) -> Value:
     return pc.add_checked(cast(date, value.type), clock)
 
 
-def month_start(total: Value) -> Value:
+def find_month_start(total: Value) -> Value:
     """Days from 1970-01-01 to the first of the month, given as year * 12 + month - 1.
 
     Howard Hinnant's days_from_civil, for years from 1 on.

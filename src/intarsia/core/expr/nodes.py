@@ -12,7 +12,7 @@ from typing import Any, TypeAlias, assert_never
 import pyarrow as pa
 import pyarrow.types as pt
 
-from intarsia.core.expr.types import FLOAT64, NANOS, decimal, type_name
+from intarsia.core.expr.types import FLOAT64, NANOS, make_decimal, name_type
 from intarsia.errors import NotSupported
 
 Side: TypeAlias = typing.Literal["target", "source"]
@@ -35,7 +35,7 @@ class Column:
 
 @dataclass(frozen=True, slots=True)
 class Literal:
-    """A constant. Make one from a Python value or a pyarrow scalar with :func:`literal`.
+    """A constant. Make one from a Python value or a pyarrow scalar with :func:`make_literal`.
 
     ``value`` is None, bool, int, float, Decimal, str or bytes; of a date the days and of a time,
     timestamp or duration the units since its origin, as an int; of an interval the months, days and
@@ -47,7 +47,7 @@ class Literal:
 
     @property
     def scalar(self) -> pa.Scalar:
-        """The constant as pyarrow has it."""
+        """The constant as a pyarrow scalar."""
         if self.value is None:
             return pa.nulls(1, self.type)[0]  # works for every type
         if pt.is_interval(self.type):
@@ -168,10 +168,10 @@ FALSE = Literal(False, pa.bool_())
 NULL = Literal(None, pa.null())
 
 
-def literal(value: Any, type: pa.DataType | None = None) -> Literal:
-    """A constant from a Python value or a pyarrow scalar; ``type`` where the value alone cannot say."""
+def make_literal(value: Any, type: pa.DataType | None = None) -> Literal:
+    """A constant from a Python value or a pyarrow scalar; ``type`` overrides the inferred type."""
     if type is None and isinstance(value, int) and not -(2**63) <= value < 2**63:
-        return Literal(Decimal(value), decimal(len(str(abs(value))), 0))  # as SQL text has it
+        return Literal(Decimal(value), make_decimal(len(str(abs(value))), 0))  # as SQL text has it
     scalar = value if isinstance(value, pa.Scalar) else pa.scalar(value, type)
     if type is not None and scalar.type != type:
         scalar = scalar.cast(type)
@@ -182,18 +182,18 @@ def literal(value: Any, type: pa.DataType | None = None) -> Literal:
     if pt.is_interval(scalar.type):
         return Literal(tuple(scalar.as_py()), scalar.type)
     if pt.is_temporal(scalar.type):
-        return Literal(_ticks(scalar), scalar.type)
+        return Literal(_get_ticks(scalar), scalar.type)
     plain = scalar.as_py()
     if isinstance(plain, bool | int | float | Decimal | str | bytes):
         return Literal(plain, scalar.type)
     raise TypeError(f"a value of type {scalar.type} cannot be a constant")
 
 
-def _ticks(scalar: Any) -> int:
+def _get_ticks(scalar: Any) -> int:
     return int(scalar.value)
 
 
-def children(expr: Expr) -> tuple[Expr, ...]:
+def list_children(expr: Expr) -> tuple[Expr, ...]:
     """The direct operands, left to right."""
     match expr:
         case Column() | Literal():
@@ -248,25 +248,25 @@ def transform(expr: Expr, change: Callable[[Expr], Expr]) -> Expr:
 
 
 def walk(expr: Expr) -> Iterator[Expr]:
-    """The expression and everything in it, outermost first."""
+    """The expression and all of its operands, outermost first."""
     yield expr
-    for child in children(expr):
+    for child in list_children(expr):
         yield from walk(child)
 
 
-def columns(expr: Expr) -> set[tuple[Side | None, tuple[str, ...]]]:
+def find_columns(expr: Expr) -> set[tuple[Side | None, tuple[str, ...]]]:
     """Every column read, as (side, path)."""
     return {(node.side, node.path) for node in walk(expr) if isinstance(node, Column)}
 
 
-def conjuncts(expr: Expr) -> tuple[Expr, ...]:
-    """The parts that AND joins, left to right."""
+def split_conjuncts(expr: Expr) -> tuple[Expr, ...]:
+    """The operands of the outermost ANDs, left to right."""
     if isinstance(expr, And):
-        return (*conjuncts(expr.left), *conjuncts(expr.right))
+        return (*split_conjuncts(expr.left), *split_conjuncts(expr.right))
     return (expr,)
 
 
-def null_safe_equal(left: Expr, right: Expr) -> Expr:
+def make_null_safe_equal(left: Expr, right: Expr) -> Expr:
     """Equality that is never NULL: NULL equals NULL (``<=>``, ``is not distinct from``)."""
     return Case(((IsNull(left), IsNull(right)), (IsNull(right), FALSE)), Compare("=", left, right))
 
@@ -284,7 +284,7 @@ def to_sql(expr: Expr, dialect: str = "duckdb") -> str:
     """
     if dialect != "duckdb":
         raise NotSupported(f"expressions cannot be written in the dialect {dialect!r}", hint="use 'duckdb'")
-    return _sql(expr)
+    return _to_sql(expr)
 
 
 def quote_identifier(name: str) -> str:
@@ -295,67 +295,66 @@ def quote_text(text: str) -> str:
     return "'" + text.replace("'", "''") + "'"
 
 
-def _sql(expr: Expr) -> str:
+def _to_sql(expr: Expr) -> str:
     match expr:
         case Column(path, side):
             return ".".join([*([side] if side else []), *map(quote_identifier, path)])
         case Literal():
-            return _literal(expr)
+            return _format_literal(expr)
         case Not(IsNull(operand)):
-            return f"{_inner(operand)} IS NOT NULL"
+            return f"{_format_operand(operand)} IS NOT NULL"
         case Not(operand):
-            return f"NOT {_inner(operand)}"
+            return f"NOT {_format_operand(operand)}"
         case And(left, right):
-            return f"{_inner(left, And)} AND {_inner(right, And)}"
+            return f"{_format_operand(left, And)} AND {_format_operand(right, And)}"
         case Or(left, right):
-            return f"{_inner(left, Or)} OR {_inner(right, Or)}"
+            return f"{_format_operand(left, Or)} OR {_format_operand(right, Or)}"
         case Compare(op, left, right) | Arithmetic(op, left, right):
-            return f"{_inner(left)} {op} {_inner(right)}"
+            return f"{_format_operand(left)} {op} {_format_operand(right)}"
         case Negate(operand):
-            return f"-({_sql(operand)})"
+            return f"-({_to_sql(operand)})"
         case IsNull(operand):
-            return f"{_inner(operand)} IS NULL"
+            return f"{_format_operand(operand)} IS NULL"
         case In(operand, items, negated):
-            return _in(operand, items, negated)
+            return _format_in(operand, items, negated)
         case Like(operand, pattern, ignore_case, escape):
             word = "ILIKE" if ignore_case else "LIKE"
             tail = f" ESCAPE {quote_text(escape)}" if escape else ""
-            return f"{_inner(operand)} {word} {_inner(pattern)}{tail}"
+            return f"{_format_operand(operand)} {word} {_format_operand(pattern)}{tail}"
         case Case(branches, default):
-            whens = " ".join(f"WHEN {_sql(when)} THEN {_sql(then)}" for when, then in branches)
-            return f"CASE {whens} ELSE {_sql(default)} END"
+            whens = " ".join(f"WHEN {_to_sql(when)} THEN {_to_sql(then)}" for when, then in branches)
+            return f"CASE {whens} ELSE {_to_sql(default)} END"
         case Cast(operand, type, try_):
-            return f"{'TRY_CAST' if try_ else 'CAST'}({_sql(operand)} AS {type_name(type)})"
+            return f"{'TRY_CAST' if try_ else 'CAST'}({_to_sql(operand)} AS {name_type(type)})"
         case Call("struct_pack", args):
             names = [str(name.value) for name in args[::2] if isinstance(name, Literal)]
             pairs = zip(names, args[1::2], strict=True)
-            return (
-                f"struct_pack({', '.join(f'{quote_identifier(name)} := {_sql(arg)}' for name, arg in pairs)})"
-            )
+            fields = [f"{quote_identifier(name)} := {_to_sql(arg)}" for name, arg in pairs]
+            return f"struct_pack({', '.join(fields)})"
         case Call("map_value", args):
             entries = zip(args[::2], args[1::2], strict=True)
-            return f"MAP {{{', '.join(f'{_sql(key)}: {_sql(item)}' for key, item in entries)}}}"
+            return f"MAP {{{', '.join(f'{_to_sql(key)}: {_to_sql(item)}' for key, item in entries)}}}"
         case Call(name, args):
-            return f"{name}({', '.join(map(_sql, args))})"
+            return f"{name}({', '.join(map(_to_sql, args))})"
     assert_never(expr)
 
 
-def _inner(expr: Expr, same: type[And] | type[Or] | None = None) -> str:
-    """An operand, in parentheses unless it stands by itself."""
+def _format_operand(expr: Expr, same: type[And] | type[Or] | None = None) -> str:
+    """An operand as SQL, in parentheses where it needs them."""
     atom = isinstance(expr, Column | Literal | Cast | Call | Case)
-    return _sql(expr) if atom or (same is not None and isinstance(expr, same)) else f"({_sql(expr)})"
+    return _to_sql(expr) if atom or (same is not None and isinstance(expr, same)) else f"({_to_sql(expr)})"
 
 
-def _in(operand: Expr, items: tuple[Expr, ...], negated: bool) -> str:
+def _format_in(operand: Expr, items: tuple[Expr, ...], negated: bool) -> str:
     if not items:  # no item is a value that the column can have
-        return _sql(Compare("=" if negated else "<>", operand, operand))
-    return f"{_inner(operand)} {'NOT IN' if negated else 'IN'} ({', '.join(map(_sql, items))})"
+        return _to_sql(Compare("=" if negated else "<>", operand, operand))
+    return f"{_format_operand(operand)} {'NOT IN' if negated else 'IN'} ({', '.join(map(_to_sql, items))})"
 
 
-def _literal(expr: Literal) -> str:
+def _format_literal(expr: Literal) -> str:
     value, type = expr.value, expr.type
     if value is None:
-        return "NULL" if pt.is_null(type) else f"CAST(NULL AS {type_name(type)})"
+        return "NULL" if pt.is_null(type) else f"CAST(NULL AS {name_type(type)})"
     if isinstance(value, bool):
         return "TRUE" if value else "FALSE"
     if isinstance(value, str):
@@ -363,33 +362,33 @@ def _literal(expr: Literal) -> str:
     if isinstance(value, bytes):
         return quote_text("".join(f"\\x{byte:02X}" for byte in value)) + "::BLOB"
     if isinstance(value, float):
-        return _float(value, type)
+        return _format_float(value, type)
     if pt.is_interval(type):
         months, days, nanos = value
         return f"INTERVAL '{months} months {days} days {nanos // 1000} microseconds'"
     if pt.is_duration(type):
         return f"to_microseconds({value * NANOS[type.unit] // 1000})"
     if pt.is_temporal(type):
-        return _moment(expr)
+        return _format_moment(expr)
     return f"({value})" if value < 0 else str(value)
 
 
-def _float(value: float, type: pa.DataType) -> str:
+def _format_float(value: float, type: pa.DataType) -> str:
     if not math.isfinite(value):
-        return f"CAST('{value}' AS {type_name(type)})"
+        return f"CAST('{value}' AS {name_type(type)})"
     text = repr(value)
     text = text if "e" in text else f"{text}e0"
     text = f"({text})" if value < 0 or text.startswith("-") else text
-    return text if type == FLOAT64 else f"CAST({text} AS {type_name(type)})"
+    return text if type == FLOAT64 else f"CAST({text} AS {name_type(type)})"
 
 
-def _moment(expr: Literal) -> str:
+def _format_moment(expr: Literal) -> str:
     type = expr.type
     if pt.is_timestamp(type) and type.tz:
         plain = pa.scalar(expr.value, pa.timestamp(type.unit))
         return f"TIMESTAMPTZ '{_trim_zeros(plain.cast(pa.string()).as_py())}+00'"
     text = expr.scalar.cast(pa.string()).as_py()
-    return f"{type_name(type)} '{_trim_zeros(text)}'"
+    return f"{name_type(type)} '{_trim_zeros(text)}'"
 
 
 def _trim_zeros(text: str) -> str:

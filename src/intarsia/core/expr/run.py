@@ -13,8 +13,8 @@ import pyarrow.types as pt
 from intarsia.core.expr.assign import assign
 from intarsia.core.expr.casts import cast, to_working, try_cast
 from intarsia.core.expr.functions import call
-from intarsia.core.expr.kernels import Value, arithmetic, compare, is_in, like
-from intarsia.core.expr.nested import MAKERS, convert, equal, made_type, make
+from intarsia.core.expr.kernels import Value, compare, compute_arithmetic, is_in, match_like
+from intarsia.core.expr.nested import MAKERS, convert, find_made_type, is_equal, make
 from intarsia.core.expr.nodes import (
     And,
     Arithmetic,
@@ -33,7 +33,7 @@ from intarsia.core.expr.nodes import (
     Not,
     Or,
     Side,
-    columns,
+    find_columns,
     to_sql,
     walk,
 )
@@ -58,16 +58,16 @@ class ExprRows:
     ) -> ExprRows:
         """The rows of one table, or pairs of rows of two."""
         values = {}
-        for side, path in columns(expr):
+        for side, path in find_columns(expr):
             batch = source if side == "source" else target
             assert batch is not None
             array = batch.column(path[0])
             values[side, path] = to_working(pc.struct_field(array, list(path[1:])) if path[1:] else array)
         return cls(values, length)
 
-    def where(self, mask: pa.BooleanArray, expr: Expr) -> ExprRows:
-        """The rows the mask picks, with no more columns than the expression reads."""
-        return ExprRows({key: self.values[key].filter(mask) for key in columns(expr)}, mask.true_count)
+    def filter_rows(self, mask: pa.BooleanArray, expr: Expr) -> ExprRows:
+        """The rows selected by the mask, with only the columns that the expression reads."""
+        return ExprRows({key: self.values[key].filter(mask) for key in find_columns(expr)}, mask.true_count)
 
 
 NO_ROWS = ExprRows({}, 0)
@@ -86,22 +86,22 @@ def run(expr: Expr, rows: ExprRows) -> Value:
         case IsNull(operand):
             return pc.is_null(run(operand, rows))
         case And(left, right):
-            return _logical(left, right, rows, stop=False)
+            return _run_logical(left, right, rows, stop=False)
         case Or(left, right):
-            return _logical(left, right, rows, stop=True)
+            return _run_logical(left, right, rows, stop=True)
         case Compare(op, left, right):
             return _run_compare(op, run(left, rows), run(right, rows), rows.length)
         case In(operand, items, negated):
             value = run(operand, rows)
-            found = is_in(value, _value_set(items, value.type))
+            found = is_in(value, _make_value_set(items, value.type))
             return pc.invert(found) if negated else found
         case Like(operand, pattern, ignore_case, escape):
-            return _like(run(operand, rows), pattern, ignore_case, escape)
+            return _match_like(run(operand, rows), pattern, ignore_case, escape)
         case Case(branches, default):
-            return _case([*branches, (None, default)], rows)
+            return _run_case([*branches, (None, default)], rows)
         case Arithmetic(sign, left, right):
             values = run(left, rows), run(right, rows)
-            return _compute(expr, lambda: arithmetic(sign, *values))
+            return _compute(expr, lambda: compute_arithmetic(sign, *values))
         case Negate(operand):
             value = run(operand, rows)
             return _compute(expr, lambda: pc.negate_checked(value))
@@ -114,10 +114,10 @@ def run(expr: Expr, rows: ExprRows) -> Value:
             value = run(operand, rows)
             return _compute(expr, lambda: (try_cast if try_ else cast)(value, type))
         case Call("coalesce", args) if any(map(can_fail, args[1:])):
-            return _case([*((Not(IsNull(arg)), arg) for arg in args[:-1]), (None, args[-1])], rows)
+            return _run_case([*((Not(IsNull(arg)), arg) for arg in args[:-1]), (None, args[-1])], rows)
         case Call(name, args) if name in MAKERS:
             parts = [broadcast(run(arg, rows), rows.length) for arg in args]
-            type = made_type(name, args, [part.type for part in parts])
+            type = find_made_type(name, args, [part.type for part in parts])
             return _compute(expr, lambda: make(name, parts, type, rows.length))
         case Call(name, args):
             arguments = [run(arg, rows) for arg in args]
@@ -128,7 +128,7 @@ def run(expr: Expr, rows: ExprRows) -> Value:
 def _run_compare(op: CompareOp, left: Value, right: Value, length: int) -> Value:
     if not pt.is_nested(left.type):
         return compare(op, left, right)
-    found = equal(broadcast(left, length), broadcast(right, length))
+    found = is_equal(broadcast(left, length), broadcast(right, length))
     return pc.invert(found) if op == "<>" else found
 
 
@@ -159,7 +159,9 @@ def _compute(expr: Expr, compute: Callable[[], Value]) -> Value:
     except pa.ArrowNotImplementedError as error:
         raise NotSupported(f"pyarrow cannot compute {to_sql(expr)}: {error}") from error
     except pa.ArrowInvalid as error:
-        raise InputError(f"cannot compute {to_sql(expr)}: {error}", hint=_hint(expr, str(error))) from error
+        raise InputError(
+            f"cannot compute {to_sql(expr)}: {error}", hint=_make_hint(expr, str(error))
+        ) from error
     except pa.ArrowCapacityError as error:
         raise InputError(
             f"cannot compute {to_sql(expr)}: the values of the rows at hand have more than 2 GiB",
@@ -167,7 +169,7 @@ def _compute(expr: Expr, compute: Callable[[], Value]) -> Value:
         ) from error
 
 
-def _hint(expr: Expr, reason: str) -> str | None:
+def _make_hint(expr: Expr, reason: str) -> str | None:
     if "zero" in reason:
         return "exclude the zeros with a condition, or divide by nullif(x, 0)"
     if isinstance(expr, Cast):
@@ -175,19 +177,19 @@ def _hint(expr: Expr, reason: str) -> str | None:
     return "cast to a wider type first" if "overflow" in reason else None
 
 
-def _like(value: Value, pattern: Expr, ignore_case: bool, escape: str | None) -> Value:
+def _match_like(value: Value, pattern: Expr, ignore_case: bool, escape: str | None) -> Value:
     assert isinstance(pattern, Literal)
     if pattern.value is None:
         return _NULL
-    return like(value, pattern.value, ignore_case=ignore_case, escape=escape)
+    return match_like(value, pattern.value, ignore_case=ignore_case, escape=escape)
 
 
-def _value_set(items: Sequence[Expr], type: pa.DataType) -> pa.Array:
-    """The items, which a resolved expression has as constants of the operand's type."""
+def _make_value_set(items: Sequence[Expr], type: pa.DataType) -> pa.Array:
+    """The items of IN as an array; resolved, they are constants of the operand's type."""
     return pa.array([item.value for item in items if isinstance(item, Literal)], type)
 
 
-def _logical(left: Expr, right: Expr, rows: ExprRows, *, stop: bool) -> Value:
+def _run_logical(left: Expr, right: Expr, rows: ExprRows, *, stop: bool) -> Value:
     """AND (stops at FALSE) and OR (stops at TRUE), in SQL's three-valued logic.
 
     A right side that can fail is computed only on the rows that the left side does not decide, so that
@@ -202,31 +204,31 @@ def _logical(left: Expr, right: Expr, rows: ExprRows, *, stop: bool) -> Value:
     if isinstance(decided, pa.Scalar):
         return first if decided.as_py() else combine(first, run(right, rows))
     opened = pc.invert(decided)
-    inner = rows.where(opened, right)
+    inner = rows.filter_rows(opened, right)
     second = broadcast(run(right, inner), inner.length)
     return combine(broadcast(first, length), _pick_cases([(opened, second)], second.type))
 
 
-def _case(branches: Sequence[tuple[Expr | None, Expr]], rows: ExprRows) -> Value:
+def _run_case(branches: Sequence[tuple[Expr | None, Expr]], rows: ExprRows) -> Value:
     """Each branch is computed on the rows that take it, and on no others."""
     length = rows.length
     if rows is NO_ROWS:
-        return _constant_case(branches)
+        return _run_constant_case(branches)
     opened = broadcast(pa.scalar(True), length)
     pieces: list[tuple[pa.BooleanArray, pa.Array]] = []
     for condition, result in branches:
         mask = opened
         if condition is not None:
-            inner = rows.where(opened, condition)
+            inner = rows.filter_rows(opened, condition)
             holds = broadcast(run(condition, inner), inner.length)
             mask = pc.fill_null(_pick_cases([(opened, holds)], pa.bool_()), False)
             opened = pc.and_not(opened, mask)
-        chosen = rows.where(mask, result)
+        chosen = rows.filter_rows(mask, result)
         pieces.append((mask, broadcast(run(result, chosen), chosen.length)))
     return _pick_cases(pieces, pieces[0][1].type)
 
 
-def _constant_case(branches: Sequence[tuple[Expr | None, Expr]]) -> Value:
+def _run_constant_case(branches: Sequence[tuple[Expr | None, Expr]]) -> Value:
     for condition, result in branches:
         if condition is None or run(condition, NO_ROWS).as_py():
             return run(result, NO_ROWS)
@@ -234,7 +236,7 @@ def _constant_case(branches: Sequence[tuple[Expr | None, Expr]]) -> Value:
 
 
 def _pick_cases(pieces: Sequence[tuple[pa.BooleanArray, pa.Array]], type: pa.DataType) -> pa.Array:
-    """Values given for the rows of each mask, put back in their places; NULL elsewhere."""
+    """Scatter the values of each mask to the rows of the mask; NULL elsewhere."""
     index: Value = pa.scalar(None, pa.int64())
     offset = 0
     for mask, values in pieces:

@@ -1,4 +1,4 @@
-"""What the functions on text compute, on Arrow arrays; places and lengths count code points."""
+"""SQL's text functions on Arrow arrays; positions and lengths count code points."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.types as pt
 
 from intarsia.core.expr.casts import as_array
-from intarsia.core.expr.kernels import Value, quoted
+from intarsia.core.expr.kernels import Value, quote_regex
 
 _MOST_PADDED = 1 << 20
 _REGEX_OPTIONS = "icslg"
@@ -74,7 +74,7 @@ def repeat(value: Value, count: Value) -> Value:
     return pc.binary_repeat(value, pc.max_element_wise(count, pa.scalar(0, count.type), skip_nulls=False))
 
 
-def pad(*, before: bool) -> Callable[..., Value]:
+def make_padding(*, before: bool) -> Callable[..., Value]:
     """Pad to a length by repeating a text; longer values are cut."""
 
     def run(value: Value, length: int, fill: str = " ") -> Value:
@@ -104,7 +104,7 @@ def pad(*, before: bool) -> Callable[..., Value]:
 
 
 def split_part(value: Value, separator: str, index: int) -> Value:
-    """The part at a place, counted from the end below 0; the empty text where there is none."""
+    """The part at a position, from the end if negative; the empty text if there is none."""
     if not separator:  # every character is a part
         return substring(value, index, 1)
     texts = as_array(value)
@@ -122,35 +122,35 @@ def split_part(value: Value, separator: str, index: int) -> Value:
 
 
 def strpos(value: Value, part: str) -> Value:
-    """Where a text begins in another, from 1 on; 0 where it is not in it."""
+    """The position (from 1) of a text in another; 0 if it is not contained."""
     if not part:
         return pc.if_else(pc.is_valid(value), pa.scalar(1), pa.scalar(None, pa.int64()))
-    before = pc.replace_substring_regex(value, pattern=f"(?s){quoted(part)}.*$", replacement="")
+    before = pc.replace_substring_regex(value, pattern=f"(?s){quote_regex(part)}.*$", replacement="")
     place = pc.add(pc.cast(pc.utf8_length(before), pa.int64()), 1)
     return pc.if_else(pc.match_substring(value, pattern=part), place, pa.scalar(0))
 
 
 def regexp_matches(value: Value, pattern: str, options: str = "") -> Value:
-    return pc.match_substring_regex(value, pattern=_regex(pattern, options))
+    return pc.match_substring_regex(value, pattern=_make_regex(pattern, options))
 
 
 def regexp_full_match(value: Value, pattern: str, options: str = "") -> Value:
-    return pc.match_substring_regex(value, pattern=rf"\A(?:{_regex(pattern, options)})\z")
+    return pc.match_substring_regex(value, pattern=rf"\A(?:{_make_regex(pattern, options)})\z")
 
 
 def regexp_replace(value: Value, pattern: str, new: str, options: str = "") -> Value:
-    """The first place, or with the option g all of them; ``\\1`` is what the first group found."""
+    """Replace the first match, or with the option g all; ``\\1`` is the text of the first group."""
     most = None if "g" in options else 1
     return pc.replace_substring_regex(
-        value, pattern=_regex(pattern, options), replacement=new, max_replacements=most
+        value, pattern=_make_regex(pattern, options), replacement=new, max_replacements=most
     )
 
 
 def regexp_extract(value: Value, pattern: str, group: int = 0, options: str = "") -> Value:
-    """What the pattern, or one of its groups, found first; the empty text where it found nothing."""
+    """The first match of the pattern, or of one of its groups; the empty text if there is none."""
     if not 0 <= group <= 8:
         raise pa.ArrowInvalid(f"there is no group {group}; groups are numbered from 0 to 8")
-    regex = _regex(pattern, options)
+    regex = _make_regex(pattern, options)
     try:
         groups = re.compile(pattern).groups if "l" not in options else 0
     except re.error:  # syntax that only RE2 has
@@ -168,17 +168,17 @@ def regexp_extract(value: Value, pattern: str, group: int = 0, options: str = ""
     return pc.if_else(pc.match_substring_regex(value, pattern=regex), found, pa.scalar("", value.type))
 
 
-def _regex(pattern: str, options: str) -> str:
+def _make_regex(pattern: str, options: str) -> str:
     unknown = sorted(set(options) - set(_REGEX_OPTIONS))
     if unknown:
         raise pa.ArrowInvalid(f"there is no option {unknown[0]!r}; there are {', '.join(_REGEX_OPTIONS)}")
-    regex = quoted(pattern) if "l" in options else pattern
+    regex = quote_regex(pattern) if "l" in options else pattern
     flags = "".join(flag for flag in "is" if flag in options)
     return f"(?{flags}:{regex})" if flags else regex
 
 
-def digest(name: str) -> Callable[[Value], Value]:
-    """A hash as hexadecimal text; hashlib computes it once per distinct value."""
+def make_digest(name: str) -> Callable[[Value], Value]:
+    """A function that gives a hash as hexadecimal text; hashlib computes it once per distinct value."""
     make: Any = getattr(hashlib, name)
 
     def run(value: Value) -> Value:

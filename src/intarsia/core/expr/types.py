@@ -17,17 +17,17 @@ DAY_NANOS = 86_400 * 10**9
 _UTC_NAMES = frozenset({"UTC", "utc", "Etc/UTC", "Z", "+00:00", "-00:00", "+0000"})
 
 
-def working_type(type: pa.DataType) -> pa.DataType:
-    """The type a column is computed in: dictionaries, views and odd widths give way to plain ones.
+def find_working_type(type: pa.DataType) -> pa.DataType:
+    """The type that expressions compute a column in: dictionaries, views and odd widths become plain types.
 
     A zoned timestamp keeps its zone, which decides what dates and parts it has.
     """
     if isinstance(type, pa.BaseExtensionType):
-        return working_type(type.storage_type)
+        return find_working_type(type.storage_type)
     if pt.is_dictionary(type):
-        return working_type(type.value_type)
+        return find_working_type(type.value_type)
     if pt.is_run_end_encoded(type):
-        return working_type(type.value_type)
+        return find_working_type(type.value_type)
     if pt.is_string_view(type):
         return LARGE_STRING
     if pt.is_binary_view(type):
@@ -41,7 +41,7 @@ def working_type(type: pa.DataType) -> pa.DataType:
     if pt.is_time32(type):
         return pa.time64("us")
     if pt.is_decimal(type):
-        return decimal(type.precision, type.scale)
+        return make_decimal(type.precision, type.scale)
     return type
 
 
@@ -50,7 +50,7 @@ def is_utc(zone: str) -> bool:
     return zone in _UTC_NAMES
 
 
-def decimal(precision: int, scale: int) -> pa.DataType:
+def make_decimal(precision: int, scale: int) -> pa.DataType:
     """A decimal of 128 bits where it fits, else of 256; NotSupported beyond 76 digits."""
     if precision > 76:
         raise NotSupported(
@@ -86,86 +86,86 @@ def is_scalar_type(type: pa.DataType) -> bool:
     )
 
 
-def integer_digits(type: pa.DataType) -> int:
-    """Decimal digits that hold every value of an integer type."""
+def count_integer_digits(type: pa.DataType) -> int:
+    """The number of decimal digits that hold every value of an integer type."""
     return {8: 3, 16: 5, 32: 10, 64: 20 if pt.is_unsigned_integer(type) else 19}[type.bit_width]
 
 
-def integer_range(type: pa.DataType) -> tuple[int, int]:
+def get_integer_range(type: pa.DataType) -> tuple[int, int]:
     bits = type.bit_width
     return (0, 2**bits - 1) if pt.is_unsigned_integer(type) else (-(2 ** (bits - 1)), 2 ** (bits - 1) - 1)
 
 
 def as_decimal(type: pa.DataType) -> pa.DataType:
     """The decimal type that holds every value of an integer or decimal type."""
-    return type if pt.is_decimal(type) else decimal(integer_digits(type), 0)
+    return type if pt.is_decimal(type) else make_decimal(count_integer_digits(type), 0)
 
 
-def common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
-    """The type two working types are compared in, or None where they have nothing in common."""
+def find_common_type(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+    """The type in which two working types are compared; None if they cannot be."""
     if left == right or pt.is_null(right):
         return left
     if pt.is_null(left):
         return right
     if is_number(left) and is_number(right):
-        return _common_number(left, right)
+        return _find_common_number(left, right)
     if is_text(left) and is_text(right):
         return LARGE_STRING
     if is_bytes(left) and is_bytes(right):
         return pa.large_binary()
-    return _common_temporal(left, right)
+    return _find_common_temporal(left, right)
 
 
-def _common_number(left: pa.DataType, right: pa.DataType) -> pa.DataType:
+def _find_common_number(left: pa.DataType, right: pa.DataType) -> pa.DataType:
     if pt.is_floating(left) or pt.is_floating(right):
         return FLOAT64
     if pt.is_decimal(left) or pt.is_decimal(right):
         left, right = as_decimal(left), as_decimal(right)
         scale = max(left.scale, right.scale)
-        return decimal(max(left.precision - left.scale, right.precision - right.scale) + scale, scale)
+        return make_decimal(max(left.precision - left.scale, right.precision - right.scale) + scale, scale)
     if pt.is_unsigned_integer(left) == pt.is_unsigned_integer(right):
         return left if left.bit_width >= right.bit_width else right
     unsigned, signed = (left, right) if pt.is_unsigned_integer(left) else (right, left)
     if unsigned.bit_width == 64:
-        return decimal(20, 0)
-    return max((signed, _signed(unsigned.bit_width * 2)), key=lambda type: type.bit_width)
+        return make_decimal(20, 0)
+    return max((signed, _get_signed_type(unsigned.bit_width * 2)), key=lambda type: type.bit_width)
 
 
-def _signed(bits: int) -> pa.DataType:
+def _get_signed_type(bits: int) -> pa.DataType:
     return {16: pa.int16(), 32: pa.int32(), 64: INT64}[bits]
 
 
-def _common_temporal(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
+def _find_common_temporal(left: pa.DataType, right: pa.DataType) -> pa.DataType | None:
     if pt.is_timestamp(left) or pt.is_timestamp(right):
         moments = [type for type in (left, right) if pt.is_timestamp(type)]
         if len(moments) < 2 and not (pt.is_date(left) or pt.is_date(right)):
             return None
         zones = {type.tz for type in moments if type.tz}
         zone = zones.pop() if len(zones) == 1 else "UTC" if zones else None
-        return pa.timestamp(finest(*(type.unit for type in moments)), zone)
+        return pa.timestamp(find_finest_unit(*(type.unit for type in moments)), zone)
     if pt.is_time(left) and pt.is_time(right):
-        return pa.time64(finest(left.unit, right.unit))
+        return pa.time64(find_finest_unit(left.unit, right.unit))
     if pt.is_duration(left) and pt.is_duration(right):
-        return pa.duration(finest(left.unit, right.unit))
+        return pa.duration(find_finest_unit(left.unit, right.unit))
     return None
 
 
-def finest(*units: str) -> str:
+def find_finest_unit(*units: str) -> str:
     return max(units, key=_UNITS.index)
 
 
 def is_widening(source: pa.DataType, target: pa.DataType) -> bool:
-    """True where a cast keeps every value and the order of values, so that bounds survive it."""
+    """Whether a cast keeps every value and their order, so that bounds stay valid."""
     if pt.is_floating(target):
         exact_integer = pt.is_integer(source) and source.bit_width <= 32 and target == FLOAT64
         return exact_integer or source == target or source == pa.float32()
     if pt.is_timestamp(source) and pt.is_timestamp(target):
         if source.tz and not target.tz and not is_utc(source.tz):  # an hour may come twice
             return False
-        return finest(source.unit, target.unit) == target.unit
+        return find_finest_unit(source.unit, target.unit) == target.unit
     if is_text(source) or is_bytes(source):
         return is_text(source) == is_text(target) and is_bytes(source) == is_bytes(target)
-    return common_type(source, target) == target
+    return find_common_type(source, target) == target
 
 
 _NAMES = {
@@ -187,11 +187,11 @@ _NAMES = {
 _TIMESTAMPS = {"s": "TIMESTAMP_S", "ms": "TIMESTAMP_MS", "us": "TIMESTAMP", "ns": "TIMESTAMP_NS"}
 
 
-def type_name(type: pa.DataType) -> str:
-    """What SQL (DuckDB's) calls the type; pyarrow's own name where SQL has none."""
+def name_type(type: pa.DataType) -> str:
+    """The SQL name of the type (DuckDB's); pyarrow's name if SQL has none."""
     if is_uuid(type):
         return "UUID"
-    type = working_type(type)
+    type = find_working_type(type)
     if type in _NAMES:
         return _NAMES[type]
     if is_text(type):

@@ -7,12 +7,12 @@ from typing import Any
 import pyarrow as pa
 
 from intarsia.common.formats import read_csv_file
-from intarsia.common.log import logger, operation_log
-from intarsia.core.ext.gather import Columns, Filters, Paths, Wanted, check_options, read_text, shown_paths
+from intarsia.common.log import get_logger, operation_log
+from intarsia.core.ext.gather import Columns, Filters, Paths, Wanted, check_options, read_text, show_paths
 
 __all__ = ["read_csv"]
 
-_LOG = logger(__name__)
+_LOG = get_logger(__name__)
 _OPTIONS = ("read_options", "parse_options", "convert_options")
 
 
@@ -48,7 +48,7 @@ def read_csv(
         SchemaMismatch: a column's types in two files do not meet.
         DamagedTable, StorageError: a file cannot be read; names it.
     """
-    with operation_log(_LOG, "read_csv", shown_paths(paths)):
+    with operation_log(_LOG, "read_csv", show_paths(paths)):
         given = check_options(options, _OPTIONS, operation="read_csv")
         wanted = Wanted.of("read_csv", paths, columns, filters, include_file_path, use_threads)
         return read_text(

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from intarsia.common.formats import SUFFIXES, Format, agreed_types, partition_scalars
+from intarsia.common.formats import SUFFIXES, Format, parse_partition_scalars, unify_text_types
 from intarsia.common.log import redact
 from intarsia.common.names import check_columns
 from intarsia.common.paths import InputFile, find_input_files
@@ -54,10 +54,10 @@ class Wanted:
         return Wanted(
             operation,
             (columns,) if isinstance(columns, str) else None if columns is None else tuple(columns),
-            _expression(filters, operation),
+            _make_expression(filters, operation),
             include_file_path,
             use_threads,
-            shown_paths(paths),
+            show_paths(paths),
         )
 
     def check(self, schema: pa.Schema) -> None:
@@ -73,7 +73,7 @@ class Wanted:
     def finish(self, table: pa.Table, file: InputFile) -> pa.Table:
         """The rows and columns asked for, with the path of the file where that is asked for."""
         if self.filters is not None:
-            table = self.guarded(lambda: table.filter(self.filters))
+            table = self.apply_filter(lambda: table.filter(self.filters))
         if self.columns is not None:
             table = table.select(list(self.columns))
         if self.include_file_path:
@@ -85,7 +85,7 @@ class Wanted:
         """The same, for rows that were filtered already."""
         return replace(self, filters=None)
 
-    def guarded(self, filtered: Callable[[], pa.Table]) -> pa.Table:
+    def apply_filter(self, filtered: Callable[[], pa.Table]) -> pa.Table:
         """Apply a filter; a column of it that is not there is named as such."""
         try:
             return filtered()
@@ -97,7 +97,7 @@ class Wanted:
                 path=self.shown,
             ) from error
 
-    def each(self, work: Callable[[_T], _R], things: Sequence[_T]) -> list[_R]:
+    def map_each(self, work: Callable[[_T], _R], things: Sequence[_T]) -> list[_R]:
         """Do the same for each thing, in parallel where threads are wanted; results in order."""
         if not self.use_threads or len(things) == 1:
             return [work(thing) for thing in things]
@@ -105,7 +105,7 @@ class Wanted:
             return list(pool.map(work, things))
 
 
-def _expression(filters: Filters, operation: str) -> pc.Expression | None:
+def _make_expression(filters: Filters, operation: str) -> pc.Expression | None:
     if filters is None or isinstance(filters, pc.Expression):
         return filters
     try:
@@ -127,12 +127,12 @@ def check_options(options: Mapping[str, Any], known: Sequence[str], *, operation
     return {name: value for name, value in options.items() if value is not None}
 
 
-def shown_paths(paths: Paths) -> str:
-    names = [redact(os.fspath(path)) for path in listed(paths)]
+def show_paths(paths: Paths) -> str:
+    names = [redact(os.fspath(path)) for path in list_paths(paths)]
     return names[0] if len(names) == 1 else f"{names[0]} and {len(names) - 1} more"
 
 
-def listed(paths: Paths) -> list[Path]:
+def list_paths(paths: Paths) -> list[Path]:
     found = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
     if not found:
         raise InputError("No path was given to read from.")
@@ -143,7 +143,7 @@ def find(paths: Paths, kind: Format, *, filesystem: Any) -> list[InputFile]:
     """The files of one format that the paths stand for; those of a path sorted, paths as given."""
     return [
         file
-        for path in listed(paths)
+        for path in list_paths(paths)
         for file in find_input_files(path, filesystem=filesystem, suffixes=SUFFIXES[kind])
     ]
 
@@ -170,14 +170,14 @@ def read_text(
 ) -> pa.Table:
     """Read whole files, bring them to one schema, then filter and select."""
     files = find(paths, kind, filesystem=filesystem)
-    tables = wanted.each(lambda file: read(file, types), files)
-    agreed = agreed_types([table.schema for table in tables], types)
+    tables = wanted.map_each(lambda file: read(file, types), files)
+    agreed = unify_text_types([table.schema for table in tables], types)
     if agreed is not None and agreed != types:
         tables = [
             read(file, agreed) if _differs(table.schema, agreed) else table
             for file, table in zip(files, tables, strict=True)
         ]
-    partitions = partition_scalars(files, kind, types=types)
+    partitions = parse_partition_scalars(files, kind, types=types)
     tables = [with_constants(table, part) for table, part in zip(tables, partitions, strict=True)]
     schema = unify_schemas([t.schema for t in tables], operation=wanted.operation, path=wanted.shown)
     wanted.check(schema)

@@ -11,17 +11,17 @@ import pyarrow.compute as pc
 import pyarrow.dataset as ds
 import pyarrow.parquet as pq
 
-from intarsia.common.formats import file_errors, partition_scalars
-from intarsia.common.int96 import ParquetInput, arrow_schema
-from intarsia.common.log import logger, operation_log
+from intarsia.common.formats import parse_partition_scalars, translate_file_errors
+from intarsia.common.int96 import ParquetInput, read_arrow_schema
+from intarsia.common.log import get_logger, operation_log
 from intarsia.common.paths import InputFile
 from intarsia.common.schema import conform_table, unify_schemas
-from intarsia.core.ext.gather import Columns, Filters, Path, Paths, Wanted, find, shown_paths, with_constants
+from intarsia.core.ext.gather import Columns, Filters, Path, Paths, Wanted, find, show_paths, with_constants
 from intarsia.errors import InputError
 
 __all__ = ["read_parquet", "read_parquet_file"]
 
-_LOG = logger(__name__)
+_LOG = get_logger(__name__)
 
 
 def read_parquet(
@@ -54,7 +54,7 @@ def read_parquet(
         SchemaMismatch: a column's types in two files do not meet.
         DamagedTable, StorageError: a file cannot be read; names it.
     """
-    with operation_log(_LOG, "read_parquet", shown_paths(paths)):
+    with operation_log(_LOG, "read_parquet", show_paths(paths)):
         wanted = Wanted.of("read_parquet", paths, columns, filters, include_file_path, use_threads)
         return _read(find(paths, "parquet", filesystem=filesystem), wanted, types)
 
@@ -73,10 +73,10 @@ def read_parquet_file(
     Raises:
         InputError: the path is a directory, or stands for several files.
     """
-    with operation_log(_LOG, "read_parquet_file", shown_paths(path)):
+    with operation_log(_LOG, "read_parquet_file", show_paths(path)):
         files = find(path, "parquet", filesystem=filesystem)
         if len(files) != 1 or "/" in files[0].below:
-            shown = shown_paths(path)
+            shown = show_paths(path)
             raise InputError(
                 f"read_parquet_file: {shown} is not one file.", path=shown, hint="use read_parquet"
             )
@@ -94,8 +94,8 @@ class _Fragment:
 
 
 def _read(files: list[InputFile], wanted: Wanted, types: pa.Schema | None) -> pa.Table:
-    schemas = wanted.each(_schema, files)
-    partitions = partition_scalars(files, "parquet", types=types, schemas=schemas)
+    schemas = wanted.map_each(_read_schema, files)
+    partitions = parse_partition_scalars(files, "parquet", types=types, schemas=schemas)
     pieces = [
         _Fragment(file, schema, {name: value for name, value in part.items() if name not in schema.names})
         for file, schema, part in zip(files, schemas, partitions, strict=True)
@@ -104,12 +104,12 @@ def _read(files: list[InputFile], wanted: Wanted, types: pa.Schema | None) -> pa
         [_with_fields(piece) for piece in pieces], operation=wanted.operation, path=wanted.shown
     )
     wanted.check(schema)
-    return pa.concat_tables(wanted.each(lambda piece: _read_piece(piece, schema, wanted), pieces))
+    return pa.concat_tables(wanted.map_each(lambda piece: _read_piece(piece, schema, wanted), pieces))
 
 
-def _schema(file: InputFile) -> pa.Schema:
-    with file_errors(file, "a Parquet"):
-        return arrow_schema(pq.read_metadata(file.location, filesystem=file.filesystem))
+def _read_schema(file: InputFile) -> pa.Schema:
+    with translate_file_errors(file, "a Parquet"):
+        return read_arrow_schema(pq.read_metadata(file.location, filesystem=file.filesystem))
 
 
 def _with_fields(piece: _Fragment) -> pa.Schema:
@@ -120,7 +120,7 @@ def _with_fields(piece: _Fragment) -> pa.Schema:
 def _read_piece(piece: _Fragment, schema: pa.Schema, wanted: Wanted) -> pa.Table:
     same_types = all(field.type.equals(schema.field(field.name).type) for field in piece.schema)
     with (
-        file_errors(piece.file, "a Parquet"),
+        translate_file_errors(piece.file, "a Parquet"),
         ParquetInput(piece.file.location, piece.file.filesystem, shown=piece.file.shown) as opened,
     ):
         if same_types and not opened.int96_columns:
@@ -138,7 +138,7 @@ def _scan(piece: _Fragment, schema: pa.Schema, wanted: Wanted) -> pa.Table:
         piece.file.location, piece.file.filesystem, partition_expression=constant
     )
     names = schema.names if wanted.columns is None else list(wanted.columns)
-    table = wanted.guarded(
+    table = wanted.apply_filter(
         lambda: fragment.to_table(
             schema=schema, columns=names, filter=wanted.filters, use_threads=wanted.use_threads
         )

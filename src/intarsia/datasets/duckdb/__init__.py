@@ -55,12 +55,12 @@ class DuckDBDatasetIO(DatasetIO):
         self.connection = connection
         if connection is not None:
             self._options["engine"] = connection
-        self._engine()  # what cannot be used is refused at once
+        self._make_engine()  # what cannot be used is refused at once
 
-    def _engine(self) -> Any:
+    def _make_engine(self) -> Any:
         return choose_engine(self._options["engine"], select_engine_options(self._options), None).get()
 
-    def _reader(self) -> Callable[[], RowReader]:
+    def _choose_reader(self) -> Callable[[], RowReader]:
         from intarsia.datasets.duckdb.reading import DuckRows  # needs duckdb
 
-        return lambda: DuckRows(self._engine().session())
+        return lambda: DuckRows(self._make_engine().open_session())

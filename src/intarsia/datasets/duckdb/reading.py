@@ -37,18 +37,18 @@ class DuckRows:
     def __exit__(self, *_: object) -> None:
         self._session.close()
 
-    def rows(self, task: DatasetScan) -> Iterator[pa.Table]:
+    def read_rows(self, task: DatasetScan) -> Iterator[pa.Table]:
         """The rows asked for, in the order of files and of the rows in them."""
         schema = task.snapshot.schema
         for here, items in groupby(
-            task.files(), lambda it: explain_unreadable(it[0], task.needed, schema) is None
+            task.list_files(), lambda it: explain_unreadable(it[0], task.needed, schema) is None
         ):
-            for some in _portions(list(items)):
+            for some in _split_portions(list(items)):
                 if here:
                     yield self._read(task, some)
                 else:
                     for item in some:
-                        yield from task.pieces(item)
+                        yield from task.read_pieces(item)
 
     def _read(self, task: DatasetScan, items: Sequence[Item]) -> pa.Table:
         files = [file for file, _ in items]
@@ -61,11 +61,11 @@ class DuckRows:
         wanted = task.needed if rest is not None else task.columns
         sql = (
             f"SELECT {quote_all([FILE, POS, *dict.fromkeys(wanted)])}"
-            f" FROM ({scan.sql(task.needed, keys=True)}) t{where}"
+            f" FROM ({scan.make_sql(task.needed, keys=True)}) t{where}"
         )
         pieces = [pa.Table.from_batches([], task.schema)]
         order = [pa.array([], pa.int64())]
-        for batch in self._session.batches(sql, min(task.wanted.batch_rows or BATCH_ROWS, BATCH_ROWS)):
+        for batch in self._session.read_batches(sql, min(task.wanted.batch_rows or BATCH_ROWS, BATCH_ROWS)):
             numbers = batch.column(0)
             table = restore_types(pa.Table.from_batches([batch]).select(batch.schema.names[2:]), schema)
             if rest is not None:
@@ -76,25 +76,25 @@ class DuckRows:
                 order += table[POS].chunks
             else:
                 order.append(number_rows(files, numbers, batch.column(1)))
-            pieces.append(self._finished(task, table, files, numbers))
-        return _in_order(pa.concat_tables(pieces), pa.concat_arrays(order))
+            pieces.append(self._finish(task, table, files, numbers))
+        return _sort_rows(pa.concat_tables(pieces), pa.concat_arrays(order))
 
-    def _finished(
+    def _finish(
         self, task: DatasetScan, table: pa.Table, files: Sequence[DataFile], numbers: pa.Array
     ) -> pa.Table:
         columns = [table[each] for each in task.columns]
         if task.wanted.include_file_path:
-            paths = pa.array([task.shown(file) for file in files], pa.string())
+            paths = pa.array([task.show_path(file) for file in files], pa.string())
             columns.append(pa.chunked_array([paths.take(numbers)]))
         return pa.Table.from_arrays(columns, schema=task.schema)
 
 
-def _portions(items: list[Item]) -> Iterator[list[Item]]:
+def _split_portions(items: list[Item]) -> Iterator[list[Item]]:
     for start in range(0, len(items), FILES_AT_ONCE):
         yield items[start : start + FILES_AT_ONCE]
 
 
-def _in_order(table: pa.Table, places: pa.Array) -> pa.Table:
+def _sort_rows(table: pa.Table, places: pa.Array) -> pa.Table:
     """The rows sorted by place, if they are not: DuckDB may be set not to keep the order."""
     ascending = pc.less(places.slice(0, max(len(places) - 1, 0)), places.slice(1))
     if pc.all(ascending, min_count=0).as_py():

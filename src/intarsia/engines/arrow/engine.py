@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from intarsia.common.arrow import ingest
-from intarsia.common.source import Source
+from intarsia.common.source import IngestedSource
 from intarsia.core.change import Matches, Staged
 from intarsia.core.intent import Intent
 from intarsia.core.ports import Execution
@@ -34,11 +34,11 @@ class ArrowEngine:
     def _resources(self) -> Resources:
         return Resources(self.threads or os.cpu_count() or 1, self.memory_bytes)
 
-    def ingest(self, source: Any, **options: Any) -> Source:
+    def ingest(self, source: Any, **options: Any) -> IngestedSource:
         """Any Arrow data, or paths; see :func:`intarsia.common.arrow.ingest`."""
         return ingest(source, **options)
 
-    def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
+    def prepare(self, intent: Intent, snapshot: Snapshot, source: IngestedSource | None) -> Prepared:
         """The source in the target's types, checked, its keys indexed."""
         return prepare(intent, snapshot, source)
 

@@ -10,13 +10,13 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import arrow_schema
+from intarsia.common.int96 import read_arrow_schema
 from intarsia.common.thrift import Struct, get, read_struct
 from intarsia.core.snapshot import DataFile
-from intarsia.engines.duckdb.scan import physical_names
-from intarsia.kernel.chunks import PAGE_CHECKSUM, PAGE_STORED, signed
-from intarsia.kernel.read import FileReader, unreadable_file
-from intarsia.kernel.threads import in_order
+from intarsia.engines.duckdb.scan import find_physical_names
+from intarsia.kernel.chunks import PAGE_CHECKSUM, PAGE_STORED, to_signed
+from intarsia.kernel.read import FileReader, make_unreadable_error
+from intarsia.kernel.threads import map_in_order
 
 __all__ = ["verify", "verify_each"]
 
@@ -45,14 +45,14 @@ def verify(
     if footer is None:
         return
     wanted = range(footer.num_row_groups) if row_groups is None else row_groups
-    columns = None if columns is None else physical_names(file, columns)
+    columns = None if columns is None else find_physical_names(file, columns)
     try:
         with filesystem.open_input_file(file.location) as handle:
             for group in wanted:
                 for column in _find_suspected(handle, footer, group, columns):
                     _decode(file, filesystem, group, column)
     except (pa.ArrowInvalid, OSError) as error:
-        raise unreadable_file(file, error) from error
+        raise make_unreadable_error(file, error) from error
 
 
 def verify_each(
@@ -64,10 +64,10 @@ def verify_each(
 ) -> None:
     """Verify several files, each with the row groups to verify; None for all of them."""
 
-    def work(part: tuple[DataFile, Sequence[int] | None]) -> None:
+    def verify_part(part: tuple[DataFile, Sequence[int] | None]) -> None:
         verify(part[0], filesystem, columns=columns, row_groups=part[1])
 
-    for _ in in_order(work, parts, threads=threads):
+    for _ in map_in_order(verify_part, parts, threads=threads):
         pass
 
 
@@ -90,10 +90,10 @@ def _find_suspected(
 def _decode(file: DataFile, filesystem: pafs.FileSystem, group: int, column: str) -> None:
     """Decode a column with PyArrow, which raises what is wrong with it, if anything is."""
     assert file.footer is not None
-    schema = arrow_schema(file.footer)
+    schema = read_arrow_schema(file.footer)
     name = column if column in schema.names else column.split(".", 1)[0]
     with FileReader(replace(file, partition={}, scan_task=None), schema, filesystem) as reader:
-        for _ in reader.pieces([name], group):
+        for _ in reader.read_pieces([name], group):
             pass
 
 
@@ -119,14 +119,14 @@ class _Pages:
 
     def has_checksums(self) -> bool:
         """Whether the first page has a checksum, or may have one since its header cannot be read."""
-        header = self._header(self._place)
+        header = self._read_header(self._place)
         return header is None or PAGE_CHECKSUM in header[0]
 
     def is_intact(self) -> bool:
         """Whether no page differs from its checksum, and the pages fill the chunk."""
         self._ahead, at, end = _WINDOW, self._place, self._end
         while at < end:
-            header = self._header(at)
+            header = self._read_header(at)
             if header is None:
                 return False
             page, body = header
@@ -134,31 +134,31 @@ class _Pages:
             if not body <= at <= end:
                 return False
             stated = get(page, PAGE_CHECKSUM)
-            if stated is not None and signed(self._checksum(body, at)) != stated:
+            if stated is not None and to_signed(self._compute_checksum(body, at)) != stated:
                 return False
         return True
 
-    def _header(self, at: int) -> tuple[Struct, int] | None:
+    def _read_header(self, at: int) -> tuple[Struct, int] | None:
         """The header of the page at an offset, and the offset of its body; None if there is no header."""
         for size in _HEADERS:
             try:
-                header, length = read_struct(self._part(at, size))
+                header, length = read_struct(self._read_part(at, size))
             except ValueError:
                 continue
             return header, at + length
         return None
 
-    def _checksum(self, at: int, end: int) -> int:
+    def _compute_checksum(self, at: int, end: int) -> int:
         checksum = 0
         while at < end:
-            part = self._part(at, min(end - at, _WINDOW))
+            part = self._read_part(at, min(end - at, _WINDOW))
             if not part:
                 return -1
             checksum = zlib.crc32(part, checksum)
             at += len(part)
         return checksum
 
-    def _part(self, at: int, size: int) -> memoryview:
+    def _read_part(self, at: int, size: int) -> memoryview:
         """``size`` bytes from an offset on; fewer at the end of the chunk."""
         size = min(size, self._end - at)
         if not self._start <= at <= at + size <= self._start + len(self._held):

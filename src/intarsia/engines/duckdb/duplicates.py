@@ -16,7 +16,7 @@ from intarsia.engines.duckdb.scan import Scan, number_rows, split_by_file
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.source import normalize_key
 from intarsia.engines.duckdb.sql import FILE, POS, quote
-from intarsia.kernel.duplicates import check_keys, check_order, drops_of
+from intarsia.kernel.duplicates import check_keys, check_order, make_drops
 
 __all__ = ["list_searched_files", "match_duplicates"]
 
@@ -50,13 +50,13 @@ def match_duplicates(
     )
     progress("scan keys", 2, 2)
     positions = {file.path: [rows] for file, rows in zip(chosen, found, strict=True) if len(rows)}
-    return drops_of(chosen, positions, scanned_bytes=plan.bytes_to_scan)
+    return make_drops(chosen, positions, scanned_bytes=plan.bytes_to_scan)
 
 
 def list_searched_files(plan: Plan, files: Sequence[DataFile] | None = None) -> list[DataFile]:
     """The files with rows, in the order that decides which of two equal rows is the last one."""
     chosen = [item.file for item in plan.select("scan")] if files is None else files
-    return plan.snapshot.in_order(file for file in chosen if file.rows)
+    return plan.snapshot.sort_files(file for file in chosen if file.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,30 +71,31 @@ class DuplicateSearch:
         A hash takes the same memory for a key of many columns as for a number. Different keys with the same
         hash do no harm: rows are ranked among equal keys only.
         """
-        session, table = self.scan.session, self.scan.session.table(_REPEATED)
+        session, table = self.scan.session, self.scan.session.name_table(_REPEATED)
         session.run(
-            f"CREATE OR REPLACE TABLE {table} AS SELECT {self._key_hash()} AS {quote(_HASH)}"
-            f" FROM ({self.scan.sql(self.keys, keys=True)}) t GROUP BY 1 HAVING count(*) > 1"
+            f"CREATE OR REPLACE TABLE {table} AS SELECT {self._make_key_hash()} AS {quote(_HASH)}"
+            f" FROM ({self.scan.make_sql(self.keys, keys=True)}) t GROUP BY 1 HAVING count(*) > 1"
         )
-        return bool(session.rows(f"SELECT count(*) FROM {table}")[0][0])
+        return bool(session.fetch_rows(f"SELECT count(*) FROM {table}")[0][0])
 
     def find_duplicates(self) -> Iterator[pa.Int64Array]:
         """The rows to delete, as row numbers over all files."""
         columns = tuple(dict.fromkeys((*self.keys, *self.order_by)))
-        order = [f"{self._key_value(each)} DESC NULLS LAST" for each in self.order_by]
+        order = [f"{self._make_key_value(each)} DESC NULLS LAST" for each in self.order_by]
         order += [f"t.{quote(FILE)} DESC", f"t.{quote(POS)} DESC"]
         sql = (
-            f"SELECT t.{quote(FILE)}, t.{quote(POS)} FROM ({self.scan.sql(columns, keys=True)}) t"
-            f" SEMI JOIN {self.scan.session.table(_REPEATED)} r ON {self._key_hash()} = r.{quote(_HASH)}"
-            f" QUALIFY row_number() OVER (PARTITION BY {', '.join(map(self._key_value, self.keys))}"
+            f"SELECT t.{quote(FILE)}, t.{quote(POS)} FROM ({self.scan.make_sql(columns, keys=True)}) t"
+            f" SEMI JOIN {self.scan.session.name_table(_REPEATED)} r"
+            f" ON {self._make_key_hash()} = r.{quote(_HASH)}"
+            f" QUALIFY row_number() OVER (PARTITION BY {', '.join(map(self._make_key_value, self.keys))}"
             f" ORDER BY {', '.join(order)}) > 1"
         )
-        with closing(self.scan.session.batches(sql)) as batches:
+        with closing(self.scan.session.read_batches(sql)) as batches:
             for batch in batches:
                 yield number_rows(self.scan.files, batch.column(0), batch.column(1))
 
-    def _key_value(self, column: str) -> str:
+    def _make_key_value(self, column: str) -> str:
         return normalize_key(f"t.{quote(column)}", self.scan.schema.field(column).type)
 
-    def _key_hash(self) -> str:
-        return f"hash({', '.join(map(self._key_value, self.keys))})"
+    def _make_key_hash(self) -> str:
+        return f"hash({', '.join(map(self._make_key_value, self.keys))})"

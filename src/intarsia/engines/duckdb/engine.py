@@ -11,9 +11,17 @@ from typing import Any
 import duckdb
 
 from intarsia.common.arrow import SPOOL_BYTES, ingest
-from intarsia.common.source import Source
+from intarsia.common.source import IngestedSource
 from intarsia.core.change import Matches, Staged
-from intarsia.core.intent import Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
+from intarsia.core.intent import (
+    DeduplicateIntent,
+    DeleteIntent,
+    Intent,
+    MergeIntent,
+    OptimizeIntent,
+    UpdateIntent,
+    WriteIntent,
+)
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import Prepared, index_keys, prepare, resolve_merge
@@ -71,30 +79,30 @@ class DuckDBEngine:
                 hint="SET threads or memory_limit there, or pass no connection.",
             )
 
-    def session(self) -> Session:
+    def open_session(self) -> Session:
         """DuckDB, for one operation; to be closed."""
         directory = None if self.spool_dir is None else os.fspath(self.spool_dir)
         return Session(
             self.connection, memory_bytes=self.memory_bytes, threads=self.threads, temp_directory=directory
         )
 
-    def ingest(self, source: Any, **options: Any) -> Source:
+    def ingest(self, source: Any, **options: Any) -> IngestedSource:
         """As the Arrow engine does; a source of more than a quarter of the memory is spooled.
 
         A source that another engine has ingested is used as it is.
         """
-        if isinstance(source, Source):
-            return DuckSource(source, self.session)
+        if isinstance(source, IngestedSource):
+            return DuckSource(source, self.open_session)
         if self.memory_bytes is not None:
             given = options.get("spool_bytes", SPOOL_BYTES)
             options["spool_bytes"] = min(given, self.memory_bytes // 4)
         if self.spool_dir is not None:
             options.setdefault("spool_dir", self.spool_dir)
-        return DuckSource(ingest(source, **options), self.session)
+        return DuckSource(ingest(source, **options), self.open_session)
 
-    def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
+    def prepare(self, intent: Intent, snapshot: Snapshot, source: IngestedSource | None) -> Prepared:
         """Names and types resolved; of a merge, keys loaded into DuckDB and checked there."""
-        if not isinstance(intent, Merge):
+        if not isinstance(intent, MergeIntent):
             return prepare(intent, snapshot, source)
         assert isinstance(source, DuckSource)
         fitted = conform_to_stored(source, snapshot, operation=intent.operation)
@@ -109,19 +117,19 @@ class DuckDBEngine:
 
     def match(self, execution: Execution) -> Matches:
         """Which rows change; writes nothing."""
-        with self._session(execution.prepared) as session, name_damaged_file(execution.plan):
+        with self._use_session(execution.prepared) as session, name_damaged_file(execution.plan):
             return self._match(execution, session)
 
     def stage(self, execution: Execution, matches: Matches) -> Staged:
         """DuckDB sorts where rows are to be in order; the kernel writes the files."""
         plan = execution.plan
-        with self._session(execution.prepared) as session, name_damaged_file(plan):
-            if not isinstance(plan.intent, Optimize) or explain_unsupported_optimize(plan) is not None:
-                return stage_files(execution, matches, self._resources(session))
+        with self._use_session(execution.prepared) as session, name_damaged_file(plan):
+            if not isinstance(plan.intent, OptimizeIntent) or explain_unsupported_optimize(plan) is not None:
+                return stage_files(execution, matches, self._compute_resources(session))
             every = [(file, None) for group in plan.groups for file in group.files]
             verify_each(every, plan.snapshot.filesystem, threads=session.threads)
             drops = _find_drops(execution, plan.intent, session)
-            resources = self._resources(session)
+            resources = self._compute_resources(session)
             return stage_optimize(
                 plan,
                 execution.transaction,
@@ -133,12 +141,12 @@ class DuckDBEngine:
             )
 
     @contextmanager
-    def _session(self, prepared: Prepared) -> Iterator[Session]:
+    def _use_session(self, prepared: Prepared) -> Iterator[Session]:
         """The session of the source, or a new one for this step."""
         if isinstance(prepared.remote, LoadedKeys):
             yield prepared.remote.session
         else:
-            with self.session() as session:
+            with self.open_session() as session:
                 yield session
 
     def _match(self, execution: Execution, session: Session) -> Matches:
@@ -147,28 +155,28 @@ class DuckDBEngine:
         if reason is None:
             _verify_scans(plan, session.threads)
         match plan.intent:
-            case Merge() as intent if isinstance(prepared.remote, LoadedKeys) and reason is None:
+            case MergeIntent() as intent if isinstance(prepared.remote, LoadedKeys) and reason is None:
                 return match_merge(plan, intent, prepared.remote, progress)
-            case Delete() | Update() as intent if reason is None:
+            case DeleteIntent() | UpdateIntent() as intent if reason is None:
                 return match_predicate(plan, intent, session, progress)
-            case Write() as intent if reason is None and plan.select("scan"):
+            case WriteIntent() as intent if reason is None and plan.select("scan"):
                 found = match_predicate(plan, intent, session, progress)
                 return with_new_rows(found, prepared.table)
-            case Deduplicate(keys, order_by) if reason is None:
+            case DeduplicateIntent(keys, order_by) if reason is None:
                 return match_duplicates(
                     plan, keys=keys, order_by=order_by, session=session, progress=progress
                 )
-            case Optimize():
+            case OptimizeIntent():
                 reason = explain_unsupported_optimize(plan)
                 return Matches(notes=() if reason is None else (_note_arrow("ordered", reason),))
-            case Merge() as intent if isinstance(prepared.remote, LoadedKeys):  # unusable here
+            case MergeIntent() as intent if isinstance(prepared.remote, LoadedKeys):  # unusable here
                 index = index_keys(intent, prepared.table, plan.snapshot.root)
                 execution = replace(execution, prepared=replace(prepared, index=index))
-        matches = match_rows(execution, self._resources(session))
+        matches = match_rows(execution, self._compute_resources(session))
         notes = () if reason is None else (_note_arrow("matched", reason),)
         return replace(matches, notes=(*matches.notes, *notes))
 
-    def _resources(self, session: Session) -> Resources:
+    def _compute_resources(self, session: Session) -> Resources:
         """Threads and memory of the kernel beside DuckDB; each thread holds the rows of open row groups."""
         if self.memory_bytes is None:
             return Resources(session.threads, MEMORY_BYTES)
@@ -184,7 +192,7 @@ def _verify_scans(plan: Plan, threads: int) -> None:
         verify_each(parts, plan.snapshot.filesystem, columns=columns, threads=threads)
 
 
-def _find_drops(execution: Execution, intent: Optimize, session: Session) -> Matches:
+def _find_drops(execution: Execution, intent: OptimizeIntent, session: Session) -> Matches:
     """The duplicates in the files of all groups, which are left out."""
     if not intent.removes_duplicates:
         return Matches()
@@ -215,7 +223,7 @@ def name_damaged_file(plan: Plan) -> Iterator[None]:
         for file in chosen:
             _decode_whole(file, plan.snapshot)
         several = f"one of {len(chosen)} files, the first is " if len(chosen) > 1 else ""
-        said = f"{error.message} [{several}{plan.snapshot.shown(chosen[0])}]" if chosen else error.message
+        said = f"{error.message} [{several}{plan.snapshot.show_path(chosen[0])}]" if chosen else error.message
         raise type(error)(said, hint=error.hint) from error.__cause__
 
 
@@ -223,5 +231,5 @@ def _decode_whole(file: DataFile, snapshot: Snapshot) -> None:
     """Decode every page; raises DamagedTable or StorageError with the file's name."""
     with FileReader(file, snapshot.schema, snapshot.filesystem) as reader:
         for group in range(reader.footer.num_row_groups):
-            for _ in reader.pieces(snapshot.schema.names, group):
+            for _ in reader.read_pieces(snapshot.schema.names, group):
                 pass

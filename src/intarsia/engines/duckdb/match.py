@@ -8,11 +8,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.change import Hits, Matches
-from intarsia.core.intent import Merge
-from intarsia.core.keys import flat
+from intarsia.core.intent import MergeIntent
+from intarsia.core.keys import to_array
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress
-from intarsia.core.prune import bounds_of
+from intarsia.core.prune import read_bounds
 from intarsia.core.rule import STRATEGIES
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.duckdb.scan import Scan
@@ -27,7 +27,7 @@ _PLACE_BITS = 40
 """Bits of a position: no file has more rows."""
 
 
-def match_merge(plan: Plan, intent: Merge, loaded: LoadedKeys, progress: Progress) -> Matches:
+def match_merge(plan: Plan, intent: MergeIntent, loaded: LoadedKeys, progress: Progress) -> Matches:
     """Which rows change. Memory: 16 bytes per pair of rows, and the columns of conditions for one file."""
     strategy = intent.rule.name in STRATEGIES  # its source keys have to be unique
     source = SourceIndex.without_keys(loaded.table, plan.snapshot.partition_columns, repeated=not strategy)
@@ -44,7 +44,7 @@ def match_merge(plan: Plan, intent: Merge, loaded: LoadedKeys, progress: Progres
             met_twice = met_twice or (strategy and _has_repeats(there))
             found.append(_classify_file(matcher, scans[number], scan, there, here, nulls.get(number, {})))
             progress("scan keys", number + 1, len(scans))
-    rest = matcher.unmatched(found)
+    rest = matcher.find_unmatched(found)
     if strategy:
         refuse_duplicates(loaded, intent, plan.snapshot.root, met_twice=met_twice, unmatched=rest)
     return matcher.resolve(found, rest)
@@ -56,7 +56,7 @@ def _has_repeats(ascending: pa.Array) -> bool:
 
 
 def _join_keys(
-    scan: Scan, intent: Merge, loaded: LoadedKeys, session: Session
+    scan: Scan, intent: MergeIntent, loaded: LoadedKeys, session: Session
 ) -> Iterator[tuple[pa.Array, pa.Array]]:
     """Per file, in order: positions of rows, and the source rows with the same key."""
     if not (scan.files and len(loaded.table)):
@@ -70,10 +70,10 @@ def _join_keys(
     sql = (
         # One number sorts faster than two.
         f"SELECT (t.{quote(FILE)} << {_PLACE_BITS}) | t.{quote(POS)}, s.{quote(SRC)}"
-        f" FROM ({scan.sql(tuple(dict.fromkeys(intent.keys)), keys=True)}) t JOIN {loaded.sql} s ON {on}"
+        f" FROM ({scan.make_sql(tuple(dict.fromkeys(intent.keys)), keys=True)}) t JOIN {loaded.sql} s ON {on}"
         f" ORDER BY 1 ASC{'' if intent.rule.name in STRATEGIES else ', 2 ASC'}"
     )
-    yield from _cut_by_file(session.batches(sql), len(scan.files))
+    yield from _cut_by_file(session.read_batches(sql), len(scan.files))
 
 
 def _cut_by_file(batches: Iterator[pa.RecordBatch], files: int) -> Iterator[tuple[pa.Array, pa.Array]]:
@@ -95,13 +95,13 @@ def _cut_by_file(batches: Iterator[pa.RecordBatch], files: int) -> Iterator[tupl
 
 
 def _concat_rows(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Array, pa.Array]:
-    places = flat(pa.chunked_array([batch.column(0) for batch in batches], pa.int64()))
+    places = to_array(pa.chunked_array([batch.column(0) for batch in batches], pa.int64()))
     # A copy, so that the batches are freed.
     beside = pa.concat_arrays([pa.array([], pa.int64()), *(batch.column(1) for batch in batches)])
     return pc.bit_wise_and(places, pa.scalar((1 << _PLACE_BITS) - 1, pa.int64())), beside
 
 
-def _count_null_keys(scan: Scan, intent: Merge, scans: Sequence[FilePlan]) -> dict[int, dict[str, int]]:
+def _count_null_keys(scan: Scan, intent: MergeIntent, scans: Sequence[FilePlan]) -> dict[int, dict[str, int]]:
     """The number of NULL keys, by file and column, in the row groups to scan."""
     if not scans:
         return {}
@@ -111,8 +111,8 @@ def _count_null_keys(scan: Scan, intent: Merge, scans: Sequence[FilePlan]) -> di
         return {}
     missing = [f"(count(*) - count({quote(each)}))" for each in keys]
     looked_at = scan.select_row_groups([(item.file, item.row_groups) for item in scans])
-    rows = scan.session.rows(
-        f"SELECT {quote(FILE)}, {', '.join(missing)} FROM ({scan.sql(keys)})"
+    rows = scan.session.fetch_rows(
+        f"SELECT {quote(FILE)}, {', '.join(missing)} FROM ({scan.make_sql(keys)})"
         f"{'' if looked_at is None else f' WHERE {looked_at}'}"
         f" GROUP BY 1 HAVING {' + '.join(missing)} > 0"
     )
@@ -124,14 +124,14 @@ def _has_possible_null(scan: Scan, column: str) -> bool:
     if any(file.partition.get(column, column) is None for file in scan.files):
         return True
     stored = [file for file in scan.files if column not in file.partition]
-    known = bounds_of(stored, column, scan.schema.field(column).type).null_count
+    known = read_bounds(stored, column, scan.schema.field(column).type).null_count
     return bool(pc.any(pc.fill_null(pc.not_equal(known, 0), True), min_count=0).as_py())
 
 
-def list_condition_columns(snapshot: Snapshot, intent: Merge) -> list[str]:
+def list_condition_columns(snapshot: Snapshot, intent: MergeIntent) -> list[str]:
     """The target columns that conditions read; a key if they read none, to count rows by."""
     columns = KeyColumns(snapshot, intent)
-    return columns.condition_columns() or (list(intent.keys[:1]) if columns.conditions else [])
+    return columns.list_condition_columns() or (list(intent.keys[:1]) if columns.conditions else [])
 
 
 def _classify_file(
@@ -142,7 +142,7 @@ def _classify_file(
     here: pa.Array,
     nulls: dict[str, int],
 ) -> FileMatch:
-    result = FileMatch(item, Hits.empty(), nulls=nulls)
+    result = FileMatch(item, Hits.make_empty(), nulls=nulls)
     if len(there) or matcher.rule.touches_target_only:
         columns = list_condition_columns(scan.snapshot, matcher.intent)
         live = scan.list_live(item.file)
@@ -158,5 +158,5 @@ def _read_columns(scan: Scan, file: DataFile, columns: Sequence[str]) -> pa.Tabl
     """Some columns of a whole file, in the order of its rows."""
     if not columns:
         return pa.table({})
-    sql = f"SELECT {quote_all(columns)} FROM ({scan.sql(columns, [file])}) ORDER BY {quote(POS)} ASC"
-    return restore_types(scan.session.arrow(sql), scan.schema)
+    sql = f"SELECT {quote_all(columns)} FROM ({scan.make_sql(columns, [file])}) ORDER BY {quote(POS)} ASC"
+    return restore_types(scan.session.fetch_arrow(sql), scan.schema)

@@ -11,20 +11,20 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.change import Matches, Staged, StagedFile
-from intarsia.core.curve import bits_for, gray_flips, spread_bits, step_ranks
-from intarsia.core.intent import Optimize
+from intarsia.core.curve import choose_bits, compute_gray_flips, compute_step_ranks, spread_bits
+from intarsia.core.intent import OptimizeIntent
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.snapshot import DataFile
 from intarsia.engines.duckdb.predicate import choose_batch_rows
-from intarsia.engines.duckdb.scan import Scan, is_float, rewritten_schema
+from intarsia.engines.duckdb.scan import Scan, is_float, make_rewritten_schema
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.source import normalize_key
-from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_all, restore_types, sql_type
+from intarsia.engines.duckdb.sql import FILE, POS, find_sql_type, quote, quote_all, restore_types
 from intarsia.kernel.compact import check_rows
-from intarsia.kernel.optimize import NewFiles, order_of, stored_bytes
+from intarsia.kernel.optimize import NewFiles, count_stored_bytes, make_order
 from intarsia.kernel.sort import MOST_GROUPS, SAMPLE_ROWS, Order
-from intarsia.kernel.threads import in_order
+from intarsia.kernel.threads import map_in_order
 from intarsia.kernel.write import widen_schema
 
 __all__ = ["CurveCodes", "stage_optimize"]
@@ -57,17 +57,17 @@ def stage_optimize(
         DamagedTable: a file has not the rows its footer says.
     """
     intent = plan.intent
-    assert isinstance(intent, Optimize)
-    order = order_of(plan)
+    assert isinstance(intent, OptimizeIntent)
+    order = make_order(plan)
     every = [file for group in plan.groups for file in group.files]
-    scan = Scan.of(session, plan.snapshot, every, rewritten_schema(plan))
+    scan = Scan.of(session, plan.snapshot, every, make_rewritten_schema(plan))
     _write_dropped(scan, drops)
     tasks = list(_make_tasks(plan, tx, scan, order, drops))
     small = all(task.rows <= _ALONE_ROWS for task in tasks)
     outer = min(threads, len(tasks)) if small else 1
     inner = 1 if outer > 1 else threads
     staged: list[StagedFile] = []
-    written = in_order(lambda task: task.stage(inner, memory_bytes), tasks, threads=outer)
+    written = map_in_order(lambda task: task.stage(inner, memory_bytes), tasks, threads=outer)
     for number, files in enumerate(written):
         staged += files
         progress("write files", number + 1, len(tasks))
@@ -81,8 +81,8 @@ def _write_dropped(scan: Scan, drops: Matches) -> None:
         for number, hits in ((scan.numbers[path], hits) for path, hits in drops.hits.items())
     ]
     if rows:
-        with scan.session.view(pa.concat_tables(rows)) as view:
-            scan.session.run(f"CREATE OR REPLACE TABLE {scan.session.table(_DROPPED)} AS FROM {view}")
+        with scan.session.register_view(pa.concat_tables(rows)) as view:
+            scan.session.run(f"CREATE OR REPLACE TABLE {scan.session.name_table(_DROPPED)} AS FROM {view}")
 
 
 def _make_tasks(
@@ -128,12 +128,12 @@ class SortTask:
         rows, order = self._add_order(self._select_rows(self._schema.names))
         query = f"SELECT {quote_all(self._schema.names)} FROM ({rows}) ORDER BY {order}"
         count = max(1, min(self.group.outputs, self.rows))
-        held = min(threads, count, memory_bytes * count // max(2 * stored_bytes(self.files), 1))
+        held = min(threads, count, memory_bytes * count // max(2 * count_stored_bytes(self.files), 1))
         with closing(self._read_pieces(query)) as pieces:
             files: Iterator[tuple[int, int, Iterable[pa.Table]]] = self._cut_files(pieces, count)
             if held > 1:
                 files = ((number, rows, list(mine)) for number, rows, mine in files)
-            write = in_order(lambda item: self.new.write(*item), files, threads=held, ahead=held - 1)
+            write = map_in_order(lambda item: self.new.write(*item), files, threads=held, ahead=held - 1)
             return [file for staged in write for file in staged]
 
     def _cut_files(
@@ -166,9 +166,9 @@ class SortTask:
     def _select_rows(self, columns: Sequence[str]) -> str:
         """SQL for some columns, and for the file and position of each row as one number."""
         place = f"(t.{quote(FILE)} << 40) | t.{quote(POS)} AS {quote(POS)}"
-        sql = f"SELECT {quote_all(columns, 't')}, {place} FROM ({self.scan.sql(columns, self.files)}) t"
+        sql = f"SELECT {quote_all(columns, 't')}, {place} FROM ({self.scan.make_sql(columns, self.files)}) t"
         if self.fewer:
-            gone = self.session.table(_DROPPED)
+            gone = self.session.name_table(_DROPPED)
             same = " AND ".join(f"t.{quote(each)} = g.{quote(each)}" for each in (FILE, POS))
             sql += f" ANTI JOIN {gone} g ON {same}"
         return sql
@@ -182,9 +182,9 @@ class SortTask:
                 for each, kind in zip(self.order.by, kinds, strict=True)
             ]
             return rows, ", ".join([*terms, f"{quote(POS)} ASC"])
-        order = self.order.measured(self._read_sample())
+        order = self.order.with_boundaries(self._read_sample())
         codes = CurveCodes.of(self.session, order, self._schema, table=f"curve-{self.new.first}")
-        return codes.sql(rows), f"{quote(codes.column)} ASC, {quote(POS)} ASC"
+        return codes.make_sql(rows), f"{quote(codes.column)} ASC, {quote(POS)} ASC"
 
     def _read_sample(self) -> pa.Table:
         """Some rows of the columns to order by, spread evenly over some of the files."""
@@ -195,11 +195,11 @@ class SortTask:
         sql = (
             f"SELECT {quote_all(self.order.by)} FROM ({rows}) WHERE {_hash_position(quote(POS))} % {step} = 0"
         )
-        return restore_types(self.session.arrow(sql), self.scan.schema)
+        return restore_types(self.session.fetch_arrow(sql), self.scan.schema)
 
     def _read_pieces(self, query: str) -> Generator[pa.Table, None, None]:
         """The rows of a query, some megabytes at a time."""
-        with closing(self.session.batches(query, choose_batch_rows(self.files))) as batches:
+        with closing(self.session.read_batches(query, choose_batch_rows(self.files))) as batches:
             for batch in batches:
                 yield restore_types(pa.Table.from_batches([batch]), self._schema)
 
@@ -214,8 +214,8 @@ class CurveCodes:
     """Positions on a measured curve as SQL: a binary search among boundaries, then lookups in small lists.
 
     The lists are in a table of one row, so that DuckDB holds them once and not with every row. The codes are
-    exactly those of :func:`intarsia.core.curve.curve_codes`; a Python function would take twice the time and
-    the interpreter's lock.
+    exactly those of :func:`intarsia.core.curve.compute_curve_codes`; a Python function would take twice the
+    time and the interpreter's lock.
     """
 
     order: Order
@@ -229,31 +229,31 @@ class CurveCodes:
     @staticmethod
     def of(session: Session, order: Order, schema: pa.Schema, *, table: str) -> CurveCodes:
         """Writes the lists into a table of the session."""
-        codes = CurveCodes(order, schema, session.table(table), _find_unused_prefix(schema.names))
-        lists = pa.table({known: _make_list(values) for known, values in codes._lists()})
-        with session.view(lists) as view:
-            session.run(f"CREATE OR REPLACE TABLE {codes.table} AS SELECT {codes._typed()} FROM {view}")
+        codes = CurveCodes(order, schema, session.name_table(table), _find_unused_prefix(schema.names))
+        lists = pa.table({known: _make_list(values) for known, values in codes._iterate_lists()})
+        with session.register_view(lists) as view:
+            session.run(f"CREATE OR REPLACE TABLE {codes.table} AS SELECT {codes._cast_lists()} FROM {view}")
         return codes
 
     @property
     def column(self) -> str:
-        """The name that the code has in :meth:`sql`."""
+        """The name that the code has in :meth:`make_sql`."""
         return self._name("code")
 
-    def sql(self, rows: str) -> str:
+    def make_sql(self, rows: str) -> str:
         """A query with the code of each row as another column."""
         width = range(len(self.order.by))
-        own = ", ".join(quote(known) for known, _ in self._lists())
-        left = ", ".join([own, *(self._at(n) for n in width)])
-        sql = f"SELECT r.*, l.*, {', '.join(f'0::BIGINT AS {self._at(n)}' for n in width)}"
+        own = ", ".join(quote(known) for known, _ in self._iterate_lists())
+        left = ", ".join([own, *(self._name_at(n) for n in width)])
+        sql = f"SELECT r.*, l.*, {', '.join(f'0::BIGINT AS {self._name_at(n)}' for n in width)}"
         sql = f"{sql} FROM ({rows}) r, {self.table} l"
         for step in self._search():
             sql = _replace_columns(sql, step)
         if self.order.curve == "hilbert":
-            sql = _replace_columns(sql, [f"{self._rank(n)}::BIGINT AS {self._at(n)}" for n in width])
+            sql = _replace_columns(sql, [f"{self._rank(n)}::BIGINT AS {self._name_at(n)}" for n in width])
             for step in self._transform():
                 sql = _replace_columns(sql, step)
-        return f"SELECT * EXCLUDE ({left}), {self._code()} AS {quote(self.column)} FROM ({sql})"
+        return f"SELECT * EXCLUDE ({left}), {self._make_code()} AS {quote(self.column)} FROM ({sql})"
 
     @property
     def _boundaries(self) -> tuple[pa.Array, ...]:
@@ -262,55 +262,56 @@ class CurveCodes:
 
     @property
     def _bits(self) -> int:
-        return bits_for(len(self.order.by))
+        return choose_bits(len(self.order.by))
 
     def _name(self, what: str) -> str:
         return f"{self.own}{what}"
 
-    def _at(self, number: int) -> str:
+    def _name_at(self, number: int) -> str:
         """The column with the number of boundaries that are not above a value; later its coordinate."""
         return quote(self._name(f"at{number}"))
 
-    def _lists(self) -> Iterator[tuple[str, pa.Array]]:
+    def _iterate_lists(self) -> Iterator[tuple[str, pa.Array]]:
         bits, width = self._bits, len(self.order.by)
         interleaved = spread_bits(bits, width)
         for number, limits in enumerate(self._boundaries):
-            ranks = pa.concat_arrays([step_ranks(len(limits), bits), _rank_nan(bits)])
+            ranks = pa.concat_arrays([compute_step_ranks(len(limits), bits), _make_nan_rank(bits)])
             if self.order.curve == "zorder":  # ranks are final, so their bits are spread here
                 ranks = pc.shift_left(interleaved.take(ranks), pa.scalar(width - 1 - number, pa.uint64()))
             yield self._name(f"limits{number}"), limits
             yield self._name(f"ranks{number}"), ranks
         if self.order.curve == "hilbert":
-            yield self._name("flips"), gray_flips(bits)
+            yield self._name("flips"), compute_gray_flips(bits)
             yield self._name("spread"), interleaved
 
-    def _typed(self) -> str:
-        limits = {self._name(f"limits{n}"): self._sql_type(n) for n in range(len(self.order.by))}
+    def _cast_lists(self) -> str:
+        limits = {self._name(f"limits{n}"): self._get_sql_type(n) for n in range(len(self.order.by))}
         return ", ".join(
             f"CAST({quote(known)} AS {limits[known]}[]) AS {quote(known)}"
             if known in limits
             else quote(known)
-            for known, _ in self._lists()
+            for known, _ in self._iterate_lists()
         )
 
-    def _kind(self, number: int) -> pa.DataType:
+    def _get_dtype(self, number: int) -> pa.DataType:
         return self.schema.field(self.order.by[number]).type
 
-    def _sql_type(self, number: int) -> str:
-        kind = str(sql_type(self._kind(number)))
+    def _get_sql_type(self, number: int) -> str:
+        kind = str(find_sql_type(self._get_dtype(number)))
         return "UTINYINT" if kind == "BOOLEAN" else kind
 
-    def _value(self, number: int) -> str:
+    def _make_value(self, number: int) -> str:
         value = quote(self.order.by[number])
-        return f"{value}::UTINYINT" if str(sql_type(self._kind(number))) == "BOOLEAN" else value
+        return f"{value}::UTINYINT" if str(find_sql_type(self._get_dtype(number))) == "BOOLEAN" else value
 
     def _search(self) -> Iterator[list[str]]:
         """Steps of a binary search; an index beyond the end of a list is NULL, which no value is above."""
         reach = [1 << (len(limits).bit_length() - 1) if len(limits) else 0 for limits in self._boundaries]
         while any(reach):
             yield [
-                f"CASE WHEN {self._value(n)} >= {quote(self._name(f'limits{n}'))}[{self._at(n)} + {far}]"
-                f" THEN {self._at(n)} + {far} ELSE {self._at(n)} END AS {self._at(n)}"
+                f"CASE WHEN {self._make_value(n)}"
+                f" >= {quote(self._name(f'limits{n}'))}[{self._name_at(n)} + {far}]"
+                f" THEN {self._name_at(n)} + {far} ELSE {self._name_at(n)} END AS {self._name_at(n)}"
                 for n, far in enumerate(reach)
                 if far
             ]
@@ -318,18 +319,18 @@ class CurveCodes:
 
     def _rank(self, number: int) -> str:
         ranks = quote(self._name(f"ranks{number}"))
-        index = f"{self._at(number)} + 1"
-        if is_float(self._kind(number)):
-            index = f"CASE WHEN isnan({self._value(number)}) THEN len({ranks}) ELSE {index} END"
+        index = f"{self._name_at(number)} + 1"
+        if is_float(self._get_dtype(number)):
+            index = f"CASE WHEN isnan({self._make_value(number)}) THEN len({ranks}) ELSE {index} END"
         return f"{ranks}[{index}]"
 
     def _transform(self) -> Iterator[list[str]]:
         """Steps of the Hilbert curve as in :mod:`intarsia.core.curve`: low bits are inverted or exchanged."""
-        first = self._at(0)
+        first = self._name_at(0)
         for q in range(self._bits - 1, 0, -1):
             below = (1 << q) - 1
             for number in range(len(self.order.by)):
-                x = self._at(number)
+                x = self._name_at(number)
                 invert = f"((({x} >> {q}) & 1) * {below})"
                 if number == 0:
                     yield [f"xor({x}, {invert}) AS {x}"]
@@ -337,16 +338,19 @@ class CurveCodes:
                 swap = f"(xor({first}, {x}) & xor({invert}, {below}))"
                 yield [f"xor({x}, {swap}) AS {x}", f"xor({first}, xor({swap}, {invert})) AS {first}"]
         for number in range(1, len(self.order.by)):
-            yield [f"xor({self._at(number)}, {self._at(number - 1)}) AS {self._at(number)}"]
-        flips = f"{quote(self._name('flips'))}[{self._at(len(self.order.by) - 1)} + 1]"
-        yield [f"xor({self._at(n)}, {flips}::BIGINT) AS {self._at(n)}" for n in range(len(self.order.by))]
+            yield [f"xor({self._name_at(number)}, {self._name_at(number - 1)}) AS {self._name_at(number)}"]
+        flips = f"{quote(self._name('flips'))}[{self._name_at(len(self.order.by) - 1)} + 1]"
+        yield [
+            f"xor({self._name_at(n)}, {flips}::BIGINT) AS {self._name_at(n)}"
+            for n in range(len(self.order.by))
+        ]
 
-    def _code(self) -> str:
+    def _make_code(self) -> str:
         """SQL for the bits of all axes and, above them, a bit for NULL of each column, the first highest."""
         width, parts = len(self.order.by), []
         for number, column in enumerate(self.order.by):
             if self.order.curve == "hilbert":
-                interleaved = f"{quote(self._name('spread'))}[{self._at(number)} + 1]"
+                interleaved = f"{quote(self._name('spread'))}[{self._name_at(number)} + 1]"
                 parts.append(f"({interleaved} << {width - 1 - number}::UBIGINT)")
             else:
                 parts.append(self._rank(number))
@@ -365,7 +369,7 @@ def _make_list(values: pa.Array) -> pa.Array:
     return pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
 
 
-def _rank_nan(bits: int) -> pa.Array:
+def _make_nan_rank(bits: int) -> pa.Array:
     return pa.array([(1 << bits) - 1], pa.uint16())
 
 

@@ -11,27 +11,27 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.change import Hits, Matches
-from intarsia.core.evaluate import hit_positions
-from intarsia.core.expr import And, Column, Compare, Expr, In, IsNull, Literal, Not, Or, conjuncts
-from intarsia.core.expr import columns as columns_of
+from intarsia.core.evaluate import find_hit_positions
+from intarsia.core.expr import And, Column, Compare, Expr, In, IsNull, Literal, Not, Or, split_conjuncts
+from intarsia.core.expr import find_columns as columns_of
 from intarsia.core.expr.run import can_fail
-from intarsia.core.expr.types import NANOS, working_type
-from intarsia.core.intent import Delete, Predicate, Update, Write
+from intarsia.core.expr.types import NANOS, find_working_type
+from intarsia.core.intent import DeleteIntent, Predicate, UpdateIntent, WriteIntent
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Progress
-from intarsia.core.prove import predicate_columns
+from intarsia.core.prove import list_predicate_columns
 from intarsia.core.snapshot import DataFile
 from intarsia.engines.duckdb.scan import Scan, list_live_rows, number_rows, read_deleted_rows, split_by_file
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
 from intarsia.engines.duckdb.sql import (
     FILE,
     POS,
+    find_sql_type,
     is_comparable,
     quote,
     quote_all,
     quote_text,
     restore_types,
-    sql_type,
 )
 from intarsia.kernel.match import resolve_hits
 
@@ -45,7 +45,7 @@ _LEAST_BATCH = 2048
 
 
 def match_predicate(
-    plan: Plan, intent: Delete | Update | Write, session: Session, progress: Progress
+    plan: Plan, intent: DeleteIntent | UpdateIntent | WriteIntent, session: Session, progress: Progress
 ) -> Matches:
     """Which rows the predicate of a DELETE, UPDATE or overwrite hits.
 
@@ -56,11 +56,11 @@ def match_predicate(
     if intent.where is None:
         return resolve_hits(plan, scans, _hit_every_row(plan, session, scans))
     if isinstance(intent.where, pc.Expression) and any(item.row_groups for item in scans):
-        hit_positions(intent.where, pa.Table.from_batches([], plan.snapshot.schema))  # names, types
+        find_hit_positions(intent.where, pa.Table.from_batches([], plan.snapshot.schema))  # names, types
     search = PredicateSearch.of(plan, intent, session, scans)
     found: list[Hits] = []
     for start in range(0, len(scans), FILES_AT_ONCE):
-        found += search.hits(scans[start : start + FILES_AT_ONCE])
+        found += search.find_hits(scans[start : start + FILES_AT_ONCE])
         progress("scan rows", len(found), len(scans))
     return resolve_hits(plan, scans, found)
 
@@ -85,40 +85,45 @@ class PredicateSearch:
 
     @staticmethod
     def of(
-        plan: Plan, intent: Delete | Update | Write, session: Session, scans: Sequence[FilePlan]
+        plan: Plan,
+        intent: DeleteIntent | UpdateIntent | WriteIntent,
+        session: Session,
+        scans: Sequence[FilePlan],
     ) -> PredicateSearch:
         schema = plan.snapshot.schema
         picked, rest = split_predicate(intent.where, schema)
-        reads = predicate_columns(intent.where, schema)
+        reads = list_predicate_columns(intent.where, schema)
         if rest is None and not columns_of(intent.where):
             reads = []
         scan = Scan.of(session, plan.snapshot, [item.file for item in scans], schema, columns=reads)
         return PredicateSearch(scan, picked, rest, tuple(reads), intent.options.batch_rows)
 
-    def hits(self, scans: Sequence[FilePlan]) -> list[Hits]:
+    def find_hits(self, scans: Sequence[FilePlan]) -> list[Hits]:
         """The rows of some files where the predicate is TRUE."""
         files = [item.file for item in scans]
-        return [Hits(rows) for rows in split_by_file(files, self._found(scans, files))]
+        return [Hits(rows) for rows in split_by_file(files, self._find_positions(scans, files))]
 
-    def _found(self, scans: Sequence[FilePlan], files: Sequence[DataFile]) -> Iterator[pa.Int64Array]:
+    def _find_positions(
+        self, scans: Sequence[FilePlan], files: Sequence[DataFile]
+    ) -> Iterator[pa.Int64Array]:
         schema = self.scan.schema
-        wanted = [] if self.rest is None else predicate_columns(self.rest, schema)
+        wanted = [] if self.rest is None else list_predicate_columns(self.rest, schema)
         first = self.scan.numbers[files[0].path]
         looked_at = self.scan.select_row_groups([(item.file, item.row_groups) for item in scans])
         conditions = [each for each in (looked_at, self.picked) if each is not None]
         where = f" WHERE {' AND '.join(f'({each})' for each in conditions)}" if conditions else ""
         sql = (
             f"SELECT {quote_all([FILE, POS, *wanted])}"
-            f" FROM ({self.scan.sql(self.reads, files, keys=True)}) t{where}"
+            f" FROM ({self.scan.make_sql(self.reads, files, keys=True)}) t{where}"
         )
         rows = choose_batch_rows(files, self.batch_rows) if wanted else BATCH_ROWS
-        with closing(self.scan.session.batches(sql, rows)) as batches:
+        with closing(self.scan.session.read_batches(sql, rows)) as batches:
             for batch in batches:
                 numbers = pc.subtract(batch.column(0), pa.scalar(first, pa.int64()))
                 mine = number_rows(files, numbers, batch.column(1))
                 if self.rest is not None:
                     table = restore_types(pa.Table.from_batches([batch]).select(wanted), schema)
-                    mine = mine.take(hit_positions(self.rest, table))
+                    mine = mine.take(find_hit_positions(self.rest, table))
                 yield mine
 
 
@@ -151,7 +156,7 @@ def split_predicate(where: Predicate, schema: pa.Schema) -> tuple[str | None, Pr
     """
     if isinstance(where, pc.Expression):
         return None, where
-    parts = conjuncts(where)
+    parts = split_conjuncts(where)
     if not any(map(can_fail, parts)):
         done = [(part, compile_condition(part, schema)) for part in parts]
         rest = [part for part, sql in done if sql is None]
@@ -244,15 +249,15 @@ def _find_exact_type(column: Column, schema: pa.Schema) -> pa.DataType | None:
     if len(column.path) != 1 or column.side is not None or column.path[0] not in schema.names:
         return None
     kind = schema.field(column.path[0]).type
-    working = working_type(kind)
-    exact = is_comparable(kind) and sql_type(working) is not None and not pa.types.is_floating(working)
+    working = find_working_type(kind)
+    exact = is_comparable(kind) and find_sql_type(working) is not None and not pa.types.is_floating(working)
     return working if exact else None
 
 
 def _compile_constant(expr: Literal) -> str | None:
     value, kind = expr.value, expr.type
     if value is None:
-        return f"CAST(NULL AS {_column_type(kind)})"
+        return f"CAST(NULL AS {_choose_column_type(kind)})"
     if isinstance(value, bool):
         return str(value).upper()
     if pa.types.is_temporal(kind):
@@ -262,14 +267,14 @@ def _compile_constant(expr: Literal) -> str | None:
     if isinstance(value, bytes):
         return f"from_hex('{value.hex()}')"
     written = f"{value:f}" if pa.types.is_decimal(kind) else str(value)
-    return f"CAST({quote_text(written)} AS {_column_type(kind)})"
+    return f"CAST({quote_text(written)} AS {_choose_column_type(kind)})"
 
 
-def _column_type(kind: pa.DataType) -> str:
+def _choose_column_type(kind: pa.DataType) -> str:
     """DuckDB's type of such a column: it reads seconds and milliseconds as microseconds."""
     if pa.types.is_timestamp(kind) and kind.tz is None and kind.unit != "ns":
         return "TIMESTAMP"
-    return str(sql_type(kind))
+    return str(find_sql_type(kind))
 
 
 def _compile_moment(expr: Literal) -> str | None:
@@ -281,4 +286,4 @@ def _compile_moment(expr: Literal) -> str | None:
     zoned = pa.types.is_timestamp(kind) and kind.tz is not None
     plain = pa.scalar(value, pa.timestamp(kind.unit)) if zoned else expr.scalar
     written = plain.cast(pa.string()).as_py()
-    return f"CAST({quote_text(written + '+00' if zoned else written)} AS {_column_type(kind)})"
+    return f"CAST({quote_text(written + '+00' if zoned else written)} AS {_choose_column_type(kind)})"

@@ -14,25 +14,25 @@ import pyarrow.fs as pafs
 from intarsia.core.keys import arange
 from intarsia.core.plan import Plan
 from intarsia.core.ports import LINEAGE, ROW_ID, with_lineage
-from intarsia.core.prune import bounds_of
+from intarsia.core.prune import read_bounds
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.duckdb.session import Session
-from intarsia.engines.duckdb.sql import FILE, POS, quote, quote_list, sql_type
+from intarsia.engines.duckdb.sql import FILE, POS, find_sql_type, quote, quote_list
 from intarsia.kernel.read import FileReader
-from intarsia.kernel.threads import in_order
+from intarsia.kernel.threads import map_in_order
 
 __all__ = [
     "UUID",
     "Scan",
     "StoredColumns",
     "find_columns",
+    "find_physical_names",
     "is_float",
     "is_uuid",
     "list_live_rows",
+    "make_rewritten_schema",
     "number_rows",
-    "physical_names",
     "read_deleted_rows",
-    "rewritten_schema",
     "split_by_file",
 ]
 
@@ -49,9 +49,9 @@ def is_uuid(file: DataFile, own: pa.Field) -> bool:
     return any(leaf.path == own.name and leaf.logical_type.type == UUID for leaf in leaves)
 
 
-def _type_as_read(kind: pa.DataType) -> str:
+def _find_read_type(kind: pa.DataType) -> str:
     """The type in which DuckDB reads a column: it has microseconds for coarser timestamps."""
-    return str(sql_type(kind)).replace("TIMESTAMP_MS", "TIMESTAMP").replace("TIMESTAMP_S", "TIMESTAMP")
+    return str(find_sql_type(kind)).replace("TIMESTAMP_MS", "TIMESTAMP").replace("TIMESTAMP_S", "TIMESTAMP")
 
 
 def is_float(kind: pa.DataType) -> bool:
@@ -123,7 +123,7 @@ class Scan:
         columns = [each for each in self.snapshot.partition_columns if each in self.schema.names]
         constants = {each for seen in self.stored_columns.values() for each in seen.constants}
         columns += [each for each in self.schema.names if each in constants]
-        known = [each for each in columns if sql_type(self.schema.field(each).type) is not None]
+        known = [each for each in columns if find_sql_type(self.schema.field(each).type) is not None]
         table = pa.table({FILE: pa.array(range(len(self.files)), pa.int64())})
         for each in known:
             kind = self.schema.field(each).type
@@ -131,8 +131,8 @@ class Scan:
             table = table.append_column(
                 each, pa.array([self._find_constant(f, each) for f in self.files], plain)
             )
-        with self.session.view(table) as view:
-            self.session.run(f"CREATE OR REPLACE TABLE {self.session.table(_CONSTANTS)} AS FROM {view}")
+        with self.session.register_view(table) as view:
+            self.session.run(f"CREATE OR REPLACE TABLE {self.session.name_table(_CONSTANTS)} AS FROM {view}")
 
     def _find_constant(self, file: DataFile, column: str) -> Any:
         seen = self.stored_columns.get(file.path)
@@ -146,10 +146,10 @@ class Scan:
             pa.table({FILE: pa.repeat(pa.scalar(self.numbers[path], pa.int64()), len(deleted)), POS: deleted})
             for path, deleted in self.deleted.items()
         ]
-        with self.session.view(pa.concat_tables(rows)) as view:
-            self.session.run(f"CREATE OR REPLACE TABLE {self.session.table(_DELETED)} AS FROM {view}")
+        with self.session.register_view(pa.concat_tables(rows)) as view:
+            self.session.run(f"CREATE OR REPLACE TABLE {self.session.name_table(_DELETED)} AS FROM {view}")
 
-    def sql(
+    def make_sql(
         self, columns: Sequence[str], files: Sequence[DataFile] | None = None, *, keys: bool = False
     ) -> str:
         """SQL for columns of some of the files, or of all, with the number of the file and the position.
@@ -167,7 +167,7 @@ class Scan:
         """A condition for some row groups of files; None if these are all."""
         parts, some = [], False
         for file, row_groups in looked_at:
-            ranges = _position_ranges(file, row_groups)
+            ranges = _find_position_ranges(file, row_groups)
             number = f"{quote(FILE)} = {self.numbers[file.path]}"
             some = some or ranges != [(0, file.record_count)]
             for start, stop in ranges:
@@ -180,7 +180,7 @@ class Scan:
         origins = []
         for column in columns:
             own = seen.stored.get(column)
-            kind = "" if own is None else UUID if is_uuid(file, own) else _type_as_read(own.type)
+            kind = "" if own is None else UUID if is_uuid(file, own) else _find_read_type(own.type)
             origins.append(ColumnOrigin("" if own is None else own.name, kind, column in seen.constants))
         return ReadForm(tuple(origins), file.path in self.deleted)
 
@@ -188,7 +188,7 @@ class Scan:
         self, form: ReadForm, files: Sequence[DataFile], columns: Sequence[str], keys: bool
     ) -> str:
         session, filesystem = self.session, self.snapshot.filesystem
-        locations = quote_list(session.location(filesystem, file.location) for file in files)
+        locations = quote_list(session.quote_location(filesystem, file.location) for file in files)
         numbers = [self.numbers[file.path] for file in files]
         if numbers == list(range(numbers[0], numbers[0] + len(numbers))):
             number = f"t.file_index::BIGINT + {numbers[0]}"
@@ -199,15 +199,15 @@ class Scan:
             chosen.append(f"{self._select_value(column, origin, files, keys)} AS {quote(column)}")
         sql = f"SELECT {', '.join(chosen)} FROM read_parquet({locations}, hive_partitioning=false) t"
         if any(origin.has_constant for origin in form.origins):
-            sql += f" JOIN {session.table(_CONSTANTS)} p ON p.{quote(FILE)} = {number}"
+            sql += f" JOIN {session.name_table(_CONSTANTS)} p ON p.{quote(FILE)} = {number}"
         if form.some_deleted:
-            sql += f" ANTI JOIN {session.table(_DELETED)} d ON d.{quote(FILE)} = {number}"
+            sql += f" ANTI JOIN {session.name_table(_DELETED)} d ON d.{quote(FILE)} = {number}"
             sql += f" AND d.{quote(POS)} = t.file_row_number"
         return sql
 
     def _select_value(self, column: str, origin: ColumnOrigin, files: Sequence[DataFile], keys: bool) -> str:
         kind = self.schema.field(column).type
-        wanted = sql_type(kind)
+        wanted = find_sql_type(kind)
         if not origin.own:
             return self._select_constant(column) if origin.has_constant else f"CAST(NULL AS {wanted})"
         value = f"t.{quote(origin.own)}"
@@ -218,7 +218,7 @@ class Scan:
             value = f"CASE WHEN t.file_row_number >= 0 THEN {value} ELSE {other} END"
         if origin.kind == UUID:
             return f"from_hex(replace(CAST({value} AS VARCHAR), '-', ''))"
-        same = origin.kind == wanted or (keys and origin.kind == _type_as_read(kind))
+        same = origin.kind == wanted or (keys and origin.kind == _find_read_type(kind))
         value = value if same else f"CAST({value} AS {wanted})"
         return f"COALESCE({value}, {self._select_constant(column)})" if origin.has_constant else value
 
@@ -231,20 +231,21 @@ class Scan:
         kind = self.schema.field(column).type
         if is_float(kind):
             return False
-        bounds = bounds_of(files, column, kind)
+        bounds = read_bounds(files, column, kind)
         known = pc.and_(pc.is_valid(bounds.lower), pc.is_valid(bounds.upper))
         empty = pc.equal(bounds.rows, pc.fill_null(bounds.null_count, -1))
         return bool(pc.all(pc.or_(known, empty)).as_py())
 
     def _select_nothing(self, columns: Sequence[str]) -> str:
         kinds = [
-            f"CAST(NULL AS {sql_type(self.schema.field(each).type)}) AS {quote(each)}" for each in columns
+            f"CAST(NULL AS {find_sql_type(self.schema.field(each).type)}) AS {quote(each)}"
+            for each in columns
         ]
         own = [f"0::BIGINT AS {quote(FILE)}", f"0::BIGINT AS {quote(POS)}"]
         return f"SELECT {', '.join([*own, *kinds])} WHERE false"
 
 
-def _position_ranges(file: DataFile, row_groups: Sequence[int]) -> list[tuple[int, int]]:
+def _find_position_ranges(file: DataFile, row_groups: Sequence[int]) -> list[tuple[int, int]]:
     """The ranges of positions of some row groups of a file; adjacent ones are joined."""
     assert file.footer is not None
     sizes = (file.footer.row_group(group).num_rows for group in range(file.footer.num_row_groups))
@@ -270,7 +271,7 @@ class StoredColumns:
     """The value of all rows; of row ids, that of the first row."""
 
 
-def rewritten_schema(plan: Plan) -> pa.Schema:
+def make_rewritten_schema(plan: Plan) -> pa.Schema:
     """The columns of rows that are rewritten, with row lineage where the table keeps it."""
     return with_lineage(plan.schema) if plan.snapshot.format.keeps_row_ids else plan.schema
 
@@ -291,7 +292,7 @@ def find_columns(file: DataFile, columns: Iterable[str], schema: pa.Schema) -> S
         }
         return StoredColumns(stored, constants)
     view = file.scan_task.project_columns(physical, schema)
-    own = {each: view.physical_columns([each]) for each in names}
+    own = {each: view.list_physical_columns([each]) for each in names}
     stored = {each: physical.field(theirs[0]) for each, theirs in own.items() if theirs}
     # Projecting one row of NULLs gives the values of columns that are not stored.
     nothing = {known.name: pa.nulls(1, known.type) for known in stored.values()} or {"": pa.nulls(1)}
@@ -300,12 +301,12 @@ def find_columns(file: DataFile, columns: Iterable[str], schema: pa.Schema) -> S
     return StoredColumns(stored, {each: value for each, value in constants.items() if value.is_valid})
 
 
-def physical_names(file: DataFile, columns: Collection[str]) -> frozenset[str]:
+def find_physical_names(file: DataFile, columns: Collection[str]) -> frozenset[str]:
     """The names of some columns of a table in a file, as far as it stores them."""
     if file.scan_task is None or file.footer is None:
         return frozenset(columns)
     view = file.scan_task.project_columns(file.footer.schema.to_arrow_schema(), pa.schema([]))
-    return frozenset(view.physical_columns(list(columns)))
+    return frozenset(view.list_physical_columns(list(columns)))
 
 
 def read_deleted_rows(
@@ -318,7 +319,7 @@ def read_deleted_rows(
             return reader.deleted
 
     some = [file for file in files if file.scan_task is not None and file.scan_task.has_deletes]
-    found = in_order(look, some, threads=max(1, min(threads, len(some))))
+    found = map_in_order(look, some, threads=max(1, min(threads, len(some))))
     pairs = zip(some, found, strict=True)
     return {file.path: rows for file, rows in pairs if rows is not None and len(rows)}
 

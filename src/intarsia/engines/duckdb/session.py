@@ -17,8 +17,8 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.common.log import redact
-from intarsia.common.paths import local_path
-from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep
+from intarsia.common.paths import get_local_path
+from intarsia.common.scratch import Mark, make_private_base, mark, remove_directory, sweep
 from intarsia.engines.duckdb.sql import quote, quote_path
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
 
@@ -52,7 +52,7 @@ class Session:
         self._database = f"intarsia_{uuid.uuid4().hex}"
         try:
             if connection is None:
-                connection = self._own = self._instance(memory_bytes, threads, temp_directory)
+                connection = self._own = self._open_instance(memory_bytes, threads, temp_directory)
             self._collation = _read_collation(connection)
             self._cursor = _open_cursor(connection, self._collation)
             self.run(f"ATTACH ':memory:' AS {quote(self._database)}")
@@ -60,7 +60,7 @@ class Session:
             self.close()
             raise
 
-    def _instance(self, memory_bytes: int | None, threads: int | None, directory: str | None) -> Any:
+    def _open_instance(self, memory_bytes: int | None, threads: int | None, directory: str | None) -> Any:
         self._temporary = _make_temporary_directory(directory)
         config: dict[str, Any] = {
             "temp_directory": self._temporary[0],
@@ -82,9 +82,9 @@ class Session:
     @property
     def threads(self) -> int:
         """How many threads DuckDB works with."""
-        return int(self.rows("SELECT current_setting('threads')::BIGINT")[0][0])
+        return int(self.fetch_rows("SELECT current_setting('threads')::BIGINT")[0][0])
 
-    def table(self, table: str) -> str:
+    def name_table(self, table: str) -> str:
         """The full name of a table of this session."""
         return f"{quote(self._database)}.main.{quote(table)}"
 
@@ -92,27 +92,27 @@ class Session:
         with _translate_errors():
             self._cursor.execute(sql)
 
-    def rows(self, sql: str) -> list[tuple[Any, ...]]:
+    def fetch_rows(self, sql: str) -> list[tuple[Any, ...]]:
         """A small result."""
         with _translate_errors():
             found: list[tuple[Any, ...]] = self._cursor.execute(sql).fetchall()
             return found
 
-    def arrow(self, sql: str) -> pa.Table:
+    def fetch_arrow(self, sql: str) -> pa.Table:
         """A result as an Arrow table."""
-        with self.reader(sql) as reader, _translate_stream_errors():
+        with self.open_reader(sql) as reader, _translate_stream_errors():
             return reader.read_all()
 
-    def reader(self, sql: str, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
+    def open_reader(self, sql: str, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
         """A result as batches; the session runs nothing else until all are read."""
         with _translate_errors():
             result = self._cursor.sql(sql) if hasattr(self._cursor, "sql") else self._cursor.execute(sql)
             make = getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader
             return make(batch_rows)
 
-    def batches(self, sql: str, batch_rows: int = BATCH_ROWS) -> Generator[pa.RecordBatch, None, None]:
+    def read_batches(self, sql: str, batch_rows: int = BATCH_ROWS) -> Generator[pa.RecordBatch, None, None]:
         """The batches of a result; DuckDB's errors while reading are translated, too."""
-        with self.reader(sql, batch_rows) as reader:
+        with self.open_reader(sql, batch_rows) as reader:
             while True:
                 with _translate_stream_errors():
                     try:
@@ -122,7 +122,7 @@ class Session:
                 yield batch
 
     @contextmanager
-    def view(self, data: Any) -> Iterator[str]:
+    def register_view(self, data: Any) -> Iterator[str]:
         """Arrow data under a name that SQL can use, while the block lasts."""
         known = f"intarsia_{uuid.uuid4().hex}"
         with _translate_errors():
@@ -133,12 +133,12 @@ class Session:
             with suppress(duckdb.Error):  # an error in the block is raised already
                 self._cursor.unregister(known)
 
-    def location(self, filesystem: pafs.FileSystem, location: str) -> str:
+    def quote_location(self, filesystem: pafs.FileSystem, location: str) -> str:
         """A file to read, as SQL."""
-        return quote_path(self._address(filesystem, location))
+        return quote_path(self._make_address(filesystem, location))
 
-    def _address(self, filesystem: pafs.FileSystem, location: str) -> str:
-        local = local_path(filesystem, location)
+    def _make_address(self, filesystem: pafs.FileSystem, location: str) -> str:
+        local = get_local_path(filesystem, location)
         if local is not None:
             return local
         with self._guard:
@@ -198,7 +198,7 @@ def _make_temporary_directory(parent: str | None) -> tuple[str, Mark]:
     """A directory for temporary files, marked as in use; those that killed processes left are removed."""
     local = pafs.LocalFileSystem()
     try:
-        base = private_base() if parent is None else os.path.abspath(parent)
+        base = make_private_base() if parent is None else os.path.abspath(parent)
         sweep(local, base)
         directory = f"{base}/{uuid.uuid4().hex}"
         if not os.path.isdir(base):

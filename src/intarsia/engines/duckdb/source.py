@@ -9,14 +9,14 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.rows import take_rows
-from intarsia.common.source import Source, conform_source, select_rows
-from intarsia.core.intent import Merge
-from intarsia.core.keys import arange, comparable, decoded, flat
+from intarsia.common.source import IngestedSource, conform_source, select_rows
+from intarsia.core.intent import MergeIntent
+from intarsia.core.keys import arange, decode_dictionary, to_array, to_comparable
 from intarsia.core.planning import SourceFacts
 from intarsia.core.prepare import MergeTerms, Prepared
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.snapshot import Snapshot
-from intarsia.core.validation import duplicate_keys, null_source_keys
+from intarsia.core.validation import refuse_duplicate_keys, refuse_null_source_keys
 from intarsia.engines.duckdb.scan import is_float
 from intarsia.engines.duckdb.session import Session
 from intarsia.engines.duckdb.sql import SRC, quote, quote_all
@@ -29,12 +29,12 @@ _SAMPLES = 64
 _KEYS = "keys"
 
 
-class DuckSource(Source):
+class DuckSource(IngestedSource):
     """Ingested rows with the session that works on them; both are closed together."""
 
     __slots__ = ("_make", "_session")
 
-    def __init__(self, source: Source, make: Callable[[], Session]) -> None:
+    def __init__(self, source: IngestedSource, make: Callable[[], Session]) -> None:
         super().__init__(source.table, origin=source.origin, spooled=source.spooled)
         self._make = make
         self._session: Session | None = None
@@ -67,7 +67,7 @@ class LoadedKeys:
     @property
     def sql(self) -> str:
         """The table of row numbers and keys."""
-        return self.session.table(_KEYS)
+        return self.session.name_table(_KEYS)
 
 
 def add_row_numbers(table: pa.Table) -> pa.Table:
@@ -89,7 +89,7 @@ def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> 
     operation, keys, session = intent.rule.name, intent.source_keys, source.session
     rows = conform_source(source, terms.wanted, operation=operation, path=path)
     nulls = {name_: rows.table[name_].null_count for _, name_ in intent.never_null}
-    null_source_keys(nulls, operation=operation, path=path)
+    refuse_null_source_keys(nulls, operation=operation, path=path)
     if operation == "deduplicate":
         rows = _keep_one_each(session, rows, intent)
     loaded = _load_keys(session, rows.table, intent)
@@ -107,10 +107,10 @@ def prepare_merge(terms: MergeTerms, snapshot: Snapshot, source: DuckSource) -> 
     )
 
 
-def _load_keys(session: Session, table: pa.Table, intent: Merge) -> LoadedKeys:
+def _load_keys(session: Session, table: pa.Table, intent: MergeIntent) -> LoadedKeys:
     loaded = LoadedKeys(session, table, intent.source_keys)
     columns = tuple(dict.fromkeys(intent.source_keys))
-    with session.view(add_row_numbers(table.select(columns))) as view:
+    with session.register_view(add_row_numbers(table.select(columns))) as view:
         session.run(
             f"CREATE OR REPLACE TABLE {loaded.sql} AS SELECT {quote_all((*columns, SRC))} FROM {view}"
         )
@@ -118,7 +118,7 @@ def _load_keys(session: Session, table: pa.Table, intent: Merge) -> LoadedKeys:
 
 
 def refuse_duplicates(
-    loaded: LoadedKeys, intent: Merge, path: str, *, met_twice: bool, unmatched: pa.Array
+    loaded: LoadedKeys, intent: MergeIntent, path: str, *, met_twice: bool, unmatched: pa.Array
 ) -> None:
     """Refuse a source with duplicate keys.
 
@@ -129,22 +129,22 @@ def refuse_duplicates(
         return
     session, keys = loaded.session, tuple(dict.fromkeys(loaded.keys))
     repeated = _select_repeated(loaded, intent, loaded.sql)
-    count, rows = session.rows(f"SELECT count(*), sum(n)::BIGINT FROM ({repeated})")[0]
+    count, rows = session.fetch_rows(f"SELECT count(*), sum(n)::BIGINT FROM ({repeated})")[0]
     grouped = _list_group_terms(loaded.table, keys)
-    some = session.arrow(
+    some = session.fetch_arrow(
         f"SELECT {quote(SRC)} FROM (SELECT {quote(SRC)}, count(*) OVER (PARTITION BY {grouped}) AS n"
         f" FROM {loaded.sql}) WHERE n > 1 ORDER BY 1 ASC LIMIT {_SAMPLES}"
     )
-    samples = take_rows(loaded.table.select(list(intent.source_keys)), flat(some[SRC]))
-    duplicate_keys(samples, intent.source_keys, count, rows, operation=intent.rule.name, path=path)
+    samples = take_rows(loaded.table.select(list(intent.source_keys)), to_array(some[SRC]))
+    refuse_duplicate_keys(samples, intent.source_keys, count, rows, operation=intent.rule.name, path=path)
 
 
-def _has_shared_key(loaded: LoadedKeys, intent: Merge, rows: pa.Array) -> bool:
+def _has_shared_key(loaded: LoadedKeys, intent: MergeIntent, rows: pa.Array) -> bool:
     columns = list(dict.fromkeys(loaded.keys))
     table = loaded.table.select(columns)
     some = table if len(rows) == len(table) else take_rows(table, rows)
-    with loaded.session.view(some) as view:
-        found = loaded.session.rows(f"SELECT count(*) FROM ({_select_repeated(loaded, intent, view)})")
+    with loaded.session.register_view(some) as view:
+        found = loaded.session.fetch_rows(f"SELECT count(*) FROM ({_select_repeated(loaded, intent, view)})")
     return bool(found[0][0])
 
 
@@ -152,7 +152,7 @@ def _list_group_terms(table: pa.Table, keys: Sequence[str]) -> str:
     return ", ".join(normalize_key(quote(each), table.schema.field(each).type) for each in keys)
 
 
-def _select_repeated(loaded: LoadedKeys, intent: Merge, rows: str) -> str:
+def _select_repeated(loaded: LoadedKeys, intent: MergeIntent, rows: str) -> str:
     """SQL for the keys that several of some rows have, and the number of these rows."""
     keys = dict.fromkeys(loaded.keys)
     there = ""
@@ -162,7 +162,7 @@ def _select_repeated(loaded: LoadedKeys, intent: Merge, rows: str) -> str:
     return f"SELECT count(*) AS n, {grouped} FROM {rows}{there} GROUP BY {grouped} HAVING count(*) > 1"
 
 
-def _keep_one_each(session: Session, source: Source, intent: Merge) -> Source:
+def _keep_one_each(session: Session, source: IngestedSource, intent: MergeIntent) -> IngestedSource:
     """The row with the highest order of each key; the last one of equal rows."""
     table = source.table
     keys, orders = tuple(dict.fromkeys(intent.source_keys)), tuple(dict.fromkeys(intent.dedup_order_by))
@@ -172,11 +172,11 @@ def _keep_one_each(session: Session, source: Source, intent: Merge) -> Source:
     needed = add_row_numbers(table.select([*keys, *(each for each in orders if each not in keys)]))
     ranked = f"PARTITION BY {_list_group_terms(table, keys)}"
     ranked += f" ORDER BY {', '.join([*order, f'{quote(SRC)} DESC'])}"
-    with session.view(needed) as view:
-        kept = session.arrow(
+    with session.register_view(needed) as view:
+        kept = session.fetch_arrow(
             f"SELECT {quote(SRC)} FROM {view} QUALIFY row_number() OVER ({ranked}) = 1 ORDER BY 1 ASC"
         )
-    rows = flat(kept[SRC])
+    rows = to_array(kept[SRC])
     return source if len(rows) == table.num_rows else select_rows(source, rows)
 
 
@@ -184,7 +184,7 @@ def _find_range(column: pa.ChunkedArray) -> KeyRange:
     """The range of one key column, for planning."""
     if len(column) <= DISTINCT_ROWS:
         return KeyRange.of(column)
-    values = decoded(comparable(column))
+    values = decode_dictionary(to_comparable(column))
     has_nan = False
     if pa.types.is_floating(values.type):
         nan = pc.is_nan(values)

@@ -15,6 +15,7 @@ __all__ = [
     "FILE",
     "POS",
     "SRC",
+    "find_sql_type",
     "has_case_clash",
     "is_comparable",
     "quote",
@@ -23,7 +24,6 @@ __all__ = [
     "quote_path",
     "quote_text",
     "restore_types",
-    "sql_type",
 ]
 
 FILE, POS, SRC = "~file", "~pos", "~src"
@@ -89,7 +89,7 @@ _SIMPLE: dict[pa.DataType, str] = {
 }
 
 
-def sql_type(kind: pa.DataType) -> str | None:
+def find_sql_type(kind: pa.DataType) -> str | None:
     """DuckDB's type for values of an Arrow type; None where it has none that holds them all exactly."""
     found = _SIMPLE.get(kind)
     if found is not None:
@@ -97,7 +97,7 @@ def sql_type(kind: pa.DataType) -> str | None:
     if isinstance(kind, pa.BaseExtensionType):
         return None
     if pa.types.is_dictionary(kind):
-        return sql_type(kind.value_type)
+        return find_sql_type(kind.value_type)
     if pa.types.is_fixed_size_binary(kind):
         return "BLOB"
     if pa.types.is_decimal(kind):
@@ -106,18 +106,18 @@ def sql_type(kind: pa.DataType) -> str | None:
         return (
             ("TIMESTAMPTZ_NS" if _has_zoned_nanoseconds() else None) if kind.unit == "ns" else "TIMESTAMPTZ"
         )
-    return _nested_type(kind)
+    return _find_nested_type(kind)
 
 
-def _nested_type(kind: pa.DataType) -> str | None:
+def _find_nested_type(kind: pa.DataType) -> str | None:
     if pa.types.is_list(kind) or pa.types.is_large_list(kind):
-        inner = sql_type(kind.value_type)
+        inner = find_sql_type(kind.value_type)
         return None if inner is None else f"{inner}[]"
     if pa.types.is_map(kind):
-        key, item = sql_type(kind.key_type), sql_type(kind.item_type)
+        key, item = find_sql_type(kind.key_type), find_sql_type(kind.item_type)
         return None if key is None or item is None else f"MAP({key}, {item})"
     if pa.types.is_struct(kind) and kind.num_fields:
-        parts = [(field.name, sql_type(field.type)) for field in kind]
+        parts = [(field.name, find_sql_type(field.type)) for field in kind]
         if any(part is None for _, part in parts) or has_case_clash(n for n, _ in parts):
             return None
         return f"STRUCT({', '.join(f'{quote(n)} {part}' for n, part in parts)})"
@@ -132,7 +132,7 @@ def has_case_clash(names: Iterable[str]) -> bool:
 
 def is_comparable(kind: pa.DataType) -> bool:
     """Whether DuckDB compares values of a type exactly."""
-    return not pa.types.is_nested(kind) and sql_type(kind) is not None
+    return not pa.types.is_nested(kind) and find_sql_type(kind) is not None
 
 
 @lru_cache(maxsize=1)

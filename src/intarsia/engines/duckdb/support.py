@@ -8,19 +8,26 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import int96_columns
-from intarsia.core.intent import Deduplicate, Delete, Merge, Optimize, Update, Write
-from intarsia.core.key_value_metadata import geometry_columns
+from intarsia.common.int96 import find_int96_columns
+from intarsia.core.intent import (
+    DeduplicateIntent,
+    DeleteIntent,
+    MergeIntent,
+    OptimizeIntent,
+    UpdateIntent,
+    WriteIntent,
+)
+from intarsia.core.key_value_metadata import read_geometry_columns
 from intarsia.core.plan import Plan
 from intarsia.core.ports import FIELD_ID
 from intarsia.core.prepare import MergeTerms
-from intarsia.core.prove import predicate_columns
+from intarsia.core.prove import list_predicate_columns
 from intarsia.core.snapshot import DataFile
 from intarsia.core.spark_metadata import is_variant_storage
 from intarsia.engines.duckdb.duplicates import list_searched_files
 from intarsia.engines.duckdb.match import list_condition_columns
-from intarsia.engines.duckdb.scan import UUID, find_columns, is_uuid, rewritten_schema
-from intarsia.engines.duckdb.sql import FILE, POS, SRC, has_case_clash, is_comparable, sql_type
+from intarsia.engines.duckdb.scan import UUID, find_columns, is_uuid, make_rewritten_schema
+from intarsia.engines.duckdb.sql import FILE, POS, SRC, find_sql_type, has_case_clash, is_comparable
 
 __all__ = [
     "explain_unreadable",
@@ -74,7 +81,7 @@ def explain_incomparable(schema: pa.Schema, columns: Iterable[str]) -> str | Non
 
 def explain_unsupported_match(plan: Plan) -> str | None:
     """Why DuckDB cannot read or compare the columns that decide which rows change; None if it can."""
-    if isinstance(plan.intent, Deduplicate):
+    if isinstance(plan.intent, DeduplicateIntent):
         return explain_unsupported_duplicates(plan, plan.intent.keys, plan.intent.order_by)
     files = [item.file for item in plan.select("scan")]
     return explain_first_unreadable(files, list_matched_columns(plan), plan.snapshot.schema)
@@ -83,11 +90,11 @@ def explain_unsupported_match(plan: Plan) -> str | None:
 def list_matched_columns(plan: Plan) -> list[str]:
     """The columns that decide which rows change."""
     match plan.intent:
-        case Merge() as intent:
+        case MergeIntent() as intent:
             return [*intent.keys, *list_condition_columns(plan.snapshot, intent)]
-        case Delete() | Update() | Write() as intent if intent.where is not None:
-            return list(predicate_columns(intent.where, plan.snapshot.schema))
-        case Deduplicate() as intent:
+        case DeleteIntent() | UpdateIntent() | WriteIntent() as intent if intent.where is not None:
+            return list(list_predicate_columns(intent.where, plan.snapshot.schema))
+        case DeduplicateIntent() as intent:
             return [*(intent.keys or plan.schema.names), *intent.order_by]
     return []
 
@@ -119,9 +126,9 @@ def explain_first_unreadable(
 def explain_unsupported_optimize(plan: Plan) -> str | None:
     """Why DuckDB cannot sort the rows of every group of a plan, or not without duplicates; None if it can."""
     intent = plan.intent
-    assert isinstance(intent, Optimize)
+    assert isinstance(intent, OptimizeIntent)
     files = [file for group in plan.groups for file in group.files]
-    schema = rewritten_schema(plan)
+    schema = make_rewritten_schema(plan)
     reason = explain_first_unreadable(files, schema.names, schema)
     if reason is None and intent.removes_duplicates:
         reason = explain_unsupported_duplicates(plan, intent.deduplicate_keys, intent.dedup_order_by, files)
@@ -141,14 +148,14 @@ def explain_unreadable(file: DataFile, columns: Collection[str], schema: pa.Sche
     other = _find_other_types(file.footer.schema)
     if _UNKNOWN_TYPE in other.values():
         return f"DuckDB does not know the type {_UNKNOWN_TYPE}, which one of its columns has"
-    geometries = geometry_columns(file.footer.metadata)
+    geometries = read_geometry_columns(file.footer.metadata)
     if geometries is None:
         return "its note 'geo' is not as GeoParquet has it, which DuckDB refuses"
-    int96 = int96_columns(file.footer.schema)
+    int96 = find_int96_columns(file.footer.schema)
     stored_columns = find_columns(file, columns, schema).stored
     for column in columns:
         wanted = schema.field(column).type
-        if sql_type(wanted) is None:
+        if find_sql_type(wanted) is None:
             return f"DuckDB has no type for {column!r} ({wanted})"
         if column in physical.names and column in file.partition:
             return f"{column!r} is stored in the file and in its path, which have to agree"
@@ -173,7 +180,7 @@ def explain_unreadable(file: DataFile, columns: Collection[str], schema: pa.Sche
 def _may_hold_variant(dtype: pa.DataType) -> bool:
     """Whether a type is, or holds, the struct that files store a VARIANT as; its annotation is on a group,
     of which PyArrow says nothing."""
-    return is_variant_storage(dtype) or any(_may_hold_variant(field.type) for field in _fields(dtype))
+    return is_variant_storage(dtype) or any(_may_hold_variant(field.type) for field in _list_fields(dtype))
 
 
 def _find_other_types(schema: pq.ParquetSchema) -> dict[str, str]:
@@ -195,7 +202,7 @@ def _can_become(file: DataFile, own: pa.Field, wanted: pa.DataType) -> bool:
     if file.scan_task is not None and pa.types.is_nested(wanted):
         return has_same_fields(own.type, wanted)
     if is_uuid(file, own):
-        return sql_type(wanted) == "BLOB"
+        return find_sql_type(wanted) == "BLOB"
     return _is_exact_cast(own.type, wanted)
 
 
@@ -221,10 +228,10 @@ def _is_exact_cast(stored: pa.DataType, wanted: pa.DataType) -> bool:
     """Whether DuckDB's cast from one type to the other is exact, and the same as ours."""
     stored = stored.value_type if pa.types.is_dictionary(stored) else stored
     wanted = wanted.value_type if pa.types.is_dictionary(wanted) else wanted
-    have = sql_type(stored)
+    have = find_sql_type(stored)
     if have is None:
         return False
-    if have == sql_type(wanted):
+    if have == find_sql_type(wanted):
         return True
     if pa.types.is_integer(stored):
         return pa.types.is_integer(wanted) or pa.types.is_float64(wanted) or pa.types.is_decimal(wanted)
@@ -242,24 +249,24 @@ def has_same_fields(one: pa.DataType, other: pa.DataType) -> bool:
     """Whether two nested types have the same fields, by their ids at every level."""
     if not pa.types.is_nested(one):
         return bool(one.equals(other))
-    mine, theirs = _fields(one), _fields(other)
+    mine, theirs = _list_fields(one), _list_fields(other)
     if one.id != other.id or len(mine) != len(theirs):
         return False
     named = pa.types.is_struct(one)
     return all(
-        _field_id(a) is not None
-        and _field_id(a) == _field_id(b)
+        _get_field_id(a) is not None
+        and _get_field_id(a) == _get_field_id(b)
         and (a.name == b.name or not named)
         and has_same_fields(a.type, b.type)
         for a, b in zip(mine, theirs, strict=True)
     )
 
 
-def _fields(kind: pa.DataType) -> list[pa.Field]:
+def _list_fields(kind: pa.DataType) -> list[pa.Field]:
     if pa.types.is_map(kind):
         return [kind.key_field, kind.item_field]
     return [kind.field(number) for number in range(kind.num_fields)]
 
 
-def _field_id(known: pa.Field) -> bytes | None:
+def _get_field_id(known: pa.Field) -> bytes | None:
     return (known.metadata or {}).get(FIELD_ID)

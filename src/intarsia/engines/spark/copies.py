@@ -26,12 +26,12 @@ from intarsia.engines.spark.staging import (
     without_files,
 )
 from intarsia.engines.spark.tasks import SharedDirectory, TaskRunner
-from intarsia.kernel.copy_rows import CopyTask, copy_tasks, prefix_of
+from intarsia.kernel.copy_rows import CopyTask, choose_prefix, make_copy_tasks
 from intarsia.kernel.match import FileMatch
 from intarsia.kernel.output_format import OutputFormat
 from intarsia.kernel.partitioned_writer import SLICE_ROWS, NewRowWriter, write_partitioned
 from intarsia.kernel.rewrite import Rewrite
-from intarsia.kernel.threads import in_line
+from intarsia.kernel.threads import split_by_weight
 
 TASK_ROWS = 1 << 16
 """New rows that are worth a task of their own."""
@@ -52,10 +52,10 @@ def write_copies(
     within the bounds of :class:`PartitionedWriter`.
     """
     with open_attempt(output, plan.snapshot) as tx:
-        return write_partitioned(OutputFormat.of(plan, tx, lineage=lineage), tx, prefix_of(plan), pieces)
+        return write_partitioned(OutputFormat.of(plan, tx, lineage=lineage), tx, choose_prefix(plan), pieces)
 
 
-def replacement_rows(
+def make_replacement_rows(
     item: FilePlan,
     hits: Hits,
     plan: Plan,
@@ -67,7 +67,7 @@ def replacement_rows(
     """The rows that replace those of one file; all of them where it is rewritten without a hit."""
     task = Rewrite.of(item.file, hits, plan, output, actions=actions, label="")
     copied = CopyTask(task, copies=is_copy_on_write(plan) or not len(hits))
-    return copied.pieces(source, OutputFormat.of(plan, output, lineage=True).schema)
+    return copied.make_pieces(source, OutputFormat.of(plan, output, lineage=True).schema)
 
 
 class Probe(Protocol):
@@ -83,7 +83,7 @@ class Probe(Protocol):
     def source(self) -> pa.Table | None:
         """The rows that hits take their values from."""
 
-    def matches(self, files: Sequence[FilePlan]) -> list[FileMatch]:
+    def match(self, files: Sequence[FilePlan]) -> list[FileMatch]:
         """What is found in each file, in their order."""
 
 
@@ -127,27 +127,27 @@ def copy_matched(work: CopyWork, files: Sequence[FilePlan]) -> CopiedFiles:
     operation impossible.
     """
     probe = work.probe
-    found = probe.matches(files)
+    found = probe.match(files)
     seen = [MatchSummary.of(match) for match in found]
     refused = any(match.nulls or match.several for match in found)
     if work.output is None or refused:
         return CopiedFiles(seen)
     output = work.output
 
-    def pieces() -> Iterator[pa.Table | ValuesRefused]:
+    def make_pieces() -> Iterator[pa.Table | ValuesRefused]:
         for match in found:
             item, hits = match.plan, match.hits
             if (len(hits) or item.forced) and not _is_emptied(match, probe.actions):
-                yield from replacement_rows(
+                yield from make_replacement_rows(
                     item, hits, probe.plan, output, actions=probe.actions, source=probe.source
                 )
 
-    return CopiedFiles(seen, write_copies(probe.plan, output, pieces(), lineage=True))
+    return CopiedFiles(seen, write_copies(probe.plan, output, make_pieces(), lineage=True))
 
 
 def _is_emptied(match: FileMatch, actions: Sequence[Action]) -> bool:
     drops = [number for number, action in enumerate(actions) if isinstance(action, Drop)]
-    return 0 < match.plan.file.rows == sum(len(match.hits.only(number)) for number in drops)
+    return 0 < match.plan.file.rows == sum(len(match.hits.select_action(number)) for number in drops)
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,7 +166,7 @@ def copy_known(work: KnownHitsWork, jobs: Sequence[tuple[FilePlan, Hits]]) -> li
     pieces = (
         piece
         for item, hits in jobs
-        for piece in replacement_rows(item, hits, plan, output, actions=work.actions, source=work.source)
+        for piece in make_replacement_rows(item, hits, plan, output, actions=work.actions, source=work.source)
     )
     return write_copies(plan, output, pieces, lineage=True)
 
@@ -184,7 +184,9 @@ class InsertWork:
 def insert_rows(work: InsertWork, job: Sequence[tuple[Insert, pa.Array]]) -> list[StagedFile]:
     """Write some source rows into new files."""
     pieces = (
-        piece for action, rows in job for piece in work.placing.pieces(action, rows, work.source, work.output)
+        piece
+        for action, rows in job
+        for piece in work.placing.make_pieces(action, rows, work.source, work.output)
     )
     return write_copies(work.plan, work.output, pieces, lineage=False)
 
@@ -192,7 +194,7 @@ def insert_rows(work: InsertWork, job: Sequence[tuple[Insert, pa.Array]]) -> lis
 def stage_copies(runner: TaskRunner, execution: Execution, matches: Matches) -> Staged:
     """What is left to write once rows are matched; the execution's plan is resolved."""
     plan, tx = execution.plan, execution.transaction
-    copied = copy_tasks(plan, matches, tx)
+    copied = make_copy_tasks(plan, matches, tx)
     rest = [one for one in copied if one.file.path not in matches.done and (one.copies or one.changing)]
     added = [*matches.staged.added, *_copy_known_files(runner, execution, rest, matches)]
     if matches.inserts:
@@ -209,7 +211,7 @@ def group_by_partition(plan: Plan) -> list[FilePlan]:
     return [item for items in homes.values() for item in items]
 
 
-def copy_files_of(
+def copy_files(
     runner: TaskRunner,
     probe: Probe,
     scans: Sequence[FilePlan],
@@ -222,7 +224,7 @@ def copy_files_of(
         return []
     progress("probe files" if output is None else "probe and write files", 0, len(scans))
     jobs = _split_shares(runner, scans, [item.file.size for item in scans])
-    done = runner.each(
+    done = runner.run_each(
         copy_matched,
         jobs,
         shared=CopyWork(probe, output),
@@ -234,10 +236,10 @@ def copy_files_of(
 
 
 def _split_shares(runner: TaskRunner, items: Sequence[T], weights: Sequence[int]) -> list[list[T]]:
-    return in_line(items, weights, len(runner.shares(weights))) if items else []
+    return split_by_weight(items, weights, len(runner.make_shares(weights))) if items else []
 
 
-def in_plan_order(plan: Plan, scans: Sequence[FilePlan], shares: Iterable[CopiedFiles]) -> list[Any]:
+def sort_by_plan(plan: Plan, scans: Sequence[FilePlan], shares: Iterable[CopiedFiles]) -> list[Any]:
     """What was found in each file to scan, as the plan lists them: errors name the first."""
     seen = [one for share in shares for one in share.seen]
     found = {item.file.path: one.match(item) for item, one in zip(scans, seen, strict=True)}
@@ -263,7 +265,7 @@ def _copy_known_files(
     work = KnownHitsWork(without_files(plan), execution.transaction.output(), matches.actions, source)
     progress("write files", 0, len(jobs))
     with open_shared_directory(runner.spark, plan, source, output=work.output, spool_dir=None) as room:
-        done = runner.each(
+        done = runner.run_each(
             copy_known,
             shares,
             shared=work,
@@ -274,7 +276,7 @@ def _copy_known_files(
     return [file for files in done for file in files]
 
 
-def new_row_writer(plan: Plan) -> NewRowWriter:
+def make_new_row_writer(plan: Plan) -> NewRowWriter:
     """How source rows become rows of the table."""
     snapshot = replace(plan.snapshot, files=())
     return NewRowWriter(snapshot, plan.schema, (), plan.intent.options, plan.operation)
@@ -284,7 +286,7 @@ def group_new_rows(
     plan: Plan, inserts: Iterable[tuple[Any, pa.Array]], source: pa.Table
 ) -> list[tuple[Insert, pa.Array]]:
     """New rows, those of one partition one after the other."""
-    writer, partitioner = new_row_writer(plan), plan.snapshot.partitioner
+    writer, partitioner = make_new_row_writer(plan), plan.snapshot.partitioner
     parts: dict[Any, list[tuple[Insert, pa.Array]]] = {}
     try:
         for action, rows in inserts:
@@ -343,7 +345,7 @@ def _insert_new_rows(runner: TaskRunner, execution: Execution, matches: Matches)
     source, bare = execution.prepared.table, without_files(plan)
     rows = group_new_rows(plan, matches.inserts, source)
     if matches.inserted <= DRIVER_INSERT_ROWS:
-        few = insert_rows(InsertWork(bare, new_row_writer(plan), source, tx), rows)
+        few = insert_rows(InsertWork(bare, make_new_row_writer(plan), source, tx), rows)
         progress("write files", len(few), len(few))
         return few
     most = max(TASK_ROWS, -(-matches.inserted // runner.tasks))
@@ -351,10 +353,10 @@ def _insert_new_rows(runner: TaskRunner, execution: Execution, matches: Matches)
     progress("write new files", 0, len(shares))
     output = tx.output()
     with open_shared_directory(runner.spark, plan, source, output=output, spool_dir=None) as room:
-        done = runner.each(
+        done = runner.run_each(
             insert_rows,
             shares,
-            shared=InsertWork(bare, new_row_writer(plan), source, output),
+            shared=InsertWork(bare, make_new_row_writer(plan), source, output),
             weights=[sum(len(mine) for _, mine in share) for share in shares],
             room=room,
         )

@@ -15,11 +15,11 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 
 from intarsia.core.change import Hits, Matches
-from intarsia.core.keys import arange, comparable, decoded, flat
+from intarsia.core.keys import arange, decode_dictionary, to_array, to_comparable
 from intarsia.core.plan import Plan
 from intarsia.core.rule import Drop
 from intarsia.core.snapshot import DataFile
-from intarsia.engines.spark.join import FILE, POSITION, frame_of, key_names, with_keys
+from intarsia.engines.spark.join import FILE, POSITION, make_frame, name_keys, with_keys
 from intarsia.engines.spark.source import Spool
 from intarsia.engines.spark.staging import without_files
 from intarsia.engines.spark.tasks import TaskRunner
@@ -45,29 +45,31 @@ def find_duplicates(
     """
     names = check_keys(plan, keys)
     check_order(plan, order_by)
-    files = plan.snapshot.in_order(files)
+    files = plan.snapshot.sort_files(files)
     work = RankWork(without_files(plan), names, order_by, place.filesystem, place.directory)
     jobs = list(enumerate(files))
-    written = runner.each(write_ranks, jobs, shared=work, weights=[file.size for file in files])
+    written = runner.run_each(write_ranks, jobs, shared=work, weights=[file.size for file in files])
     locations = [location for location in written if location is not None]
     if not locations:
         return Matches((Drop(),))
-    order = [F.col(_order_name(number)).desc_nulls_last() for number in range(len(order_by))]
+    order = [F.col(_name_order_column(number)).desc_nulls_last() for number in range(len(order_by))]
     last = [F.col(FILE).desc(), F.col(POSITION).desc()]
-    window = Window.partitionBy(*key_names(len(work.keys))).orderBy(*order, *last)
-    ranked = frame_of(runner, locations, place.filesystem).withColumn("__place", F.row_number().over(window))
+    window = Window.partitionBy(*name_keys(len(work.keys))).orderBy(*order, *last)
+    ranked = make_frame(runner, locations, place.filesystem).withColumn(
+        "__place", F.row_number().over(window)
+    )
     lost = collect(ranked.where("__place > 1").select(FILE, POSITION))
     return _make_matches(files, lost)
 
 
-def _order_name(number: int) -> str:
+def _name_order_column(number: int) -> str:
     return f"__o{number}"
 
 
 def _make_matches(files: Sequence[DataFile], lost: pa.Table) -> Matches:
     hits: dict[str, Hits] = {}
     dropped: set[str] = set()
-    numbers, positions = flat(lost[FILE]), flat(lost[POSITION])
+    numbers, positions = to_array(lost[FILE]), to_array(lost[POSITION])
     for number in pc.unique(numbers).to_pylist():
         mine = positions.filter(pc.equal(numbers, number))
         file = files[number]
@@ -99,9 +101,9 @@ def write_ranks(work: RankWork, job: tuple[int, DataFile]) -> str | None:
     start = 0
     with FileReader(file, snapshot.schema, snapshot.filesystem) as reader:
         for group in range(reader.footer.num_row_groups):
-            for table in reader.pieces(columns, group):
+            for table in reader.read_pieces(columns, group):
                 sent = _rank_columns(table, work, number, start)
-                live = reader.live_rows(start, table.num_rows)
+                live = reader.find_live_rows(start, table.num_rows)
                 start += table.num_rows
                 sent = sent if live is None else take_rows(sent, live)
                 if writer is None:
@@ -121,6 +123,6 @@ def _rank_columns(table: pa.Table, work: RankWork, number: int, start: int) -> p
     }
     sent = with_keys(pa.table(place), [table[name] for name in work.keys])
     for order, name in enumerate(work.order_by):
-        plain = pa.table({"order": decoded(comparable(table[name]))})
-        sent = sent.append_column(_order_name(order), to_spark_types(plain)["order"])
+        plain = pa.table({"order": decode_dictionary(to_comparable(table[name]))})
+        sent = sent.append_column(_name_order_column(order), to_spark_types(plain)["order"])
     return sent

@@ -9,9 +9,18 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
-from intarsia.common.arrow import Source, ingest
+from intarsia.common.arrow import IngestedSource, ingest
 from intarsia.core.change import Matches, Staged, Staging
-from intarsia.core.intent import Compact, Deduplicate, Delete, Intent, Merge, Optimize, Update, Write
+from intarsia.core.intent import (
+    CompactIntent,
+    DeduplicateIntent,
+    DeleteIntent,
+    Intent,
+    MergeIntent,
+    OptimizeIntent,
+    UpdateIntent,
+    WriteIntent,
+)
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.prepare import Prepared, prepare
@@ -19,7 +28,7 @@ from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.spark.copies import stage_copies
 from intarsia.engines.spark.duplicates import find_duplicates
 from intarsia.engines.spark.match import match_merge, match_predicate
-from intarsia.engines.spark.optimize import plan_ranges, range_note, stage_compact, stage_optimize
+from intarsia.engines.spark.optimize import describe_ranges, plan_ranges, stage_compact, stage_optimize
 from intarsia.engines.spark.route import merge_large, prepare_large_merge, prepare_large_write, write_large
 from intarsia.engines.spark.source import (
     SparkSource,
@@ -27,8 +36,8 @@ from intarsia.engines.spark.source import (
     SpoolLocation,
     check_exists,
     create_spool,
+    find_spool_location,
     spool_dataframe,
-    spool_location,
     spool_table,
 )
 from intarsia.engines.spark.staging import rewrite_known, write_new_rows
@@ -36,7 +45,7 @@ from intarsia.engines.spark.tasks import TaskRunner
 from intarsia.engines.spark.types import check_types, find_year_months
 from intarsia.errors import NotSupported
 from intarsia.kernel.match import with_new_rows
-from intarsia.spark.errors import spark_errors
+from intarsia.spark.errors import translate_spark_errors
 from intarsia.spark.session import is_connect
 
 MEMORY_BYTES = 512 << 20
@@ -61,7 +70,7 @@ class SparkEngine:
     """Storage that driver and executors share, for rows that wait; local Spark uses its own machine's."""
     name: str = "spark"
 
-    @spark_errors()
+    @translate_spark_errors()
     def __post_init__(self) -> None:
         for setting in _UNSAFE:
             if str(self.spark.conf.get(setting, "false")).lower() == "true":
@@ -72,10 +81,10 @@ class SparkEngine:
 
     @property
     def runner(self) -> TaskRunner:
-        cores = self._cores()
+        cores = self._count_cores()
         return TaskRunner(self.spark, self.tasks) if self.tasks else TaskRunner(self.spark, 2 * cores, cores)
 
-    def _cores(self) -> int:
+    def _count_cores(self) -> int:
         """How many tasks run at once, as far as the session tells."""
         asked = self.spark.conf.get("spark.sql.leafNodeDefaultParallelism", None)
         if asked is not None:
@@ -84,8 +93,8 @@ class SparkEngine:
             return os.cpu_count() or 4
         return int(self.spark.sparkContext.defaultParallelism)
 
-    @spark_errors(source=True)
-    def ingest(self, source: Any, *, shared: SpoolLocation | None = None, **options: Any) -> Source:
+    @translate_spark_errors(source=True)
+    def ingest(self, source: Any, *, shared: SpoolLocation | None = None, **options: Any) -> IngestedSource:
         """A DataFrame is evaluated once, by executors; anything else as the in-process engine does.
 
         What is too large to travel waits in a spool that executors read; see ``broadcast_bytes``.
@@ -110,26 +119,26 @@ class SparkEngine:
             spool = spool_table(taken.table, place, tasks=self.runner.tasks)
         return SparkSource(spool, origin=taken.origin, ordered=True)
 
-    @spark_errors()
-    def prepare(self, intent: Intent, snapshot: Snapshot, source: Source | None) -> Prepared:
+    @translate_spark_errors()
+    def prepare(self, intent: Intent, snapshot: Snapshot, source: IngestedSource | None) -> Prepared:
         """As in process where the source may travel to every task; see ``broadcast_bytes``."""
         if isinstance(source, SparkSource):
             check_types(source, intent, snapshot)
             rows = source.rows
             if not source.ordered:
                 _warn_about_ties(intent)
-            if isinstance(intent, Merge):
+            if isinstance(intent, MergeIntent):
                 limit = self.broadcast_bytes
                 large = prepare_large_merge(self.runner, intent, snapshot, source, limit=limit)
                 if large is not None:
                     return large
-            elif isinstance(intent, Write) and source.spool.size > self.broadcast_bytes:
+            elif isinstance(intent, WriteIntent) and source.spool.size > self.broadcast_bytes:
                 return prepare_large_write(self.runner, intent, snapshot, source)
-            source = Source(source.table, origin=source.origin)
+            source = IngestedSource(source.table, origin=source.origin)
             return replace(prepare(intent, snapshot, source), source_rows=rows)
         return prepare(intent, snapshot, source)
 
-    @spark_errors()
+    @translate_spark_errors()
     def match(self, execution: Execution) -> Matches:
         """Which rows change. Executors read key columns, or a predicate's.
 
@@ -139,29 +148,29 @@ class SparkEngine:
         if execution.prepared.remote is not None:
             return self._match_large(execution)
         match plan.intent:
-            case Merge():
+            case MergeIntent():
                 return match_merge(self.runner, execution, spool_dir=self.spool_dir)
-            case Delete() | Update():
+            case DeleteIntent() | UpdateIntent():
                 return match_predicate(self.runner, execution)
-            case Deduplicate() as intent:
+            case DeduplicateIntent() as intent:
                 return self._match_duplicates(plan, intent)
-            case Write():
+            case WriteIntent():
                 return with_new_rows(match_predicate(self.runner, execution), execution.prepared.table)
-            case Optimize():
-                return Matches(notes=range_note(self._plan_ranges(plan)))
-            case Compact():
+            case OptimizeIntent():
+                return Matches(notes=describe_ranges(self._plan_ranges(plan)))
+            case CompactIntent():
                 return Matches()
 
-    @spark_errors()
+    @translate_spark_errors()
     def stage(self, execution: Execution, matches: Matches) -> Staged:
         """What is left to write once rows are matched: files not written with the scan, and new rows."""
         plan, output = execution.plan, execution.transaction.output()
         match plan.intent:
-            case Compact():
+            case CompactIntent():
                 return stage_compact(
                     self.runner, plan, output, memory_bytes=self.memory_bytes, progress=execution.progress
                 )
-            case Optimize() as intent:
+            case OptimizeIntent() as intent:
                 return self._stage_optimize(plan, intent, output, execution.progress)
             case _ if not plan.snapshot.replaces_in_place:
                 return stage_copies(self.runner, execution, matches)
@@ -182,7 +191,7 @@ class SparkEngine:
     def _match_large(self, execution: Execution) -> Matches:
         """What became of a source that stays on storage, and of the rows that it overwrites."""
         plan = execution.plan
-        if isinstance(plan.intent, Merge):
+        if isinstance(plan.intent, MergeIntent):
             matches = merge_large(self.runner, execution)
             return replace(matches, done=frozenset(matches.counts))
         matches = write_large(self.runner, execution)
@@ -192,7 +201,7 @@ class SparkEngine:
         staged = Staged(found.staged.rewritten, (*matches.staged.added, *found.staged.added))
         return replace(found, inserted=matches.inserted, staged=staged)
 
-    def _match_duplicates(self, plan: Plan, intent: Deduplicate) -> Matches:
+    def _match_duplicates(self, plan: Plan, intent: DeduplicateIntent) -> Matches:
         files = [item.file for item in plan.select("scan")]
         return self._find_losers(plan, files, intent.keys, intent.order_by)
 
@@ -200,17 +209,17 @@ class SparkEngine:
         self, plan: Plan, files: Sequence[DataFile], keys: tuple[str, ...], order_by: tuple[str, ...]
     ) -> Matches:
         """Rows that lose against a duplicate; their keys wait in a spool while Spark compares them."""
-        place = create_spool(self.spark, spool_location(plan.snapshot), self.spool_dir)
+        place = create_spool(self.spark, find_spool_location(plan.snapshot), self.spool_dir)
         try:
             return find_duplicates(self.runner, plan, place, files=files, keys=keys, order_by=order_by)
         finally:
             place.remove()
 
     def _plan_ranges(self, plan: Plan) -> dict[int, int]:
-        return plan_ranges(plan, memory_bytes=self.memory_bytes, cores=self._cores())
+        return plan_ranges(plan, memory_bytes=self.memory_bytes, cores=self._count_cores())
 
     def _stage_optimize(
-        self, plan: Plan, intent: Optimize, output: OutputLocation, progress: Progress
+        self, plan: Plan, intent: OptimizeIntent, output: OutputLocation, progress: Progress
     ) -> Staged:
         drops = None
         if intent.removes_duplicates:
@@ -237,7 +246,7 @@ class SparkEngine:
         if not ranges or not output.staging.discards:
             yield None
             return
-        place = create_spool(self.spark, spool_location(plan.snapshot), self.spool_dir)
+        place = create_spool(self.spark, find_spool_location(plan.snapshot), self.spool_dir)
         try:
             yield replace(output.staging, filesystem=place.filesystem, directory=place.directory)
         finally:
@@ -254,7 +263,7 @@ def _remove_on_error(place: Spool) -> Iterator[None]:
 
 
 def _warn_about_ties(intent: Intent) -> None:
-    if isinstance(intent, Merge) and intent.rule.name == "deduplicate" and not intent.dedup_order_by:
+    if isinstance(intent, MergeIntent) and intent.rule.name == "deduplicate" and not intent.dedup_order_by:
         warnings.warn(
             "deduplicate without dedup_order_by: which row of a DataFrame is the last is not defined.",
             UserWarning,

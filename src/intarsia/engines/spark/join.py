@@ -22,21 +22,21 @@ from pyspark.sql import Window
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from intarsia.core.intent import Merge
-from intarsia.core.keys import KeyIndex, arange, comparable, decoded, flat
+from intarsia.core.intent import MergeIntent
+from intarsia.core.keys import KeyIndex, arange, decode_dictionary, to_array, to_comparable
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import SourceFacts
 from intarsia.core.prepare import MergeTerms, Prepared
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES
 from intarsia.core.snapshot import Snapshot
-from intarsia.core.validation import duplicate_keys, null_source_keys
+from intarsia.core.validation import refuse_duplicate_keys, refuse_null_source_keys
 from intarsia.engines.spark.large_source import (
     ArrowStore,
     LargeSource,
     cast_spool,
     deciding_columns,
-    distinct_rows,
+    find_distinct_rows,
     find_starts,
     inserting_columns,
     read_pieces,
@@ -51,12 +51,12 @@ from intarsia.engines.spark.probe import (
     ProbeWork,
     probe_index,
 )
-from intarsia.engines.spark.source import PartWriter, SparkSource, SpoolPart, column_names, spool_writer
+from intarsia.engines.spark.source import PartWriter, SparkSource, SpoolPart, name_columns, open_spool_writer
 from intarsia.engines.spark.tasks import TaskRunner
 from intarsia.engines.spark.types import from_spark_types, to_spark_types
 from intarsia.kernel.match import MergeMatcher, SourceIndex
 from intarsia.kernel.overlay import take_rows
-from intarsia.kernel.read import FileReader, constant_column
+from intarsia.kernel.read import FileReader, make_constant_column
 from intarsia.spark.collect import collect
 
 ROW = "__row"
@@ -64,20 +64,20 @@ FILE = "__file"
 POSITION = "__position"
 
 
-def key_names(count: int) -> list[str]:
+def name_keys(count: int) -> list[str]:
     """The columns of the keys in Spark."""
     return [f"__k{number}" for number in range(count)]
 
 
 def with_keys(table: pa.Table, keys: Sequence[Any]) -> pa.Table:
     """The table with its key in the form that Spark compares as we do."""
-    for name, column in zip(key_names(len(keys)), keys, strict=True):
-        plain = pa.table({"key": decoded(comparable(column))})
+    for name, column in zip(name_keys(len(keys)), keys, strict=True):
+        plain = pa.table({"key": decode_dictionary(to_comparable(column))})
         table = table.append_column(name, to_spark_types(plain)["key"])
     return table
 
 
-def frame_of(runner: TaskRunner, locations: Sequence[str], filesystem: pafs.FileSystem) -> Any:
+def make_frame(runner: TaskRunner, locations: Sequence[str], filesystem: pafs.FileSystem) -> Any:
     """Files of ours as a DataFrame.
 
     Spark reads local files by itself. Of other storage it may have another name or none, so there tasks
@@ -88,7 +88,7 @@ def frame_of(runner: TaskRunner, locations: Sequence[str], filesystem: pafs.File
     footer = pq.read_schema(locations[0], filesystem=filesystem)
     schema = from_arrow_schema(footer, prefer_timestamp_ntz=True)
     jobs = runner.spark.range(0, len(locations), 1, len(locations))
-    return jobs.mapInArrow(PartReader(filesystem, tuple(locations)).batches, schema)
+    return jobs.mapInArrow(PartReader(filesystem, tuple(locations)).read_batches, schema)
 
 
 _GLOB = re.compile(r"[\\{}\[\]*?]")
@@ -105,7 +105,7 @@ class PartReader:
     filesystem: pafs.FileSystem
     locations: tuple[str, ...]
 
-    def batches(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, numbers: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs on an executor; memory: one batch."""
         for batch in numbers:
             for number in batch.column(0).to_pylist():
@@ -160,13 +160,13 @@ def write_key_file(work: KeyFileWork, job: tuple[int, SpoolPart]) -> KeyProfile:
                 known = KeyRange.of(table[name])
                 nan[name] = nan[name] or known.has_nan
                 ends[name] += [known.values.slice(0, 1), known.values.slice(max(len(known.values) - 1, 0))]
-            places.append(distinct_rows(table, work.partitions))
-            sent = to_spark_types(table).rename_columns(column_names(table.num_columns))
+            places.append(find_distinct_rows(table, work.partitions))
+            sent = to_spark_types(table).rename_columns(name_columns(table.num_columns))
             sent = with_keys(sent, [table[name] for name in work.keys])
             sent = sent.append_column(ROW, arange(table.num_rows, start))
             start += table.num_rows
             if writer is None:
-                writer = spool_writer(location, sent.schema, work.store.filesystem)
+                writer = open_spool_writer(location, sent.schema, work.store.filesystem)
             writer.write_table(sent)
     finally:
         if writer is not None:
@@ -192,9 +192,9 @@ def prepare_joined(
     store = ArrowStore(spool.filesystem, spool.directory)
     work = KeyFileWork(store, find_starts(spool), schema, keys, terms.pruning, operation, path)
     weights = [part.size for part in spool.parts]
-    found = runner.each(write_key_file, list(enumerate(spool.parts)), shared=work, weights=weights)
+    found = runner.run_each(write_key_file, list(enumerate(spool.parts)), shared=work, weights=weights)
     nulls = {name: sum(one.nulls[name] for one in found) for _, name in intent.never_null}
-    null_source_keys(nulls, operation=operation, path=path)
+    refuse_null_source_keys(nulls, operation=operation, path=path)
     large = LargeSource(
         spool,
         terms.wanted,
@@ -207,7 +207,7 @@ def prepare_joined(
     elif operation in STRATEGIES:
         _refuse_duplicates(runner, large, intent, schema, path)
     ranges = {
-        name: _key_range(found, other, schema.field(other).type)
+        name: _combine_key_ranges(found, other, schema.field(other).type)
         for name, other in zip(intent.keys, keys, strict=True)
     }
     empty = pa.Table.from_batches([], schema)
@@ -225,10 +225,10 @@ def prepare_joined(
     )
 
 
-def _key_range(found: Sequence[KeyProfile], name: str, kind: pa.DataType) -> KeyRange:
+def _combine_key_ranges(found: Sequence[KeyProfile], name: str, kind: pa.DataType) -> KeyRange:
     """All that is known of the source's keys: between which values they lie."""
     ends = [one.ends[name] for one in found if name in one.ends]
-    values = pa.concat_arrays(ends) if ends else flat(decoded(comparable(pa.nulls(0, kind))))
+    values = pa.concat_arrays(ends) if ends else to_array(decode_dictionary(to_comparable(pa.nulls(0, kind))))
     values = values.take(pc.array_sort_indices(values))
     both = pa.concat_arrays([values.slice(0, 1), values.slice(max(len(values) - 1, 0))])
     return KeyRange(
@@ -240,41 +240,41 @@ def _key_range(found: Sequence[KeyProfile], name: str, kind: pa.DataType) -> Key
 
 
 def _refuse_duplicates(
-    runner: TaskRunner, large: LargeSource, intent: Merge, schema: pa.Schema, path: str
+    runner: TaskRunner, large: LargeSource, intent: MergeIntent, schema: pa.Schema, path: str
 ) -> None:
     if not large.key_files:
         return
-    frame = frame_of(runner, large.key_files, large.spool.filesystem)
-    counted = frame.groupBy(*key_names(len(intent.keys))).agg(
+    frame = make_frame(runner, large.key_files, large.spool.filesystem)
+    counted = frame.groupBy(*name_keys(len(intent.keys))).agg(
         F.count("*").alias("n"), F.first(ROW).alias(ROW)
     )
     if not intent.matches_null:
-        for name in key_names(len(intent.keys)):
+        for name in name_keys(len(intent.keys)):
             counted = counted.where(F.col(name).isNotNull())  # dropna would take NaN for NULL
     many = counted.where("n > 1")
     found = collect(many.agg(F.count("*").alias("keys"), F.sum("n").alias("rows"))).to_pylist()[0]
     if not found["keys"]:
         return
-    columns = dict(zip(schema.names, column_names(len(schema)), strict=True))
+    columns = dict(zip(schema.names, name_columns(len(schema)), strict=True))
     some = frame.join(many.select(ROW).limit(64), ROW, "left_semi")
     some = collect(some.select(*(columns[name] for name in intent.source_keys)))
     keys = pa.schema([schema.field(name) for name in intent.source_keys])
     samples = from_spark_types(some, keys, operation=intent.rule.name, path=path)
-    duplicate_keys(
+    refuse_duplicate_keys(
         samples, intent.source_keys, found["keys"], found["rows"], operation=intent.rule.name, path=path
     )
 
 
-def _keep_last(runner: TaskRunner, large: LargeSource, intent: Merge, schema: pa.Schema) -> LargeSource:
+def _keep_last(runner: TaskRunner, large: LargeSource, intent: MergeIntent, schema: pa.Schema) -> LargeSource:
     """One row per key: the highest order, then the last of the source's rows."""
     if not large.key_files:
         return large
-    columns = dict(zip(schema.names, column_names(len(schema)), strict=True))
+    columns = dict(zip(schema.names, name_columns(len(schema)), strict=True))
     order = [F.col(columns[name]).desc_nulls_last() for name in intent.dedup_order_by]
-    window = Window.partitionBy(*key_names(len(intent.keys))).orderBy(*order, F.col(ROW).desc())
-    frame = frame_of(runner, large.key_files, large.spool.filesystem)
+    window = Window.partitionBy(*name_keys(len(intent.keys))).orderBy(*order, F.col(ROW).desc())
+    frame = make_frame(runner, large.key_files, large.spool.filesystem)
     last = frame.withColumn("__place", F.row_number().over(window)).where("__place = 1").drop("__place")
-    done = runner.over(last, KeptWriter(large.store, large.starts).write)
+    done = runner.run_over(last, KeptWriter(large.store, large.starts).write)
     return replace(
         large,
         key_files=tuple(part.location for part, _ in done),
@@ -299,7 +299,7 @@ class KeptWriter:
                 numbers.append(batch.column(ROW))
                 yield batch
 
-        for part in PartWriter(self.store.filesystem, self.store.directory).parts(read()):
+        for part in PartWriter(self.store.filesystem, self.store.directory).write_parts(read()):
             if part.rows:
                 rows = pa.concat_arrays(numbers)
                 yield part, write_routes(self.store, [route_rows(0, rows)], self.starts)
@@ -328,19 +328,19 @@ def write_target_keys(work: TargetKeyWork, job: tuple[int, FilePlan]) -> str | N
     with FileReader(item.file, snapshot.schema, snapshot.filesystem) as reader:
         for group in item.row_groups:
             rows = reader.footer.row_group(group).num_rows
-            live = reader.live_rows(reader.start_of(group), rows)
+            live = reader.find_live_rows(reader.get_start(group), rows)
             table = reader.read(stored, group) if stored else None
             columns = [
-                flat(table[name])
+                to_array(table[name])
                 if table is not None and name in stored
-                else constant_column(item.file.partition[name], snapshot.schema.field(name).type, rows)
+                else make_constant_column(item.file.partition[name], snapshot.schema.field(name).type, rows)
                 for name in work.keys
             ]
             sent = with_keys(pa.table({FILE: pa.repeat(pa.scalar(number, pa.int32()), rows)}), columns)
             sent = sent if live is None else take_rows(sent, live)
             sent = sent.group_by(sent.column_names, use_threads=False).aggregate([])  # each key once
             if writer is None:
-                writer = spool_writer(location, sent.schema, work.store.filesystem)
+                writer = open_spool_writer(location, sent.schema, work.store.filesystem)
             writer.write_table(sent)
     if writer is None:
         return None
@@ -353,7 +353,7 @@ class JoinedProbe:
     """Probes files by the source rows that a join has found for them."""
 
     plan: Plan
-    intent: Merge
+    intent: MergeIntent
     files: tuple[FilePlan, ...] = field(repr=False)
     schema: pa.Schema
     """The deciding columns of the source."""
@@ -373,7 +373,7 @@ class JoinedProbe:
             known = SourceIndex.of(source, index, self.plan.snapshot.partition_columns)
             matcher = MergeMatcher(self.plan, self.intent, known)
             (match,) = matcher.scan([self.files[number]])
-            notes.add(number, match, matcher, flat(rows[ROW]))
+            notes.add(number, match, matcher, to_array(rows[ROW]))
         yield notes.finish()
 
 
@@ -397,7 +397,7 @@ def split_by_file(batches: Iterator[pa.RecordBatch]) -> Iterator[tuple[int, pa.T
 
 def _drop_repeated(rows: pa.Table) -> pa.Table:
     """Each row once: a key may be in several row groups of a file."""
-    numbers = flat(rows[ROW])
+    numbers = to_array(rows[ROW])
     distinct = pc.unique(numbers)
     return (
         rows if len(distinct) == len(numbers) else take_rows(rows, pc.index_in(distinct, value_set=numbers))
@@ -413,16 +413,21 @@ def probe_joined(
     assert large.key_files is not None
     keys = TargetKeyWork(matcher.plan, intent.keys, large.store)
     weights = [item.scan_bytes for item in scans]
-    written = runner.each(write_target_keys, list(enumerate(scans)), shared=keys, weights=weights)
+    written = runner.run_each(write_target_keys, list(enumerate(scans)), shared=keys, weights=weights)
     locations = [location for location in written if location is not None]
     probed: list[ProbeResult] = []
     if large.key_files and locations:
-        source, known = frame_of(runner, large.key_files, filesystem), frame_of(runner, locations, filesystem)
-        columns = [*(f"s.{name}" for name in column_names(len(schema))), f"s.{ROW}", f"t.{FILE}"]
-        pairs = source.alias("s").join(known.alias("t"), _key_condition(intent), "inner").select(*columns)
+        source, known = (
+            make_frame(runner, large.key_files, filesystem),
+            make_frame(runner, locations, filesystem),
+        )
+        columns = [*(f"s.{name}" for name in name_columns(len(schema))), f"s.{ROW}", f"t.{FILE}"]
+        pairs = (
+            source.alias("s").join(known.alias("t"), _make_key_condition(intent), "inner").select(*columns)
+        )
         pairs = pairs.repartition(runner.tasks, FILE).sortWithinPartitions(FILE, ROW)
         probe = JoinedProbe(matcher.plan, intent, tuple(scans), schema, work.notes)
-        probed = runner.over(pairs, probe.probe)
+        probed = runner.run_over(pairs, probe.probe)
     if intent.rule.touches_target_only:
         reached = {one.number for task in probed for one in task.files}
         rest = [(number, item) for number, item in enumerate(scans) if number not in reached]
@@ -430,9 +435,9 @@ def probe_joined(
     return probed
 
 
-def _key_condition(intent: Merge) -> list[Any]:
+def _make_key_condition(intent: MergeIntent) -> list[Any]:
     """The join of source and target keys; NULL equals NULL only where that was asked for."""
-    pairs = [(F.col(f"t.{name}"), F.col(f"s.{name}")) for name in key_names(len(intent.keys))]
+    pairs = [(F.col(f"t.{name}"), F.col(f"s.{name}")) for name in name_keys(len(intent.keys))]
     if intent.matches_null:
         return [there.eqNullSafe(here) for there, here in pairs]
     return [there == here for there, here in pairs]

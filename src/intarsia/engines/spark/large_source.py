@@ -22,14 +22,14 @@ from intarsia.common.partitions import split_by_partition
 from intarsia.common.rows import combine
 from intarsia.common.schema import conform_table, is_nested
 from intarsia.common.source import select_known
-from intarsia.core.expr import columns as columns_of
-from intarsia.core.keys import arange, flat
+from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.keys import arange, to_array
 from intarsia.core.prepare import MergeTerms
 from intarsia.core.rule import Insert
 from intarsia.core.snapshot import Snapshot
-from intarsia.engines.spark.source import Spool, SpoolPart, spool_writer
-from intarsia.engines.spark.tasks import TaskRunner, unreachable_error, wrap_storage_errors
-from intarsia.engines.spark.types import from_spark_types, spark_type_of, to_spark_types
+from intarsia.engines.spark.source import Spool, SpoolPart, open_spool_writer
+from intarsia.engines.spark.tasks import TaskRunner, make_unreachable_error, wrap_storage_errors
+from intarsia.engines.spark.types import from_spark_types, to_spark_type, to_spark_types
 
 SORTED_BYTES = 16 << 20
 """Bytes in memory of a part that are read, and sorted by file, at once."""
@@ -66,7 +66,7 @@ class ArrowStore:
             return [reader.get_batch(number) for number in numbers]
         except FileNotFoundError as error:
             told = f"An executor does not see {location}, where rows of the source wait."
-            raise unreachable_error(location, told) from error
+            raise make_unreachable_error(location, told) from error
 
     def remove(self, locations: Iterable[str]) -> None:
         """Remove files; what cannot be removed is removed with the source."""
@@ -124,7 +124,7 @@ def route_rows(number: int, rows: pa.Array) -> pa.RecordBatch:
 
 def write_routes(store: ArrowStore, routes: Sequence[pa.RecordBatch], starts: pa.Array) -> str:
     """Note which rows go where."""
-    files, rows = (flat(column) for column in pa.Table.from_batches(routes, ROUTES).columns)
+    files, rows = (to_array(column) for column in pa.Table.from_batches(routes, ROUTES).columns)
     part = pc.subtract(pc.search_sorted(starts, rows, side="right").cast(pa.int64()), 1)
     order = pc.array_sort_indices(part)  # stable: files and rows ascend in each part
     part, files, rows = part.take(order), files.take(order), rows.take(order)
@@ -140,7 +140,7 @@ def write_routes(store: ArrowStore, routes: Sequence[pa.RecordBatch], starts: pa
 
 def stored_schema(wanted: pa.Schema) -> pa.Schema:
     """The types in which parts hold rows: those that come back from a file as they were."""
-    fields = [one.with_type(spark_type_of(one.type)) if is_special(one.type) else one for one in wanted]
+    fields = [one.with_type(to_spark_type(one.type)) if is_special(one.type) else one for one in wanted]
     fields = [
         one.with_type(one.type.value_type) if pa.types.is_dictionary(one.type) else one for one in fields
     ]
@@ -190,7 +190,7 @@ def _open_part(location: str, filesystem: pafs.FileSystem) -> pq.ParquetFile:
         return pq.ParquetFile(location, filesystem=filesystem)
     except FileNotFoundError as error:
         here = socket.gethostname()
-        raise unreachable_error(location, f"The executor on {here} does not see {location}.") from error
+        raise make_unreachable_error(location, f"The executor on {here} does not see {location}.") from error
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,7 +212,7 @@ def cast_rows(work: CastWork, part: SpoolPart) -> SpoolPart:
     size = 0
     with (
         wrap_storage_errors("write", location),
-        spool_writer(location, stored, work.store.filesystem) as writer,
+        open_spool_writer(location, stored, work.store.filesystem) as writer,
     ):
         for piece in read_pieces(part, work.store.filesystem):
             known = select_known(piece, work.wanted)
@@ -232,7 +232,7 @@ def cast_spool(runner: TaskRunner, spool: Spool, wanted: pa.Schema, *, operation
     if _fits(spool.schema, stored):
         return spool
     work = CastWork(ArrowStore(spool.filesystem, spool.directory), wanted, operation, path)
-    parts = runner.each(cast_rows, spool.parts, shared=work, weights=[part.size for part in spool.parts])
+    parts = runner.run_each(cast_rows, spool.parts, shared=work, weights=[part.size for part in spool.parts])
     return replace(spool, schema=stored, parts=tuple(parts))
 
 
@@ -246,7 +246,7 @@ def _fits(source: pa.Schema, wanted: pa.Schema) -> bool:
     ) and set(mine) <= set(wanted.names)
 
 
-def distinct_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
+def find_distinct_rows(table: pa.Table, columns: Sequence[str]) -> pa.Table:
     """The distinct values of some partition columns."""
     if not columns:
         return table.select([])
@@ -274,22 +274,22 @@ def deciding_columns(terms: MergeTerms, snapshot: Snapshot) -> list[str]:
         if clause.condition is not None:
             used |= {path[0] for side, path in columns_of(clause.condition) if alone or side == "source"}
         if isinstance(clause.action, Insert):
-            used |= _partition_sources(clause.action, terms, snapshot)
+            used |= _find_partition_sources(clause.action, terms, snapshot)
     return [name for name in terms.wanted.names if name in used]
 
 
 def inserting_columns(terms: MergeTerms, snapshot: Snapshot) -> list[str]:
     """Those of them by which it is decided which rows are new, and where they go."""
     used: set[str] = set(terms.partition_columns)
-    for clause in terms.intent.rule.on("source_only"):
+    for clause in terms.intent.rule.list_clauses("source_only"):
         if clause.condition is not None:
             used |= {path[0] for _, path in columns_of(clause.condition)}
         if isinstance(clause.action, Insert):
-            used |= _partition_sources(clause.action, terms, snapshot)
+            used |= _find_partition_sources(clause.action, terms, snapshot)
     return [name for name in terms.wanted.names if name in used]
 
 
-def _partition_sources(action: Insert, terms: MergeTerms, snapshot: Snapshot) -> set[str]:
+def _find_partition_sources(action: Insert, terms: MergeTerms, snapshot: Snapshot) -> set[str]:
     """The source's columns by which it is decided where a new row goes, beside the partition columns."""
     partitioner = snapshot.partitioner.columns if snapshot.format.owns_schema else ()
     if action.values is None:

@@ -12,11 +12,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.core.change import Hits, Matches, Staged, StagedFile
-from intarsia.core.intent import Delete, Merge, Update, Write
+from intarsia.core.intent import DeleteIntent, MergeIntent, UpdateIntent, WriteIntent
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Execution, OutputLocation
 from intarsia.core.rule import Action, Assign, Drop
-from intarsia.engines.spark.copies import copy_files_of, group_by_partition, in_plan_order, with_copies
+from intarsia.engines.spark.copies import copy_files, group_by_partition, sort_by_plan, with_copies
 from intarsia.engines.spark.staging import (
     AttemptOutput,
     open_shared_directory,
@@ -25,7 +25,7 @@ from intarsia.engines.spark.staging import (
     without_files,
 )
 from intarsia.engines.spark.tasks import TaskRunner
-from intarsia.kernel.match import FileMatch, MergeMatcher, SourceIndex, predicate_hits, resolve_hits
+from intarsia.kernel.match import FileMatch, MergeMatcher, SourceIndex, find_predicate_hits, resolve_hits
 from intarsia.kernel.rewrite import Rewrite, rewrite
 
 
@@ -48,7 +48,7 @@ def merge_files(work: MergeWork, files: Sequence[FilePlan]) -> list[tuple[FileMa
     result: list[tuple[FileMatch, StagedFile | None]] = []
     for number, match in enumerate(found):
         staged = None
-        if (len(match.hits) or match.plan.forced) and not matcher.empties(match):
+        if (len(match.hits) or match.plan.forced) and not matcher.drops_all_rows(match):
             label = f"rewrite-{number:05d}"
             task = Rewrite.of(
                 match.plan.file, match.hits, matcher.plan, tx, actions=matcher.actions, label=label
@@ -76,9 +76,9 @@ class MergeProbe:
     def source(self) -> pa.Table:
         return self.matcher.source.table
 
-    def matches(self, files: Sequence[FilePlan]) -> list[FileMatch]:
+    def match(self, files: Sequence[FilePlan]) -> list[FileMatch]:
         matcher = self.matcher
-        found = [match for batch in matcher.batches(files) for match in matcher.scan(batch)]
+        found = [match for batch in matcher.iterate_batches(files) for match in matcher.scan(batch)]
         for match in found:  # together: a slice would travel with all the rest
             asked = match.matched if matcher.rule.inserts else []
             match.matched = [pc.unique(pa.concat_arrays(asked))] if asked else []
@@ -93,8 +93,8 @@ def merge_into_copies(runner: TaskRunner, execution: Execution, *, spool_dir: st
     with open_shared_directory(
         runner.spark, plan, prepared.table, output=output, spool_dir=spool_dir
     ) as room:
-        shares = copy_files_of(runner, MergeProbe(matcher), scans, output, execution.progress, room=room)
-    matches = replace(matcher, plan=plan).resolve(in_plan_order(plan, scans, shares))
+        shares = copy_files(runner, MergeProbe(matcher), scans, output, execution.progress, room=room)
+    matches = replace(matcher, plan=plan).resolve(sort_by_plan(plan, scans, shares))
     return with_copies(matches, scans, shares)
 
 
@@ -116,7 +116,7 @@ def match_merge(runner: TaskRunner, execution: Execution, *, spool_dir: str | No
 
 def _make_matcher(execution: Execution) -> MergeMatcher:
     plan, prepared = execution.plan, execution.prepared
-    assert isinstance(plan.intent, Merge)
+    assert isinstance(plan.intent, MergeIntent)
     assert prepared.index is not None
     index = SourceIndex.of(prepared.table, prepared.index, plan.snapshot.partition_columns)
     return MergeMatcher(without_files(plan), plan.intent, index)
@@ -131,16 +131,18 @@ class PredicateWork:
     actions: tuple[Action, ...]
 
 
-def predicate_files(work: PredicateWork, files: Sequence[FilePlan]) -> list[tuple[Hits, StagedFile | None]]:
+def rewrite_predicate_files(
+    work: PredicateWork, files: Sequence[FilePlan]
+) -> list[tuple[Hits, StagedFile | None]]:
     """Find the rows for which the predicate is TRUE, and rewrite the files that have some."""
     plan = work.plan
     intent = plan.intent
-    assert isinstance(intent, (Delete, Update, Write))
+    assert isinstance(intent, (DeleteIntent, UpdateIntent, WriteIntent))
     tx = None if work.output is None else AttemptOutput.at(work.output)
     result: list[tuple[Hits, StagedFile | None]] = []
     for number, item in enumerate(files):
-        hits = predicate_hits(item, intent.where, plan.snapshot, intent.options.batch_rows)
-        emptied = not isinstance(intent, Update) and len(hits) == item.file.rows
+        hits = find_predicate_hits(item, intent.where, plan.snapshot, intent.options.batch_rows)
+        emptied = not isinstance(intent, UpdateIntent) and len(hits) == item.file.rows
         staged = None
         if tx is not None and len(hits) and not emptied:
             staged = rewrite_one(item, hits, plan, tx, actions=work.actions, number=number, source=None)
@@ -156,21 +158,21 @@ class PredicateProbe:
     actions: tuple[Action, ...]
     source: pa.Table | None = None
 
-    def matches(self, files: Sequence[FilePlan]) -> list[FileMatch]:
+    def match(self, files: Sequence[FilePlan]) -> list[FileMatch]:
         intent = self.plan.intent
-        assert isinstance(intent, (Delete, Update, Write))
+        assert isinstance(intent, (DeleteIntent, UpdateIntent, WriteIntent))
         snapshot, rows = self.plan.snapshot, intent.options.batch_rows
-        return [FileMatch(item, predicate_hits(item, intent.where, snapshot, rows)) for item in files]
+        return [FileMatch(item, find_predicate_hits(item, intent.where, snapshot, rows)) for item in files]
 
 
 def filter_into_copies(runner: TaskRunner, execution: Execution) -> Matches:
     """A DELETE, UPDATE or overwrite; without a transaction only probed."""
     plan, intent = execution.plan, execution.plan.intent
-    action = Assign(intent.assignments) if isinstance(intent, Update) else Drop()
+    action = Assign(intent.assignments) if isinstance(intent, UpdateIntent) else Drop()
     scans = group_by_partition(plan)
     probe = PredicateProbe(without_files(plan), (action,))
-    shares = copy_files_of(runner, probe, scans, execution.output, execution.progress)
-    found = in_plan_order(plan, scans, shares)
+    shares = copy_files(runner, probe, scans, execution.output, execution.progress)
+    found = sort_by_plan(plan, scans, shares)
     matches = resolve_hits(plan, plan.select("scan"), [match.hits for match in found])
     return with_copies(matches, scans, shares)
 
@@ -180,10 +182,10 @@ def match_predicate(runner: TaskRunner, execution: Execution) -> Matches:
     plan, intent = execution.plan, execution.plan.intent
     if not plan.snapshot.replaces_in_place:
         return filter_into_copies(runner, execution)
-    action = Assign(intent.assignments) if isinstance(intent, Update) else Drop()
+    action = Assign(intent.assignments) if isinstance(intent, UpdateIntent) else Drop()
     scans = plan.select("scan")
     work = PredicateWork(without_files(plan), execution.output, (action,))
-    found = run_over_files(runner, predicate_files, scans, shared=work, progress=execution.progress)
+    found = run_over_files(runner, rewrite_predicate_files, scans, shared=work, progress=execution.progress)
     rewritten = {
         item.file.path: file for item, (_, file) in zip(scans, found, strict=True) if file is not None
     }

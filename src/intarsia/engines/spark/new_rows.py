@@ -13,7 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.core.keys import arange, marked
+from intarsia.core.keys import arange, mark_numbers
 from intarsia.core.partitioner import Partitioner, PartitionKey
 from intarsia.core.plan import Plan
 from intarsia.core.ports import Transaction
@@ -101,7 +101,7 @@ def _find_rows_left(work: NewRowWork, number: int, part: SpoolPart) -> pa.Array:
 def _mark_noted(store: ArrowStore, notes: Sequence[str], number: int, rows: int) -> pa.Array:
     """Which rows of a part some notes have."""
     noted = [batch.column("row") for location in notes for batch in store.get(location, [number])]
-    return marked(pa.chunked_array(noted, pa.int64()), rows)
+    return mark_numbers(pa.chunked_array(noted, pa.int64()), rows)
 
 
 def _read_deciding(work: NewRowWork, part: SpoolPart) -> Iterator[tuple[int, pa.Table]]:
@@ -119,7 +119,7 @@ def _divide_new_rows(
     work: NewRowWork, table: pa.Table, rows: pa.Array
 ) -> Iterator[tuple[int, PartitionKey, pa.Array]]:
     """Some rows of a table by the clause that takes them and the partition they go to."""
-    inserts = [(Insert(), rows)] if work.matcher is None else work.matcher.inserts_of(table, rows)
+    inserts = [(Insert(), rows)] if work.matcher is None else work.matcher.choose_inserts(table, rows)
     for action, taken in inserts:
         clause = 0 if work.matcher is None else _clause_number(work.matcher, action)
         if work.partitioner is None:
@@ -141,7 +141,11 @@ def inserting_actions(matcher: MergeMatcher | None) -> list[Insert]:
     """What clauses make of new rows; without clauses they are inserted as they are."""
     if matcher is None:
         return [Insert()]
-    return [clause.action for clause in matcher.rule.on("source_only") if isinstance(clause.action, Insert)]
+    return [
+        clause.action
+        for clause in matcher.rule.list_clauses("source_only")
+        if isinstance(clause.action, Insert)
+    ]
 
 
 # ---------------------------------------------------------------------------------------------------
@@ -206,7 +210,7 @@ class FilePlanner:
             PlannedFile(
                 self._new_file(Insert(), PartitionKey(), number, tx),
                 min(most, total - start),
-                slices=tuple(self.large.spool.rows_between(start, start + most)),
+                slices=tuple(self.large.spool.find_rows(start, start + most)),
             )
             for number, start in enumerate(range(0, total, most))
         ]
@@ -249,5 +253,5 @@ def _cut_noted(members: Iterable[NewRows], most: int) -> Iterator[list[NewRowSli
 def choose_rows(runner: TaskRunner, work: NewRowWork, large: LargeSource) -> list[NewRows]:
     """Which rows of a source are new, by part, clause and partition."""
     weights = [part.size for part in large.spool.parts]
-    done = runner.each(choose_new_rows, list(enumerate(large.spool.parts)), shared=work, weights=weights)
+    done = runner.run_each(choose_new_rows, list(enumerate(large.spool.parts)), shared=work, weights=weights)
     return [one for part in done for one in part]

@@ -16,21 +16,21 @@ from dataclasses import dataclass, replace
 from intarsia.core.change import Matches, Staged, StagedFile, Staging
 from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
-from intarsia.core.run import silent
+from intarsia.core.run import ignore_progress
 from intarsia.engines.spark.ranges import (
     LEAST_MEMORY,
     RANGES_PER_FILE,
     RangedGroup,
     RangeWork,
     cut_ranges,
-    range_jobs,
+    make_range_jobs,
     write_range,
     write_runs,
 )
 from intarsia.engines.spark.staging import open_attempt, without_files
 from intarsia.engines.spark.tasks import TaskRunner
 from intarsia.kernel.compact import check_rows, compact_group, compact_partitioned
-from intarsia.kernel.optimize import order_of, stored_bytes
+from intarsia.kernel.optimize import count_stored_bytes, make_order
 from intarsia.kernel.optimize import stage_optimize as stage_groups
 
 
@@ -60,7 +60,7 @@ def stage_compact(
     work = GroupWork(without_files(plan), output, memory_bytes)
     jobs = list(enumerate(plan.groups))
     progress("write files", 0, len(jobs))
-    done = runner.each(compact_files, jobs, shared=work, weights=[g.size for g in plan.groups])
+    done = runner.run_each(compact_files, jobs, shared=work, weights=[g.size for g in plan.groups])
     progress("write files", len(jobs), len(jobs))
     return Staged(added=tuple(file for files in done for file in files))
 
@@ -76,7 +76,9 @@ def optimize_files(work: GroupWork, job: tuple[Plan, Matches]) -> Staged:
     """Write one group, the only one of the plan given, in the order of its curve, less what is dropped."""
     plan, drops = job
     with open_attempt(work.output, plan.snapshot) as tx:
-        return stage_groups(plan, tx, threads=1, memory_bytes=work.memory_bytes, progress=silent, drops=drops)
+        return stage_groups(
+            plan, tx, threads=1, memory_bytes=work.memory_bytes, progress=ignore_progress, drops=drops
+        )
 
 
 def stage_optimize(
@@ -98,9 +100,9 @@ def stage_optimize(
     gone = Matches() if drops is None else drops
     work = GroupWork(without_files(plan), output, memory_bytes)
     groups = [group for number, group in enumerate(plan.groups) if number not in ranges]
-    jobs = [(replace(without_files(plan), groups=(group,)), _of_group(gone, group)) for group in groups]
+    jobs = [(replace(without_files(plan), groups=(group,)), _select_group(gone, group)) for group in groups]
     progress("write files", 0, len(jobs))
-    staged = runner.each(optimize_files, jobs, shared=work, weights=[g.size for g in groups])
+    staged = runner.run_each(optimize_files, jobs, shared=work, weights=[g.size for g in groups])
     progress("write files", len(jobs), len(jobs))
     added = [file for one in staged for file in one.added]
     added += optimize_ranges(
@@ -116,7 +118,7 @@ def stage_optimize(
     return Staged(added=tuple(added))
 
 
-def _of_group(drops: Matches, group: FileGroup) -> Matches:
+def _select_group(drops: Matches, group: FileGroup) -> Matches:
     """What is dropped of one group's files."""
     paths = {file.path for file in group.files}
     hits = {path: mine for path, mine in drops.hits.items() if path in paths}
@@ -129,9 +131,9 @@ def plan_ranges(plan: Plan, *, memory_bytes: int, cores: int) -> dict[int, int]:
     A group that becomes one file is one task's work, and so is one that fits in memory while other groups
     keep the cores busy.
     """
-    if not order_of(plan).by:
+    if not make_order(plan).by:
         return {}
-    sizes = [stored_bytes(group.files) for group in plan.groups]
+    sizes = [count_stored_bytes(group.files) for group in plan.groups]
     total = sum(sizes)
     found: dict[int, int] = {}
     for number, (group, size) in enumerate(zip(plan.groups, sizes, strict=True)):
@@ -143,7 +145,7 @@ def plan_ranges(plan: Plan, *, memory_bytes: int, cores: int) -> dict[int, int]:
     return found
 
 
-def range_note(ranges: Mapping[int, int]) -> tuple[str, ...]:
+def describe_ranges(ranges: Mapping[int, int]) -> tuple[str, ...]:
     """What a plan says of the groups that are built by ranges."""
     if not ranges:
         return ()
@@ -176,16 +178,16 @@ def optimize_ranges(
     runner = replace(runner, tasks=max(runner.tasks, -(-size // (8 * max(memory_bytes, LEAST_MEMORY)))))
     steps = len(groups)
     progress("sample rows", 0, steps)
-    terms = cut_ranges(runner, work, order_of(plan), groups)
+    terms = cut_ranges(runner, work, make_order(plan), groups)
     progress("deal out rows", 0, steps)
     runs = write_runs(runner, work, terms, groups, drops)
     jobs = [
         job
         for group, one, mine in zip(groups, terms, runs, strict=True)
-        for job in range_jobs(group, one, mine)
+        for job in make_range_jobs(group, one, mine)
     ]
     progress("write files", 0, len(jobs))
-    written = runner.each(write_range, jobs, shared=work, weights=[job.size for job in jobs])
+    written = runner.run_each(write_range, jobs, shared=work, weights=[job.size for job in jobs])
     progress("write files", len(jobs), len(jobs))
     for number, group in enumerate(groups):
         mine = [
@@ -194,10 +196,10 @@ def optimize_ranges(
             if job.terms is terms[number]
             for file in files
         ]
-        check_rows(mine, _rows_left(group.group, drops), group.group)
+        check_rows(mine, _count_rows_left(group.group, drops), group.group)
     return [file for files in written for file in files]
 
 
-def _rows_left(group: FileGroup, drops: Matches) -> int:
+def _count_rows_left(group: FileGroup, drops: Matches) -> int:
     kept = [file for file in group.files if file.path not in drops.dropped]
     return sum(file.rows - len(drops.hits.get(file.path, ())) for file in kept)

@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from intarsia.common.rows import take_rows
 from intarsia.core.change import Hits, Matches
-from intarsia.core.expr import columns as columns_of
+from intarsia.core.expr import find_columns as columns_of
 from intarsia.core.keys import arange
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.rule import Action, Assign, Replace
@@ -101,16 +101,18 @@ class HitNotes:
 
     def add(self, number: int, match: FileMatch, matcher: MergeMatcher, numbers: pa.Array | None) -> None:
         """Add what was found in one file, by a matcher whose source rows have these numbers."""
-        hits, emptied = match.hits, matcher.empties(match)
+        hits, emptied = match.hits, matcher.drops_all_rows(match)
         positions = None if is_copy_on_write(matcher.plan) else hits.positions
         failure = ValidationFailure.of(match, matcher.source.table)
-        one = FileHits(number, len(hits), matcher.drops(match), emptied, failure=failure, positions=positions)
+        one = FileHits(
+            number, len(hits), matcher.count_drops(match), emptied, failure=failure, positions=positions
+        )
         rows = arange(0)
         if self._work.hits and one.hits and not emptied:
             hits = hits if numbers is None else replace(hits, sources=_translate_sources(hits, numbers))
             rows = find_needed_rows(hits, matcher.actions)
             one = replace(one, needed=len(rows), noted=("", len(self._hits)))
-            self._hits.append(_hits_batch(hits))
+            self._hits.append(_make_hits_batch(hits))
             self._routes.append(route_rows(number, rows))
         self._files.append(one)
         if matcher.rule.inserts and match.matched:
@@ -136,7 +138,9 @@ def probe_files(work: ProbeWork, files: Sequence[tuple[int, FilePlan]]) -> Probe
     """Look for the source's keys in some files, and note what is hit."""
     matcher, notes = work.matcher, HitNotes(work.notes)
     matches = [
-        match for batch in matcher.batches([item for _, item in files]) for match in matcher.scan(batch)
+        match
+        for batch in matcher.iterate_batches([item for _, item in files])
+        for match in matcher.scan(batch)
     ]
     for (number, _), match in zip(files, matches, strict=True):
         notes.add(number, match, matcher, work.numbers)
@@ -149,7 +153,9 @@ def _translate_sources(hits: Hits, numbers: pa.Array) -> pa.Array:
 
 def find_needed_rows(hits: Hits, actions: Sequence[Action]) -> pa.Array:
     """The source rows whose values go into a file, ascending, each once."""
-    parts = [hits.only(number).sources for number, action in enumerate(actions) if _takes_values(action)]
+    parts = [
+        hits.select_action(number).sources for number, action in enumerate(actions) if _takes_values(action)
+    ]
     rows = pc.unique(pa.concat_arrays([pa.array([], pa.int64()), *(p for p in parts if p is not None)]))
     rows = rows.drop_null()
     return rows.take(pc.array_sort_indices(rows))
@@ -161,7 +167,7 @@ def _takes_values(action: Action) -> bool:
     return isinstance(action, Replace)
 
 
-def _hits_batch(hits: Hits) -> pa.RecordBatch:
+def _make_hits_batch(hits: Hits) -> pa.RecordBatch:
     count = len(hits)
     sources = pa.nulls(count, pa.int64()) if hits.sources is None else hits.sources
     action = hits.action
@@ -181,8 +187,8 @@ def probe_index(
 ) -> list[ProbeResult]:
     """Look for the keys of the driver's index, which goes to every task, in numbered files."""
     weights = [item.file.size for _, item in files]
-    shares = runner.shares(weights) if files else []
-    return runner.each(
+    shares = runner.make_shares(weights) if files else []
+    return runner.run_each(
         probe_files,
         [[files[number] for number in share] for share in shares],
         shared=work,
@@ -208,7 +214,9 @@ def refuse(matcher: MergeMatcher, scans: Sequence[FilePlan], found: Sequence[Fil
             moved = pa.concat_arrays([first, rest])
             shown += len(first)
             samples.append(failure.samples)
-        match = FileMatch(item, Hits.empty(), nulls=dict(failure.nulls), moved=moved, several=failure.several)
+        match = FileMatch(
+            item, Hits.make_empty(), nulls=dict(failure.nulls), moved=moved, several=failure.several
+        )
         matches.append(match)
     source = replace(matcher.source, table=pa.concat_tables(samples))
     replace(matcher, source=source).refuse(matches)

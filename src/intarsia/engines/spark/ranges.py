@@ -15,8 +15,8 @@ from intarsia.core.ports import OutputLocation
 from intarsia.core.snapshot import DataFile
 from intarsia.engines.spark.staging import AttemptOutput, open_attempt
 from intarsia.engines.spark.tasks import TaskRunner, balance
-from intarsia.kernel.compact import check_rows, pieces_of
-from intarsia.kernel.optimize import NewFiles, stored_bytes
+from intarsia.kernel.compact import check_rows, read_pieces
+from intarsia.kernel.optimize import NewFiles, count_stored_bytes
 from intarsia.kernel.sort import (
     MOST_GROUPS,
     SAMPLE_ROWS,
@@ -58,7 +58,7 @@ class RangedGroup:
 
     @property
     def size(self) -> int:
-        return stored_bytes(self.group.files)
+        return count_stored_bytes(self.group.files)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +86,7 @@ def cut_ranges(
             jobs.append((order.by, [chosen[at] for at in mine], share))
             owners.append(number)
     weights = [sum(item.rows for item in chosen) for _, chosen, _ in jobs]
-    samples = runner.each(sample_range_keys, jobs, shared=work, weights=weights)
+    samples = runner.run_each(sample_range_keys, jobs, shared=work, weights=weights)
     return [
         _make_terms(
             work,
@@ -105,7 +105,7 @@ def sample_range_keys(work: RangeWork, job: tuple[tuple[str, ...], list[RowGroup
 
 
 def _make_terms(work: RangeWork, order: Order, one: RangedGroup, sample: pa.Table) -> RangeTerms:
-    order = order.measured(sample)
+    order = order.with_boundaries(sample)
     group = one.group
     new = NewFiles.of(group, work.plan, work.output, order)
     light = replace(group, files=group.files[:1])
@@ -146,7 +146,7 @@ def write_runs(
             jobs.append((terms[number], [slices[at] for at in mine]))
             owners.append(number)
             weights.append(sum(sizes[at] for at in mine))
-    done = runner.each(write_run, jobs, shared=work, weights=weights)
+    done = runner.run_each(write_run, jobs, shared=work, weights=weights)
     return [
         [run for runs, owner in zip(done, owners, strict=True) if owner == number for run in runs]
         for number in range(len(groups))
@@ -180,7 +180,7 @@ def write_run(work: RangeWork, job: tuple[RangeTerms, list[FileSlice]]) -> list[
     wide = widen_schema(stored)
     writer = RunWriter(
         staging.filesystem,
-        lambda number: staging.location(f"run-{number:05d}"),
+        lambda number: staging.make_location(f"run-{number:05d}"),
         wide,
         terms.cuts,
         most_bytes=max(work.memory_bytes // 4, LEAST_MEMORY),
@@ -188,7 +188,7 @@ def write_run(work: RangeWork, job: tuple[RangeTerms, list[FileSlice]]) -> list[
     )
     batch_rows = work.plan.intent.options.batch_rows or terms.read_rows
     for one in slices:
-        pieces = pieces_of(
+        pieces = read_pieces(
             one.file, work.plan, stored, skip=one.skip, batch_rows=batch_rows, row_groups=one.row_groups
         )
         for piece in pieces:
@@ -230,20 +230,20 @@ class RangeJob:
         return sum(piece.bytes for piece in self.pieces)
 
 
-def range_jobs(one: RangedGroup, terms: RangeTerms, runs: Sequence[SpilledRun]) -> list[RangeJob]:
+def make_range_jobs(one: RangedGroup, terms: RangeTerms, runs: Sequence[SpilledRun]) -> list[RangeJob]:
     """The ranges of a group divided into files of about equal rows, cut between ranges."""
     locations = tuple(run.location for run in runs)
-    pieces = list(_range_pieces(runs, terms))
+    pieces = list(_iterate_range_pieces(runs, terms))
     rows = [piece.rows for piece in pieces]
     jobs: list[RangeJob] = []
     first = 0
-    for low, high, files in file_cuts(rows, one.group.outputs):
+    for low, high, files in cut_files(rows, one.group.outputs):
         jobs.append(RangeJob(terms, first, files, tuple(pieces[low:high]), locations))
         first += files
     return jobs
 
 
-def _range_pieces(runs: Sequence[SpilledRun], terms: RangeTerms) -> Iterator[RangePiece]:
+def _iterate_range_pieces(runs: Sequence[SpilledRun], terms: RangeTerms) -> Iterator[RangePiece]:
     """What all runs hold of each range, in order; an even range in parts, since any part may come first."""
     numbered = [
         run.contents.append_column(_RUN, pa.repeat(pa.scalar(number, pa.int32()), run.contents.num_rows))
@@ -258,13 +258,15 @@ def _range_pieces(runs: Sequence[SpilledRun], terms: RangeTerms) -> Iterator[Ran
     start = 0
     for number, members in groupby(ranges):
         stop = start + len(list(members))
-        for low, high in _parts(rows, start, stop, terms.part_rows) if even[number] else [(start, stop)]:
+        for low, high in (
+            _split_parts(rows, start, stop, terms.part_rows) if even[number] else [(start, stop)]
+        ):
             # Taken, not sliced: a slice would travel with all the rest.
             yield RangePiece(even[number], contents.take(pa.array(range(low, high), pa.int64())))
         start = stop
 
 
-def _parts(rows: Sequence[int], start: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
+def _split_parts(rows: Sequence[int], start: int, stop: int, most: int) -> Iterator[tuple[int, int]]:
     begin, count = start, 0
     for at in range(start, stop):
         count += rows[at]
@@ -273,7 +275,7 @@ def _parts(rows: Sequence[int], start: int, stop: int, most: int) -> Iterator[tu
             begin, count = at + 1, 0
 
 
-def file_cuts(rows: Sequence[int], outputs: int) -> Iterator[tuple[int, int, int]]:
+def cut_files(rows: Sequence[int], outputs: int) -> Iterator[tuple[int, int, int]]:
     """Neighbouring items (from, to) and how many files they make, so that files have about equal rows."""
     ends = [0]
     for count in rows:

@@ -14,12 +14,12 @@ from dataclasses import dataclass, replace
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from intarsia.common.arrow import Source
+from intarsia.common.arrow import IngestedSource
 from intarsia.common.rows import combine, take_rows
 from intarsia.common.schema import conform_table
 from intarsia.core.change import Matches, Staged, StagedFile
-from intarsia.core.intent import Merge, Predicate, Write
-from intarsia.core.keys import arange, flat
+from intarsia.core.intent import MergeIntent, Predicate, WriteIntent
+from intarsia.core.keys import arange, to_array
 from intarsia.core.partitioner import HivePartitioner, Partitioner
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.planning import SourceFacts
@@ -27,11 +27,11 @@ from intarsia.core.ports import Execution
 from intarsia.core.prepare import (
     MergeTerms,
     Prepared,
+    find_rows_outside,
     prepare_rows,
     resolve_merge,
     resolve_overwrite,
     resolve_write,
-    rows_outside,
 )
 from intarsia.core.prune import PartitionSet
 from intarsia.core.snapshot import Snapshot
@@ -43,7 +43,7 @@ from intarsia.engines.spark.large_source import (
     LargeSource,
     cast_spool,
     deciding_columns,
-    distinct_rows,
+    find_distinct_rows,
     inserting_columns,
     is_special,
     read_pieces,
@@ -86,7 +86,7 @@ from intarsia.engines.spark.tasks import TaskRunner
 from intarsia.errors import SchemaMismatch
 from intarsia.kernel.match import MergeMatcher, SourceIndex
 from intarsia.kernel.partitioned_writer import NewRowWriter
-from intarsia.kernel.threads import in_line
+from intarsia.kernel.threads import split_by_weight
 
 ROUTED_BYTES = 64 << 20
 """Maximum bytes in memory of a source that is quicker when every task gets all of it."""
@@ -98,7 +98,7 @@ _SAMPLES = 64
 
 
 def prepare_large_merge(
-    runner: TaskRunner, intent: Merge, snapshot: Snapshot, source: SparkSource, *, limit: int
+    runner: TaskRunner, intent: MergeIntent, snapshot: Snapshot, source: SparkSource, *, limit: int
 ) -> Prepared | None:
     """Cast and check a source where it is; None where it is quicker to send it to every task.
 
@@ -140,20 +140,20 @@ def prepare_indexed(
     table = conform_table(table, wanted, operation=operation, path=path)
     counted = table
     if operation == "deduplicate":
-        counted = table.append_column(_unused_name(table), arange(table.num_rows))
-    prepared = prepare_rows(terms, Source(counted, origin=source.origin), path=path, rows=source.rows)
+        counted = table.append_column(_choose_unused_name(table), arange(table.num_rows))
+    prepared = prepare_rows(terms, IngestedSource(counted, origin=source.origin), path=path, rows=source.rows)
     large = LargeSource(spool, terms.wanted, tuple(inserting_columns(terms, snapshot)), rows=spool.rows)
     if operation == "deduplicate":
         *_, last = prepared.table.columns
         if len(last) < table.num_rows:
-            numbers = flat(last)
+            numbers = to_array(last)
             kept = write_routes(large.store, [route_rows(0, numbers)], large.starts)
             large = replace(large, numbers=numbers, kept=(kept,), rows=len(numbers))
         prepared = replace(prepared, table=prepared.table.select(names))
     return replace(prepared, remote=large)
 
 
-def _unused_name(table: pa.Table) -> str:
+def _choose_unused_name(table: pa.Table) -> str:
     """A name that no column has."""
     return "_".join(["row", *table.column_names])
 
@@ -168,7 +168,7 @@ def _read_columns(spool: Spool, names: list[str]) -> pa.Table:
 
 
 def prepare_large_write(
-    runner: TaskRunner, intent: Write, snapshot: Snapshot, source: SparkSource
+    runner: TaskRunner, intent: WriteIntent, snapshot: Snapshot, source: SparkSource
 ) -> Prepared:
     """Cast rows that are to be added, where they are."""
     schema, partition_columns = resolve_write(intent, snapshot, source.schema)
@@ -234,12 +234,12 @@ def profile_written_rows(work: WriteProfileWork, part: SpoolPart) -> WriteProfil
     places, keys, outside, samples = [none.select(list(work.partitions))], set[object](), 0, none
     for piece in read_pieces(part, work.store.filesystem, work.schema.names):
         table = restore_types(piece, work.schema, operation=work.operation, path=work.path)
-        places.append(distinct_rows(table, work.partitions))
+        places.append(find_distinct_rows(table, work.partitions))
         if work.partitioner is not None:
             deciding = table.select(list(work.partitioner.columns))
             keys |= {key.key for key, _ in work.partitioner.partition_rows(deciding)}
         if work.where is not None:
-            uncovered = rows_outside(work.where, table)
+            uncovered = find_rows_outside(work.where, table)
             outside += len(uncovered)
             if samples.num_rows < _SAMPLES:
                 samples = pa.concat_tables([samples, take_rows(table, uncovered.slice(0, _SAMPLES))])
@@ -247,13 +247,13 @@ def profile_written_rows(work: WriteProfileWork, part: SpoolPart) -> WriteProfil
 
 
 def _profile_rows(
-    runner: TaskRunner, work: WriteProfileWork, spool: Spool, intent: Write, *, rows: int
+    runner: TaskRunner, work: WriteProfileWork, spool: Spool, intent: WriteIntent, *, rows: int
 ) -> tuple[PartitionSet, frozenset[object] | None]:
     """The partitions that rows are written to; refuses rows that the condition does not cover."""
     found: list[WriteProfile] = []
     if work.partitions or work.partitioner is not None or work.where is not None:
         weights = [part.size for part in spool.parts]
-        found = runner.each(profile_written_rows, spool.parts, shared=work, weights=weights)
+        found = runner.run_each(profile_written_rows, spool.parts, shared=work, weights=weights)
     outside = sum(one.outside for one in found)
     if outside:
         shown = pa.concat_tables([one.samples for one in found])
@@ -272,7 +272,7 @@ def merge_large(runner: TaskRunner, execution: Execution) -> Matches:
     """Match, route, write; without a transaction only count."""
     plan, prepared, tx, progress = execution.plan, execution.prepared, execution.tx, execution.progress
     intent, large = plan.intent, prepared.remote
-    assert isinstance(intent, Merge)
+    assert isinstance(intent, MergeIntent)
     assert isinstance(large, LargeSource)
     assert prepared.index is not None
     scans = plan.select("scan") if plan.snapshot.replaces_in_place else tuple(group_by_partition(plan))
@@ -408,11 +408,11 @@ class Routing:
             large.store,
             self.operation,
         )
-        weights = [one.weight(row_bytes) for one in file_batches]
+        weights = [one.estimate_bytes(row_bytes) for one in file_batches]
         try:
             if not self.plan.snapshot.replaces_in_place:
                 return Staged(added=tuple(_copy_batches(self.runner, work, file_batches, weights)))
-            done = self.runner.each(write_file_batch, file_batches, shared=work, weights=weights)
+            done = self.runner.run_each(write_file_batch, file_batches, shared=work, weights=weights)
         finally:
             large.store.remove(part.location for part in routed)
         staged: dict[str, StagedFile] = {}
@@ -445,7 +445,7 @@ class Routing:
             for one in planned.noted:
                 chosen[one.part].append((file, one))
         jobs = [(number, part, chosen[number]) for number, part in enumerate(parts)]
-        done = self.runner.each(route_part, jobs, shared=work, weights=[part.size for part in parts])
+        done = self.runner.run_each(route_part, jobs, shared=work, weights=[part.size for part in parts])
         return [one for one in done if one is not None]
 
 
@@ -453,8 +453,12 @@ def _copy_batches(
     runner: TaskRunner, work: WriteWork, file_batches: Sequence[FileBatch], weights: Sequence[int]
 ) -> list[StagedFile]:
     """Write all batches of files; neighbours go to one task, so that each partition gets few new files."""
-    numbers = in_line(range(len(file_batches)), weights, len(runner.shares(weights))) if file_batches else []
+    numbers = (
+        split_by_weight(range(len(file_batches)), weights, len(runner.make_shares(weights)))
+        if file_batches
+        else []
+    )
     shares = [[file_batches[number] for number in share] for share in numbers]
     shared = [sum(weights[number] for number in share) for share in numbers]
-    done = runner.each(copy_file_batches, shares, shared=work, weights=shared)
+    done = runner.run_each(copy_file_batches, shares, shared=work, weights=shared)
     return [file for files in done for file in files]

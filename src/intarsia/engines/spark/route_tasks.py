@@ -18,7 +18,7 @@ from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import OutputLocation
 from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action
-from intarsia.engines.spark.copies import replacement_rows, write_copies
+from intarsia.engines.spark.copies import make_replacement_rows, write_copies
 from intarsia.engines.spark.large_source import ROUTES, ArrowStore, read_pieces, restore_types, route_rows
 from intarsia.engines.spark.new_rows import NewRowSlice, PlannedFile
 from intarsia.engines.spark.probe import find_needed_rows, read_hits
@@ -134,12 +134,12 @@ class FileBatch:
         """The lowest number of a file."""
         return min([number for number, *_ in self.files] + [number for number, _ in self.new])
 
-    def weight(self, row_bytes: float) -> int:
+    def estimate_bytes(self, row_bytes: float) -> int:
         """Bytes that have to do with writing it."""
         return int(sum(item.file.size for _, item, _ in self.files) + self.needed * row_bytes)
 
     @staticmethod
-    def joined(file_batches: Sequence[FileBatch]) -> FileBatch:
+    def join(file_batches: Sequence[FileBatch]) -> FileBatch:
         """All of their files; no rows yet."""
         files = tuple(file for file_batch in file_batches for file in file_batch.files)
         new = tuple(file for file_batch in file_batches for file in file_batch.new)
@@ -148,7 +148,7 @@ class FileBatch:
 
 def batch_files(alone: Sequence[FileBatch], *, row_bytes: float, tasks: int) -> Iterator[FileBatch]:
     """Files that follow each other together: few source rows wait for them, and every task gets some."""
-    weights = [file_batch.weight(row_bytes) for file_batch in alone]
+    weights = [file_batch.estimate_bytes(row_bytes) for file_batch in alone]
     most = sum(weights) / (4 * tasks)
     held: list[FileBatch] = []
     size = weight = 0.0
@@ -157,22 +157,22 @@ def batch_files(alone: Sequence[FileBatch], *, row_bytes: float, tasks: int) -> 
         size += file_batch.needed * row_bytes
         weight += mine
         if size >= FILE_BATCH_BYTES or weight >= most:
-            yield FileBatch.joined(held)
+            yield FileBatch.join(held)
             held, size, weight = [], 0.0, 0.0
     if held:
-        yield FileBatch.joined(held)
+        yield FileBatch.join(held)
 
 
 def write_file_batch(work: WriteWork, job: FileBatch) -> list[StagedFile]:
     """Write the files of a batch, in its order."""
     tx = AttemptOutput.at(work.output)
-    batches = _batches(work, job)
+    batches = _read_batches(work, job)
     staged = []
-    for number, item, hits, source in _rewritten_files(work, job, batches):
+    for number, item, hits, source in _iterate_rewritten_files(work, job, batches):
         label = f"rewrite-{number:05d}"
         task = Rewrite.of(item.file, hits, work.plan, tx, actions=work.actions, label=label)
         staged.append(rewrite(task, source))
-    for file, source in _new_files_of(work, job, batches):
+    for file, source in _iterate_new_files(work, job, batches):
         staged.append(work.placing.write(file, source, tx))
     return staged
 
@@ -182,23 +182,25 @@ def copy_file_batches(work: WriteWork, jobs: Sequence[FileBatch]) -> list[Staged
 
     Memory: what waits for one file_batch, and rows that wait for their row groups.
     """
-    pieces = (piece for job in jobs for piece in _copied_rows(work, job))
+    pieces = (piece for job in jobs for piece in _iterate_copied_rows(work, job))
     return write_copies(work.plan, work.output, pieces, lineage=any(job.files for job in jobs))
 
 
-def _copied_rows(work: WriteWork, job: FileBatch) -> Iterator[pa.Table | ValuesRefused]:
-    batches = _batches(work, job)
-    for _, item, hits, source in _rewritten_files(work, job, batches):
-        yield from replacement_rows(item, hits, work.plan, work.output, actions=work.actions, source=source)
-    for file, source in _new_files_of(work, job, batches):
-        yield from work.placing.pieces(file.action, file.rows, source, work.output)
+def _iterate_copied_rows(work: WriteWork, job: FileBatch) -> Iterator[pa.Table | ValuesRefused]:
+    batches = _read_batches(work, job)
+    for _, item, hits, source in _iterate_rewritten_files(work, job, batches):
+        yield from make_replacement_rows(
+            item, hits, work.plan, work.output, actions=work.actions, source=source
+        )
+    for file, source in _iterate_new_files(work, job, batches):
+        yield from work.placing.make_pieces(file.action, file.rows, source, work.output)
 
 
-def _batches(work: WriteWork, job: FileBatch) -> list[pa.RecordBatch]:
+def _read_batches(work: WriteWork, job: FileBatch) -> list[pa.RecordBatch]:
     return [batch for location, numbers in job.rows for batch in work.store.get(location, numbers)]
 
 
-def _rewritten_files(
+def _iterate_rewritten_files(
     work: WriteWork, job: FileBatch, batches: Sequence[pa.RecordBatch]
 ) -> Iterator[tuple[int, FilePlan, Hits, pa.Table]]:
     """The files of a batch, each with its hits and the source rows they name."""
@@ -213,7 +215,7 @@ def _rewritten_files(
         yield number, item, local, source
 
 
-def _new_files_of(
+def _iterate_new_files(
     work: WriteWork, job: FileBatch, batches: Sequence[pa.RecordBatch]
 ) -> Iterator[tuple[NewFile, pa.Table]]:
     """The new files of a batch, each with its rows."""
@@ -225,7 +227,7 @@ def _new_files_of(
 
 def _read_slices(planned: PlannedFile, work: WriteWork) -> pa.Table:
     """Rows that follow each other in the source, read where they are."""
-    batches = [batch for one in planned.slices for batch in one.batches(work.store.filesystem)]
+    batches = [batch for one in planned.slices for batch in one.read_batches(work.store.filesystem)]
     table = combine(pa.Table.from_batches(batches))
     return restore_types(table, work.wanted, operation=work.operation, path=work.plan.snapshot.root)
 

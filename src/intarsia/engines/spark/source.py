@@ -16,23 +16,23 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from pyspark import TaskContext
 
-from intarsia.common.arrow import Source
-from intarsia.common.exact import utc_schema, with_zones
-from intarsia.common.log import cleanup, logger, redact
+from intarsia.common.arrow import IngestedSource
+from intarsia.common.exact import to_utc_schema, with_zones
+from intarsia.common.log import cleanup, get_logger, redact
 from intarsia.common.paths import with_time_limit
 from intarsia.common.rows import tidy, tidy_schema
-from intarsia.common.scratch import Mark, mark, private_base, remove_directory, sweep, try_flock, unlock
+from intarsia.common.scratch import Mark, make_private_base, mark, remove_directory, sweep, try_flock, unlock
 from intarsia.core.snapshot import Snapshot
-from intarsia.core.spark_metadata import stored_schema
-from intarsia.engines.spark.tasks import TaskRunner, unreachable_error, write_error
+from intarsia.core.spark_metadata import to_stored_schema
+from intarsia.engines.spark.tasks import TaskRunner, make_unreachable_error, write_error
 from intarsia.engines.spark.types import cast_to_months, make_spark_note
 from intarsia.errors import InputError, SchemaMismatch, StorageError
 from intarsia.spark.collect import collect
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
-def column_names(count: int) -> list[str]:
+def name_columns(count: int) -> list[str]:
     """What columns are called on their way: PySpark takes no name with a dot or a backtick for one."""
     return [f"__c{number}" for number in range(count)]
 
@@ -57,7 +57,7 @@ class PartSlice:
     start: int
     stop: int
 
-    def batches(self, filesystem: pafs.FileSystem) -> Iterator[pa.RecordBatch]:
+    def read_batches(self, filesystem: pafs.FileSystem) -> Iterator[pa.RecordBatch]:
         """The rows in their order; runs on an executor. Memory: a row group."""
         with pq.ParquetFile(self.location, filesystem=filesystem) as file:
             at = 0
@@ -92,7 +92,7 @@ class Spool:
     def size(self) -> int:
         return sum(part.size for part in self.parts)
 
-    def rows_between(self, start: int, stop: int) -> list[PartSlice]:
+    def find_rows(self, start: int, stop: int) -> list[PartSlice]:
         """Where the rows from one number to before another are, all parts counted through."""
         slices = []
         for part in self.parts:
@@ -136,7 +136,7 @@ def _remove_idle_lock(control: str) -> None:
         unlock(descriptor)
 
 
-class SparkSource(Source):
+class SparkSource(IngestedSource):
     """A source whose rows stay on executors; ``table`` brings them to the driver."""
 
     __slots__ = ("ordered", "spool", "year_months")
@@ -173,7 +173,7 @@ SpoolLocation = tuple[pafs.FileSystem, str, str]
 """Room beside a dataset: on which file system, in which directory, of which dataset."""
 
 
-def spool_location(snapshot: Snapshot) -> SpoolLocation | None:
+def find_spool_location(snapshot: Snapshot) -> SpoolLocation | None:
     """A place next to the files, which all of Spark can reach."""
     if not snapshot.files:
         return None
@@ -196,7 +196,7 @@ def create_spool(spark: Any, shared: SpoolLocation | None, asked: str | None) ->
     if asked is not None:
         filesystem, parent = _open_directory(os.fspath(asked))
     elif shared is None or _is_local(spark):
-        filesystem, parent = pafs.LocalFileSystem(), private_base()
+        filesystem, parent = pafs.LocalFileSystem(), make_private_base()
     else:
         filesystem, parent, dataset = shared
         parents = _find_parents(filesystem, parent)
@@ -241,7 +241,7 @@ def _is_local(spark: Any) -> bool:
     return local and not type(spark).__module__.startswith("pyspark.sql.connect")
 
 
-def spool_writer(location: str, schema: pa.Schema, filesystem: pafs.FileSystem) -> pq.ParquetWriter:
+def open_spool_writer(location: str, schema: pa.Schema, filesystem: pafs.FileSystem) -> pq.ParquetWriter:
     """For rows that are read once or twice, soon: quick rather than small."""
     return pq.ParquetWriter(
         location,
@@ -267,16 +267,16 @@ def spool_table(table: pa.Table, place: Spool, *, tasks: int) -> Spool:
     count = max(1, min(table.num_rows, max(tasks, table.nbytes // PART_BYTES)))
     edges = [table.num_rows * number // count for number in range(count + 1)]
 
-    def written(number: int) -> SpoolPart:
+    def write_part(number: int) -> SpoolPart:
         piece = table.slice(edges[number], edges[number + 1] - edges[number])
         location = f"{place.directory}/{number:06d}.parquet"
-        with spool_writer(location, piece.schema, place.filesystem) as writer:
+        with open_spool_writer(location, piece.schema, place.filesystem) as writer:
             writer.write_table(piece)
         return SpoolPart(location, piece.num_rows, piece.nbytes, tuple(c.nbytes for c in piece.columns))
 
     try:
         with ThreadPoolExecutor(min(4, count), "intarsia-spool") as pool:
-            parts = tuple(pool.map(written, range(count)))
+            parts = tuple(pool.map(write_part, range(count)))
     except OSError as error:
         raise write_error(error, "write to", place.directory) from error
     except (pa.ArrowNotImplementedError, pa.ArrowInvalid) as error:
@@ -310,12 +310,12 @@ def spool_dataframe(
             f"The source DataFrame has more than one column {', '.join(map(repr, twice))}.",
             hint="rename or drop the others",
         )
-    zoned = schema if utc_for is None else utc_schema(schema, utc_for)
+    zoned = schema if utc_for is None else to_utc_schema(schema, utc_for)
     if note and target is not None:
-        zoned = stored_schema(zoned, target())
+        zoned = to_stored_schema(zoned, target())
     writing = PartWriter(place.filesystem, place.directory, schema, None if zoned.equals(schema) else zoned)
-    plain = frame.toDF(*column_names(len(schema)))
-    parts = [part for part in runner.over(plain, writing.parts) if part.rows]
+    plain = frame.toDF(*name_columns(len(schema)))
+    parts = [part for part in runner.run_over(plain, writing.write_parts) if part.rows]
     if note:
         zoned = zoned.with_metadata({**(zoned.metadata or {}), **note})
     return replace(place, schema=zoned, parts=tuple(sorted(parts, key=lambda part: part.location)))
@@ -348,9 +348,9 @@ class PartWriter:
     zoned: pa.Schema | None = None
     """The same with the zones that timestamps are taken for."""
 
-    def parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[SpoolPart]:
+    def write_parts(self, batches: Iterator[pa.RecordBatch]) -> Iterator[SpoolPart]:
         """Runs on an executor; memory: a row group."""
-        location = f"{self.directory}/{_partition_number():06d}-{uuid.uuid4().hex}.parquet"
+        location = f"{self.directory}/{_get_partition_number():06d}-{uuid.uuid4().hex}.parquet"
         rows = held = 0
         sizes: list[int] = []
         waiting: list[pa.RecordBatch] = []
@@ -359,7 +359,7 @@ class PartWriter:
             for batch in batches:
                 schema = self.zoned or self.schema or batch.schema
                 if writer is None:
-                    writer = spool_writer(location, schema, self.filesystem)
+                    writer = open_spool_writer(location, schema, self.filesystem)
                     sizes = [0] * len(schema)
                 for piece in tidy(batch, self.schema or batch.schema):
                     piece = piece if self.zoned is None else with_zones(piece, self.zoned)
@@ -379,7 +379,7 @@ class PartWriter:
             yield SpoolPart(location, rows, sum(sizes), tuple(sizes))
 
 
-def _partition_number() -> int:
+def _get_partition_number() -> int:
     """The partition that a task has of its DataFrame, by which parts have the order of rows."""
     context = TaskContext.get()
     return 0 if context is None else int(context.partitionId())
@@ -389,6 +389,6 @@ def check_exists(spool: Spool) -> None:
     """Raise StorageError where the storage that executors wrote to is not the driver's."""
     for part in spool.parts[:1]:
         if spool.filesystem.get_file_info(part.location).type == pafs.FileType.NotFound:
-            raise unreachable_error(
+            raise make_unreachable_error(
                 part.location, f"Executors wrote {part.location}, but the driver does not see it."
             )

@@ -13,12 +13,12 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 
 from intarsia.core.change import BEGUN, Hits, Matches, StagedFile
-from intarsia.core.intent import Merge
+from intarsia.core.intent import MergeIntent
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.ports import Execution, OutputLocation, Progress
 from intarsia.core.rule import Action
 from intarsia.core.snapshot import Snapshot
-from intarsia.engines.spark.source import create_spool, spool_location
+from intarsia.engines.spark.source import create_spool, find_spool_location
 from intarsia.engines.spark.tasks import INLINE_BYTES, SharedDirectory, TaskRunner, balance
 from intarsia.errors import StorageError
 from intarsia.kernel.chunks import write_failure
@@ -140,7 +140,7 @@ def open_shared_directory(
     if output is not None and not output.staging.discards:
         yield output.staging  # what lies there goes with the transaction
         return
-    place = create_spool(spark, spool_location(plan.snapshot), spool_dir)
+    place = create_spool(spark, find_spool_location(plan.snapshot), spool_dir)
     try:
         yield place
     finally:
@@ -172,7 +172,7 @@ def rewrite_known(
     """Rewrite the files of a resolved plan whose hits the driver knows; the new files by path."""
     plan, output = execution.plan, execution.transaction.output()
     items = plan.select("rewrite")
-    jobs = [(item, matches.hits.get(item.file.path, Hits.empty())) for item in items]
+    jobs = [(item, matches.hits.get(item.file.path, Hits.make_empty())) for item in items]
     work = RewriteWork(without_files(plan), output, matches.actions, source)
     execution.progress("write files", 0, len(items))
     with open_shared_directory(runner.spark, plan, source, output=output, spool_dir=None) as room:
@@ -193,8 +193,8 @@ def _run_shares(
     room: SharedDirectory | None,
 ) -> list[Any]:
     """Run ``work`` over a list of jobs per task; one result per job, in the jobs' order."""
-    shares = runner.shares(weights) if jobs else []
-    done = runner.each(
+    shares = runner.make_shares(weights) if jobs else []
+    done = runner.run_each(
         work,
         [[jobs[number] for number in share] for share in shares],
         shared=shared,
@@ -218,8 +218,8 @@ def write_new_rows(runner: TaskRunner, execution: Execution, matches: Matches) -
         plan.intent.options,
         plan.operation,
     )
-    prefix = "insert" if isinstance(plan.intent, Merge) else "part"
-    new = writer.files(matches.inserts, prepared.table, tx, prefix=prefix)
+    prefix = "insert" if isinstance(plan.intent, MergeIntent) else "part"
+    new = writer.plan_files(matches.inserts, prepared.table, tx, prefix=prefix)
     if matches.inserted <= DRIVER_INSERT_ROWS:
         staged = [writer.write(file, prepared.table, tx) for file in new]
         if new:
@@ -230,7 +230,7 @@ def write_new_rows(runner: TaskRunner, execution: Execution, matches: Matches) -
     progress("write new files", 0, len(new))
     output = tx.output()
     with open_shared_directory(runner.spark, plan, prepared.table, output=output, spool_dir=None) as room:
-        done = runner.each(
+        done = runner.run_each(
             write_new_files,
             [[new[number] for number in share] for share in shares],
             shared=NewFileWork(writer, prepared.table, output),

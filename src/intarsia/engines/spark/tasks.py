@@ -71,12 +71,12 @@ class TaskRunner:
     cores: int = 0
     """How many tasks run at once; a stage with few bytes has only as many. 0 is as many as ``tasks``."""
 
-    def shares(self, weights: Sequence[int]) -> list[list[int]]:
+    def make_shares(self, weights: Sequence[int]) -> list[list[int]]:
         """Numbers of the weights (bytes), one list per task."""
         little = self.cores and sum(weights) <= self.cores * TASK_BYTES
         return balance(weights, self.cores if little else self.tasks)
 
-    def each(
+    def run_each(
         self,
         work: Callable[[Any, J], R],
         jobs: Sequence[J],
@@ -94,7 +94,7 @@ class TaskRunner:
         """
         if not jobs:
             return []
-        shares = self.shares(weights)
+        shares = self.make_shares(weights)
         payload_of_stage = TaskPayload(
             serialize((work, shared)) if room is None else share_buffers((work, shared), room),
             tuple(serialize([(number, jobs[number]) for number in share]) for share in shares),
@@ -102,7 +102,7 @@ class TaskRunner:
         rows = self.spark.range(0, len(shares), 1, len(shares)).mapInArrow(payload_of_stage.unpack, RESULT)
         return _order_results(collect(rows), len(jobs))
 
-    def over(self, frame: Any, work: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> list[Any]:
+    def run_over(self, frame: Any, work: Callable[[Iterator[pa.RecordBatch]], Iterator[Any]]) -> list[Any]:
         """``work`` over the rows of each partition of a DataFrame; what it yields, in no order."""
         rows = frame.mapInArrow(Stream(serialize(work)).unpack, RESULT)
         return [deserialize(payload) for payload in _check_errors(collect(rows))["payload"].to_pylist()]
@@ -139,9 +139,9 @@ class Stream:
         work = load_work(self.work)
         try:
             for result in work(batches):
-                yield _result_row(0, True, result)
+                yield _make_result_row(0, True, result)
         except IntarsiaError as error:
-            yield _result_row(0, False, error)
+            yield _make_result_row(0, False, error)
         _release_memory()
 
 
@@ -152,12 +152,12 @@ def _release_memory() -> None:
 
 def _run_job(number: int, call: Callable[[], Any]) -> pa.RecordBatch:
     try:
-        return _result_row(number, True, call())
+        return _make_result_row(number, True, call())
     except IntarsiaError as error:
-        return _result_row(number, False, error)
+        return _make_result_row(number, False, error)
 
 
-def _result_row(number: int, ok: bool, value: Any) -> pa.RecordBatch:
+def _make_result_row(number: int, ok: bool, value: Any) -> pa.RecordBatch:
     payload = pickle.dumps(value, protocol=pickle.HIGHEST_PROTOCOL)
     return pa.RecordBatch.from_arrays(
         [pa.array([number], pa.int64()), pa.array([ok]), pa.array([payload], pa.binary())], schema=_SCHEMA
@@ -220,13 +220,13 @@ class SharedBuffers:
     def load(self) -> Any:
         """The value; on one machine all tasks share the file's pages instead of holding copies."""
         try:
-            whole = self._mapped()
+            whole = self._map_file()
         except FileNotFoundError as error:
             told = f"An executor does not see {self.location}, where rows of the source wait."
-            raise unreachable_error(self.location, told) from error
+            raise make_unreachable_error(self.location, told) from error
         return pickle.loads(self.value, buffers=[whole.slice(*place) for place in self.places])
 
-    def _mapped(self) -> pa.Buffer:
+    def _map_file(self) -> pa.Buffer:
         if isinstance(self.filesystem, pafs.LocalFileSystem):
             with pa.memory_map(self.location) as file:
                 return file.read_buffer()
@@ -276,6 +276,6 @@ def wrap_storage_errors(action: str, path: str) -> Iterator[None]:
         raise write_error(error, action, path) from error
 
 
-def unreachable_error(location: str, message: str) -> StorageError:
+def make_unreachable_error(location: str, message: str) -> StorageError:
     """A place that only one side can see."""
     return StorageError(message, errno=errno.ENOENT, path=posixpath.dirname(location), hint=_HINT)

@@ -29,13 +29,13 @@ if TYPE_CHECKING:
     from intarsia.engines.spark.source import SparkSource
 
 
-def spark_type_of(kind: pa.DataType) -> pa.DataType:
+def to_spark_type(kind: pa.DataType) -> pa.DataType:
     """A type of Spark's that holds every value of ``kind``."""
     is_ = pa.types
     if is_.is_dictionary(kind):
-        return spark_type_of(kind.value_type)
+        return to_spark_type(kind.value_type)
     if isinstance(kind, pa.BaseExtensionType):
-        return spark_type_of(kind.storage_type)
+        return to_spark_type(kind.storage_type)
     if is_.is_uint64(kind):
         return pa.decimal128(20, 0)
     if is_.is_unsigned_integer(kind) or is_.is_time(kind) or is_.is_duration(kind):
@@ -58,21 +58,21 @@ def spark_type_of(kind: pa.DataType) -> pa.DataType:
                 f"Spark has no decimal of {kind.precision} digits.", hint='use engine="arrow".'
             )
         return pa.decimal128(kind.precision, kind.scale)
-    return _nested_type(kind) if is_.is_nested(kind) else kind
+    return _to_nested_type(kind) if is_.is_nested(kind) else kind
 
 
-def _nested_type(kind: pa.DataType) -> pa.DataType:
+def _to_nested_type(kind: pa.DataType) -> pa.DataType:
     is_ = pa.types
     if is_.is_struct(kind):
-        return pa.struct([field.with_type(spark_type_of(field.type)) for field in kind])
+        return pa.struct([field.with_type(to_spark_type(field.type)) for field in kind])
     if is_.is_map(kind):
-        return pa.map_(spark_type_of(kind.key_type), spark_type_of(kind.item_type))
-    return pa.list_(spark_type_of(kind.value_type))
+        return pa.map_(to_spark_type(kind.key_type), to_spark_type(kind.item_type))
+    return pa.list_(to_spark_type(kind.value_type))
 
 
 def to_spark_types(table: pa.Table) -> pa.Table:
     """The table in carrier types."""
-    columns = [_cast(column, spark_type_of(column.type)) for column in table.columns]
+    columns = [_cast(column, to_spark_type(column.type)) for column in table.columns]
     return pa.table(columns, names=table.column_names)
 
 

@@ -56,7 +56,7 @@ def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> 
         ToOutputFile.table_metadata(metadata, io.new_output(metadata_path))
         return
     # PyIceberg refuses to serialize version 3, though its model is complete.
-    whole = metadata.model_copy(update={"next_row_id": next_row_id(metadata)})
+    whole = metadata.model_copy(update={"next_row_id": find_next_row_id(metadata)})
     text = IcebergBaseModel.model_dump_json(whole)
     data = Compressor.get_compressor(metadata_path).bytes_compressor()(text.encode())
     with io.new_output(metadata_path).create() as stream:
@@ -72,7 +72,7 @@ def _check_sequence(metadata: TableMetadata) -> None:
         raise CommitFailedException(f"Sequence number {new} was taken by a commit to another branch")
 
 
-def next_row_id(metadata: TableMetadata) -> int:
+def find_next_row_id(metadata: TableMetadata) -> int:
     """The next row id to assign; the metadata of a new or upgraded table may lack it."""
     known = getattr(metadata, "next_row_id", None)
     if known is not None:

@@ -62,7 +62,7 @@ class AvroFile:
     blocks: tuple[tuple[int, bytes], ...]
     """How many records, and their bytes."""
 
-    def records(self, schema: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
+    def read_records(self, schema: Mapping[str, Any] | None = None) -> Iterator[dict[str, Any]]:
         """Every record, one after another.
 
         Args:
@@ -78,7 +78,7 @@ class AvroFile:
                 if at != len(data):
                     raise DamagedAvro(f"{len(data) - at} bytes too many in a block")
 
-    def text(self, key: str) -> str | None:
+    def get_text(self, key: str) -> str | None:
         """An entry of the header."""
         value = self.metadata.get(key)
         return None if value is None else value.decode()

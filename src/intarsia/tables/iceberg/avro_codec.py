@@ -54,21 +54,21 @@ class PackedNumbers(Mapping[int, int]):
         self._found: dict[int, int] | None = None
 
     def __getitem__(self, key: int) -> int:
-        return self._unpacked()[key]
+        return self._unpack()[key]
 
     def __iter__(self) -> Iterator[int]:
-        return iter(self._unpacked())
+        return iter(self._unpack())
 
     def __len__(self) -> int:
-        return len(self._unpacked())
+        return len(self._unpack())
 
     def __repr__(self) -> str:
-        return repr(self._unpacked())
+        return repr(self._unpack())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedNumbers, (self.data, self.count)
 
-    def _unpacked(self) -> dict[int, int]:
+    def _unpack(self) -> dict[int, int]:
         if self._found is None:
             numbers = [read_long(data, 0)[0] for data in _VARINT.findall(self.data)]
             self._found = dict(zip(numbers[::2], numbers[1::2], strict=True))
@@ -246,7 +246,7 @@ def _make_enum_reader(symbols: Sequence[str]) -> Reader:
 
 def _make_array_reader(items: Schema, names: dict[str, Reader]) -> Reader:
     read_item = _compile(items, names, _TO_READ)  # also of pairs: the name may be used again
-    match pair_kind(items):
+    match find_pair_kind(items):
         case "long":
             return _make_pairs_reader(_make_long_pairs_reader())
         case "bytes":
@@ -279,7 +279,7 @@ def _make_map_reader(read_value: Reader) -> Reader:
     return read
 
 
-def pair_kind(items: Schema) -> str | None:
+def find_pair_kind(items: Schema) -> str | None:
     """What the values are if items are pairs of a map with integer keys: ``long``, ``bytes`` or neither."""
     if not isinstance(items, Mapping) or items["type"] not in RECORD_KINDS:
         return None
@@ -482,7 +482,7 @@ def _make_enum_writer(symbols: Sequence[str]) -> Writer:
 
 
 def _make_array_writer(items: Schema, names: dict[str, Writer]) -> Writer:
-    kind = pair_kind(items)
+    kind = find_pair_kind(items)
     if kind is not None:
         return _make_pairs_writer(_write_long if kind == "long" else _write_bytes)
     write_item = _compile(items, names, _TO_WRITE)

@@ -56,7 +56,7 @@ _PRIMITIVES: Mapping[type[IcebergType], Any] = {
 }
 
 
-def decimal_size(precision: int) -> int:
+def compute_decimal_size(precision: int) -> int:
     """Bytes of the smallest signed integer that holds every decimal of a precision.
 
     Java's ``TypeUtil.decimalRequiredBytes``.
@@ -139,7 +139,7 @@ def _to_avro_type(kind: IcebergType) -> Any:
             return {
                 "type": "fixed",
                 "name": f"decimal_{kind.precision}_{kind.scale}",
-                "size": decimal_size(kind.precision),
+                "size": compute_decimal_size(kind.precision),
                 "logicalType": "decimal",
                 "precision": kind.precision,
                 "scale": kind.scale,

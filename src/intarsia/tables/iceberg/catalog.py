@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from intarsia.common.paths import path_text
+from intarsia.common.paths import to_path_text
 from intarsia.errors import InputError, NotSupported, StorageError
 from intarsia.tables.iceberg._pyiceberg import METADATA_ERRORS, find_unsupported_column, prepare_catalog
 
@@ -32,7 +32,7 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
         ) from error
     from sqlalchemy.exc import SQLAlchemyError
 
-    shown = path_text(directory, "A warehouse directory")
+    shown = to_path_text(directory, "A warehouse directory")
     try:
         warehouse = Path(directory).expanduser().resolve()
         warehouse.mkdir(parents=True, exist_ok=True)
@@ -125,7 +125,7 @@ def open_table(target: Any, catalog: Any = None) -> Table:
         )
     if (
         _is_directory(catalog)
-        and not (Path(path_text(catalog, "catalog=")).expanduser() / CATALOG_FILE).exists()
+        and not (Path(to_path_text(catalog, "catalog=")).expanduser() / CATALOG_FILE).exists()
     ):
         # A typo must not make a warehouse.
         raise InputError(

@@ -43,7 +43,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.errors import CommitConflict, CommitError, CommitUnknown, NotSupported, StorageError
 from intarsia.tables.iceberg._pyiceberg import record_metadata_files
 from intarsia.tables.iceberg.deletes import DeleteFileIndex, find_bound_orders, find_unpartitioned_specs
@@ -60,13 +60,13 @@ from intarsia.tables.iceberg.snapshot_producer import (
 from intarsia.tables.iceberg.state import (
     BranchState,
     FileKey,
-    ancestors_of,
-    file_key,
+    find_last_batch,
     has_live_files,
-    last_batch,
+    iterate_ancestors,
+    make_file_key,
 )
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 CATALOG_REFUSALS = (
     BadRequestError,
@@ -143,13 +143,13 @@ class SnapshotCommit:
         """
         table = self._target.load()
         known = {snapshot.snapshot_id for snapshot in table.metadata.snapshots}
-        identity = CommitIdentity(new_snapshot_id(known), str(uuid.uuid4()), dict(self._target.properties))
+        identity = CommitIdentity(make_snapshot_id(known), str(uuid.uuid4()), dict(self._target.properties))
         producer = SnapshotProducer(
             self._change,
             identity,
             self._options,
             io=table.io,
-            place=self._target.locations.new_metadata_location,
+            place=self._target.locations.make_metadata_location,
         )
         try:
             receipt, used = self._commit_with_retries(table, producer)
@@ -320,7 +320,7 @@ def iterate_waits(retry: RetryPolicy) -> Iterator[float]:
         yield wait * random.uniform(1.0, 1.1)
 
 
-def new_snapshot_id(known: set[int]) -> int:
+def make_snapshot_id(known: set[int]) -> int:
     """A positive number of 63 bits that no snapshot has (Iceberg spec, "Assignment of Snapshot IDs")."""
     while True:
         number = uuid.uuid4().int >> 65
@@ -385,10 +385,10 @@ class StateDifference:
     added: tuple[ManifestEntry, ...]
     removed: tuple[ManifestEntry, ...]
 
-    def data(self, entries: Iterable[ManifestEntry]) -> list[ManifestEntry]:
+    def select_data(self, entries: Iterable[ManifestEntry]) -> list[ManifestEntry]:
         return [entry for entry in entries if entry.file.content is DataFileContent.DATA]
 
-    def deletes(self, entries: Iterable[ManifestEntry]) -> list[ManifestEntry]:
+    def select_deletes(self, entries: Iterable[ManifestEntry]) -> list[ManifestEntry]:
         return [entry for entry in entries if entry.file.content is not DataFileContent.DATA]
 
 
@@ -435,10 +435,10 @@ def _index_live_entries(
     state: BranchState, manifests: Iterable[ManifestFile]
 ) -> dict[FileKey, ManifestEntry]:
     return {
-        file_key(entry): entry
+        make_file_key(entry): entry
         for manifest in manifests
         if has_live_files(manifest)
-        for entry in state.cache.entries(manifest)
+        for entry in state.cache.read_entries(manifest)
     }
 
 
@@ -446,7 +446,7 @@ def _check_batch(validation: Validation, head: BranchState) -> None:
     if validation.batch is None:
         return
     app, number = validation.batch
-    last = last_batch(head, app)
+    last = find_last_batch(head, app)
     if last is not None and last >= number:
         raise CommitConflict(
             f"Another process has committed batch {last} of {app!r} meanwhile.",
@@ -457,7 +457,7 @@ def _check_batch(validation: Validation, head: BranchState) -> None:
 
 def _check_data_files_exist(validation: Validation, since: StateDifference, where: str) -> None:
     """Java's ``validateDataFilesExist``."""
-    gone = {entry.file.file_path for entry in since.data(since.removed)}
+    gone = {entry.file.file_path for entry in since.select_data(since.removed)}
     if not gone:
         return
     wanted = (*validation.existing, *validation.undisturbed)
@@ -475,13 +475,13 @@ def _check_no_conflicting_deletes(validation: Validation, since: StateDifference
     """Java's ``validateNoNewDeletesForDataFiles`` and ``validateAddedDVs``; removed deletes conflict, too."""
     unpartitioned = find_unpartitioned_specs(head.metadata)
 
-    def counts(entry: ManifestEntry) -> bool:
+    def is_relevant(entry: ManifestEntry) -> bool:
         if validation.equalities or entry.file.content is not DataFileContent.EQUALITY_DELETES:
             return True
         spec_id, specs = entry.file.spec_id, validation.specs
         return specs is not None and spec_id not in specs and spec_id not in unpartitioned
 
-    come, gone = filter(counts, since.deletes(since.added)), since.deletes(since.removed)
+    come, gone = filter(is_relevant, since.select_deletes(since.added)), since.select_deletes(since.removed)
     undisturbed, existing = validation.undisturbed, validation.existing
     for entries, verb, files in (
         (list(come), "added", undisturbed),
@@ -492,7 +492,7 @@ def _check_no_conflicting_deletes(validation: Validation, since: StateDifference
         index = DeleteFileIndex.of(
             entries, unpartitioned=unpartitioned, orders=find_bound_orders(head.metadata)
         )
-        hit = sorted(e.file.file_path for e in files if index.for_data_file(e))
+        hit = sorted(e.file.file_path for e in files if index.find_deletes(e))
         if hit:
             raise CommitConflict(
                 f"Another writer has {verb} deletes of {len(hit)} data file(s) that were read: "
@@ -513,7 +513,7 @@ def _check_no_new_row_ids(validation: Validation, head: BranchState) -> None:
         return
     numbered = sorted(
         entry.file.file_path
-        for entry in head.entries(deletes=False)
+        for entry in head.iterate_entries(deletes=False)
         if entry.file.first_row_id is not None and entry.file.file_path in unnumbered
     )
     if numbered:
@@ -532,7 +532,7 @@ def _check_no_conflicting_data(
     holds_old = _make_rewrite_test(base, head)
     appeared = sorted(
         entry.file.file_path
-        for entry in since.data(since.added)
+        for entry in since.select_data(since.added)
         if not holds_old(entry.snapshot_id, entry.sequence_number)
         and (validation.may_concern is None or validation.may_concern(entry, head.metadata))
     )
@@ -560,7 +560,7 @@ def _make_rewrite_test(base: BranchState, head: BranchState) -> Callable[[int | 
         numbered = base.metadata.format_version > 1 and number is not None
         if numbered and (number or 0) < (snapshot.sequence_number or 0):  # of the state compacted
             return (number or 0) <= (base.head.sequence_number or 0)
-        for before in ancestors_of(snapshot, head.metadata):
+        for before in iterate_ancestors(snapshot, head.metadata):
             if before.snapshot_id == base.head.snapshot_id:
                 return True
             if not _is_replace(before):

@@ -44,8 +44,8 @@ from intarsia.tables.iceberg.manifests import (
     ContentFile,
     DataFileContent,
     ManifestEntry,
-    partition_key,
-    referenced_data_file_of,
+    find_referenced_data_file,
+    make_partition_key,
 )
 from intarsia.tables.iceberg.position_deletes import read_positions
 
@@ -97,7 +97,7 @@ class Deletes:
         vector = () if self.vector is None else (self.vector,)
         return (
             *vector,
-            *(entry for entry in self.positions if referenced_data_file_of(entry.file) is not None),
+            *(entry for entry in self.positions if find_referenced_data_file(entry.file) is not None),
         )
 
 
@@ -166,13 +166,13 @@ class DeleteFileIndex:
                 if not file.partition or file.spec_id in unpartitioned:
                     everywhere.append(entry)
                 else:
-                    equal[partition_key(file)].append(entry)
+                    equal[make_partition_key(file)].append(entry)
             elif file.is_vector:
                 _add_vector(vectors, entry)
             elif file.content is DataFileContent.POSITION_DELETES:
-                path = referenced_data_file_of(file)
+                path = find_referenced_data_file(file)
                 if path is None:
-                    by_partition[partition_key(file)].append(entry)
+                    by_partition[make_partition_key(file)].append(entry)
                 else:
                     by_path[path].append(entry)
         return DeleteFileIndex(
@@ -187,7 +187,7 @@ class DeleteFileIndex:
     def __bool__(self) -> bool:
         return not self._empty
 
-    def for_data_file(self, data: ManifestEntry) -> Deletes:
+    def find_deletes(self, data: ManifestEntry) -> Deletes:
         """The deletes that apply to a data file.
 
         Raises:
@@ -196,12 +196,12 @@ class DeleteFileIndex:
         """
         if self._empty:
             return NO_DELETES
-        file, sequence = data.file, _sequence_number(data)
-        key = partition_key(file)
-        equalities = self._everywhere.since(sequence + 1)
+        file, sequence = data.file, _get_sequence_number(data)
+        key = make_partition_key(file)
+        equalities = self._everywhere.select_since(sequence + 1)
         partition = self._equal_by_partition.get(key)
         if partition is not None:
-            equalities += partition.since(sequence + 1)
+            equalities += partition.select_since(sequence + 1)
         if equalities and self._orders:
             equalities = tuple(e for e in equalities if may_match_rows(file, e.file, self._orders))
         vector = self._vectors.get(file.file_path)
@@ -211,13 +211,15 @@ class DeleteFileIndex:
         positions: tuple[ManifestEntry, ...] = ()
         scoped = self._by_path.get(file.file_path)
         if scoped is not None:
-            positions = scoped.since(sequence)
+            positions = scoped.select_since(sequence)
             for entry in positions:
                 _check_partition(entry, data)
         shared = self._by_partition.get(key)
         if shared is not None:
             path = file.file_path.encode()
-            positions += tuple(entry for entry in shared.since(sequence) if _may_reference(entry.file, path))
+            positions += tuple(
+                entry for entry in shared.select_since(sequence) if _may_reference(entry.file, path)
+            )
         return Deletes(None, positions, equalities) if positions or equalities else NO_DELETES
 
 
@@ -227,17 +229,17 @@ class _BySequence:
     __slots__ = ("_entries", "_sequences")
 
     def __init__(self, entries: Sequence[ManifestEntry]) -> None:
-        self._entries = tuple(sorted(entries, key=_sequence_number))
-        self._sequences = [_sequence_number(entry) for entry in self._entries]
+        self._entries = tuple(sorted(entries, key=_get_sequence_number))
+        self._sequences = [_get_sequence_number(entry) for entry in self._entries]
 
     def __bool__(self) -> bool:
         return bool(self._entries)
 
-    def since(self, sequence: int) -> tuple[ManifestEntry, ...]:
+    def select_since(self, sequence: int) -> tuple[ManifestEntry, ...]:
         return self._entries[bisect_left(self._sequences, sequence) :]
 
 
-def _sequence_number(entry: ManifestEntry) -> int:
+def _get_sequence_number(entry: ManifestEntry) -> int:
     if entry.sequence_number is None:
         raise DamagedTable(
             f"The manifest entry of {entry.file.file_path} has no sequence number.",
@@ -262,7 +264,7 @@ def _add_vector(vectors: dict[str, ManifestEntry], entry: ManifestEntry) -> None
 
 
 def _check_vector(vector: ManifestEntry, data: ManifestEntry) -> None:
-    if _sequence_number(vector) < _sequence_number(data):
+    if _get_sequence_number(vector) < _get_sequence_number(data):
         raise DamagedTable(
             f"The deletion vector in {vector.file.file_path} (sequence number {vector.sequence_number}) is"
             f" older than its data file {data.file.file_path} ({data.sequence_number}).",
@@ -272,7 +274,7 @@ def _check_vector(vector: ManifestEntry, data: ManifestEntry) -> None:
 
 
 def _check_partition(delete: ManifestEntry, data: ManifestEntry) -> None:
-    if partition_key(delete.file) == partition_key(data.file):
+    if make_partition_key(delete.file) == make_partition_key(data.file):
         return
     raise DamagedTable(
         f"Delete file {delete.file.file_path} has partition spec {delete.file.spec_id} and partition"

@@ -20,7 +20,7 @@ import pyarrow.fs as pafs
 from pyroaring import BitMap64
 
 from intarsia.errors import DamagedTable, InputError, StorageError
-from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry, partition_key
+from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent, ManifestEntry, make_partition_key
 
 DV_TYPE = "deletion-vector-v1"
 ROW_POSITION_ID = 2147483645
@@ -84,14 +84,14 @@ def group_by_partition(positions: Iterable[tuple[ManifestEntry, pa.Int64Array]])
         bitmap = to_bitmap(found)
         before = targets.get(path)
         if before is not None:
-            if partition_key(before.file) != partition_key(entry.file):
+            if make_partition_key(before.file) != make_partition_key(entry.file):
                 raise InputError(f"{path} comes with two partitions.", path=path)
             bitmap |= before.bitmap
         if bitmap:
             targets[path] = RowsToDelete(entry.file, bitmap)
     groups: dict[tuple[Any, ...], list[RowsToDelete]] = defaultdict(list)
     for path in sorted(targets):
-        groups[partition_key(targets[path].file)].append(targets[path])
+        groups[make_partition_key(targets[path].file)].append(targets[path])
     return list(groups.values())
 
 
@@ -166,18 +166,18 @@ def decode_vector(data: bytes, *, where: str) -> BitMap64:
         DamagedTable: frame, checksum or bitmap are not what the format says; names ``where``.
     """
     if len(data) < _VECTOR_FRAME_BYTES or int.from_bytes(data[:4], "big") != len(data) - 8:
-        raise _damaged_vector(where, f"its length does not fit the {len(data)} bytes it has")
+        raise _make_damaged_vector_error(where, f"its length does not fit the {len(data)} bytes it has")
     body = data[4:-4]
     if body[:4] != _VECTOR_MAGIC:
-        raise _damaged_vector(where, "its magic bytes are missing")
+        raise _make_damaged_vector_error(where, "its magic bytes are missing")
     if zlib.crc32(body) != int.from_bytes(data[-4:], "big"):
-        raise _damaged_vector(where, "its checksum is another")
+        raise _make_damaged_vector_error(where, "its checksum is another")
     try:
         bitmap = BitMap64.deserialize(body[4:])
     except (ValueError, IndexError) as error:
-        raise _damaged_vector(where, "its bitmap cannot be read") from error
+        raise _make_damaged_vector_error(where, "its bitmap cannot be read") from error
     if bitmap and bitmap.max() > MAX_POSITION:
-        raise _damaged_vector(where, f"it holds the position {bitmap.max()}")
+        raise _make_damaged_vector_error(where, f"it holds the position {bitmap.max()}")
     return bitmap
 
 
@@ -209,19 +209,19 @@ def read_vector(
     """
     file = vector.file
     if file.content_offset is None or file.content_size_in_bytes is None:
-        raise _damaged_vector(file.file_path, "its manifest entry has no offset and size")
+        raise _make_damaged_vector_error(file.file_path, "its manifest entry has no offset and size")
     location = filesystem_path(file.file_path)
     data = read_range(location, file.content_offset, file.content_size_in_bytes, filesystem=filesystem)
     where = f"{file.file_path} (at {file.content_offset})"
     bitmap = decode_vector(data, where=where)
     if len(bitmap) != file.record_count:
-        raise _damaged_vector(
+        raise _make_damaged_vector_error(
             where, f"it holds {len(bitmap)} positions, its manifest entry says {file.record_count}"
         )
     return bitmap
 
 
-def _damaged_vector(where: str, why: str) -> DamagedTable:
+def _make_damaged_vector_error(where: str, why: str) -> DamagedTable:
     return DamagedTable(
         f"The deletion vector in {where} is damaged: {why}.",
         path=where,
@@ -279,7 +279,7 @@ def write_puffin(
             sink.write(PUFFIN_MAGIC + payload + len(payload).to_bytes(4, "little") + bytes(4) + PUFFIN_MAGIC)
             size: int = sink.tell()
     except OSError as error:
-        raise _storage_error("write", location, error) from error
+        raise _make_storage_error("write", location, error) from error
     return size, tuple(places)
 
 
@@ -294,7 +294,7 @@ def read_range(location: str, offset: int, length: int, *, filesystem: pafs.File
         with filesystem.open_input_file(location) as source:
             found: bytes = source.read_at(length, offset)
     except OSError as error:
-        raise _storage_error("read", location, error) from error
+        raise _make_storage_error("read", location, error) from error
     if len(found) != length:
         raise DamagedTable(
             f"{location} ends inside the blob of {length} bytes at {offset}: {len(found)} bytes are there.",
@@ -332,5 +332,5 @@ def _format_footer(places: Sequence[BlobMetadata], created_by: str) -> bytes:
     return json.dumps(document, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _storage_error(verb: str, location: str, error: OSError) -> StorageError:
+def _make_storage_error(verb: str, location: str, error: OSError) -> StorageError:
     return StorageError(f"Could not {verb} {location}: {error}", errno=error.errno, path=location)

@@ -79,20 +79,20 @@ def find_equal_positions(
     """
     by_columns: dict[tuple[int, ...], list[ContentFile]] = defaultdict(list)
     for entry in equalities:
-        by_columns[_sorted_equality_ids(entry.file)].append(entry.file)
+        by_columns[_sort_equality_ids(entry.file)].append(entry.file)
     if not by_columns or not parquet.metadata.num_rows:
         return
     view = _DataColumns(parquet, columns, _find_column_paths(parquet.schema_arrow, columns.names, file_path))
     for ids, files in by_columns.items():
-        kinds = [view.kind(number) for number in ids]
+        kinds = [view.find_type(number) for number in ids]
         keys = _load_key_set(
-            ids, files, access, [None if kind is None else comparison_type(kind) for kind in kinds]
+            ids, files, access, [None if kind is None else find_comparison_type(kind) for kind in kinds]
         )
         if keys.rows:
             yield from _find_matches(view, ids, keys)
 
 
-def _sorted_equality_ids(file: ContentFile) -> tuple[int, ...]:
+def _sort_equality_ids(file: ContentFile) -> tuple[int, ...]:
     if not file.equality_ids:
         raise DamagedTable(
             f"Equality delete file {file.file_path} has no equality_ids in its manifest entry.",
@@ -117,7 +117,7 @@ def _load_key_set(
         columns = []
         for n, own in enumerate(forms):
             parts = [table[n] for table in tables]
-            kind = common_comparison_type([part.type for part in parts] + ([] if own is None else [own]))
+            kind = find_common_comparison_type([part.type for part in parts] + ([] if own is None else [own]))
             chunks = [chunk for part in parts for chunk in cast_for_comparison(part, kind).chunks]
             columns.append(pa.chunked_array(chunks, kind))
         keys = KeySet.of(columns)
@@ -144,7 +144,7 @@ def _load_delete_rows(
                 )
             table = parquet.read([".".join(paths[number]) for number in ids])
         columns = [_get_column(table, paths[number]) for number in ids]
-        found = [cast_for_comparison(column, comparison_type(column.type)) for column in columns]
+        found = [cast_for_comparison(column, find_comparison_type(column.type)) for column in columns]
         return found, sum(column.nbytes for column in found)
 
     return access.cache.get(("rows", ids, file.file_path), load)
@@ -158,14 +158,14 @@ class _DataColumns:
     columns: EqualityColumns
     paths: Mapping[int, ColumnPath]
 
-    def column(self, number: int, table: pa.Table, kind: pa.DataType) -> pa.ChunkedArray:
+    def make_column(self, number: int, table: pa.Table, kind: pa.DataType) -> pa.ChunkedArray:
         """A column of some rows that were read, in the form it is compared in."""
         if number in self.paths:
             return cast_for_comparison(_get_column(table, self.paths[number]), kind)
         value = self.columns.constants.get(number, self.columns.defaults.get(number))
         return repeat_constant(value, kind, table.num_rows)
 
-    def kind(self, number: int) -> pa.DataType | None:
+    def find_type(self, number: int) -> pa.DataType | None:
         """The type of a column that the file has."""
         if number not in self.paths:
             return None
@@ -173,7 +173,7 @@ class _DataColumns:
         kind: pa.DataType = self.parquet.schema_arrow.field(first).type
         return reduce(lambda outer, name: outer.field(name).type, rest, kind)
 
-    def leaf(self, number: int) -> int | None:
+    def find_leaf(self, number: int) -> int | None:
         """Where the chunk of a column is in the footer."""
         wanted = ".".join(self.paths.get(number, ()))
         schema = self.parquet.schema
@@ -186,12 +186,12 @@ def _find_matches(view: _DataColumns, ids: tuple[int, ...], keys: KeySet) -> Ite
     rows = min(MANY_ROWS, max(FEW_ROWS, keys.rows))
     if not read:  # every row is the same
         one = pa.table({"row": pa.nulls(1)})
-        if len(keys.matches(_read_key_columns(view, ids, keys, one))):
+        if len(keys.match(_read_key_columns(view, ids, keys, one))):
             every = pa.repeat(True, view.parquet.metadata.num_rows)
             yield pc.indices_nonzero(every).cast(pa.int64())
         return
     for start, table in _read_batches(view, _find_row_groups(view, ids, keys), read, rows):
-        found = keys.matches(_read_key_columns(view, ids, keys, table))
+        found = keys.match(_read_key_columns(view, ids, keys, table))
         if len(found):
             yield pc.add(found, start)
 
@@ -199,13 +199,13 @@ def _find_matches(view: _DataColumns, ids: tuple[int, ...], keys: KeySet) -> Ite
 def _read_key_columns(
     view: _DataColumns, ids: tuple[int, ...], keys: KeySet, table: pa.Table
 ) -> list[pa.ChunkedArray]:
-    return [view.column(number, table, kind) for number, kind in zip(ids, keys.kinds, strict=True)]
+    return [view.make_column(number, table, kind) for number, kind in zip(ids, keys.kinds, strict=True)]
 
 
 def _find_row_groups(view: _DataColumns, ids: tuple[int, ...], keys: KeySet) -> list[tuple[int, int]]:
     """Row groups that may hold a match, each with the position of its first row."""
     metadata = view.parquet.metadata
-    places = [(column, view.leaf(number), view.kind(number)) for column, number in enumerate(ids)]
+    places = [(column, view.find_leaf(number), view.find_type(number)) for column, number in enumerate(ids)]
     found, start = [], 0
     for number in range(metadata.num_row_groups):
         group = metadata.row_group(number)
@@ -341,7 +341,7 @@ class KeySet:
         codes = 0 if self.codes is None else self.codes.nbytes
         return sum(part.nbytes for part in (*self.columns, self.distinct)) + int(codes)
 
-    def matches(self, columns: Sequence[pa.ChunkedArray]) -> pa.Int64Array:
+    def match(self, columns: Sequence[pa.ChunkedArray]) -> pa.Int64Array:
         """Which rows of columns, in the set's types, are in the set, ascending."""
         first = _to_exact_bits(columns[self.leading])
         if self.codes is None:
@@ -371,7 +371,7 @@ class KeySet:
         """Whether rows with these statistics of a Parquet column, seen as ``kind``, may be in the set."""
         bounds = self.bounds[column]
         kind = kind.value_type if _is.is_dictionary(kind) else kind
-        if bounds is None or statistics is None or comparison_type(kind) != self.kinds[column]:
+        if bounds is None or statistics is None or find_comparison_type(kind) != self.kinds[column]:
             return True
         nulls = not statistics.has_null_count or statistics.null_count > 0
         if bounds.has_null and nulls:
@@ -389,7 +389,7 @@ class KeySet:
         return bool(low <= bounds.high and bounds.low <= high)
 
 
-def comparison_type(kind: pa.DataType) -> pa.DataType:
+def find_comparison_type(kind: pa.DataType) -> pa.DataType:
     """The type that a column is compared in, the same for all types that Iceberg promotes to each other.
 
     A date that became a timestamp stays a date here; ``common_comparison_type`` brings the two together.
@@ -398,9 +398,9 @@ def comparison_type(kind: pa.DataType) -> pa.DataType:
         NotSupported: lists, maps and structs are not compared.
     """
     if isinstance(kind, pa.BaseExtensionType):
-        return comparison_type(kind.storage_type)
+        return find_comparison_type(kind.storage_type)
     if _is.is_dictionary(kind):
-        return comparison_type(kind.value_type)
+        return find_comparison_type(kind.value_type)
     if _is.is_integer(kind):
         return pa.int64()
     if _is.is_floating(kind):
@@ -424,13 +424,13 @@ def comparison_type(kind: pa.DataType) -> pa.DataType:
     raise NotSupported(f"Columns of type {kind} cannot be compared for equality deletes.")
 
 
-def common_comparison_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
+def find_common_comparison_type(kinds: Sequence[pa.DataType]) -> pa.DataType:
     """The one type in which columns of several forms are compared, the deletes' before the data's.
 
     Raises:
         DamagedTable: Iceberg promotes none of them to the other.
     """
-    return reduce(_wider_type, kinds)
+    return reduce(_choose_wider_type, kinds)
 
 
 def cast_for_comparison(column: pa.ChunkedArray, kind: pa.DataType) -> pa.ChunkedArray:
@@ -452,7 +452,7 @@ def repeat_constant(value: Any, kind: pa.DataType, rows: int) -> pa.ChunkedArray
     return pa.chunked_array([pa.repeat(pa.scalar(value, kind), rows)])
 
 
-def _wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
+def _choose_wider_type(one: pa.DataType, other: pa.DataType) -> pa.DataType:
     if one == other or _is.is_null(other):
         return one
     if _is.is_null(one):

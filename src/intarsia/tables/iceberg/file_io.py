@@ -61,14 +61,14 @@ class Store:
             NotSupported: it is on another store than the table itself.
         """
         family, authority, path = _split_uri(uri)
-        if family != self.family or _store_host(family, authority) != self.host:
+        if family != self.family or _find_store_host(family, authority) != self.host:
             raise NotSupported(
                 f"{uri} is on another store ({family}://{authority}) than the table's own files"
                 f" ({self.family}://{self.host}).",
                 path=uri,
                 hint="a table is read and written on one store: rewrite the files there first.",
             )
-        return _store_path(family, authority, path)
+        return _make_store_path(family, authority, path)
 
     @property
     def is_local(self) -> bool:
@@ -99,7 +99,7 @@ def open_store(io: FileIO, location: str) -> Store:
         StorageError: the file system refuses to be opened.
     """
     family, authority, _ = _split_uri(location)
-    host = _store_host(family, authority)
+    host = _find_store_host(family, authority)
     if family == "file":
         return Store(pafs.LocalFileSystem(), family, host)
     scheme = location.split(":", 1)[0]
@@ -121,7 +121,7 @@ def _open_filesystem(io: FileIO, scheme: str, authority: str) -> pafs.FileSystem
     if hasattr(io, "fs_by_scheme"):
         opened = io.fs_by_scheme(scheme, authority or None)
     elif hasattr(io, "get_fs"):
-        opened = io.get_fs(scheme, _store_host(_FAMILIES.get(scheme, scheme), authority) or None)
+        opened = io.get_fs(scheme, _find_store_host(_FAMILIES.get(scheme, scheme), authority) or None)
     if isinstance(opened, pafs.FileSystem):
         return opened
     if opened is None:
@@ -138,13 +138,13 @@ def _split_uri(uri: str) -> tuple[str, str, str]:
     return _FAMILIES.get(scheme, scheme), match[2] or "", match[3]
 
 
-def _store_host(family: str, authority: str) -> str:
+def _find_store_host(family: str, authority: str) -> str:
     if family == "abfs":  # container@account.host
         return authority.rpartition("@")[2] if "@" in authority else ""
     return authority if family in ("hdfs", "viewfs") else ""
 
 
-def _store_path(family: str, authority: str, path: str) -> str:
+def _make_store_path(family: str, authority: str, path: str) -> str:
     if family in _PATH_ONLY:
         return "/" + path.lstrip("/") if path.startswith("//") else path
     bucket = authority.partition("@")[0] if family == "abfs" else authority
@@ -221,7 +221,7 @@ class LocationProvider:
             None if data.startswith(root) else "/".join(root.rsplit("/", 2)[-2:]),
         )
 
-    def new_data_location(self, name: str, partition: Mapping[str, Any]) -> str:
+    def make_data_location(self, name: str, partition: Mapping[str, Any]) -> str:
         """The URI of a file; ``partition`` has the values for people, by field, in the spec's order."""
         directories = format_partition_path(partition)
         if not self.hashed:
@@ -233,7 +233,7 @@ class LocationProvider:
             return f"{self.data}/{hash_prefix}/{self.context}/{name}"
         return f"{self.data}/{hash_prefix}{'/' if self.partitioned else '-'}{name}"
 
-    def new_metadata_location(self, name: str) -> str:
+    def make_metadata_location(self, name: str) -> str:
         """The URI of a manifest or manifest list."""
         return f"{self.metadata}/{name}"
 
@@ -261,7 +261,7 @@ class IcebergOutputLocation:
 
         Its directory exists afterwards. ``beside`` says nothing here: a file lies where its partition does.
         """
-        uri = self.locations.new_data_location(f"{prefix}-{self.txid}-{ordinal:05d}.parquet", partition)
+        uri = self.locations.make_data_location(f"{prefix}-{self.txid}-{ordinal:05d}.parquet", partition)
         self.store.make_parent(self.store.filesystem_path(uri))
         return uri
 
@@ -293,12 +293,12 @@ class DeleteCache:
         """What is kept under a key, else what ``load`` gives, with its size in bytes."""
         with self._lock:
             if key in self._kept:
-                return self._found(key)
+                return self._find(key)
             gate = self._gates.setdefault(key, threading.Lock())
         with gate:
             with self._lock:
                 if key in self._kept:  # by another thread
-                    return self._found(key)
+                    return self._find(key)
             try:
                 value, size = load()
                 with self._lock:
@@ -313,7 +313,7 @@ class DeleteCache:
         """Bytes kept."""
         return self._bytes
 
-    def _found(self, key: Hashable) -> Any:
+    def _find(self, key: Hashable) -> Any:
         self._kept.move_to_end(key)
         return self._kept[key][0]
 

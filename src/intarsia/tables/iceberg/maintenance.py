@@ -27,7 +27,7 @@ from pyiceberg.table.update import (
     TableUpdate,
 )
 
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.errors import (
     CommitConflict,
     CommitError,
@@ -41,10 +41,10 @@ from intarsia.tables.iceberg.commit import CATALOG_REFUSALS, is_sqlite_busy, rem
 from intarsia.tables.iceberg.file_io import Store, open_store
 from intarsia.tables.iceberg.properties import property_as_bool, property_as_int
 from intarsia.tables.iceberg.snapshot_producer import remove_files
-from intarsia.tables.iceberg.state import ManifestCache, ancestors_of, has_live_files
+from intarsia.tables.iceberg.state import ManifestCache, has_live_files, iterate_ancestors
 from intarsia.tables.iceberg.table import IcebergTable
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 _MAX_AGE_MS = 5 * 24 * 3600 * 1000
 _ORPHAN_AGE = datetime.timedelta(days=3)
@@ -241,7 +241,7 @@ def _find_expired_snapshots(
             continue
         kept.add(ref.snapshot_id)
         if ref.snapshot_ref_type == SnapshotRefType.BRANCH:
-            line = list(ancestors_of(metadata.snapshot_by_id(ref.snapshot_id), metadata))
+            line = list(iterate_ancestors(metadata.snapshot_by_id(ref.snapshot_id), metadata))
             on_branches |= {snapshot.snapshot_id for snapshot in line}
             kept |= _find_retained(line, ref, count, cutoff, now)
     # Snapshots on no branch, such as those rolled back, expire by their age alone.
@@ -319,12 +319,12 @@ def _find_reachable_files(
     for snapshot in snapshots:
         ids.add(snapshot.snapshot_id)
         paths.add(snapshot.manifest_list)
-        for manifest in cache.manifests(snapshot.manifest_list):
+        for manifest in cache.read_manifests(snapshot.manifest_list):
             if manifest.manifest_path in seen:
                 continue
             seen.add(manifest.manifest_path)
             if has_live_files(manifest):
-                paths.update(entry.file.file_path for entry in cache.entries(manifest))
+                paths.update(entry.file.file_path for entry in cache.read_entries(manifest))
     statistics = (*metadata.statistics, *metadata.partition_statistics)
     return paths | seen | {found.statistics_path for found in statistics if found.snapshot_id in ids}
 

@@ -35,7 +35,7 @@ from pyiceberg.types import (
 
 from intarsia.errors import InputError
 from intarsia.tables.iceberg.avro import AvroFileWriter
-from intarsia.tables.iceberg.avro_schemas import decimal_size, make_compatible_name, make_entry_schema
+from intarsia.tables.iceberg.avro_schemas import compute_decimal_size, make_compatible_name, make_entry_schema
 from intarsia.tables.iceberg.conversions import to_bytes, unscale_decimal
 from intarsia.tables.iceberg.file_io import write_bytes
 from intarsia.tables.iceberg.manifests import (
@@ -46,7 +46,12 @@ from intarsia.tables.iceberg.manifests import (
     ManifestFile,
     PartitionFieldSummary,
 )
-from intarsia.tables.iceberg.specs import find_compatible_schema, partition_type, result_type, spec_by_id
+from intarsia.tables.iceberg.specs import (
+    find_compatible_schema,
+    find_result_type,
+    find_spec,
+    make_partition_type,
+)
 
 TARGET_BYTES = 8 * 1024 * 1024
 """Java's default of ``commit.manifest.target-size-bytes``."""
@@ -135,7 +140,7 @@ class ManifestWriter:
             DataFileContent.DATA if content is DataFileContent.DATA else DataFileContent.POSITION_DELETES
         )
         self._version = format_version
-        self._types = [result_type(metadata, field) for field in spec.fields]
+        self._types = [find_result_type(metadata, field) for field in spec.fields]
         self._names = [make_compatible_name(field.name) for field in spec.fields]
         self._writers = [_make_value_writer(kind) for kind in self._types]
         schema = find_compatible_schema(metadata, spec)
@@ -149,7 +154,7 @@ class ManifestWriter:
         if format_version > 1:
             header["content"] = "data" if self._content is DataFileContent.DATA else "deletes"
         self._encoder = AvroFileWriter(
-            make_entry_schema(partition_type(metadata, spec).fields, format_version), header, compression
+            make_entry_schema(make_partition_type(metadata, spec).fields, format_version), header, compression
         )
         self._files = dict.fromkeys(ManifestEntryStatus, 0)
         self._rows = dict.fromkeys(ManifestEntryStatus, 0)
@@ -192,7 +197,7 @@ class ManifestWriter:
             )
         )
 
-    def existing(self, entry: ManifestEntry) -> None:
+    def add_existing(self, entry: ManifestEntry) -> None:
         """A file that was there before, kept as it is."""
         self._append(replace(entry, status=ManifestEntryStatus.EXISTING))
 
@@ -206,7 +211,7 @@ class ManifestWriter:
             case ManifestEntryStatus.ADDED:
                 self.add(entry)
             case ManifestEntryStatus.EXISTING:
-                self.existing(entry)
+                self.add_existing(entry)
             case ManifestEntryStatus.DELETED:
                 self.delete(entry)
 
@@ -263,20 +268,24 @@ class ManifestWriter:
     def _check(self, entry: ManifestEntry) -> None:
         file = entry.file
         if file.spec_id != self._spec.spec_id:
-            raise self._refused(file, f"is of partition spec {file.spec_id}, not of {self._spec.spec_id}")
+            raise self._make_refusal(
+                file, f"is of partition spec {file.spec_id}, not of {self._spec.spec_id}"
+            )
         if (file.content is DataFileContent.DATA) != (self._content is DataFileContent.DATA):
-            raise self._refused(file, f"holds {file.content.name}, and the manifest does not")
+            raise self._make_refusal(file, f"holds {file.content.name}, and the manifest does not")
         if self._version < 3 and (file.is_vector or file.content_offset is not None):
-            raise self._refused(file, f"is a deletion vector in a table of format version {self._version}")
+            raise self._make_refusal(
+                file, f"is a deletion vector in a table of format version {self._version}"
+            )
         if len(file.partition) != len(self._types):
-            raise self._refused(
+            raise self._make_refusal(
                 file,
                 f"has {len(file.partition)} partition values; spec {self._spec.spec_id} has "
                 f"{len(self._types)} fields",
             )
         for part, kind, value in zip(self._spec.fields, self._types, file.partition, strict=True):
-            if value is not None and not _is_value_of(kind, value):
-                raise self._refused(
+            if value is not None and not _is_instance(kind, value):
+                raise self._make_refusal(
                     file,
                     f"has the value {value!r} ({type(value).__name__}) for partition field {part.name!r} "
                     f"of type {kind}",
@@ -286,9 +295,9 @@ class ManifestWriter:
             and entry.status is not ManifestEntryStatus.ADDED
             and self._version > 1
         ):
-            raise self._refused(file, "was there before, but comes without its sequence number")
+            raise self._make_refusal(file, "was there before, but comes without its sequence number")
 
-    def _refused(self, file: ContentFile, why: str) -> InputError:
+    def _make_refusal(self, file: ContentFile, why: str) -> InputError:
         return InputError(f"{file.file_path} {why}", path=self._path)
 
     def _record(self, entry: ManifestEntry) -> dict[str, Any]:
@@ -328,7 +337,7 @@ def write_rolling_manifests(
         yield writer.to_manifest()
 
 
-def _is_value_of(kind: IcebergType, value: Any) -> bool:
+def _is_instance(kind: IcebergType, value: Any) -> bool:
     wanted = _PYTHON_TYPES.get(type(kind), int)
     return isinstance(value, wanted) and (wanted is bool or not isinstance(value, bool))
 
@@ -336,7 +345,7 @@ def _is_value_of(kind: IcebergType, value: Any) -> bool:
 def _make_value_writer(kind: IcebergType) -> Callable[[Any], Any] | None:
     match kind:
         case DecimalType():
-            size, scale = decimal_size(kind.precision), kind.scale
+            size, scale = compute_decimal_size(kind.precision), kind.scale
             return lambda value: unscale_decimal(value, scale).to_bytes(size, "big", signed=True)
         case FloatType() | DoubleType():
             return float
@@ -350,11 +359,11 @@ def _summarize_field(kind: PrimitiveType, values: list[Any]) -> PartitionFieldSu
     proper = [value for value in values if value is not None and value == value]
     if not proper:
         return PartitionFieldSummary(nulls, nans)
-    low, high = min(proper, key=_sort_key), max(proper, key=_sort_key)
+    low, high = min(proper, key=_make_sort_key), max(proper, key=_make_sort_key)
     return PartitionFieldSummary(nulls, nans, to_bytes(kind, low), to_bytes(kind, high))
 
 
-def _sort_key(value: Any) -> Any:
+def _make_sort_key(value: Any) -> Any:
     # -0.0 comes before 0.0 in Iceberg's order.
     return (value, math.copysign(1.0, value)) if isinstance(value, float) else value
 
@@ -394,7 +403,7 @@ class ManifestOutput:
         own = self.metadata.properties.get("write.metadata.path")
         return (own or f"{self.metadata.location.rstrip('/')}/metadata").rstrip("/")
 
-    def next_path(self) -> str:
+    def make_path(self) -> str:
         """The path of one more manifest."""
         path = f"{self.location}/{self.commit_id}-m{next(self._numbers)}.avro"
         self.written.append(path)
@@ -409,7 +418,7 @@ def validate_added_data_files(metadata: TableMetadata, files: Iterable[ContentFi
     """
     known = {spec.spec_id for spec in metadata.partition_specs}
     for file in files:
-        spec_id = _spec_id_of(file)
+        spec_id = _get_spec_id(file)
         if spec_id not in known:
             raise InputError(
                 f"data file {file.file_path} references unknown partition spec: {spec_id}",
@@ -420,12 +429,12 @@ def validate_added_data_files(metadata: TableMetadata, files: Iterable[ContentFi
 
 def group_files_by_spec(files: Iterable[ContentFile]) -> dict[int, list[ContentFile]]:
     """Files by the id of their spec, ids ascending; a file without one belongs to spec 0."""
-    return _group_by_spec(files, _spec_id_of)
+    return _group_by_spec(files, _get_spec_id)
 
 
 def group_entries_by_spec(entries: Iterable[ManifestEntry]) -> dict[int, list[ManifestEntry]]:
     """Entries by the id of their file's spec, ids ascending; a file without one belongs to spec 0."""
-    return _group_by_spec(entries, lambda entry: _spec_id_of(entry.file))
+    return _group_by_spec(entries, lambda entry: _get_spec_id(entry.file))
 
 
 def write_added_manifests(site: ManifestOutput, files: Sequence[ContentFile]) -> list[ManifestFile]:
@@ -477,8 +486,8 @@ def write_manifests(
     """
     if not entries:
         return []
-    first = _spec_id_of(entries[0].file)
-    if all(_spec_id_of(entry.file) == first for entry in entries):
+    first = _get_spec_id(entries[0].file)
+    if all(_get_spec_id(entry.file) == first for entry in entries):
         return _write_spec(site, first, entries, content)
     return [
         manifest
@@ -490,14 +499,14 @@ def write_manifests(
 def _write_spec(
     site: ManifestOutput, spec_id: int, entries: Iterable[ManifestEntry], content: DataFileContent
 ) -> list[ManifestFile]:
-    spec = spec_by_id(site.metadata, spec_id)
+    spec = find_spec(site.metadata, spec_id)
 
     def open_writer() -> ManifestWriter:
         return new_manifest_writer_for_spec(
             site.metadata,
             spec,
             io=site.io,
-            path=site.next_path(),
+            path=site.make_path(),
             snapshot_id=site.snapshot_id,
             content=content,
             format_version=site.format_version,
@@ -507,7 +516,7 @@ def _write_spec(
     return list(write_rolling_manifests(open_writer, entries, target_bytes=site.target_bytes))
 
 
-def _spec_id_of(file: ContentFile) -> int:
+def _get_spec_id(file: ContentFile) -> int:
     # Version 1 knows files without one.
     spec_id: int | None = file.spec_id
     return 0 if spec_id is None else spec_id

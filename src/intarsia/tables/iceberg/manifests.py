@@ -136,7 +136,7 @@ POS_ID = 2147483545
 """Field id of ``pos`` in position delete files."""
 
 
-def referenced_data_file_of(file: ContentFile) -> str | None:
+def find_referenced_data_file(file: ContentFile) -> str | None:
     """The one data file that a position delete file or vector is about; None where it may be several.
 
     The field says so, or equal bounds of the path (Java's ``ContentFileUtil.referencedDataFile``).
@@ -150,15 +150,15 @@ def referenced_data_file_of(file: ContentFile) -> str | None:
     return lower.decode() if lower is not None and lower == upper else None
 
 
-def partition_key(file: ContentFile) -> tuple[Any, ...]:
+def make_partition_key(file: ContentFile) -> tuple[Any, ...]:
     """Spec and tuple as a key: NaN equals NaN, 0.0 does not equal -0.0 (Iceberg spec, "Scan Planning")."""
     for value in file.partition:
         if type(value) is float:
-            return (file.spec_id, tuple(map(_value_key, file.partition)))
+            return (file.spec_id, tuple(map(_make_value_key, file.partition)))
     return (file.spec_id, file.partition)
 
 
-def _value_key(value: Any) -> Any:
+def _make_value_key(value: Any) -> Any:
     if type(value) is not float:
         return value
     return b"nan" if value != value else struct.pack("<d", value)
@@ -231,7 +231,7 @@ def _iterate_entries(
     )
     as_tuple = _make_tuple_reader(_find_partition_fields(file_type), _read_spec_field_ids(container))
     next_row_id = manifest.first_row_id if manifest.content is DataFileContent.DATA else None
-    for record in container.records(schema):
+    for record in container.read_records(schema):
         status = _STATUSES[record["status"]]
         file = record["data_file"]
         first_row_id = file.get("first_row_id")
@@ -317,7 +317,7 @@ def _find_partition_fields(file: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def _read_spec_field_ids(container: avro.AvroFile) -> list[int] | None:
-    text = container.text("partition-spec")
+    text = container.get_text("partition-spec")
     if text is None:
         return None
     fields = json.loads(text)
@@ -344,7 +344,7 @@ def _make_tuple_reader(fields: Sequence[Mapping[str, Any]], ids: Sequence[int] |
 
     known: dict[tuple[Any, ...], tuple[Any, ...]] = {}
 
-    def shared(record: Mapping[str, Any]) -> tuple[Any, ...]:
+    def read_shared(record: Mapping[str, Any]) -> tuple[Any, ...]:
         # Many files are of few partitions.
         raw = tuple(record.values())
         found = known.get(raw)
@@ -354,7 +354,7 @@ def _make_tuple_reader(fields: Sequence[Mapping[str, Any]], ids: Sequence[int] |
 
     # 0.0 and -0.0 are different values but equal keys.
     floating = any("float" in str(field["type"]) or "double" in str(field["type"]) for field in fields)
-    return as_tuple if floating else shared
+    return as_tuple if floating else read_shared
 
 
 def _read_value(read: Callable[[Any], Any] | None, value: Any) -> Any:
@@ -415,7 +415,7 @@ def read_manifest_list(io: FileIO, path: str) -> list[ManifestFile]:
         schema = rename_fields_by_id(container.schema, _LIST_NAMES)
         known = set(_LIST_NAMES.values())
         extra = {field["name"]: field for field in schema["fields"] if field["name"] not in known}
-        return [_make_manifest_file(record, extra) for record in container.records(schema)]
+        return [_make_manifest_file(record, extra) for record in container.read_records(schema)]
 
 
 def write_manifest_list(

@@ -59,7 +59,7 @@ def read_metrics(
     found: dict[int, _ColumnMetrics] = {}
     for leaf, one in enumerate(_iterate_leaves(list_file_fields(footer.schema.to_arrow_schema()))):
         kind = kinds.get(one.number) if one.number is not None else None
-        mode = None if one.number is None else config.mode(one.number)
+        mode = None if one.number is None else config.get_mode(one.number)
         if one.number is None or kind is None or mode is None:
             continue
         chunks = [group.column(leaf) for group in groups]
@@ -227,7 +227,7 @@ class MetricsConfig:
                 modes[number] = mode
         return MetricsConfig(modes, default)
 
-    def mode(self, number: int) -> MetricsMode:
+    def get_mode(self, number: int) -> MetricsMode:
         return self.modes.get(number, self.default)
 
 

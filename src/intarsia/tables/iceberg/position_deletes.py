@@ -29,7 +29,7 @@ from intarsia.tables.iceberg.manifests import (
     ContentFile,
     DataFileContent,
     ManifestEntry,
-    referenced_data_file_of,
+    find_referenced_data_file,
 )
 from intarsia.tables.iceberg.metrics import find_row_group_offset
 from intarsia.tables.iceberg.schemas import get_field_id
@@ -50,7 +50,7 @@ def read_positions(delete: ManifestEntry, path: str, access: DeleteFileAccess) -
         StorageError: the file system refused.
     """
     file = delete.file
-    if referenced_data_file_of(file) is None and 8 * file.record_count * _CACHE_SHARE <= access.cache.limit:
+    if find_referenced_data_file(file) is None and 8 * file.record_count * _CACHE_SHARE <= access.cache.limit:
         positions = access.cache.get(("positions", file.file_path), lambda: _read_all_positions(file, access))
         return positions.get(path, pa.array([], pa.int64()))
     with open_delete_file(file, access) as parquet:
@@ -262,7 +262,7 @@ class _PositionDeleteWriter:
         self, location: str, first: _PositionRowGroup, groups: Iterator[_PositionRowGroup]
     ) -> tuple[list[_PositionSpan], int, pq.FileMetaData, _PositionRowGroup | None]:
         """One file of the first row group and those after it, until it is large enough; what is left."""
-        options = self.layout.writer_options(POSITION_DELETE_SCHEMA, dictionary_columns=["file_path"])
+        options = self.layout.make_writer_options(POSITION_DELETE_SCHEMA, dictionary_columns=["file_path"])
         options["sorting_columns"] = [pq.SortingColumn(0), pq.SortingColumn(1)]
         spans: list[_PositionSpan] = []
         footers: list[pq.FileMetaData] = []

@@ -65,9 +65,9 @@ class ConversionPlanner:
         self._path = path
         self._constants = constants
 
-    def missing(self, known: NestedField | None, kind: pa.DataType, rows: int, path: str) -> pa.Array:
+    def make_missing(self, known: NestedField | None, kind: pa.DataType, rows: int, path: str) -> pa.Array:
         """A column that the file lacks: its constant, or NULL."""
-        return self._absent(known, kind, path).column(rows)
+        return self._make_missing_field(known, kind, path).make_column(rows)
 
     def plan(
         self, held: FileField, kind: IcebergType, wanted: pa.DataType, path: str
@@ -83,7 +83,7 @@ class ConversionPlanner:
         match kind:
             case StructType():
                 self._check(pa.types.is_struct(held.type) and pa.types.is_struct(wanted), held, wanted, path)
-                return self._struct(held, kind, wanted, path)
+                return self._plan_struct(held, kind, wanted, path)
             case ListType():
                 self._check(_is_list(held.type) and _is_list(wanted), held, wanted, path)
                 inner = self.plan(held.inner[0], kind.element_type, wanted.value_type, f"{path}.element")
@@ -96,10 +96,10 @@ class ConversionPlanner:
                 return None if same else _ConvertMap(keys, items, wanted)
         if held.type.equals(wanted):
             return None
-        self._check(_is_promotable(_value_type(held.type), _value_type(wanted)), held, wanted, path)
+        self._check(_is_promotable(_get_value_type(held.type), _get_value_type(wanted)), held, wanted, path)
         return _CastValues(wanted)
 
-    def _struct(
+    def _plan_struct(
         self, held: FileField, kind: StructType, wanted: pa.DataType, path: str
     ) -> ArrayConversion | None:
         numbers = {known.name: known for known in kind.fields}
@@ -109,7 +109,7 @@ class ConversionPlanner:
             known = numbers.get(child.name)
             place = places.get(known.field_id) if known is not None else None
             if known is None or place is None:
-                children.append(self._absent(known, child.type, f"{path}.{child.name}"))
+                children.append(self._make_missing_field(known, child.type, f"{path}.{child.name}"))
             else:
                 inner = self.plan(held.inner[place], known.field_type, child.type, f"{path}.{child.name}")
                 children.append(_StoredField(place, inner))
@@ -120,7 +120,7 @@ class ConversionPlanner:
             else _ConvertStruct(tuple(children), wanted)
         )
 
-    def _absent(self, known: NestedField | None, kind: pa.DataType, path: str) -> _MissingField:
+    def _make_missing_field(self, known: NestedField | None, kind: pa.DataType, path: str) -> _MissingField:
         value = self._constants.get(known.field_id) if known is not None else None
         if value is None and known is not None and known.required:
             raise DamagedTable(
@@ -146,7 +146,7 @@ class _MissingField:
     value: Any
     kind: pa.DataType
 
-    def column(self, rows: int) -> pa.Array:
+    def make_column(self, rows: int) -> pa.Array:
         if self.value is None:
             return pa.nulls(rows, self.kind)
         if not pa.types.is_dictionary(self.kind):
@@ -184,7 +184,7 @@ class _ConvertStruct:
         if not self.children:
             return _make_empty_structs(pc.is_null(values), self.kind)
         arrays = [
-            child.column(len(values))
+            child.make_column(len(values))
             if isinstance(child, _MissingField)
             else _apply_conversion(child.reshape, values.field(child.place))
             for child in self.children
@@ -229,7 +229,7 @@ class _CastValues:
                 values = values.dictionary_decode()
             else:
                 return values.cast(self.kind)
-        plain = _value_type(self.kind)
+        plain = _get_value_type(self.kind)
         if pa.types.is_timestamp(plain) and pa.types.is_timestamp(values.type):
             values = _convert_unit(values, plain)
         elif not values.type.equals(plain):
@@ -284,7 +284,7 @@ def _make_empty_structs(mask: pa.Array, kind: pa.DataType) -> pa.Array:
     return pa.StructArray.from_buffers(kind, len(mask), [validity.buffers()[1]], children=[])
 
 
-def _value_type(kind: pa.DataType) -> pa.DataType:
+def _get_value_type(kind: pa.DataType) -> pa.DataType:
     return kind.value_type if pa.types.is_dictionary(kind) else kind
 
 
@@ -375,35 +375,37 @@ class FieldIdProjection:
     @property
     def stored(self) -> frozenset[str]:
         """The table's columns that the file itself holds, at least in part."""
-        return frozenset(name for name in self._wanted.names if self._held(name) is not None)
+        return frozenset(name for name in self._wanted.names if self._find_held(name) is not None)
 
-    def physical_columns(self, columns: Sequence[str]) -> list[str]:
+    def list_physical_columns(self, columns: Sequence[str]) -> list[str]:
         """The file's own columns to be read for some of the table's."""
-        held = (self._held(name) for name in columns)
+        held = (self._find_held(name) for name in columns)
         return list(dict.fromkeys(one.name for one in held if one is not None))
 
     def project(self, table: pa.Table, columns: Sequence[str], *, start: int) -> pa.Table:
         """What was read as columns of the table; ``start`` is the position of the first row."""
         fields = [_LINEAGE_ARROW_FIELDS.get(name) or self._wanted.field(name) for name in columns]
         arrays = [
-            self._lineage(name, table, start) if name in _LINEAGE_ARROW_FIELDS else self._column(name, table)
+            self._make_lineage(name, table, start)
+            if name in _LINEAGE_ARROW_FIELDS
+            else self._make_column(name, table)
             for name in columns
         ]
         if not columns:
             return table.select([])
         return pa.Table.from_arrays(arrays, schema=pa.schema(fields, self._wanted.metadata))
 
-    def _held(self, name: str) -> FileField | None:
+    def _find_held(self, name: str) -> FileField | None:
         number = LINEAGE_FIELDS.get(name)
         if number is None:
             known = self._columns.get(name)
             number = known.field_id if known is not None else None
         return self._by_id.get(number) if number is not None else None
 
-    def _column(self, name: str, table: pa.Table) -> Any:
-        held, kind = self._held(name), self._wanted.field(name).type
+    def _make_column(self, name: str, table: pa.Table) -> Any:
+        held, kind = self._find_held(name), self._wanted.field(name).type
         if held is None:
-            return self._reshaper.missing(self._columns.get(name), kind, table.num_rows, name)
+            return self._reshaper.make_missing(self._columns.get(name), kind, table.num_rows, name)
         column = table.column(held.name)
         if name not in self._plans:
             known = self._columns.get(name)
@@ -422,7 +424,7 @@ class FieldIdProjection:
                 path=self._origin.path,
             ) from error
 
-    def _lineage(self, name: str, table: pa.Table, start: int) -> Any:
+    def _make_lineage(self, name: str, table: pa.Table, start: int) -> Any:
         """What the file stores, or inherits where that is NULL; NULL where the file predates lineage."""
         origin, rows = self._origin, table.num_rows
         inherited: Any = None
@@ -432,7 +434,7 @@ class FieldIdProjection:
                 inherited = pa.arange(first, first + rows)
             elif origin.sequence_number is not None:
                 inherited = pa.repeat(pa.scalar(origin.sequence_number, pa.int64()), rows)
-        held = self._held(name)
+        held = self._find_held(name)
         if held is None:
             return inherited if inherited is not None else pa.nulls(rows, pa.int64())
         stored = table.column(held.name).cast(pa.int64())

@@ -312,9 +312,9 @@ def property_as_int(properties: Mapping[str, str], name: str, default: int, *, l
     try:
         value = int(text)
     except ValueError as error:
-        raise _invalid_property(name, text, f"a whole number of at least {least}") from error
+        raise _make_property_error(name, text, f"a whole number of at least {least}") from error
     if value < least:
-        raise _invalid_property(name, text, f"a whole number of at least {least}")
+        raise _make_property_error(name, text, f"a whole number of at least {least}")
     return value
 
 
@@ -326,9 +326,9 @@ def property_as_choice(properties: Mapping[str, str], name: str, default: str, a
     """
     text = properties.get(name, default).strip().lower()
     if text not in among:
-        raise _invalid_property(name, text, f"one of {', '.join(among)}")
+        raise _make_property_error(name, text, f"one of {', '.join(among)}")
     return text
 
 
-def _invalid_property(name: str, text: str, wanted: str) -> InputError:
+def _make_property_error(name: str, text: str, wanted: str) -> InputError:
     return InputError(f"The table property {name} is {text!r}, not {wanted}.", hint=f"set {name} anew.")

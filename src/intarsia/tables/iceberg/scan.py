@@ -32,7 +32,7 @@ from intarsia.tables.iceberg.projection import (
     list_file_fields,
 )
 from intarsia.tables.iceberg.schemas import collect_initial_defaults
-from intarsia.tables.iceberg.specs import find_implied_ranges, spec_by_id
+from intarsia.tables.iceberg.specs import find_implied_ranges, find_spec
 from intarsia.tables.iceberg.transforms import SourceRange
 from intarsia.tables.parquet.footers import read_footers
 
@@ -96,11 +96,11 @@ class TableScanContext:
         self.metadata, self.schema, self.store = state
         self._derive()
 
-    def scan_task(self, entry: ManifestEntry, deletes: Deletes = NO_DELETES) -> IcebergScanTask:
+    def make_scan_task(self, entry: ManifestEntry, deletes: Deletes = NO_DELETES) -> IcebergScanTask:
         """The scan task of one data file."""
         return IcebergScanTask(self, entry, deletes)
 
-    def column(self, name: str) -> _BoundColumn | None:
+    def find_column(self, name: str) -> _BoundColumn | None:
         """How bounds of a column are read; None where it has none."""
         if name not in self._columns:
             known = self.fields.get(name)
@@ -113,28 +113,28 @@ class TableScanContext:
                 )
         return self._columns[name]
 
-    def implied_range(self, entry: ManifestEntry, number: int) -> SourceRange | None:
+    def find_implied_range(self, entry: ManifestEntry, number: int) -> SourceRange | None:
         """What the partition of a file proves of a column."""
         key = (entry.file.spec_id, entry.file.partition)
         if not key[1]:
             return None
         proved = self._implied.get(key)
         if proved is None:
-            spec = spec_by_id(self.metadata, key[0])
+            spec = find_spec(self.metadata, key[0])
             proved = self._implied[key] = find_implied_ranges(self.metadata, spec, key[1])
         return proved.get(number)
 
-    def constants(self, entry: ManifestEntry) -> Mapping[int, Any]:
+    def find_constants(self, entry: ManifestEntry) -> Mapping[int, Any]:
         """Values of fields that a file lacks: identity partition values, then initial defaults."""
         key = (entry.file.spec_id, entry.file.partition)
         if not key[1]:
             return self.defaults
         found = self._constants.get(key)
         if found is None:
-            found = self._constants[key] = {**self.defaults, **self.identity_values(*key)}
+            found = self._constants[key] = {**self.defaults, **self.find_identity_values(*key)}
         return found
 
-    def equality_columns(self, entry: ManifestEntry) -> EqualityColumns:
+    def make_equality_columns(self, entry: ManifestEntry) -> EqualityColumns:
         """How columns named by equality deletes are found in a file; they may have been dropped since."""
         if self._equality is None:
             mapping = self.metadata.name_mapping()
@@ -144,19 +144,19 @@ class TableScanContext:
             self._equality = EqualityColumns(
                 {} if mapping is None else flatten_name_mapping(mapping), defaults
             )
-        constants = self.identity_values(entry.file.spec_id, entry.file.partition)
+        constants = self.find_identity_values(entry.file.spec_id, entry.file.partition)
         return replace(self._equality, constants=constants)
 
-    def identity_values(self, spec_id: int, values: tuple[Any, ...]) -> dict[int, Any]:
+    def find_identity_values(self, spec_id: int, values: tuple[Any, ...]) -> dict[int, Any]:
         """By source field id the values of a tuple whose transform is the identity."""
-        spec = spec_by_id(self.metadata, spec_id)
+        spec = find_spec(self.metadata, spec_id)
         return {
             field.source_id: value
             for field, value in zip(spec.fields, values, strict=True)
             if isinstance(field.transform, IdentityTransform)
         }
 
-    def leaves(self, footer: pq.FileMetaData) -> dict[int, int]:
+    def find_leaves(self, footer: pq.FileMetaData) -> dict[int, int]:
         """By field id the chunk of each flat top-level column; files mostly agree."""
         schema, last = footer.schema, self._footer  # read once, since other threads replace it
         if last is not None and last[0].equals(schema):
@@ -184,7 +184,10 @@ class IcebergScanTask:
         """How columns of the file become the table's."""
         file = self.entry.file
         origin = DataFileOrigin(
-            file.file_path, file.first_row_id, self.entry.sequence_number, self.table.constants(self.entry)
+            file.file_path,
+            file.first_row_id,
+            self.entry.sequence_number,
+            self.table.find_constants(self.entry),
         )
         return FieldIdProjection(
             physical, wanted, columns=self.table.fields, names=self.table.names, origin=origin
@@ -193,42 +196,45 @@ class IcebergScanTask:
     def find_leaf(self, footer: pq.FileMetaData, column: str) -> int | None:
         """Where a flat top-level column's chunk is in a footer; None where it has no chunk of its own."""
         known = self.table.fields.get(column)
-        return None if known is None else self.table.leaves(footer).get(known.field_id)
+        return None if known is None else self.table.find_leaves(footer).get(known.field_id)
 
-    def bounds(self, column: str) -> tuple[Any, Any, int | None]:
+    def get_bounds(self, column: str) -> tuple[Any, Any, int | None]:
         """Lower bound, upper bound and NULLs of a top-level column over the whole file; None is unknown.
 
         Of all rows that are stored, deleted ones included. The number of NULLs is given only where it holds
         whatever deletes apply: all, none, or any number where no delete applies.
         """
-        known = self.table.column(column)
+        known = self.table.find_column(column)
         if known is None:
             return _UNKNOWN
         file = self.entry.file
         nulls = (file.null_value_counts or {}).get(known.number)
-        low, high = self._metric(file.lower_bounds, known), self._metric(file.upper_bounds, known)
+        low, high = (
+            self._decode_metric(file.lower_bounds, known),
+            self._decode_metric(file.upper_bounds, known),
+        )
         if nulls is not None and (nulls < 0 or nulls > file.record_count):
             nulls = None  # the writer counted otherwise
-        implied = self.table.implied_range(self.entry, known.number)
+        implied = self.table.find_implied_range(self.entry, known.number)
         if implied is not None:
             if implied.nulls:
                 return None, None, file.record_count
             nulls = 0
-            low, high = _max_known(low, implied.low), _min_known(high, implied.high)
+            low, high = _take_max(low, implied.low), _take_min(high, implied.high)
         if nulls == file.record_count:
             return None, None, nulls
         return low, high, nulls if nulls == 0 or not self.deletes else None
 
-    def constant_of(self, column: str) -> tuple[Any] | None:
+    def get_constant(self, column: str) -> tuple[Any] | None:
         """The one value that a column has in every row, where the file's spec has it as it is."""
-        known = self.table.column(column)
+        known = self.table.find_column(column)
         file = self.entry.file
         if known is None or not file.partition:
             return None
-        values = self.table.identity_values(file.spec_id, file.partition)
+        values = self.table.find_identity_values(file.spec_id, file.partition)
         return (values[known.number],) if known.number in values else None
 
-    def _metric(self, bounds: Mapping[int, bytes] | None, column: _BoundColumn) -> Any:
+    def _decode_metric(self, bounds: Mapping[int, bytes] | None, column: _BoundColumn) -> Any:
         data = None if bounds is None else bounds.get(column.number)
         if data is None:
             return None
@@ -250,7 +256,7 @@ class IcebergScanTask:
 
         def load() -> tuple[pa.Int64Array | None, int]:
             table = self.table
-            columns = table.equality_columns(self.entry)
+            columns = table.make_equality_columns(self.entry)
             filesystem_path, cache = table.store.filesystem_path, table.cache
             found = read_deleted_positions(
                 deletes, path, parquet, filesystem, filesystem_path, columns, cache=cache
@@ -275,12 +281,12 @@ class IcebergScanTask:
         return self.deletes.exact_count is not None
 
 
-def _max_known(one: Any, other: Any) -> Any:
+def _take_max(one: Any, other: Any) -> Any:
     """The tighter of two lower bounds."""
     return other if one is None else one if other is None else max(one, other)
 
 
-def _min_known(one: Any, other: Any) -> Any:
+def _take_min(one: Any, other: Any) -> Any:
     return other if one is None else one if other is None else min(one, other)
 
 
@@ -322,9 +328,9 @@ class FooterLoader:
                 path=files[0].path,
                 hint="its snapshot may have been expired meanwhile: run the operation again; else restore it",
             ) from error
-        return [self._known(file, footer.metadata) for file, footer in zip(files, footers, strict=True)]
+        return [self._add_footer(file, footer.metadata) for file, footer in zip(files, footers, strict=True)]
 
-    def _known(self, file: DataFile, footer: pq.FileMetaData) -> DataFile:
+    def _add_footer(self, file: DataFile, footer: pq.FileMetaData) -> DataFile:
         recorded = file.tag.file.record_count if isinstance(file.tag, ManifestEntry) else footer.num_rows
         if footer.num_rows != recorded:
             raise DamagedTable(

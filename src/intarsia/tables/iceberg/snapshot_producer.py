@@ -19,9 +19,9 @@ from pyiceberg.io import FileIO
 from pyiceberg.table.metadata import TableMetadata, TableMetadataV1
 from pyiceberg.table.snapshots import Operation, Snapshot, Summary
 
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.errors import CommitConflict
-from intarsia.tables.iceberg._pyiceberg import next_row_id
+from intarsia.tables.iceberg._pyiceberg import find_next_row_id
 from intarsia.tables.iceberg.manifest_writer import (
     ManifestOutput,
     group_entries_by_spec,
@@ -34,14 +34,14 @@ from intarsia.tables.iceberg.manifests import (
     ManifestEntry,
     ManifestEntryStatus,
     ManifestFile,
-    partition_key,
-    referenced_data_file_of,
+    find_referenced_data_file,
+    make_partition_key,
     write_manifest_list,
 )
-from intarsia.tables.iceberg.specs import partition_to_path, spec_by_id
-from intarsia.tables.iceberg.state import BranchState, FileKey, file_key, has_live_files
+from intarsia.tables.iceberg.specs import find_spec, partition_to_path
+from intarsia.tables.iceberg.state import BranchState, FileKey, has_live_files, make_file_key
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +114,7 @@ class SnapshotProducer:
         self._filtered: dict[tuple[str, int | None, frozenset[FileKey]], list[ManifestFile]] = {}
         self._lists: list[str] = []
         self._removed_paths = frozenset(entry.file.file_path for entry in change.removed_data)
-        self._removed_keys = frozenset(file_key(entry) for entry in change.removed_deletes)
+        self._removed_keys = frozenset(make_file_key(entry) for entry in change.removed_deletes)
 
     def produce(self, head: BranchState) -> tuple[Snapshot, tuple[ManifestFile, ...]]:
         """Write manifests and a manifest list on top of a state; the snapshot and all its manifests.
@@ -122,11 +122,11 @@ class SnapshotProducer:
         Raises:
             CommitConflict: a file that is to be removed is not there any more.
         """
-        factory = self._factory(head)
+        factory = self._make_factory(head)
         removed: list[ManifestEntry] = []
         data, replaced = self._filter_data(head, factory, removed)
-        deletes, more = self._filter_deletes(head, factory, removed, self._oldest(data, head))
-        ours = self._added_manifests(factory, head)
+        deletes, more = self._filter_deletes(head, factory, removed, self._find_oldest(data, head))
+        ours = self._write_added_manifests(factory, head)
         groups: list[ManifestFile] = []
         for manifests, content in ((data, DataFileContent.DATA), (deletes, DataFileContent.POSITION_DELETES)):
             new = [manifest for manifest in ours if manifest.content is content]
@@ -134,7 +134,7 @@ class SnapshotProducer:
             found = merge_manifests(kept, factory, self._options.merging, head)
             groups += found.manifests
             more += found.replaced
-        return self._snapshot(head, groups, removed, replaced + more), tuple(groups)
+        return self._make_snapshot(head, groups, removed, replaced + more), tuple(groups)
 
     def clean(self, keep: Iterable[str] = ()) -> None:
         """Remove the manifests and lists that were written, but for those in use."""
@@ -142,7 +142,7 @@ class SnapshotProducer:
         written = [*self._lists, *(path for f in self._factories.values() for path in f.paths)]
         remove_files(self._io, [path for path in written if path not in kept])
 
-    def _factory(self, head: BranchState) -> ManifestFactory:
+    def _make_factory(self, head: BranchState) -> ManifestFactory:
         version = head.metadata.format_version
         if version not in self._factories:  # after an upgrade manifests have another format
             site = ManifestOutput(
@@ -158,17 +158,17 @@ class SnapshotProducer:
         factory.see(head.metadata)
         return factory
 
-    def _added_manifests(self, factory: ManifestFactory, head: BranchState) -> list[ManifestFile]:
+    def _write_added_manifests(self, factory: ManifestFactory, head: BranchState) -> list[ManifestFile]:
         version = head.metadata.format_version
         if version not in self._added:
             groups = (self.change.added_data, self.change.added_deletes)
             validate_added_data_files(head.metadata, chain(*groups))
             self._added[version] = [
-                m for files in groups for m in factory.write(list(map(self._entry, files)))
+                m for files in groups for m in factory.write(list(map(self._make_entry, files)))
             ]
         return self._added[version]
 
-    def _entry(self, file: ContentFile) -> ManifestEntry:
+    def _make_entry(self, file: ContentFile) -> ManifestEntry:
         """The entry of a new file; it inherits sequence numbers, so that a retry can use its manifest."""
         old = self.change.data_sequence_number if file.content is DataFileContent.DATA else None
         return ManifestEntry(ManifestEntryStatus.ADDED, self.identity.snapshot_id, file, sequence_number=old)
@@ -206,16 +206,16 @@ class SnapshotProducer:
         """
         going = (*self.change.removed_data, *self.change.removed_deletes)
         specs = {entry.file.spec_id for entry in going}
-        left = self._left(head)
+        left = self._find_oldest_left(head)
 
         def concerns(manifest: ManifestFile) -> bool:
             return manifest.partition_spec_id in specs or (manifest.min_sequence_number or 0) < oldest
 
         def goes(entry: ManifestEntry) -> bool:
             return (
-                file_key(entry) in self._removed_keys
+                make_file_key(entry) in self._removed_keys
                 or 0 < (entry.sequence_number or 0) < oldest
-                or referenced_data_file_of(entry.file) in self._removed_paths
+                or find_referenced_data_file(entry.file) in self._removed_paths
                 or _has_no_data_left(entry, left)
             )
 
@@ -223,17 +223,17 @@ class SnapshotProducer:
             head, factory, removed, content=DataFileContent.POSITION_DELETES, concerns=concerns, goes=goes
         )
 
-    def _left(self, head: BranchState) -> dict[tuple[Any, ...], int]:
+    def _find_oldest_left(self, head: BranchState) -> dict[tuple[Any, ...], int]:
         """By partition that loses data files, the least sequence number of those left; huge if none is."""
         specs = {entry.file.spec_id for entry in self.change.removed_data}
         concerned = [manifest for manifest in head.manifests if manifest.partition_spec_id in specs]
         if all(manifest.content is DataFileContent.DATA for manifest in concerned):
             return {}
-        found = {partition_key(entry.file): 1 << 62 for entry in self.change.removed_data}
+        found = {make_partition_key(entry.file): 1 << 62 for entry in self.change.removed_data}
         for manifest in concerned:
             if manifest.content is DataFileContent.DATA and has_live_files(manifest):
-                for entry in head.cache.entries(manifest):
-                    key = partition_key(entry.file)
+                for entry in head.cache.read_entries(manifest):
+                    key = make_partition_key(entry.file)
                     if key in found and entry.file.file_path not in self._removed_paths:
                         found[key] = min(found[key], entry.sequence_number or 0)
         return found
@@ -254,35 +254,35 @@ class SnapshotProducer:
         for manifest in head.manifests:
             if manifest.content is not content or not has_live_files(manifest):
                 continue
-            entries = head.cache.entries(manifest) if concerns(manifest) else ()
+            entries = head.cache.read_entries(manifest) if concerns(manifest) else ()
             going = [entry for entry in entries if goes(entry)]
             if not going:
                 result.append(manifest)
                 continue
             removed += going
             replaced += 1
-            gone = frozenset(map(file_key, going))
+            gone = frozenset(map(make_file_key, going))
             # Another commit may have assigned row ids to the manifest since the last attempt.
             key = (manifest.manifest_path, manifest.first_row_id, gone)
             if key not in self._filtered or not all(map(factory.has_written, self._filtered[key])):
-                self._filtered[key] = factory.write([self._marked(entry, gone) for entry in entries])
+                self._filtered[key] = factory.write([self._mark_entry(entry, gone) for entry in entries])
             result += self._filtered[key]
         return result, replaced
 
-    def _marked(self, entry: ManifestEntry, going: frozenset[FileKey]) -> ManifestEntry:
-        if file_key(entry) in going:
+    def _mark_entry(self, entry: ManifestEntry, going: frozenset[FileKey]) -> ManifestEntry:
+        if make_file_key(entry) in going:
             return replace(entry, status=ManifestEntryStatus.DELETED, snapshot_id=self.identity.snapshot_id)
         return replace(entry, status=ManifestEntryStatus.EXISTING)
 
-    def _oldest(self, data: Sequence[ManifestFile], head: BranchState) -> int:
+    def _find_oldest(self, data: Sequence[ManifestFile], head: BranchState) -> int:
         """The least sequence number of any data file; older deletes apply to nothing."""
-        next_one = last_sequence_number(head.metadata) + 1
+        next_one = find_last_sequence_number(head.metadata) + 1
         known = [manifest.min_sequence_number for manifest in data]
         return min(
             number for number in (next_one, self.change.data_sequence_number, *known) if number is not None
         )
 
-    def _snapshot(
+    def _make_snapshot(
         self,
         head: BranchState,
         manifests: Sequence[ManifestFile],
@@ -290,8 +290,8 @@ class SnapshotProducer:
         replaced: int,
     ) -> Snapshot:
         metadata, version = head.metadata, head.metadata.format_version
-        sequence = last_sequence_number(metadata) + 1 if version > 1 else 0
-        first_row = next_row_id(metadata) if version >= 3 else None
+        sequence = find_last_sequence_number(metadata) + 1 if version > 1 else 0
+        first_row = find_next_row_id(metadata) if version >= 3 else None
         number = len(self._lists)
         path = self._place(f"snap-{self.identity.snapshot_id}-{number}-{self.identity.uuid}.avro")
         self._lists.append(path)
@@ -312,14 +312,14 @@ class SnapshotProducer:
                 "sequence-number": sequence,
                 "timestamp-ms": max(int(time.time() * 1000), metadata.last_updated_ms),
                 "manifest-list": path,
-                "summary": self._summary(head, manifests, removed, replaced),
+                "summary": self._make_summary(head, manifests, removed, replaced),
                 "schema-id": metadata.current_schema_id,
                 "first-row-id": first_row,
                 "added-rows": None if first_row is None else (next_row or first_row) - first_row,
             }
         )
 
-    def _summary(
+    def _make_summary(
         self,
         head: BranchState,
         manifests: Sequence[ManifestFile],
@@ -335,7 +335,7 @@ class SnapshotProducer:
             (*self.change.added_data, *self.change.added_deletes),
             (entry.file for entry in removed),
             previous=previous,
-            place_of=lambda f: partition_to_path(metadata, spec_by_id(metadata, f.spec_id), f.partition),
+            place_of=lambda f: partition_to_path(metadata, find_spec(metadata, f.spec_id), f.partition),
             partition_limit=self._options.partition_limit,
             manifests={
                 "manifests-created": created,
@@ -352,10 +352,10 @@ def _has_no_data_left(entry: ManifestEntry, left: Mapping[tuple[Any, ...], int])
     file = entry.file
     if file.content is not DataFileContent.POSITION_DELETES or file.is_vector:
         return False
-    return left.get(partition_key(file), 0) > (entry.sequence_number or 0)
+    return left.get(make_partition_key(file), 0) > (entry.sequence_number or 0)
 
 
-def last_sequence_number(metadata: TableMetadata) -> int:
+def find_last_sequence_number(metadata: TableMetadata) -> int:
     """The highest sequence number given so far; version 1 gives none."""
     if isinstance(metadata, TableMetadataV1):
         return 0
@@ -413,18 +413,20 @@ def merge_manifests(
                 continue
             replaced += sum(not factory.has_written(manifest) for manifest in bin_)
             result += factory.write(
-                [e for manifest in bin_ for e in _entries_to_merge(manifest, factory, head)]
+                [e for manifest in bin_ for e in _list_entries_to_merge(manifest, factory, head)]
             )
     return MergedManifests(tuple(result), replaced)
 
 
-def _entries_to_merge(
+def _list_entries_to_merge(
     manifest: ManifestFile, factory: ManifestFactory, head: BranchState
 ) -> Sequence[ManifestEntry]:
     """Entries for a merged manifest: EXISTING unless this snapshot added or removed them."""
     if factory.has_written(manifest):
-        return factory.entries(manifest)
-    return [replace(entry, status=ManifestEntryStatus.EXISTING) for entry in head.cache.entries(manifest)]
+        return factory.list_entries(manifest)
+    return [
+        replace(entry, status=ManifestEntryStatus.EXISTING) for entry in head.cache.read_entries(manifest)
+    ]
 
 
 def _pack_bins(manifests: Sequence[ManifestFile], target: int) -> list[list[ManifestFile]]:
@@ -476,7 +478,7 @@ class ManifestFactory:
     def has_written(self, manifest: ManifestFile) -> bool:
         return manifest.manifest_path in self._entries
 
-    def entries(self, manifest: ManifestFile) -> Sequence[ManifestEntry]:
+    def list_entries(self, manifest: ManifestFile) -> Sequence[ManifestEntry]:
         """What a manifest of this factory lists."""
         return self._entries[manifest.manifest_path]
 
@@ -504,10 +506,10 @@ class UpdateMetrics:
 
     values: dict[str, int] = field(default_factory=dict)
 
-    def added(self, file: ContentFile) -> None:
+    def count_added(self, file: ContentFile) -> None:
         self._count(file, "added", "added", "added")
 
-    def removed(self, file: ContentFile) -> None:
+    def count_removed(self, file: ContentFile) -> None:
         self._count(file, "removed", "deleted", "deleted")
 
     def _count(self, file: ContentFile, verb: str, data_verb: str, row_verb: str) -> None:
@@ -555,11 +557,11 @@ def make_summary(
     whole = UpdateMetrics()
     parts: dict[str, UpdateMetrics] = {}
     for file in added:
-        whole.added(file)
-        parts.setdefault(place_of(file), UpdateMetrics()).added(file)
+        whole.count_added(file)
+        parts.setdefault(place_of(file), UpdateMetrics()).count_added(file)
     for file in removed:
-        whole.removed(file)
-        parts.setdefault(place_of(file), UpdateMetrics()).removed(file)
+        whole.count_removed(file)
+        parts.setdefault(place_of(file), UpdateMetrics()).count_removed(file)
     fields = {name: str(value) for name, value in whole.values.items()}
     fields["changed-partition-count"] = str(len(parts))
     if parts and len(parts) <= partition_limit:

@@ -30,7 +30,7 @@ from intarsia.tables.iceberg.transforms import (
 )
 
 
-def spec_by_id(metadata: TableMetadata, spec_id: int | None) -> PartitionSpec:
+def find_spec(metadata: TableMetadata, spec_id: int | None) -> PartitionSpec:
     """The spec of an id; a file without one belongs to spec 0, as in format version 1.
 
     Raises:
@@ -63,7 +63,7 @@ def find_compatible_schema(metadata: TableMetadata, spec: PartitionSpec) -> Sche
     return _merge_schemas(metadata, spec)
 
 
-def partition_type(metadata: TableMetadata, spec: PartitionSpec) -> StructType:
+def make_partition_type(metadata: TableMetadata, spec: PartitionSpec) -> StructType:
     """The struct of a spec's values, every field optional, in the order of the spec.
 
     Raises:
@@ -71,22 +71,22 @@ def partition_type(metadata: TableMetadata, spec: PartitionSpec) -> StructType:
     """
     return StructType(
         *(
-            NestedField(field.field_id, field.name, result_type(metadata, field), required=False)
+            NestedField(field.field_id, field.name, find_result_type(metadata, field), required=False)
             for field in spec.fields
         )
     )
 
 
-def result_type(metadata: TableMetadata, field: PartitionField) -> PrimitiveType:
+def find_result_type(metadata: TableMetadata, field: PartitionField) -> PrimitiveType:
     """The type of a partition field's values: of its source as it is now, or was last."""
     if isinstance(field.transform, UnknownTransform):
         return StringType()
-    result = field.transform.result_type(source_type(metadata, field))
+    result = field.transform.result_type(find_source_type(metadata, field))
     assert isinstance(result, PrimitiveType)
     return result
 
 
-def source_type(metadata: TableMetadata, field: PartitionField) -> IcebergType:
+def find_source_type(metadata: TableMetadata, field: PartitionField) -> IcebergType:
     """The type of a partition field's source column as it is now, or was last.
 
     Raises:
@@ -119,7 +119,7 @@ def partition_to_texts(metadata: TableMetadata, spec: PartitionSpec, values: Seq
     """Each value of a tuple for people, by the name of its partition field."""
     _check_arity(metadata, spec, values)
     return {
-        field.name: to_human_string(field.transform, result_type(metadata, field), value)
+        field.name: to_human_string(field.transform, find_result_type(metadata, field), value)
         for field, value in zip(spec.fields, values, strict=True)
     }
 
@@ -136,10 +136,10 @@ def find_implied_ranges(
     for part, value in zip(spec.fields, values, strict=True):
         if isinstance(part.transform, (VoidTransform, UnknownTransform)):
             continue
-        found = find_source_range(part.transform, source_type(metadata, part), value)
+        found = find_source_range(part.transform, find_source_type(metadata, part), value)
         if found is not None:
             before = proved.get(part.source_id)
-            proved[part.source_id] = found if before is None else before.narrowed(found)
+            proved[part.source_id] = found if before is None else before.intersect(found)
     return proved
 
 
@@ -165,7 +165,7 @@ class SpecPartitioner:
             NotSupported: a transform is not known, so rows cannot be written by this spec.
             ColumnNotFound: the schema lacks a source column.
         """
-        spec = spec_by_id(metadata, metadata.default_spec_id)
+        spec = find_spec(metadata, metadata.default_spec_id)
         return cls(
             spec.spec_id,
             tuple(_make_spec_field(metadata, field, schema) for field in spec.fields),
@@ -177,7 +177,7 @@ class SpecPartitioner:
         """The partition of a file, of whatever spec; its tag is the file's spec id and tuple."""
         known = file.tag.file
         fields = self.shown.get(known.spec_id, ())
-        texts = {f.name: f.text(value) for f, value in zip(fields, known.partition, strict=False)}
+        texts = {f.name: f.format_value(value) for f, value in zip(fields, known.partition, strict=False)}
         return PartitionKey(values=texts, tag=(known.spec_id, known.partition))
 
     def is_old_spec(self, file: DataFile) -> bool:
@@ -197,11 +197,11 @@ class SpecPartitioner:
         if not table.num_rows:
             return []
         if not self.fields:
-            return [(self._part(()), None)]
-        columns = [field.values_of(table) for field in self.fields]
+            return [(self._make_partition_key(()), None)]
+        columns = [field.compute_values(table) for field in self.fields]
         return [
             (
-                self._part(
+                self._make_partition_key(
                     tuple(field.tidy(value) for field, value in zip(self.fields, values, strict=True))
                 ),
                 rows,
@@ -209,7 +209,7 @@ class SpecPartitioner:
             for values, rows in group_rows(columns)
         ]
 
-    def _part(self, values: tuple[Any, ...]) -> PartitionKey:
+    def _make_partition_key(self, values: tuple[Any, ...]) -> PartitionKey:
         texts = {
             field.name: to_human_string(field.transform, field.kind, value)
             for field, value in zip(self.fields, values, strict=True)
@@ -225,12 +225,12 @@ class PartitionFieldText:
     transform: AnyTransform
     kind: PrimitiveType
 
-    def text(self, value: Any) -> str:
+    def format_value(self, value: Any) -> str:
         return to_human_string(self.transform, self.kind, value)
 
 
 def _list_field_texts(metadata: TableMetadata, spec: PartitionSpec) -> tuple[PartitionFieldText, ...]:
-    return tuple(PartitionFieldText(f.name, f.transform, result_type(metadata, f)) for f in spec.fields)
+    return tuple(PartitionFieldText(f.name, f.transform, find_result_type(metadata, f)) for f in spec.fields)
 
 
 def _find_sort_columns(metadata: TableMetadata) -> tuple[tuple[str, bool, bool], ...]:
@@ -257,7 +257,7 @@ class SpecField:
     source: IcebergType
     kind: PrimitiveType
 
-    def values_of(self, table: pa.Table) -> pa.Array:
+    def compute_values(self, table: pa.Table) -> pa.Array:
         """The partition value of every row."""
         if not self.path:
             return pa.nulls(table.num_rows)
@@ -274,9 +274,9 @@ class SpecField:
 
 def _make_spec_field(metadata: TableMetadata, field: PartitionField, schema: pa.Schema) -> SpecField:
     if isinstance(field.transform, VoidTransform):
-        kind = result_type(metadata, field)
+        kind = find_result_type(metadata, field)
         return SpecField(field.name, (), field.transform, kind, kind)
-    source = source_type(metadata, field)
+    source = find_source_type(metadata, field)
     check_transform(field.transform, source)
     path = _find_source_path(metadata.schema(), field)
     if schema.get_field_index(path[0]) < 0:
@@ -284,7 +284,7 @@ def _make_spec_field(metadata: TableMetadata, field: PartitionField, schema: pa.
             f"column {path[0]!r} decides the partition of a row and is not in the data",
             path=metadata.location,
         )
-    return SpecField(field.name, path, field.transform, source, result_type(metadata, field))
+    return SpecField(field.name, path, field.transform, source, find_result_type(metadata, field))
 
 
 def _find_source_path(schema: Schema, field: PartitionField) -> tuple[str, ...]:
@@ -354,7 +354,7 @@ def _merge_schemas(metadata: TableMetadata, spec: PartitionSpec) -> Schema:
         if found is None:
             if isinstance(part.transform, VoidTransform):
                 continue
-            source_type(metadata, part)  # raises, and names the missing one
+            find_source_type(metadata, part)  # raises, and names the missing one
             continue
         # A column of the same name may have been added since: the id tells them apart.
         name = found.name if found.name not in names else f"{found.name}_{source_id}"

@@ -31,15 +31,15 @@ class ManifestCache:
         self._lists: dict[str, tuple[ManifestFile, ...]] = {}
         self._entries: dict[tuple[str, int | None], tuple[ManifestEntry, ...]] = {}
 
-    def manifests(self, path: str) -> tuple[ManifestFile, ...]:
+    def read_manifests(self, path: str) -> tuple[ManifestFile, ...]:
         found = self._lists.get(path)
         if found is None:
             found = self._lists[path] = tuple(read_manifest_list(self.io, path))
         return found
 
-    def entries(self, manifest: ManifestFile) -> tuple[ManifestEntry, ...]:
+    def read_entries(self, manifest: ManifestFile) -> tuple[ManifestEntry, ...]:
         """The live entries of a manifest."""
-        key = _key(manifest)
+        key = _make_key(manifest)
         found = self._entries.get(key)
         if found is None:
             found = self._entries[key] = tuple(read_manifest(self.io, manifest))
@@ -48,13 +48,13 @@ class ManifestCache:
     def keep_only(self, state: BranchState) -> None:
         """Forget manifests that a state does not have."""
         lists = {state.head.manifest_list} if state.head is not None else set()
-        keys = set(map(_key, state.manifests))
+        keys = set(map(_make_key, state.manifests))
         # Copied at once, since another thread may add to them.
         self._lists = {path: found for path, found in list(self._lists.items()) if path in lists}
         self._entries = {key: found for key, found in list(self._entries.items()) if key in keys}
 
 
-def _key(manifest: ManifestFile) -> tuple[str, int | None]:
+def _make_key(manifest: ManifestFile) -> tuple[str, int | None]:
     # Row ids are assigned to manifests from before version 3 by a later list, separately on each branch.
     return manifest.manifest_path, manifest.first_row_id
 
@@ -80,8 +80,8 @@ class BranchState:
         metadata = table.metadata
         check_version(metadata)
         name = branch or MAIN_BRANCH
-        head = _head(metadata, name)
-        manifests = () if head is None else cache.manifests(head.manifest_list)
+        head = _find_head(metadata, name)
+        manifests = () if head is None else cache.read_manifests(head.manifest_list)
         return BranchState(metadata, name, head, manifests, cache)
 
     @property
@@ -95,22 +95,22 @@ class BranchState:
             return len(self.metadata.snapshots)
         return 0 if self.head is None else self.head.sequence_number or 0
 
-    def entries(self, *, deletes: bool) -> Iterable[ManifestEntry]:
+    def iterate_entries(self, *, deletes: bool) -> Iterable[ManifestEntry]:
         """All live entries of data files, or of delete files."""
         for manifest in self.manifests:
             if (manifest.content is not DataFileContent.DATA) == deletes and has_live_files(manifest):
-                yield from self.cache.entries(manifest)
+                yield from self.cache.read_entries(manifest)
 
 
 FileKey = tuple[str, int | None]
 
 
-def file_key(entry: ManifestEntry) -> FileKey:
+def make_file_key(entry: ManifestEntry) -> FileKey:
     """What identifies a file: path and offset, since deletion vectors share the path of a Puffin file."""
     return entry.file.file_path, entry.file.content_offset
 
 
-def ancestors_of(head: Snapshot | None, metadata: TableMetadata) -> Iterator[Snapshot]:
+def iterate_ancestors(head: Snapshot | None, metadata: TableMetadata) -> Iterator[Snapshot]:
     """A snapshot and its ancestors, as far as they are known (Java's ``SnapshotUtil.ancestorsOf``)."""
     known = {snapshot.snapshot_id: snapshot for snapshot in metadata.snapshots}
     while head is not None:
@@ -139,24 +139,24 @@ def check_version(metadata: TableMetadata) -> None:
         )
 
 
-def _head(metadata: TableMetadata, branch: str) -> Snapshot | None:
+def _find_head(metadata: TableMetadata, branch: str) -> Snapshot | None:
     ref = metadata.refs.get(branch)
     if ref is None:
         if branch == MAIN_BRANCH:
             return metadata.current_snapshot()
         raise InputError(
-            f"There is no branch {branch!r}; {_branches(metadata)}.",
+            f"There is no branch {branch!r}; {_describe_branches(metadata)}.",
             path=metadata.location,
             hint="create it first: table.manage_snapshots().create_branch(snapshot_id, name).commit()",
         )
     if ref.snapshot_ref_type == SnapshotRefType.TAG:
         raise InputError(
-            f"{branch!r} is a tag, which never moves; {_branches(metadata)}.", path=metadata.location
+            f"{branch!r} is a tag, which never moves; {_describe_branches(metadata)}.", path=metadata.location
         )
     return metadata.snapshot_by_id(ref.snapshot_id)
 
 
-def _branches(metadata: TableMetadata) -> str:
+def _describe_branches(metadata: TableMetadata) -> str:
     names = sorted(
         {name for name, ref in metadata.refs.items() if ref.snapshot_ref_type == SnapshotRefType.BRANCH}
         | {MAIN_BRANCH}
@@ -164,16 +164,16 @@ def _branches(metadata: TableMetadata) -> str:
     return "the branches are " + ", ".join(names) if len(names) > 1 else f"the only branch is {names[0]}"
 
 
-def last_batch(state: BranchState, app_id: str) -> int | None:
+def find_last_batch(state: BranchState, app_id: str) -> int | None:
     """The highest ``batch_id`` with this ``app_id`` in the branch's history; None, also if it expired."""
-    commit = last_commits(state).get(app_id)
+    commit = find_last_commits(state).get(app_id)
     return None if commit is None else int(commit["batch_id"])
 
 
-def last_commits(state: BranchState) -> dict[str, dict[str, str]]:
+def find_last_commits(state: BranchState) -> dict[str, dict[str, str]]:
     """By ``app_id``: the summary of the snapshot with its highest ``batch_id`` in the branch's history."""
     found: dict[str, dict[str, str]] = {}
-    for snapshot in ancestors_of(state.head, state.metadata):
+    for snapshot in iterate_ancestors(state.head, state.metadata):
         said = {} if snapshot.summary is None else snapshot.summary.additional_properties
         app, batch = said.get("app_id"), said.get("batch_id", "")
         if app is not None and batch.isdecimal():
@@ -191,4 +191,4 @@ def has_commits_since(state: BranchState, version: int) -> bool:
     if state.head is None or state.metadata.format_version == 1:
         return True
     first = max(version, 1)
-    return any((one.sequence_number or 0) <= first for one in ancestors_of(state.head, state.metadata))
+    return any((one.sequence_number or 0) <= first for one in iterate_ancestors(state.head, state.metadata))

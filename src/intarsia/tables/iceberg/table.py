@@ -32,9 +32,9 @@ from intarsia.tables.iceberg.specs import SpecPartitioner, find_compatible_schem
 from intarsia.tables.iceberg.state import (
     BranchState,
     ManifestCache,
+    find_last_batch,
+    find_last_commits,
     has_commits_since,
-    last_batch,
-    last_commits,
 )
 from intarsia.tables.iceberg.transaction import ROW_LEVEL_COMMANDS, ChangeContext, IcebergTransaction
 
@@ -94,7 +94,7 @@ class IcebergTable:
         """The table of a PyIceberg table or a name; see the class."""
         return IcebergTable(target, catalog, branch=branch, mode=mode)
 
-    def choosing(self, *, branch: str | None = None, mode: str | None = None) -> IcebergTable:
+    def with_choice(self, *, branch: str | None = None, mode: str | None = None) -> IcebergTable:
         """The same table on another branch or in another mode."""
         return IcebergTable(self._table, branch=branch or self.branch, mode=mode or self.mode)
 
@@ -119,7 +119,7 @@ class IcebergTable:
         """The table as the catalog has it now; raises StorageError where that cannot be reached."""
         return load_table(self._table.catalog, self._table.name())
 
-    def state(self) -> BranchState:
+    def read_state(self) -> BranchState:
         """What the branch is now."""
         return self._read().state
 
@@ -178,17 +178,17 @@ class IcebergTable:
 
     def last_batch(self, app_id: str) -> int | None:
         """The highest ``batch_id`` that a snapshot still known has with this ``app_id``, or None."""
-        return last_batch(self.state(), app_id)
+        return find_last_batch(self.read_state(), app_id)
 
     def last_commits(self) -> Mapping[str, Mapping[str, str]]:
         """By ``app_id``: the summary of the snapshot still known with its highest ``batch_id``."""
-        return last_commits(self.state())
+        return find_last_commits(self.read_state())
 
     def knows_commits_since(self, version: int) -> bool:
         """Whether no snapshot after a version has expired, so that a commit not found was not made."""
-        return has_commits_since(self.state(), version)
+        return has_commits_since(self.read_state(), version)
 
-    def committed(self, metadata: TableMetadata, location: str) -> None:
+    def refresh(self, metadata: TableMetadata, location: str) -> None:
         """Bring the caller's table up to date after a commit."""
         self._table.metadata = metadata
         self._table.metadata_location = location
@@ -202,15 +202,17 @@ class IcebergTable:
             self._cache.io = table.io
             state = BranchState.of(table, self.branch, self._cache)
             store = open_store(table.io, table.metadata.location)
-            seen = self._seen = _LoadedTable(location, access, state, store, self._snapshot(state, store))
+            seen = self._seen = _LoadedTable(
+                location, access, state, store, self._make_snapshot(state, store)
+            )
             self._cache.keep_only(state)
         return seen
 
-    def _snapshot(self, state: BranchState, store: Store) -> Snapshot:
+    def _make_snapshot(self, state: BranchState, store: Store) -> Snapshot:
         metadata = state.metadata
         schema = to_arrow_schema(metadata.schema())
         index = DeleteFileIndex.of(
-            state.entries(deletes=True),
+            state.iterate_entries(deletes=True),
             unpartitioned=find_unpartitioned_specs(metadata),
             orders=find_bound_orders(metadata),
         )
@@ -218,7 +220,7 @@ class IcebergTable:
         files = []
         guessed = 0
         for entry in sort_by_commit(state):
-            file, deletes = entry.file, index.for_data_file(entry)
+            file, deletes = entry.file, index.find_deletes(entry)
             guessed += bool(deletes) and deletes.is_estimate
             files.append(
                 DataFile(
@@ -229,7 +231,7 @@ class IcebergTable:
                     if deletes
                     else file.record_count,
                     tag=entry,
-                    scan_task=scan_task.scan_task(entry, deletes),
+                    scan_task=scan_task.make_scan_task(entry, deletes),
                 )
             )
         properties = _read_write_properties(metadata)
@@ -256,7 +258,9 @@ class IcebergTable:
             unwritable=refusal,
             unstored=find_unstored_columns(metadata.schema()),
             footer_loader=FooterLoader(store.filesystem),
-            details=describe_state(state, state.entries(deletes=False), state.entries(deletes=True)),
+            details=describe_state(
+                state, state.iterate_entries(deletes=False), state.iterate_entries(deletes=True)
+            ),
         )
 
 
@@ -274,7 +278,7 @@ def sort_by_commit(state: BranchState) -> list[ManifestEntry]:
     """The data files in the order of their commits, by which the last of several rows is chosen."""
     ranks = {snapshot.snapshot_id: rank for rank, snapshot in enumerate(state.metadata.snapshots)}
     return sorted(
-        state.entries(deletes=False),
+        state.iterate_entries(deletes=False),
         key=lambda entry: (entry.sequence_number or 0, ranks.get(entry.snapshot_id or 0, -1)),
     )
 

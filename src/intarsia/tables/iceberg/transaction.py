@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 from pyiceberg.table.metadata import TableMetadata
 
 import intarsia
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.core.change import BEGUN, Change, Committed, PositionDeletes, StagedFile, Staging
-from intarsia.core.expr import Expr, columns
-from intarsia.core.prove import Facts, never_true
+from intarsia.core.expr import Expr, find_columns
+from intarsia.core.prove import Facts, is_never_true
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
 from intarsia.tables.iceberg.commit import CommitTarget, SnapshotCommit, Validation, validate_state
@@ -31,14 +31,14 @@ from intarsia.tables.iceberg.properties import SERIALIZABLE, WriteProperties
 from intarsia.tables.iceberg.scan import IcebergScanTask, TableScanContext
 from intarsia.tables.iceberg.schemas import to_arrow_scalar
 from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions, SnapshotOptions
-from intarsia.tables.iceberg.specs import partition_to_texts, spec_by_id
-from intarsia.tables.iceberg.state import BranchState, last_batch
+from intarsia.tables.iceberg.specs import find_spec, partition_to_texts
+from intarsia.tables.iceberg.state import BranchState, find_last_batch
 from intarsia.tables.parquet.checks import check_batch, read_written
 
 if TYPE_CHECKING:
     from intarsia.tables.iceberg.table import IcebergTable
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 _WAP_ID = "wap.id"
 _REMOVALS = 3
@@ -78,7 +78,7 @@ class IcebergTransaction:
         self, partition: Mapping[str, Any], prefix: str, ordinal: int, *, beside: DataFile | None = None
     ) -> str:
         """The final URI of a new data file in the partition with these values."""
-        path = self._output().new_file_path(partition, prefix, ordinal, beside=beside)
+        path = self._make_output().new_file_path(partition, prefix, ordinal, beside=beside)
         self._placed[path] = self._store.filesystem_path(path)
         return path
 
@@ -90,11 +90,11 @@ class IcebergTransaction:
         """Where to write and what to call files, as a value for another process."""
         self._travelled = True
         _ = self.staging  # whose directory has to be there
-        return self._output()
+        return self._make_output()
 
     def last_batch(self, app_id: str) -> int | None:
         """The highest batch that was committed with this ``app_id`` before the attempt began, or None."""
-        return last_batch(self._state, app_id)
+        return find_last_batch(self._state, app_id)
 
     def commit(self, change: Change) -> Committed:
         """Put the change into effect as one snapshot; one that changes nothing is only checked.
@@ -143,7 +143,7 @@ class IcebergTransaction:
         used = {file.file_path for file in (*files.added_data, *files.added_deletes)}
         self._remove([location for path, location in self._placed.items() if path not in used])
         self._remove(self._find_failed_attempts(change.added))
-        self._table.committed(receipt.metadata, receipt.metadata_location)
+        self._table.refresh(receipt.metadata, receipt.metadata_location)
         rebased = receipt.parent_id != self._state.head_id and not stage_only
         rows = self._count_rows() if rebased else None
         return Committed(self.txid, receipt.sequence_number or len(receipt.metadata.snapshots), rows)
@@ -168,7 +168,7 @@ class IcebergTransaction:
             log.warning("%s: its rows could not be counted after the commit: %s", self.snapshot.root, error)
             return None
 
-    def _output(self) -> IcebergOutputLocation:
+    def _make_output(self) -> IcebergOutputLocation:
         staging = Staging(filesystem=self._store.filesystem, directory=self._directory, txid=self.txid)
         return IcebergOutputLocation(self.txid, self._store, self._locations, staging)
 
@@ -265,8 +265,8 @@ class IcebergTransaction:
         metadata = self._state.metadata
         texts = {}
         if partition is not None:
-            texts = partition_to_texts(metadata, spec_by_id(metadata, spec_id), partition)
-        path = self._locations.new_data_location(name, texts)
+            texts = partition_to_texts(metadata, find_spec(metadata, spec_id), partition)
+        path = self._locations.make_data_location(name, texts)
         location = self._store.filesystem_path(path)
         self._store.make_parent(location)
         self._placed[path] = location
@@ -482,7 +482,7 @@ def _make_conflict_filter(
     """
     if reads is None or isinstance(reads, pc.Expression):
         return None
-    names = sorted({path[0] for _, path in columns(reads) if len(path) == 1})
+    names = sorted({path[0] for _, path in find_columns(reads) if len(path) == 1})
     schema = context.snapshot.schema
     known = [name for name in names if name in schema.names]
     scan: tuple[TableMetadata, TableScanContext] | None = None
@@ -491,17 +491,17 @@ def _make_conflict_filter(
         nonlocal scan
         if scan is None or scan[0] is not metadata:  # once for all files that have appeared
             scan = metadata, TableScanContext(metadata, context.state.metadata.schema(), context.store)
-        scan_task = scan[1].scan_task(entry)
+        scan_task = scan[1].make_scan_task(entry)
         facts: dict[tuple[str, ...], Facts] = {
             (name,): _make_facts(scan_task, name, schema.field(name).type) for name in known
         }
-        return not never_true(reads, facts)
+        return not is_never_true(reads, facts)
 
     return may_concern
 
 
 def _make_facts(scan_task: IcebergScanTask, name: str, kind: pa.DataType) -> Facts:
-    low, high, nulls = scan_task.bounds(name)
+    low, high, nulls = scan_task.get_bounds(name)
     return Facts(
         None if low is None else to_arrow_scalar(low, kind),
         None if high is None else to_arrow_scalar(high, kind),

@@ -72,7 +72,7 @@ class SourceRange(NamedTuple):
     nulls: bool
     """Whether every value is NULL; otherwise none is."""
 
-    def narrowed(self, other: SourceRange) -> SourceRange:
+    def intersect(self, other: SourceRange) -> SourceRange:
         """What both together prove."""
         if self.nulls or other.nulls:
             return SourceRange(None, None, True)
@@ -116,7 +116,7 @@ def apply_transform(
             return _count_units(values, 1)
         case HourTransform():
             return _count_units(values, _DAY_HOURS)
-    raise _unsupported_transform(transform, source)
+    raise _make_transform_error(transform, source)
 
 
 def check_transform(transform: AnyTransform, source: IcebergType) -> None:
@@ -126,24 +126,24 @@ def check_transform(transform: AnyTransform, source: IcebergType) -> None:
         NotSupported: the transform is not known, or not for this type.
     """
     if not transform.can_transform(source) or not (
-        isinstance(transform, VoidTransform) or _arrow_type(source) is not None
+        isinstance(transform, VoidTransform) or _get_arrow_type(source) is not None
     ):
-        raise _unsupported_transform(transform, source)
+        raise _make_transform_error(transform, source)
 
 
 def find_source_range(transform: AnyTransform, source: IcebergType, value: Any) -> SourceRange | None:
     """What a partition value proves of every source value; None where it proves nothing."""
     match transform:
         case IdentityTransform():
-            return _identity_range(value)
+            return _make_identity_range(value)
         case TruncateTransform():
             return _truncate_range(source, transform.width, value)
         case YearTransform() | MonthTransform() | DayTransform() | HourTransform():
-            return _time_range(transform, source, value)
+            return _find_time_range(transform, source, value)
     return None
 
 
-def _unsupported_transform(transform: AnyTransform, source: IcebergType) -> NotSupported:
+def _make_transform_error(transform: AnyTransform, source: IcebergType) -> NotSupported:
     # An unknown transform's own text is only in its repr.
     name = repr(transform) if "Unknown" in type(transform).__name__ else str(transform)
     return NotSupported(
@@ -152,7 +152,7 @@ def _unsupported_transform(transform: AnyTransform, source: IcebergType) -> NotS
     )
 
 
-def _arrow_type(source: IcebergType) -> pa.DataType | None:
+def _get_arrow_type(source: IcebergType) -> pa.DataType | None:
     match source:
         case DecimalType():
             return pa.decimal128(source.precision, source.scale)
@@ -162,7 +162,7 @@ def _arrow_type(source: IcebergType) -> pa.DataType | None:
 
 
 def _cast_to_source(source: IcebergType, column: pa.ChunkedArray | pa.Array) -> pa.Array:
-    wanted = _arrow_type(source)
+    wanted = _get_arrow_type(source)
     if isinstance(column.type, pa.BaseExtensionType):
         column = column.cast(column.type.storage_type)
     try:
@@ -228,7 +228,7 @@ def _to_dates(values: pa.Array) -> pa.Array:
     return _count_units(values, 1).view(pa.date32())
 
 
-def _identity_range(value: Any) -> SourceRange | None:
+def _make_identity_range(value: Any) -> SourceRange | None:
     if isinstance(value, float) and math.isnan(value):
         return None
     return SourceRange(value, value, value is None)
@@ -248,17 +248,17 @@ def _truncate_range(source: IcebergType, width: int, value: Any) -> SourceRange 
     return SourceRange(value, value + width - 1, False)
 
 
-def _time_range(transform: AnyTransform, source: IcebergType, value: Any) -> SourceRange | None:
+def _find_time_range(transform: AnyTransform, source: IcebergType, value: Any) -> SourceRange | None:
     if value is None:
         return SourceRange(None, None, True)
     # Iceberg 0.10 and older rounded times before 1970 up: Java's ProjectionUtil.fixInclusiveTimeProjection.
     first = value - 1 if value <= 0 else value
-    low, _ = _unit_limits(transform, source, first)
-    _, high = _unit_limits(transform, source, value)
+    low, _ = _find_unit_limits(transform, source, first)
+    _, high = _find_unit_limits(transform, source, value)
     return SourceRange(low, high - 1, False)
 
 
-def _unit_limits(transform: AnyTransform, source: IcebergType, value: int) -> tuple[int, int]:
+def _find_unit_limits(transform: AnyTransform, source: IcebergType, value: int) -> tuple[int, int]:
     if isinstance(source, DateType):
         per_day = 1
     else:

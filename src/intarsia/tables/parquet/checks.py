@@ -12,7 +12,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.core.change import Change, StagedFile
-from intarsia.core.layout import elements_of
+from intarsia.core.layout import read_elements
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import DamagedTable, InputError, NotSupported
 from intarsia.tables.parquet.footers import read_footers
@@ -90,7 +90,7 @@ def check_written(change: Change, footers: Sequence[pq.FileMetaData]) -> None:
 
 def _check_columns(file: StagedFile, before: pq.FileMetaData, footer: pq.FileMetaData) -> None:
     """A file that replaces another has its columns as that one has them, element by element."""
-    kept, after = elements_of(before), elements_of(footer)
+    kept, after = read_elements(before), read_elements(footer)
     if kept is None or after is None:
         return
     other = [

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from intarsia.common.scratch import sweep, sweep_private
 from intarsia.errors import DamagedTable, InputError, StorageError
 from intarsia.storage import FileEntry, Storage
-from intarsia.tables.parquet.listing import sibling
-from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, FileRemove, Record, metadata_of
+from intarsia.tables.parquet.listing import make_sibling_path
+from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, FileRemove, Record, parse_metadata
 
 _NAME = re.compile(r"^(\d{12})(-[0-9a-f]{32})?\.(json|done)$")
 _STAGING = re.compile(r"^\.staging_([0-9a-f]{32})$")
@@ -48,7 +48,7 @@ class Control:
         self.storage = storage
         self.root = root
         self.explicit = directory is not None
-        self.directory = directory or sibling(root)
+        self.directory = directory or make_sibling_path(root)
         self.lock = f"{self.directory}/lock"
         self.log = f"{self.directory}/log"
         self.transactions = f"{self.directory}/tx"
@@ -61,7 +61,7 @@ class Control:
         """Those that may be in it."""
         return (self.log, self.transactions, self.snapshots, self.spools, self.retained)
 
-    def staging(self, txid: str) -> str:
+    def make_staging_path(self, txid: str) -> str:
         return f"{self.transactions}/.staging_{txid}"
 
     def record(self, seq: int, txid: str, suffix: str) -> str:
@@ -69,7 +69,7 @@ class Control:
         slot = f"{seq:012d}" if self.storage.atomic else f"{seq:012d}-{txid}"
         return f"{self.log}/{slot}.{suffix}"
 
-    def staged(self) -> list[str]:
+    def list_staged(self) -> list[str]:
         """The ids of the transactions that have something staged."""
         found = (_STAGING.match(name) for name in self.storage.names(self.transactions))
         return [match[1] for match in found if match]
@@ -92,14 +92,16 @@ class Control:
         size, _, identity = item.was
         if found.size != size or (identity is not None and found.identity == identity):
             return False  # written in place, so the hard link in old/ was written, too
-        return self.storage.same(f"{self.root}/{item.path}", f"{self.staging(record.txid)}/old/{item.kept}")
+        return self.storage.is_same(
+            f"{self.root}/{item.path}", f"{self.make_staging_path(record.txid)}/old/{item.kept}"
+        )
 
     def exists(self) -> bool:
         return self.storage.stat(self.directory) is not None
 
     def read_log(self) -> LogState:
         """The log's state; reads only records that are not finished. Writes nothing."""
-        return self._read_names(self._state)
+        return self._read_names(self._make_state)
 
     def _read_names(self, read: Callable[[list[str]], T]) -> T:
         """What a function reads by the names in the log; again if a record was cleaned up meanwhile."""
@@ -112,10 +114,10 @@ class Control:
                     raise
         raise StorageError(f"The log {self.log} kept changing while it was read.", path=self.log)
 
-    def _state(self, names: list[str]) -> LogState:
+    def _make_state(self, names: list[str]) -> LogState:
         slots = [name for name in names if _NAME.match(name)]
-        records = [self._record(name) for name in slots if name.endswith(".json")]
-        folded = self._summary(names)[0] if records else 0
+        records = [self._read_record(name) for name in slots if name.endswith(".json")]
+        folded = self._read_summary(names)[0] if records else 0
         done = {record.txid for record in records if record.seq <= folded or self._is_done(record, names)}
         return LogState(
             names=frozenset(names),
@@ -124,7 +126,7 @@ class Control:
             unclean=tuple(record for record in records if record.txid in done),
         )
 
-    def _record(self, name: str) -> Record:
+    def _read_record(self, name: str) -> Record:
         where = f"{self.log}/{name}"
         record = Record.from_json(self.storage.read(where), where)
         if self.explicit and record.root != self.root:
@@ -154,7 +156,7 @@ class Control:
         )
         self.storage.sync(self.log)
 
-    def metadata(self, state: LogState) -> DatasetMetadata | None:
+    def read_metadata(self, state: LogState) -> DatasetMetadata | None:
         """Schema and partition columns after the last commit, if that left no file; else None.
 
         Where writers have no lock, two commits may have one number; either of them may tell.
@@ -166,34 +168,34 @@ class Control:
         for name in last:
             if _NAME.match(name) and name.endswith(".done"):
                 where = f"{self.log}/{name}"
-                found = metadata_of(_parse_json(self.storage.read(where)).get("metadata"), where)
+                found = parse_metadata(_parse_json(self.storage.read(where)).get("metadata"), where)
                 if found is not None:
                     return found
         return None
 
-    def last_batch(self, app_id: str) -> int | None:
+    def find_last_batch(self, app_id: str) -> int | None:
         """The highest batch an application has committed, or None."""
-        commit = self.last_commits().get(app_id)
+        commit = self.find_last_commits().get(app_id)
         return None if commit is None else int(commit.get("batch_id", 0))
 
-    def last_commits(self) -> dict[str, dict[str, str]]:
+    def find_last_commits(self) -> dict[str, dict[str, str]]:
         """By application: the properties of its highest batch, of which a summary keeps the ``run_id``."""
-        return self._read_names(self._last_commits)
+        return self._read_names(self._find_last_commits)
 
-    def _last_commits(self, names: list[str]) -> dict[str, dict[str, str]]:
-        runs = self._runs(names)
+    def _find_last_commits(self, names: list[str]) -> dict[str, dict[str, str]]:
+        runs = self._read_runs(names)
         found = {
             app: {"app_id": app, "batch_id": str(batch), **({"run_id": runs[app]} if app in runs else {})}
-            for app, batch in self._summary(names)[1].items()
+            for app, batch in self._read_summary(names)[1].items()
         }
         for name in filter(_NAME.match, names):
             record = _parse_json(self.storage.read(f"{self.log}/{name}"))
-            for app, batch in _batches(record).items():
+            for app, batch in _list_batches(record).items():
                 if app not in found or batch >= int(found[app].get("batch_id", 0)):
                     found[app] = {str(key): str(value) for key, value in record["properties"].items()}
         return found
 
-    def _runs(self, names: list[str]) -> dict[str, str]:
+    def _read_runs(self, names: list[str]) -> dict[str, str]:
         """By application: the run that committed the highest batch that was folded."""
         if _SUMMARY not in names:
             return {}
@@ -206,13 +208,13 @@ class Control:
         finished = [name for name in names if _NAME.match(name) and name.endswith(".done")]
         if len(finished) <= _FOLD_ABOVE:
             return
-        last, batches = self._summary(names)
-        runs = self._runs(names)
+        last, batches = self._read_summary(names)
+        runs = self._read_runs(names)
         folded = finished[:-_FOLD_KEEPS]
         for name in folded:
             record = _parse_json(self.storage.read(f"{self.log}/{name}"))
             last = max(last, int(name[:12]))
-            for app_id, batch in _batches(record).items():
+            for app_id, batch in _list_batches(record).items():
                 if batch >= batches.get(app_id, batch):
                     batches[app_id] = batch
                     runs.pop(app_id, None)
@@ -228,7 +230,7 @@ class Control:
         for name in folded:
             self.storage.remove(f"{self.log}/{name}")
 
-    def _summary(self, names: list[str]) -> tuple[int, dict[str, int]]:
+    def _read_summary(self, names: list[str]) -> tuple[int, dict[str, int]]:
         if _SUMMARY not in names:
             return 0, {}
         where = f"{self.log}/{_SUMMARY}"
@@ -250,7 +252,7 @@ def _parse_json(data: bytes) -> dict[str, Any]:
     return raw if isinstance(raw, dict) else {}
 
 
-def _batches(record: dict[str, Any]) -> dict[str, int]:
+def _list_batches(record: dict[str, Any]) -> dict[str, int]:
     properties = record.get("properties")
     if not isinstance(properties, dict) or "app_id" not in properties:
         return {}

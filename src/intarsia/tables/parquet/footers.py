@@ -13,7 +13,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common import thrift
-from intarsia.common.int96 import arrow_schema
+from intarsia.common.int96 import read_arrow_schema
 from intarsia.common.partitions import PARTITION_SCHEMA_KEY
 from intarsia.errors import DamagedTable, SchemaMismatch
 from intarsia.storage.port import as_storage_error
@@ -93,11 +93,11 @@ def read_footer(filesystem: pafs.FileSystem, location: str) -> Footer:
     """
     try:
         with filesystem.open_input_file(location) as file:
-            raw = _footer_bytes(file)
+            raw = _read_footer_bytes(file)
         metadata = _FooterFile(pa.BufferReader(raw)).metadata
         if len(raw) - 8 - metadata.serialized_size == _SIGNATURE:
             raise pa.ArrowInvalid("some of its columns are encrypted")
-        shape = _shape_of(raw, metadata)
+        shape = _find_shape(raw, metadata)
         _check_codecs(shape, raw, metadata)
         return Footer(metadata, shape)
     except FileNotFoundError:
@@ -108,10 +108,10 @@ def read_footer(filesystem: pafs.FileSystem, location: str) -> Footer:
     except (pa.ArrowException, OSError, UnicodeDecodeError) as error:
         if getattr(error, "errno", None) is not None:
             raise as_storage_error(error, "read", location) from error
-        raise damaged(location, error) from error
+        raise make_damaged_error(location, error) from error
 
 
-def _footer_bytes(file: pa.NativeFile) -> bytes:
+def _read_footer_bytes(file: pa.NativeFile) -> bytes:
     """The footer with its length and the final magic number, mostly in one read."""
     size = file.size()
     tail: bytes = file.read_at(min(size, _TAIL), max(0, size - _TAIL))
@@ -144,7 +144,7 @@ def _check_codecs(shape: FooterShape, raw: bytes, metadata: pq.FileMetaData) -> 
 _last_shapes: list[FooterShape] = []
 
 
-def _shape_of(raw: bytes, metadata: pq.FileMetaData) -> FooterShape:
+def _find_shape(raw: bytes, metadata: pq.FileMetaData) -> FooterShape:
     """The shape of a footer; files of a dataset mostly share theirs, so it is made once.
 
     Compared by bytes: to pyarrow two schemas are equal when their leaves are, whatever the names of the
@@ -154,7 +154,7 @@ def _shape_of(raw: bytes, metadata: pq.FileMetaData) -> FooterShape:
         if raw.startswith(shape.schema):
             return shape
     _refuse_twice(metadata.schema)
-    shape = FooterShape(_schema_bytes(raw), _needles(metadata.schema))
+    shape = FooterShape(_cut_schema_bytes(raw), _make_needles(metadata.schema))
     _last_shapes[:] = [shape, *_last_shapes[: _SHAPES - 1]]
     return shape
 
@@ -183,7 +183,7 @@ def _names_twice(fields: Sequence[pa.Field], above: str) -> set[str]:
     return found
 
 
-def _schema_bytes(raw: bytes) -> bytes:
+def _cut_schema_bytes(raw: bytes) -> bytes:
     """The beginning of a footer up to the end of field 2, the schema: a list of structs.
 
     All of a footer that begins in another way: no other file has the same then, which is always true.
@@ -210,18 +210,18 @@ def _schema_bytes(raw: bytes) -> bytes:
     return raw[:at]
 
 
-def _needles(schema: pq.ParquetSchema) -> tuple[bytes, ...]:
+def _make_needles(schema: pq.ParquetSchema) -> tuple[bytes, ...]:
     """What precedes each column's codec: field 3, a list of strings, then the header of field 4."""
     needles = []
     for number in range(len(schema)):
         parts = [part.encode() for part in schema.column(number).path.split(".")]
-        head = bytes([len(parts) << 4 | 8]) if len(parts) < 15 else b"\xf8" + _varint(len(parts))
-        strings = b"".join(_varint(len(part)) + part for part in parts)
+        head = bytes([len(parts) << 4 | 8]) if len(parts) < 15 else b"\xf8" + _encode_varint(len(parts))
+        strings = b"".join(_encode_varint(len(part)) + part for part in parts)
         needles.append(b"\x19" + head + strings + b"\x15")
     return tuple(needles)
 
 
-def _varint(number: int) -> bytes:
+def _encode_varint(number: int) -> bytes:
     """An unsigned number as Thrift's compact protocol writes it."""
     out = b""
     while number > 127:
@@ -230,7 +230,7 @@ def _varint(number: int) -> bytes:
     return out + bytes([number])
 
 
-def damaged(location: str, error: BaseException) -> DamagedTable:
+def make_damaged_error(location: str, error: BaseException) -> DamagedTable:
     """The error for a file that is not readable as Parquet."""
     text = str(error)
     encrypted = "crypt" in text.lower()
@@ -242,7 +242,7 @@ def damaged(location: str, error: BaseException) -> DamagedTable:
     )
 
 
-def file_schemas(footers: Iterable[Footer]) -> tuple[list[pa.Schema], list[int]]:
+def collect_schemas(footers: Iterable[Footer]) -> tuple[list[pa.Schema], list[int]]:
     """The distinct Arrow schemas of files, and for each file the number of its own.
 
     Converting a schema costs far more than comparing the bytes of two, and the files of a dataset
@@ -259,11 +259,11 @@ def file_schemas(footers: Iterable[Footer]) -> tuple[list[pa.Schema], list[int]]
         seen = (footer.shape.schema, *noted, writer)
         number = known.setdefault(seen, len(schemas))
         if number == len(schemas):
-            schemas.append(arrow_schema(footer.metadata))
+            schemas.append(read_arrow_schema(footer.metadata))
         numbers.append(number)
     return schemas, numbers
 
 
-def worker_count() -> int:
+def count_workers() -> int:
     """Threads for work that waits for the disk, such as making staged files durable."""
     return min(8, (os.cpu_count() or 1) * 4)

@@ -28,15 +28,15 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 
-from intarsia.common.log import logger
+from intarsia.common.log import get_logger
 from intarsia.errors import CommitConflict, CommitUnknown, InputError, IntarsiaError, StorageError
 from intarsia.storage import Storage
 from intarsia.tables.parquet.control import Control, LogState
-from intarsia.tables.parquet.footers import worker_count
-from intarsia.tables.parquet.listing import checksum_path
+from intarsia.tables.parquet.footers import count_workers
+from intarsia.tables.parquet.listing import make_checksum_path
 from intarsia.tables.parquet.record import FileAdd, FileRemove, Record
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 Lock = Callable[[], AbstractContextManager[object]]
 
@@ -63,7 +63,7 @@ class Journal:
         self._made: set[str] = set()
 
     @contextmanager
-    def held(self) -> Iterator[tuple[str, ...]]:
+    def hold(self) -> Iterator[tuple[str, ...]]:
         """Hold the lock over a recovered dataset (J0, J1); yields what recovery did.
 
         On leaving, a control directory in which nothing was ever committed is removed again.
@@ -72,7 +72,7 @@ class Journal:
         made = self._make_control()
         self._made.update(made)
         try:
-            with self._locked():
+            with self._take_lock():
                 try:
                     storage.make_directories(control.log)
                     yield self._recover() if self._exclusive else ()
@@ -101,7 +101,7 @@ class Journal:
             error.hint = "name a writable control directory on the same device with control_path="
             raise
 
-    def _locked(self) -> AbstractContextManager[object]:
+    def _take_lock(self) -> AbstractContextManager[object]:
         if self._lock is not None:
             made = self._lock()
             if not hasattr(made, "__enter__"):
@@ -128,8 +128,8 @@ class Journal:
         """Roll every recorded transaction forward, remove what was never recorded."""
         control = self.control
         sentences = self._finish(control.read_log(), lambda record: True)
-        for txid in control.staged():
-            self.discard(control.staging(txid))
+        for txid in control.list_staged():
+            self.discard(control.make_staging_path(txid))
             sentences.append(f"Removed what transaction {txid} had staged; it was never committed.")
         swept = control.sweep()
         sentences += [f"Removed {directory}, which a process that is gone had left." for directory in swept]
@@ -149,7 +149,7 @@ class Journal:
             self.clean(record)
             sentences.append(
                 f"Finished the {record.operation} of transaction {record.txid}, "
-                f"which was committed but not published: {_counted(record)}."
+                f"which was committed but not published: {_describe_counts(record)}."
             )
             sentences += [f"Kept {path}: another writer has changed it since the commit." for path in skipped]
         for record in filter(is_meant, state.unclean):
@@ -197,7 +197,7 @@ class Journal:
                         "%s: kept %s, which another writer changed during the commit", record.root, path
                     )
             except (IntarsiaError, OSError) as error:
-                raise _unknown(record, error) from error
+                raise _make_unknown_error(record, error) from error
             self.clean(record)
         except KeyboardInterrupt as interrupt:
             # A second one leaves the rest to the next operation, as a crash does.
@@ -207,7 +207,7 @@ class Journal:
 
     def _prepare(self, record: Record) -> None:
         """J3 and J4: make new files durable, link them for publishing, and link the removed files."""
-        storage, base = self.storage, self.control.staging(record.txid)
+        storage, base = self.storage, self.control.make_staging_path(record.txid)
         for name in ("new", "old", "pub"):
             storage.make_directories(f"{base}/{name}")
 
@@ -216,21 +216,21 @@ class Journal:
                 storage.copy_mode(f"{self.control.root}/{item.path}", f"{base}/new/{item.staged}")
             storage.sync(f"{base}/new/{item.staged}")
             if storage.atomic:
-                storage.hard_link(f"{base}/new/{item.staged}", f"{base}/pub/{item.staged}")
+                storage.make_hard_link(f"{base}/new/{item.staged}", f"{base}/pub/{item.staged}")
 
         def keep(item: FileAdd | FileRemove) -> None:
             if item.kept is not None:
-                storage.hard_link(f"{self.control.root}/{item.path}", f"{base}/old/{item.kept}")
+                storage.make_hard_link(f"{self.control.root}/{item.path}", f"{base}/old/{item.kept}")
 
         # Syncing waits for the disk, so several at once; a list makes the first error surface here.
-        with ThreadPoolExecutor(worker_count(), "intarsia-commit") as pool:
+        with ThreadPoolExecutor(count_workers(), "intarsia-commit") as pool:
             list(pool.map(make_durable, record.adds))
             list(pool.map(keep, (*record.adds, *record.removes, *record.side_files)))
 
     def _record_intent(self, record: Record) -> None:
         """J6: after this the intent and everything it names survive a power cut."""
         storage, control = self.storage, self.control
-        base = control.staging(record.txid)
+        base = control.make_staging_path(record.txid)
         for directory in (f"{base}/new", f"{base}/old", f"{base}/pub"):
             storage.sync(directory)
         storage.write(f"{base}/intent.json", record.to_json())
@@ -243,12 +243,12 @@ class Journal:
     def _claim(self, record: Record) -> None:
         """J7, the commit point."""
         slot = self.control.record(record.seq, record.txid, "json")
-        intent = f"{self.control.staging(record.txid)}/intent.json"
+        intent = f"{self.control.make_staging_path(record.txid)}/intent.json"
         try:
             won = self.storage.claim(intent, slot)
         except StorageError as error:
             if self.is_recorded(record):
-                raise _unknown(record, error) from error
+                raise _make_unknown_error(record, error) from error
             raise
         if not won:
             raise CommitConflict(
@@ -279,7 +279,7 @@ class Journal:
         for item in sorted(record.adds, key=lambda adds: adds.was is not None):  # new names first
             directory = posixpath.dirname(f"{self.control.root}/{item.path}")
             touched.update(posixpath.dirname(made) for made in storage.make_directories(directory))
-            touched.update(_up_to(directory, self.control.root))
+            touched.update(_list_up_to(directory, self.control.root))
             if not self._publish_one(record, item):
                 skipped.append(item.path)
         if record.fresh:
@@ -302,7 +302,7 @@ class Journal:
         """
         if not record.side_files:
             return
-        replaced = {checksum_path(item.path): item for item in record.files if item.was is not None}
+        replaced = {make_checksum_path(item.path): item for item in record.files if item.was is not None}
         for side in record.side_files:
             target = f"{self.control.root}/{side.path}"
             found = self.storage.stat(target)
@@ -320,12 +320,12 @@ class Journal:
         return found is not None and self.control.is_planned(record, item, found)
 
     def _publish_one(self, record: Record, item: FileAdd) -> bool:
-        storage, base = self.storage, self.control.staging(record.txid)
+        storage, base = self.storage, self.control.make_staging_path(record.txid)
         target = f"{self.control.root}/{item.path}"
         new, spare = f"{base}/new/{item.staged}", f"{base}/pub/{item.staged}"
         found = storage.stat(target)
         if found is not None and not self.control.is_planned(record, item, found):
-            if storage.same(target, new):
+            if storage.is_same(target, new):
                 return True
             if item.was is not None:
                 return False
@@ -362,7 +362,7 @@ class Journal:
     def _check_inside(self, record: Record) -> None:
         """A symbolic link in the way could lead a publish out of the dataset."""
         for relative in record.directories:
-            for directory in _up_to(posixpath.join(self.control.root, relative), self.control.root)[:-1]:
+            for directory in _list_up_to(posixpath.join(self.control.root, relative), self.control.root)[:-1]:
                 found = self.storage.stat(directory)
                 if found is not None and found.kind != "directory":
                     raise StorageError(
@@ -378,7 +378,7 @@ class Journal:
         try:
             if record.retain:
                 self._retain(record)
-            if self.discard(control.staging(record.txid)):
+            if self.discard(control.make_staging_path(record.txid)):
                 storage.remove(control.record(record.seq, record.txid, "json"))
                 if self._exclusive:
                     control.fold()
@@ -387,7 +387,7 @@ class Journal:
 
     def _retain(self, record: Record) -> None:
         storage, control = self.storage, self.control
-        base = control.staging(record.txid)
+        base = control.make_staging_path(record.txid)
         target = f"{control.retained}/{record.seq:012d}-{record.txid}"
         if storage.stat(f"{base}/old") is not None:
             storage.make_directories(control.retained)
@@ -413,7 +413,7 @@ class Journal:
         return not refusals
 
 
-def _unknown(record: Record, error: BaseException) -> CommitUnknown:
+def _make_unknown_error(record: Record, error: BaseException) -> CommitUnknown:
     return CommitUnknown(
         f"The {record.operation} of {record.root} is committed (transaction {record.txid}), "
         f"but publishing its files failed: {error}",
@@ -424,7 +424,7 @@ def _unknown(record: Record, error: BaseException) -> CommitUnknown:
     )
 
 
-def _up_to(directory: str, root: str) -> list[str]:
+def _list_up_to(directory: str, root: str) -> list[str]:
     """A directory and those above it, up to and including the root."""
     found = [directory]
     while directory != root:
@@ -433,6 +433,6 @@ def _up_to(directory: str, root: str) -> list[str]:
     return found
 
 
-def _counted(record: Record) -> str:
+def _describe_counts(record: Record) -> str:
     replaced = sum(item.was is not None for item in record.adds)
     return f"{replaced} replaced, {len(record.adds) - replaced} added, {len(record.removes)} removed"

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from intarsia.common.names import join_names
-from intarsia.common.paths import LOGS, METADATA, refusal, sign_of
+from intarsia.common.paths import LOGS, METADATA, find_sign, make_table_error
 from intarsia.errors import DamagedTable, InputError, UnsafePath
 from intarsia.storage import FileEntry, Storage
 
@@ -31,7 +31,7 @@ class Listing:
     """What other writers keep beside the data files to describe them, by path."""
 
 
-def sibling(root: str) -> str:
+def make_sibling_path(root: str) -> str:
     """Where the control directory of a dataset is by default."""
     parent, name = posixpath.split(root)
     if not name or (not parent.strip("/") and not root.startswith("/")):
@@ -65,7 +65,7 @@ def list_data_files(storage: Storage, root: str) -> Listing:
     """
     found = storage.stat(root)
     if found is None:
-        return Listing((), exists=False, owner_error=_around(storage, root))
+        return Listing((), exists=False, owner_error=_find_dataset_above(storage, root))
     if found.kind != "directory":
         raise InputError(
             f"{root} is a {found.kind}; a dataset is a directory of Parquet files.",
@@ -85,7 +85,7 @@ def list_data_files(storage: Storage, root: str) -> Listing:
     _refuse_ducklake(root, files)
     for entry in odd:
         if _may_hold_data(entry):
-            raise _unsafe(root, entry)
+            raise _make_unsafe_error(root, entry)
     paths = sorted(files)
     for path in paths:
         if not path.isascii():
@@ -94,10 +94,10 @@ def list_data_files(storage: Storage, root: str) -> Listing:
     data = tuple([files[path] for path in paths if path not in staged])
     for entry in data:
         if entry.size == 0:
-            raise _empty(root, entry)
-    others = _below(odd, paths) or _around(storage, root)
+            raise _make_empty_error(root, entry)
+    others = _find_datasets_below(odd, paths) or _find_dataset_above(storage, root)
     sides = {e.path: e for e in odd if e.kind == "file" and is_side_name(posixpath.basename(e.path))}
-    return Listing(data, exists=True, notes=_notes(odd, staged), owner_error=others, side_files=sides)
+    return Listing(data, exists=True, notes=_make_notes(odd, staged), owner_error=others, side_files=sides)
 
 
 def _may_hold_data(entry: FileEntry) -> bool:
@@ -108,7 +108,7 @@ def _may_hold_data(entry: FileEntry) -> bool:
     return entry.kind != "directory" and is_data_name(name)
 
 
-def _unsafe(root: str, entry: FileEntry) -> UnsafePath:
+def _make_unsafe_error(root: str, entry: FileEntry) -> UnsafePath:
     what = "a symbolic link" if entry.kind == "symlink" else "not a regular file"
     return UnsafePath(
         f"{root}/{entry.path} is {what}; replacing it would not replace what it stands for.",
@@ -127,7 +127,7 @@ def _refuse_undecodable(root: str, path: str) -> None:
         ) from error
 
 
-def _empty(root: str, entry: FileEntry) -> DamagedTable:
+def _make_empty_error(root: str, entry: FileEntry) -> DamagedTable:
     return DamagedTable(
         f"{root}/{entry.path} is empty (0 bytes), so it is not a Parquet file.",
         path=f"{root}/{entry.path}",
@@ -141,7 +141,7 @@ def _is_duckdb_staging(path: str, files: dict[str, FileEntry]) -> bool:
     return name.startswith("tmp_") and posixpath.join(directory, name[4:]) in files
 
 
-def _notes(odd: Sequence[FileEntry], staged: set[str]) -> tuple[str, ...]:
+def _make_notes(odd: Sequence[FileEntry], staged: set[str]) -> tuple[str, ...]:
     notes = [
         f"{_ACTIVE}: {path} looks like a file it is writing, and is left out." for path in sorted(staged)
     ]
@@ -158,7 +158,7 @@ def _notes(odd: Sequence[FileEntry], staged: set[str]) -> tuple[str, ...]:
     return tuple(sorted(set(notes)))
 
 
-def _below(odd: Sequence[FileEntry], paths: Sequence[str]) -> str | None:
+def _find_datasets_below(odd: Sequence[FileEntry], paths: Sequence[str]) -> str | None:
     """Whether there are whole datasets below the root."""
     journals = (_JOURNAL.fullmatch(entry.path) for entry in odd)
     names = sorted({f"{found[1]}{found[2]}" for found in journals if found})
@@ -169,11 +169,11 @@ def _below(odd: Sequence[FileEntry], paths: Sequence[str]) -> str | None:
     return f"is no dataset, but above {join_names(inner)}, {each}"
 
 
-def _around(storage: Storage, root: str) -> str | None:
+def _find_dataset_above(storage: Storage, root: str) -> str | None:
     """Whether the root is a partition of a dataset."""
     above, name = posixpath.split(root)
     while posixpath.dirname(above) and above.strip("/") and "=" in name:
-        if storage.stat(f"{sibling(above)}/log") is not None:
+        if storage.stat(f"{make_sibling_path(above)}/log") is not None:
             return f"is a part of the dataset {above}, {_APART}"
         above, name = posixpath.split(above)
     return None
@@ -181,15 +181,15 @@ def _around(storage: Storage, root: str) -> str | None:
 
 def _refuse_table(root: str, odd: Sequence[FileEntry]) -> None:
     for entry in odd:
-        kind = sign_of(entry.path, directory=entry.kind == "directory")
+        kind = find_sign(entry.path, directory=entry.kind == "directory")
         if kind is not None:
-            raise refusal(root, entry.path, kind)
+            raise make_table_error(root, entry.path, kind)
 
 
 def _refuse_ducklake(root: str, paths: Iterable[str]) -> None:
     for path in paths:
-        if "ducklake-" in path and (kind := sign_of(path, directory=False)) is not None:
-            raise refusal(root, path, kind)
+        if "ducklake-" in path and (kind := find_sign(path, directory=False)) is not None:
+            raise make_table_error(root, path, kind)
 
 
 def _refuse_part_of_table(storage: Storage, root: str) -> None:
@@ -198,9 +198,9 @@ def _refuse_part_of_table(storage: Storage, root: str) -> None:
     while above.strip("/") and ("=" in name or name == "data"):
         for log, kind in LOGS.items():
             if storage.stat(f"{above}/{log}") is not None:
-                raise refusal(root, f"../{log}", kind, part=True)
+                raise make_table_error(root, f"../{log}", kind, part=True)
         if any(found.endswith(METADATA) for found in storage.names(f"{above}/metadata")):
-            raise refusal(root, "../metadata", "Iceberg", part=True)
+            raise make_table_error(root, "../metadata", "Iceberg", part=True)
         above, name = posixpath.split(above)
 
 
@@ -217,7 +217,7 @@ def is_summary(path: str) -> bool:
     return posixpath.basename(path) in SUMMARIES
 
 
-def described_name(name: str) -> str | None:
+def find_described_name(name: str) -> str | None:
     """The file that a checksum file is about, by its name alone; None where it is no such file."""
     if name.startswith(".") and name.endswith(".crc"):
         inner = name[1:-4]
@@ -227,16 +227,16 @@ def described_name(name: str) -> str | None:
 
 
 def is_side_name(name: str) -> bool:
-    return name in SUMMARIES or described_name(name) is not None
+    return name in SUMMARIES or find_described_name(name) is not None
 
 
-def checksum_path(path: str) -> str:
+def make_checksum_path(path: str) -> str:
     """Where Hadoop keeps the checksum of a file."""
     directory, name = posixpath.split(path)
     return posixpath.join(directory, f".{name}.crc")
 
 
-def ended_by(changed: Collection[str], found: Mapping[str, FileEntry]) -> list[FileEntry]:
+def list_outdated(changed: Collection[str], found: Mapping[str, FileEntry]) -> list[FileEntry]:
     """The side files that would be wrong once the files at these paths have changed; sorted by path.
 
     Args:
@@ -247,22 +247,24 @@ def ended_by(changed: Collection[str], found: Mapping[str, FileEntry]) -> list[F
         return []
     summaries = {
         posixpath.join(directory, name)
-        for directory in {above for path in changed for above in _above(path)}
+        for directory in {above for path in changed for above in _iterate_above(path)}
         for name in SUMMARIES
     }
     described = [*changed, *summaries.intersection(found)]
-    ended = summaries.intersection(found) | {checksum_path(path) for path in described}.intersection(found)
+    ended = summaries.intersection(found) | {make_checksum_path(path) for path in described}.intersection(
+        found
+    )
     return [found[path] for path in sorted(ended)]
 
 
-def _above(path: str) -> Iterator[str]:
+def _iterate_above(path: str) -> Iterator[str]:
     """The directories above a path, the root ("") last."""
     while path:
         path = posixpath.dirname(path)
         yield path
 
 
-def removal_notes(removed: Iterable[str]) -> tuple[str, ...]:
+def make_removal_notes(removed: Iterable[str]) -> tuple[str, ...]:
     """What to say of side files that a commit removed: summaries are somebody's, checksums come and go."""
     summaries = sorted(path for path in removed if is_summary(path))
     if not summaries:

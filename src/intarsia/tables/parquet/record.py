@@ -58,19 +58,19 @@ class DatasetMetadata:
         """Read back; ValueError, TypeError or KeyError where it is not what we would write."""
         columns = tuple(raw["partition_columns"])
         found = cls(raw["schema"], columns, raw.get("footer"))
-        missing = [name for name in columns if name not in found.arrow_schema().names]
+        missing = [name for name in columns if name not in found.to_arrow_schema().names]
         if missing:
             raise ValueError(f"partition columns {missing} are not in the schema")
-        found.file_metadata()
+        found.to_file_metadata()
         return found
 
-    def arrow_schema(self) -> pa.Schema:
+    def to_arrow_schema(self) -> pa.Schema:
         try:
             return pa.ipc.read_schema(pa.BufferReader(base64.b64decode(self.schema, validate=True)))
         except (binascii.Error, pa.ArrowException, OSError) as error:
             raise ValueError(f"its schema cannot be read: {error}") from error
 
-    def file_metadata(self) -> pq.FileMetaData | None:
+    def to_file_metadata(self) -> pq.FileMetaData | None:
         if self.footer is None:
             return None
         try:
@@ -133,7 +133,7 @@ class Record:
                 seq=int(raw.pop("seq")),
                 adds=tuple(_parse_add(item) for item in raw.pop("adds")),
                 removes=tuple(_parse_remove(item) for item in raw.pop("removes")),
-                metadata=_metadata(raw.pop("metadata", None)),
+                metadata=_parse_metadata(raw.pop("metadata", None)),
                 side_files=tuple(_parse_remove(item) for item in raw.pop("side_files", ())),
                 **raw,
             )
@@ -197,25 +197,25 @@ def _is_below(path: str) -> bool:
     )
 
 
-def _metadata(raw: dict[str, Any] | None) -> DatasetMetadata | None:
+def _parse_metadata(raw: dict[str, Any] | None) -> DatasetMetadata | None:
     return None if raw is None else DatasetMetadata.from_json(raw)
 
 
 def _parse_add(raw: dict[str, Any]) -> FileAdd:
     was = raw.pop("was")
-    return FileAdd(was=None if was is None else _fingerprint(was), **raw)
+    return FileAdd(was=None if was is None else _parse_fingerprint(was), **raw)
 
 
 def _parse_remove(raw: dict[str, Any]) -> FileRemove:
-    return FileRemove(was=_fingerprint(raw.pop("was")), **raw)
+    return FileRemove(was=_parse_fingerprint(raw.pop("was")), **raw)
 
 
-def _fingerprint(raw: list[Any]) -> tuple[Any, ...]:
+def _parse_fingerprint(raw: list[Any]) -> tuple[Any, ...]:
     size, mtime_ns, identity = raw
     return (size, mtime_ns, identity)
 
 
-def partitions_last(schema: pa.Schema, partition_columns: tuple[str, ...]) -> pa.Schema:
+def move_partitions_last(schema: pa.Schema, partition_columns: tuple[str, ...]) -> pa.Schema:
     """The schema in the order that a dataset with files has: partition columns last."""
     stored = [field for field in schema if field.name not in partition_columns]
     return pa.schema([*stored, *(schema.field(name) for name in partition_columns)], schema.metadata)
@@ -225,19 +225,19 @@ def decides_metadata(change: Change, before: Snapshot) -> bool:
     """Whether a change makes a dataset without files, or gives one another schema or partitions."""
     if change.schema is None or not change.schema.names or _has_files_after(change, before):
         return False
-    schema = partitions_last(change.schema, change.partition_columns)
+    schema = move_partitions_last(change.schema, change.partition_columns)
     same = schema.equals(before.schema, check_metadata=True)
     return not (same and change.partition_columns == before.partition_columns)
 
 
-def metadata_after(change: Change, before: Snapshot) -> DatasetMetadata | None:
+def make_metadata_after(change: Change, before: Snapshot) -> DatasetMetadata | None:
     """What the log has to keep after a change: all that files would tell, where none is left."""
     if _has_files_after(change, before):
         return None
     schema, columns = before.schema, before.partition_columns
     if change.schema is not None:
         columns = change.partition_columns
-        schema = partitions_last(change.schema, columns)
+        schema = move_partitions_last(change.schema, columns)
     if not schema.names:
         return None
     same = schema.equals(before.schema) and columns == before.partition_columns
@@ -249,7 +249,7 @@ def _has_files_after(change: Change, before: Snapshot) -> bool:
     return bool(change.added) or any(file.path not in removed for file in before.files)
 
 
-def metadata_of(raw: Mapping[str, Any] | None, where: str) -> DatasetMetadata | None:
+def parse_metadata(raw: Mapping[str, Any] | None, where: str) -> DatasetMetadata | None:
     """The metadata in a record of the log, if it has any; raises DamagedTable."""
     if raw is None:
         return None

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Any
 
-from intarsia.common.log import cleanup, logger
+from intarsia.common.log import cleanup, get_logger
 from intarsia.common.scratch import Mark, mark
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.errors import InputError, NothingMatched
@@ -18,7 +18,7 @@ from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footers import read_footers
 from intarsia.tables.parquet.table import ParquetTable, ParquetTransaction
 
-log = logger(__name__)
+log = get_logger(__name__)
 
 Path = str | os.PathLike[str]
 
@@ -74,7 +74,7 @@ class IncrementalFileManager:
         filesystem = filesystem if filesystem is not None else self._filesystem
         opened = [open_storage(path, filesystem=filesystem) for path in source_files]
         targets = [open_storage(path, filesystem=filesystem)[1] for path in target_files]
-        table = ParquetTable(self._root(targets, filesystem), filesystem=filesystem)
+        table = ParquetTable(self._find_root(targets, filesystem), filesystem=filesystem)
         for (storage, location), shown in zip(opened, source_files, strict=True):
             if storage.stat(location) is None:
                 raise NothingMatched(f"{os.fspath(shown)} is not there to replace a file.")
@@ -82,7 +82,7 @@ class IncrementalFileManager:
             tx.commit(_swap(table, tx, [location for _, location in opened], targets))
         cleanup(log, *((location, partial(storage.remove, location)) for storage, location in opened))
 
-    def _root(self, targets: Sequence[str], filesystem: Any) -> str:
+    def _find_root(self, targets: Sequence[str], filesystem: Any) -> str:
         if self._base is not None:
             return open_storage(self._base, filesystem=filesystem)[1]
         root = posixpath.commonpath([posixpath.dirname(target) for target in targets])
@@ -116,8 +116,8 @@ def _swap(
         below = posixpath.relpath(target, table.control.root)
         if below.startswith("../"):
             raise InputError(f"{target} is not a file of the dataset {table.root}.", path=target)
-        staged = staging.location(f"replace-{number:05d}")
-        storage.hard_link(source, staged)
+        staged = staging.make_location(f"replace-{number:05d}")
+        storage.make_hard_link(source, staged)
         (footer,) = read_footers(storage.filesystem, [staged])
         found = storage.stat(staged)
         new = StagedFile(staged, below, footer.num_rows, found.size if found is not None else 0)

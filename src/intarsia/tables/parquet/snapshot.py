@@ -16,7 +16,7 @@ from intarsia.common.partitions import (
     infer_partition_columns,
     infer_partition_schema,
     parse_hive_partition_path,
-    typed_partition,
+    parse_partition,
 )
 from intarsia.common.schema import unify_schemas
 from intarsia.core.key_value_metadata import share_metadata
@@ -25,7 +25,7 @@ from intarsia.core.spark_metadata import join_spark_schemas
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import FileEntry, StatFile, Storage
 from intarsia.tables.parquet.control import Control
-from intarsia.tables.parquet.footers import Footer, file_schemas, read_footers
+from intarsia.tables.parquet.footers import Footer, collect_schemas, read_footers
 from intarsia.tables.parquet.listing import Listing, list_data_files
 from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, Record
 
@@ -81,7 +81,7 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
         try:
             files = _overlay_records(control, listing, before.undone)
             read = footers.of(storage, files)
-            metadata = control.metadata(before) if before.version and not files else None
+            metadata = control.read_metadata(before) if before.version and not files else None
         except (FileNotFoundError, StorageError) as error:
             if not _is_gone(error):
                 raise
@@ -121,9 +121,9 @@ def _without_files(snapshot: Snapshot, control: Control, metadata: DatasetMetada
     return replace(
         snapshot,
         exists=True,
-        schema=metadata.arrow_schema(),
+        schema=metadata.to_arrow_schema(),
         partition_columns=metadata.partition_columns,
-        model=metadata.file_metadata(),
+        model=metadata.to_file_metadata(),
     )
 
 
@@ -136,7 +136,7 @@ def _overlay_records(control: Control, listing: Listing, undone: Sequence[Record
     files = {entry.path: (entry, f"{control.root}/{entry.path}") for entry in listing.entries}
     for record in undone:
         for coming in record.adds:
-            location = f"{control.staging(record.txid)}/new/{coming.staged}"
+            location = f"{control.make_staging_path(record.txid)}/new/{coming.staged}"
             staged = control.storage.stat(location)
             if staged is None:
                 raise StorageError(f"{location} is gone.", errno=errno.ENOENT, path=location)
@@ -154,7 +154,7 @@ def _awaits(control: Control, record: Record, coming: FileAdd, there: Located, s
     """Whether a name will hold the staged file, or does already; else another writer changed it since."""
     if there[0].fingerprint == staged[0].fingerprint or control.is_planned(record, coming, there[0]):
         return True
-    return coming.was is None or control.storage.same(there[1], staged[1])
+    return coming.was is None or control.storage.is_same(there[1], staged[1])
 
 
 def _assemble(
@@ -164,11 +164,11 @@ def _assemble(
     files: Sequence[Located],
     footers: Sequence[Footer],
 ) -> Snapshot:
-    schemas, _ = file_schemas(footers)
+    schemas, _ = collect_schemas(footers)
     unified = unify_schemas(schemas, operation="snapshot", path=control.root) if schemas else pa.schema([])
     directories = [entry.path.rpartition("/")[0] for entry, _ in files]
     samples = dict(zip(directories, (entry.path for entry, _ in files), strict=True))
-    partitions, typed = _partitions(samples, schemas, unified)
+    partitions, typed = _read_partitions(samples, schemas, unified)
     data = tuple(
         DataFile(
             entry.path,
@@ -185,7 +185,7 @@ def _assemble(
     return Snapshot(
         root=shown,
         files=data,
-        schema=pa.schema([*stored, *partitions], _shared_metadata(footers)),
+        schema=pa.schema([*stored, *partitions], _find_shared_metadata(footers)),
         partition_columns=tuple(partitions.names),
         filesystem=control.storage.filesystem,
         exists=listing.exists,
@@ -197,7 +197,7 @@ def _assemble(
     )
 
 
-def _partitions(
+def _read_partitions(
     directories: Mapping[str, str], schemas: Sequence[pa.Schema], unified: pa.Schema
 ) -> tuple[pa.Schema, dict[str, dict[str, Any]]]:
     """The partition columns with their types, and the typed values of each directory.
@@ -213,25 +213,25 @@ def _partitions(
     texts = {directory: parse_hive_partition_path(path) for directory, path in directories.items()}
     if not columns:
         return pa.schema([]), {directory: {} for directory in texts}
-    known = {field.name: field for field in _declared(schemas)}
+    known = {field.name: field for field in _read_declared_types(schemas)}
     known |= {name: unified.field(name) for name in columns if name in unified.names}
     inferred = infer_partition_schema(texts.values(), pa.schema(list(known.values())))
     schema = pa.schema([inferred.field(name) for name in columns])
     typed = {
-        directory: typed_partition(values, schema, path=directories[directory])
+        directory: parse_partition(values, schema, path=directories[directory])
         for directory, values in texts.items()
     }
     return schema, typed
 
 
-def _declared(schemas: Sequence[pa.Schema]) -> pa.Schema:
+def _read_declared_types(schemas: Sequence[pa.Schema]) -> pa.Schema:
     """The types of partition columns that the files declare in their metadata."""
     encoded: list[bytes | None] = [(schema.metadata or {}).get(PARTITION_SCHEMA_KEY) for schema in schemas]
     declared = [decode_partition_schema(text) for text in dict.fromkeys(encoded) if text is not None]
     return unify_schemas(declared, operation="snapshot") if declared else pa.schema([])
 
 
-def _shared_metadata(footers: Sequence[Footer]) -> dict[bytes, bytes] | None:
+def _find_shared_metadata(footers: Sequence[Footer]) -> dict[bytes, bytes] | None:
     """Notes for files beside these; our own, and the schema of Arrow, each file has for itself."""
     kept = share_metadata(footer.metadata.metadata or {} for footer in footers)
     own = {key for key in kept if key.startswith(_OURS) or key == b"ARROW:schema"}

@@ -14,8 +14,8 @@ from typing import Any
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.log import logger
-from intarsia.common.paths import shown_path
+from intarsia.common.log import get_logger
+from intarsia.common.paths import redact_path
 from intarsia.common.scratch import mark
 from intarsia.core.change import Change, Committed, Staging
 from intarsia.core.partitioner import PartitionDirectories
@@ -25,11 +25,11 @@ from intarsia.storage import Storage, open_storage
 from intarsia.tables.parquet.checks import check_change, check_written, is_recorded, read_written
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.journal import Journal, Lock
-from intarsia.tables.parquet.listing import ended_by, list_data_files, removal_notes
-from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path, metadata_after
+from intarsia.tables.parquet.listing import list_data_files, list_outdated, make_removal_notes
+from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path, make_metadata_after
 from intarsia.tables.parquet.snapshot import Footers, take_snapshot
 
-log = logger(__name__)
+log = get_logger(__name__)
 _FARM_ATTEMPTS = 20
 
 
@@ -68,7 +68,7 @@ class ParquetTable:
         self.storage, self._path = open_storage(
             target, filesystem=filesystem, storage_options=storage_options
         )
-        self.root = shown_path(target)
+        self.root = redact_path(target)
         control = None
         if control_path is not None:
             _, control = open_storage(control_path, filesystem=filesystem, storage_options=storage_options)
@@ -118,13 +118,13 @@ class ParquetTable:
 
         Leaving the block without a commit removes everything that was staged.
         """
-        if not self.storage.together(self.control.directory, self._path):
+        if not self.storage.can_move(self.control.directory, self._path):
             raise NotSupported(
                 f"{self.control.directory} is on another device than {self._path}: no file can be renamed.",
                 path=self._path,
                 hint="name a control directory on the same device with control_path=",
             )
-        with self._journal.held():
+        with self._journal.hold():
             transaction = ParquetTransaction(self, self._journal, self.snapshot(), operation)
             try:
                 yield transaction
@@ -147,16 +147,16 @@ class ParquetTable:
                 path=self._path,
                 hint="open it with single_writer=True when nobody else is writing",
             )
-        with self._journal.held() as sentences:
+        with self._journal.hold() as sentences:
             return sentences
 
     def last_batch(self, app_id: str) -> int | None:
         """The highest ``batch_id`` that was committed with this ``app_id``, or None."""
-        return self.control.last_batch(app_id)
+        return self.control.find_last_batch(app_id)
 
     def last_commits(self) -> Mapping[str, Mapping[str, str]]:
         """By ``app_id``: the properties of its commit with the highest ``batch_id``."""
-        return self.control.last_commits()
+        return self.control.find_last_commits()
 
     def knows_commits_since(self, version: int) -> bool:
         """Whether the log goes on from a version and was not lost: a commit that it lacks was not made."""
@@ -187,7 +187,7 @@ class ParquetTransaction:
         self._operation = operation
         self._storage: Storage = table.storage
         self._root = table.control.root
-        self._directory = table.control.staging(self.txid)
+        self._directory = table.control.make_staging_path(self.txid)
         self._places = Places(
             self.txid, self._root, snapshot.partition_columns, PartitionDirectories.of(snapshot.files)
         )
@@ -242,7 +242,7 @@ class ParquetTransaction:
             return Committed(self.txid, self.snapshot.version)
         self._check_staged(change)
         check_written(change, self._read_staged(change))
-        record = self._recorded(change)
+        record = self._make_record(change)
         try:
             record.check()  # as whoever recovers it will
         except ValueError as error:
@@ -250,7 +250,7 @@ class ParquetTransaction:
         self._record, self._staged = record, True
         self._journal.commit(record, lambda: self._check_unchanged(change))
         self._finished = True
-        notes = removal_notes(item.path for item in record.side_files)
+        notes = make_removal_notes(item.path for item in record.side_files)
         return Committed(self.txid, record.seq, notes=notes)
 
     def close(self) -> None:
@@ -277,7 +277,7 @@ class ParquetTransaction:
                 f"A staged file is gone: {error}", path=self._directory, txid=self.txid
             ) from error
 
-    def _recorded(self, change: Change) -> Record:
+    def _make_record(self, change: Change) -> Record:
         names = (f"{number:05d}.part" for number in itertools.count())
         replaced = (
             FileAdd(item.old.path, posixpath.basename(item.new.location), item.old.fingerprint, next(names))
@@ -294,10 +294,10 @@ class ParquetTransaction:
             properties=dict(change.properties),
             retain=self._table._retain,
             fresh=not self.snapshot.exists,
-            metadata=metadata_after(change, self.snapshot),
+            metadata=make_metadata_after(change, self.snapshot),
             side_files=tuple(
                 FileRemove(entry.path, entry.fingerprint, next(names))
-                for entry in ended_by(_touched(change), self.snapshot.side_files)
+                for entry in list_outdated(_list_touched(change), self.snapshot.side_files)
             ),
         )
 
@@ -309,29 +309,29 @@ class ParquetTransaction:
             entry = found.get(file.path)
             if entry is None or entry.fingerprint != file.fingerprint:
                 what = "was removed" if entry is None else "was changed"
-                raise self._conflict(
-                    f"{self.snapshot.shown(file)} {what} by another writer since it was read."
+                raise self._make_conflict(
+                    f"{self.snapshot.show_path(file)} {what} by another writer since it was read."
                 )
-        touched = _touched(change)
-        if ended_by(touched, self.snapshot.side_files) != ended_by(touched, listing.side_files):
-            raise self._conflict(f"Another writer has described the files of {self.snapshot.root} anew.")
+        touched = _list_touched(change)
+        if list_outdated(touched, self.snapshot.side_files) != list_outdated(touched, listing.side_files):
+            raise self._make_conflict(f"Another writer has described the files of {self.snapshot.root} anew.")
         for staged in change.added:
             if self._storage.stat(f"{self._root}/{staged.path}") is not None:
-                raise self._conflict(f"{self.snapshot.shown(staged.path)} exists already.")
+                raise self._make_conflict(f"{self.snapshot.show_path(staged.path)} exists already.")
         if change.exclusive:
             known = {file.path for file in self.snapshot.files}
             appeared = sorted(path for path in found if path not in known)
             if appeared:
-                raise self._conflict(
+                raise self._make_conflict(
                     f"Another writer has added {len(appeared)} file(s) to {self.snapshot.root}, "
                     f"such as {appeared[0]}, since it was read."
                 )
         for directory in {posixpath.dirname(f"{self._root}/{path}") for path in touched}:
             self._storage.check_writable(directory)
-            if not self._storage.together(directory, self._directory):
+            if not self._storage.can_move(directory, self._directory):
                 raise NotSupported(f"{directory} is on another device than the dataset.", path=directory)
 
-    def _conflict(self, message: str) -> CommitConflict:
+    def _make_conflict(self, message: str) -> CommitConflict:
         return CommitConflict(
             message, path=self._root, txid=self.txid, hint="nothing was changed; run the operation again"
         )
@@ -346,7 +346,7 @@ def _check_control(root: str, directory: str) -> None:
         )
 
 
-def _touched(change: Change) -> list[str]:
+def _list_touched(change: Change) -> list[str]:
     return [*(file.path for file in change.written), *(file.path for file in change.removed)]
 
 
@@ -366,7 +366,7 @@ class Places:
         """In its partition's directory, or in that of the file ``beside``, unless that one is to go."""
         name = f"{prefix}-{self.txid}-{ordinal:05d}.parquet"
         if beside is None:
-            directory = self._directory(partition)
+            directory = self._choose_directory(partition)
         else:
             directory = posixpath.dirname(beside.path)
             directory = self.directories.aliases.get(directory, directory)
@@ -378,10 +378,10 @@ class Places:
         """Where a file of the dataset lies; new ones get there by their commit only."""
         return f"{self.root}/{path}"
 
-    def _directory(self, partition: Mapping[str, Any]) -> str:
+    def _choose_directory(self, partition: Mapping[str, Any]) -> str:
         order = [column for column in self.partition_columns if column in partition]
         values = {column: partition[column] for column in dict.fromkeys([*order, *partition])}
-        return self.directories.directory(values, path=self.root)
+        return self.directories.choose_directory(values, path=self.root)
 
 
 @dataclass(frozen=True, slots=True)
@@ -427,7 +427,7 @@ def link_files(control: Control, snapshot: Snapshot) -> Iterator[HardLinkSnapsho
     made = storage.make_directories(control.snapshots)
     alive = mark(storage.filesystem, directory)
     try:
-        files = _links(control, snapshot, directory)
+        files = _link_files(control, snapshot, directory)
         yield (
             None if files is None else HardLinkSnapshot(directory, replace(snapshot, files=files, stat=None))
         )
@@ -439,7 +439,7 @@ def link_files(control: Control, snapshot: Snapshot) -> Iterator[HardLinkSnapsho
             storage.remove_directory(parent)
 
 
-def _links(control: Control, snapshot: Snapshot, directory: str) -> tuple[DataFile, ...] | None:
+def _link_files(control: Control, snapshot: Snapshot, directory: str) -> tuple[DataFile, ...] | None:
     storage = control.storage
     storage.make_directories(directory)
     files = []
@@ -448,7 +448,7 @@ def _links(control: Control, snapshot: Snapshot, directory: str) -> tuple[DataFi
     for file in snapshot.files:
         link = f"{directory}/{file.path}"
         try:
-            storage.hard_link(file.location, link)
+            storage.make_hard_link(file.location, link)
         except StorageError as error:
             if storage.stat(file.location) is None:
                 return None
