@@ -70,7 +70,7 @@ def copy(warehouse: str) -> None:
     it.update(table_of(warehouse), {"v": "'new'"}, "id in (2, 5)", mode="copy-on-write", **CALM)
 
 
-def veil(warehouse: str) -> None:
+def delete_by_vectors(warehouse: str) -> None:
     it.delete(table_of(warehouse), "id in (2, 5)", mode="merge-on-read", **CALM)
 
 
@@ -78,7 +78,7 @@ CALM: dict[str, Any] = {"engine": "arrow", "threads": 1, "progress": False}
 OPERATIONS: dict[str, tuple[Callable[[str], None], State, int]] = {
     "merge": (merge, {**OLD, 2: "new", 5: "new", 9: "new"}, 2),
     "copy": (copy, {**OLD, 2: "new", 5: "new"}, 2),
-    "vectors": (veil, {n: v for n, v in OLD.items() if n not in (2, 5)}, 3),
+    "vectors": (delete_by_vectors, {n: v for n, v in OLD.items() if n not in (2, 5)}, 3),
 }
 """What is done, what is then in the table, and the format version."""
 

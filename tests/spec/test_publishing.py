@@ -172,14 +172,14 @@ def test_p2_more_files_than_may_be_open_are_refused_with_a_way_out(tmp_path, mak
     monkeypatch.setattr(snapshot, "open_limit", lambda: 6)
     with pytest.raises(NotSupported, match=r"4 files, of which 3 may be open.*materialise"):
         it.snapshot(path).dataset()
-    with ParquetTable(path).materialise() as farm:
-        assert farm.snapshot.dataset().to_table().num_rows == 12
+    with ParquetTable(path).materialise() as linked:
+        assert linked.snapshot.dataset().to_table().num_rows == 12
 
 
 def test_p2_a_dataset_of_links_outlives_commits(tmp_path, make_dataset):
     path = make_dataset(tmp_path / "ds", table_of(range(12)), files=4)
-    with ParquetTable(path).materialise() as farm:
-        data = farm.snapshot.dataset()
+    with ParquetTable(path).materialise() as linked:
+        data = linked.snapshot.dataset()
         it.merge(table_of([4], "new"), path, on="id")
         it.compact(path)
         assert data.to_table()["v"].to_pylist() == ["old"] * 12

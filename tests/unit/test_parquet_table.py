@@ -533,23 +533,23 @@ def test_changes_that_make_no_sense_are_refused(root: Path, unchanged: Any) -> N
 
 def test_readers_of_a_frozen_view_see_one_state_whatever_comes_after(root: Path, rows: Rows) -> None:
     table = ParquetTable(root)
-    with table.materialise() as farm:
+    with table.materialise() as linked:
         with table.transaction("delete") as tx:
             tx.commit(Change("delete", removed=tx.snapshot.files))
         assert rows(root) == []
-        assert [row["k"] for row in rows(farm.directory)] == [1, 2, 3]
-        assert [row["p"] for row in rows(pq.read_table(farm.directory))] == [1, 1, 2]
-        seen = pa.concat_tables(pq.read_table(file.location) for file in farm.snapshot.files)
+        assert [row["k"] for row in rows(linked.directory)] == [1, 2, 3]
+        assert [row["p"] for row in rows(pq.read_table(linked.directory))] == [1, 1, 2]
+        seen = pa.concat_tables(pq.read_table(file.location) for file in linked.snapshot.files)
         assert len(seen) == 3
         assert table.recover() == (), "a reader that is alive is left alone"
-        assert os.path.isdir(farm.directory)
-    assert not os.path.exists(farm.directory)
+        assert os.path.isdir(linked.directory)
+    assert not os.path.exists(linked.directory)
     assert table.snapshot().files == ()
 
 
 def test_a_frozen_view_of_a_dataset_without_a_journal_leaves_nothing(root: Path, unchanged: Any) -> None:
-    with unchanged(root), ParquetTable(root).materialise() as farm:
-        assert farm.snapshot.rows == 3
+    with unchanged(root), ParquetTable(root).materialise() as linked:
+        assert linked.snapshot.rows == 3
     assert not (root.parent / ".data.intarsia").exists()
 
 
@@ -562,10 +562,10 @@ def test_the_frozen_view_of_a_dead_reader_is_swept(root: Path) -> None:
     process = multiprocessing.get_context("spawn").Process(target=_die_reading, args=(str(root),))
     process.start()
     process.join()
-    farms = root.parent / ".data.intarsia" / "snap"
-    assert len(os.listdir(farms)) == 2
+    links = root.parent / ".data.intarsia" / "snap"
+    assert len(os.listdir(links)) == 2
     ParquetTable(root).recover()
-    assert not farms.exists()
+    assert not links.exists()
 
 
 def test_writers_in_threads_take_turns_and_lose_nothing(root: Path) -> None:
@@ -597,8 +597,8 @@ def test_a_snapshot_taken_while_commits_are_published_is_one_state(tmp_path: Pat
         table = ParquetTable(tmp_path)
         while not stop.is_set():
             try:
-                with table.materialise() as farm:
-                    found = {pq.read_table(file.location)["k"][0].as_py() for file in farm.snapshot.files}
+                with table.materialise() as linked:
+                    found = {pq.read_table(file.location)["k"][0].as_py() for file in linked.snapshot.files}
             except CommitConflict:  # no quiet moment; that is an answer, too
                 continue
             seen.add(len(found))

@@ -30,7 +30,7 @@ from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_da
 from intarsia.tables.parquet.snapshot import Footers, take_snapshot
 
 log = get_logger(__name__)
-_FARM_ATTEMPTS = 20
+_LINK_ATTEMPTS = 20
 
 
 class ParquetTable:
@@ -168,7 +168,7 @@ class ParquetTable:
 
         For engines that read directories by themselves. Needs a writable control directory.
         """
-        for _ in range(_FARM_ATTEMPTS):
+        for _ in range(_LINK_ATTEMPTS):
             with link_files(self.control, self.snapshot()) as linked:
                 if linked is not None:
                     yield linked
