@@ -22,7 +22,7 @@ from intarsia.errors import StorageError
 from tests.spark.iceberg_twins import Twin, Twins, evolved, rows, unpartitioned
 
 FULL = os.environ.get("INTARSIA_SPARK") == "full"
-COPY, VEIL = "copy-on-write", "merge-on-read"
+COPY, MERGE = "copy-on-write", "merge-on-read"
 
 SOURCE = rows([*range(100, 130), *range(230, 260)], v=1000.0, name="new")
 MOVED = rows([*range(50, 80), *range(150, 160)], v=1000.0, name="moved", shift=1)
@@ -123,7 +123,7 @@ def run_both(pair: tuple[Twin, Twin], spark: Any, name: str, given: Any = None) 
 
 QUICK = {
     COPY: ("full merge", "delete", "compact"),
-    VEIL: ("clauses", "rows move", "update rows", "partitions", "sort out"),
+    MERGE: ("clauses", "rows move", "update rows", "partitions", "sort out"),
 }
 """What every run looks at; ``make spark`` looks at everything."""
 
@@ -137,7 +137,7 @@ def cases(quick: dict[str, tuple[str, ...]], *modes: str, without: tuple[str, ..
     ]
 
 
-@pytest.mark.parametrize(("name", "mode"), cases(QUICK, COPY, VEIL))
+@pytest.mark.parametrize(("name", "mode"), cases(QUICK, COPY, MERGE))
 def test_an_evolved_table_with_deleted_rows_agrees(spark: Any, twins: Twins, name: str, mode: str) -> None:
     run_both(twins(evolved, 2, mode), spark, name)
 
@@ -147,13 +147,15 @@ def test_an_evolved_table_of_version_1_agrees(spark: Any, twins: Twins, name: st
     run_both(twins(evolved, 1, mode), spark, name)
 
 
-@pytest.mark.parametrize(("name", "mode"), cases({COPY: (), VEIL: ("upsert", "drop duplicates")}, COPY, VEIL))
+@pytest.mark.parametrize(
+    ("name", "mode"), cases({COPY: (), MERGE: ("upsert", "drop duplicates")}, COPY, MERGE)
+)
 def test_an_evolved_table_of_version_3_agrees(spark: Any, twins: Twins, name: str, mode: str) -> None:
     run_both(twins(evolved, 3, mode), spark, name)
 
 
 @pytest.mark.parametrize(
-    ("name", "mode"), cases({COPY: (), VEIL: ("overwrite",)}, COPY, VEIL, without=("partitions",))
+    ("name", "mode"), cases({COPY: (), MERGE: ("overwrite",)}, COPY, MERGE, without=("partitions",))
 )
 def test_a_table_without_partitions_agrees(spark: Any, twins: Twins, name: str, mode: str) -> None:
     run_both(twins(unpartitioned, 2, mode), spark, name)
@@ -161,7 +163,7 @@ def test_a_table_without_partitions_agrees(spark: Any, twins: Twins, name: str, 
 
 FRAMES = [
     ("routed", "clauses", COPY),
-    ("large", "upsert", VEIL),
+    ("large", "upsert", MERGE),
     ("large", "condition", COPY),
     ("large", "partitions", COPY),
 ]
@@ -170,7 +172,7 @@ if FULL:
         (way, name, mode)
         for way in ("small", "routed", "large")
         for name in (*MERGES, *WRITES)
-        for mode in (COPY, VEIL)
+        for mode in (COPY, MERGE)
         if way != "routed" or name in MERGES
     ]
 
@@ -193,7 +195,7 @@ def test_dataframes_of_every_size_agree(
     assert other.strangers(before) == set()
 
 
-@pytest.mark.parametrize("mode", [COPY, VEIL])
+@pytest.mark.parametrize("mode", [COPY, MERGE])
 def test_a_file_whose_keys_are_joined_but_not_hit_stays_as_it_is(spark: Any, twins: Twins, mode: str) -> None:
     """Files are done where rows of theirs were written, not where the join came by."""
     _, twin = twins(unpartitioned, 2, mode)
@@ -218,9 +220,9 @@ def _local(path: str) -> str:
     return path.removeprefix("file://")
 
 
-MOVES = [("small", COPY), ("routed", VEIL)]
+MOVES = [("small", COPY), ("routed", MERGE)]
 if FULL:
-    MOVES = [(way, mode) for way in ("small", "routed", "large") for mode in (COPY, VEIL)]
+    MOVES = [(way, mode) for way in ("small", "routed", "large") for mode in (COPY, MERGE)]
 
 
 @pytest.mark.parametrize(("way", "mode"), MOVES)
@@ -242,7 +244,7 @@ def test_rows_keep_their_identity_when_they_move(
 
 
 def test_a_large_partition_is_ordered_range_by_range(spark: Any, twins: Twins) -> None:
-    arrow, other = twins(unpartitioned, 3, VEIL)
+    arrow, other = twins(unpartitioned, 3, MERGE)
     before = other.lineage()
     options: dict[str, Any] = {"by": ["name"], "target_rows_per_file": 40}
     expected = it.optimize(arrow.target, engine="arrow", **options)
@@ -265,7 +267,7 @@ def test_rows_that_wait_on_storage_and_many_new_rows_agree(
     monkeypatch.setattr(copies, "DRIVER_INSERT_ROWS", 0)
     monkeypatch.setattr(copies, "TASK_ROWS", 7)
     monkeypatch.setattr(new_rows, "FILE_BYTES", 1 << 10)
-    arrow, other = twins(evolved, 2, VEIL)
+    arrow, other = twins(evolved, 2, MERGE)
     wide = rows(range(150, 500), v=7.0)
     expected = it.merge(wide, arrow.target, on="id", engine="arrow")
     before = other.data_files()
@@ -275,7 +277,7 @@ def test_rows_that_wait_on_storage_and_many_new_rows_agree(
 
 
 def test_scratch_beside_a_table_is_hidden_from_sweeps(twins: Twins) -> None:
-    _, twin = twins(evolved, 2, VEIL)
+    _, twin = twins(evolved, 2, MERGE)
     snapshot = twin.target.snapshot()
     room = find_spool_location(snapshot)
     assert room is not None
@@ -285,7 +287,7 @@ def test_scratch_beside_a_table_is_hidden_from_sweeps(twins: Twins) -> None:
 
 
 def test_a_dry_run_counts_and_writes_nothing(spark: Any, twins: Twins) -> None:
-    _, twin = twins(evolved, 2, VEIL)
+    _, twin = twins(evolved, 2, MERGE)
     before, rows_before = twin.data_files(), twin.rows()
     dry = it.merge(SOURCE, twin.target, on="id", engine=spark, dry_run=True)
     gone = it.delete(twin.target, "id < 20", engine=spark, dry_run=True)
@@ -302,7 +304,7 @@ JOINS = {
 
 
 @pytest.mark.parametrize("making", [evolved, unpartitioned])
-@pytest.mark.parametrize("mode", [COPY, VEIL])
+@pytest.mark.parametrize("mode", [COPY, MERGE])
 def test_a_dry_run_knows_the_bytes_however_spark_joins(
     spark: Any, twins: Twins, monkeypatch: pytest.MonkeyPatch, making: Any, mode: str
 ) -> None:
@@ -360,7 +362,7 @@ def test_a_stage_that_fails_leaves_no_file(spark: Any, twins: Twins, monkeypatch
 
 
 def test_an_attempt_that_fails_takes_its_files_back(twins: Twins) -> None:
-    _, twin = twins(evolved, 2, VEIL)
+    _, twin = twins(evolved, 2, MERGE)
     before = twin.data_files()
 
     def new() -> set[str]:
@@ -380,7 +382,7 @@ def test_an_attempt_that_fails_takes_its_files_back(twins: Twins) -> None:
 
 
 def test_duplicate_source_keys_are_refused_as_in_process(spark: Any, twins: Twins) -> None:
-    _, twin = twins(evolved, 2, VEIL)
+    _, twin = twins(evolved, 2, MERGE)
     clauses = "when matched then update set v = source.v"
     before = twin.data_files()
     for chosen in ("arrow", spark):
@@ -391,7 +393,7 @@ def test_duplicate_source_keys_are_refused_as_in_process(spark: Any, twins: Twin
 
 def test_rows_of_one_partition_come_to_few_files(spark: Any, twins: Twins) -> None:
     """Files of a partition go to one task, and so do new rows."""
-    _, twin = twins(evolved, 2, VEIL)
+    _, twin = twins(evolved, 2, MERGE)
     wide = rows(range(1000, 3000))
     frame = frame_of(spark, wide).repartition(8)
     result = it.write(frame, twin.target, engine=spark, tasks=8, broadcast_bytes=1)

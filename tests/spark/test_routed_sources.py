@@ -204,34 +204,34 @@ def test_an_arrow_table_too_large_to_travel_is_routed_by_keys_of_any_type(spark,
 
 
 @pytest.mark.parametrize("mapped", [True, False])
-def test_batches_of_a_shelf_come_back_one_by_one(tmp_path, mapped):
+def test_batches_of_a_store_come_back_one_by_one(tmp_path, mapped):
     local = pafs.LocalFileSystem()
-    shelf = (
+    store = (
         ArrowStore(local, str(tmp_path))
         if mapped
         else ArrowStore(pafs.SubTreeFileSystem(str(tmp_path), local), "")
     )
     batches = [pa.record_batch({"a": [n] * n}) for n in range(1, 4)]
-    location = shelf.put(batches[0].schema, batches)
-    assert shelf.get(location, [2, 0]) == [batches[2], batches[0]]
+    location = store.put(batches[0].schema, batches)
+    assert store.get(location, [2, 0]) == [batches[2], batches[0]]
     os.remove(tmp_path / os.path.basename(location))
     with pytest.raises(StorageError, match="does not see"):
-        shelf.get(location, [0])
+        store.get(location, [0])
     with pytest.raises(StorageError, match="Could not write"):
         ArrowStore(local, str(tmp_path / "nowhere")).put(batches[0].schema, batches)
 
 
 def test_a_part_that_an_executor_does_not_see_is_told_as_that(tmp_path):
-    shelf = ArrowStore(pafs.LocalFileSystem(), str(tmp_path))
-    ways = write_routes(shelf, [route_rows(0, pa.array([0, 1]))], pa.array([0]))
+    store = ArrowStore(pafs.LocalFileSystem(), str(tmp_path))
+    ways = write_routes(store, [route_rows(0, pa.array([0, 1]))], pa.array([0]))
     schema = pa.schema([("a", pa.int64())])
     gone = SpoolPart(str(tmp_path / "gone.parquet"), 2, 16)
-    route = RouteWork(shelf, schema, (ways,), (0,), "upsert", "/t")
+    route = RouteWork(store, schema, (ways,), (0,), "upsert", "/t")
     with pytest.raises(StorageError, match=r"does not see .*gone\.parquet"):
         route_part(route, (0, gone, ()))
     with pytest.raises(StorageError, match=r"does not see .*gone\.parquet"):
-        cast_rows(CastWork(shelf, schema, "upsert", "/t"), gone)
-    unreachable = CastWork(ArrowStore(shelf.filesystem, str(tmp_path / "nowhere")), schema, "upsert", "/t")
+        cast_rows(CastWork(store, schema, "upsert", "/t"), gone)
+    unreachable = CastWork(ArrowStore(store.filesystem, str(tmp_path / "nowhere")), schema, "upsert", "/t")
     with pytest.raises(StorageError, match="Could not write"):
         cast_rows(unreachable, gone)
 
