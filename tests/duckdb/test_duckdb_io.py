@@ -285,7 +285,7 @@ def test_a_dataset_that_is_changed_meanwhile_is_read_in_one_state(orders, monkey
     first = [True]
 
     class Late(reading.DuckRows):
-        def rows(self, task: Any) -> Any:
+        def read_rows(self, task: Any) -> Any:
             if first:
                 first.clear()
                 it.update(orders, {"n": "n + 1"})

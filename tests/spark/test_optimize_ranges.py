@@ -49,7 +49,7 @@ class HereTwice:
 
     tasks: int = 3
 
-    def each(self, work: Any, jobs: Sequence[Any], *, shared: Any, weights: Sequence[int]) -> list[Any]:
+    def run_each(self, work: Any, jobs: Sequence[Any], *, shared: Any, weights: Sequence[int]) -> list[Any]:
         assert len(weights) == len(jobs)
         sent = [pickle.dumps((work, shared, job)) for job in jobs]
         results = []
@@ -355,14 +355,14 @@ def test_one_huge_file_is_dealt_out_by_several_tasks(
     table = shuffled(4000)
     root = make_dataset(tmp_path / "d", table, files=1, row_group_size=100)
     jobs: list[Sequence[Any]] = []
-    each = HereTwice.each
+    run_each = HereTwice.run_each
 
     def noting(self: HereTwice, work: Any, mine: Sequence[Any], **options: Any) -> list[Any]:
         if work is ranges.write_run:
             jobs.append(mine)
-        return each(self, work, mine, **options)
+        return run_each(self, work, mine, **options)
 
-    monkeypatch.setattr(HereTwice, "each", noting)
+    monkeypatch.setattr(HereTwice, "run_each", noting)
     by_ranges(root, ["n"])
     assert len(jobs[0]) == 3
     assert rows(root) == rows(table)

@@ -46,7 +46,7 @@ class Session:
 class TasksHere(tasks.TaskRunner):
     """Does the work itself, all of it twice."""
 
-    def each(self, work: Any, jobs: Any, *, shared: Any, weights: Any, room: Any = None) -> list[Any]:
+    def run_each(self, work: Any, jobs: Any, *, shared: Any, weights: Any, room: Any = None) -> list[Any]:
         data = tasks.serialize((work, shared)) if room is None else share_buffers((work, shared), room)
         return [[self._done(data, job) for _ in range(2)][1] for job in jobs]
 
