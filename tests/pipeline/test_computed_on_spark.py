@@ -109,7 +109,7 @@ def test_queries_and_functions_run_once_and_leave_the_session_as_it_was(
     [
         (Source(sql="select *\nfrom orders\nwhere amont > 1"), ["[sources.revenue] sql", "amont", "line 3"]),
         ("def score(orders):\n    return orders.select('amont')", ["transforms.py:score", "amont"]),
-        ("def score(orders):\n    raise ValueError('x')", ["transforms.py:score, line 2 failed: ValueError: x"]),
+        ("def score(orders):\n    raise ValueError('x')", ["transforms.py:score, line 2 failed: ValueError"]),
         ("def score(orders): ...", ["transforms.py:score returned None"]),
         ("def score(orders):\n    return orders.toPandas()", ["returned a DataFrame", "DataFrame of Spark"]),
     ],

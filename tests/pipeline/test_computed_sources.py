@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import InputError, IntarsiaError, NotSupported
+from intarsia.pipeline.graph import order_steps
 
 Rows = Callable[..., list[dict[str, Any]]]
 
@@ -201,6 +203,38 @@ def test_a_step_runs_after_those_that_write_what_its_query_reads(sales: Sales, t
     assert [step.name for step in sales.run().check().steps] == ["orders", "purge", "countries"]
     assert totals(sales) == {"France": 5.0}
     assert sales.statuses() == ["unchanged"] * 3
+
+
+def test_a_value_that_cannot_be_computed_fails_the_step_with_the_query(sales: Sales) -> None:
+    sales.edit("cast(sum(o.amount) as double)", "cast(max(o.region) as double)")
+    error = sales.fail()
+    assert isinstance(error, InputError)
+    assert "[sources.revenue] sql: DuckDB refuses the query" in error.message
+    assert "Could not convert string" in error.message
+    assert not (sales.root / "lake" / "countries").exists()
+
+
+def test_steps_keep_their_order_but_for_what_is_written_below_them(tmp_path: Path) -> None:
+    query = pipeline.Source(sql="select * from a")
+    made = pipeline.Pipeline(
+        name="p",
+        engine="duckdb",
+        sources={"q": query, "files": pipeline.Source("x.csv")},
+        targets={name: pipeline.Target(name) for name in ("a", "b", "c")},
+        steps=(
+            pipeline.Expect(name="look", source="q", min_rows=1),
+            pipeline.Merge(name="b", source="q", target="b", on="id"),
+            pipeline.Compact(name="compact b", target="b"),
+            pipeline.Merge(name="c", source="files", target="c", on="id"),
+            pipeline.Merge(name="a", source="files", target="a", on="id"),
+            pipeline.Delete(name="purge a", target="a", where="id < 0"),
+            pipeline.Compact(name="compact c", target="c"),
+        ),
+    )
+    order = [step.name for step in order_steps(made)]
+    assert order == ["c", "a", "purge a", "look", "b", "compact b", "compact c"]
+    settled = replace(made, steps=order_steps(made))
+    assert order_steps(settled) == settled.steps
 
 
 def test_parameters_are_bound_in_the_types_that_the_file_gives_them(sales: Sales, totals: Any) -> None:

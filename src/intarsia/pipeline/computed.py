@@ -83,8 +83,7 @@ class SourceComputer:
                 memory_bytes=read_memory_total() // MEMORY_SHARE,
             )
         self.stack.callback(made.close)
-        rows: pa.RecordBatchReader = made.open_stream()
-        return rows
+        return _name_rows(code, made.open_stream())
 
     def _run_function(self, source: Source, code: Code, read: Read) -> pa.RecordBatchReader:
         assert code.function is not None
@@ -193,6 +192,16 @@ def _add_place(code: Code) -> Iterator[None]:
         if error.message.startswith(code.place):
             raise
         raise type(error)(f"{code.place}: {error.message}", path=error.path, hint=error.hint) from error
+
+
+def _name_rows(code: Code, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """The rows, with the place of their query in errors that come while they are read."""
+
+    def read() -> Iterator[pa.RecordBatch]:
+        with _add_place(code):
+            yield from rows
+
+    return pa.RecordBatchReader.from_batches(rows.schema, read())
 
 
 @contextmanager

@@ -276,34 +276,35 @@ def order_steps(pipeline: Pipeline) -> tuple[Step, ...]:
     """The steps in the order they run, each with its name.
 
     That of the pipeline, but a step whose query or function reads a target that no step above it writes, and
-    one below does, comes after the last step of that target.
+    one below does, comes after all steps of that target; steps that have to do with its own target follow it.
     """
     graph = SourceGraph(pipeline)
     steps = [replace(step, name=name_step(step, number)) for number, step in enumerate(pipeline.steps, 1)]
-    moved = True
-    while moved:
-        moved = False
-        for at in range(len(steps)):
-            last = _find_last_writer(graph, steps, at)
-            if last > at:
-                steps.insert(last, steps.pop(at))
-                moved = True
-                break
-    return tuple(steps)
+    awaited = [_find_awaited(graph, steps, number) for number in range(len(steps))]
+    touched = [{*graph.list_targets(step.source), step.target} for step in steps]
+    left = list(range(len(steps)))
+
+    def is_ready(number: int) -> bool:
+        above = [other for other in left if other < number and number not in awaited[other]]
+        return not awaited[number] & set(left) and not any(
+            steps[other].target in touched[number] - {None} or steps[number].target in touched[other] - {None}
+            for other in above
+        )
+
+    order = []
+    while left:
+        order.append(next(filter(is_ready, left), left[0]))
+        left.remove(order[-1])
+    return tuple(steps[number] for number in order)
 
 
-def _find_last_writer(graph: SourceGraph, steps: list[Step], at: int) -> int:
-    """The number of the last step of a target that the step at ``at`` reads and none above it writes."""
-    step = steps[at]
-    if step.source is None or step.source not in graph.codes:
-        return at
-    last = at
-    for target in graph.list_targets(step.source):
-        writers = [
-            number
-            for number, one in enumerate(steps)
-            if isinstance(one, (Merge, Write)) and one.target == target and number != at
-        ]
+def _find_awaited(graph: SourceGraph, steps: list[Step], at: int) -> set[int]:
+    """The steps below one, of targets that it reads by a query or function and no step above it writes."""
+    source = steps[at].source
+    found: set[int] = set()
+    for target in graph.list_targets(source) if source in graph.codes else ():
+        of_target = [number for number, one in enumerate(steps) if one.target == target]
+        writers = [number for number in of_target if isinstance(steps[number], (Merge, Write))]
         if writers and min(writers) > at:
-            last = max(last, *(number for number, one in enumerate(steps) if one.target == target))
-    return last
+            found |= {number for number in of_target if number > at}
+    return found

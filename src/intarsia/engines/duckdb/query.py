@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from typing import Any
@@ -106,4 +107,6 @@ class QueryRun:
                 raise rows.failure
         if isinstance(error, (DamagedTable, NotSupported)):
             said = error.message.partition(": ")[2] or error.message
-            raise InputError(f"DuckDB refuses the query: {said}") from error
+            line = re.search(r"^LINE (\d+):", str(error.__cause__), re.MULTILINE)
+            where = f", line {line[1]}" if line else ""
+            raise InputError(f"DuckDB refuses the query{where}: {said}") from error
