@@ -313,6 +313,14 @@ def test_a_column_that_is_not_there_fails_the_step_before_it_writes(sales: Sales
     assert sales.statuses() == ["unchanged", "done"]
 
 
+def test_a_target_that_no_step_has_made_is_told(sales: Sales) -> None:
+    first, second = SALES.index('[[steps]]\nname = "orders"'), SALES.index('[[steps]]\nname = "countries"')
+    sales.declare(SALES[:first] + SALES[second:])
+    error = sales.fail()
+    assert "'revenue' reads the target 'orders', which does not exist yet" in error.message
+    assert not (sales.root / "lake").exists()
+
+
 def test_an_error_in_what_a_query_reads_stays_what_it_is(sales: Sales) -> None:
     sales.edit("from orders o", "from landing o")
     sales.land("b.csv", "x,eu,1\n")

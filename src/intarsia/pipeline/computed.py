@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
@@ -128,7 +129,7 @@ class SourceComputer:
         """
         key = (function.path, function.text)
         if key not in self.modules:
-            module = ModuleType(f"intarsia_source_{len(sys.modules)}_{len(self.modules)}")
+            module = ModuleType(f"intarsia_source_{uuid.uuid4().hex}")
             module.__file__ = function.path
             sys.modules[module.__name__] = module
             self.stack.callback(sys.modules.pop, module.__name__, None)
