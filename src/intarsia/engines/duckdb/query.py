@@ -106,7 +106,7 @@ class QueryRun:
             if rows.failure is not None:
                 raise rows.failure
         if isinstance(error, (DamagedTable, NotSupported)):
-            said = error.message.partition(": ")[2] or error.message
+            said = " ".join((error.message.partition(": ")[2] or error.message).split())
             line = re.search(r"^LINE (\d+):", str(error.__cause__), re.MULTILINE)
             where = f", line {line[1]}" if line else ""
             raise InputError(f"DuckDB refuses the query{where}: {said}") from error
