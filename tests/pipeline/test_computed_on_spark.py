@@ -45,6 +45,7 @@ def shop(tmp_path: Path) -> pipeline.Pipeline:
     (tmp_path / "orders.csv").write_text("id,customer,amount\n1,ann,20\n2,bob,5\n3,ann,7\n4,cid,0\n")
     (tmp_path / "customers.csv").write_text("customer,country\nann,France\nbob,Peru\ncid,Peru\n")
     (tmp_path / "transforms.py").write_text(SCORE)
+    (tmp_path / "lake").mkdir()
     columns = {"id": "bigint", "customer": "varchar", "amount": "double"}
     return pipeline.Pipeline(
         name="shop",
@@ -111,7 +112,7 @@ def test_queries_and_functions_run_once_and_leave_the_session_as_it_was(
         ("def score(orders):\n    return orders.select('amont')", ["transforms.py:score", "amont"]),
         ("def score(orders):\n    raise ValueError('x')", ["transforms.py:score, line 2 failed: ValueError"]),
         ("def score(orders): ...", ["transforms.py:score returned None"]),
-        ("def score(orders):\n    return orders.toPandas()", ["returned a DataFrame", "DataFrame of Spark"]),
+        ("def score(orders):\n    return orders.collect()", ["returned a list", "a DataFrame of Spark"]),
     ],
 )  # fmt: skip
 def test_what_spark_refuses_fails_the_step_before_it_writes(
