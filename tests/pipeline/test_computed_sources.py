@@ -183,7 +183,7 @@ def test_a_query_from_a_file_is_read_with_the_pipeline(sales: Sales, totals: Any
 
 
 def test_sources_read_each_other_in_any_order_and_twice(sales: Sales, totals: Any) -> None:
-    sales.edit("from orders o\n", "from good o join good again using (id)\n")
+    sales.edit("from orders o\n", "from good o join GOOD again using (id)\n")
     sales.edit("where o.amount >= ${least}", "where o.region <> ''")
     sales.edit("using (region)", "on r.region = o.region")
     sales.edit("least = 0", "")

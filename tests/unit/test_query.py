@@ -20,6 +20,7 @@ def _tables(text: str, dialect: Any) -> set[str]:
         ("spark", "select * from a join `b-c` using (id)", {"a", "b-c"}),
         ("duckdb", 'select * from "Big Name" where x in (select x from b) -- from c', {"Big Name", "b"}),
         ("duckdb", "from a select x", {"a"}),
+        ("duckdb", "select 1 from a join A b on a.x = b.x", {"a"}),
         ("duckdb", "pivot a on x using sum(y)", {"a"}),
         ("duckdb", "with a as (select * from a) select * from a", {"a"}),
         ("duckdb", "with a as (select 1), b as (select * from a) select * from B, c", {"c"}),

@@ -166,7 +166,7 @@ def _find_tables(tree: Any) -> Iterator[TableName]:
                 hint="a query reads sources and targets of the pipeline, by their names alone.",
             )
         if not _is_defined(table, exp):
-            found.setdefault(name.name, TableName(name.name, line))
+            found.setdefault(name.name.casefold(), TableName(name.name, line))
     yield from sorted(found.values(), key=lambda table: table.line)
 
 
