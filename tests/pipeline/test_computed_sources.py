@@ -366,9 +366,16 @@ def test_an_iceberg_table_is_read_without_its_deleted_rows(sales: Sales, totals:
     assert sales.statuses() == ["unchanged", "unchanged"]
 
 
-def test_a_killed_step_that_has_committed_is_not_done_again(
-    sales: Sales, monkeypatch: pytest.MonkeyPatch, totals: Any
+@pytest.mark.parametrize("kind", ["query", "function"])
+def test_a_step_that_ended_after_its_commit_is_not_done_again(
+    sales: Sales, monkeypatch: pytest.MonkeyPatch, totals: Any, kind: str
 ) -> None:
+    if kind == "function":
+        sales.use_function()
+        sales.edit("columns = { id", 'where = "amount > 0"\ncolumns = { id')
+    sales.edit('strategy = "full_merge"',
+               'when = "when matched then update set total = target.total + source.total'
+               ' when not matched then insert *"')  # fmt: skip
     sales.run().check()
     sales.land("b.csv", "4,eu,10\n")
 
@@ -381,8 +388,9 @@ def test_a_killed_step_that_has_committed_is_not_done_again(
             sales.run()
         with pytest.raises(KeyboardInterrupt):
             sales.run()
-    assert totals(sales) == {"France": 15.0, "America": 7.0}
+    assert totals(sales) == {"France": 20.0, "America": 14.0}
     assert sales.statuses() == ["unchanged", "unchanged"]
+    assert totals(sales) == {"France": 20.0, "America": 14.0}
 
 
 def test_a_run_in_which_no_query_has_changed_opens_no_session(
