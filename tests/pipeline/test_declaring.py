@@ -69,7 +69,7 @@ def test_urls_stay_as_they_are() -> None:
         ('source = "landing"', 'source = "landng"', ["source", "'landng'", "did you mean 'landing'?"]),
         ('target = "orders"', 'target = "order"', ["target", "'order'", "did you mean 'orders'?"]),
         ('path = "landing/*.csv"', "", ["[sources.landing]", "needs a path or a target"]),
-        ('path = "landing/*.csv"', "pth = 1", ["[sources.landing]", "'pth'", "did you mean 'path'?"]),
+        ('path = "landing/*.csv"', "pth = 1", ["[sources.landing]", "'pth'", "did you mean 'path'"]),
         (
             'path = "landing/*.csv"',
             'path = "x"\ncolumns = {id = 1}',

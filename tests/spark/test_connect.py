@@ -53,6 +53,7 @@ CORE = [
     "spark/test_routed_sources.py::test_a_strategy_gives_what_it_gives_in_process",
     "spark/test_routed_sources.py::test_clauses_and_conditions_decide_as_in_process",
     "spark/test_session_refresh.py",
+    "pipeline/test_computed_on_spark.py",
     *STREAMS,
 ]
 

@@ -35,6 +35,8 @@ class Selection:
 
 def is_taken_once(step: Step, source: Source, listing: InputFiles, *, full_refresh: bool = False) -> bool:
     """Whether a step leaves out the files that it has taken before."""
+    if source.is_computed:
+        return False
     if is_append(step):
         return True
     if full_refresh or not isinstance(step, (Merge, Write)):
@@ -83,6 +85,12 @@ def recognize_files(
 
 def list_known_files(listing: InputFiles, known: Mapping[str, KnownFile]) -> dict[str, KnownFile]:
     """Entries to remember of files that are taken now; computes the digests of new ones."""
+    if listing.parts:
+        return {
+            path: entry
+            for part in listing.parts.values()
+            for path, entry in list_known_files(part, known).items()
+        }
     new = [
         (stamp, listing.files[number] if listing.files else None)
         for number, stamp in enumerate(listing.stamps)

@@ -7,7 +7,7 @@ import os
 import posixpath
 import re
 import tempfile
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from http.client import HTTPException
@@ -71,6 +71,15 @@ class InputFiles:
     """The files where this process can read them; empty where Spark reads them by their paths."""
     fetched: bool = False
     """Whether they were downloaded: only this process can read them."""
+    parts: Mapping[str, InputFiles] = field(default_factory=dict)
+    """Of a computed source: the files of each source that it reads, whose stamps these are."""
+    code: tuple[FileStamp, ...] = ()
+    """Of a computed source: its query or function, whose changes count as those of a file do."""
+
+    @property
+    def taken(self) -> tuple[FileStamp, ...]:
+        """The files that are in the target once a step is done: none where rows are computed of them."""
+        return () if self.code else self.stamps
 
     def without(self, known: Iterable[FileStamp]) -> InputFiles:
         """The files that are not known, by path, size and time."""

@@ -31,7 +31,10 @@ class SparkSettings:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Rows to merge, write or check: of files, or of a target that an earlier step has written."""
+    """Rows to merge, write or check: of files, of a target that an earlier step has written, or computed.
+
+    A computed source is a query or a function over other sources and targets of the pipeline.
+    """
 
     path: str | tuple[str, ...] = ()
     """A file, a directory, a glob or a URL, or several of them."""
@@ -51,11 +54,19 @@ class Source:
     ``overwrite_partitions``) and for files from the web. An append takes each file once in any case."""
     options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     """Of the reader: ``delimiter`` and ``null_value`` of CSV; on Spark also any option of ``spark.read``."""
+    sql: str | None = None
+    """Instead of a path: a query in the engine's SQL, whose tables are sources and targets by their names."""
+    sql_file: str | None = None
+    """Instead of a path: a file with such a query."""
+    python: str | None = None
+    """Instead of a path: ``file.py:function``; the function's parameters name sources and targets."""
+    params: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the query's ``${name}``, which are bound and never pasted; or arguments of the function."""
 
     @property
-    def reads(self) -> tuple[str, ...]:
-        """The names of the targets whose rows it takes; none for a source of files."""
-        return () if self.target is None else (self.target,)
+    def is_computed(self) -> bool:
+        """Whether its rows are those of a query or of a function."""
+        return self.sql is not None or self.sql_file is not None or self.python is not None
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,11 +8,13 @@ import tomllib
 import types
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, replace
+from datetime import date, datetime, time
 from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from intarsia.common.names import suggest_names
 from intarsia.errors import InputError, NothingMatched, StorageError
+from intarsia.pipeline.graph import SourceGraph, read_query_text
 from intarsia.pipeline.model import (
     KINDS,
     Pipeline,
@@ -24,6 +26,7 @@ from intarsia.pipeline.model import (
     name_step,
 )
 from intarsia.pipeline.validation import check
+from intarsia.sql.query import list_variables
 
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _VARIABLE = re.compile(r"\$(\$)|\$\{([^}]*)\}")
@@ -97,9 +100,10 @@ def loads(
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{origin} is not TOML: {error}", path=origin) from error
-    pipeline = _TomlReader(origin, Path(directory).absolute(), params or {}).read_pipeline(raw)
+    reader = _TomlReader(origin, Path(directory).absolute(), params or {})
+    pipeline = reader.read_pipeline(raw)
     check(pipeline)
-    return pipeline
+    return replace(pipeline, scopes=reader.find_scopes(pipeline))
 
 
 class _TomlReader:
@@ -108,13 +112,16 @@ class _TomlReader:
         self.directory = directory
         self.given = params
         self.own: dict[str, str] = {}
+        self.typed: dict[str, Any] = {}
+        """The parameters of the file as they stand there: their types are those of bound values."""
         self.used: set[str] = set()
         self.variables: dict[str, dict[str, str]] = {}
         """By place: the variables that were substituted there, and their values."""
 
     def read_pipeline(self, raw: dict[str, Any]) -> Pipeline:
         self._check_keys("the file", raw, _TOP)
-        self.own = self._read_texts("[params]", self._check_table("[params]", raw.get("params", {})))
+        self.typed = self._check_table("[params]", raw.get("params", {}))
+        self.own = self._read_texts("[params]", self.typed)
         steps = raw.get("steps", [])
         if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
             raise self.make_error("steps", "steps are tables: [[steps]].")
@@ -135,7 +142,6 @@ class _TomlReader:
             steps=tuple(self._read_step(number, step) for number, step in enumerate(steps, 1)),
             origin=self.origin,
         )
-        pipeline = replace(pipeline, scopes=self._find_scopes(pipeline))
         unused = [name for name in self.given if name not in self.used and name not in self.own]
         if unused:
             known = sorted({*self.own, *self.used})
@@ -144,17 +150,25 @@ class _TomlReader:
             )
         return pipeline
 
-    def _find_scopes(self, pipeline: Pipeline) -> dict[str, str]:
-        """By step: its variables in SQL texts and fields; those in paths and credentials select no rows."""
+    def find_scopes(self, pipeline: Pipeline) -> dict[str, str]:
+        """By step: its variables in SQL texts and fields; those in paths and credentials select no rows.
+
+        Of a step with a computed source, all variables of the sources that it reads.
+        """
+        graph = SourceGraph(pipeline)
         scopes = {}
         for number, step in enumerate(pipeline.steps, 1):
             name = name_step(step, number)
             own = _describe_step(number, step.name)
             places = [f"[sources.{step.source}] {key}" for key in ("where", "derive")]
             places += [f"{own} {key}" for key in step.list_given() if key not in ("name", "options")]
+            read = graph.list_sources(step.source) if step.source in graph.codes else ()
+            below = tuple(f"[sources.{one}] " for one in read)
             met: dict[str, str] = {}
             for found, variables in self.variables.items():
-                if any(found == place or found.startswith((f"{place}.", f"{place}[")) for place in places):
+                if found.startswith(below) or any(
+                    found == place or found.startswith((f"{place}.", f"{place}[")) for place in places
+                ):
                     met |= variables
             if met:
                 scopes[name] = ", ".join(f"{key}={value}" for key, value in sorted(met.items()))
@@ -213,8 +227,50 @@ class _TomlReader:
         return {key: self._read_value(f"{place} {key}", value, hints[key]) for key, value in table.items()}
 
     def _read_source(self, name: str, raw: Any) -> Source:
-        made: Source = self._make_value(f"[sources.{name}]", raw, Source)
-        return replace(made, path=tuple(map(self.resolve_path, list_names(made.path))))
+        place = f"[sources.{name}]"
+        table = self._check_table(place, raw)
+        query = table.get("sql")  # its parameters are bound, not substituted
+        if query is not None and not isinstance(query, str):
+            raise self.make_error(f"{place} sql", f"it must be text, not {_describe_kind(query)}.")
+        rest = {key: value for key, value in table.items() if key != "sql"}
+        made: Source = replace(self._make_value(place, rest, Source), sql=query)
+        made = replace(made, path=tuple(map(self.resolve_path, list_names(made.path))))
+        if made.sql_file is not None:
+            made = replace(made, sql_file=self.resolve_path(made.sql_file))
+        if made.python is not None:
+            made = replace(made, python=self.resolve_path(made.python))
+        return made if made.sql is None and made.sql_file is None else self._bind_parameters(place, made)
+
+    def _bind_parameters(self, place: str, source: Source) -> Source:
+        """The source with a value for each parameter of its query."""
+        key = "sql" if source.sql_file is None else "sql_file"
+        try:
+            text = read_query_text(source)
+        except InputError as error:
+            raise self.make_error(f"{place} {key}", error.message, error.hint) from error
+        bound: dict[str, Any] = {}
+        for name in list_variables(text):
+            if name not in source.params:
+                value = self.fill_variables(f"{place} {key}", f"${{{name}}}")
+                bound[name] = self._convert_parameter(f"{place} {key}", name, value)
+        return replace(source, params={**source.params, **bound})
+
+    def _convert_parameter(self, place: str, name: str, text: str) -> Any:
+        """A parameter's value in the type that it has in ``[params]``; text where it has none there."""
+        usual = self.typed.get(name, "")
+        try:
+            match usual:
+                case bool():
+                    return {"true": True, "false": False}[text.lower()]
+                case int() | float():
+                    return type(usual)(text)
+                case datetime() | date() | time():
+                    return type(usual).fromisoformat(text)
+        except (ValueError, KeyError) as error:
+            raise self.make_error(
+                place, f"${{{name}}} is {text!r}, which is no {type(usual).__name__} as in [params]."
+            ) from error
+        return text
 
     def _read_target(self, name: str, raw: Any) -> Target:
         made: Target = self._make_value(f"[targets.{name}]", raw, Target)

@@ -15,7 +15,10 @@ import pyarrow.fs as pafs
 from intarsia.core.ports import Table
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import EngineLike
+from intarsia.errors import NothingMatched
 from intarsia.pipeline import inputs
+from intarsia.pipeline.computed import SourceComputer
+from intarsia.pipeline.graph import NamedInput, SourceGraph
 from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
 from intarsia.pipeline.model import Expect, Pipeline, Source
 from intarsia.request import open_iceberg
@@ -41,8 +44,7 @@ class LoggedTable(Table, Protocol):
 class RunResources:
     """The engine, the tables of targets and the rows of sources, shared by all steps of one run.
 
-    A source of another kind than files and targets is listed in :meth:`list_inputs` and read in
-    :meth:`read_rows`.
+    Files are listed in :meth:`list_inputs`; :meth:`read_rows` reads every kind of source.
     """
 
     pipeline: Pipeline
@@ -54,11 +56,14 @@ class RunResources:
     tables: dict[str, LoggedTable] = field(default_factory=dict)
     frames: dict[tuple[Any, ...], Any] = field(default_factory=dict)
     """DataFrames that are persisted, since several steps read them."""
+    computer: SourceComputer = field(default_factory=SourceComputer)
+    made_graph: SourceGraph | None = None
     web: Downloads = field(default_factory=Downloads)
     scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def close(self) -> None:
         """Unpersist DataFrames, and remove downloads and the copies of a dry run. Idempotent."""
+        self.computer.close()
         if self.scratch is not None:
             self.scratch.cleanup()
             self.scratch = None
@@ -80,6 +85,13 @@ class RunResources:
     @property
     def engine(self) -> EngineLike:
         return self.pipeline.engine if self.session is None else self.session
+
+    @property
+    def graph(self) -> SourceGraph:
+        """What the computed sources read, as their files said when this was first asked."""
+        if self.made_graph is None:
+            self.made_graph = SourceGraph(self.pipeline)
+        return self.made_graph
 
     def get_table(self, target: str) -> LoggedTable:
         """The table of a target; one object for the whole run, which caches the footers it has read."""
@@ -129,23 +141,68 @@ class RunResources:
 
     def read_rows(self, source: Source, listing: InputFiles | None, known: pa.Schema | None = None) -> Any:
         """The rows of a source: a DataFrame where Spark can read it, else Arrow streams."""
+        if source.is_computed:
+            name = self._name_source(source)
+            return self._compute_rows(source, listing, self._take_snapshots(name))
         if source.target is not None:
-            snapshot = self.get_table(source.target).snapshot()
-            if self.session is None:
-                return [inputs.read_snapshot_stream(source, snapshot)]
-            return inputs.read_snapshot_frame(source, snapshot, self.session)
+            return self._read_snapshot(source, self.get_table(source.target).snapshot())
         assert listing is not None
         if self.session is None or listing.fetched:
             inputs.check_portable(source)
             return inputs.read_streams(source, listing, known)
         return self._read_frame(source, listing, known)
 
+    def _read_snapshot(self, source: Source, snapshot: Snapshot) -> Any:
+        if self.session is None:
+            return [inputs.read_snapshot_stream(source, snapshot)]
+        return inputs.read_snapshot_frame(source, snapshot, self.session)
+
+    def _name_source(self, source: Source) -> str:
+        return next(name for name, one in self.pipeline.sources.items() if one is source)
+
+    def _compute_rows(
+        self, source: Source, listing: InputFiles | None, snapshots: Mapping[str, Snapshot]
+    ) -> Any:
+        """The rows of a query or function, of its files and of one snapshot of each target."""
+        code = self.graph.codes[self._name_source(source)]
+        parts = {} if listing is None else listing.parts
+
+        def read(one: NamedInput) -> Any:
+            if one.is_target:
+                return self._read_snapshot(Source(target=one.name), snapshots[one.name])
+            declared = self.pipeline.sources[one.name]
+            if declared.is_computed:
+                return self._compute_rows(declared, listing, snapshots)
+            if declared.target is not None:
+                return self._read_snapshot(declared, snapshots[declared.target])
+            return self.read_rows(declared, parts.get(one.name))
+
+        if self.session is not None:
+            return self.computer.compute_frame(source, code, read, self.session)
+        return [self.computer.compute_stream(source, code, read)]
+
+    def _take_snapshots(self, name: str) -> dict[str, Snapshot]:
+        """The snapshots of the targets that a computed source reads.
+
+        Raises NothingMatched for a target that does not exist.
+        """
+        found = {target: self.get_table(target).snapshot() for target in self.graph.list_targets(name)}
+        for target, snapshot in found.items():
+            if not snapshot.has_schema:
+                raise NothingMatched(
+                    f"the source {name!r} reads the target {target!r}, which does not exist yet.",
+                    path=snapshot.root,
+                    hint="a step that writes it has to run before.",
+                )
+        return found
+
     def _read_frame(self, source: Source, listing: InputFiles, known: pa.Schema | None) -> Any:
         """A DataFrame of files; persisted where text would be parsed by several steps, or twice by one."""
         looks = sum(
             2 if isinstance(step, Expect) and step.unique else 1
             for step in self.pipeline.steps
-            if self.pipeline.sources.get(step.source or "") is source
+            for name in (() if step.source is None else self.graph.list_sources(step.source))
+            if self.pipeline.sources[name] is source
         )
         if looks < 2 or inputs.detect_format(source, listing) == "parquet":
             return inputs.read_frame(source, listing, self.session, known)

@@ -57,6 +57,8 @@ class RunState:
         if source.target is not None:
             return None
         name = next(name for name, one in self.pipeline.sources.items() if one is source)
+        if name not in self.listed and source.is_computed:
+            self.listed[name] = self._list_computed(name)
         if name not in self.listed:
             listing = self.resources.list_inputs(source)
             assert listing is not None
@@ -65,6 +67,23 @@ class RunState:
                 self.state.files.update(found)
                 self.dirty = True
         return self.listed[name]
+
+    def _list_computed(self, name: str) -> InputFiles:
+        """The files that a query or function reads, also through other sources, and its code."""
+        sources = self.resources.graph.list_sources(name)
+        files = {one: self.list_inputs(self.pipeline.sources[one]) for one in sources if one != name}
+        parts = {one: listing for one, listing in files.items() if listing is not None and not listing.code}
+        stamps = dict.fromkeys(stamp for part in parts.values() for stamp in part.stamps)
+        return InputFiles(tuple(stamps), parts=parts, code=(self._stamp_code(name),))
+
+    def _stamp_code(self, name: str) -> FileStamp:
+        """A query or function, and the declarations of what it reads, as a stamp that changes with them."""
+        graph, pipeline = self.resources.graph, self.pipeline
+        codes = [graph.codes[one].digest if one in graph.codes else "" for one in graph.list_sources(name)]
+        sources = [_describe_source(pipeline.sources[one]) for one in graph.list_sources(name)]
+        tables = [_describe_table(pipeline, one) for one in graph.list_targets(name)]
+        digest = _compute_digest([codes, sources, tables])
+        return FileStamp(name, 0, int(digest[:14], 16))
 
     def select_inputs(self, step: Step, source: Source | None) -> Selection | None:
         """The files that a step has to take; None where it has no source of files.
@@ -78,10 +97,12 @@ class RunState:
         try:
             listing = self.list_inputs(source)
         except NothingMatched:
-            if not self._were_taken(step, source):
+            if source.is_computed or not self._were_taken(step, source):
                 raise
             return Selection(InputFiles(()), True, notes=("there is no file; those of before were taken",))
         assert listing is not None
+        if source.is_computed:
+            return Selection(listing)
         if isinstance(step, Expect):
             return self._select_expected(step, listing)
         if not is_taken_once(step, source, listing, full_refresh=self.full_refresh):
@@ -200,7 +221,7 @@ class RunState:
             definition=describe_definition(step, self.pipeline),
             input=compute_input_digest(listing),
             scope=self.compute_scope(step),
-            files=selection.files.stamps if selection is not None else (),
+            files=selection.files.taken if selection is not None else (),
             full_refresh=self.full_refresh,
         )
         self.write()
@@ -261,7 +282,7 @@ class RunState:
                 memory.commits[path] = read_batch(commits.get(self.make_step_id(step.name)))
                 if listing is not None:
                     self.state.files.update(list_known_files(listing, self.state.files))
-                    memory.take(path, self.compute_scope(step), listing.stamps)
+                    memory.take(path, self.compute_scope(step), listing.taken)
             self.state.pending.pop(step.name, None)
             self.note(step, listing, changed=False)
         self.finish()
@@ -305,8 +326,7 @@ class RunState:
 
     def find_touched_targets(self, step: Step) -> set[str]:
         """The targets that a step reads or writes."""
-        source = self.get_source(step)
-        read = source.reads if source is not None else ()
+        read = self.resources.graph.list_targets(step.source)
         return {name for name in (*read, step.target) if name is not None}
 
     def show_target_path(self, target: str) -> str:
@@ -342,7 +362,7 @@ def name_steps(pipeline: Pipeline) -> tuple[Step, ...]:
 
 
 def compute_input_digest(listing: InputFiles | None) -> str:
-    return "" if listing is None else digest_files(listing.stamps)
+    return "" if listing is None else digest_files((*listing.stamps, *listing.code))
 
 
 def read_batch(said: Mapping[str, str] | None) -> int:
@@ -362,11 +382,20 @@ def describe_definition(step: Step, pipeline: Pipeline) -> str:
     defaults: a field that a later version adds lets nothing run again.
     """
     source = pipeline.sources.get(step.source or "")
+    if source is not None and source.is_computed:
+        # The code is part of the input: changed and changed back, it is not what the step last ran with.
+        own = {"source": step.source, "params": source.params, "scope": pipeline.scopes.get(step.name, "")}
+        return _describe_step(step, pipeline, own, None)
+    described = None if source is None else _describe_source(source)
+    return _describe_step(step, pipeline, described, None if source is None else source.target)
+
+
+def _describe_step(step: Step, pipeline: Pipeline, source: Any, read: str | None) -> str:
     meaning = {
         "operation": step.operation,
         "step": {name: value for name, value in step.list_given().items() if name != "name"},
-        "source": None if source is None else _describe_source(source),
-        "from": None if source is None else _describe_table(pipeline, source.target),
+        "source": source,
+        "from": _describe_table(pipeline, read),
         "target": _describe_table(pipeline, step.target),
     }
     return _compute_digest(meaning)

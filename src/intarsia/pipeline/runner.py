@@ -20,6 +20,7 @@ from intarsia.core.ports import Progress
 from intarsia.core.run import ignore_progress
 from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError, StorageError
+from intarsia.pipeline.graph import order_steps
 from intarsia.pipeline.model import Pipeline
 from intarsia.pipeline.page import render_page
 from intarsia.pipeline.parse import load
@@ -116,6 +117,8 @@ def run(
     if engine is not None:
         pipeline = replace(pipeline, engine=engine)
     check(pipeline)
+    if any(source.is_computed for source in pipeline.sources.values()):
+        pipeline = replace(pipeline, steps=order_steps(pipeline))
     if dry_run and mark_done:
         raise InputError("A dry run writes nothing, so it cannot mark steps as done.")
     path, old = choose_state_path(pipeline), find_old_state_path(pipeline)

@@ -208,6 +208,8 @@ class StepRunner:
             return False
         if step.target not in self.rehearsed:
             size = 0 if taken is None else sum(stamp.size for stamp in taken.stamps)
+            read = self.run_state.find_touched_targets(step) - {step.target} if taken is not None else ()
+            size += sum(self.run_state.get_snapshot(name).size for name in read)
             snapshot = self.run_state.get_snapshot(step.target)
             if step.target in self.made or not self.resources.rehearse(step.target, snapshot, size):
                 return False

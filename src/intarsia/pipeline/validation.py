@@ -16,6 +16,7 @@ from intarsia.engine_choice import check_engine
 from intarsia.errors import InputError, NotSupported
 from intarsia.options import ICEBERG_OPTIONS, TABLE_OPTIONS, StepOptions, TargetOptions, check_values
 from intarsia.pipeline.expect import parse_conditions
+from intarsia.pipeline.graph import SourceGraph
 from intarsia.pipeline.inputs import check_portable
 from intarsia.pipeline.model import (
     KINDS,
@@ -67,6 +68,7 @@ class _Check:
     def __init__(self, pipeline: Pipeline) -> None:
         self.pipeline = pipeline
         self.where = pipeline.origin or f"pipeline {pipeline.name!r}"
+        self.graph: SourceGraph
 
     def make_error(self, place: str, message: str, hint: str | None = None) -> InputError:
         path = self.pipeline.origin
@@ -122,8 +124,7 @@ class _Check:
     def _check_sources(self) -> None:
         for name, source in self.pipeline.sources.items():
             place = f"[sources.{name}]"
-            if bool(list_names(source.path)) == (source.target is not None):
-                raise self.make_error(place, "it needs a path or a target, one of the two.")
+            self._check_kind_of_source(place, source)
             if source.target is not None:
                 self._check_known(place, "target", source.target, self.pipeline.targets)
                 if source.new_files_only:
@@ -131,6 +132,30 @@ class _Check:
                         f"{place} new_files_only", "a target's files are rewritten, so none of them is new."
                     )
             self._check_source_texts(place, source)
+        self.graph = SourceGraph(self.pipeline)
+
+    def _check_kind_of_source(self, place: str, source: Source) -> None:
+        """Check that a source is of one kind, and has no key of another."""
+        kinds = {"path": list_names(source.path) or None, "target": source.target}
+        kinds |= {"sql": source.sql, "sql_file": source.sql_file, "python": source.python}
+        given = [name for name, value in kinds.items() if value is not None]
+        if len(given) > 1:
+            raise self.make_error(place, f"it has {' and '.join(given)}, and can have one of them.")
+        if not given:
+            raise self.make_error(place, "it needs a path or a target, or sql, sql_file or python.")
+        if not source.is_computed:
+            if source.params:
+                raise self.make_error(f"{place} params", "they go with sql, sql_file or python.")
+            return
+        for name in ("format", "options", "new_files_only"):
+            if getattr(source, name) not in (None, {}):
+                raise self.make_error(
+                    f"{place} {name}",
+                    "it goes with a path.",
+                    "a computed source takes all its rows whenever something has changed."
+                    if name == "new_files_only"
+                    else "give it to the source of files that is read.",
+                )
 
     def _check_steps(self) -> None:
         seen: dict[str, int] = {}
@@ -163,10 +188,11 @@ class _Check:
                 self._merge(place, step)
             case Write():
                 source = self.pipeline.sources[require(step.source)]
-                if step.mode == "append" and source.target is not None:
+                if step.mode == "append" and (source.target is not None or source.is_computed):
+                    whole = "a computed source" if source.target is None else f"the target {source.target!r}"
                     raise self.make_error(
                         f"{place} source",
-                        f"appending the target {source.target!r} again and again would double its rows.",
+                        f"appending {whole} again and again would double its rows.",
                         'use operation = "merge", or mode = "overwrite".',
                     )
                 if step.where is not None:
@@ -270,7 +296,7 @@ class _Check:
         flows: dict[str, list[str]] = {}
         for step in self.pipeline.steps:
             if isinstance(step, (Merge, Write)):
-                for start in self.pipeline.sources[require(step.source)].reads:
+                for start in self.graph.list_targets(step.source):
                     flows.setdefault(start, []).append(require(step.target))
         for start in flows:
             circle = _find_way_back(start, flows)

@@ -80,6 +80,11 @@ class Session:
             return duckdb.connect(":memory:", config=config)
 
     @property
+    def connection(self) -> Any:
+        """The connection of the session's own instance; None on the caller's."""
+        return self._own
+
+    @property
     def threads(self) -> int:
         """How many threads DuckDB works with."""
         return int(self.fetch_rows("SELECT current_setting('threads')::BIGINT")[0][0])
@@ -103,23 +108,32 @@ class Session:
         with self.open_reader(sql) as reader, _translate_stream_errors():
             return reader.read_all()
 
-    def open_reader(self, sql: str, batch_rows: int = BATCH_ROWS) -> pa.RecordBatchReader:
+    def open_reader(
+        self, sql: str, batch_rows: int = BATCH_ROWS, *, params: dict[str, Any] | None = None
+    ) -> pa.RecordBatchReader:
         """A result as batches; the session runs nothing else until all are read."""
         with _translate_errors():
-            result = self._cursor.sql(sql) if hasattr(self._cursor, "sql") else self._cursor.execute(sql)
+            if params:
+                result = self._cursor.sql(sql, params=params)
+            else:
+                result = self._cursor.sql(sql) if hasattr(self._cursor, "sql") else self._cursor.execute(sql)
             make = getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader
             return make(batch_rows)
 
     def read_batches(self, sql: str, batch_rows: int = BATCH_ROWS) -> Generator[pa.RecordBatch, None, None]:
         """The batches of a result; DuckDB's errors while reading are translated, too."""
         with self.open_reader(sql, batch_rows) as reader:
-            while True:
-                with _translate_stream_errors():
-                    try:
-                        batch = reader.read_next_batch()
-                    except StopIteration:
-                        return
-                yield batch
+            yield from self.iterate_reader(reader)
+
+    def iterate_reader(self, reader: pa.RecordBatchReader) -> Generator[pa.RecordBatch, None, None]:
+        """The batches of an open result, with DuckDB's errors translated."""
+        while True:
+            with _translate_stream_errors():
+                try:
+                    batch = reader.read_next_batch()
+                except StopIteration:
+                    return
+            yield batch
 
     @contextmanager
     def register_view(self, data: Any) -> Iterator[str]:

@@ -1,0 +1,112 @@
+"""A query of the caller's over Arrow streams, run by DuckDB; which tables it names is found elsewhere."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia.engines.duckdb.session import BATCH_ROWS, Session
+from intarsia.engines.duckdb.sql import quote
+from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported
+
+__all__ = ["QueryRun"]
+
+
+class _Rescannable:
+    """Rows that DuckDB may read several times: each scan opens them again."""
+
+    def __init__(self, make: Callable[[], pa.RecordBatchReader]) -> None:
+        self._make = make
+        self.failure: BaseException | None = None
+
+    def __arrow_c_stream__(self, requested_schema: object | None = None) -> object:
+        try:
+            reader = self._make()
+        except BaseException as error:
+            self.failure = self.failure or error
+            raise
+        return pa.RecordBatchReader.from_batches(reader.schema, self._read(reader)).__arrow_c_stream__(
+            requested_schema
+        )
+
+    def _read(self, reader: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from reader
+        except GeneratorExit:
+            raise
+        except BaseException as error:  # DuckDB keeps only its text; the query raises it again
+            self.failure = self.failure or error
+            raise
+
+
+class QueryRun:
+    """One run of a query on an instance of its own, as a stream; closed when it is read, or by :meth:`close`.
+
+    Args:
+        text: the query, with markers for parameters.
+        tables: by name: opens the rows, as often as they are scanned.
+        params: values by marker.
+        memory_bytes: the limit beyond which DuckDB works on disk.
+
+    Raises:
+        InputError: DuckDB refuses the query, such as for a column that is not there.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        tables: Mapping[str, Callable[[], pa.RecordBatchReader]],
+        *,
+        params: Mapping[str, Any],
+        memory_bytes: int | None = None,
+    ) -> None:
+        self._stack = ExitStack()
+        self._inputs = {name: _Rescannable(make) for name, make in tables.items()}
+        try:
+            self._session = Session(memory_bytes=memory_bytes)
+            self._stack.callback(self._session.close)
+            ctes = []
+            for name, rows in self._inputs.items():
+                view = self._stack.enter_context(self._session.register_view(rows))
+                ctes.append(f"{quote(name)} AS (SELECT * FROM {view})")
+            # One line above the query's own lines would shift the lines that errors name.
+            head = f"WITH {', '.join(ctes)} " if ctes else ""
+            self._reader = self._session.open_reader(
+                f"{head}SELECT * FROM ({text}\n)", BATCH_ROWS, params=dict(params) or None
+            )
+        except BaseException as error:
+            self.close()
+            self._raise_failure(error)
+            raise
+
+    def open_stream(self) -> pa.RecordBatchReader:
+        """The rows; they can be read once."""
+        return pa.RecordBatchReader.from_batches(self._reader.schema, self._read())
+
+    def close(self) -> None:
+        """Close the instance. Idempotent."""
+        self._stack.close()
+
+    def _read(self) -> Iterator[pa.RecordBatch]:
+        try:
+            yield from self._session.iterate_reader(self._reader)
+        except IntarsiaError as error:
+            self._raise_failure(error)
+            raise
+        finally:
+            self.close()
+
+    def _raise_failure(self, error: BaseException) -> None:
+        """Raise the error of an input, where that is what failed; else DuckDB's as one of the query."""
+        for rows in self._inputs.values():
+            if rows.failure is not None:
+                raise rows.failure
+        if isinstance(error, (DamagedTable, NotSupported)):
+            said = " ".join((error.message.partition(": ")[2] or error.message).split())
+            line = re.search(r"^LINE (\d+):", str(error.__cause__), re.MULTILINE)
+            where = f", line {line[1]}" if line else ""
+            raise InputError(f"DuckDB refuses the query{where}: {said}") from error

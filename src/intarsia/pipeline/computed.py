@@ -1,0 +1,231 @@
+"""The rows of computed sources: a query that the engine runs, or a function that is called."""
+
+from __future__ import annotations
+
+import os
+import sys
+import traceback
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, field
+from types import ModuleType
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia.common.arrow import ingest
+from intarsia.common.lazy import import_optional
+from intarsia.common.schema import conform_table, unify_schemas
+from intarsia.engine_choice import MEMORY_SHARE, is_spark, read_memory_total
+from intarsia.errors import InputError, IntarsiaError
+from intarsia.pipeline.graph import Code, Function, NamedInput
+from intarsia.pipeline.inputs import make_transform, transform_frame
+from intarsia.pipeline.model import Source
+from intarsia.spark.errors import (
+    find_known_failure,
+    list_spark_error_types,
+    summarize_error,
+    translate_spark_errors,
+)
+from intarsia.sql.query import MARKER
+
+Read = Callable[[NamedInput], Any]
+"""The rows of an input: a DataFrame on Spark, else a list of Arrow streams that are opened anew."""
+
+
+@dataclass(slots=True)
+class SourceComputer:
+    """Computes the rows of sources; modules, sessions and spooled rows are kept until :meth:`close`."""
+
+    stack: ExitStack = field(default_factory=ExitStack)
+    modules: dict[tuple[str, bytes], ModuleType] = field(default_factory=dict)
+    sessions: list[Any] = field(default_factory=list)
+
+    def close(self) -> None:
+        """Close what queries and functions have opened. Idempotent."""
+        self.stack.close()
+        self.modules.clear()
+        self.sessions.clear()
+
+    def compute_frame(self, source: Source, code: Code, read: Read, session: Any) -> Any:
+        """The rows as a Spark DataFrame, which is analyzed here and evaluated by the step."""
+        tables = {one.written: as_frame(read(one), session) for one in code.inputs}
+        with _add_place(code), translate_spark_errors(), _translate_refusal():
+            if code.query is not None:
+                run_query = import_optional("intarsia.spark.query").run_query
+                frame = run_query(session, code.query.text, tables, params=_mark_params(source, code))
+            else:
+                frame = self._call(source, code, {**tables, "spark": session}, is_spark_engine=True)
+                _check_frame(code, frame)
+            return transform_frame(frame, make_transform(source, "parquet"))
+
+    def compute_stream(self, source: Source, code: Code, read: Read) -> pa.RecordBatchReader:
+        """The rows as an Arrow stream. Memory: DuckDB's limit; of a function, its inputs and its result."""
+        if code.query is not None:
+            rows = self._run_query(source, code, read)
+        else:
+            rows = self._run_function(source, code, read)
+        shape = make_transform(source, "parquet")
+        if shape.trivial:
+            return rows
+        with _add_place(code):
+            schema = shape.make_schema(rows.schema)
+        return pa.RecordBatchReader.from_batches(schema, shape.transform_batches(rows.schema, rows))
+
+    def _run_query(self, source: Source, code: Code, read: Read) -> pa.RecordBatchReader:
+        assert code.query is not None
+        tables = {one.written: _make_opener(read, one) for one in code.inputs}
+        with _add_place(code):
+            made = import_optional("intarsia.engines.duckdb.query").QueryRun(
+                code.query.text,
+                tables,
+                params=_mark_params(source, code),
+                memory_bytes=read_memory_total() // MEMORY_SHARE,
+            )
+        self.stack.callback(made.close)
+        return _name_rows(code, made.open_stream())
+
+    def _run_function(self, source: Source, code: Code, read: Read) -> pa.RecordBatchReader:
+        assert code.function is not None
+        inputs: dict[str, Any] = {}
+        annotations = {one.name: one.annotation for one in code.function.parameters}
+        for one in code.inputs:
+            stream = chain_streams(read(one))
+            wants_stream = annotations[one.written].endswith("RecordBatchReader")
+            inputs[one.written] = stream if wants_stream else stream.read_all()
+        if "connection" in annotations:
+            inputs["connection"] = self._open_connection()
+        result = self._call(source, code, inputs)
+        if result is None or isinstance(result, (str, bytes, os.PathLike)):
+            raise _make_result_error(code, result, "a table, a reader or whatever else merge takes as rows")
+        with _add_place(code), _translate_failure(code, "gave rows that cannot be read"):
+            taken = ingest(result)
+        self.stack.callback(taken.close)
+        return taken.table.to_reader()
+
+    def _open_connection(self) -> Any:
+        """DuckDB's connection for functions: one for the run, on an instance of its own."""
+        if not self.sessions:
+            kind = import_optional("intarsia.engines.duckdb.session").Session
+            self.sessions.append(kind(memory_bytes=read_memory_total() // MEMORY_SHARE))
+            self.stack.callback(self.sessions[0].close)
+        return self.sessions[0].connection
+
+    def _call(
+        self, source: Source, code: Code, given: Mapping[str, Any], *, is_spark_engine: bool = False
+    ) -> Any:
+        assert code.function is not None
+        wanted = [one.name for one in code.function.parameters]
+        values = {**given, **source.params}
+        with _translate_failure(code, "failed"):
+            function = getattr(self._load(code.function, travels=is_spark_engine), code.function.name)
+            return function(**{name: values[name] for name in wanted if name in values})
+
+    def _load(self, function: Function, *, travels: bool) -> ModuleType:
+        """The module of a function, run from the text that was read, once for all its functions.
+
+        On Spark what the module defines is pickled with its code: executors do not have the file.
+        """
+        key = (function.path, function.text)
+        if key not in self.modules:
+            module = ModuleType(f"intarsia_source_{uuid.uuid4().hex}")
+            module.__file__ = function.path
+            sys.modules[module.__name__] = module
+            self.stack.callback(sys.modules.pop, module.__name__, None)
+            if travels:
+                pickling = import_optional("pyspark.cloudpickle")
+                pickling.register_pickle_by_value(module)
+                self.stack.callback(pickling.unregister_pickle_by_value, module)
+            exec(compile(function.text, function.path, "exec"), module.__dict__)
+            self.modules[key] = module
+        return self.modules[key]
+
+
+def as_frame(rows: Any, session: Any) -> Any:
+    """Rows as a DataFrame; streams, such as of files from the web, pass through the driver."""
+    return session.createDataFrame(chain_streams(rows).read_all()) if isinstance(rows, list) else rows
+
+
+def chain_streams(streams: list[pa.RecordBatchReader]) -> pa.RecordBatchReader:
+    """Several streams as one; columns meet by name in their common types, as in a merge."""
+    if len(streams) == 1:
+        return streams[0]
+    schema = unify_schemas([one.schema for one in streams], operation="source", path="")
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for stream in streams:
+            for batch in stream:
+                whole = pa.Table.from_batches([batch])
+                yield from conform_table(whole, schema, operation="source", path="").to_batches()
+
+    return pa.RecordBatchReader.from_batches(schema, read())
+
+
+def _make_opener(read: Read, one: NamedInput) -> Callable[[], pa.RecordBatchReader]:
+    return lambda: chain_streams(read(one))
+
+
+def _mark_params(source: Source, code: Code) -> dict[str, Any]:
+    assert code.query is not None
+    return {f"{MARKER}{name}": source.params[name] for name in code.query.parameters}
+
+
+def _check_frame(code: Code, frame: Any) -> None:
+    is_frame = is_spark(frame) and hasattr(frame, "mapInArrow")
+    if not is_frame:
+        raise _make_result_error(code, frame, "a DataFrame of Spark")
+    if frame.isStreaming:
+        raise InputError(f"{code.place} returned a streaming DataFrame.", hint="read it without readStream.")
+
+
+def _make_result_error(code: Code, result: Any, wanted: str) -> InputError:
+    kind = "None" if result is None else f"a {type(result).__name__}"
+    return InputError(f"{code.place} returned {kind}.", hint=f"return {wanted}.")
+
+
+@contextmanager
+def _add_place(code: Code) -> Iterator[None]:
+    """Add the place of a query or function to an error."""
+    try:
+        yield
+    except InputError as error:
+        if error.message.startswith(code.place):
+            raise
+        raise type(error)(f"{code.place}: {error.message}", path=error.path, hint=error.hint) from error
+
+
+def _name_rows(code: Code, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
+    """The rows, with the place of their query in errors that come while they are read."""
+
+    def read() -> Iterator[pa.RecordBatch]:
+        with _add_place(code):
+            yield from rows
+
+    return pa.RecordBatchReader.from_batches(rows.schema, read())
+
+
+@contextmanager
+def _translate_refusal() -> Iterator[None]:
+    """Translate Spark's error about a query or a DataFrame that it cannot analyze."""
+    try:
+        yield
+    except list_spark_error_types() as error:
+        known = find_known_failure(error, "Spark could not do it")
+        raise known or InputError(f"Spark refuses it: {summarize_error(error)}") from error
+
+
+@contextmanager
+def _translate_failure(code: Code, what: str) -> Iterator[None]:
+    """Translate whatever the code of a function raises; errors of intarsia and of Spark stay."""
+    assert code.function is not None
+    try:
+        yield
+    except Exception as error:  # a function may raise anything
+        if isinstance(error, (IntarsiaError, *list_spark_error_types())):
+            raise
+        path = code.function.path
+        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == path]
+        line = f", line {lines[-1]}" if lines else ""
+        said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
+        raise InputError(f"{code.place}{line} {what}: {said}", path=path) from error
