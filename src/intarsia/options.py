@@ -32,6 +32,7 @@ __all__ = [
     "Columns",
     "DeduplicateOptions",
     "DeleteOptions",
+    "FrameOptions",
     "IOOptions",
     "InspectOptions",
     "IntoTable",
@@ -177,9 +178,12 @@ class _Threads(TypedDict, total=False):
     threads: Annotated[int | None, "Files in flight in this process; cores without it."]
 
 
-class _Engine(_Threads, total=False):
-    memory_bytes: Annotated[int | None, "Memory budget of the engine."]
+class _Tasks(TypedDict, total=False):
     tasks: Annotated[int | None, "Spark: tasks of a stage."]
+
+
+class _Engine(_Threads, _Tasks, total=False):
+    memory_bytes: Annotated[int | None, "Memory budget of the engine."]
     spool_dir: Annotated[str | os.PathLike[str] | None, "Directory of temporary files."]
 
 
@@ -239,6 +243,10 @@ class InspectOptions(_Filesystem, _Address, _Branch, total=False):
 
 class ReadOptions(InspectOptions, _Threads, _Dialect, total=False):
     """Options of ``read``."""
+
+
+class FrameOptions(InspectOptions, _Tasks, _Dialect, total=False):
+    """Options of :func:`intarsia.spark.read`."""
 
 
 class RecoverOptions(InspectOptions, _FileLock, _SharedLock, total=False):

@@ -127,7 +127,7 @@ class Request:
     def read(self, columns: tuple[str, ...], where: Predicate | None, threads: int) -> pa.RecordBatchReader:
         """Read rows of one consistent state; see :func:`intarsia.read`."""
         for attempt in range(_READ_ATTEMPTS):
-            scan = self._make_scan(columns, where)
+            scan = self.make_scan(columns, where)
             try:
                 batches = scan.read_batches(threads=threads)
             except CommitConflict:  # a commit came between listing and opening
@@ -137,7 +137,8 @@ class Request:
             return pa.RecordBatchReader.from_batches(scan.schema, batches)
         raise AssertionError("unreachable")
 
-    def _make_scan(self, columns: tuple[str, ...], where: Predicate | None) -> SnapshotScan:
+    def make_scan(self, columns: tuple[str, ...], where: Predicate | None) -> SnapshotScan:
+        """Resolve columns and a condition against the current state; reads no rows."""
         found = self.table.snapshot()
         check_exists(found, "read")
         names = find_spelling(columns, found.schema.names, path=found.root) or tuple(found.schema.names)
