@@ -45,6 +45,7 @@ __all__ = [
     "RecoverOptions",
     "RewriteOptions",
     "RowSource",
+    "SparkTableOptions",
     "StepOptions",
     "StrategyName",
     "StreamOptions",
@@ -133,7 +134,8 @@ class CatalogTable(Protocol):
 
 
 TableTarget = str | os.PathLike[str] | Table | CatalogTable
-"""A path or URL of a Parquet dataset, a table of PyIceberg, or one that :func:`intarsia.iceberg` gave."""
+"""A path or URL of a Parquet dataset, a table of PyIceberg, or one that :func:`intarsia.iceberg` or
+:func:`intarsia.spark_table` gave."""
 
 
 class _Filesystem(TypedDict, total=False):
@@ -235,6 +237,10 @@ class _PathOptions(_Filesystem, _Address, _FileLock, _SharedLock, _Retain, total
 
 class _IcebergOptions(_Branch, _DeleteMode, total=False):
     """Options of an Iceberg table."""
+
+
+class SparkTableOptions(_PathOptions, _IcebergOptions, total=False):
+    """Options of :func:`intarsia.spark_table`: those of a Parquet dataset, or of an Iceberg table."""
 
 
 class InspectOptions(_Filesystem, _Address, _Branch, total=False):

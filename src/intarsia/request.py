@@ -168,9 +168,20 @@ class Request:
                 progress=progress,
                 reason=chosen.reason,
             )
-        if result.txid is None:  # nothing was committed
+        if self.dry_run:
             return result
-        return replace(result, notes=(*result.notes, *refresh_spark(self.table, chosen.engine)))
+        # Also where nothing was committed, a catalog may lack what an earlier operation could not tell it.
+        notes = sync_catalog(self.table, changed=result.txid is not None)
+        if result.txid is not None:
+            notes = (*notes, *refresh_spark(self.table, chosen.engine))
+        return replace(result, notes=(*result.notes, *notes)) if notes else result
+
+
+def sync_catalog(table: Table, *, changed: bool) -> tuple[str, ...]:
+    """Tell the catalog of Spark that a table is of what its files are; a sentence for what was done."""
+    sync = getattr(table, "sync_catalog", None)
+    notes: tuple[str, ...] = () if sync is None else sync(changed=changed)
+    return notes
 
 
 def refresh_spark(table: Table, engine: Any = None) -> tuple[str, ...]:

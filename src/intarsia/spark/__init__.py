@@ -11,7 +11,6 @@ from intarsia.common.lazy import make_lazy_names as _lazily
 
 if TYPE_CHECKING:
     from intarsia.spark.java import Java, find_java, prepare_environment
-    from intarsia.spark.reading import read
     from intarsia.spark.session import (
         active_session,
         connect_session,
@@ -21,6 +20,7 @@ if TYPE_CHECKING:
         stop_session,
     )
     from intarsia.spark.streaming import merge_batches
+    from intarsia.spark.tables import read
 
 _HOMES = {
     "Java": "intarsia.spark.java",
@@ -31,7 +31,7 @@ _HOMES = {
     "merge_batches": "intarsia.spark.streaming",
     "open_session": "intarsia.spark.session",
     "prepare_environment": "intarsia.spark.java",
-    "read": "intarsia.spark.reading",
+    "read": "intarsia.spark.tables",
     "session_on": "intarsia.spark.session",
     "stop_session": "intarsia.spark.session",
 }

@@ -1,20 +1,22 @@
-"""Parquet datasets and Iceberg tables as lazy DataFrames; how tasks read files is in intarsia.frames."""
+"""Tables for those who live in Spark: as lazy DataFrames, and by their name in a session's catalog."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Unpack
 
 from intarsia.arguments import Predicate, list_columns
+from intarsia.common.lazy import import_optional
 from intarsia.common.log import get_logger, operation_log
+from intarsia.core.ports import Table
 from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError
-from intarsia.options import Columns, FrameOptions, TableTarget
+from intarsia.options import Columns, FrameOptions, SparkTableOptions, TableTarget
 from intarsia.request import make_request, show_target
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-__all__ = ["read"]
+__all__ = ["read", "spark_table"]
 
 log = get_logger(__name__)
 
@@ -65,3 +67,41 @@ def read(
         request = make_request("read", spark, target, options, sql=(where,))
         scan = request.make_scan(list_columns(columns, "columns"), where)
         return make_frame(spark, scan, tasks=options.get("tasks") or 0, since="it was read")
+
+
+def spark_table(
+    name: str, *, session: SessionLike | None = None, **options: Unpack[SparkTableOptions]
+) -> Table:
+    """Open a table of a Spark session's catalog as a target for the other functions.
+
+    Of the session's own catalog that is a Parquet table, managed or external, partitioned or not: operations
+    run on its directory, on any engine, and are atomic there. Afterwards new partitions are registered in
+    the catalog, those that are gone dropped, and so are statistics that no longer hold; columns of
+    ``schema_evolution="add"`` are added to the catalog's table first. Where a process ends before that, the
+    next operation on the table does it. Of a catalog of Iceberg (``spark.sql.catalog.<name>``, of type
+    ``rest``, or ``jdbc`` on SQLite) it is what :func:`intarsia.iceberg` opens.
+
+    Args:
+        name: such as ``"orders"``, ``"lake.orders"`` or ``"catalog.lake.orders"``.
+        session: the SparkSession, classic or Connect; the active one, else a new one, if None.
+        options: see :class:`intarsia.options.SparkTableOptions`.
+
+    Raises:
+        NothingMatched, InputError: there is no such table, or this is no name.
+        NotSupported: a view, another format, buckets, partitions with locations outside of the table's
+            directory, or a catalog that cannot be opened here; pyspark is not installed.
+        SchemaMismatch: raised by operations where files and the catalog declare types that do not fit.
+
+    Example:
+        >>> import intarsia as it
+        >>> from intarsia.spark import local_session
+        >>> session = local_session()
+        >>> created = session.sql("create or replace temporary view seen as select 1L as id")
+        >>> it.spark_table("seen", session=session)
+        Traceback (most recent call last):
+        ...
+        intarsia.errors.NotSupported: ...seen is a temporary view, which cannot be changed here...
+    """
+    with operation_log(log, "spark_table", str(name)):
+        opened: Table = import_optional("intarsia.catalog_tables").open_spark_table(name, session, **options)
+        return opened
