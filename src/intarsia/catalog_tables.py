@@ -10,7 +10,7 @@ from urllib.parse import unquote
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StructField, StructType
 
 from intarsia.common.log import get_logger
 from intarsia.common.names import join_names
@@ -87,9 +87,11 @@ class _DeclaredSchema:
     partition_columns: tuple[str, ...]
 
     @staticmethod
-    def of(schema: StructType, partition_columns: tuple[str, ...]) -> _DeclaredSchema:
+    def of(schema: StructType, partition_columns: tuple[str, ...], shown: str) -> _DeclaredSchema:
+        """Raises NotSupported for columns that Spark reads otherwise than their files and paths say."""
         columns = {}
         for field in schema.fields:
+            _check_column(field, field.name in partition_columns, shown)
             text = field.dataType.simpleString()
             opaque = any(word in text for word in _OPAQUE)
             dtype = None if opaque else to_arrow_type(field.dataType)
@@ -107,6 +109,23 @@ class _DeclaredSchema:
                 hint="write the first rows with Spark.",
             )
         return pa.schema([pa.field(column.name, column.type) for column in self.columns.values()])
+
+
+def _check_column(field: StructField, is_partition: bool, shown: str) -> None:
+    text = field.dataType.simpleString()
+    if any(key in (field.metadata or {}) for key in ("EXISTS_DEFAULT", "CURRENT_DEFAULT")):
+        raise NotSupported(
+            f"Column {field.name!r} of {shown} has a default, which Spark alone knows where a file lacks it.",
+            path=shown,
+            hint="write the rows with Spark, or make the table without DEFAULT.",
+        )
+    if is_partition and (text == "timestamp" or any(word in text for word in _OPAQUE)):
+        raise NotSupported(
+            f"{shown} is partitioned by {field.name!r}, of type {text}, whose directories mean something else"
+            " in each session.",
+            path=shown,
+            hint="partition by a date, a number or text.",
+        )
 
 
 class SparkCatalogTable(ParquetTable):
@@ -212,6 +231,10 @@ class SparkCatalogTable(ParquetTable):
             session.catalog.refreshTable(table.sql)
         return f"In the catalog of Spark, of {table}, {' and '.join(done)}." if done else None
 
+    def _list_registered(self) -> set[tuple[str | None, ...]]:
+        texts = catalog.list_partitions(self._session, self._description)
+        return {self._normalize_partition(f"{text}/") for text in texts}
+
     def _normalize_partition(self, path: str) -> tuple[str | None, ...]:
         values = {name.lower(): text for name, text in parse_hive_partition_path(path).items()}
         return tuple(values.get(name.lower()) for name in self._description.partition_columns)
@@ -233,7 +256,7 @@ class SparkCatalogTable(ParquetTable):
         table = self._description
         with translate_spark_errors():
             schema = self._session.table(table.sql).schema
-        return _DeclaredSchema.of(schema, table.partition_columns)
+        return _DeclaredSchema.of(schema, table.partition_columns, str(table))
 
     def _check_partition_locations(self) -> None:
         table = self._description

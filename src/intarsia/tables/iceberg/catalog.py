@@ -114,6 +114,8 @@ def _open_spark_catalog(name: str, settings: Mapping[str, str]) -> Catalog:
     properties = {key: value for key, value in settings.items() if not key.startswith(_SPARK_ONLY)}
     if kind == "jdbc" and uri.startswith(_SQLITE):
         path = uri.removeprefix(_SQLITE).removeprefix("file:").partition("?")[0]
+        if not os.path.exists(path):  # which opening it would make
+            raise InputError(f"There is no SQLite file {path} of the catalog {name!r}.", path=path)
         properties = {key: value for key, value in properties.items() if not key.startswith("jdbc.")}
         version = settings.get("jdbc.schema-version", "V0").lower()
         properties |= {"type": "sql", "uri": f"sqlite:///{path}", "schema_version": version}
