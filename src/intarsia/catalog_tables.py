@@ -35,7 +35,7 @@ __all__ = ["SparkCatalogTable", "open_spark_table"]
 
 log = get_logger(__name__)
 
-_OPAQUE = ("interval", "variant", "collate", "void", "time(", "geometry", "geography", "udt")
+_OPAQUE = ("interval", "variant", "collate", "void", "char(", "time(", "geometry", "geography", "udt")
 """Types whose values Parquet does not show as what they are to Spark."""
 
 
@@ -44,6 +44,7 @@ def open_spark_table(name: str, session: Session | None = None, **options: Any) 
     session = open_session() if session is None else session
     if not hasattr(session, "createDataFrame"):
         raise InputError(f"session= must be a SparkSession, not {type(session).__name__}.")
+    options = {option: value for option, value in options.items() if value is not None}
     resolved = catalog.resolve_name(session, name)
     if resolved.implementation is not None:
         return _open_iceberg(session, resolved, options)
@@ -65,7 +66,7 @@ def _open_iceberg(session: Session, name: CatalogName, options: Mapping[str, Any
 
 
 def _refuse_options(options: Mapping[str, Any], names: Sequence[str], why: str) -> None:
-    given = [f"{name}=" for name in names if options.get(name) is not None]
+    given = [f"{name}=" for name in names if name in options]
     if given:
         raise InputError(f"{', '.join(given)} would have no effect: {why}.", hint="leave it out.")
 

@@ -178,6 +178,29 @@ def test_a_crash_before_the_catalog_is_told_is_made_up_for_by_the_next_operation
     assert (4, "open", WED) in seen(spark, name)
 
 
+def test_a_crash_before_a_partition_is_dropped_is_made_up_for(spark, name, monkeypatch):
+    """Its directory is gone, and the catalog still has it."""
+    target = it.spark_table(name, session=spark)
+    with monkeypatch.context() as patch:
+        patch.setattr(type(target), "sync_catalog", lambda *_args, **_options: ())
+        it.delete(target, "day = date '2025-01-06'")
+    assert partitions(spark, name) == [str(MON), str(TUE)]
+    again = it.spark_table(name, session=spark)
+    assert it.merge(orders((2, "paid", TUE)), again, on="id").updated == 1
+    assert partitions(spark, name) == [str(TUE)]
+
+
+def test_a_table_that_was_dropped_and_made_again_begins_anew(spark, name):
+    place = directory(spark, name)
+    it.delete(it.spark_table(name, session=spark), "id = 1")
+    spark.sql(f"DROP TABLE {name}")
+    assert not place.exists(), "a managed table's files go with it"
+    spark.sql(f"CREATE TABLE {name} (key STRING, n INT) USING parquet")
+    target = it.spark_table(name, session=spark)
+    assert it.merge(pa.table({"key": ["a"], "n": pa.array([1], pa.int32())}), target, on="key").total == 1
+    assert [tuple(row) for row in spark.table(name).collect()] == [("a", 1)]
+
+
 def test_a_catalog_that_refuses_is_a_note_and_recover_makes_up_for_it(spark, name, monkeypatch):
     target = it.spark_table(name, session=spark)
 
