@@ -39,6 +39,7 @@ ICEBERG_CATALOGS = (
 )
 """Iceberg's other catalogs are for its own procedures and have no tables."""
 SESSION_CATALOG = "spark_catalog"
+_GLOBAL_VIEWS = "global_temp"
 
 _PART = r"`(?:[^`]|``)+`|[^`.\s]+"
 _NAME = re.compile(rf"\s*(?:{_PART})(?:\.(?:{_PART}))*\s*")
@@ -54,6 +55,12 @@ class CatalogName:
     identifier: tuple[str, ...]
     implementation: str | None
     """The class of the catalog, where it is not the session's own."""
+
+    @property
+    def sql(self) -> str:
+        """The name in SQL text; views have none with a catalog."""
+        is_bare = len(self.identifier) == 1 or self.identifier[0] == _GLOBAL_VIEWS
+        return quote_name(self.identifier if is_bare else (self.catalog, *self.identifier))
 
     def __str__(self) -> str:
         own = self.catalog == SESSION_CATALOG
@@ -169,7 +176,7 @@ def describe_table(session: Session, name: CatalogName) -> TableDescription:
 
 def _find_kind(session: Session, name: CatalogName) -> str:
     try:
-        return str(session.catalog.getTable(quote_name(name.identifier)).tableType)
+        return str(session.catalog.getTable(name.sql).tableType)
     except list_spark_error_types() as error:
         if not any(sign in str(error) for sign in _MISSING):
             raise
@@ -181,7 +188,7 @@ def _find_kind(session: Session, name: CatalogName) -> str:
 
 
 def _read_description(session: Session, name: CatalogName) -> dict[str, Any]:
-    text = session.sql(f"DESCRIBE TABLE EXTENDED {quote_name(name.identifier)} AS JSON").collect()[0][0]
+    text = session.sql(f"DESCRIBE TABLE EXTENDED {name.sql} AS JSON").collect()[0][0]
     told: dict[str, Any] = json.loads(text)
     return told
 
