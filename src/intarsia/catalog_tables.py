@@ -148,8 +148,9 @@ class SparkCatalogTable(ParquetTable):
 
     def __init__(self, session: Session, name: CatalogName, **options: Any) -> None:
         self._session = session
-        self._name = name
         self._description = catalog.describe_table(session, name)
+        # Whatever the session's current database will be.
+        self._name = CatalogName(self._description.name[0], self._description.name[1:], None)
         self._declared = self._read_declared()
         self._checked: tuple[str, ...] = ()
         super().__init__(_to_path(self._description.location), **options)
@@ -217,13 +218,11 @@ class SparkCatalogTable(ParquetTable):
         entries = list_data_files(self.storage, self.control.root).entries
         done = []
         if table.registers_partitions:
-            there = {self._normalize_partition(entry.path) for entry in entries}
-            known = {
-                self._normalize_partition(f"{text}/") for text in catalog.list_partitions(session, table)
-            }
-            if there != known:
+            before = self._list_registered()
+            if before != {self._normalize_partition(entry.path) for entry in entries}:
                 catalog.repair_partitions(session, table)
-                done += _count(len(there - known), "registered") + _count(len(known - there), "dropped")
+                after = self._list_registered()
+                done += _count(len(after - before), "registered") + _count(len(before - after), "dropped")
         size = table.statistics_bytes
         if size is not None and (changed or size != sum(entry.size for entry in entries)):
             catalog.drop_statistics(session, table)
