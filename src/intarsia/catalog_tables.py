@@ -147,7 +147,7 @@ class SparkCatalogTable(ParquetTable):
     """
 
     def __init__(self, session: Session, name: CatalogName, **options: Any) -> None:
-        self._session = session
+        self.session = session
         self._description = catalog.describe_table(session, name)
         # Whatever the session's current database will be.
         self._name = CatalogName(self._description.name[0], self._description.name[1:], None)
@@ -192,7 +192,7 @@ class SparkCatalogTable(ParquetTable):
         """Add new columns to the catalog's table; before the commit, since files may lack a column."""
         new = self._list_new_columns(snapshot, change)
         if new:
-            catalog.add_columns(self._session, self._description, new)
+            catalog.add_columns(self.session, self._description, new)
             log.info("added %s to %s in the catalog of Spark", ", ".join(new), self._description)
             self._describe()
 
@@ -214,7 +214,7 @@ class SparkCatalogTable(ParquetTable):
 
     def _sync(self, changed: bool) -> str | None:
         self._describe()
-        session, table = self._session, self._description
+        session, table = self.session, self._description
         entries = list_data_files(self.storage, self.control.root).entries
         done = []
         if table.registers_partitions:
@@ -227,12 +227,10 @@ class SparkCatalogTable(ParquetTable):
         if size is not None and (changed or size != sum(entry.size for entry in entries)):
             catalog.drop_statistics(session, table)
             done.append("its statistics were dropped")
-        with translate_spark_errors():
-            session.catalog.refreshTable(table.sql)
         return f"In the catalog of Spark, of {table}, {' and '.join(done)}." if done else None
 
     def _list_registered(self) -> set[tuple[str | None, ...]]:
-        texts = catalog.list_partitions(self._session, self._description)
+        texts = catalog.list_partitions(self.session, self._description)
         return {self._normalize_partition(f"{text}/") for text in texts}
 
     def _normalize_partition(self, path: str) -> tuple[str | None, ...]:
@@ -241,7 +239,7 @@ class SparkCatalogTable(ParquetTable):
 
     def _describe(self) -> None:
         """Look at the catalog again, which others may have changed."""
-        found = catalog.describe_table(self._session, self._name)
+        found = catalog.describe_table(self.session, self._name)
         before, self._description = self._description, found
         if normalize_location(before.location) != normalize_location(found.location):
             raise InputError(
@@ -255,25 +253,25 @@ class SparkCatalogTable(ParquetTable):
     def _read_declared(self) -> _DeclaredSchema:
         table = self._description
         with translate_spark_errors():
-            schema = self._session.table(table.sql).schema
+            schema = self.session.table(table.sql).schema
         return _DeclaredSchema.of(schema, table.partition_columns, str(table))
 
     def _check_partition_locations(self) -> None:
         table = self._description
-        listed = catalog.list_partitions(self._session, table) if table.registers_partitions else ()
+        listed = catalog.list_partitions(self.session, table) if table.registers_partitions else ()
         if listed == self._checked:
             return
         root = normalize_location(table.location)
         known = {self._normalize_partition(f"{text}/"): text for text in listed}
         found = set()
-        for file in catalog.list_files(self._session, table):
+        for file in catalog.list_files(self.session, table):
             below = normalize_location(unquote(file)).removeprefix(f"{root}/")
             found.add(self._normalize_partition(below))
             if below.startswith("/") or "://" in below or ":/" in below:
                 raise self._make_outside_error(file.rpartition("/")[0])
         for values in known.keys() - found:  # without files, so that only the catalog tells
             spec = dict(zip(table.partition_columns, values, strict=True))
-            place = normalize_location(catalog.find_partition_location(self._session, table, spec))
+            place = normalize_location(catalog.find_partition_location(self.session, table, spec))
             below = place.removeprefix(f"{root}/")
             if below == place or self._normalize_partition(f"{below}/") != values:
                 raise self._make_outside_error(place)

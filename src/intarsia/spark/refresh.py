@@ -30,25 +30,30 @@ _NO_SCHEME = ("No FileSystem for scheme", "UnsupportedFileSystemException", "Cla
 
 
 def refresh_sessions(table: Any, *, own: Session | None = None) -> tuple[str, ...]:
-    """Refresh a changed table in the session of an operation, and in the active one.
+    """Refresh a changed table in the session of an operation, in that of its catalog, and in the active one.
 
     Of a Parquet dataset, cached rows, temporary views and catalog tables over its files are refreshed, as
     after Spark's own writers; of an Iceberg table, the session's Iceberg catalogs. No session is opened, no
     data is read, and nothing is raised: returns a sentence for each failure.
     """
     shown = str(getattr(table, "root", "it"))
-    works = (lambda: _refresh(own, table, shown), lambda: _refresh_active(table, shown, but=own))
-    return tuple(note for work in works if (note := _run_reporting(shown, work)) is not None)
+    notes = []
+    done: list[Session] = []
+    # The session of the operation, that of a table of its catalog, and the active one: each once.
+    for find in (lambda: own, lambda: getattr(table, "session", None), active_session):
+        note = _run_reporting(shown, lambda: _refresh_once(find(), table, shown, done))  # noqa: B023  called at once
+        notes += [] if note is None else [note]
+    return tuple(notes)
 
 
-def _refresh_active(table: Any, shown: str, *, but: Session | None) -> str | None:
-    active = active_session()
-    return None if active is but else _refresh(active, table, shown)
-
-
-def _refresh(session: Session | None, table: Any, shown: str) -> str | None:
-    if session is None:
+def _refresh_once(session: Session | None, table: Any, shown: str, done: list[Session]) -> str | None:
+    if session is None or any(one is session for one in done):
         return None
+    done.append(session)
+    return _refresh(session, table, shown)
+
+
+def _refresh(session: Session, table: Any, shown: str) -> str | None:
     identifier: Sequence[str] | None = getattr(table, "identifier", None)
     if identifier is not None:
         return _run_with_timeout(session, shown, lambda: _refresh_iceberg(session, identifier))
