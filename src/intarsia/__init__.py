@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from intarsia.core.report import MergeResult
     from intarsia.core.rule import when_matched, when_not_matched, when_not_matched_by_source
     from intarsia.errors import IntarsiaError
+    from intarsia.spark.tables import spark_table
 
 __version__ = "0.1.0"
 
@@ -50,6 +51,7 @@ _HOMES = {
     "read": "intarsia.api",
     "recover": "intarsia.api",
     "snapshot": "intarsia.api",
+    "spark_table": "intarsia.spark.tables",
     "update": "intarsia.api",
     "when_matched": "intarsia.core.rule",
     "when_not_matched": "intarsia.core.rule",
@@ -72,6 +74,7 @@ __all__ = [
     "read",
     "recover",
     "snapshot",
+    "spark_table",
     "update",
     "when_matched",
     "when_not_matched",

@@ -97,8 +97,8 @@ def merge(
     Args:
         source: a table, record batches, a dataset, anything with an Arrow stream (polars, pandas, a
             DuckDB relation), a Spark DataFrame, or paths of Parquet, Arrow, CSV or JSON files.
-        target: path or URL of a Parquet dataset (insert and upsert create it), a table of PyIceberg, or
-            :func:`iceberg`.
+        target: path or URL of a Parquet dataset (insert and upsert create it), a table of PyIceberg,
+            :func:`iceberg` or :func:`intarsia.spark_table`.
         on: key columns, or a condition such as ``"target.id = source.id and target.open"``.
         strategy: ``insert``, ``update``, ``upsert``, ``full_merge`` or ``deduplicate``.
         clauses: instead of a strategy, :func:`when_matched` and related, or SQL text such as ``"when

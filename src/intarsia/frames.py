@@ -4,62 +4,59 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
-from typing import Any
+from itertools import count, pairwise
+from typing import Any, Protocol
 
 import pyarrow as pa
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from intarsia.common.schema import conform_table
+from intarsia.core.prove import Verdict
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.spark import SparkEngine
 from intarsia.engines.spark.tasks import balance, deserialize, load_work, serialize
 from intarsia.engines.spark.types import to_spark_type
 from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, StorageError
-from intarsia.kernel.read import FileReader
 from intarsia.spark.errors import format_raised
 from intarsia.storage import open_storage
 
-__all__ = ["SnapshotReader", "make_frame", "make_readable_type"]
+__all__ = ["FileScan", "make_frame", "make_readable_type"]
 
 BATCH_ROWS = 1 << 16
+SPLIT_BYTES = 128 << 20
+"""About how much of one file a task reads; row groups beyond it go to other tasks."""
 
-Item = tuple[DataFile, Any]
-"""A file, and what else its reading needs, such as its row groups."""
+Item = tuple[DataFile, Verdict]
+"""A file, and its row groups to read."""
 
 
-@dataclass(frozen=True, slots=True)
-class SnapshotReader:
-    """All rows and columns of a snapshot, for :func:`make_frame`."""
-
-    snapshot: Snapshot
+class FileScan(Protocol):
+    """What a DataFrame reads: a frozen dataclass, such as :class:`intarsia.kernel.read.SnapshotScan`."""
 
     @property
-    def schema(self) -> pa.Schema:
-        return self.snapshot.schema
+    def snapshot(self) -> Snapshot: ...
+
+    @property
+    def schema(self) -> pa.Schema: ...
 
     def list_files(self) -> list[Item]:
-        return [(file, None) for file in self.snapshot.files]
+        """The files that may have rows to return."""
 
     def read_pieces(self, item: Item) -> Iterator[pa.Table]:
-        """The rows of one file; runs in a task."""
-        with FileReader(item[0], self.snapshot.schema, self.snapshot.filesystem) as reader:
-            for group in range(reader.footer.num_row_groups):
-                yield from reader.read_live_pieces(self.snapshot.schema.names, group)
+        """The rows of one file, and a piece without rows where a part has none; runs in a task."""
 
 
-def make_frame(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:
-    """The rows of a reading as a DataFrame; until Spark evaluates it, only footers are read.
+def make_frame(spark: Any, scan: FileScan, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:
+    """The rows of a scan as a DataFrame; until Spark evaluates it, only footers are read.
 
-    Each file is read as it was in the reading's snapshot. Where one was replaced since, or cannot be
+    Each file is read as it was in the scan's snapshot. Where one was replaced since, or cannot be
     read, evaluating the DataFrame raises Spark's ``USER_RAISED_EXCEPTION`` with the text of our error;
     operations of intarsia that evaluate it raise the error itself, such as CommitConflict. Partition
     columns have the types of the snapshot's schema.
 
     Args:
         spark: the session, classic or Connect.
-        reading: a frozen dataclass with ``snapshot``, ``schema``, ``files()`` and ``pieces(item)``, as
-            :class:`SnapshotReader`.
+        scan: the snapshot, and which rows and columns of it.
         tasks: number of tasks; 0 chooses by the session.
         since: when the snapshot was taken, in words for the error.
     """
@@ -67,17 +64,17 @@ def make_frame(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_p
         pa.schema(
             [
                 field.with_type(make_readable_type(field.type, time)).with_nullable(True)
-                for field in reading.schema
+                for field in scan.schema
             ]
         )
         for time in (pa.time64("us"), _choose_time_type(spark))
     )
     spark_schema = from_arrow_schema(sent, prefer_timestamp_ntz=True)
-    files: Sequence[Item] = reading.list_files()
+    files = _split_files(scan.list_files())
     if not files:
         return spark.createDataFrame([], spark_schema)
-    shares = balance([file.size or file.rows for file, _ in files], SparkEngine(spark, tasks).runner.tasks)
-    light = replace(reading, snapshot=replace(reading.snapshot, files=()))
+    shares = balance([_weigh(item) for item in files], SparkEngine(spark, tasks).runner.tasks)
+    light = replace(scan, snapshot=replace(scan.snapshot, files=()))  # type: ignore[type-var]
     tasks_of_frame = FrameTasks(
         serialize((light, exact, sent, since)),
         tuple(serialize([files[number] for number in share]) for share in shares),
@@ -85,6 +82,25 @@ def make_frame(spark: Any, reading: Any, *, tasks: int = 0, since: str = "read_p
     told = spark_schema.add(_choose_problem_name(spark_schema.names), "string")
     rows = spark.range(0, len(shares), 1, len(shares)).mapInArrow(tasks_of_frame.read_rows, told)
     return _raise_problem(rows, told.names[-1])
+
+
+def _split_files(items: Sequence[Item]) -> list[Item]:
+    """The items, with the row groups of large files in several."""
+    split = []
+    for file, verdict in items:
+        groups = verdict.row_groups
+        parts = 1 if file.footer is None else min(-(-_weigh((file, verdict)) // SPLIT_BYTES), len(groups))
+        edges = [len(groups) * number // max(parts, 1) for number in range(max(parts, 1) + 1)]
+        split += [(file, replace(verdict, row_groups=groups[low:high])) for low, high in pairwise(edges)]
+    return split
+
+
+def _weigh(item: Item) -> int:
+    """About how many bytes an item reads."""
+    file, verdict = item
+    size = file.size or file.rows
+    every = 0 if file.footer is None else file.footer.num_row_groups
+    return size * len(verdict.row_groups) // every if every else size
 
 
 def _choose_problem_name(names: Sequence[str]) -> str:
@@ -151,12 +167,12 @@ class FrameTasks:
 
     def read_rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Runs in the Python worker of a task; memory: a piece of one file."""
-        reading, exact, sent, since = load_work(self.common)
+        scan, exact, sent, since = load_work(self.common)
         for batch in batches:
             for share in batch.column(0).to_pylist():
                 for item in deserialize(self.shares[share]):
                     try:
-                        for rows in _read_file(reading, item, exact, sent, since):
+                        for rows in _read_file(scan, item, exact, sent, since):
                             yield _add_problem(rows, sent, None)
                     except IntarsiaError as error:
                         nothing = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in sent], schema=sent)
@@ -171,16 +187,16 @@ def _add_problem(rows: pa.RecordBatch, sent: pa.Schema, problem: str | None) -> 
 
 
 def _read_file(
-    reading: Any, item: Item, exact: pa.Schema, sent: pa.Schema, since: str
+    scan: FileScan, item: Item, exact: pa.Schema, sent: pa.Schema, since: str
 ) -> Iterator[pa.RecordBatch]:
     file = item[0]
     try:
-        for piece in reading.read_pieces(item):
-            _check_same(reading.snapshot, file, since)  # after opening: checks the file that is read
+        for piece in scan.read_pieces(item):
+            _check_same(scan.snapshot, file, since)  # after opening: checks the file that is read
             shown = conform_table(piece, exact, operation="read_parquet", path=file.path)
             yield from shown.cast(sent).to_batches(max_chunksize=BATCH_ROWS)
     except (DamagedTable, StorageError):
-        _check_same(reading.snapshot, file, since)  # it may have been replaced
+        _check_same(scan.snapshot, file, since)  # it may have been replaced
         raise
 
 

@@ -32,6 +32,7 @@ __all__ = [
     "Columns",
     "DeduplicateOptions",
     "DeleteOptions",
+    "FrameOptions",
     "IOOptions",
     "InspectOptions",
     "IntoTable",
@@ -44,6 +45,7 @@ __all__ = [
     "RecoverOptions",
     "RewriteOptions",
     "RowSource",
+    "SparkTableOptions",
     "StepOptions",
     "StrategyName",
     "StreamOptions",
@@ -132,7 +134,8 @@ class CatalogTable(Protocol):
 
 
 TableTarget = str | os.PathLike[str] | Table | CatalogTable
-"""A path or URL of a Parquet dataset, a table of PyIceberg, or one that :func:`intarsia.iceberg` gave."""
+"""A path or URL of a Parquet dataset, a table of PyIceberg, or one that :func:`intarsia.iceberg` or
+:func:`intarsia.spark_table` gave."""
 
 
 class _Filesystem(TypedDict, total=False):
@@ -177,9 +180,12 @@ class _Threads(TypedDict, total=False):
     threads: Annotated[int | None, "Files in flight in this process; cores without it."]
 
 
-class _Engine(_Threads, total=False):
-    memory_bytes: Annotated[int | None, "Memory budget of the engine."]
+class _Tasks(TypedDict, total=False):
     tasks: Annotated[int | None, "Spark: tasks of a stage."]
+
+
+class _Engine(_Threads, _Tasks, total=False):
+    memory_bytes: Annotated[int | None, "Memory budget of the engine."]
     spool_dir: Annotated[str | os.PathLike[str] | None, "Directory of temporary files."]
 
 
@@ -233,12 +239,20 @@ class _IcebergOptions(_Branch, _DeleteMode, total=False):
     """Options of an Iceberg table."""
 
 
+class SparkTableOptions(_PathOptions, _IcebergOptions, total=False):
+    """Options of :func:`intarsia.spark_table`: those of a Parquet dataset, or of an Iceberg table."""
+
+
 class InspectOptions(_Filesystem, _Address, _Branch, total=False):
     """Options of ``inspect`` and ``snapshot``."""
 
 
 class ReadOptions(InspectOptions, _Threads, _Dialect, total=False):
     """Options of ``read``."""
+
+
+class FrameOptions(InspectOptions, _Tasks, _Dialect, total=False):
+    """Options of :func:`intarsia.spark.read`."""
 
 
 class RecoverOptions(InspectOptions, _FileLock, _SharedLock, total=False):

@@ -127,7 +127,7 @@ class Request:
     def read(self, columns: tuple[str, ...], where: Predicate | None, threads: int) -> pa.RecordBatchReader:
         """Read rows of one consistent state; see :func:`intarsia.read`."""
         for attempt in range(_READ_ATTEMPTS):
-            scan = self._make_scan(columns, where)
+            scan = self.make_scan(columns, where)
             try:
                 batches = scan.read_batches(threads=threads)
             except CommitConflict:  # a commit came between listing and opening
@@ -137,7 +137,8 @@ class Request:
             return pa.RecordBatchReader.from_batches(scan.schema, batches)
         raise AssertionError("unreachable")
 
-    def _make_scan(self, columns: tuple[str, ...], where: Predicate | None) -> SnapshotScan:
+    def make_scan(self, columns: tuple[str, ...], where: Predicate | None) -> SnapshotScan:
+        """Resolve columns and a condition against the current state; reads no rows."""
         found = self.table.snapshot()
         check_exists(found, "read")
         names = find_spelling(columns, found.schema.names, path=found.root) or tuple(found.schema.names)
@@ -167,9 +168,20 @@ class Request:
                 progress=progress,
                 reason=chosen.reason,
             )
-        if result.txid is None:  # nothing was committed
+        if self.dry_run:
             return result
-        return replace(result, notes=(*result.notes, *refresh_spark(self.table, chosen.engine)))
+        # Also where nothing was committed, a catalog may lack what an earlier operation could not tell it.
+        notes = sync_catalog(self.table, changed=result.txid is not None)
+        if result.txid is not None:
+            notes = (*notes, *refresh_spark(self.table, chosen.engine))
+        return replace(result, notes=(*result.notes, *notes)) if notes else result
+
+
+def sync_catalog(table: Table, *, changed: bool) -> tuple[str, ...]:
+    """Tell the catalog of Spark that a table is of what its files are; a sentence for what was done."""
+    sync = getattr(table, "sync_catalog", None)
+    notes: tuple[str, ...] = () if sync is None else sync(changed=changed)
+    return notes
 
 
 def refresh_spark(table: Table, engine: Any = None) -> tuple[str, ...]:

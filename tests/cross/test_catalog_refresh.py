@@ -7,6 +7,7 @@ import pytest
 from pyiceberg.catalog.sql import SqlCatalog
 
 import intarsia as it
+from intarsia.spark import read
 from tests.cross.lake import Lake
 
 pytestmark = pytest.mark.session_at_hand
@@ -45,3 +46,16 @@ def test_spark_sees_the_new_snapshot_though_its_catalog_caches(lake: Lake, engin
     assert lake.spark.table(f"{name}.db.orders").count() == 15
     assert lake.spark.sql(f"select * from {name}.db.orders where v = 'b'").count() == 10
     assert not [note for note in result.notes if "session" in note]
+
+
+@pytest.mark.parametrize("kind", ["lake", "rest"])
+def test_a_table_is_opened_by_its_name_in_the_session(request: pytest.FixtureRequest, kind: str) -> None:
+    lake: Lake = request.getfixturevalue(kind)
+    table = lake.fresh("named")
+    lake.sql(f"CREATE TABLE {lake.in_spark(table)} (id BIGINT, v STRING) USING iceberg")
+    target = it.spark_table(lake.in_spark(table), session=lake.spark)
+    assert it.merge(ROWS, target, on="id", engine="arrow").inserted == 10
+    assert it.merge(lake.spark.createDataFrame(MORE), target, on="id", mode="merge-on-read").updated == 5
+    theirs = lake.spark.table(lake.in_spark(table)).orderBy("id").collect()
+    assert read(lake.spark, target).orderBy("id").collect() == theirs
+    assert len(theirs) == 15

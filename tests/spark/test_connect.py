@@ -30,10 +30,22 @@ STREAMS = [
 SEEN = (
     "spark/test_session_refresh.py::test_what_was_read_before_sees_what_it_sees_after_a_write_of_sparks_own"
 )
+CATALOG = [
+    f"spark/test_catalog_tables.py::{name}"
+    for name in (
+        "test_a_merge_registers_partitions_that_are_new",
+        "test_a_new_column_is_added_to_the_catalog",
+        "test_statistics_that_no_longer_hold_are_dropped",
+        "test_partitions_with_locations_of_their_own_are_refused",
+        "test_an_iceberg_table_is_opened_by_the_settings_of_its_catalog",
+    )
+]
 BRIEF = [
     "contract/test_merge_strategies.py::test_a_strategy_leaves_the_rows_it_promises",
     "contract/test_delete_where.py",
     "spark/test_dataset_io.py",
+    "spark/test_spark_read.py",
+    *CATALOG,
     "spark/test_int96.py::test_s26_spark_sees_the_same_wall_time_before_and_after_every_operation",
     SEEN,
     *STREAMS,
@@ -48,6 +60,8 @@ CORE = [
     "contract/test_compact_files.py::test_small_files_become_one_with_rows_in_order",
     "contract/test_optimize_order.py::test_one_column_is_a_sort_with_nulls_last",
     "spark/test_dataset_io.py",
+    "spark/test_spark_read.py",
+    "spark/test_catalog_tables.py",
     "spark/test_int96.py",
     "spark/test_dataframes.py::test_a_strategy_leaves_the_rows_it_promises",
     "spark/test_routed_sources.py::test_a_strategy_gives_what_it_gives_in_process",

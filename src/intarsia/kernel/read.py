@@ -18,7 +18,7 @@ from intarsia.core.evaluate import find_hit_positions
 from intarsia.core.intent import Predicate
 from intarsia.core.keys import arange
 from intarsia.core.ports import ColumnProjection
-from intarsia.core.prove import judge_files, list_predicate_columns
+from intarsia.core.prove import Verdict, judge_files, list_predicate_columns
 from intarsia.core.snapshot import DataFile, Snapshot, check_same, open_files, open_limit
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 from intarsia.kernel.chunks import ChunkSource
@@ -362,6 +362,28 @@ class SnapshotScan:
     def schema(self) -> pa.Schema:
         return pa.schema([self.snapshot.schema.field(name).with_nullable(True) for name in self.columns])
 
+    def list_files(self) -> list[tuple[DataFile, Verdict]]:
+        """The files that may have rows to return, by their partition and bounds; no file is opened."""
+        verdicts = zip(self.snapshot.files, judge_files(self.where, self.snapshot), strict=True)
+        return [(file, verdict) for file, verdict in verdicts if not verdict.never]
+
+    def read_pieces(self, item: tuple[DataFile, Verdict]) -> Iterator[pa.Table]:
+        """The rows of one file that :meth:`list_files` gave, piece by piece; works in another process.
+
+        Also gives pieces without rows, so that the caller can check the file after each that was read.
+        """
+        file, verdict = item
+        needed = self._list_needed()
+        with FileReader(file, self.snapshot.schema, self.snapshot.filesystem) as reader:
+            for group in verdict.row_groups if file.footer is not None else self._judge_groups(reader):
+                for piece in reader.read_live_pieces(needed, group):
+                    yield self._select_rows(piece)
+
+    def _judge_groups(self, reader: FileReader) -> tuple[int, ...]:
+        """The row groups that may have rows to return, of a file whose footer was not known before."""
+        known = replace(reader.file, footer=reader.footer)
+        return judge_files(self.where, replace(self.snapshot, files=(known,)))[0].row_groups
+
     def read_batches(self, *, threads: int) -> Iterator[pa.RecordBatch]:
         """Record batches in the order of files and positions. Memory: a row group per thread.
 
@@ -390,8 +412,7 @@ class SnapshotScan:
     def _with_footers(self) -> Snapshot:
         """The snapshot with only the files that may have rows to return, and with their footers."""
         snapshot = self.snapshot
-        pairs = zip(snapshot.files, judge_files(self.where, snapshot), strict=True)
-        chosen = [file for file, verdict in pairs if not verdict.never]
+        chosen = [file for file, _ in self.list_files()]
         if snapshot.footer_loader is not None:
             chosen = list(snapshot.footer_loader(chosen))
         return replace(snapshot, files=tuple(chosen))
@@ -399,13 +420,22 @@ class SnapshotScan:
     def _read_rows(
         self, snapshot: Snapshot, file: DataFile, group: int, handle: pa.NativeFile | None
     ) -> Iterator[pa.Table]:
-        asked = [] if self.where is None else list_predicate_columns(self.where, snapshot.schema)
-        read = list(dict.fromkeys([*self.columns, *asked])) or list(snapshot.schema.names[:1])
+        needed = self._list_needed()
         with FileReader(file, snapshot.schema, snapshot.filesystem, handle=handle) as reader:
             if handle is None:
                 check_same(snapshot, file)  # after opening: what is open is what the snapshot names
-            for piece in reader.read_live_pieces(read, group):
-                if self.where is not None:
-                    piece = take_rows(piece, find_hit_positions(self.where, piece))
-                if piece.num_rows:
-                    yield piece.select(list(self.columns))
+            for piece in reader.read_live_pieces(needed, group):
+                rows = self._select_rows(piece)
+                if rows.num_rows:
+                    yield rows
+
+    def _list_needed(self) -> list[str]:
+        """The columns to read: those of the result and of the condition."""
+        schema = self.snapshot.schema
+        asked = [] if self.where is None else list_predicate_columns(self.where, schema)
+        return list(dict.fromkeys([*self.columns, *asked])) or list(schema.names[:1])
+
+    def _select_rows(self, piece: pa.Table) -> pa.Table:
+        if self.where is not None:
+            piece = take_rows(piece, find_hit_positions(self.where, piece))
+        return piece.select(list(self.columns))

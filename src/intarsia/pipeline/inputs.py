@@ -357,9 +357,10 @@ def read_snapshot_frame(source: Source, snapshot: Snapshot, session: Any) -> Any
     The kernel reads the files, not Spark: a file that was replaced since fails the step, and partition
     columns have their types.
     """
-    from intarsia.frames import SnapshotReader, make_frame  # needs pyspark
+    from intarsia.frames import make_frame  # needs pyspark
 
-    found = make_frame(session, SnapshotReader(snapshot), since="the step looked at it")
+    scan = SnapshotScan(snapshot, tuple(snapshot.schema.names))
+    found = make_frame(session, scan, since="the step looked at it")
     return transform_frame(found, make_transform(source, "parquet"))
 
 

@@ -1,4 +1,4 @@
-"""Java runtimes, Spark sessions, and streams into a dataset; the engine is not in here.
+"""Java runtimes, Spark sessions, tables as DataFrames and streams into a dataset; no engine.
 
 Names are loaded when they are first used: importing this package imports no pyspark.
 """
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
         stop_session,
     )
     from intarsia.spark.streaming import merge_batches
+    from intarsia.spark.tables import read
 
 _HOMES = {
     "Java": "intarsia.spark.java",
@@ -30,6 +31,7 @@ _HOMES = {
     "merge_batches": "intarsia.spark.streaming",
     "open_session": "intarsia.spark.session",
     "prepare_environment": "intarsia.spark.java",
+    "read": "intarsia.spark.tables",
     "session_on": "intarsia.spark.session",
     "stop_session": "intarsia.spark.session",
 }
@@ -43,6 +45,7 @@ __all__ = [
     "merge_batches",
     "open_session",
     "prepare_environment",
+    "read",
     "session_on",
     "stop_session",
 ]

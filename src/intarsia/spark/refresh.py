@@ -11,10 +11,11 @@ from urllib.parse import unquote
 import pyarrow.fs as pafs
 
 from intarsia.common.log import get_logger, redact
+from intarsia.spark.catalog import ICEBERG_CATALOGS, normalize_location, quote_name
 from intarsia.spark.errors import is_interrupt, list_spark_error_types, summarize_error
 from intarsia.spark.session import Session, active_session, is_connect
 
-__all__ = ["ANSWER_SECONDS", "MOST_TABLES", "refresh_sessions"]
+__all__ = ["ANSWER_SECONDS", "MOST_TABLES", "refresh_sessions", "run_reporting"]
 
 log = get_logger(__name__)
 
@@ -24,32 +25,35 @@ MOST_TABLES = 500
 """Maximum number of catalog tables whose location is looked up; each is a call of the metastore."""
 
 _GLOBAL_VIEWS = "global_temp"
-_ICEBERG = ("org.apache.iceberg.spark.SparkCatalog", "org.apache.iceberg.spark.SparkSessionCatalog")
-"""Iceberg's other catalogs are for its own procedures and have no tables."""
 _LOCATION = re.compile(r"^Location: (.*)$", re.MULTILINE)
 _NO_SCHEME = ("No FileSystem for scheme", "UnsupportedFileSystemException", "ClassNotFoundException")
 
 
 def refresh_sessions(table: Any, *, own: Session | None = None) -> tuple[str, ...]:
-    """Refresh a changed table in the session of an operation, and in the active one.
+    """Refresh a changed table in the session of an operation, in that of its catalog, and in the active one.
 
     Of a Parquet dataset, cached rows, temporary views and catalog tables over its files are refreshed, as
     after Spark's own writers; of an Iceberg table, the session's Iceberg catalogs. No session is opened, no
     data is read, and nothing is raised: returns a sentence for each failure.
     """
     shown = str(getattr(table, "root", "it"))
-    works = (lambda: _refresh(own, table, shown), lambda: _refresh_active(table, shown, but=own))
-    return tuple(note for work in works if (note := _run_reporting(shown, work)) is not None)
+    notes = []
+    done: list[Session] = []
+    # The session of the operation, that of a table of its catalog, and the active one: each once.
+    for find in (lambda: own, lambda: getattr(table, "session", None), active_session):
+        note = _run_reporting(shown, lambda: _refresh_once(find(), table, shown, done))  # noqa: B023  called at once
+        notes += [] if note is None else [note]
+    return tuple(notes)
 
 
-def _refresh_active(table: Any, shown: str, *, but: Session | None) -> str | None:
-    active = active_session()
-    return None if active is but else _refresh(active, table, shown)
-
-
-def _refresh(session: Session | None, table: Any, shown: str) -> str | None:
-    if session is None:
+def _refresh_once(session: Session | None, table: Any, shown: str, done: list[Session]) -> str | None:
+    if session is None or any(one is session for one in done):
         return None
+    done.append(session)
+    return _refresh(session, table, shown)
+
+
+def _refresh(session: Session, table: Any, shown: str) -> str | None:
     identifier: Sequence[str] | None = getattr(table, "identifier", None)
     if identifier is not None:
         return _run_with_timeout(session, shown, lambda: _refresh_iceberg(session, identifier))
@@ -82,24 +86,27 @@ def _run_with_timeout(session: Session, shown: str, work: Callable[[], str | Non
     thread = threading.Thread(target=lambda: said.append(_run_reporting(shown, work)), daemon=True)
     thread.start()
     thread.join(ANSWER_SECONDS)
-    return said[0] if said else _report_failure(shown, f"no answer within {ANSWER_SECONDS:.0f} seconds")
+    late = f"no answer within {ANSWER_SECONDS:.0f} seconds"
+    return said[0] if said else _report_failure(f"run REFRESH TABLE there, or read {shown} again.", late)
 
 
 def _run_reporting(shown: str, work: Callable[[], str | None]) -> str | None:
     """The result of the work; a sentence where it fails."""
+    return run_reporting(work, f"run REFRESH TABLE there, or read {shown} again.")
+
+
+def run_reporting(work: Callable[[], str | None], advice: str) -> str | None:
+    """The result of work on a session after a change; a sentence with the advice where it fails."""
     try:
         return work()
     except Exception as error:  # a session may raise anything; the change is made
         if is_interrupt(error):
             raise KeyboardInterrupt from error
-        return _report_failure(shown, summarize_error(error))
+        return _report_failure(advice, summarize_error(error))
 
 
-def _report_failure(shown: str, why: str) -> str:
-    note = (
-        f"The change is made, but the Spark session could not be told of it ({redact(why)}):"
-        f" run REFRESH TABLE there, or read {shown} again."
-    )
+def _report_failure(advice: str, why: str) -> str:
+    note = f"The change is made, but the Spark session could not be told of it ({redact(why)}): {advice}"
     log.warning(note)
     return note
 
@@ -111,7 +118,7 @@ def _refresh_paths(session: Session, paths: Sequence[str]) -> str | None:
         except list_spark_error_types() as error:
             if not any(sign in str(error) for sign in _NO_SCHEME):  # else nothing was read by that name
                 raise
-    places = [_normalize_path(path) for path in paths]
+    places = [normalize_location(path) for path in paths]
     for name in _find_views(session, places):
         session.catalog.refreshTable(name)
     tables, left_out = _find_tables(session, places)
@@ -128,7 +135,7 @@ def _refresh_paths(session: Session, paths: Sequence[str]) -> str | None:
 def _find_views(session: Session, places: Sequence[str]) -> Iterator[str]:
     """Temporary views of the session that read files below the places, and keep a list of these."""
     for view in _list_tables(session, _GLOBAL_VIEWS):  # lists the session's own views as well
-        name = _quote([*([view.namespace] if view.namespace else []), view.tableName])
+        name = quote_name([*([view.namespace] if view.namespace else []), view.tableName])
         try:
             if session.catalog.isCached(name):  # refreshByPath has done it
                 continue
@@ -136,7 +143,7 @@ def _find_views(session: Session, places: Sequence[str]) -> Iterator[str]:
         except list_spark_error_types() as error:  # a view that cannot be read, as over a dropped table
             log.debug("The view %s is not refreshed: %s", name, summarize_error(error))
             continue
-        if any(_is_below(_normalize_path(unquote(file)), places) for file in files):
+        if any(_is_below(normalize_location(unquote(file)), places) for file in files):
             yield name
 
 
@@ -146,7 +153,7 @@ def _list_tables(session: Session, database: str) -> list[Any]:
     In SQL, because ``catalog.listTables`` and ``listDatabases`` look up each table again: with these a commit
     took half a second longer, with SQL a few hundredths.
     """
-    rows: list[Any] = session.sql(f"SHOW TABLES IN {_quote(['spark_catalog', database])}").collect()
+    rows: list[Any] = session.sql(f"SHOW TABLES IN {quote_name(['spark_catalog', database])}").collect()
     return rows
 
 
@@ -163,7 +170,7 @@ def _find_tables(session: Session, places: Sequence[str]) -> tuple[list[str], in
         if seen > MOST_TABLES:
             left_out += count
         elif count:
-            found += _find_located(session, _quote(["spark_catalog", database.namespace]), places)
+            found += _find_located(session, quote_name(["spark_catalog", database.namespace]), places)
     return found, left_out
 
 
@@ -172,34 +179,19 @@ def _find_located(session: Session, scope: str, places: Sequence[str]) -> Iterat
         location = _LOCATION.search(row.information)
         if row.isTemporary or location is None:
             continue
-        place = _normalize_path(location[1])
+        place = normalize_location(location[1])
         if _is_below(place, places) or any(_is_below(one, [place]) for one in places):
-            yield f"{scope}.{_quote([row.tableName])}"
+            yield f"{scope}.{quote_name([row.tableName])}"
 
 
 def _refresh_iceberg(session: Session, identifier: Sequence[str]) -> None:
     for catalog in session.catalog.listCatalogs():
         kind = session.conf.get(f"spark.sql.catalog.{catalog.name}", None)
-        if kind not in _ICEBERG:
+        if kind not in ICEBERG_CATALOGS:
             continue
-        name = _quote([catalog.name, *identifier])
+        name = quote_name([catalog.name, *identifier])
         if session.catalog.tableExists(name):
             session.catalog.refreshTable(name)
-
-
-def _quote(parts: Sequence[str]) -> str:
-    return ".".join(f"`{part.replace('`', '``')}`" for part in parts)
-
-
-def _normalize_path(path: str) -> str:
-    """A path in one of Hadoop's spellings: ``file:///a``, ``file:/a`` and ``/a`` are the same."""
-    scheme, colon, rest = path.partition(":")
-    if not colon or "/" in scheme:
-        return path.rstrip("/")
-    if scheme in ("s3", "s3n"):
-        scheme = "s3a"
-    place = "/" + rest.lstrip("/")
-    return (place if scheme == "file" else f"{scheme}:{place}").rstrip("/")
 
 
 def _is_below(path: str, places: Sequence[str]) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -62,7 +63,8 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
 def open_catalog(catalog: Any) -> Catalog:
     """A catalog object as it is, a warehouse directory, or the name of a configured catalog.
 
-    A string names a configured catalog unless it looks like a path.
+    A string names a configured catalog unless it looks like a path. A name and settings are those of a
+    catalog of Spark.
 
     Raises:
         InputError: no catalog of that name is configured, or the argument is none of these.
@@ -74,6 +76,8 @@ def open_catalog(catalog: Any) -> Catalog:
         return prepare_catalog(catalog)
     if _is_directory(catalog):
         return embedded_catalog(catalog)
+    if isinstance(catalog, tuple):
+        return _open_spark_catalog(*catalog)
     if not isinstance(catalog, str):
         raise InputError(
             f"catalog= must be a catalog of PyIceberg, the name of one or a warehouse directory, "
@@ -92,6 +96,45 @@ def open_catalog(catalog: Any) -> Catalog:
             f"Cannot open the catalog {catalog!r}: {type(error).__name__}: {error}",
             errno=getattr(error, "errno", None),
             path=catalog,
+        ) from error
+
+
+_SPARK_ONLY = ("type", "catalog-impl", "io-impl", "default-namespace", "cache-enabled", "cache.")
+_JAVA_KINDS = {"RESTCatalog": "rest", "JdbcCatalog": "jdbc", "HadoopCatalog": "hadoop", "HiveCatalog": "hive"}
+_SQLITE = "jdbc:sqlite:"
+
+
+def _open_spark_catalog(name: str, settings: Mapping[str, str]) -> Catalog:
+    """The catalog that a Spark session knows by this name, from its settings there."""
+    from pyiceberg.catalog import load_catalog
+
+    implementation = settings.get("catalog-impl", "").rpartition(".")[2]
+    kind = settings.get("type") or _JAVA_KINDS.get(implementation, implementation or "hive")
+    uri = settings.get("uri", "")
+    properties = {key: value for key, value in settings.items() if not key.startswith(_SPARK_ONLY)}
+    if kind == "jdbc" and uri.startswith(_SQLITE):
+        path = uri.removeprefix(_SQLITE).removeprefix("file:").partition("?")[0]
+        if not os.path.exists(path):  # which opening it would make
+            raise InputError(f"There is no SQLite file {path} of the catalog {name!r}.", path=path)
+        properties = {key: value for key, value in properties.items() if not key.startswith("jdbc.")}
+        version = settings.get("jdbc.schema-version", "V0").lower()
+        properties |= {"type": "sql", "uri": f"sqlite:///{path}", "schema_version": version}
+    elif kind == "rest":
+        properties |= {"type": "rest"}
+    else:
+        raise NotSupported(
+            f"The catalog {name!r} of Spark is of type {kind}{' with ' + uri if uri else ''}, which cannot be"
+            " opened here from its settings in the session.",
+            hint='open the table with intarsia.iceberg("db.table", catalog=...), and a catalog of PyIceberg.',
+        )
+    try:
+        return prepare_catalog(load_catalog(name, **properties))
+    except Exception as error:  # whatever the client of a catalog raises
+        raise StorageError(
+            f"Cannot open the catalog {name!r} by its settings in the Spark session:"
+            f" {type(error).__name__}: {error}",
+            errno=getattr(error, "errno", None),
+            path=name,
         ) from error
 
 

@@ -112,6 +112,9 @@ class ParquetTable:
         if staging is not None:
             check_written(change, read_written(staging.filesystem, change.written))
 
+    def prepare_commit(self, snapshot: Snapshot, change: Change) -> None:
+        """Nothing: called before each commit, for a table that a catalog has to know of first."""
+
     @contextmanager
     def transaction(self, operation: str) -> Iterator[ParquetTransaction]:
         """Begin a change: take the lock, finish or undo what a crash left, hand out a fresh snapshot.
@@ -247,6 +250,7 @@ class ParquetTransaction:
             record.check()  # as whoever recovers it will
         except ValueError as error:
             raise InputError(f"This change cannot be recorded: {error}.", path=self._root) from error
+        self._table.prepare_commit(self.snapshot, change)
         self._record, self._staged = record, True
         self._journal.commit(record, lambda: self._check_unchanged(change))
         self._finished = True
