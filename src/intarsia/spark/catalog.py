@@ -263,7 +263,7 @@ def drop_statistics(session: Session, table: TableDescription) -> None:
     """Drop what ``ANALYZE TABLE`` recorded of a table and its columns.
 
     Spark has no statement for it; but one that sets the location, here the one it has, drops them, as each
-    of Spark's own writers does. (``ANALYZE TABLE ... NOSCAN`` keeps them where the size is the same.)
+    of Spark's own writers does.
     """
     with translate_spark_errors():
         session.sql(f"ALTER TABLE {table.sql} SET LOCATION {_quote_text(table.location)}").collect()
