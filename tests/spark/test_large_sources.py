@@ -7,7 +7,7 @@ import os
 import tempfile
 from decimal import Decimal
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pyarrow as pa
 import pyarrow.csv as csv
@@ -413,3 +413,15 @@ def test_rows_of_a_source_that_stays_on_executors_are_appended_in_its_order(spar
     files = [pq.read_table(name)["id"].to_pylist() for name in (tmp_path / "new").glob("*.parquet")]
     assert done.new_files == len(files) > 1
     assert [number for file in sorted(files) for number in file] == list(range(MANY))
+
+
+def test_a_spool_of_a_dataset_that_is_not_there_leaves_no_directory_above_it(tmp_path):
+    class Cluster:
+        conf: ClassVar = {"spark.master": "spark://elsewhere:7077"}
+
+    dataset = tmp_path / "lake" / "new" / "orders"
+    shared = (pafs.LocalFileSystem(), f"{dataset.parent}/.orders.intarsia/spools", str(dataset))
+    place = spark_source.create_spool(Cluster(), shared, None)
+    assert os.path.isdir(place.directory)
+    place.remove()
+    assert list(tmp_path.iterdir()) == []

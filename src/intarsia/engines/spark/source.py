@@ -117,7 +117,8 @@ class Spool:
         self.mark.release()
         for parent in self.parents:
             with suppress(OSError):  # in use by others
-                _remove_idle_lock(parent)
+                if parent == os.path.dirname(self.parents[0]):
+                    _remove_idle_lock(parent)
                 os.rmdir(parent)
 
 
@@ -202,8 +203,8 @@ def create_spool(spark: Any, shared: SpoolLocation | None, asked: str | None) ->
         parents = _find_parents(filesystem, parent)
     sweep(filesystem, parent)
     directory = f"{parent.rstrip('/')}/{uuid.uuid4().hex}"
-    live_rows = mark(filesystem, directory)
-    place = Spool(filesystem, directory, live_rows, pa.schema([]), parents=parents)
+    alive = mark(filesystem, directory)
+    place = Spool(filesystem, directory, alive, pa.schema([]), parents=parents)
     try:
         filesystem.create_dir(directory, recursive=True)
         if dataset is not None and isinstance(filesystem, pafs.LocalFileSystem) and os.path.isdir(dataset):
@@ -215,11 +216,14 @@ def create_spool(spark: Any, shared: SpoolLocation | None, asked: str | None) ->
 
 
 def _find_parents(filesystem: pafs.FileSystem, spools: str) -> tuple[str, ...]:
-    """The directory for spools, and the control directory around it unless that is there already."""
+    """The directory for spools, and those above it that have to be made, from the control directory on."""
     if not isinstance(filesystem, pafs.LocalFileSystem):
         return ()
-    control = os.path.dirname(spools)
-    return (spools,) if os.path.isdir(control) else (spools, control)
+    found, above = [spools], os.path.dirname(spools)
+    while not os.path.isdir(above):
+        found.append(above)
+        above = os.path.dirname(above)
+    return tuple(found)
 
 
 def _open_directory(where: str) -> tuple[pafs.FileSystem, str]:
