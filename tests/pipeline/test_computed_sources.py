@@ -501,3 +501,14 @@ def test_a_function_that_fails_is_told_with_its_place_and_changes_nothing(
     assert not (sales.root / "lake" / "countries").exists()
     (sales.root / "transforms.py").write_text(SCORE)
     assert sales.statuses() == ["unchanged", "done"]
+
+
+def test_the_pipeline_of_the_readme_runs(tmp_path):
+    readme = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8")
+    (tmp_path / "shop.toml").write_text(readme.partition("```toml\n")[2].partition("```")[0])
+    (tmp_path / "landing").mkdir()
+    (tmp_path / "landing" / "a.csv").write_text("id,customer,amount\n1,7,2.5\n2,7,3\n3,8,1\n")
+    declared = replace(pipeline.load(tmp_path / "shop.toml"), engine="duckdb")
+    pipeline.run(declared, progress=False).check()
+    found = it.read(tmp_path / "lake" / "revenue").read_all().sort_by("customer")
+    assert [(row["customer"], float(row["amount"])) for row in found.to_pylist()] == [(7, 5.5), (8, 1.0)]
