@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib.abc
+import importlib.util
 import os
 import sys
 import traceback
@@ -129,17 +131,33 @@ class SourceComputer:
         """
         key = (function.path, function.text)
         if key not in self.modules:
-            module = ModuleType(f"intarsia_source_{uuid.uuid4().hex}")
-            module.__file__ = function.path
+            loader = _TextLoader(function)
+            name = f"intarsia_source_{uuid.uuid4().hex}"
+            spec = importlib.util.spec_from_loader(name, loader, origin=function.path)
+            assert spec is not None
+            module = importlib.util.module_from_spec(spec)
             sys.modules[module.__name__] = module
             self.stack.callback(sys.modules.pop, module.__name__, None)
             if travels:
                 pickling = import_optional("pyspark.cloudpickle")
                 pickling.register_pickle_by_value(module)
                 self.stack.callback(pickling.unregister_pickle_by_value, module)
-            exec(compile(function.text, function.path, "exec"), module.__dict__)
+            loader.exec_module(module)
             self.modules[key] = module
         return self.modules[key]
+
+
+class _TextLoader(importlib.abc.SourceLoader):
+    """Imports a function's file from the text that was read and checked; writes no bytecode."""
+
+    def __init__(self, function: Function) -> None:
+        self._function = function
+
+    def get_filename(self, fullname: str) -> str:
+        return self._function.path
+
+    def get_data(self, path: Any) -> bytes:
+        return self._function.text
 
 
 def as_frame(rows: Any, session: Any) -> Any:
