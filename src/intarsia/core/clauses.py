@@ -11,8 +11,7 @@ import pyarrow as pa
 
 from intarsia.common.exact import make_cast_hint
 from intarsia.common.names import check_columns, join_names, make_mismatch_error, name_problems, suggest_names
-from intarsia.core.expr import find_columns as columns_of
-from intarsia.core.expr import find_type, resolve, to_sql
+from intarsia.core.expr import find_columns, find_type, resolve, to_sql
 from intarsia.core.intent import MergeIntent
 from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import STRATEGIES, Assign, Clause, Insert, Rule
@@ -77,7 +76,7 @@ def _check_required(
 
 
 def _check_source_columns_only(expression: Any, what: str, path: str) -> None:
-    if any(side == "target" for side, _ in columns_of(expression)):
+    if any(side == "target" for side, _ in find_columns(expression)):
         raise InputError(
             f"The {what} of when_not_matched() cannot see the target: there is no such row.", path=path
         )
@@ -115,7 +114,7 @@ def resolve_assignments(
 
 def _check_zone(expression: Any, dtype: pa.DataType, left: pa.Schema, other: pa.Schema) -> None:
     """Raise SchemaMismatch for timestamps of the source without a zone, as for whole rows."""
-    if not any(side == "source" or path[0] not in left.names for side, path in columns_of(expression)):
+    if not any(side == "source" or path[0] not in left.names for side, path in find_columns(expression)):
         return
     given = find_type(expression, left, source=other)
     if pa.types.is_timestamp(given) and given.tz is None:
@@ -276,7 +275,7 @@ def _iterate_mentioned_columns(intent: MergeIntent) -> Iterator[str]:
     yield from intent.source_keys
     yield from intent.dedup_order_by
     for expression in _iterate_expressions(intent):
-        for _, path in columns_of(expression):
+        for _, path in find_columns(expression):
             yield path[0]
 
 

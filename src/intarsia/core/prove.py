@@ -29,9 +29,9 @@ from intarsia.core.expr.nodes import (
     Literal,
     Not,
     Or,
+    find_columns,
     split_conjuncts,
 )
-from intarsia.core.expr.nodes import find_columns as columns_of
 from intarsia.core.expr.types import DAY_NANOS, NANOS, is_widening
 from intarsia.core.intent import Predicate
 from intarsia.core.keys import to_array, to_comparable
@@ -318,7 +318,7 @@ def list_predicate_columns(where: Predicate, schema: pa.Schema) -> list[str]:
     """The columns that a predicate reads; all of them for a pyarrow expression, which does not say."""
     if isinstance(where, pc.Expression):
         return list(schema.names)
-    used = {path[0] for _, path in columns_of(where)} if where is not None else set()
+    used = {path[0] for _, path in find_columns(where)} if where is not None else set()
     chosen = [name for name in schema.names if name in used]
     return chosen or list(schema.names[:1])
 
@@ -340,7 +340,7 @@ def judge_files(where: Predicate, snapshot: Snapshot) -> list[Verdict]:
     files = snapshot.files
     if not files or where is None or isinstance(where, pc.Expression):
         return [Verdict(list_row_groups(file)) for file in files]
-    names = [path[0] for _, path in columns_of(where) if len(path) == 1]
+    names = [path[0] for _, path in find_columns(where) if len(path) == 1]
     stored = [name for name in names if name not in snapshot.partition_columns]
     bounds = {name: read_bounds(files, name, snapshot.schema.field(name).type) for name in stored}
     judge = _Judge(where, snapshot, bounds, find_out_of_bounds(where, bounds, snapshot.schema))

@@ -10,8 +10,7 @@ import pyarrow.compute as pc
 
 from intarsia.common.names import join_names, suggest_names
 from intarsia.common.rows import take_rows
-from intarsia.core.expr import find_columns as columns_of
-from intarsia.core.expr import to_sql
+from intarsia.core.expr import find_columns, to_sql
 from intarsia.core.intent import MergeIntent, WriteIntent
 from intarsia.core.keys import KeyIndex
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -118,7 +117,7 @@ def refuse_outside(
     where = intent.where
     names = list(samples.column_names)
     if not isinstance(where, pc.Expression):
-        used = {column[0] for _, column in columns_of(where)}
+        used = {column[0] for _, column in find_columns(where)}
         names = [name for name in names if name in used] or names
     some = _join_samples(_to_python_rows(take_rows(samples.select(names), shown.slice(0, 64))))
     text = where if isinstance(where, pc.Expression) else to_sql(where)

@@ -13,8 +13,7 @@ import pyarrow.compute as pc
 from intarsia.common.log import get_logger
 from intarsia.common.names import check_columns, suggest_names
 from intarsia.core.evaluate import evaluate_mask
-from intarsia.core.expr import And, Column, Compare, Expr, In, Not, Or, make_literal, resolve
-from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.expr import And, Column, Compare, Expr, In, Not, Or, find_columns, make_literal, resolve
 from intarsia.core.incremental import make_files_snapshot
 from intarsia.core.merge import list_column_names
 from intarsia.core.prove import Verdict, judge_files
@@ -343,7 +342,7 @@ def list_filter_columns(where: Any, schema: pa.Schema) -> list[str]:
         if "FieldPath(" in text:  # by position, which needs all columns in their order
             return list(schema.names)
         return [name for name in schema.names if name in text]
-    used = {path[0] for _, path in columns_of(where)}
+    used = {path[0] for _, path in find_columns(where)}
     return [name for name in schema.names if name in used]
 
 

@@ -14,8 +14,7 @@ import pyarrow.compute as pc
 
 from intarsia.core.change import Hits, Matches
 from intarsia.core.evaluate import evaluate_mask, find_hit_positions
-from intarsia.core.expr import Expr
-from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.expr import Expr, find_columns
 from intarsia.core.intent import MergeIntent, Predicate, UpdateIntent
 from intarsia.core.keys import KeyIndex, OrderedKeys, arange, find, mark_numbers, to_array
 from intarsia.core.plan import FilePlan, Plan
@@ -452,7 +451,7 @@ class KeyColumns:
         used = {
             path[0]
             for condition in self.conditions
-            for side, path in columns_of(condition)
+            for side, path in find_columns(condition)
             if side != "source"
         }
         return [name for name in self.snapshot.schema.names if name in used]

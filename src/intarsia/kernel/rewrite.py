@@ -21,7 +21,7 @@ from intarsia.common.types import get_value_type
 from intarsia.core.change import Hits, StagedFile
 from intarsia.core.clauses import add_column_to_errors
 from intarsia.core.evaluate import evaluate, find_refused_values
-from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.expr import find_columns
 from intarsia.core.intent import MergeIntent, WriteOptions
 from intarsia.core.key_value_metadata import check_calendar, find_exact_columns, rewrite_metadata
 from intarsia.core.keys import arange
@@ -370,7 +370,7 @@ def find_input_columns(actions: Sequence[Action]) -> set[str]:
         for action in actions
         if isinstance(action, Assign)
         for _, expression in action.values
-        for side, path in columns_of(expression)
+        for side, path in find_columns(expression)
         if side != "source"
     }
 
@@ -402,7 +402,7 @@ def _find_encoded_columns(task: Rewrite) -> list[str]:
         for action in task.actions
         if isinstance(action, Assign)
         for target, value in action.values
-        for path in (target, *(path for _, path in columns_of(value)))
+        for path in (target, *(path for _, path in find_columns(value)))
     }
     return [
         name

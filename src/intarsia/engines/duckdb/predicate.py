@@ -12,8 +12,19 @@ import pyarrow.compute as pc
 
 from intarsia.core.change import Hits, Matches
 from intarsia.core.evaluate import find_hit_positions
-from intarsia.core.expr import And, Column, Compare, Expr, In, IsNull, Literal, Not, Or, split_conjuncts
-from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.expr import (
+    And,
+    Column,
+    Compare,
+    Expr,
+    In,
+    IsNull,
+    Literal,
+    Not,
+    Or,
+    find_columns,
+    split_conjuncts,
+)
 from intarsia.core.expr.run import can_fail
 from intarsia.core.expr.types import NANOS, find_working_type
 from intarsia.core.intent import DeleteIntent, Predicate, UpdateIntent, WriteIntent
@@ -93,7 +104,7 @@ class PredicateSearch:
         schema = plan.snapshot.schema
         picked, rest = split_predicate(intent.where, schema)
         reads = list_predicate_columns(intent.where, schema)
-        if rest is None and not columns_of(intent.where):
+        if rest is None and not find_columns(intent.where):
             reads = []
         scan = Scan.of(session, plan.snapshot, [item.file for item in scans], schema, columns=reads)
         return PredicateSearch(scan, picked, rest, tuple(reads), intent.options.batch_rows)

@@ -22,7 +22,7 @@ from intarsia.common.partitions import split_by_partition
 from intarsia.common.rows import combine
 from intarsia.common.schema import conform_table, is_nested
 from intarsia.common.source import select_known
-from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.expr import find_columns
 from intarsia.core.keys import arange, to_array
 from intarsia.core.prepare import MergeTerms
 from intarsia.core.rule import Insert
@@ -268,11 +268,11 @@ def deciding_columns(terms: MergeTerms, snapshot: Snapshot) -> list[str]:
         *snapshot.partition_columns,
     }
     if intent.residual is not None:
-        used |= {path[0] for side, path in columns_of(intent.residual) if side == "source"}
+        used |= {path[0] for side, path in find_columns(intent.residual) if side == "source"}
     for clause in intent.rule.clauses:
         alone = clause.side == "source_only"
         if clause.condition is not None:
-            used |= {path[0] for side, path in columns_of(clause.condition) if alone or side == "source"}
+            used |= {path[0] for side, path in find_columns(clause.condition) if alone or side == "source"}
         if isinstance(clause.action, Insert):
             used |= _find_partition_sources(clause.action, terms, snapshot)
     return [name for name in terms.wanted.names if name in used]
@@ -283,7 +283,7 @@ def inserting_columns(terms: MergeTerms, snapshot: Snapshot) -> list[str]:
     used: set[str] = set(terms.partition_columns)
     for clause in terms.intent.rule.list_clauses("source_only"):
         if clause.condition is not None:
-            used |= {path[0] for _, path in columns_of(clause.condition)}
+            used |= {path[0] for _, path in find_columns(clause.condition)}
         if isinstance(clause.action, Insert):
             used |= _find_partition_sources(clause.action, terms, snapshot)
     return [name for name in terms.wanted.names if name in used]
@@ -296,4 +296,4 @@ def _find_partition_sources(action: Insert, terms: MergeTerms, snapshot: Snapsho
         return set(partitioner)
     if not (terms.partition_columns or partitioner):
         return set()
-    return {path[0] for _, value in action.values for _, path in columns_of(value)}
+    return {path[0] for _, value in action.values for _, path in find_columns(value)}

@@ -164,7 +164,7 @@ def optimize_ranges(
     progress: Progress,
     runs_at: Staging | None = None,
 ) -> list[StagedFile]:
-    """Write the groups that :func:`planned_ranges` names, in order over all files of a group.
+    """Write the groups that :func:`plan_ranges` names, in order over all files of a group.
 
     Rows wait in ``runs_at``, or with the files that come. Memory: a task needs a few times
     ``memory_bytes``; the driver a sample of the clustering columns and some bytes per run and range.

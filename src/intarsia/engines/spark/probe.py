@@ -10,7 +10,7 @@ import pyarrow.compute as pc
 
 from intarsia.common.rows import take_rows
 from intarsia.core.change import Hits, Matches
-from intarsia.core.expr import find_columns as columns_of
+from intarsia.core.expr import find_columns
 from intarsia.core.keys import arange
 from intarsia.core.plan import FilePlan, Plan
 from intarsia.core.rule import Action, Assign, Replace
@@ -163,7 +163,7 @@ def find_needed_rows(hits: Hits, actions: Sequence[Action]) -> pa.Array:
 
 def _takes_values(action: Action) -> bool:
     if isinstance(action, Assign):
-        return any(side == "source" for _, value in action.values for side, _ in columns_of(value))
+        return any(side == "source" for _, value in action.values for side, _ in find_columns(value))
     return isinstance(action, Replace)
 
 
