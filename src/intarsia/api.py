@@ -30,6 +30,7 @@ from intarsia.arguments import (
 )
 from intarsia.arguments import Strategy as Strategy  # for facades that may import nothing else
 from intarsia.common.log import get_logger, operation_log
+from intarsia.core.dry_run import PLAN_BYTES
 from intarsia.core.effects import check_effects
 from intarsia.core.inspection import Inspection, inspect_snapshot
 from intarsia.core.intent import (
@@ -112,7 +113,7 @@ def merge(
         except_columns: source columns that are not written; conditions may read them.
         partition_by: partition columns of a dataset that does not exist yet.
         engine: ``"auto"``, ``"arrow"``, ``"duckdb"``, ``"spark"``, a DuckDB connection or a SparkSession.
-        dry_run: plan and count, write nothing.
+        dry_run: plan and count, write nothing; the numbers are what the run then does.
         options: see :class:`intarsia.options.MergeOptions`.
 
     Raises:
@@ -167,7 +168,7 @@ def delete(
         where: SQL text (``"price < 0 and region = 'eu'"``) or a ``pyarrow.compute`` expression; ``"true"``
             deletes every row.
         engine: as in :func:`merge`.
-        dry_run: plan and count, write nothing.
+        dry_run: plan and count, write nothing; the numbers are what the run then does.
         options: see :class:`intarsia.options.DeleteOptions`.
 
     Raises:
@@ -206,7 +207,7 @@ def update(
             assigned.
         where: as in :func:`delete`.
         engine: as in :func:`merge`.
-        dry_run: plan and count, write nothing.
+        dry_run: plan and count, write nothing; the numbers are what the run then does.
         options: see :class:`intarsia.options.DeleteOptions`.
 
     Raises:
@@ -254,7 +255,7 @@ def write(
         missing: for columns that the source lacks, ``"null"`` and ``"keep"`` write NULL.
         schema_evolution: ``"add"`` adds new columns, ``"widen"`` promotes types.
         engine: as in :func:`merge`.
-        dry_run: plan and count, write nothing.
+        dry_run: plan and count, write nothing; the numbers are what the run then does.
         options: see :class:`intarsia.options.WriteCallOptions`.
 
     Raises:
@@ -302,7 +303,7 @@ def compact(
         target_rows_per_file: rows of a file.
         partition_filter: only these partitions: ``"day=2025-11-04/region=eu"``, or several of them.
         engine: as in :func:`merge`.
-        dry_run: plan and count, write nothing.
+        dry_run: plan and count, write nothing; the numbers are what the run then does.
         options: see :class:`intarsia.options.MaintenanceOptions`.
 
     Raises:
@@ -352,7 +353,7 @@ def optimize(
         deduplicate_on: also keep one row per key of these columns.
         dedup_order_by: with ``deduplicate_on``, the row with the highest values of these is kept.
         engine: as in :func:`merge`.
-        dry_run: plan and count, write nothing.
+        dry_run: plan and count, write nothing; the numbers are what the run then does.
         options: see :class:`intarsia.options.MaintenanceOptions`.
 
     Raises:
@@ -404,7 +405,7 @@ def deduplicate(
         order_by: the row with the highest values of these is kept.
         partition_filter: as in :func:`compact`.
         engine: as in :func:`merge`.
-        dry_run: plan and count, write nothing.
+        dry_run: plan and count, write nothing; the numbers are what the run then does.
         options: see :class:`intarsia.options.DeduplicateOptions`.
 
     Raises:
@@ -434,7 +435,8 @@ def plan(operation: Operation, *args: Any, **kwargs: Any) -> Plan:
     """Plan an operation, by its name: ``plan("merge", source, target, on="id")``.
 
     The plan says for each file whether it is kept, rewritten or removed and why, and how many bytes will be
-    read and written. Reads what the operation would read to decide; writes nothing.
+    read and written. Reads what the operation would read to decide; writes nothing. Of a large operation
+    (256 MB, or ``measured_bytes=``) new files and bytes are estimates; ``dry_run=True`` has them exactly.
 
     Args:
         operation: ``"merge"``, ``"delete"``, ``"update"``, ``"write"``, ``"compact"``, ``"optimize"`` or
@@ -453,7 +455,7 @@ def plan(operation: Operation, *args: Any, **kwargs: Any) -> Plan:
     calls = {call.__name__: call for call in (merge, delete, update, write, compact, optimize, deduplicate)}
     if str(operation) not in calls:
         raise InputError(f"There is no operation {operation!r} to plan; there is {', '.join(calls)}.")
-    made = calls[str(operation)](*args, **{**kwargs, "dry_run": True}).plan
+    made = calls[str(operation)](*args, **{"measured_bytes": PLAN_BYTES, **kwargs, "dry_run": True}).plan
     assert made is not None
     return made
 

@@ -19,7 +19,6 @@ from intarsia.common.lazy import import_optional
 from intarsia.common.names import check_columns, find_spelling
 from intarsia.common.paths import find_input_files, redact_path, to_path_text
 from intarsia.common.source import IngestedSource
-from intarsia.core.dry_run import MEASURED_BYTES
 from intarsia.core.effects import OperationCall, SourceKind, check_options, check_write_options
 from intarsia.core.expr import resolve
 from intarsia.core.intent import Intent, MergeIntent, WriteIntent, WriteOptions
@@ -66,8 +65,8 @@ class Request:
     dry_run: bool = False
     columns: pa.Schema | None = None
     """``columns=``: types of columns of text files."""
-    measured_bytes: int = MEASURED_BYTES
-    """Maximum bytes that a dry run encodes to know the size of files."""
+    measured_bytes: int | None = None
+    """Maximum bytes that a dry run encodes to know the size of files; None for no maximum."""
     naive_timestamps: Literal["error", "utc"] = "error"
     """What to do with timestamps without a zone where the target's column has one."""
 
@@ -232,7 +231,7 @@ def make_request(
         filesystem=options.get("filesystem"),
         dry_run=bool(dry_run),
         columns=parse_column_types(options.get("columns"), options.get("dialect")),
-        measured_bytes=_get_option(options, "measured_bytes", MEASURED_BYTES),
+        measured_bytes=options.get("measured_bytes"),
         naive_timestamps=options.get("naive_timestamps") or "error",
     )
 
@@ -266,10 +265,6 @@ def _classify_source(source: Any) -> SourceKind:
     if _has_paths(source):
         return "paths"
     return "frame" if is_spark(source) else "rows"
-
-
-def _get_option(options: Mapping[str, Any], name: str, default: Any) -> Any:
-    return default if options.get(name) is None else options[name]
 
 
 def _combine_types(known: pa.Schema | None, declared: pa.Schema | None) -> pa.Schema | None:

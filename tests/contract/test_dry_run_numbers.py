@@ -99,6 +99,41 @@ def test_an_order_that_does_not_fit_in_memory_is_measured_too(lake):
         assert any("ranges" in note for note in planned.notes)
 
 
+MANY = 60_000
+MIXED = [n * 2654435761 % 4294967296 for n in range(MANY + 30_000)]
+WIDE = pa.table(
+    {
+        "id": range(len(MIXED)),
+        "day": [DAYS[n % 4] for n in MIXED],
+        "n": MIXED,
+        "s": [f"text {n % 5003}" for n in MIXED],
+    }
+)
+LARGE_CALLS = {
+    "upsert": lambda lake, **o: lake.merge(WIDE.slice(MANY - 10_000), on="id", **o),
+    "append": lambda lake, **o: lake.write(WIDE.slice(MANY), max_rows_per_file=9_000, **o),
+    "update set": lambda lake, **o: lake.update({"n": "n + 1"}, "id % 5 = 1", **o),
+    "compact": lambda lake, **o: lake.compact(target_rows_per_file=12_000, **o),
+    "optimize": lambda lake, **o: lake.optimize(by=["n", "id"], target_rows_per_file=11_000, **o),
+}
+
+
+@pytest.mark.parametrize("call", LARGE_CALLS)
+def test_a_dry_run_has_no_size_from_which_on_it_guesses(lake, call):
+    """More rows than one writer takes, and more bytes than the limit of a call that asks for one."""
+    lake.create(WIDE.slice(0, MANY), files=3, partition_by="day", row_group_size=4_000)
+    with lake.unchanged():
+        planned = LARGE_CALLS[call](lake, dry_run=True)
+        guessed = LARGE_CALLS[call](lake, dry_run=True, measured_bytes=10_000)
+    done = LARGE_CALLS[call](lake)
+    assert not guessed.bytes_exact
+    assert (planned.new_files_exact, planned.bytes_exact) == (True, True)
+    assert {name: getattr(planned, name) for name in NUMBERS} == {
+        name: getattr(done, name) for name in NUMBERS
+    }
+    assert lasting(planned) == lasting(done)
+
+
 @pytest.mark.parametrize("call", CALLS)
 def test_a_dry_run_that_encodes_nothing_says_that_it_guesses(lake, call):
     lake.create(TARGET, files=3, partition_by="day")

@@ -24,6 +24,7 @@ from intarsia.cli.options import (
 )
 from intarsia.cli.plain import plan_to_json, result_to_json
 from intarsia.cli.screen import get_screen
+from intarsia.core.dry_run import PLAN_BYTES
 from intarsia.core.intent import MISSING
 from intarsia.core.report import MergeResult
 from intarsia.core.rule import STRATEGIES
@@ -84,6 +85,7 @@ def make_plan_command(operation: Operation) -> click.Command:
     """``intarsia plan merge ...``: the command that shows the plan of an operation."""
 
     def run(**given: Any) -> None:
+        given["options"] = {"measured_bytes": PLAN_BYTES, **given["options"]}
         plan = _call(operation, given, dry_run=True).plan
         assert plan is not None
         get_screen().show_value(plan, plan_to_json(plan))

@@ -23,7 +23,7 @@ from intarsia.core.rule import Insert
 from intarsia.core.snapshot import DataFile, Snapshot
 
 __all__ = [
-    "MEASURED_BYTES",
+    "PLAN_BYTES",
     "DryRun",
     "NewFileCount",
     "count_new_files",
@@ -31,8 +31,10 @@ __all__ = [
     "estimate_new_bytes",
 ]
 
-MEASURED_BYTES = 256 << 20
-"""Bytes up to which a dry run encodes what the run would write; beyond that it estimates."""
+PLAN_BYTES = 256 << 20
+"""Bytes up to which a plan encodes what the run would write; beyond that it estimates.
+
+A dry run has no such limit, unless it is given one."""
 _FEW_ROWS = 20_000
 """Up to this many new rows are written by one writer, on every engine."""
 _FILE_BYTES = 600

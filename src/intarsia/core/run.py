@@ -12,7 +12,7 @@ import pyarrow as pa
 from intarsia.common.log import get_logger
 from intarsia.common.source import IngestedSource
 from intarsia.core.change import Change, Committed, Matches, Staged, StagedFile, Staging
-from intarsia.core.dry_run import MEASURED_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
+from intarsia.core.dry_run import PLAN_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
 from intarsia.core.effects import check_write_options
 from intarsia.core.intent import (
     CompactIntent,
@@ -128,15 +128,15 @@ def explain(
     engine: Engine,
     source: IngestedSource | None = None,
     *,
-    measured_bytes: int = MEASURED_BYTES,
+    measured_bytes: int | None = PLAN_BYTES,
     progress: Progress = ignore_progress,
     reason: str = "",
 ) -> Plan:
     """The resolved plan of an operation: exact counts, no lock taken, nothing left behind.
 
-    Up to ``measured_bytes`` of what the operation would write are encoded, as the run does it, to know the
-    new files and their size; beyond that these are estimates, and say so. What the run would refuse is
-    refused in any case.
+    Up to ``measured_bytes`` of what the operation would write (None: all) are encoded, as the run does it, to
+    know the new files and their size; beyond that these are estimates, and say so. What the run would refuse
+    is refused in any case.
     """
     return _run_dry(intent, table, engine, source, measured_bytes, progress=progress, reason=reason)[0]
 
@@ -146,7 +146,7 @@ def _run_dry(
     table: Table,
     engine: Engine,
     source: IngestedSource | None,
-    most: int,
+    most: int | None,
     *,
     progress: Progress,
     reason: str,
@@ -162,7 +162,7 @@ def _run_dry(
     prepared = engine.prepare(intent, snapshot, source)
     plan = _make_engine_plan(prepared, snapshot, engine, reason=reason, progress=progress)
     scanned = sum(item.file.size for item in plan.select("scan"))
-    if 0 < most >= plan.bytes_to_write + scanned + prepared.source_bytes:
+    if most is None or 0 < most >= plan.bytes_to_write + scanned + prepared.source_bytes:
         return _measure(plan, prepared, table, engine, progress)
     matches = engine.match(Execution(plan, prepared, None, progress))
     estimated = resolve_plan(plan, prepared, matches)
@@ -271,7 +271,7 @@ def run(
     source: IngestedSource | None = None,
     *,
     dry_run: bool = False,
-    measured_bytes: int = MEASURED_BYTES,
+    measured_bytes: int | None = None,
     attempts: int = ATTEMPTS,
     progress: Progress = ignore_progress,
     reason: str = "",
@@ -281,6 +281,9 @@ def run(
     All or nothing: an error leaves the table as it was, and says so in ``.changed``. An intent with
     ``app_id`` and ``batch_id`` takes effect once: a batch that is not above the application's last one
     does nothing, which the result's notes say. ``reason`` is why it is this engine, for the plan.
+
+    A dry run encodes everything that the run would write, to nowhere, so that its numbers are the run's; with
+    ``measured_bytes`` only up to that size, and estimates beyond.
     """
     begun = time.perf_counter()
     if dry_run:
