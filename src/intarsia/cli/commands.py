@@ -175,6 +175,18 @@ def _run(pipeline: str, **given: Any) -> None:
     run_pipeline(pipeline, **given)
 
 
+def _offer_steps(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from intarsia.cli.offers import offer_steps
+
+    return offer_steps(ctx.params.get("pipeline") or next(iter(ctx.args), ""), incomplete)
+
+
+def _offer_environments(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
+    from intarsia.cli.offers import offer_environments
+
+    return offer_environments(ctx.params.get("pipeline") or next(iter(ctx.args), ""), incomplete)
+
+
 def _add_command(function: Any, name: str, text: str, *decorators: Any) -> None:
     cli.add_command(click.command(name, help=text)(decorate(function, [*decorators, *talk_options])))
 
@@ -217,10 +229,30 @@ _add_command(
     _run,
     "run",
     "Run the pipeline that a TOML file declares, on Spark.",
-    click.argument("pipeline", metavar="PIPELINE.TOML", shell_complete=offer_paths),
+    click.argument("pipeline", metavar="PIPELINE", shell_complete=offer_paths),
     click.option("--dry-run", is_flag=True, help="Plan every step; write nothing."),
     click.option(
         "--full-refresh", is_flag=True, help="Take every input file again, also those that were taken before."
+    ),
+    click.option(
+        "--only",
+        metavar="STEP[,STEP]",
+        multiple=True,
+        shell_complete=_offer_steps,
+        help="Run these steps only; may be repeated.",
+    ),
+    click.option(
+        "--from",
+        "from_step",
+        metavar="STEP",
+        shell_complete=_offer_steps,
+        help="Run this step and those after it only.",
+    ),
+    click.option(
+        "--env",
+        metavar="NAME",
+        shell_complete=_offer_environments,
+        help="The environment: [env.NAME] overrides what the file says; INTARSIA_ENV names it otherwise.",
     ),
     click.option(
         "--mark-done", is_flag=True, help="Run nothing; note every step as done with what is there now."

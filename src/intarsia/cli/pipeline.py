@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from intarsia import pipeline
@@ -21,15 +21,17 @@ _STYLES = {
 }
 
 
-def run_pipeline(path: str, *, params: Mapping[str, str], **options: Any) -> None:
+def run_pipeline(path: str, *, params: Mapping[str, str], only: Sequence[str] = (), **options: Any) -> None:
     """Run a pipeline file and show the outcome of each step. Raises the error of a step that failed.
 
-    ``options`` are those of :func:`intarsia.pipeline.run`.
+    ``options`` are those of :func:`intarsia.pipeline.run_file`.
     """
     shown = get_screen()
     watch = _Watch(shown)
     with shown.log(), watch:
-        report = pipeline.run_file(path, params=params, progress=watch, on_step=watch.report, **options)
+        report = pipeline.run_file(
+            path, params=params, only=only or None, progress=watch, on_step=watch.report, **options
+        )
     for step in report.steps:
         if step.status == "not run":
             watch.report(step)

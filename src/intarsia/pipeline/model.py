@@ -12,6 +12,7 @@ from intarsia.core.rule import Clause
 from intarsia.errors import InputError
 from intarsia.options import StepOptions, StrategyName, TargetOptions
 
+EngineOfPipeline = Literal["spark", "arrow", "duckdb"]
 Columns = str | tuple[str, ...]
 """One column, or several."""
 
@@ -267,7 +268,7 @@ class Pipeline:
     steps: tuple[Step, ...]
     sources: Mapping[str, Source] = field(default_factory=dict)
     targets: Mapping[str, Target] = field(default_factory=dict)
-    engine: Literal["spark", "arrow", "duckdb"] = "spark"
+    engine: EngineOfPipeline = "spark"
     spark: SparkSettings = field(default_factory=SparkSettings)
     reports: str = "reports"
     """The directory that gets a JSON and an HTML file for each run."""
@@ -277,6 +278,8 @@ class Pipeline:
     scopes: Mapping[str, str] = field(default_factory=dict)
     """By the name of a step: what chooses its rows beside its files, such as a day in ``where``; each file is
     taken once for each. Of a pipeline file, the variables in such places."""
+    env: str | None = None
+    """The environment, whose overrides are part of what is above; None for none."""
     origin: str | None = field(default=None, compare=False)
     """The file it was read from."""
 

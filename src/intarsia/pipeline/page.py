@@ -87,6 +87,7 @@ def _render_header(report: PipelineReport) -> str:
     tone = "bad" if not report.ok else "plan" if report.dry_run else "good"
     engine = report.session or report.engine
     facts = [f"{report.started:%Y-%m-%d %H:%M:%S} UTC", units.format_seconds(report.seconds), engine]
+    facts += [f"environment {report.env}"] if report.env else []
     origin = f"<p>{_escape(report.origin)}</p>" if report.origin else ""
     return (
         f'<header><div class="top"><h1>{_escape(report.pipeline)}</h1>'
@@ -193,7 +194,7 @@ def _render_body(step: StepReport) -> list[str]:
         parts.append(
             '<p class="quiet">Neither its input nor its target has changed since its last success.</p>'
         )
-    elif step.status == "not run":
+    elif step.status == "not run" and not step.left_out:
         parts.append('<p class="quiet">A step before it failed.</p>')
     parts += [f'<p class="note">{_escape(note)}</p>' for note in step.notes]
     return parts

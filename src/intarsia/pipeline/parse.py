@@ -14,9 +14,11 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 
 from intarsia.common.names import suggest_names
 from intarsia.errors import InputError, NothingMatched, StorageError
+from intarsia.pipeline.environments import apply_environment, choose_environment, move_state
 from intarsia.pipeline.graph import SourceGraph, read_query_text
 from intarsia.pipeline.model import (
     KINDS,
+    EngineOfPipeline,
     Pipeline,
     Source,
     SparkSettings,
@@ -31,13 +33,19 @@ from intarsia.sql.query import list_variables
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _VARIABLE = re.compile(r"\$(\$)|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
-_TOP = ("name", "engine", "reports", "state", "params", "spark", "sources", "targets", "steps")
+_TOP = ("name", "engine", "reports", "state", "params", "spark", "sources", "targets", "steps", "env")
 _MEANT = {"key": "on", "keys": "on", "key_columns": "on", "order_by": "dedup_order_by", "columns": "by"}
 """Keys that other functions have, and what they are called here."""
 _WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
-def load(path: str | os.PathLike[str], *, params: Mapping[str, str] | None = None) -> Pipeline:
+def load(
+    path: str | os.PathLike[str],
+    *,
+    params: Mapping[str, str] | None = None,
+    env: str | None = None,
+    engine: EngineOfPipeline | None = None,
+) -> Pipeline:
     """Read a pipeline from a file, and check it.
 
     ``${name}`` in any text is the parameter of that name, else the environment variable; ``$$`` is a
@@ -46,6 +54,9 @@ def load(path: str | os.PathLike[str], *, params: Mapping[str, str] | None = Non
     Args:
         path: the TOML file.
         params: values for parameters; they come before those of the file's own ``[params]``.
+        env: the environment, whose ``[env.NAME]`` overrides what the file says; None takes the one that
+            ``INTARSIA_ENV`` names, if it is set.
+        engine: instead of the file's own.
 
     Raises:
         InputError: not TOML, an unknown key, a value of the wrong type, an unknown name, a circle.
@@ -68,7 +79,7 @@ def load(path: str | os.PathLike[str], *, params: Mapping[str, str] | None = Non
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text: {error}", path=str(file)) from error
-    return loads(text, origin=str(file), directory=file.parent, params=params)
+    return loads(text, origin=str(file), directory=file.parent, params=params, env=env, engine=engine)
 
 
 def loads(
@@ -77,6 +88,8 @@ def loads(
     origin: str = "pipeline",
     directory: str | os.PathLike[str] = ".",
     params: Mapping[str, str] | None = None,
+    env: str | None = None,
+    engine: EngineOfPipeline | None = None,
 ) -> Pipeline:
     """Read a pipeline from text, and check it, as :func:`load` does.
 
@@ -85,6 +98,8 @@ def loads(
         origin: what errors call it.
         directory: what relative paths are relative to.
         params: values for parameters; they come before those of the text's own ``[params]``.
+        env: the environment, as of :func:`load`.
+        engine: instead of the text's own.
 
     Raises:
         InputError: not TOML, an unknown key, a value of the wrong type, an unknown name, a circle.
@@ -101,9 +116,7 @@ def loads(
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{origin} is not TOML: {error}", path=origin) from error
     reader = _TomlReader(origin, Path(directory).absolute(), params or {})
-    pipeline = reader.read_pipeline(raw)
-    check(pipeline)
-    return replace(pipeline, scopes=reader.find_scopes(pipeline))
+    return reader.read_all(raw, env=env, engine=engine)
 
 
 class _TomlReader:
@@ -118,8 +131,22 @@ class _TomlReader:
         self.variables: dict[str, dict[str, str]] = {}
         """By place: the variables that were substituted there, and their values."""
 
-    def read_pipeline(self, raw: dict[str, Any]) -> Pipeline:
+    def read_all(self, raw: dict[str, Any], *, env: str | None, engine: str | None) -> Pipeline:
+        """The pipeline of a file's tables, with those of an environment over them, checked."""
+        env = choose_environment(env)
         self._check_keys("the file", raw, _TOP)
+        tables = apply_environment(raw, env, _TOP, self.make_error)
+        pipeline = self.read_pipeline(tables if engine is None else {**tables, "engine": engine})
+        if env is not None:
+            own = raw["env"][env]
+            reports, state = move_state(
+                pipeline.name, env, reports=pipeline.reports, state=pipeline.state, own=own
+            )
+            pipeline = replace(pipeline, env=env, reports=reports, state=state)
+        check(pipeline)
+        return replace(pipeline, scopes=self.find_scopes(pipeline))
+
+    def read_pipeline(self, raw: dict[str, Any]) -> Pipeline:
         self.typed = self._check_table("[params]", raw.get("params", {}))
         self.own = self._read_texts("[params]", self.typed)
         steps = raw.get("steps", [])
@@ -127,9 +154,7 @@ class _TomlReader:
             raise self.make_error("steps", "steps are tables: [[steps]].")
         pipeline = Pipeline(
             name=self._read_value("name", raw.get("name", Path(self.origin).stem), str),
-            engine=self._read_value(
-                "engine", raw.get("engine", "spark"), Literal["spark", "arrow", "duckdb"]
-            ),
+            engine=self._read_value("engine", raw.get("engine", "spark"), EngineOfPipeline),
             reports=self.resolve_path(self._read_value("reports", raw.get("reports", "reports"), str)),
             state=self.resolve_path(self._read_value("state", raw["state"], str)) if "state" in raw else None,
             spark=self._make_value("[spark]", raw.get("spark", {}), SparkSettings),

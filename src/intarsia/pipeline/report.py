@@ -27,7 +27,7 @@ class StepReport:
 
     ``done``: it ran, or found nothing to do. ``unchanged``: neither its input nor its target has changed
     since its last success. ``planned``: a dry run. ``failed``: its target is as it was. ``not run``: an
-    earlier step failed.
+    earlier step failed, or the run was limited to other steps, which ``left_out`` says.
     """
 
     name: str
@@ -51,6 +51,8 @@ class StepReport:
     after: Snapshot | None = field(default=None, repr=False)
     error: BaseException | None = None
     notes: tuple[str, ...] = ()
+    left_out: bool = False
+    """Whether it did not run because the run was limited to other steps."""
 
     @property
     def changed(self) -> bool:
@@ -86,12 +88,13 @@ class PipelineReport:
     finished_first: PipelineReport | None = field(default=None, repr=False)
     """The report of the steps that an earlier run had left, which were done before these."""
     origin: str | None = None
+    env: str | None = None
     json_path: str | None = None
     html_path: str | None = None
 
     @property
     def ok(self) -> bool:
-        return not any(step.status in ("failed", "not run") for step in self.steps)
+        return not any(step.status in ("failed", "not run") and not step.left_out for step in self.steps)
 
     @property
     def failed(self) -> StepReport | None:
@@ -120,7 +123,7 @@ def describe_status(report: PipelineReport) -> str:
         return "stopped"
     if report.dry_run:
         return "dry run, nothing written"
-    if all(step.status == "unchanged" for step in report.steps):
+    if all(step.status == "unchanged" or step.left_out for step in report.steps):
         return "done, nothing had changed"
     return "done"
 
@@ -140,6 +143,7 @@ def as_json(report: PipelineReport) -> dict[str, Any]:
         "pipeline": report.pipeline,
         "run_id": report.run_id,
         "file": report.origin,
+        "env": report.env,
         "status": describe_status(report),
         "ok": report.ok,
         "dry_run": report.dry_run,
@@ -182,6 +186,7 @@ def _step_to_json(step: StepReport) -> dict[str, Any]:
         "after": _layout_to_json(step.after),
         "error": None if step.error is None else error_to_json(step.error),
         "notes": list(step.notes),
+        "left_out": step.left_out,
     }
 
 

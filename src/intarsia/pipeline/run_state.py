@@ -40,6 +40,8 @@ class RunState:
     run_id: str
     dry_run: bool = False
     full_refresh: bool = False
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    """Steps that the run does not run, since it is limited to others; with the reason."""
     snapshots: dict[str, Snapshot] = field(default_factory=dict)
     """Snapshots of targets, as of the last step that changed them."""
     seen: set[str] = field(default_factory=set)
@@ -223,6 +225,7 @@ class RunState:
             scope=self.compute_scope(step),
             files=selection.files.taken if selection is not None else (),
             full_refresh=self.full_refresh,
+            limited=bool(self.left_out),
         )
         self.write()
         properties = {**(step.options.get("properties") or {}), "run_id": self.run_id}
@@ -264,12 +267,15 @@ class RunState:
         definition = describe_definition(step, self.pipeline)
         success = Success(definition, compute_input_digest(listing), 0, 0, path, version)
         self.state.note(step.name, success, changed=changed, left=left)
-        self.state.unfinished = UnfinishedRun(self.run_id, step.name, self.full_refresh)
+        if not self.left_out:
+            self.state.unfinished = UnfinishedRun(self.run_id, step.name, self.full_refresh)
         self.write()
 
     def mark_done(self) -> None:
         """Record every step as done with the inputs and targets that are there; runs nothing."""
         for step in self.list_steps():
+            if step.name in self.left_out:
+                continue
             pending = self.state.pending.get(step.name)
             if pending is not None and step.target is not None:
                 self.resources.get_table(step.target).recover(run_id=pending.run)
@@ -296,8 +302,11 @@ class RunState:
         return order.index(unfinished.after) + 1
 
     def finish(self) -> None:
-        """Record that all steps ran: the next run starts at the first."""
-        if self.state.unfinished is not None:
+        """Record that all steps ran: the next run starts at the first.
+
+        A run that was limited to some steps leaves it to the next whole run to finish one that ended early.
+        """
+        if self.state.unfinished is not None and not self.left_out:
             self.state.unfinished = None
             self.dirty = True
         self.close()

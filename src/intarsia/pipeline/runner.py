@@ -8,12 +8,12 @@ import re
 import tempfile
 import time
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, TypedDict, Unpack
+from typing import Any, TypedDict, Unpack
 
 from intarsia.common.log import redact
 from intarsia.core.ports import Progress
@@ -21,7 +21,7 @@ from intarsia.core.run import ignore_progress
 from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError, StorageError
 from intarsia.pipeline.graph import order_steps
-from intarsia.pipeline.model import Pipeline
+from intarsia.pipeline.model import EngineOfPipeline, Pipeline
 from intarsia.pipeline.page import render_page
 from intarsia.pipeline.parse import load
 from intarsia.pipeline.report import PipelineReport, StepReport, as_json
@@ -36,6 +36,7 @@ from intarsia.pipeline.state import (
 )
 from intarsia.pipeline.state_recovery import finish_commits, recover_state
 from intarsia.pipeline.step_runner import OnStep, StepRunner
+from intarsia.pipeline.step_selection import find_left_out
 from intarsia.pipeline.validation import check
 from intarsia.show.progress import make_reporter
 
@@ -46,7 +47,7 @@ class RunOptions(TypedDict, total=False):
     """Keyword arguments of :func:`run`, for what passes them on."""
 
     dry_run: bool
-    engine: Literal["spark", "arrow", "duckdb"] | None
+    engine: EngineOfPipeline | None
     master: str | None
     session: SessionLike | None
     report_dir: str | os.PathLike[str] | None
@@ -54,13 +55,15 @@ class RunOptions(TypedDict, total=False):
     on_step: OnStep | None
     full_refresh: bool
     mark_done: bool
+    only: str | Sequence[str] | None
+    from_step: str | None
 
 
 def run(
     pipeline: Pipeline,
     *,
     dry_run: bool = False,
-    engine: Literal["spark", "arrow", "duckdb"] | None = None,
+    engine: EngineOfPipeline | None = None,
     master: str | None = None,
     session: SessionLike | None = None,
     report_dir: str | os.PathLike[str] | None = None,
@@ -68,6 +71,8 @@ def run(
     on_step: OnStep | None = None,
     full_refresh: bool = False,
     mark_done: bool = False,
+    only: str | Sequence[str] | None = None,
+    from_step: str | None = None,
 ) -> PipelineReport:
     """Run a pipeline's steps in order, and leave a JSON and an HTML report.
 
@@ -92,6 +97,9 @@ def run(
             appended are not appended twice.
         mark_done: run nothing; note that every step is done with the files and targets that are there. For
             targets that were filled otherwise, and for a state that was lost.
+        only: the names of the steps to run; the others are reported as not run, and the state has nothing
+            new of them. A run that ended early is then not finished first.
+        from_step: the name of the first step to run; those above it are left out likewise.
 
     Raises:
         InputError: the pipeline is not consistent.
@@ -119,6 +127,7 @@ def run(
     check(pipeline)
     if any(source.is_computed for source in pipeline.sources.values()):
         pipeline = replace(pipeline, steps=order_steps(pipeline))
+    left_out = find_left_out(pipeline, only=only, from_step=from_step)
     if dry_run and mark_done:
         raise InputError("A dry run writes nothing, so it cannot mark steps as done.")
     path, old = choose_state_path(pipeline), find_old_state_path(pipeline)
@@ -132,7 +141,14 @@ def run(
         resources = RunResources(pipeline, _make_opener(pipeline, master, session, watched, stack))
         stack.callback(resources.close)
         run_state = RunState(
-            pipeline, resources, state, path, _make_run_id(), dry_run=dry_run, full_refresh=full_refresh
+            pipeline,
+            resources,
+            state,
+            path,
+            _make_run_id(),
+            dry_run=dry_run,
+            full_refresh=full_refresh,
+            left_out=left_out,
         )
         made = _Run(pipeline, resources, run_state, watched, on_step, directory if keep else None)
         if mark_done:
@@ -160,7 +176,8 @@ class _Run:
         early is finished as one, and is not repeated where this run is one as well.
         """
         first: PipelineReport | None = None
-        resumed = 0 if self.run_state.dry_run else self.run_state.resume_at()
+        as_it_is = self.run_state.dry_run or self.run_state.left_out
+        resumed = 0 if as_it_is else self.run_state.resume_at()
         unfinished = self.run_state.state.unfinished
         if unfinished is not None and 0 < resumed < len(self.pipeline.steps):
             asked, self.run_state.full_refresh = self.run_state.full_refresh, unfinished.full_refresh
@@ -247,6 +264,7 @@ class _Run:
             session=_describe_session(self.resources.opened),
             dry_run=self.run_state.dry_run,
             origin=self.pipeline.origin,
+            env=self.pipeline.env,
         )
 
     def _write(self, report: PipelineReport) -> PipelineReport:
@@ -257,6 +275,7 @@ def run_file(
     path: str | os.PathLike[str],
     *,
     params: Mapping[str, str] | None = None,
+    env: str | None = None,
     **options: Unpack[RunOptions],
 ) -> PipelineReport:
     """Run the pipeline that a TOML file declares.
@@ -264,6 +283,7 @@ def run_file(
     Args:
         path: the TOML file.
         params: values for parameters, as of :func:`load`.
+        env: the environment, as of :func:`load`.
         options: as of :func:`run`.
 
     Raises:
@@ -274,7 +294,7 @@ def run_file(
         >>> pipeline.run_file("orders.toml", dry_run=True, progress=False).ok
         True
     """
-    return run(load(path, params=params), **options)
+    return run(load(path, params=params, env=env, engine=options.get("engine")), **options)
 
 
 @contextmanager

@@ -54,6 +54,8 @@ class Pending:
     files: tuple[FileStamp, ...] = ()
     """Input files that count as taken once the step has committed."""
     full_refresh: bool = False
+    limited: bool = False
+    """Whether the run was limited to some steps: what is below does not have to follow."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -151,12 +151,14 @@ def _refuse(run_state: RunState, lost: list[Step]) -> None:
     way = "run once with --full-refresh, which merges and writes every file again"
     if any(map(is_append, lost)):
         way = "remove the target to have it filled again"
+    env = run_state.pipeline.env
+    own = "" if env is None else f"give the environment {env!r} a target of its own; or "
     raise DamagedTable(
         f"The state of pipeline {run_state.pipeline.name!r}, {run_state.path}, does not know the last"
         f" commits of {told} that the log of {where} has: it was lost, is an old copy, or other runs of a"
         " pipeline of this name have a state of their own.",
         path=str(run_state.path),
-        hint=f"restore it; or, if all that is there was taken, run once with --mark-done; or {way}.",
+        hint=f"{own}restore it; or, if all that is there was taken, run once with --mark-done; or {way}.",
     )
 
 
@@ -202,7 +204,7 @@ def _note_commit(run_state: RunState, name: str, pending: Pending, target: str) 
     )
     success = Success(definition, pending.input, 0, 0, pending.target, now.version)
     run_state.state.note(name, success, changed=True, left=left)
-    if pending.run:
+    if pending.run and not pending.limited:
         run_state.state.unfinished = UnfinishedRun(pending.run, name, pending.full_refresh)
     run_state.dirty = True
     log.info("pipeline %s: step %s was committed by run %s", run_state.pipeline.name, name, pending.run)

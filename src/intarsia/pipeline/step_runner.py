@@ -52,6 +52,9 @@ class StepRunner:
         for number, step in enumerate(self.run_state.list_steps(), 1):
             if self.only_if and number > self.only_if and self.is_idle:
                 return
+            if step.name in self.run_state.left_out:
+                self.reports.append(self._report_not_run(step))
+                continue
             report = self._run_one(step, number)
             self.reports.append(report)
             if self.on_step is not None:
@@ -62,11 +65,14 @@ class StepRunner:
     @property
     def is_idle(self) -> bool:
         """Whether no step has had anything to do so far."""
-        return all(report.status == "unchanged" for report in self.reports)
+        return all(report.status == "unchanged" or report.left_out for report in self.reports)
 
     def mark_all(self) -> None:
         """Report every step as noted as done, without running it."""
         for step in self.run_state.list_steps():
+            if step.name in self.run_state.left_out:
+                self.reports.append(self._report_not_run(step))
+                continue
             self.reports.append(replace(self._report(step, "unchanged"), notes=("noted as done, not run",)))
             if self.on_step is not None:
                 self.on_step(self.reports[-1])
@@ -74,7 +80,12 @@ class StepRunner:
     def list_reports(self) -> tuple[StepReport, ...]:
         """The reports so far, and of the steps that were not reached."""
         left = self.run_state.list_steps()[len(self.reports) :]
-        return (*self.reports, *(self._report(step, "not run") for step in left))
+        return (*self.reports, *map(self._report_not_run, left))
+
+    def _report_not_run(self, step: Step) -> StepReport:
+        reason = self.run_state.left_out.get(step.name)
+        notes = () if reason is None else (reason,)
+        return replace(self._report(step, "not run"), notes=notes, left_out=reason is not None)
 
     def _run_one(self, step: Step, number: int) -> StepReport:
         begun = time.perf_counter()

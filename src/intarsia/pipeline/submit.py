@@ -33,6 +33,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report_dir=asked.report_dir,
             full_refresh=asked.full_refresh,
             mark_done=asked.mark_done,
+            only=asked.only or None,
+            from_step=asked.from_step,
+            env=asked.env,
             on_step=lambda step: _say(format_step(step)),
         )
     except IntarsiaError as error:
@@ -71,6 +74,9 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="plan every step, write nothing")
     parser.add_argument("--full-refresh", action="store_true", help="take every input file again")
     parser.add_argument("--mark-done", action="store_true", help="run nothing, note every step as done")
+    parser.add_argument("--only", action="append", metavar="STEP[,STEP]", help="run these steps only")
+    parser.add_argument("--from", dest="from_step", metavar="STEP", help="run this step and those after it")
+    parser.add_argument("--env", metavar="NAME", help="the environment, instead of INTARSIA_ENV's")
     parser.add_argument("--engine", choices=("spark", "arrow", "duckdb"), help="instead of the file's")
     parser.add_argument("--master", help="the Spark master, instead of the file's")
     parser.add_argument("--param", action="append", default=[], type=_parse_param, metavar="NAME=VALUE")
