@@ -187,6 +187,12 @@ def _offer_environments(ctx: click.Context, _param: click.Parameter, incomplete:
     return offer_environments(ctx.params.get("pipeline") or next(iter(ctx.args), ""), incomplete)
 
 
+def _test(path: str, **given: Any) -> None:
+    from intarsia.cli.tests import test_pipeline
+
+    test_pipeline(path, **given)
+
+
 def _add_command(function: Any, name: str, text: str, *decorators: Any) -> None:
     cli.add_command(click.command(name, help=text)(decorate(function, [*decorators, *talk_options])))
 
@@ -267,6 +273,16 @@ _add_command(
         multiple=True,
         callback=parse_pairs,
         help="A value for ${NAME} in the file; may be repeated.",
+    ),
+)
+_add_command(
+    _test,
+    "test",
+    "Run the tests of a pipeline, or of a directory, on rows that they give; real tables are not touched.",
+    click.argument("path", metavar="[PIPELINE.TOML]", default=".", shell_complete=offer_paths),
+    click.option("-k", "name", metavar="TEXT", help="Only tests with this text in their names."),
+    click.option(
+        "--engine", type=click.Choice(["spark", "arrow", "duckdb"]), help="Instead of the pipeline's."
     ),
 )
 _add_command(

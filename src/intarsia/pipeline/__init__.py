@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from intarsia.common.lazy import make_lazy_names as _lazily
 
 if TYPE_CHECKING:
+    from intarsia.pipeline.case_runner import CaseReport, run_tests
     from intarsia.pipeline.model import (
         Compact,
         Deduplicate,
@@ -35,6 +36,7 @@ if TYPE_CHECKING:
     from intarsia.pipeline.validation import check
 
 _HOMES = {
+    "CaseReport": "case_runner",
     "Compact": "model",
     "Deduplicate": "model",
     "Delete": "model",
@@ -56,9 +58,11 @@ _HOMES = {
     "loads": "parse",
     "run": "runner",
     "run_file": "runner",
+    "run_tests": "case_runner",
 }
 
 __all__ = [
+    "CaseReport",
     "Compact",
     "Deduplicate",
     "Delete",
@@ -80,6 +84,7 @@ __all__ = [
     "loads",
     "run",
     "run_file",
+    "run_tests",
 ]
 
 __getattr__, __dir__ = _lazily(__name__, {name: f"{__name__}.{home}" for name, home in _HOMES.items()})

@@ -136,6 +136,7 @@ class SourceComputer:
             spec = importlib.util.spec_from_loader(name, loader, origin=function.path)
             assert spec is not None
             module = importlib.util.module_from_spec(spec)
+            module.__file__ = function.path  # by which a file finds others beside it
             sys.modules[module.__name__] = module
             self.stack.callback(sys.modules.pop, module.__name__, None)
             if travels:
