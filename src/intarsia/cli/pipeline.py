@@ -7,6 +7,7 @@ from typing import Any
 
 from intarsia import pipeline
 from intarsia.cli.screen import Screen, get_screen
+from intarsia.pipeline.checks import describe_outcome
 from intarsia.pipeline.report import StepReport, as_json, describe_status
 from intarsia.show import progress, units
 
@@ -63,7 +64,8 @@ class _Watch:
     def report(self, step: StepReport) -> None:
         self._line.close()  # wiped before the next line
         counts = " · ".join(_describe_counts(step))
-        self._shown.say((f"{step.status:<10}", _STYLES[step.status]), f"{step.name:<24}  {counts}".rstrip())
+        style = "yellow" if step.warned else _STYLES[step.status]
+        self._shown.say((f"{step.status:<10}", style), f"{step.name:<24}  {counts}".rstrip())
         self._line = self._open_line()
 
     def __enter__(self) -> _Watch:
@@ -94,6 +96,8 @@ def _describe_counts(step: StepReport) -> list[str]:
     met = sum(check.ok for check in step.checks)
     if step.checks:
         told.append(f"{met} of {units.format_count(len(step.checks), 'expectation')} met")
+    if step.status != "failed":
+        told += [describe_outcome(check) for check in step.checks if not check.ok]
     told += step.notes
     if step.seconds:
         told.append(units.format_seconds(step.seconds))

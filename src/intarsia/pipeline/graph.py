@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from intarsia.common.names import suggest_names
 from intarsia.errors import InputError, NotSupported
 from intarsia.pipeline.model import Merge, Pipeline, Source, Step, Write, name_step
+from intarsia.pipeline.references import list_referenced_targets
 from intarsia.sql.query import Query, check_dialect, list_variables, parse_query
 
 SESSIONS = {"spark": "spark", "connection": "duckdb"}
@@ -281,7 +282,10 @@ def order_steps(pipeline: Pipeline) -> tuple[Step, ...]:
     graph = SourceGraph(pipeline)
     steps = [replace(step, name=name_step(step, number)) for number, step in enumerate(pipeline.steps, 1)]
     awaited = [_find_awaited(graph, steps, number) for number in range(len(steps))]
-    touched = [{*graph.list_targets(step.source), step.target} for step in steps]
+    touched = [
+        {*graph.list_targets(step.source), *list_referenced_targets(step, pipeline), step.target}
+        for step in steps
+    ]
     left = list(range(len(steps)))
 
     def is_ready(number: int) -> bool:

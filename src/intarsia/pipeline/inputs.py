@@ -32,9 +32,10 @@ from intarsia.common.formats import (
     unify_text_types,
 )
 from intarsia.common.log import redact
+from intarsia.common.names import suggest_names
 from intarsia.common.paths import InputFile, find_input_files
 from intarsia.core.snapshot import Snapshot
-from intarsia.errors import InputError, NothingMatched, NotSupported, StorageError
+from intarsia.errors import ColumnNotFound, InputError, NothingMatched, NotSupported, StorageError
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline.model import Source, list_names
 from intarsia.pipeline.row_transform import (
@@ -362,6 +363,24 @@ def read_snapshot_frame(source: Source, snapshot: Snapshot, session: Any) -> Any
     scan = SnapshotScan(snapshot, tuple(snapshot.schema.names))
     found = make_frame(session, scan, since="the step looked at it")
     return transform_frame(found, make_transform(source, "parquet"))
+
+
+def read_snapshot_columns(snapshot: Snapshot, names: tuple[str, ...], session: Any) -> Any:
+    """Some columns of a snapshot: a DataFrame with a session, else a list of one Arrow stream."""
+    lost = [name for name in names if name not in snapshot.schema.names]
+    if lost:
+        raise ColumnNotFound(
+            f"{redact(snapshot.root)} has no column {lost[0]!r}; it has {', '.join(snapshot.schema.names)}.",
+            path=redact(snapshot.root),
+            hint=suggest_names(lost, snapshot.schema.names),
+        )
+    scan = SnapshotScan(snapshot, names)
+    if session is not None:
+        from intarsia.frames import make_frame  # needs pyspark
+
+        return make_frame(session, scan, since="the step looked at it")
+    batches = scan.read_batches(threads=os.cpu_count() or 1)
+    return [pa.RecordBatchReader.from_batches(scan.schema, batches)]
 
 
 def transform_frame(frame: Any, shape: RowTransform) -> Any:

@@ -141,6 +141,14 @@ class Declared:
     """The values a column may have."""
     holds: str | tuple[str, ...] = ()
     """Conditions, as SQL."""
+    references: Mapping[str, str] = field(default_factory=dict)
+    """Columns whose values are keys of another target, as in ``{"customer_id": "customers.id"}``."""
+    fresh: Mapping[str, str] = field(default_factory=dict)
+    """How old the newest value of a column may be: ``column``, ``within``, and ``as_of`` instead of now."""
+    at_most: int | str | None = None
+    """How many rows may violate each expectation: a number of rows, or a share such as ``"0.1 %"``."""
+    action: Literal["fail", "warn"] = "fail"
+    """What is done where an expectation does not hold."""
 
     def __post_init__(self) -> None:
         given, known = self.list_given(), self.list_keys()
@@ -239,7 +247,7 @@ class Deduplicate(Declared):
 
 
 class Expect(Declared):
-    """What must be true of a source or a target; where it is not, the run ends here.
+    """What must be true of a source or a target; where it is not, ``action`` says what follows.
 
     As with SQL's CHECK, a row fails where a condition is FALSE; a NULL fails ``not_null`` only.
     """
@@ -247,7 +255,10 @@ class Expect(Declared):
     __slots__ = ()
     operation = "expect"
     needs = ()
-    takes = ("source", "target", "not_null", "unique", "min_rows", "max_rows", "accepted", "holds")
+    takes = (
+        *("source", "target", "not_null", "unique", "min_rows", "max_rows", "accepted", "holds"),
+        *("references", "fresh", "at_most", "action"),
+    )
 
 
 Step = Merge | Write | Delete | Update | Compact | Optimize | Deduplicate | Expect

@@ -8,6 +8,7 @@ from html import escape
 
 from intarsia.core.report import MergeResult
 from intarsia.core.snapshot import Snapshot
+from intarsia.pipeline.checks import Check
 from intarsia.pipeline.report import PipelineReport, StepReport, describe_status, error_to_json
 from intarsia.show import svg, units
 from intarsia.show.page import Fact, PageTable, make_page
@@ -84,7 +85,8 @@ def render_page(report: PipelineReport) -> str:
 
 
 def _render_header(report: PipelineReport) -> str:
-    tone = "bad" if not report.ok else "plan" if report.dry_run else "good"
+    is_yellow = report.dry_run or any(step.warned for step in report.steps)
+    tone = "bad" if not report.ok else "plan" if is_yellow else "good"
     engine = report.session or report.engine
     facts = [f"{report.started:%Y-%m-%d %H:%M:%S} UTC", units.format_seconds(report.seconds), engine]
     facts += [f"environment {report.env}"] if report.env else []
@@ -144,11 +146,15 @@ def _render_line(number: int, step: StepReport, longest: float) -> str:
     bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if spent else ""
     return (
         f'<tr><td><a href="#step-{number}">{_escape(step.name)}</a></td>'
-        f'<td class="{_TONES[step.status]}">{_escape(step.status)}</td>'
+        f'<td class="{_choose_tone(step)}">{_escape(step.status)}</td>'
         f"<td>{_escape(_describe_rows(step))}</td>"
         f'<td class="num wide">{files}</td><td class="num wide">{size}</td>'
         f'<td class="num">{spent}{bar}</td></tr>'
     )
+
+
+def _choose_tone(step: StepReport) -> str:
+    return "plan" if step.warned else _TONES[step.status]
 
 
 def _describe_rows(step: StepReport) -> str:
@@ -163,14 +169,14 @@ def _describe_rows(step: StepReport) -> str:
 
 
 def _render_step(number: int, step: StepReport) -> str:
-    is_open = " open" if step.changed or step.status == "failed" else ""
+    is_open = " open" if step.changed or step.warned or step.status == "failed" else ""
     way = " → ".join(name for name in (step.source, step.target) if name)
     spent = units.format_seconds(step.seconds) if step.status != "not run" else ""
     return (
         f'<details class="step" id="step-{number}"{is_open}><summary><b>{number}. {_escape(step.name)}</b>'
         f'<span class="quiet">{_escape(step.operation)} {_escape(way)}</span>'
         f'<span class="end quiet">{spent}</span>'
-        f'<span class="mark {_TONES[step.status]}">{_escape(step.status)}</span></summary>'
+        f'<span class="mark {_choose_tone(step)}">{_escape(step.status)}</span></summary>'
         f'<div class="body">{"".join(_render_body(step))}</div></details>'
     )
 
@@ -246,13 +252,34 @@ def _render_error(error: BaseException) -> str:
 
 
 def _render_checks(step: StepReport) -> str:
-    lines = []
-    for check in step.checks:
-        tone, sign = ("good", "✓") if check.ok else ("bad", "✗")
-        against = check.found or units.format_count(check.failing, "row") + " against it"
-        told = check.expectation if check.ok else f"{check.expectation}: {against}"
-        lines.append(f'<li><span class="{tone}">{sign}</span> {_escape(told)}</li>')
-    return f'<ul class="checks">{"".join(lines)}</ul>'
+    """A table of expectations: rows checked, rows that violate each, and what was done."""
+    if all(check.ok and not check.failing for check in step.checks):
+        lines = "".join(
+            f'<li><span class="good">✓</span> {_escape(check.expectation)}</li>' for check in step.checks
+        )
+        return f'<ul class="checks">{lines}</ul>'
+    lines = "".join(map(_render_check, step.checks))
+    return (
+        '<div class="scroll"><table><thead><tr><th>expectation</th><th class="num">rows</th>'
+        '<th class="num">against it</th><th class="num wide">share</th><th>outcome</th></tr></thead>'
+        f"<tbody>{lines}</tbody></table></div>"
+    )
+
+
+def _render_check(check: Check) -> str:
+    tone = "good" if check.ok else "bad" if check.outcome == "failed" else "plan"
+    sign = {"good": "✓", "bad": "✗", "plan": "!"}[tone]
+    share = "" if check.share is None else f"{check.share:.3%}"
+    outcome = f"{check.outcome} into {check.into}" if check.outcome == "quarantined" else check.outcome
+    asked = f"{check.expectation} (at most {check.limit})" if check.limit else check.expectation
+    told = f"{asked}: {check.found}" if check.found and check.failing else asked
+    rows = "" if check.rows is None else units.format_number(check.rows)
+    failing = "" if check.rows is None else units.format_number(check.failing)
+    return (
+        f'<tr><td><span class="{tone}">{sign}</span> {_escape(told)}</td><td class="num">{rows}</td>'
+        f'<td class="num">{failing}</td><td class="num wide">{share}</td>'
+        f'<td class="{tone}">{_escape(outcome)}</td></tr>'
+    )
 
 
 def _render_fact(fact: Fact) -> str:

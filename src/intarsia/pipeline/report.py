@@ -13,7 +13,8 @@ from intarsia.core.report import MergeResult
 from intarsia.core.report import as_json as result_as_json
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import IntarsiaError
-from intarsia.pipeline.expect import Check
+from intarsia.pipeline.checks import Check
+from intarsia.show import units
 
 Status = Literal["done", "unchanged", "planned", "failed", "not run"]
 
@@ -58,6 +59,11 @@ class StepReport:
     def changed(self) -> bool:
         """Whether the target was (or in a dry run: would be) changed."""
         return self.result is not None and self.result.changed
+
+    @property
+    def warned(self) -> bool:
+        """Whether an expectation does not hold, and the run goes on."""
+        return self.status != "failed" and any(not check.ok for check in self.checks)
 
     @property
     def bytes_exact(self) -> bool:
@@ -116,16 +122,21 @@ class PipelineReport:
 
 
 def describe_status(report: PipelineReport) -> str:
-    """The run in a few words: ``done``, ``done, nothing had changed``, ``failed at 'x'``."""
+    """The run in a few words: ``done, 1 warning``, ``done, nothing had changed``, ``failed at 'x'``."""
     if report.failed is not None:
         return f"failed at {report.failed.name!r}"
     if not report.ok:
         return "stopped"
     if report.dry_run:
-        return "dry run, nothing written"
+        return f"dry run, nothing written{_count_warnings(report)}"
     if all(step.status == "unchanged" or step.left_out for step in report.steps):
         return "done, nothing had changed"
-    return "done"
+    return f"done{_count_warnings(report)}"
+
+
+def _count_warnings(report: PipelineReport) -> str:
+    number = sum(not check.ok for step in report.steps for check in step.checks)
+    return f", {units.format_count(number, 'warning')}" if number else ""
 
 
 def as_json(report: PipelineReport) -> dict[str, Any]:
@@ -179,7 +190,17 @@ def _step_to_json(step: StepReport) -> dict[str, Any]:
         "result": None if result is None else _result_to_json(result),
         "plan": None if result is None or result.plan is None else _plan_to_json(result.plan),
         "checks": [
-            {"expectation": check.expectation, "ok": check.ok, "failing": check.failing}
+            {
+                "expectation": check.expectation,
+                "ok": check.ok,
+                "outcome": check.outcome,
+                "rows": check.rows,
+                "failing": check.failing,
+                "share": check.share,
+                "at_most": check.limit or None,
+                "found": check.found or None,
+                "into": check.into,
+            }
             for check in step.checks
         ],
         "before": _layout_to_json(step.before),

@@ -157,6 +157,22 @@ class RunResources:
             return [inputs.read_snapshot_stream(source, snapshot)]
         return inputs.read_snapshot_frame(source, snapshot, self.session)
 
+    def read_columns(self, target: str, names: tuple[str, ...]) -> Any:
+        """Some columns of a target: a DataFrame on Spark, else a list of one Arrow stream.
+
+        Raises:
+            NothingMatched: the target does not exist.
+            ColumnNotFound: it has no such column.
+        """
+        snapshot = self.get_table(target).snapshot()
+        if not snapshot.has_schema:
+            raise NothingMatched(
+                f"the target {target!r} does not exist yet.",
+                path=snapshot.root,
+                hint="a step that writes it has to run before.",
+            )
+        return inputs.read_snapshot_columns(snapshot, names, self.session)
+
     def _name_source(self, source: Source) -> str:
         return next(name for name, one in self.pipeline.sources.items() if one is source)
 

@@ -25,6 +25,7 @@ from intarsia.pipeline.input_selection import (
 )
 from intarsia.pipeline.inputs import FileStamp, InputFiles, is_web
 from intarsia.pipeline.model import Expect, Pipeline, Source, Step, list_names, name_step, require
+from intarsia.pipeline.references import list_referenced_targets
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.state import Pending, PipelineState, Success, UnfinishedRun, write_atomically
 
@@ -99,7 +100,7 @@ class RunState:
         try:
             listing = self.list_inputs(source)
         except NothingMatched:
-            if source.is_computed or not self._were_taken(step, source):
+            if source.is_computed or step.fresh or not self._were_taken(step, source):
                 raise
             return Selection(InputFiles(()), True, notes=("there is no file; those of before were taken",))
         assert listing is not None
@@ -132,8 +133,12 @@ class RunState:
         """The files that an expectation checks: those that the steps after it are about to take."""
         takers = list(self._iterate_takers(step))
         source = self.pipeline.sources[require(step.source)]
-        if not takers or not all(
-            is_taken_once(taker, source, listing, full_refresh=self.full_refresh) for taker in takers
+        if (
+            step.fresh
+            or not takers
+            or not all(
+                is_taken_once(taker, source, listing, full_refresh=self.full_refresh) for taker in takers
+            )
         ):
             return Selection(listing)
         wanted = {stamp for taker in takers for stamp in self._select_new(taker, listing).files.stamps}
@@ -175,6 +180,8 @@ class RunState:
         """Whether definition, input and targets of a step are what they were at its last success."""
         success = self.state.find_success(step.name, describe_definition(step, self.pipeline))
         if success is None or success.input != compute_input_digest(listing):
+            return False
+        if step.fresh and "as_of" not in step.fresh:  # the clock has moved
             return False
         if self.full_refresh and listing is not None and not isinstance(step, Expect):
             return False
@@ -336,7 +343,8 @@ class RunState:
     def find_touched_targets(self, step: Step) -> set[str]:
         """The targets that a step reads or writes."""
         read = self.resources.graph.list_targets(step.source)
-        return {name for name in (*read, step.target) if name is not None}
+        referenced = list_referenced_targets(step, self.pipeline)
+        return {name for name in (*read, *referenced, step.target) if name is not None}
 
     def show_target_path(self, target: str) -> str:
         """The path or name of a target, without credentials."""

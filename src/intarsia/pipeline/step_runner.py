@@ -13,7 +13,7 @@ from intarsia.common.log import get_logger, redact
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
-from intarsia.pipeline.expect import make_failure
+from intarsia.pipeline.checks import make_failure
 from intarsia.pipeline.input_selection import Selection
 from intarsia.pipeline.inputs import InputFiles
 from intarsia.pipeline.model import Expect, Merge, Pipeline, Step, list_names
@@ -191,7 +191,7 @@ class StepRunner:
             changed = outcome.changed
         elif isinstance(step, Expect):
             done = replace(done, checks=tuple(outcome))
-            error = make_failure(step, outcome, self._describe_source(step))
+            error = make_failure(outcome, self._describe_source(step))
             if error is not None:
                 return replace(done, status="failed", error=error)
         if self.dry_run:

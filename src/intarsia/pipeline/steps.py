@@ -15,7 +15,8 @@ from intarsia.core.run import ignore_progress
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import list_engines
 from intarsia.errors import InputError
-from intarsia.pipeline.expect import Check, check_frame, check_streams, check_target
+from intarsia.pipeline.checks import Check
+from intarsia.pipeline.expect import check_source, check_target
 from intarsia.pipeline.inputs import InputFiles
 from intarsia.pipeline.model import (
     Compact,
@@ -173,9 +174,8 @@ def _expect(
     step: Expect, resources: RunResources, listing: InputFiles | None, progress: Progress
 ) -> list[Check]:
     if step.target is not None:
-        return check_target(step, resources.get_table(step.target), resources.engine, progress)
-    rows = resources.read_rows(resources.pipeline.sources[require(step.source)], listing)
-    return check_streams(step, rows) if isinstance(rows, list) else check_frame(step, rows)
+        return check_target(step, resources, progress)
+    return check_source(step, resources, listing)
 
 
 def _make_size_arguments(step: Compact | Optimize) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 
 from intarsia.core.report import MergeResult
 from intarsia.errors import IntarsiaError
+from intarsia.pipeline.checks import describe_outcome
 from intarsia.pipeline.report import StepReport, describe_status, error_to_json
 from intarsia.pipeline.runner import run_file
 from intarsia.show import units
@@ -52,6 +53,8 @@ def format_step(step: StepReport) -> str:
     told = f"{step.name}: {step.status}"
     if step.result is not None:
         told += f" ({_format_counts(step, step.result)})"
+    if step.warned:
+        told += f" ({'; '.join(describe_outcome(check) for check in step.checks if not check.ok)})"
     if step.notes and step.error is None:
         told += f", {'; '.join(step.notes)}"
     if step.error is not None:

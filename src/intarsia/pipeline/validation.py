@@ -15,7 +15,9 @@ from intarsia.core.rule import Clause
 from intarsia.engine_choice import check_engine
 from intarsia.errors import InputError, NotSupported
 from intarsia.options import ICEBERG_OPTIONS, TABLE_OPTIONS, StepOptions, TargetOptions, check_values
+from intarsia.pipeline.checks import parse_limit
 from intarsia.pipeline.expect import parse_conditions
+from intarsia.pipeline.freshness import parse_freshness
 from intarsia.pipeline.graph import SourceGraph
 from intarsia.pipeline.inputs import check_portable
 from intarsia.pipeline.model import (
@@ -36,6 +38,7 @@ from intarsia.pipeline.model import (
     name_step,
     require,
 )
+from intarsia.pipeline.references import parse_references
 from intarsia.pipeline.row_transform import parse_derivations, parse_source_filter, parse_type_name
 from intarsia.sql.parse import parse_assignments
 
@@ -233,14 +236,18 @@ class _Check:
     def _expect(self, place: str, step: Expect) -> None:
         if (step.source is None) == (step.target is None):
             raise self.make_error(place, "it looks at a source or at a target, one of the two.")
-        asked = [name for name in step.list_given() if name not in ("name", "source", "target")]
-        if not asked:
-            wanted = "give not_null, unique, min_rows, max_rows, accepted or holds."
+        manner = ("name", "source", "target", "at_most", "action")
+        if all(name in manner for name in step.list_given()):
+            wanted = "give not_null, unique, min_rows, max_rows, accepted, holds, references or fresh."
             raise self.make_error(place, "it expects nothing.", wanted)
         if step.min_rows is not None and step.max_rows is not None and step.min_rows > step.max_rows:
             raise self.make_error(f"{place} min_rows", f"it is above max_rows, which is {step.max_rows}.")
         with self.add_place_to_errors(place):
             parse_conditions(step)
+            parse_references(step.references, self.pipeline.targets)
+            parse_freshness(step.fresh)
+        with self.add_place_to_errors(f"{place} at_most"):
+            parse_limit(step.at_most)
 
     def _merge(self, place: str, step: Merge) -> None:
         dialect = step.options.get("dialect")
