@@ -25,11 +25,12 @@ from intarsia.core.change import Change, PositionDeletes, StagedFile
 from intarsia.errors import CommitConflict, CommitUnknown, InputError, NotSupported, StorageError
 from intarsia.tables.iceberg import commit as committing
 from intarsia.tables.iceberg._pyiceberg import find_next_row_id
+from intarsia.tables.iceberg.batches import find_last_batch
 from intarsia.tables.iceberg.commit import Validation
 from intarsia.tables.iceberg.maintenance import expire_snapshots, remove_orphans
 from intarsia.tables.iceberg.manifests import ContentFile, DataFileContent
 from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions
-from intarsia.tables.iceberg.state import ManifestCache, find_last_batch
+from intarsia.tables.iceberg.state import ManifestCache
 from intarsia.tables.iceberg.table import IcebergTable
 
 

@@ -87,11 +87,11 @@ def test_a_batch_outside_of_a_query_needs_an_app_id(spark, tmp_path):
 def test_a_path_is_taken_from_the_directory_that_it_was_named_in(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     merge = merge_batches("t", "id", app_id="x", control_path="c", spool_dir=Path("s"))
-    assert merge.path == str(tmp_path / "t")
+    assert merge.target == str(tmp_path / "t")
     assert merge.options == {"control_path": str(tmp_path / "c"), "spool_dir": str(tmp_path / "s")}
-    assert merge_batches("memory://lake/t", "id", app_id="x").path == "memory://lake/t"
+    assert merge_batches("memory://lake/t", "id", app_id="x").target == "memory://lake/t"
     elsewhere = pafs.SubTreeFileSystem("/", pafs.LocalFileSystem())
-    assert merge_batches("t", "id", app_id="x", filesystem=elsewhere).path == "t"
+    assert merge_batches("t", "id", app_id="x", filesystem=elsewhere).target == "t"
     with pytest.raises(InputError, match="path"):
         merge_batches("", "id", app_id="x")
 
@@ -138,6 +138,59 @@ def test_a_query_has_every_batch_once_though_spark_gives_one_again(spark, tmp_pa
     assert (commits / "1").exists()  # it did give the batch again
     assert rows(tmp_path / "t") == everything
     assert it.snapshot(tmp_path / "t").version == version
+
+
+ADDS = "when matched then update set n = target.n + source.n when not matched then insert *"
+
+
+def _make_iceberg(tmp_path: Path) -> Any:
+    pytest.importorskip("pyiceberg")
+    from intarsia.tables.iceberg import embedded_catalog
+
+    catalog = embedded_catalog(tmp_path / "warehouse")
+    catalog.create_namespace("db")
+    catalog.create_table("db.t", pa.schema([("id", pa.int64()), ("n", pa.int64())]))
+    return catalog
+
+
+def _read_iceberg(catalog: Any) -> list[tuple[int, int]]:
+    found = catalog.load_table("db.t").scan().to_arrow()
+    return sorted(zip(found["id"].to_pylist(), found["n"].to_pylist(), strict=True))
+
+
+def test_a_query_adds_every_batch_to_an_iceberg_table_once_though_spark_gives_one_again(
+    spark, tmp_path, monkeypatch
+):
+    """On Spark Connect the table is opened again in another process."""
+    catalog = _make_iceberg(tmp_path)
+    for batch in (1, 2):
+        _land(tmp_path / "in", batch)
+    with monkeypatch.context() as here:
+        here.chdir(tmp_path)
+        merge = merge_batches(it.iceberg("db.t", catalog="./warehouse"), "id", app_id="orders", clauses=ADDS)
+    _stream(spark, tmp_path, merge)
+    assert _read_iceberg(catalog) == [(0, 3), (1, 1), (2, 2)]
+    it.write(pa.table({"id": [9], "n": [9]}), it.iceberg("db.t", catalog=catalog), engine="arrow")
+
+    commits = tmp_path / "checkpoint" / "commits"
+    (commits / "1").unlink()  # as though Spark had been killed before it noted its last batch
+    (commits / ".1.crc").unlink(missing_ok=True)
+    _stream(spark, tmp_path, merge)
+    assert (commits / "1").exists()  # it did give the batch again
+    assert _read_iceberg(catalog) == [(0, 3), (1, 1), (2, 2), (9, 9)]
+
+
+def test_what_is_neither_a_dataset_nor_an_iceberg_table_is_refused(tmp_path):
+    with pytest.raises(InputError, match=r"the path of a dataset or an Iceberg table, not ParquetTable"):
+        merge_batches(ParquetTable(tmp_path / "t"), "id", app_id="x")
+
+
+def test_merging_into_an_iceberg_table_travels(tmp_path):
+    catalog = _make_iceberg(tmp_path)
+    merge = merge_batches(catalog.load_table("db.t"), "id", app_id="x")
+    travelled = pickle.loads(pickle.dumps(merge))
+    assert travelled == merge
+    assert travelled.target.open().last_batch("x") is None
 
 
 QUERY = Path(__file__).with_name("streaming_query.py")

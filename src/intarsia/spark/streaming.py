@@ -1,4 +1,4 @@
-"""Structured Streaming into a Parquet dataset: every micro-batch is merged exactly once."""
+"""Structured Streaming into a table: every micro-batch is merged exactly once."""
 
 from __future__ import annotations
 
@@ -11,10 +11,12 @@ from intarsia import api
 from intarsia.arguments import MatchArguments
 from intarsia.common.log import get_logger
 from intarsia.core.merge import normalize_keys
+from intarsia.core.ports import Table
 from intarsia.core.rule import get_strategy_rule
 from intarsia.engine_choice import EngineLike
 from intarsia.errors import InputError
-from intarsia.options import Columns, StreamOptions
+from intarsia.options import Columns, StreamOptions, TableTarget
+from intarsia.request import is_iceberg, open_iceberg
 from intarsia.spark.session import active_session, is_connect
 from intarsia.tables.parquet import ParquetTable
 
@@ -35,25 +37,28 @@ class BatchArguments(StreamOptions, MatchArguments, total=False):
 
 
 def merge_batches(
-    path: str | os.PathLike[str],
+    target: TableTarget,
     key_columns: Columns,
     *,
     strategy: api.Strategy = "upsert",
     app_id: str | None = None,
     **options: Unpack[BatchArguments],
 ) -> Callable[[Any, int], None]:
-    """A function for ``foreachBatch`` that merges each micro-batch into a dataset, exactly once.
+    """A function for ``foreachBatch`` that merges each micro-batch into a table, exactly once.
 
     The batch's number is recorded in the same commit as its rows. A query that was killed at any
-    moment and is started again from its checkpoint repeats its last batch; where the dataset has that
-    already, it is skipped. Batches without rows are recorded as well.
+    moment and is started again from its checkpoint repeats its last batch; where the table has that
+    already, it is skipped. Of an Iceberg table the number is in the snapshot's summary, and in a property of
+    the table for when that snapshot has expired. A batch that changes nothing is recorded in a dataset; an
+    Iceberg table gets no snapshot for it, and repeating it changes nothing again.
 
     Under Spark Connect the function runs on the server's machine, which needs this package and reads and
-    commits the dataset; what it raises is in the text of the query's ``StreamingQueryException``.
+    commits the table; what it raises is in the text of the query's ``StreamingQueryException``. An Iceberg
+    table travels there as its name and the settings of its catalog, with the credentials among them.
 
     Args:
-        path: path or URL of the dataset. A relative path is taken from the directory of this call,
-            wherever and whenever batches are merged.
+        target: path or URL of a dataset, or an Iceberg table, as of :func:`intarsia.merge`. A relative path
+            is taken from the directory of this call, wherever and whenever batches are merged.
         key_columns: what rows are matched by.
         strategy: as of :func:`intarsia.merge`.
         app_id: the name that batches are counted under; the query's id by default, which lives in its
@@ -63,7 +68,10 @@ def merge_batches(
         options: as of :func:`intarsia.merge`.
 
     Raises:
-        InputError: an unknown strategy, no keys, or Spark Connect without ``app_id``; nothing was started.
+        InputError: an unknown strategy, no keys, a target that is neither, or Spark Connect without
+            ``app_id``; nothing was started.
+
+    A batch that an Iceberg table had, and that was rolled back since, ends its query by CommitUnknown.
 
     Example:
         >>> import os
@@ -74,7 +82,7 @@ def merge_batches(
         >>> writer.trigger(availableNow=True).start().awaitTermination(60)
         True
     """
-    reserved = [name for name in ("batch_id", "dry_run", "source", "target", "on") if name in options]
+    reserved = [name for name in ("batch_id", "dry_run", "source", "on") if name in options]
     if reserved:
         raise InputError(f"merge_batches does not take {', '.join(reserved)}.")
     if app_id is not None and not app_id:
@@ -85,9 +93,25 @@ def merge_batches(
     get_strategy_rule(strategy)
     given: dict[str, Any] = {**options}
     if given.get("filesystem") is None:
-        path = _make_absolute(path)
         given |= {name: _make_absolute(given[name]) for name in _PLACES if given.get(name)}
-    return MergeBatches(os.fspath(path), tuple(normalize_keys(key_columns)), strategy, app_id, given)
+    where = _describe_target(target, is_local=given.get("filesystem") is None)
+    return MergeBatches(where, tuple(normalize_keys(key_columns)), strategy, app_id, given)
+
+
+def _describe_target(target: TableTarget, *, is_local: bool) -> str | IcebergTarget:
+    """A target as a value that pickles; a local path is made absolute."""
+    if isinstance(target, (str, os.PathLike)):
+        return _make_absolute(target) if is_local else os.fspath(target)
+    if is_iceberg(target):
+        target = open_iceberg(target)
+    make_reference = getattr(target, "make_reference", None)
+    if make_reference is None:
+        raise InputError(
+            f"merge_batches takes the path of a dataset or an Iceberg table, not {type(target).__name__}.",
+            hint='give the path, or intarsia.iceberg("db.table", catalog=...).',
+        )
+    opened: Any = target
+    return IcebergTarget(make_reference(), opened.branch, opened.mode)
 
 
 def _make_absolute(path: str | os.PathLike[str]) -> str:
@@ -99,10 +123,23 @@ def _make_absolute(path: str | os.PathLike[str]) -> str:
 
 
 @dataclass(frozen=True, slots=True)
+class IcebergTarget:
+    """An Iceberg table as a value that pickles."""
+
+    reference: Any
+    """Of :class:`intarsia.tables.iceberg.catalog.TableReference`."""
+    branch: str | None = None
+    mode: str | None = None
+
+    def open(self) -> Table:
+        return open_iceberg(self.reference.open(), branch=self.branch, mode=self.mode)
+
+
+@dataclass(frozen=True, slots=True)
 class MergeBatches:
     """The function for ``foreachBatch``; a value that pickles, since Spark Connect sends it to the server."""
 
-    path: str
+    target: str | IcebergTarget
     keys: tuple[str, ...]
     strategy: api.Strategy
     app_id: str | None
@@ -110,12 +147,14 @@ class MergeBatches:
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         app_id = self.app_id or _find_query_id(frame)
-        if self._is_done(app_id, batch_id):  # the commit checks again, after the rows were computed
-            log.info("merge_batches %s: batch %d of %s is there already", self.path, batch_id, app_id)
+        known = {name: self.options[name] for name in _TABLE_OPTIONS if name in self.options}
+        into: str | Table = self.target.open() if isinstance(self.target, IcebergTarget) else self.target
+        table = ParquetTable(into, **known) if isinstance(into, str) else into
+        if find_done(table, app_id, batch_id):  # the commit checks again, after the rows were computed
             return
         api.merge(
             frame,
-            self.path,
+            into,
             on=list(self.keys),
             strategy=self.strategy,
             app_id=app_id,
@@ -123,10 +162,16 @@ class MergeBatches:
             **self.options,
         )
 
-    def _is_done(self, app_id: str, batch_id: int) -> bool:
-        known = {name: self.options[name] for name in _TABLE_OPTIONS if name in self.options}
-        last = ParquetTable(self.path, **known).last_batch(app_id)
-        return last is not None and batch_id <= last
+
+def find_done(table: Table, app_id: str, batch_id: int) -> bool:
+    """Whether a table has a batch already; what of it was committed and not published is published then."""
+    last = table.last_batch(app_id)
+    if last is None or batch_id > last:
+        return False
+    if not getattr(table, "appends_only", False):  # on a store without a lock there is nothing to publish
+        table.recover()
+    log.info("batch %d of %s is in %s already", batch_id, app_id, getattr(table, "root", ""))
+    return True
 
 
 def _find_query_id(frame: Any) -> str:

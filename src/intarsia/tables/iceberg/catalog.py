@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -136,6 +137,45 @@ def _open_spark_catalog(name: str, settings: Mapping[str, str]) -> Catalog:
             errno=getattr(error, "errno", None),
             path=name,
         ) from error
+
+
+@dataclass(frozen=True, slots=True)
+class TableReference:
+    """A table by its name and how its catalog is opened: a value for another process.
+
+    It has what the catalog was configured with, credentials among it. In the process that made it the table's
+    own catalog is used.
+    """
+
+    identifier: tuple[str, ...]
+    catalog: str
+    properties: Mapping[str, str] = field(repr=False)
+    opened: Table | None = field(default=None, repr=False, compare=False)
+
+    @staticmethod
+    def of(table: Table) -> TableReference:
+        catalog = table.catalog
+        return TableReference(tuple(table.name()), catalog.name, dict(catalog.properties), table)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TableReference, (self.identifier, self.catalog, dict(self.properties))
+
+    def open(self) -> Table:
+        """The table. Raises as :func:`open_table` does."""
+        from pyiceberg.catalog import load_catalog
+
+        if self.opened is not None:
+            return self.opened
+        try:
+            catalog = load_catalog(self.catalog, **self.properties)
+        except Exception as error:  # whatever the client of a catalog raises
+            raise StorageError(
+                f"Cannot open the catalog {self.catalog!r} in another process by its settings:"
+                f" {type(error).__name__}: {error}",
+                errno=getattr(error, "errno", None),
+                path=self.catalog,
+            ) from error
+        return open_table(self.identifier, catalog)
 
 
 def _is_directory(catalog: Any) -> bool:

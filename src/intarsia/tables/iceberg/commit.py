@@ -38,6 +38,7 @@ from pyiceberg.table.update import (
     AddSnapshotUpdate,
     AssertRefSnapshotId,
     AssertTableUUID,
+    SetPropertiesUpdate,
     SetSnapshotRefUpdate,
     TableRequirement,
     TableUpdate,
@@ -46,6 +47,7 @@ from pyiceberg.table.update import (
 from intarsia.common.log import get_logger
 from intarsia.errors import CommitConflict, CommitError, CommitUnknown, NotSupported, StorageError
 from intarsia.tables.iceberg._pyiceberg import record_metadata_files
+from intarsia.tables.iceberg.batches import check_not_rolled_back, find_last_batch, make_batch_note
 from intarsia.tables.iceberg.deletes import DeleteFileIndex, find_bound_orders, find_unpartitioned_specs
 from intarsia.tables.iceberg.file_io import LocationProvider
 from intarsia.tables.iceberg.manifests import DataFileContent, ManifestEntry, ManifestFile
@@ -60,7 +62,6 @@ from intarsia.tables.iceberg.snapshot_producer import (
 from intarsia.tables.iceberg.state import (
     BranchState,
     FileKey,
-    find_last_batch,
     has_live_files,
     iterate_ancestors,
     make_file_key,
@@ -251,7 +252,9 @@ class SnapshotCommit:
             }
         )
         stands = AssertRefSnapshotId.model_validate({"ref": head.branch, "snapshot-id": head.head_id})
-        return (uuid_holds, stands), (add, move)
+        note = make_batch_note(head.branch, self._target.properties, snapshot)
+        noted = (SetPropertiesUpdate(updates=note),) if note else ()
+        return (uuid_holds, stands), (add, move, *noted)
 
     def _check_status(self, error: Exception, snapshot: Snapshot) -> CommitReceipt | CommitUnknown:
         """Check whether the snapshot exists after an error that leaves the outcome open."""
@@ -446,6 +449,7 @@ def _check_batch(validation: Validation, head: BranchState) -> None:
     if validation.batch is None:
         return
     app, number = validation.batch
+    check_not_rolled_back(head, app, number)
     last = find_last_batch(head, app)
     if last is not None and last >= number:
         raise CommitConflict(

@@ -164,25 +164,6 @@ def _describe_branches(metadata: TableMetadata) -> str:
     return "the branches are " + ", ".join(names) if len(names) > 1 else f"the only branch is {names[0]}"
 
 
-def find_last_batch(state: BranchState, app_id: str) -> int | None:
-    """The highest ``batch_id`` with this ``app_id`` in the branch's history; None, also if it expired."""
-    commit = find_last_commits(state).get(app_id)
-    return None if commit is None else int(commit["batch_id"])
-
-
-def find_last_commits(state: BranchState) -> dict[str, dict[str, str]]:
-    """By ``app_id``: the summary of the snapshot with its highest ``batch_id`` in the branch's history."""
-    found: dict[str, dict[str, str]] = {}
-    for snapshot in iterate_ancestors(state.head, state.metadata):
-        said = {} if snapshot.summary is None else snapshot.summary.additional_properties
-        app, batch = said.get("app_id"), said.get("batch_id", "")
-        if app is not None and batch.isdecimal():
-            known = found.get(app)
-            if known is None or int(batch) > int(known["batch_id"]):
-                found[app] = dict(said)
-    return found
-
-
 def has_commits_since(state: BranchState, version: int) -> bool:
     """Whether every snapshot after a version is still known, as far as sequence numbers tell (not in V1).
 

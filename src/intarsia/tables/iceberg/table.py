@@ -16,7 +16,8 @@ from pyiceberg.table.metadata import TableMetadata
 from intarsia.core.change import Change, Staging
 from intarsia.core.snapshot import DataFile, Snapshot, TableFormat
 from intarsia.errors import InputError, NotSupported
-from intarsia.tables.iceberg.catalog import load_table, open_table
+from intarsia.tables.iceberg.batches import find_last_batch, find_last_commits
+from intarsia.tables.iceberg.catalog import TableReference, load_table, open_table
 from intarsia.tables.iceberg.deletes import DeleteFileIndex, find_bound_orders, find_unpartitioned_specs
 from intarsia.tables.iceberg.file_io import Store, open_store
 from intarsia.tables.iceberg.manifests import DataFileContent, ManifestEntry
@@ -32,8 +33,6 @@ from intarsia.tables.iceberg.specs import SpecPartitioner, find_compatible_schem
 from intarsia.tables.iceberg.state import (
     BranchState,
     ManifestCache,
-    find_last_batch,
-    find_last_commits,
     has_commits_since,
 )
 from intarsia.tables.iceberg.transaction import ROW_LEVEL_COMMANDS, ChangeContext, IcebergTransaction
@@ -97,6 +96,10 @@ class IcebergTable:
     def with_choice(self, *, branch: str | None = None, mode: str | None = None) -> IcebergTable:
         """The same table on another branch or in another mode."""
         return IcebergTable(self._table, branch=branch or self.branch, mode=mode or self.mode)
+
+    def make_reference(self) -> TableReference:
+        """The table's name and its catalog's settings, for another process."""
+        return TableReference.of(self._table)
 
     @property
     def identifier(self) -> tuple[str, ...]:
@@ -177,11 +180,11 @@ class IcebergTable:
         return ()
 
     def last_batch(self, app_id: str) -> int | None:
-        """The highest ``batch_id`` that a snapshot still known has with this ``app_id``, or None."""
+        """The highest ``batch_id`` that was committed with this ``app_id``, or None."""
         return find_last_batch(self.read_state(), app_id)
 
     def last_commits(self) -> Mapping[str, Mapping[str, str]]:
-        """By ``app_id``: the summary of the snapshot still known with its highest ``batch_id``."""
+        """By ``app_id``: the summary of its highest ``batch_id``, or what the table has noted of it."""
         return find_last_commits(self.read_state())
 
     def knows_commits_since(self, version: int) -> bool:

@@ -20,6 +20,7 @@ from intarsia.core.expr import Expr, find_columns
 from intarsia.core.prove import Facts, is_never_true
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
+from intarsia.tables.iceberg.batches import check_not_rolled_back, find_last_batch
 from intarsia.tables.iceberg.commit import CommitTarget, SnapshotCommit, Validation, validate_state
 from intarsia.tables.iceberg.deletes import NO_DELETES, Deletes, merge_positions
 from intarsia.tables.iceberg.deletion_vectors import DeleteFileNamer, write_vectors
@@ -32,7 +33,7 @@ from intarsia.tables.iceberg.scan import IcebergScanTask, TableScanContext
 from intarsia.tables.iceberg.schemas import to_arrow_scalar
 from intarsia.tables.iceberg.snapshot_producer import FileChange, ManifestMergeOptions, SnapshotOptions
 from intarsia.tables.iceberg.specs import find_spec, partition_to_texts
-from intarsia.tables.iceberg.state import BranchState, find_last_batch
+from intarsia.tables.iceberg.state import BranchState
 from intarsia.tables.parquet.checks import check_batch, read_written
 
 if TYPE_CHECKING:
@@ -199,9 +200,12 @@ class IcebergTransaction:
         Raises:
             InputError: half an idempotency key, a reserved property, a ``wap.id`` that the table does not
                 allow, or files that are replaced or named twice.
+            CommitUnknown: the batch was committed before, and rolled back.
             NotSupported: delete files in a table of format version 1.
         """
         check_batch(change.properties)
+        if (batch := _parse_batch(change.properties)) is not None:
+            check_not_rolled_back(self._state, *batch)
         for name in _RESERVED.intersection(change.properties):
             raise InputError(
                 f"The summary of a snapshot has no room for a property {name!r}.",
