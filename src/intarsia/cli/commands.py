@@ -188,9 +188,15 @@ def _offer_environments(ctx: click.Context, _param: click.Parameter, incomplete:
 
 
 def _test(path: str, **given: Any) -> None:
-    from intarsia.cli.tests import test_pipeline
+    from intarsia.cli.project import test_pipeline
 
     test_pipeline(path, **given)
+
+
+def _init(directory: str, engine: Any) -> None:
+    from intarsia.cli.project import init
+
+    init(directory, engine=engine)
 
 
 def _add_command(function: Any, name: str, text: str, *decorators: Any) -> None:
@@ -284,6 +290,13 @@ _add_command(
     click.option(
         "--engine", type=click.Choice(["spark", "arrow", "duckdb"]), help="Instead of the pipeline's."
     ),
+)
+_add_command(
+    _init,
+    "init",
+    "Write a small project that runs: a pipeline with a query, a function, tests and some rows.",
+    click.argument("directory", default=".", shell_complete=offer_paths),
+    click.option("--engine", type=click.Choice(["spark", "duckdb"]), help="What it runs on."),
 )
 _add_command(
     _doctor,

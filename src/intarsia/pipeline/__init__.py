@@ -31,6 +31,7 @@ if TYPE_CHECKING:
         Write,
     )
     from intarsia.pipeline.parse import load, loads
+    from intarsia.pipeline.project import init_project
     from intarsia.pipeline.report import PipelineReport, StepReport, as_json
     from intarsia.pipeline.runner import run, run_file
     from intarsia.pipeline.validation import check
@@ -54,6 +55,7 @@ _HOMES = {
     "Write": "model",
     "as_json": "report",
     "check": "validation",
+    "init_project": "project",
     "load": "parse",
     "loads": "parse",
     "run": "runner",
@@ -80,6 +82,7 @@ __all__ = [
     "Write",
     "as_json",
     "check",
+    "init_project",
     "load",
     "loads",
     "run",

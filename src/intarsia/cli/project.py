@@ -1,4 +1,4 @@
-"""``intarsia test``: runs the tests of pipelines, and shows which passed and how rows differ."""
+"""``intarsia init`` writes a project, ``intarsia test`` runs its tests and shows how rows differ."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from intarsia.cli.screen import get_screen
 from intarsia.pipeline.case_runner import CaseReport
 from intarsia.show import units
 
-__all__ = ["test_pipeline"]
+__all__ = ["init", "test_pipeline"]
 
 _FAILED = 1
 """``Exit.ERROR``."""
@@ -39,3 +39,15 @@ def test_pipeline(path: str, *, name: str | None, engine: Any) -> None:
     if shown.quiet and failed:
         shown.complain(told)
     click.get_current_context().exit(_FAILED if failed else 0)
+
+
+def init(directory: str, *, engine: Any) -> None:
+    """Write a small project, and say what was written and what to do next."""
+    shown = get_screen()
+    with shown.log():
+        written = pipeline.init_project(directory, engine=engine)
+    if shown.json:
+        shown.show_json({"written": list(written)})
+    for path in written:
+        shown.say(("wrote   ", "green"), path)
+    shown.say(f"Next: intarsia test {directory}; intarsia run {written[0]}")
