@@ -105,6 +105,7 @@ def browser(tmp_path: Path) -> Callable[..., str]:
                 "--disable-gpu",
                 "--disable-sync",
                 *quiet,
+                "--enable-logging=stderr",
                 f"--user-data-dir={tmp_path / 'browser'}",
                 *flags,
                 page.resolve().as_uri(),
@@ -115,6 +116,7 @@ def browser(tmp_path: Path) -> Callable[..., str]:
             check=False,
         )
         assert done.returncode == 0, done.stderr[-2000:]
+        assert [line for line in done.stderr.splitlines() if "CONSOLE" in line] == []  # of the page
         return done.stdout
 
     return show

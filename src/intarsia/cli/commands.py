@@ -199,6 +199,12 @@ def _init(directory: str, engine: Any) -> None:
     init(directory, engine=engine)
 
 
+def _graph(pipeline: str, **given: Any) -> None:
+    from intarsia.cli.graph import show_graph
+
+    show_graph(pipeline, **given)
+
+
 def _add_command(function: Any, name: str, text: str, *decorators: Any) -> None:
     cli.add_command(click.command(name, help=text)(decorate(function, [*decorators, *talk_options])))
 
@@ -237,6 +243,36 @@ _add_command(
     _TARGET,
     *upkeep_options["sweep"],
 )
+_PARAMS = click.option(
+    "--param",
+    "params",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=parse_pairs,
+    help="A value for ${NAME} in the file; may be repeated.",
+)
+_ENV = click.option(
+    "--env",
+    metavar="NAME",
+    shell_complete=_offer_environments,
+    help="The environment: [env.NAME] overrides what the file says; INTARSIA_ENV names it otherwise.",
+)
+_add_command(
+    _graph,
+    "graph",
+    "Draw what a declared pipeline reads and writes; runs nothing.",
+    click.argument("pipeline", metavar="PIPELINE", shell_complete=offer_paths),
+    click.option(
+        "--output", "-o", metavar="PATH", help="Write to this file: .svg, .mmd (Mermaid), .json or .txt."
+    ),
+    click.option(
+        "--format",
+        type=click.Choice(["text", "svg", "mermaid", "json"]),
+        help="A tree (the default), a picture, a diagram for Markdown, or nodes and edges.",
+    ),
+    _ENV,
+    _PARAMS,
+)
 _add_command(
     _run,
     "run",
@@ -260,26 +296,14 @@ _add_command(
         shell_complete=_offer_steps,
         help="Run this step and those after it only.",
     ),
-    click.option(
-        "--env",
-        metavar="NAME",
-        shell_complete=_offer_environments,
-        help="The environment: [env.NAME] overrides what the file says; INTARSIA_ENV names it otherwise.",
-    ),
+    _ENV,
     click.option(
         "--mark-done", is_flag=True, help="Run nothing; note every step as done with what is there now."
     ),
     click.option("--engine", type=click.Choice(["spark", "arrow", "duckdb"]), help="Instead of the file's."),
     _MASTER,
     click.option("--report-dir", metavar="PATH", help="Where the reports go, if not where the file says."),
-    click.option(
-        "--param",
-        "params",
-        metavar="NAME=VALUE",
-        multiple=True,
-        callback=parse_pairs,
-        help="A value for ${NAME} in the file; may be repeated.",
-    ),
+    _PARAMS,
 )
 _add_command(
     _test,

@@ -15,6 +15,7 @@ from intarsia.common.lazy import make_lazy_names as _lazily
 
 if TYPE_CHECKING:
     from intarsia.pipeline.case_runner import CaseReport, run_tests
+    from intarsia.pipeline.drawing import draw
     from intarsia.pipeline.model import (
         Compact,
         Deduplicate,
@@ -55,6 +56,7 @@ _HOMES = {
     "Write": "model",
     "as_json": "report",
     "check": "validation",
+    "draw": "drawing",
     "init_project": "project",
     "load": "parse",
     "loads": "parse",
@@ -82,6 +84,7 @@ __all__ = [
     "Write",
     "as_json",
     "check",
+    "draw",
     "init_project",
     "load",
     "loads",

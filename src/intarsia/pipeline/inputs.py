@@ -93,6 +93,12 @@ class InputFiles:
         )
 
 
+def count_inputs(name: str, listing: InputFiles) -> dict[str, tuple[int, int]]:
+    """The files and bytes of each source of files that a source takes, which may be itself."""
+    parts = listing.parts if listing.code else {name: listing}
+    return {one: (len(part.stamps), sum(stamp.size for stamp in part.stamps)) for one, part in parts.items()}
+
+
 def list_inputs(source: Source, web: Downloads, session: Callable[[], Any] | None = None) -> InputFiles:
     """List a source's files; a file that several of its paths name counts once.
 

@@ -9,6 +9,8 @@ from html import escape
 from intarsia.core.report import MergeResult
 from intarsia.core.snapshot import Snapshot
 from intarsia.pipeline.checks import Check
+from intarsia.pipeline.diagram_measures import describe_outcome, measure_graph
+from intarsia.pipeline.diagram_svg import draw_svg
 from intarsia.pipeline.report import PipelineReport, StepReport, describe_status, error_to_json
 from intarsia.show import svg, units
 from intarsia.show.page import Fact, PageTable, make_page
@@ -55,13 +57,17 @@ details.step>summary::before{content:"\\25B8";color:var(--quiet);width:12px}
 details.step[open]>summary::before{content:"\\25BE"}
 details.step>summary b{overflow-wrap:anywhere}
 details.step>summary .end{margin-left:auto}
-.body{margin-top:10px}.body p.quiet{margin:0 0 8px}
+.body{margin-top:10px;scroll-margin-top:64px}details.step:has(:target){border-color:var(--calm)}
+section.graph{width:max-content;min-width:100%;max-width:calc(100vw - 28px);position:relative;left:50%;
+transform:translateX(-50%)}section.graph svg{display:block;margin:0 auto}
+.body p.quiet{margin:0 0 8px}
 .pair{display:grid;grid-template-columns:repeat(auto-fit,minmax(280px,1fr));gap:12px;align-items:start}
 figure{margin:0;min-width:0}figcaption{font-size:13px;color:var(--quiet);margin:0 0 4px}
 figure svg{display:block;width:100%;height:auto;border:1px solid var(--edge);border-radius:8px}
 .error{border-left:4px solid var(--bad);background:var(--tint);border-radius:6px;padding:8px 12px;
 white-space:pre-wrap;overflow-wrap:anywhere;font-size:14px;max-height:420px;overflow:auto}
-.note{background:var(--tint);border-radius:6px;padding:6px 10px;margin:8px 0 0;font-size:14px}
+.note{background:var(--tint);border-radius:6px;padding:6px 10px;margin:8px 0 0;font-size:14px;
+overflow-wrap:anywhere}
 ul.checks{list-style:none;margin:0;padding:0}ul.checks li{padding:3px 0;overflow-wrap:anywhere}
 footer{color:var(--quiet);font-size:13px;margin-top:18px}
 @media (max-width:620px){.wide{display:none}main{padding:14px 10px 40px}h1{font-size:21px}}
@@ -78,7 +84,8 @@ def render_page(report: PipelineReport) -> str:
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
         f"<title>{title}</title><style>{_STYLE}</style></head>\n"
-        f"<body><main>{_render_header(report)}{_render_totals(report)}{_render_overview(report)}{steps}"
+        f"<body><main>{_render_header(report)}{_render_totals(report)}"
+        f"{_render_graph(report)}{_render_overview(report)}{steps}"
         f"<footer>Run {_escape(report.run_id)}. Every tile in a picture is a file; point at it for its name."
         "</footer></main></body></html>\n"
     )
@@ -129,6 +136,14 @@ def _count_steps(report: PipelineReport, status: str) -> int:
     return sum(step.status == status for step in report.steps)
 
 
+def _render_graph(report: PipelineReport) -> str:
+    """The graph with what this run measured; it scrolls by itself where the page is too narrow for it."""
+    if report.graph is None or not report.graph.nodes:
+        return ""
+    picture = draw_svg(measure_graph(report.graph, report), anchor="#step-{}-body")
+    return f'<section class="graph"><h2>Graph</h2><div class="scroll">{picture}</div></section>'
+
+
 def _render_overview(report: PipelineReport) -> str:
     longest = max((step.seconds for step in report.steps), default=0.0)
     lines = "".join(_render_line(number, step, longest) for number, step in enumerate(report.steps, 1))
@@ -145,9 +160,9 @@ def _render_line(number: int, step: StepReport, longest: float) -> str:
     spent = units.format_seconds(step.seconds) if step.status != "not run" else ""
     bar = f'<span class="bar" style="width:{share:.1f}%"></span>' if spent else ""
     return (
-        f'<tr><td><a href="#step-{number}">{_escape(step.name)}</a></td>'
+        f'<tr><td><a href="#step-{number}-body">{_escape(step.name)}</a></td>'
         f'<td class="{_choose_tone(step)}">{_escape(step.status)}</td>'
-        f"<td>{_escape(_describe_rows(step))}</td>"
+        f"<td>{_escape(describe_outcome(step))}</td>"
         f'<td class="num wide">{files}</td><td class="num wide">{size}</td>'
         f'<td class="num">{spent}{bar}</td></tr>'
     )
@@ -155,17 +170,6 @@ def _render_line(number: int, step: StepReport, longest: float) -> str:
 
 def _choose_tone(step: StepReport) -> str:
     return "plan" if step.warned else _TONES[step.status]
-
-
-def _describe_rows(step: StepReport) -> str:
-    """Counts of changed rows, or of expectations that hold."""
-    if step.checks:
-        wrong = sum(not check.ok for check in step.checks)
-        return f"{wrong} of {len(step.checks)} do not hold" if wrong else f"{len(step.checks)} hold"
-    if step.result is None:
-        return ""
-    counts = (("+", step.result.inserted), ("~", step.result.updated), ("−", step.result.deleted))
-    return " ".join(f"{sign}{units.format_number(count)}" for sign, count in counts if count) or "no change"
 
 
 def _render_step(number: int, step: StepReport) -> str:
@@ -177,7 +181,7 @@ def _render_step(number: int, step: StepReport) -> str:
         f'<span class="quiet">{_escape(step.operation)} {_escape(way)}</span>'
         f'<span class="end quiet">{spent}</span>'
         f'<span class="mark {_choose_tone(step)}">{_escape(step.status)}</span></summary>'
-        f'<div class="body">{"".join(_render_body(step))}</div></details>'
+        f'<div class="body" id="step-{number}-body">{"".join(_render_body(step))}</div></details>'
     )
 
 

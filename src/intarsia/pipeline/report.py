@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any, Literal
@@ -14,6 +15,8 @@ from intarsia.core.report import as_json as result_as_json
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import IntarsiaError
 from intarsia.pipeline.checks import Check
+from intarsia.pipeline.diagram import PipelineGraph, graph_to_json
+from intarsia.pipeline.diagram_measures import measure_graph
 from intarsia.show import units
 
 Status = Literal["done", "unchanged", "planned", "failed", "not run"]
@@ -43,6 +46,8 @@ class StepReport:
     input_bytes: int = 0
     skipped_files: int = 0
     """Input files that are there and were taken before."""
+    source_inputs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    """By the name of a source of files: how many files, and bytes, were taken of it."""
     files_written: int = 0
     """In a dry run: to be written; at least so many where ``files_exact`` is False."""
     bytes_written: int = 0
@@ -95,6 +100,8 @@ class PipelineReport:
     """The report of the steps that an earlier run had left, which were done before these."""
     origin: str | None = None
     env: str | None = None
+    graph: PipelineGraph | None = field(default=None, repr=False)
+    """What reads and writes what."""
     json_path: str | None = None
     html_path: str | None = None
 
@@ -164,6 +171,7 @@ def as_json(report: PipelineReport) -> dict[str, Any]:
         "engine": report.engine,
         "session": report.session,
         "steps": [_step_to_json(step) for step in report.steps],
+        "graph": None if report.graph is None else graph_to_json(measure_graph(report.graph, report)),
     }
 
 
@@ -181,6 +189,9 @@ def _step_to_json(step: StepReport) -> dict[str, Any]:
             "files": step.input_files,
             "bytes": step.input_bytes,
             "skipped_files": step.skipped_files,
+            "sources": {
+                name: {"files": files, "bytes": size} for name, (files, size) in step.source_inputs.items()
+            },
         },
         "files_written": step.files_written,
         "files_exact": step.files_exact,

@@ -20,6 +20,7 @@ from intarsia.core.ports import Progress
 from intarsia.core.run import ignore_progress
 from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError, StorageError
+from intarsia.pipeline.diagram import make_graph
 from intarsia.pipeline.graph import order_steps
 from intarsia.pipeline.model import EngineOfPipeline, Pipeline
 from intarsia.pipeline.page import render_page
@@ -265,6 +266,7 @@ class _Run:
             dry_run=self.run_state.dry_run,
             origin=self.pipeline.origin,
             env=self.pipeline.env,
+            graph=make_graph(self.pipeline, self.resources.graph),
         )
 
     def _write(self, report: PipelineReport) -> PipelineReport:

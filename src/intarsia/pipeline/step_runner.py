@@ -15,7 +15,7 @@ from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
 from intarsia.pipeline.checks import make_failure
 from intarsia.pipeline.input_selection import Selection
-from intarsia.pipeline.inputs import InputFiles
+from intarsia.pipeline.inputs import InputFiles, count_inputs
 from intarsia.pipeline.model import Expect, Merge, Pipeline, Step, list_names
 from intarsia.pipeline.report import Status, StepReport
 from intarsia.pipeline.resources import RunResources
@@ -147,6 +147,7 @@ class StepRunner:
             input_files=len(stamps),
             input_bytes=sum(stamp.size for stamp in stamps),
             skipped_files=0 if selection is None else selection.skipped,
+            source_inputs={} if selection is None else count_inputs(step.source or "", selection.files),
             notes=() if selection is None else selection.notes,
         )
         if selection is not None and selection.once:

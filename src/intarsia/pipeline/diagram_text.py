@@ -1,0 +1,99 @@
+"""The graph of a pipeline as text: a tree for a terminal, and a Mermaid diagram for Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from intarsia.pipeline.diagram import GraphNode, NodeLine, PipelineGraph
+from intarsia.show import units
+
+__all__ = ["draw_mermaid", "draw_tree"]
+
+
+def draw_tree(graph: PipelineGraph, *, width: int = 100) -> str:
+    """The targets, below each its steps in order, and below a step what it reads.
+
+    What a source reads is shown where the source is first met.
+    """
+    return "\n".join(units.elide(line, width) for line in _Tree(graph).list_lines())
+
+
+@dataclass(slots=True)
+class _Tree:
+    graph: PipelineGraph
+    shown: set[str] = field(default_factory=set)
+
+    def list_lines(self) -> Iterator[str]:
+        targets = [node for node in self.graph.nodes if node.kind == "target"]
+        for node in targets:
+            yield from self._draw_node(node, "", "", "")
+        for node in self.graph.nodes:  # what no target is made of
+            if node.kind != "target" and node.key not in self.shown:
+                yield from self._draw_node(node, "", "", "")
+
+    def _draw_node(self, node: GraphNode, lead: str, below: str, before: str) -> Iterator[str]:
+        """A node in one line, then a line for each step or input of it."""
+        is_known = node.key in self.shown
+        nested = bool(below) or bool(before)
+        shown_before = " (above)" if is_known and node.lines else ""
+        reference = nested and node.kind == "target"
+        place = f"  {node.place}" if node.place and not reference else ""
+        yield units.make_printable(f"{lead}{before}{node.name}  {node.label}{shown_before}{place}")
+        if is_known or reference:
+            return
+        self.shown.add(node.key)
+        for at, line in enumerate(node.lines):
+            last = at == len(node.lines) - 1
+            yield from self._draw_line(node, at, line, below, last=last)
+
+    def _draw_line(self, node: GraphNode, at: int, line: NodeLine, lead: str, *, last: bool) -> Iterator[str]:
+        branch, stem = ("└─ ", "   ") if last else ("├─ ", "│  ")
+        start = next((e.start for e in self.graph.edges if (e.end, e.line) == (node.key, at)), None)
+        read = None if start is None else self.graph.node(start)
+        if line.step is None:
+            if read is not None:
+                yield from self._draw_node(read, f"{lead}{branch}", f"{lead}{stem}", "")
+            return
+        told = f"{line.number}. {line.text}  {line.operation}"
+        if read is None:
+            yield units.make_printable(f"{lead}{branch}{told}")
+        else:
+            yield from self._draw_node(read, f"{lead}{branch}", f"{lead}{stem}", f"{told} ← ")
+
+
+_SHAPES = {
+    "files": ("[/", "/]"),
+    "query": ("([", "])"),
+    "function": ("{{", "}}"),
+    "view": ("[/", "/]"),
+    "target": ("[(", ")]"),
+}
+
+
+def draw_mermaid(graph: PipelineGraph) -> str:
+    """A flowchart in Mermaid's language, which GitHub and GitLab draw where it stands in Markdown."""
+    names = {node.key: f"n{number}" for number, node in enumerate(graph.nodes, 1)}
+    written = {(edge.end, edge.line) for edge in graph.edges}
+    lines = ["flowchart LR"]
+    for node in graph.nodes:
+        left, right = _SHAPES[node.kind]
+        own = [
+            f"{line.number}. {line.text} ({line.operation})"
+            for at, line in enumerate(node.lines)
+            if line.step is not None and (node.key, at) not in written
+        ]
+        text = "<br/>".join([_quote(node.name), f"<i>{_quote(node.label)}</i>", *map(_quote, own)])
+        lines.append(f'  {names[node.key]}{left}"{text}"{right}')
+    ends = {node.key: node for node in graph.nodes}
+    for edge in graph.edges:
+        line = ends[edge.end].lines[edge.line]
+        label = "" if line.step is None else f'|"{_quote(f"{line.number}. {line.text}")}"|'
+        lines.append(f"  {names[edge.start]} -->{label} {names[edge.end]}")
+    return "\n".join(lines) + "\n"
+
+
+def _quote(text: str) -> str:
+    """A text inside quotes of Mermaid, whose entities are those of HTML with # for &."""
+    shown = units.make_printable(text).replace("#", "#35;").replace("&", "#amp;")
+    return shown.replace('"', "#quot;").replace("<", "#lt;").replace(">", "#gt;").replace("`", "#96;")
