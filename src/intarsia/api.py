@@ -7,9 +7,9 @@ from :mod:`intarsia.errors`; with ``dry_run=True`` it stops after the plan and w
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
-from typing import Any, Literal, Unpack
+from typing import Any, Literal, ParamSpec, Unpack, overload
 
 import pyarrow as pa
 
@@ -71,6 +71,8 @@ from intarsia.request import make_request, open_iceberg, refresh_spark, show_tar
 from intarsia.sql.parse import parse_assignments
 
 log = get_logger(__name__)
+
+P = ParamSpec("P")
 
 
 def merge(
@@ -431,16 +433,21 @@ def deduplicate(
         return request.execute(intent)
 
 
-def plan(operation: Operation, *args: Any, **kwargs: Any) -> Plan:
-    """Plan an operation, by its name: ``plan("merge", source, target, on="id")``.
+@overload
+def plan(operation: Callable[P, MergeResult], *args: P.args, **kwargs: P.kwargs) -> Plan: ...
+@overload
+def plan(operation: Operation, *args: Any, **kwargs: Any) -> Plan: ...
+def plan(operation: Operation | Callable[..., MergeResult], *args: Any, **kwargs: Any) -> Plan:
+    """Plan an operation: ``plan(it.merge, source, target, on="id")``.
 
     The plan says for each file whether it is kept, rewritten or removed and why, and how many bytes will be
     read and written. Reads what the operation would read to decide; writes nothing. Of a large operation
     (256 MB, or ``measured_bytes=``) new files and bytes are estimates; ``dry_run=True`` has them exactly.
 
     Args:
-        operation: ``"merge"``, ``"delete"``, ``"update"``, ``"write"``, ``"compact"``, ``"optimize"`` or
-            ``"deduplicate"``.
+        operation: :func:`merge`, :func:`delete`, :func:`update`, :func:`write`, :func:`compact`,
+            :func:`optimize` or :func:`deduplicate`, or its name; an editor completes and checks the arguments
+            of the function.
         args: positional arguments of that function.
         kwargs: its keyword arguments and options.
 
@@ -449,13 +456,14 @@ def plan(operation: Operation, *args: Any, **kwargs: Any) -> Plan:
 
     Example:
         >>> import intarsia as it
-        >>> it.plan("delete", "lake/orders", "id = 1").count("rewrite")
+        >>> it.plan(it.delete, "lake/orders", "id = 1").count("rewrite")
         1
     """
     calls = {call.__name__: call for call in (merge, delete, update, write, compact, optimize, deduplicate)}
-    if str(operation) not in calls:
+    call = next((call for call in calls.values() if operation in (call, call.__name__)), None)
+    if call is None:
         raise InputError(f"There is no operation {operation!r} to plan; there is {', '.join(calls)}.")
-    made = calls[str(operation)](*args, **{"measured_bytes": PLAN_BYTES, **kwargs, "dry_run": True}).plan
+    made = call(*args, **{"measured_bytes": PLAN_BYTES, **kwargs, "dry_run": True}).plan
     assert made is not None
     return made
 

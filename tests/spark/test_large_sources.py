@@ -258,10 +258,13 @@ def test_what_is_impossible_is_counted_over_all_files(spark, tmp_path, make_data
     away = SOURCE.set_column(1, "p", pa.array([f"p{n % 3}" for n in range(20)]))
     update = {"clauses": [it.when_matched().update_all()]}
     nulls = TARGET.set_column(0, "id", pa.array([None if n % 7 == 0 else n for n in range(40)]))
+    unreached = TARGET.set_column(0, "id", pa.array([None if n % 7 == 3 else n * 7 for n in range(40)]))
     cases: list[tuple[pa.Table, pa.Table, Any, dict[str, Any]]] = [
         (twice, TARGET.take([n * 7 % 40 for n in range(40)]), (), update),
         (away, TARGET, "p", {}),
         (SOURCE, nulls, (), {"strategy": "full_merge"}),
+        (SOURCE, nulls, (), {}),
+        (SOURCE.slice(0, 1), unreached, (), {}),
     ]
     for number, (source, target, partition, options) in enumerate(cases):
         path = make_dataset(tmp_path / str(number), target, files=3, partition=partition)

@@ -26,6 +26,11 @@ it.merge({"id": [1]}, "lake", on="id", engine="sprk")  # wrong
 it.delete("lake", "id = 1", threads=2, mode="merge-on-read")
 it.delete("lake", "id = 1", threads="2")  # wrong
 it.compact("lake", spool_bytes=1)  # wrong
+it.plan(it.merge, {"id": [1]}, "lake", on="id", compression="zstd").count("rewrite")
+it.plan(it.merge, {"id": [1]}, "lake", on="id", compresion="zstd")  # wrong
+it.plan(it.delete, "lake")  # wrong
+it.plan("delete", "lake", "id = 1")
+it.plan("delte", "lake", "id = 1")  # wrong
 it.read("lake", columns=["id"], dialect="spark")
 it.read("lake", compression="zstd")  # wrong
 pipeline.run_file("orders.toml", params={"day": "2025-03-04"}, dry_run=True, engine="arrow")

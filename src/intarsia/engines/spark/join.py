@@ -30,7 +30,11 @@ from intarsia.core.prepare import MergeTerms, Prepared
 from intarsia.core.prune import KeyRange, PartitionSet
 from intarsia.core.rule import STRATEGIES
 from intarsia.core.snapshot import Snapshot
-from intarsia.core.validation import refuse_duplicate_keys, refuse_null_source_keys
+from intarsia.core.validation import (
+    refuse_duplicate_keys,
+    refuse_null_source_keys,
+    refuse_null_target_keys,
+)
 from intarsia.engines.spark.large_source import (
     ArrowStore,
     LargeSource,
@@ -318,9 +322,20 @@ class TargetKeyWork:
     store: ArrowStore
 
 
-def write_target_keys(work: TargetKeyWork, job: tuple[int, FilePlan]) -> str | None:
-    """The keys of one file, each with the file's number; None when no row group may hold one."""
+@dataclass(frozen=True, slots=True)
+class TargetKeys:
+    """The key columns of one candidate file."""
+
+    location: str | None
+    """None where no row group may hold a key of the source."""
+    nulls: dict[str, int]
+    """How many live rows have NULL in a key column, where there are any."""
+
+
+def write_target_keys(work: TargetKeyWork, job: tuple[int, FilePlan]) -> TargetKeys:
+    """Write the keys of one file, each with the file's number; runs on an executor."""
     number, item = job
+    nulls = dict.fromkeys(work.keys, 0)
     snapshot = work.plan.snapshot
     stored = [name for name in work.keys if name not in item.file.partition]
     location = f"{work.store.directory}/{uuid.uuid4().hex}.parquet"
@@ -338,14 +353,16 @@ def write_target_keys(work: TargetKeyWork, job: tuple[int, FilePlan]) -> str | N
             ]
             sent = with_keys(pa.table({FILE: pa.repeat(pa.scalar(number, pa.int32()), rows)}), columns)
             sent = sent if live is None else take_rows(sent, live)
+            for name, column in zip(work.keys, name_keys(len(work.keys)), strict=True):
+                nulls[name] += sent[column].null_count
             sent = sent.group_by(sent.column_names, use_threads=False).aggregate([])  # each key once
             if writer is None:
                 writer = open_spool_writer(location, sent.schema, work.store.filesystem)
             writer.write_table(sent)
-    if writer is None:
-        return None
-    writer.close()
-    return location
+    if writer is not None:
+        writer.close()
+    found = {name: count for name, count in nulls.items() if count}
+    return TargetKeys(None if writer is None else location, found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -414,7 +431,8 @@ def probe_joined(
     keys = TargetKeyWork(matcher.plan, intent.keys, large.store)
     weights = [item.scan_bytes for item in scans]
     written = runner.run_each(write_target_keys, list(enumerate(scans)), shared=keys, weights=weights)
-    locations = [location for location in written if location is not None]
+    _refuse_null_keys(matcher.plan.snapshot, intent, scans, written)
+    locations = [one.location for one in written if one.location is not None]
     probed: list[ProbeResult] = []
     if large.key_files and locations:
         source, known = (
@@ -433,6 +451,19 @@ def probe_joined(
         rest = [(number, item) for number, item in enumerate(scans) if number not in reached]
         probed += probe_index(runner, work, rest)
     return probed
+
+
+def _refuse_null_keys(
+    snapshot: Snapshot, intent: MergeIntent, scans: Sequence[FilePlan], written: Sequence[TargetKeys]
+) -> None:
+    """Refuse NULL keys in all candidate files, as in process, also in those that no source row reaches."""
+    strict = {name for name, _ in intent.never_null}
+    files = []
+    for item, one in zip(scans, written, strict=True):
+        nulls = {name: count for name, count in one.nulls.items() if name in strict}
+        if nulls:
+            files.append((snapshot.show_path(item.file), nulls))
+    refuse_null_target_keys(files, operation=intent.rule.name, path=snapshot.root)
 
 
 def _make_key_condition(intent: MergeIntent) -> list[Any]:
