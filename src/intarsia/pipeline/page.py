@@ -20,7 +20,7 @@ PICTURE = 430
 """Width of a picture in pixels: two fit side by side on a desktop, one on a phone."""
 
 _TONES = {"done": "good", "unchanged": "calm", "planned": "plan", "failed": "bad", "not run": "calm"}
-_STYLE = """
+STYLE = """
 :root{color-scheme:light dark;--bg:#f5f7f9;--card:#fff;--fg:#25303b;--quiet:#66727f;--edge:#dfe5ea;
 --good:#1d7a49;--bad:#b8322a;--plan:#8a5a00;--calm:#5b6b7c;--tint:#eef2f5;--bar:#8fa9c4}
 @media (prefers-color-scheme:dark){:root{--bg:#0e1216;--card:#14191f;--fg:#dbe3ea;--quiet:#93a0ad;
@@ -48,7 +48,7 @@ th,td{text-align:left;padding:5px 10px 5px 0;border-bottom:1px solid var(--edge)
 overflow-wrap:break-word}
 th{color:var(--quiet);font-weight:500;font-size:12px}tr:last-child td{border-bottom:0}
 .num{text-align:right;white-space:nowrap}
-td a{color:inherit}
+td a,header a{color:inherit}
 .bar{display:block;height:5px;border-radius:3px;background:var(--bar);min-width:2px;margin:4px 0 0 auto}
 summary{cursor:pointer}
 details.step>summary{display:flex;flex-wrap:wrap;gap:4px 10px;align-items:center;list-style:none}
@@ -83,7 +83,7 @@ def render_page(report: PipelineReport) -> str:
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
-        f"<title>{title}</title><style>{_STYLE}</style></head>\n"
+        f"<title>{title}</title><style>{STYLE}</style></head>\n"
         f"<body><main>{_render_header(report)}{_render_totals(report)}"
         f"{_render_graph(report)}{_render_overview(report)}{steps}"
         f"<footer>Run {_escape(report.run_id)}. Every tile in a picture is a file; point at it for its name."
@@ -97,11 +97,12 @@ def _render_header(report: PipelineReport) -> str:
     engine = report.session or report.engine
     facts = [f"{report.started:%Y-%m-%d %H:%M:%S} UTC", units.format_seconds(report.seconds), engine]
     facts += [f"environment {report.env}"] if report.env else []
-    origin = f"<p>{_escape(report.origin)}</p>" if report.origin else ""
+    origin = f"{_escape(report.origin)} · " if report.origin else ""
     return (
         f'<header><div class="top"><h1>{_escape(report.pipeline)}</h1>'
         f'<span class="mark {tone}">{_escape(describe_status(report))}</span></div>'
-        f"<p>{_escape(' · '.join(filter(None, facts)))}</p>{origin}</header>"
+        f"<p>{_escape(' · '.join(filter(None, facts)))}</p>"
+        f'<p>{origin}<a href="index.html">all runs</a></p></header>'
     )
 
 

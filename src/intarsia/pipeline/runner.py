@@ -27,6 +27,7 @@ from intarsia.pipeline.page import render_page
 from intarsia.pipeline.parse import load
 from intarsia.pipeline.report import PipelineReport, StepReport, as_json
 from intarsia.pipeline.resources import RunResources
+from intarsia.pipeline.run_index import update_index
 from intarsia.pipeline.run_state import RunState
 from intarsia.pipeline.state import (
     choose_state_path,
@@ -367,7 +368,7 @@ def make_report_directory(directory: Path) -> None:
 
 
 def write_report(report: PipelineReport, directory: Path) -> PipelineReport:
-    """Write ``<pipeline>-<run>.json`` and ``.html``; returns the report with their paths.
+    """Write ``<pipeline>-<run>.json`` and ``.html``, and the index of runs; returns the report with paths.
 
     Raises:
         StorageError: the directory cannot be written.
@@ -379,4 +380,5 @@ def write_report(report: PipelineReport, directory: Path) -> PipelineReport:
     data = json.dumps(as_json(written), indent=1, default=str).encode() + b"\n"
     write_atomically(directory / f"{name}.json", data)
     write_atomically(directory / f"{name}.html", render_page(written).encode())
+    update_index(directory)
     return written
