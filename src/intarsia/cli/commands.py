@@ -276,7 +276,8 @@ _add_command(
 _add_command(
     _run,
     "run",
-    "Run the pipeline that a TOML file declares, on Spark.",
+    "Run the pipeline that a TOML or Python file declares, on Spark unless it says otherwise."
+    " PIPELINE is the file, or orders.py:daily for one of several pipelines in it.",
     click.argument("pipeline", metavar="PIPELINE", shell_complete=offer_paths),
     click.option("--dry-run", is_flag=True, help="Plan every step; write nothing."),
     click.option(

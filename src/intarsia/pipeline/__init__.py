@@ -16,6 +16,7 @@ from intarsia.common.lazy import make_lazy_names as _lazily
 if TYPE_CHECKING:
     from intarsia.pipeline.case_runner import CaseReport, run_tests
     from intarsia.pipeline.drawing import draw
+    from intarsia.pipeline.loading import check, load
     from intarsia.pipeline.model import (
         Compact,
         Deduplicate,
@@ -31,11 +32,10 @@ if TYPE_CHECKING:
         Update,
         Write,
     )
-    from intarsia.pipeline.parse import load, loads
+    from intarsia.pipeline.parse import loads
     from intarsia.pipeline.project import init_project
     from intarsia.pipeline.report import PipelineReport, StepReport, as_json
     from intarsia.pipeline.runner import run, run_file
-    from intarsia.pipeline.validation import check
 
 _HOMES = {
     "CaseReport": "case_runner",
@@ -55,10 +55,10 @@ _HOMES = {
     "Update": "model",
     "Write": "model",
     "as_json": "report",
-    "check": "validation",
+    "check": "loading",
     "draw": "drawing",
     "init_project": "project",
-    "load": "parse",
+    "load": "loading",
     "loads": "parse",
     "run": "runner",
     "run_file": "runner",

@@ -16,8 +16,8 @@ from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError, IntarsiaError, NothingMatched
 from intarsia.pipeline.case_sandbox import Sandbox
 from intarsia.pipeline.cases import Case, find_cases
+from intarsia.pipeline.loading import load
 from intarsia.pipeline.model import EngineOfPipeline, Merge, Pipeline, list_names
-from intarsia.pipeline.parse import load
 from intarsia.pipeline.report import PipelineReport, StepReport, error_to_json
 from intarsia.pipeline.row_differences import RowDifferences, compare_rows
 from intarsia.pipeline.runner import run

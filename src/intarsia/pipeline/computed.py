@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.abc
-import importlib.util
 import os
 import sys
 import traceback
@@ -23,6 +21,7 @@ from intarsia.engine_choice import MEMORY_SHARE, is_spark, read_memory_total
 from intarsia.errors import InputError, IntarsiaError
 from intarsia.pipeline.graph import Code, Function, NamedInput
 from intarsia.pipeline.inputs import make_transform, transform_frame
+from intarsia.pipeline.local_modules import LocalImports
 from intarsia.pipeline.model import Source
 from intarsia.spark.errors import (
     find_known_failure,
@@ -42,12 +41,14 @@ class SourceComputer:
 
     stack: ExitStack = field(default_factory=ExitStack)
     modules: dict[tuple[str, bytes], ModuleType] = field(default_factory=dict)
+    imports: dict[str, LocalImports] = field(default_factory=dict)
     sessions: list[Any] = field(default_factory=list)
 
     def close(self) -> None:
         """Close what queries and functions have opened. Idempotent."""
         self.stack.close()
         self.modules.clear()
+        self.imports.clear()
         self.sessions.clear()
 
     def compute_frame(self, source: Source, code: Code, read: Read, session: Any) -> Any:
@@ -58,6 +59,8 @@ class SourceComputer:
                 run_query = import_optional("intarsia.spark.query").run_query
                 frame = run_query(session, code.query.text, tables, params=_mark_params(source, code))
             else:
+                assert code.function is not None
+                import_optional("intarsia.spark.modules").ship_modules(session, _list_files(code.function))
                 frame = self._call(source, code, {**tables, "spark": session}, is_spark_engine=True)
                 _check_frame(code, frame)
             return transform_frame(frame, make_transform(source, "parquet"))
@@ -122,7 +125,8 @@ class SourceComputer:
         values = {**given, **source.params}
         with _translate_failure(code, "failed"):
             function = getattr(self._load(code.function, travels=is_spark_engine), code.function.name)
-            return function(**{name: values[name] for name in wanted if name in values})
+            with self._get_imports(code.function).activate():
+                return function(**{name: values[name] for name in wanted if name in values})
 
     def _load(self, function: Function, *, travels: bool) -> ModuleType:
         """The module of a function, run from the text that was read, once for all its functions.
@@ -131,34 +135,29 @@ class SourceComputer:
         """
         key = (function.path, function.text)
         if key not in self.modules:
-            loader = _TextLoader(function)
             name = f"intarsia_source_{uuid.uuid4().hex}"
-            spec = importlib.util.spec_from_loader(name, loader, origin=function.path)
-            assert spec is not None
-            module = importlib.util.module_from_spec(spec)
-            module.__file__ = function.path  # by which a file finds others beside it
-            sys.modules[module.__name__] = module
-            self.stack.callback(sys.modules.pop, module.__name__, None)
+            self.stack.callback(sys.modules.pop, name, None)
+            module = self._get_imports(function).run_file(name, function.path, function.text)
             if travels:
                 pickling = import_optional("pyspark.cloudpickle")
                 pickling.register_pickle_by_value(module)
                 self.stack.callback(pickling.unregister_pickle_by_value, module)
-            loader.exec_module(module)
             self.modules[key] = module
         return self.modules[key]
 
+    def _get_imports(self, function: Function) -> LocalImports:
+        """The local modules of a function's file, each imported once in a run."""
+        return self.imports.setdefault(function.path, LocalImports(function.modules))
 
-class _TextLoader(importlib.abc.SourceLoader):
-    """Imports a function's file from the text that was read and checked; writes no bytecode."""
 
-    def __init__(self, function: Function) -> None:
-        self._function = function
+def _list_files(function: Function) -> dict[str, bytes]:
+    """The local modules that a function's file imports, and the file itself, as executors are to have them.
 
-    def get_filename(self, fullname: str) -> str:
-        return self._function.path
-
-    def get_data(self, path: Any) -> bytes:
-        return self._function.text
+    None where it imports none: what the file itself defines travels with the plan.
+    """
+    directory = os.path.dirname(function.path)
+    found = {os.path.relpath(module.path, directory): module.text for module in function.modules}
+    return {**found, os.path.basename(function.path): function.text} if found else {}
 
 
 def as_frame(rows: Any, session: Any) -> Any:

@@ -10,6 +10,8 @@ from dataclasses import dataclass, field, replace
 
 from intarsia.common.names import suggest_names
 from intarsia.errors import InputError, NotSupported
+from intarsia.pipeline.function_source import describe_function_source
+from intarsia.pipeline.local_modules import LocalModule, find_local_modules, parse_module, read_text_file
 from intarsia.pipeline.model import Merge, Pipeline, Source, Step, Write, name_step
 from intarsia.pipeline.references import list_referenced_targets
 from intarsia.sql.query import Query, check_dialect, list_variables, parse_query
@@ -47,6 +49,8 @@ class Function:
     name: str
     text: bytes
     parameters: tuple[Parameter, ...]
+    modules: tuple[LocalModule, ...] = ()
+    """What its file imports from its own directory, also through others."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,21 +77,7 @@ def read_query_text(source: Source) -> str:
     """The query of a source, from its file where it has one. Raises InputError."""
     if source.sql_file is None:
         return source.sql or ""
-    return _read_file(source.sql_file).decode("utf-8")
-
-
-def _read_file(path: str) -> bytes:
-    try:
-        with open(path, "rb") as file:
-            data = file.read()
-        data.decode("utf-8")
-    except FileNotFoundError as error:
-        raise InputError(f"there is no file {path}.", path=path) from error
-    except OSError as error:
-        raise InputError(f"{path} cannot be read: {error.strerror}.", path=path) from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{path} is not UTF-8 text: {error}.", path=path) from error
-    return data
+    return read_text_file(source.sql_file).decode("utf-8")
 
 
 @dataclass(slots=True)
@@ -161,10 +151,8 @@ class SourceGraph:
         return Code(place, query, None, hashlib.sha256(text.encode()).hexdigest())
 
     def _parse_function(self, source: Source) -> Code:
-        path, name = split_function(source.python or "")
-        text = _read_file(path)
-        function = Function(path, name, text, tuple(_find_parameters(path, name, text)))
-        place = f"{os.path.basename(path)}:{name}"
+        function = read_function(source.python or "")
+        place = f"{os.path.basename(function.path)}:{function.name}"
         _check_params(source, [one.name for one in function.parameters])
         for parameter in function.parameters:
             engine = SESSIONS.get(parameter.name, self.pipeline.engine)
@@ -174,7 +162,7 @@ class SourceGraph:
                     f" engine is {self.pipeline.engine}.",
                     hint=f'use engine = "{engine}", or leave the parameter out.',
                 )
-        return Code(place, None, function, hashlib.sha256(text + name.encode()).hexdigest())
+        return Code(place, None, function, _digest_function(function))
 
     # Names
 
@@ -232,6 +220,23 @@ class SourceGraph:
                 ways.append((*way, read.name))
 
 
+def read_function(text: str) -> Function:
+    """The function of ``file.py:function``, with what its file imports. Raises InputError."""
+    path, name = split_function(text)
+    data = read_text_file(path)
+    parameters = tuple(_find_parameters(path, name, data))
+    return Function(path, name, data, parameters, find_local_modules(path, data))
+
+
+def _digest_function(function: Function) -> str:
+    """A digest of a function's source and of the local modules that its file imports."""
+    own = describe_function_source(function.path, function.name, function.text)
+    digest = hashlib.sha256(own + function.name.encode())
+    for module in function.modules:
+        digest.update(f"\0{module.name}\0".encode() + hashlib.sha256(module.text).digest())
+    return digest.hexdigest()
+
+
 def _check_params(source: Source, known: Collection[str]) -> None:
     for name in source.params:
         if name not in known:
@@ -241,12 +246,7 @@ def _check_params(source: Source, known: Collection[str]) -> None:
 def _find_parameters(path: str, name: str, text: bytes) -> Iterator[Parameter]:
     """The parameters of a function, found without running its file."""
     shown = os.path.basename(path)
-    try:
-        module = ast.parse(text, path)
-    except (SyntaxError, ValueError) as error:
-        line = getattr(error, "lineno", None) or 0
-        said = getattr(error, "msg", None) or str(error)
-        raise InputError(f"{shown}, line {line}: it is not Python: {said}.", path=path) from error
+    module = parse_module(path, text)
     functions = {one.name: one for one in module.body if isinstance(one, ast.FunctionDef)}
     if name not in functions:
         raise InputError(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal, cast
 
 from intarsia.common.names import suggest_names
 from intarsia.core.intent import Missing
 from intarsia.core.rule import Clause
 from intarsia.errors import InputError
 from intarsia.options import StepOptions, StrategyName, TargetOptions
+from intarsia.pipeline.declaration import Declaration, find_caller
 
 EngineOfPipeline = Literal["spark", "arrow", "duckdb"]
 Columns = str | tuple[str, ...]
@@ -268,15 +270,44 @@ KINDS: Mapping[str, type[Step]] = {
 }
 
 
+class OpenSteps(list[Step]):
+    """The steps of a pipeline that a module declares, to which its methods add."""
+
+
 @dataclass(frozen=True, slots=True)
-class Pipeline:
+class Pipeline(Declaration):
     """Sources, targets, and the steps between them in the order they run.
 
-    Relative paths mean the working directory; those of a file, the file's own directory.
+    With its steps it is a value; relative paths mean the working directory, and those of a file the file's
+    own directory. Without them it is open: its methods add sources, targets and steps, as a module declares
+    them, and :func:`load` and :func:`run` make the value of it that a file with the same declarations makes.
+    Parameters, environments and relative paths then mean what they mean in a file.
+
+    Args:
+        name: names the reports and the state.
+        steps: in the order in which they run; without them the pipeline is open.
+        sources: by name.
+        targets: by name.
+        engine: ``"spark"``, ``"arrow"`` or ``"duckdb"``.
+        spark: the session it runs on.
+        reports: the directory of the reports.
+        state: the file of the state.
+
+    Raises:
+        InputError: a method is called that has a key which is not known, or the pipeline is not open.
+
+    Example:
+        >>> from intarsia import pipeline
+        >>> orders = pipeline.Pipeline("orders", engine="arrow")
+        >>> changes = orders.files("changes", "changes.csv")
+        >>> orders.merge(changes, into="lake/orders", on="id")
+        'orders'
+        >>> pipeline.run(orders, progress=False).check().steps[0].result.inserted
+        1
     """
 
     name: str
-    steps: tuple[Step, ...]
+    steps: Sequence[Step] = field(default_factory=OpenSteps)
     sources: Mapping[str, Source] = field(default_factory=dict)
     targets: Mapping[str, Target] = field(default_factory=dict)
     engine: EngineOfPipeline = "spark"
@@ -293,6 +324,90 @@ class Pipeline:
     """The environment, whose overrides are part of what is above; None for none."""
     origin: str | None = field(default=None, compare=False)
     """The file it was read from."""
+    params: Mapping[str, Any] = field(default_factory=dict, compare=False)
+    """The values of its parameters; where it is open, their defaults."""
+    environments: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, compare=False)
+    """Where it is open: the overrides of its environments."""
+    lines: Mapping[str, int] = field(default_factory=dict, compare=False, repr=False)
+    """Where it is open: the lines of its sources, targets and steps."""
+
+    def __post_init__(self) -> None:
+        if self.is_open:
+            for name in ("sources", "targets", "params", "environments", "lines"):
+                object.__setattr__(self, name, dict(getattr(self, name)))
+            object.__setattr__(self, "origin", self.origin or find_caller()[0])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether methods may add to it."""
+        return isinstance(self.steps, OpenSteps)
+
+    def add_source(self, name: str, **keys: Any) -> str:
+        """Declare a source of any kind by the keys of ``[sources.NAME]``; returns its name."""
+        self._add("sources", name, Source, keys)
+        return name
+
+    def target(self, name: str, path: str | os.PathLike[str], **keys: Any) -> str:
+        """Declare a target by the keys of ``[targets.NAME]``; returns its name."""
+        self._add("targets", name, Target, {"path": os.fspath(path), **keys})
+        return name
+
+    def add_step(self, operation: str, **keys: Any) -> None:
+        """Declare a step by the keys of ``[[steps]]``."""
+        if not isinstance(self.steps, OpenSteps):
+            raise _make_closed_error(self)
+        kind = KINDS[operation]
+        _check_keys(operation, keys, kind.list_keys())
+        self.steps.append(kind(**_without_none(keys)))
+        self._note_line(f"[[steps]] {len(self.steps)}")
+
+    def param(self, name: str, default: Any = None) -> str:
+        """Declare a parameter and its default, whose type it has; returns ``${name}`` for texts.
+
+        ``--param name=value`` replaces it. A function gets its value by a parameter of the same name.
+        """
+        if not self.is_open:
+            raise _make_closed_error(self)
+        if default is not None:
+            cast("dict[str, Any]", self.params)[name] = default
+        return f"${{{name}}}"
+
+    def environment(self, name: str, **overrides: Any) -> None:
+        """Declare what is otherwise in an environment, by the keys of ``[env.NAME]``."""
+        if not self.is_open:
+            raise _make_closed_error(self)
+        cast("dict[str, Any]", self.environments)[name] = overrides
+
+    def _add(self, table: str, name: str, kind: type[Any], keys: Mapping[str, Any]) -> None:
+        if not self.is_open:
+            raise _make_closed_error(self)
+        place = f"[{table}.{name}]"
+        known: dict[str, Any] = getattr(self, table)
+        if name in known:
+            raise InputError(f"{place} is declared already.", hint="give this one another name.")
+        _check_keys(place, keys, [entry.name for entry in fields(kind)])
+        known[name] = kind(**_without_none(keys))
+        self._note_line(place)
+
+    def _note_line(self, place: str) -> None:
+        cast("dict[str, int]", self.lines)[place] = find_caller()[1]
+
+
+def _make_closed_error(pipeline: Pipeline) -> InputError:
+    return InputError(
+        f"pipeline {pipeline.name!r} has all its steps: nothing can be added to it.",
+        hint=f'begin it with Pipeline("{pipeline.name}"), without steps.',
+    )
+
+
+def _check_keys(place: str, keys: Iterable[str], known: Sequence[str]) -> None:
+    for key in keys:
+        if key not in known:
+            raise InputError(f"{place} takes no {key!r}.", hint=suggest_names([key], sorted(known)))
+
+
+def _without_none(keys: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in keys.items() if value is not None}
 
 
 def list_names(columns: Columns | None) -> tuple[str, ...]:

@@ -13,9 +13,10 @@ from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
 from intarsia.common.names import suggest_names
+from intarsia.core.rule import Clause
 from intarsia.errors import InputError, NothingMatched, StorageError
 from intarsia.pipeline.environments import apply_environment, choose_environment, move_state
-from intarsia.pipeline.graph import SourceGraph, read_query_text
+from intarsia.pipeline.graph import SourceGraph, read_function, read_query_text
 from intarsia.pipeline.model import (
     KINDS,
     EngineOfPipeline,
@@ -39,35 +40,14 @@ _MEANT = {"key": "on", "keys": "on", "key_columns": "on", "order_by": "dedup_ord
 _WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
 
 
-def load(
+def load_toml(
     path: str | os.PathLike[str],
     *,
     params: Mapping[str, str] | None = None,
     env: str | None = None,
     engine: EngineOfPipeline | None = None,
 ) -> Pipeline:
-    """Read a pipeline from a file, and check it.
-
-    ``${name}`` in any text is the parameter of that name, else the environment variable; ``$$`` is a
-    dollar sign. Relative paths are relative to the file.
-
-    Args:
-        path: the TOML file.
-        params: values for parameters; they come before those of the file's own ``[params]``.
-        env: the environment, whose ``[env.NAME]`` overrides what the file says; None takes the one that
-            ``INTARSIA_ENV`` names, if it is set.
-        engine: instead of the file's own.
-
-    Raises:
-        InputError: not TOML, an unknown key, a value of the wrong type, an unknown name, a circle.
-        NothingMatched: there is no such file.
-        NotSupported: a target of a kind that this version does not have.
-
-    Example:
-        >>> from intarsia import pipeline
-        >>> [step.operation for step in pipeline.load("orders.toml").steps]
-        ['merge']
-    """
+    """Read a pipeline from a TOML file, and check it; :func:`intarsia.pipeline.load` says how."""
     file = Path(path)
     try:
         text = file.read_bytes().decode("utf-8")
@@ -115,11 +95,13 @@ def loads(
         raw = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{origin} is not TOML: {error}", path=origin) from error
-    reader = _TomlReader(origin, Path(directory).absolute(), params or {})
+    reader = TableReader(origin, Path(directory).absolute(), params or {})
     return reader.read_all(raw, env=env, engine=engine)
 
 
-class _TomlReader:
+class TableReader:
+    """Reads the tables of a pipeline file, or the same tables that a module declares."""
+
     def __init__(self, origin: str, directory: Path, params: Mapping[str, str]) -> None:
         self.origin = origin
         self.directory = directory
@@ -127,6 +109,8 @@ class _TomlReader:
         self.own: dict[str, str] = {}
         self.typed: dict[str, Any] = {}
         """The parameters of the file as they stand there: their types are those of bound values."""
+        self.tables: set[str] = set()
+        """The names of sources and targets."""
         self.used: set[str] = set()
         self.variables: dict[str, dict[str, str]] = {}
         """By place: the variables that were substituted there, and their values."""
@@ -148,6 +132,7 @@ class _TomlReader:
 
     def read_pipeline(self, raw: dict[str, Any]) -> Pipeline:
         self.typed = self._check_table("[params]", raw.get("params", {}))
+        self.tables = {name for key in ("sources", "targets") for name, _ in self._list_named(raw, key)}
         self.own = self._read_texts("[params]", self.typed)
         steps = raw.get("steps", [])
         if not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
@@ -173,7 +158,12 @@ class _TomlReader:
             raise self.make_error(
                 "params", f"it has no parameter {unused[0]!r}.", suggest_names([unused[0]], known)
             )
-        return pipeline
+        met = {name for variables in self.variables.values() for name in variables}
+        declared = [name for name in {**self.own, **self.given} if name in met]
+        return replace(pipeline, params={name: self._read_param(name) for name in declared})
+
+    def _read_param(self, name: str) -> Any:
+        return self._convert_parameter("[params]", name, self.fill_variables("[params]", f"${{{name}}}"))
 
     def find_scopes(self, pipeline: Pipeline) -> dict[str, str]:
         """By step: its variables in SQL texts and fields; those in paths and credentials select no rows.
@@ -263,8 +253,21 @@ class _TomlReader:
         if made.sql_file is not None:
             made = replace(made, sql_file=self.resolve_path(made.sql_file))
         if made.python is not None:
-            made = replace(made, python=self.resolve_path(made.python))
+            return self._bind_arguments(place, replace(made, python=self.resolve_path(made.python)))
         return made if made.sql is None and made.sql_file is None else self._bind_parameters(place, made)
+
+    def _bind_arguments(self, place: str, source: Source) -> Source:
+        """The source with a value for each parameter of its function that is one of the pipeline."""
+        try:
+            names = [one.name for one in read_function(source.python or "").parameters]
+        except InputError:  # the graph of sources says what is wrong, with its place
+            return source
+        bound: dict[str, Any] = {}
+        for name in names:
+            if name in {*self.own, *self.given} - {*self.tables, *source.params}:
+                value = self.fill_variables(f"{place} python", f"${{{name}}}")
+                bound[name] = self._convert_parameter(f"{place} python", name, value)
+        return replace(source, params={**source.params, **bound})
 
     def _bind_parameters(self, place: str, source: Source) -> Source:
         """The source with a value for each parameter of its query."""
@@ -335,6 +338,8 @@ class _TomlReader:
     def _read_value(self, place: str, value: Any, hint: Any) -> Any:
         """The value with variables substituted; InputError where it is not of the type."""
         origin = get_origin(hint)
+        if isinstance(value, Clause):  # of a pipeline that is declared in Python
+            return value
         if hint is Any:
             return self._read_any(place, value)
         if origin in (Union, types.UnionType):

@@ -22,9 +22,9 @@ from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError, StorageError
 from intarsia.pipeline.diagram import make_graph
 from intarsia.pipeline.graph import order_steps
+from intarsia.pipeline.loading import load, resolve
 from intarsia.pipeline.model import EngineOfPipeline, Pipeline
 from intarsia.pipeline.page import render_page
-from intarsia.pipeline.parse import load
 from intarsia.pipeline.report import PipelineReport, StepReport, as_json
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.run_index import update_index
@@ -124,8 +124,7 @@ def run(
         >>> pipeline.run(declared, progress=False).check().steps[0].result.inserted
         1
     """
-    if engine is not None:
-        pipeline = replace(pipeline, engine=engine)
+    pipeline = resolve(pipeline, engine=engine)
     check(pipeline)
     if any(source.is_computed for source in pipeline.sources.values()):
         pipeline = replace(pipeline, steps=order_steps(pipeline))
@@ -281,10 +280,10 @@ def run_file(
     env: str | None = None,
     **options: Unpack[RunOptions],
 ) -> PipelineReport:
-    """Run the pipeline that a TOML file declares.
+    """Run the pipeline that a TOML or Python file declares.
 
     Args:
-        path: the TOML file.
+        path: the file, as of :func:`load`.
         params: values for parameters, as of :func:`load`.
         env: the environment, as of :func:`load`.
         options: as of :func:`run`.

@@ -73,7 +73,7 @@ def _format_counts(step: StepReport, result: MergeResult) -> str:
 
 def _make_parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="intarsia.pipeline", description="Run a pipeline file.")
-    parser.add_argument("file", help="the TOML file")
+    parser.add_argument("file", help="the TOML or Python file")
     parser.add_argument("--dry-run", action="store_true", help="plan every step, write nothing")
     parser.add_argument("--full-refresh", action="store_true", help="take every input file again")
     parser.add_argument("--mark-done", action="store_true", help="run nothing, note every step as done")

@@ -46,19 +46,7 @@ _NAME = re.compile(r"^[\w][\w .\-]*$")
 
 
 def check(pipeline: Pipeline) -> None:
-    """Check that names exist, steps can run and there is no circle. Reads no data.
-
-    Args:
-        pipeline: what :func:`load` gave, or a value made in Python.
-
-    Raises:
-        InputError: the pipeline is not consistent; the message says where.
-        NotSupported: a target of a kind that this version does not have.
-
-    Example:
-        >>> from intarsia import pipeline
-        >>> pipeline.check(pipeline.load("orders.toml"))
-    """
+    """Check a pipeline that is a value, as :func:`intarsia.pipeline.check` says."""
     _Check(pipeline).run()
 
 
