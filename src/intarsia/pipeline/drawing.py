@@ -10,6 +10,7 @@ from intarsia.pipeline.diagram import graph_to_json, make_graph
 from intarsia.pipeline.diagram_svg import draw_svg
 from intarsia.pipeline.diagram_text import draw_mermaid, draw_tree
 from intarsia.pipeline.graph import order_steps
+from intarsia.pipeline.loading import resolve
 from intarsia.pipeline.model import Pipeline
 
 __all__ = ["draw"]
@@ -32,6 +33,7 @@ def draw(pipeline: Pipeline, format: Literal["text", "svg", "mermaid", "json"] =
         >>> print(pipeline.draw(pipeline.load("orders.toml"), "text").splitlines()[0].split()[0])
         orders
     """
+    pipeline = resolve(pipeline)
     if any(source.is_computed for source in pipeline.sources.values()):
         pipeline = replace(pipeline, steps=order_steps(pipeline))
     graph = make_graph(pipeline)
