@@ -17,7 +17,9 @@ from intarsia.engines.spark import SparkEngine
 from intarsia.engines.spark.tasks import balance, deserialize, load_work, serialize
 from intarsia.engines.spark.types import to_spark_type
 from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, StorageError
+from intarsia.kernel.read import SnapshotScan
 from intarsia.spark.errors import format_raised
+from intarsia.spark.files import NativeFiles, read_native
 from intarsia.storage import open_storage
 
 __all__ = ["FileScan", "make_frame", "make_readable_type"]
@@ -70,9 +72,11 @@ def make_frame(spark: Any, scan: FileScan, *, tasks: int = 0, since: str = "read
         for time in (pa.time64("us"), _choose_time_type(spark))
     )
     spark_schema = from_arrow_schema(sent, prefer_timestamp_ntz=True)
-    files = _split_files(scan.list_files())
+    found, native = _select_native(scan)
+    files = _split_files(found)
+    own = None if native is None else _read_native(spark, native, sent)
     if not files:
-        return spark.createDataFrame([], spark_schema)
+        return spark.createDataFrame([], spark_schema) if own is None else own
     shares = balance([_weigh(item) for item in files], SparkEngine(spark, tasks).runner.tasks)
     light = replace(scan, snapshot=replace(scan.snapshot, files=()))  # type: ignore[type-var]
     tasks_of_frame = FrameTasks(
@@ -81,7 +85,37 @@ def make_frame(spark: Any, scan: FileScan, *, tasks: int = 0, since: str = "read
     )
     told = spark_schema.add(_choose_problem_name(spark_schema.names), "string")
     rows = spark.range(0, len(shares), 1, len(shares)).mapInArrow(tasks_of_frame.read_rows, told)
-    return _raise_problem(rows, told.names[-1])
+    others = _raise_problem(rows, told.names[-1])
+    return others if own is None else own.union(others)
+
+
+def _select_native(scan: FileScan) -> tuple[list[Item], tuple[list[DataFile], NativeFiles] | None]:
+    """The files of a scan for tasks to read, and those that Spark reads by itself with the same meaning."""
+    items = scan.list_files()
+    if not isinstance(scan, SnapshotScan) or scan.where is not None:
+        return items, None
+    native = NativeFiles(scan.snapshot, scan.columns)
+    if not native.is_possible or not scan.columns:
+        return items, None
+    files = [file for file, _ in items]
+    known = files if scan.snapshot.footer_loader is None else scan.snapshot.footer_loader(files)
+    chosen = [native.has(file) for file in known]
+    own = [file for file, is_native in zip(known, chosen, strict=True) if is_native]
+    others = [item for item, is_native in zip(items, chosen, strict=True) if not is_native]
+    return others, (own, native) if own else None
+
+
+def _read_native(spark: Any, found: tuple[list[DataFile], NativeFiles], sent: pa.Schema) -> Any:
+    files, native = found
+    SparkEngine(spark)  # refuses a session that leaves out files
+
+    def make_schema(names: list[str]) -> Any:
+        types = {field.name: field for field in sent}
+        whole = native.snapshot.schema
+        fields = [types.get(name) or whole.field(name).with_nullable(True) for name in names]
+        return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+
+    return read_native(spark, files, native, make_schema)
 
 
 def _split_files(items: Sequence[Item]) -> list[Item]:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
-from typing import Any
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -19,6 +19,7 @@ from intarsia.common.lazy import import_optional
 from intarsia.common.schema import conform_table, unify_schemas
 from intarsia.engine_choice import MEMORY_SHARE, is_spark, read_memory_total
 from intarsia.errors import InputError, IntarsiaError
+from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline.graph import Code, Function, NamedInput
 from intarsia.pipeline.inputs import make_transform, transform_frame
 from intarsia.pipeline.local_modules import LocalImports
@@ -30,9 +31,16 @@ from intarsia.spark.errors import (
     translate_spark_errors,
 )
 from intarsia.sql.query import MARKER
+from intarsia.sql.query_columns import ColumnUse
 
-Read = Callable[[NamedInput], Any]
-"""The rows of an input: a DataFrame on Spark, else a list of Arrow streams that are opened anew."""
+
+class Read(Protocol):
+    """Gives the rows of an input: a DataFrame on Spark, else a list of Arrow streams that are opened anew.
+
+    For a query on DuckDB, a target is a scan of it. Columns that ``columns`` leaves out need not be there.
+    """
+
+    def __call__(self, one: NamedInput, columns: ColumnUse = ...) -> Any: ...
 
 
 @dataclass(slots=True)
@@ -53,17 +61,37 @@ class SourceComputer:
 
     def compute_frame(self, source: Source, code: Code, read: Read, session: Any) -> Any:
         """The rows as a Spark DataFrame, which is analyzed here and evaluated by the step."""
-        tables = {one.written: as_frame(read(one), session) for one in code.inputs}
         with _add_place(code), translate_spark_errors(), _translate_refusal():
             if code.query is not None:
-                run_query = import_optional("intarsia.spark.query").run_query
-                frame = run_query(session, code.query.text, tables, params=_mark_params(source, code))
+                frame = self._query_frames(source, code, read, session)
             else:
                 assert code.function is not None
                 import_optional("intarsia.spark.modules").ship_modules(session, _list_files(code.function))
+                tables = {one.written: as_frame(read(one), session) for one in code.inputs}
                 frame = self._call(source, code, {**tables, "spark": session}, is_spark_engine=True)
                 _check_frame(code, frame)
             return transform_frame(frame, make_transform(source, "parquet"))
+
+    def _query_frames(self, source: Source, code: Code, read: Read, session: Any) -> Any:
+        """The DataFrame of a query; refused over the columns that it names, it is asked of all of them.
+
+        So errors tell all columns that there are.
+        """
+        query = code.query
+        assert query is not None
+        run_query = import_optional("intarsia.spark.query").run_query
+        params = _mark_params(source, code)
+
+        def run(columns: ColumnUse) -> Any:
+            tables = {one.written: as_frame(read(one, columns), session) for one in code.inputs}
+            frame = run_query(session, query.text, tables, params=params)
+            frame.schema  # noqa: B018  analyzed here also on Connect
+            return frame
+
+        try:
+            return run(query.columns)
+        except list_spark_error_types():
+            return run(ColumnUse())
 
     def compute_stream(self, source: Source, code: Code, read: Read) -> pa.RecordBatchReader:
         """The rows as an Arrow stream. Memory: DuckDB's limit; of a function, its inputs and its result."""
@@ -80,16 +108,22 @@ class SourceComputer:
 
     def _run_query(self, source: Source, code: Code, read: Read) -> pa.RecordBatchReader:
         assert code.query is not None
-        tables = {one.written: _make_opener(read, one) for one in code.inputs}
         with _add_place(code):
-            made = import_optional("intarsia.engines.duckdb.query").QueryRun(
-                code.query.text,
-                tables,
-                params=_mark_params(source, code),
-                memory_bytes=read_memory_total() // MEMORY_SHARE,
-            )
+            try:
+                made = self._open_query(source, code, read, code.query.columns)
+            except InputError:  # over all columns, which its error then names
+                made = self._open_query(source, code, read, ColumnUse())
         self.stack.callback(made.close)
         return _name_rows(code, made.open_stream())
+
+    def _open_query(self, source: Source, code: Code, read: Read, columns: ColumnUse) -> Any:
+        assert code.query is not None
+        return import_optional("intarsia.engines.duckdb.query").QueryRun(
+            code.query.text,
+            {one.written: _make_opener(read, one, columns) for one in code.inputs},
+            params=_mark_params(source, code),
+            memory_bytes=read_memory_total() // MEMORY_SHARE,
+        )
 
     def _run_function(self, source: Source, code: Code, read: Read) -> pa.RecordBatchReader:
         assert code.function is not None
@@ -180,7 +214,12 @@ def chain_streams(streams: list[pa.RecordBatchReader]) -> pa.RecordBatchReader:
     return pa.RecordBatchReader.from_batches(schema, read())
 
 
-def _make_opener(read: Read, one: NamedInput) -> Callable[[], pa.RecordBatchReader]:
+def _make_opener(
+    read: Read, one: NamedInput, columns: ColumnUse
+) -> SnapshotScan | Callable[[], pa.RecordBatchReader]:
+    if one.is_target:
+        scan: SnapshotScan = read(one, columns)
+        return scan
     return lambda: chain_streams(read(one))
 
 

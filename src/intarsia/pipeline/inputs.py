@@ -358,15 +358,17 @@ def _infer_types(shape: RowTransform, reader: Any, paths: Sequence[str]) -> RowT
     return replace(shape, types=types)
 
 
-def read_snapshot_frame(source: Source, snapshot: Snapshot, session: Any) -> Any:
-    """The transformed rows of a snapshot as a Spark DataFrame.
+def read_snapshot_frame(
+    source: Source, snapshot: Snapshot, session: Any, columns: tuple[str, ...] | None = None
+) -> Any:
+    """The transformed rows of a snapshot as a Spark DataFrame, of some columns.
 
-    The kernel reads the files, not Spark: a file that was replaced since fails the step, and partition
-    columns have their types.
+    Spark reads what it reads exactly, the kernel the other files: one of these that was replaced since fails
+    the step. Partition columns have their types.
     """
     from intarsia.frames import make_frame  # needs pyspark
 
-    scan = SnapshotScan(snapshot, tuple(snapshot.schema.names))
+    scan = SnapshotScan(snapshot, tuple(snapshot.schema.names) if columns is None else columns)
     found = make_frame(session, scan, since="the step looked at it")
     return transform_frame(found, make_transform(source, "parquet"))
 

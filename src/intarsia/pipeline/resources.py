@@ -16,18 +16,22 @@ from intarsia.core.ports import Table
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import EngineLike
 from intarsia.errors import NothingMatched
+from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline import inputs
 from intarsia.pipeline.computed import SourceComputer
 from intarsia.pipeline.graph import NamedInput, SourceGraph
 from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
 from intarsia.pipeline.model import Expect, Pipeline, Source
+from intarsia.pipeline.snapshot_links import SnapshotLinks
 from intarsia.request import open_iceberg
+from intarsia.sql.query_columns import ColumnUse
 from intarsia.tables.parquet import ParquetTable
 
 __all__ = ["MOST_REHEARSED", "LoggedTable", "RunResources"]
 
 MOST_REHEARSED = 256 << 20
 """Maximum bytes of input and target for which a dry run runs its steps on a copy in a scratch directory."""
+_EVERY = ColumnUse()
 
 
 class LoggedTable(Table, Protocol):
@@ -59,11 +63,13 @@ class RunResources:
     computer: SourceComputer = field(default_factory=SourceComputer)
     made_graph: SourceGraph | None = None
     web: Downloads = field(default_factory=Downloads)
+    links: SnapshotLinks = field(default_factory=SnapshotLinks)
     scratch: tempfile.TemporaryDirectory[str] | None = None
 
     def close(self) -> None:
-        """Unpersist DataFrames, and remove downloads and the copies of a dry run. Idempotent."""
+        """Unpersist DataFrames, and remove downloads, links and the copies of a dry run. Idempotent."""
         self.computer.close()
+        self.links.close()
         if self.scratch is not None:
             self.scratch.cleanup()
             self.scratch = None
@@ -145,17 +151,24 @@ class RunResources:
             name = self._name_source(source)
             return self._compute_rows(source, listing, self._take_snapshots(name))
         if source.target is not None:
-            return self._read_snapshot(source, self.get_table(source.target).snapshot())
+            return self._read_snapshot(source, self._take_snapshot(source.target))
         assert listing is not None
         if self.session is None or listing.fetched:
             inputs.check_portable(source)
             return inputs.read_streams(source, listing, known)
         return self._read_frame(source, listing, known)
 
-    def _read_snapshot(self, source: Source, snapshot: Snapshot) -> Any:
+    def _take_snapshot(self, target: str) -> Snapshot:
+        """A target's current state; where an engine reads files by itself, of files that stay as they are."""
+        table = self.get_table(target)
+        return table.snapshot() if self.pipeline.engine == "arrow" else self.links.take_snapshot(table)
+
+    def _read_snapshot(
+        self, source: Source, snapshot: Snapshot, columns: tuple[str, ...] | None = None
+    ) -> Any:
         if self.session is None:
             return [inputs.read_snapshot_stream(source, snapshot)]
-        return inputs.read_snapshot_frame(source, snapshot, self.session)
+        return inputs.read_snapshot_frame(source, snapshot, self.session, columns)
 
     def read_columns(self, target: str, names: tuple[str, ...]) -> Any:
         """Some columns of a target: a DataFrame on Spark, else a list of one Arrow stream.
@@ -183,9 +196,13 @@ class RunResources:
         code = self.graph.codes[self._name_source(source)]
         parts = {} if listing is None else listing.parts
 
-        def read(one: NamedInput) -> Any:
+        def read(one: NamedInput, columns: ColumnUse = _EVERY) -> Any:
             if one.is_target:
-                return self._read_snapshot(Source(target=one.name), snapshots[one.name])
+                snapshot = snapshots[one.name]
+                chosen = columns.select_columns(one.written, snapshot.schema.names)
+                if self.session is None and code.query is not None:
+                    return SnapshotScan(snapshot, chosen)
+                return self._read_snapshot(Source(target=one.name), snapshot, chosen)
             declared = self.pipeline.sources[one.name]
             if declared.is_computed:
                 return self._compute_rows(declared, listing, snapshots)
@@ -202,7 +219,7 @@ class RunResources:
 
         Raises NothingMatched for a target that does not exist.
         """
-        found = {target: self.get_table(target).snapshot() for target in self.graph.list_targets(name)}
+        found = {target: self._take_snapshot(target) for target in self.graph.list_targets(name)}
         for target, snapshot in found.items():
             if not snapshot.has_schema:
                 raise NothingMatched(

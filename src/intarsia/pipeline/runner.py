@@ -140,6 +140,7 @@ def run(
         state = read_state(path, old) if dry_run else stack.enter_context(lock_state(path, old))
         watched = stack.enter_context(_open_progress(progress))
         resources = RunResources(pipeline, _make_opener(pipeline, master, session, watched, stack))
+        resources.links.writes = not dry_run
         stack.callback(resources.close)
         run_state = RunState(
             pipeline,

@@ -109,6 +109,8 @@ class StepRunner:
                 ours.place(_name_operation(step), self._describe_place(step))
             log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, ours, exc_info=error)
             report = self._report_failure(step, ours)
+        finally:
+            self.resources.links.close()
         seconds = time.perf_counter() - begun
         log.info("pipeline %s, step %s: %s in %.2f s", self.pipeline.name, step.name, report.status, seconds)
         return replace(report, seconds=seconds)

@@ -10,6 +10,7 @@ from typing import Any, Literal
 
 from intarsia.errors import InputError, NotSupported
 from intarsia.sql.parse import import_sqlglot
+from intarsia.sql.query_columns import ColumnUse, find_column_use
 
 QueryDialect = Literal["duckdb", "spark"]
 
@@ -39,6 +40,8 @@ class Query:
     text: str
     tables: tuple[TableName, ...]
     parameters: tuple[str, ...]
+    columns: ColumnUse
+    """Which columns of its tables it may read."""
 
 
 def _make_error(message: str, *, line: int = 0, hint: str | None = None) -> InputError:
@@ -83,7 +86,8 @@ def parse_query(text: str, dialect: QueryDialect) -> Query:
         raise _make_error(f"it is {type(tree).__name__.upper()}, not a query.", hint="begin it with SELECT.")
     _check_parameters(tree, tokens)
     used = {token.text for token in tokens}
-    return Query(marked, tuple(_find_tables(tree)), tuple(name for name in names if MARKER + name in used))
+    bound = tuple(name for name in names if MARKER + name in used)
+    return Query(marked, tuple(_find_tables(tree)), bound, find_column_use(tree, used))
 
 
 def _parse_tree(dialect: Any, tokens: list[Any], text: str) -> Any:

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 import pyarrow as pa
 
+from intarsia.engines.duckdb.query_scan import select_files, split_files
 from intarsia.engines.duckdb.session import BATCH_ROWS, Session
 from intarsia.engines.duckdb.sql import quote
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported
+from intarsia.kernel.read import SnapshotScan
 
 __all__ = ["QueryRun"]
 
@@ -43,12 +47,18 @@ class _Rescannable:
             raise
 
 
+def _open_scan(scan: SnapshotScan) -> pa.RecordBatchReader:
+    batches = scan.read_batches(threads=os.cpu_count() or 1)
+    return pa.RecordBatchReader.from_batches(scan.schema, batches)
+
+
 class QueryRun:
     """One run of a query on an instance of its own, as a stream; closed when it is read, or by :meth:`close`.
 
     Args:
         text: the query, with markers for parameters.
-        tables: by name: opens the rows, as often as they are scanned.
+        tables: by name: opens the rows, as often as they are scanned; or a scan, whose files DuckDB reads by
+            itself where that is exact and they stay as they are.
         params: values by marker.
         memory_bytes: the limit beyond which DuckDB works on disk.
 
@@ -59,20 +69,20 @@ class QueryRun:
     def __init__(
         self,
         text: str,
-        tables: Mapping[str, Callable[[], pa.RecordBatchReader]],
+        tables: Mapping[str, SnapshotScan | Callable[[], pa.RecordBatchReader]],
         *,
         params: Mapping[str, Any],
         memory_bytes: int | None = None,
     ) -> None:
         self._stack = ExitStack()
-        self._inputs = {name: _Rescannable(make) for name, make in tables.items()}
+        self._inputs: list[_Rescannable] = []
         try:
             self._session = Session(memory_bytes=memory_bytes)
             self._stack.callback(self._session.close)
             ctes = []
-            for name, rows in self._inputs.items():
-                view = self._stack.enter_context(self._session.register_view(rows))
-                ctes.append(f"{quote(name)} AS (SELECT * FROM {view})")
+            for name, rows in tables.items():
+                selected = self._select_scan(rows) if isinstance(rows, SnapshotScan) else self._add(rows)
+                ctes.append(f"{quote(name)} AS ({selected})")
             # One line above the query's own lines would shift the lines that errors name.
             head = f"WITH {', '.join(ctes)} " if ctes else ""
             self._reader = self._session.open_reader(
@@ -82,6 +92,21 @@ class QueryRun:
             self.close()
             self._raise_failure(error)
             raise
+
+    def _add(self, make: Callable[[], pa.RecordBatchReader]) -> str:
+        """SQL for rows that are opened anew by each scan."""
+        rows = _Rescannable(make)
+        self._inputs.append(rows)
+        return f"SELECT * FROM {self._stack.enter_context(self._session.register_view(rows))}"
+
+    def _select_scan(self, scan: SnapshotScan) -> str:
+        """SQL for the rows of a scan: DuckDB reads the files that it reads exactly, the kernel the others."""
+        own, others = split_files(scan)
+        parts = [select_files(self._session, scan, own)] if own else []
+        if others or not own:
+            rest = replace(scan, snapshot=replace(scan.snapshot, files=tuple(others)))
+            parts.append(self._add(lambda: _open_scan(rest)))
+        return " UNION ALL ".join(parts)
 
     def open_stream(self) -> pa.RecordBatchReader:
         """The rows; they can be read once."""
@@ -102,7 +127,7 @@ class QueryRun:
 
     def _raise_failure(self, error: BaseException) -> None:
         """Raise the error of an input, where that is what failed; else DuckDB's as one of the query."""
-        for rows in self._inputs.values():
+        for rows in self._inputs:
             if rows.failure is not None:
                 raise rows.failure
         if isinstance(error, (DamagedTable, NotSupported)):

@@ -89,6 +89,8 @@ class Scan:
     stored_columns: Mapping[str, StoredColumns] = field(default_factory=dict, repr=False)
     """By path, for files that have a scan task."""
     deleted: Mapping[str, pa.Int64Array] = field(default_factory=dict, repr=False)
+    tag: str = ""
+    """Tells its tables from those of other scans of the session."""
 
     @staticmethod
     def of(
@@ -98,8 +100,9 @@ class Scan:
         schema: pa.Schema,
         *,
         columns: Collection[str] | None = None,
+        tag: str = "",
     ) -> Scan:
-        """``columns`` are all that will be read; those of the schema if None."""
+        """``columns`` are all that will be read; those of the schema if None. Each ``tag`` is one scan."""
         names = schema.names if columns is None else tuple(dict.fromkeys(columns))
         numbers = {file.path: number for number, file in enumerate(files)}
         stored_columns = {
@@ -108,10 +111,13 @@ class Scan:
         deleted = (
             read_deleted_rows(files, snapshot.filesystem, threads=session.threads) if stored_columns else {}
         )
-        scan = Scan(session, snapshot, tuple(files), schema, numbers, stored_columns, deleted)
+        scan = Scan(session, snapshot, tuple(files), schema, numbers, stored_columns, deleted, tag)
         scan._write_constants()
         scan._write_deleted()
         return scan
+
+    def _name_table(self, name: str) -> str:
+        return self.session.name_table(f"{name}{self.tag}")
 
     def list_live(self, file: DataFile) -> pa.Int64Array | None:
         """The positions of rows that are not deleted; None is all of them."""
@@ -132,7 +138,7 @@ class Scan:
                 each, pa.array([self._find_constant(f, each) for f in self.files], plain)
             )
         with self.session.register_view(table) as view:
-            self.session.run(f"CREATE OR REPLACE TABLE {self.session.name_table(_CONSTANTS)} AS FROM {view}")
+            self.session.run(f"CREATE OR REPLACE TABLE {self._name_table(_CONSTANTS)} AS FROM {view}")
 
     def _find_constant(self, file: DataFile, column: str) -> Any:
         seen = self.stored_columns.get(file.path)
@@ -147,7 +153,7 @@ class Scan:
             for path, deleted in self.deleted.items()
         ]
         with self.session.register_view(pa.concat_tables(rows)) as view:
-            self.session.run(f"CREATE OR REPLACE TABLE {self.session.name_table(_DELETED)} AS FROM {view}")
+            self.session.run(f"CREATE OR REPLACE TABLE {self._name_table(_DELETED)} AS FROM {view}")
 
     def make_sql(
         self, columns: Sequence[str], files: Sequence[DataFile] | None = None, *, keys: bool = False
@@ -199,9 +205,9 @@ class Scan:
             chosen.append(f"{self._select_value(column, origin, files, keys)} AS {quote(column)}")
         sql = f"SELECT {', '.join(chosen)} FROM read_parquet({locations}, hive_partitioning=false) t"
         if any(origin.has_constant for origin in form.origins):
-            sql += f" JOIN {session.name_table(_CONSTANTS)} p ON p.{quote(FILE)} = {number}"
+            sql += f" JOIN {self._name_table(_CONSTANTS)} p ON p.{quote(FILE)} = {number}"
         if form.some_deleted:
-            sql += f" ANTI JOIN {session.name_table(_DELETED)} d ON d.{quote(FILE)} = {number}"
+            sql += f" ANTI JOIN {self._name_table(_DELETED)} d ON d.{quote(FILE)} = {number}"
             sql += f" AND d.{quote(POS)} = t.file_row_number"
         return sql
 

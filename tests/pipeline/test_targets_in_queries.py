@@ -1,0 +1,181 @@
+"""Queries over targets: engines read files by themselves where that is exact, and of one state."""
+
+from __future__ import annotations
+
+import math
+from datetime import UTC, date, datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import intarsia as it
+from intarsia import pipeline
+from intarsia.core.snapshot import Snapshot
+from intarsia.kernel.read import SnapshotScan
+from intarsia.pipeline import Source, Target, Write
+from intarsia.tables.parquet import ParquetTable
+
+ROWS = pa.table(
+    {
+        "id": pa.array([1, 2, 3, 4], pa.int64()),
+        "f": pa.array([1.0, math.nan, -0.0, None], pa.float64()),
+        "name": pa.array(["a", None, "ü", ""], pa.string()),
+        "price": pa.array([Decimal("1.10"), Decimal("-2.00"), None, Decimal("3.00")], pa.decimal128(10, 2)),
+        "at": pa.array([datetime(1500, 1, 1, tzinfo=UTC)] * 4, pa.timestamp("us", "UTC")),
+        "naive": pa.array([datetime(2025, 1, 1, 1)] * 4, pa.timestamp("us")),
+        "small": pa.array([1, 2, 3, 4], pa.int16()),
+        "blob": pa.array([b"x", None, b"", b"\xff"], pa.binary()),
+        "born": pa.array([date(1400, 2, 3)] * 4, pa.date32()),
+        "fine": pa.array([1000, 2000, 3000, 4000], pa.timestamp("ns")),
+        "wide": pa.array([1, 2, 3, 2**63], pa.uint64()),
+        "tags": pa.array([["a"], [], None, ["b", None]], pa.list_(pa.string())),
+        "day": pa.array([date(2025, 3, 1), date(2025, 3, 1), date(2025, 3, 2), None], pa.date32()),
+        "word": pa.array(["x", "y z", "é", None], pa.string()),
+    }
+)
+PLAIN = [name for name in ROWS.column_names if name not in ("fine", "wide", "tags")]
+
+
+@pytest.fixture(params=["duckdb", pytest.param("spark", marks=pytest.mark.spark)])
+def engine(request: pytest.FixtureRequest) -> str:
+    pytest.importorskip("duckdb" if request.param == "duckdb" else "pyspark")
+    return str(request.param)
+
+
+@pytest.fixture
+def session(engine: str, request: pytest.FixtureRequest) -> Any:
+    return request.getfixturevalue("spark") if engine == "spark" else None
+
+
+def _query(root: Path, engine: str, session: Any, source: Source, **targets: Target) -> list[dict[str, Any]]:
+    made = pipeline.Pipeline(
+        name="p",
+        engine=engine,  # type: ignore[arg-type]
+        sources={"asked": source},
+        targets={"result": Target(str(root / "result")), **targets},
+        steps=(Write(name="result", source="asked", target="result", mode="overwrite"),),
+        reports=str(root / "reports"),
+    )
+    pipeline.run(made, session=session, progress=False).check()
+    return _sorted(it.read(root / "result").read_all())
+
+
+def _sorted(rows: pa.Table) -> list[dict[str, Any]]:
+    if "at" in rows.column_names:  # DuckDB calls UTC otherwise
+        rows = rows.set_column(rows.schema.get_field_index("at"), "at", rows["at"].cast(ROWS["at"].type))
+    return sorted(rows.to_pylist(), key=str)
+
+
+def test_every_type_is_what_it_is_in_the_files(tmp_path: Path, engine: str, session: Any) -> None:
+    it.write(ROWS, tmp_path / "t", partition_by=["day", "word"], engine="arrow")
+    whole = Target(str(tmp_path / "t"))
+    found = _query(tmp_path, engine, session, Source(sql="select * from t"), t=whole)
+    names = ROWS.column_names
+    if engine == "spark":  # which has microseconds and no unsigned numbers
+        names = PLAIN
+        found = [{name: row[name] for name in names} for row in found]
+    assert str(sorted(found, key=str)) == str(_sorted(ROWS.select(names)))
+
+
+@pytest.mark.parametrize("condition", ["f > 5", "f = 'NaN'", "not f <= 5", "f >= 0 and f < 1", "f is null"])
+def test_a_filter_on_floats_finds_nan_that_bounds_leave_out(
+    tmp_path: Path, engine: str, session: Any, condition: str
+) -> None:
+    it.write(ROWS.select(["id", "f"]), tmp_path / "t", engine="arrow")
+    text = condition.replace("'NaN'", "cast('NaN' as double)")
+    found = _query(
+        tmp_path, engine, session, Source(sql=f"select id from t where {text}"), t=Target(str(tmp_path / "t"))
+    )
+    right = {"f >= 0 and f < 1": [3], "f is null": [4]}.get(condition, [2])
+    assert [row["id"] for row in found] == right
+
+
+def test_files_of_other_schemas_and_of_types_that_engines_lack_are_read_together(
+    tmp_path: Path, engine: str, session: Any
+) -> None:
+    it.write(pa.table({"id": pa.array([1], pa.int64())}), tmp_path / "t", engine="arrow")
+    pq.write_table(pa.table({"id": pa.array([2], pa.int32()), "v": [2.5]}), tmp_path / "t" / "other.parquet")
+    pq.write_table(
+        pa.table({"id": pa.array([3], pa.int64()), "v": [3.5], "n": ["x"]}), tmp_path / "t" / "third.parquet"
+    )
+    found = _query(
+        tmp_path, engine, session, Source(sql="select id, v, n from t"), t=Target(str(tmp_path / "t"))
+    )
+    assert [tuple(row.values()) for row in found] == [(1, None, None), (2, 2.5, None), (3, 3.5, "x")]
+
+
+def test_an_iceberg_table_with_deletes_and_another_schema_is_read_as_it_is(
+    tmp_path: Path, engine: str, session: Any
+) -> None:
+    pytest.importorskip("pyiceberg")
+    from pyiceberg.types import StringType
+
+    from intarsia.tables.iceberg.catalog import embedded_catalog
+
+    catalog = embedded_catalog(tmp_path / "warehouse")
+    catalog.create_namespace("db")
+    catalog.create_table("db.t", ROWS.select(["id", "name", "small"]).schema)
+    table = it.iceberg("db.t", catalog=catalog, mode="merge-on-read")
+    few = ROWS.select(["id", "name", "small"])
+    it.write(few, table, engine="arrow")
+    it.delete(table, "id = 2", engine="arrow")
+    with catalog.load_table("db.t").update_schema() as update:
+        update.rename_column("name", "title")
+    with catalog.load_table("db.t").update_schema() as update:
+        update.add_column("name", StringType())
+    late = pa.table({"id": [9], "title": ["late"], "small": pa.array([9], pa.int32()), "name": ["new"]})
+    it.write(late, it.iceberg("db.t", catalog=catalog), engine="arrow")
+    target = Target("db.t", kind="iceberg", catalog=str(tmp_path / "warehouse"))
+    found = _query(tmp_path, engine, session, Source(sql="select id, title, name from t"), t=target)
+    assert [tuple(row.values()) for row in found] == [
+        (1, "a", None),
+        (3, "ü", None),
+        (4, "", None),
+        (9, "late", "new"),
+    ]
+
+
+CHANGE = """
+import intarsia as it
+import pyarrow as pa
+
+def asked({session}t):
+    it.write(pa.table({{"id": [7]}}), {path!r}, mode="overwrite", engine="arrow")
+    return t
+"""
+
+
+@pytest.mark.spark
+def test_a_commit_while_a_step_reads_changes_nothing_of_what_it_reads(tmp_path: Path, spark: Any) -> None:
+    it.write(pa.table({"id": [1, 2]}), tmp_path / "t", engine="arrow")
+    code = tmp_path / "change.py"
+    code.write_text(CHANGE.format(session="spark, ", path=str(tmp_path / "t")))
+    source = Source(python=f"{code}:asked")
+    found = _query(tmp_path, "spark", spark, source, t=Target(str(tmp_path / "t")))
+    assert [row["id"] for row in found] == [1, 2]
+    assert not list((tmp_path / ".t.intarsia").glob("snap/*"))
+
+
+@pytest.mark.spark
+def test_spark_reads_the_columns_that_are_asked_for_by_itself(tmp_path: Path, spark: Any) -> None:
+    from intarsia.frames import make_frame
+
+    it.write(ROWS, tmp_path / "t", partition_by="day", engine="arrow")
+    with ParquetTable(tmp_path / "t").materialise() as linked:
+        state: Snapshot = linked.snapshot
+        frame = make_frame(spark, SnapshotScan(state, (*PLAIN,)))
+        plan = frame.where("id = 1 and day = date '2025-03-01'").select("name")._jdf.queryExecution()
+        said = plan.executedPlan().toString()
+        assert "MapInArrow" not in said
+        assert "ReadSchema: struct<id:bigint,name:string>" in said
+        assert "EqualTo(id,1)" in said
+        mixed = make_frame(spark, SnapshotScan(state, ("id", "fine")))
+        assert "MapInArrow" in mixed._jdf.queryExecution().executedPlan().toString()
+        assert mixed.count() == 4
+    # Without links a file may be replaced at any time, so that tasks read and check it.
+    checked = make_frame(spark, SnapshotScan(ParquetTable(tmp_path / "t").snapshot(), ("id",)))
+    assert "MapInArrow" in checked._jdf.queryExecution().executedPlan().toString()
