@@ -2,7 +2,8 @@
 
     python crash_pipeline.py '{"operation": "iceberg on arrow", "directory": ..., "faults": [["kill", 9, 0]]}'
 
-As crash_sweep.py; no step is idempotent, so that a step which took effect twice, or never, is seen.
+As crash_sweep.py; no step is idempotent, so that a step which took effect twice, or never, is seen. The kind
+"computed" is a pipeline of queries and functions (crash_computed.py).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import sys
 from dataclasses import asdict
 
+import crash_computed
 import pyarrow as pa
 import pyarrow.parquet as pq
 from crash_checks import leftovers
@@ -35,7 +37,7 @@ from intarsia import pipeline
 from intarsia.tables.iceberg import embedded_catalog
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
-State = list[tuple[int, int]]
+State = list[tuple[int, int]] | dict[str, list[tuple[int, int]]]
 SHORT = ("add", "plus one", "append", "deduplicate")
 """What is run on Spark, where a step takes a second."""
 AFTER: State = [(1, 203), (1, 205), (2, 403), (2, 405), (4, 5), (5, 5), (6, 5), (7, 17), (7, 19), (8, 19)]
@@ -50,6 +52,9 @@ def rows(ids: list[int], values: list[int]) -> pa.Table:
 
 def make(kind: str, root: str) -> None:
     """A table of two files, and two that have landed."""
+    if kind == "computed":
+        crash_computed.make(root)
+        return
     os.makedirs(f"{root}/landing")
     pq.write_table(rows([1, 7], [100, 7]), f"{root}/landing/a.parquet")
     pq.write_table(rows([2, 8], [200, 8]), f"{root}/landing/b.parquet")
@@ -64,6 +69,8 @@ def make(kind: str, root: str) -> None:
 
 
 def declared(kind: str, engine: str, root: str) -> pipeline.Pipeline:
+    if kind == "computed":
+        return crash_computed.declare(engine, root)
     calm = calm_options(engine, root)
     target = pipeline.Target(f"{root}/t")
     if kind == "iceberg":
@@ -106,7 +113,15 @@ def run(kind: str, engine: str, root: str) -> None:
     pipeline.run(declared(kind, engine, root), progress=False, session=session).check()
 
 
+def expected_after(kind: str, engine: str) -> State:
+    if kind == "computed":
+        return dict(sorted(crash_computed.AFTER.items()))
+    return AFTER_SHORT if engine == "spark" else AFTER
+
+
 def state_of(kind: str, root: str) -> State:
+    if kind == "computed":
+        return crash_computed.read_state(root)
     if kind == "iceberg":
         found = embedded_catalog(f"{root}/warehouse").load_table("db.t").scan().to_arrow()
     else:
@@ -132,7 +147,7 @@ class Sweep:
         baseline = self._run_at(0, KILL)
         self.result.calls = baseline.calls
         self.expected = state_of(self.kind, self.directory)
-        if baseline.said != "ACK" or self.expected != (AFTER_SHORT if self.engine == "spark" else AFTER):
+        if baseline.said != "ACK" or self.expected != expected_after(self.kind, self.engine):
             self.result.violations.append(f"fails without a fault: {baseline.said} {self.expected}")
             return self.result
         number = {"kill": KILL, "torn": TORN}.get(fault) or getattr(errno, fault, KILL)
@@ -161,10 +176,13 @@ class Sweep:
 
     def _leftovers(self, outcome: Outcome) -> list[str]:
         """What is left; an error after all was published leaves a record for the next writer, or recover."""
-        root = f"{self.directory}/t"
-        if outcome.said == "ACK" and leftovers(root):
-            it.recover(root)
-        return leftovers(root)
+        names = {"parquet": ("t",), "computed": ("orders", "scores")}.get(self.kind, ())
+        found = []
+        for root in (f"{self.directory}/{name}" for name in names):
+            if outcome.said == "ACK" and leftovers(root):
+                it.recover(root)
+            found += leftovers(root)
+        return found
 
     def _check(self, where: str, outcome: Outcome) -> None:
         following = self._next()
@@ -176,7 +194,7 @@ class Sweep:
             told = f"{found} instead of {self.expected}"
         elif state_of(self.kind, self.directory) != found:
             told = "a third run changed the rows again"
-        elif self.kind == "parquet" and (left := self._leftovers(outcome)):
+        elif left := self._leftovers(outcome):
             told = f"left behind: {left}"
         else:
             return

@@ -44,3 +44,23 @@ def test_s31_steps_take_effect_once_wherever_a_run_is_killed(
         if result["fault"] == "kill":
             # A run may be a call shorter than the one that was counted, so that the last is not reached.
             assert result["killed"] >= 0.8 * (result["points"] - 1) > 0
+
+
+COMPUTED = {
+    "duckdb": [("kill", ALL, 0), ("EIO", 60, 0), ("kill", 40, 3)]
+    if FULL
+    else [("kill", 12, 0), ("kill", 1, 2)],
+    "spark": [("kill", ALL, 0)] if FULL else [("kill", 2, 0)],
+}
+
+
+@pytest.mark.parametrize("engine", ["duckdb", ON_SPARK])
+def test_s31_steps_of_queries_and_functions_take_effect_once_wherever_a_run_is_killed(
+    shim: Path, directory: Path, engine: str
+) -> None:
+    pytest.importorskip("duckdb" if engine == "duckdb" else "pyspark")
+    results = sweep(shim, directory, f"computed on {engine}", COMPUTED[engine], script="crash_pipeline.py")
+    assert [violation for result in results for violation in result["violations"]] == []
+    assert all(result["calls"] > 100 for result in results), "the shim has seen next to nothing"
+    kills = [result for result in results if result["fault"] == "kill"]
+    assert sum(result["killed"] for result in kills) >= 0.8 * (sum(one["points"] for one in kills) - 1) > 0
