@@ -58,13 +58,14 @@ def make(kind: str, root: str) -> None:
     os.makedirs(f"{root}/landing")
     pq.write_table(rows([1, 7], [100, 7]), f"{root}/landing/a.parquet")
     pq.write_table(rows([2, 8], [200, 8]), f"{root}/landing/b.parquet")
-    if kind == "iceberg":
+    if kind.startswith("iceberg"):
         catalog = embedded_catalog(f"{root}/warehouse")
         catalog.create_namespace("db")
         properties = {"commit.retry.num-retries": "1", "commit.retry.min-wait-ms": "1"}
         catalog.create_table("db.t", SCHEMA, properties=properties)
     for ids in ([1, 2, 3], [4, 5, 6, 6]):
-        target = it.iceberg("db.t", catalog=f"{root}/warehouse") if kind == "iceberg" else f"{root}/t"
+        is_iceberg = kind.startswith("iceberg")
+        target = it.iceberg("db.t", catalog=f"{root}/warehouse") if is_iceberg else f"{root}/t"
         it.write(rows(ids, [0] * len(ids)), target, engine="arrow", threads=1, progress=False)
 
 
@@ -73,7 +74,11 @@ def declared(kind: str, engine: str, root: str) -> pipeline.Pipeline:
         return crash_computed.declare(engine, root)
     calm = calm_options(engine, root)
     target = pipeline.Target(f"{root}/t")
-    if kind == "iceberg":
+    landing = pipeline.Source(f"{root}/landing/*.parquet")
+    if kind.endswith("stream"):  # each file is a batch
+        stream = pipeline.Stream("parquet", f"{root}/landing", options={"maxFilesPerTrigger": 1})
+        landing = pipeline.Source(stream=stream, columns={"id": "bigint", "v": "bigint"})
+    if kind.startswith("iceberg"):
         target = pipeline.Target("db.t", kind="iceberg", catalog=f"{root}/warehouse")
     changes = (
         pipeline.Merge(
@@ -101,7 +106,7 @@ def declared(kind: str, engine: str, root: str) -> pipeline.Pipeline:
     return pipeline.Pipeline(
         name="p",
         engine=engine,
-        sources={"landing": pipeline.Source(f"{root}/landing/*.parquet")},
+        sources={"landing": landing},
         targets={"t": target},
         steps=tuple(step for step in (*changes, *upkeep) if engine != "spark" or step.name in SHORT),
         reports=f"{root}/reports",
@@ -110,6 +115,8 @@ def declared(kind: str, engine: str, root: str) -> pipeline.Pipeline:
 
 def run(kind: str, engine: str, root: str) -> None:
     session = spark_session() if engine == "spark" else None
+    for query in session.streams.active if kind.endswith("stream") else ():
+        query.stop()  # of a driver that was killed, whose JVM would be gone with it
     pipeline.run(declared(kind, engine, root), progress=False, session=session).check()
 
 
@@ -122,7 +129,7 @@ def expected_after(kind: str, engine: str) -> State:
 def state_of(kind: str, root: str) -> State:
     if kind == "computed":
         return crash_computed.read_state(root)
-    if kind == "iceberg":
+    if kind.startswith("iceberg"):
         found = embedded_catalog(f"{root}/warehouse").load_table("db.t").scan().to_arrow()
     else:
         found = pq.read_table(f"{root}/t")

@@ -25,6 +25,7 @@ WHOLE = {
     "duckdb": [("kill", ALL, 0), ("torn", 60, 0), ("EIO", 60, 0)],
     "spark": [("kill", ALL, 0)],
 }
+STREAMS = [("kill", 120, 0)]
 FAULTS = WHOLE if FULL else QUICK
 ON_SPARK = pytest.param("spark", marks=pytest.mark.spark)
 
@@ -64,3 +65,16 @@ def test_s31_steps_of_queries_and_functions_take_effect_once_wherever_a_run_is_k
     assert all(result["calls"] > 100 for result in results), "the shim has seen next to nothing"
     kills = [result for result in results if result["fault"] == "kill"]
     assert sum(result["killed"] for result in kills) >= 0.8 * (sum(one["points"] for one in kills) - 1) > 0
+
+
+@pytest.mark.spark
+@pytest.mark.skipif(not FULL, reason="minutes: INTARSIA_CRASH=full")
+@pytest.mark.parametrize("kind", ["parquet", "iceberg"])
+def test_batches_of_a_stream_take_effect_once_wherever_a_run_is_killed(
+    shim: Path, directory: Path, kind: str
+) -> None:
+    """Kills around the commits of whole batches, with the JVM, are in tests/pipeline/test_stream_kills.py."""
+    pytest.importorskip("pyspark")
+    results = sweep(shim, directory, f"{kind} stream on spark", STREAMS, script="crash_pipeline.py")
+    assert [violation for result in results for violation in result["violations"]] == []
+    assert all(result["killed"] > 0 for result in results)

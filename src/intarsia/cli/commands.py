@@ -299,6 +299,19 @@ _add_command(
     ),
     _ENV,
     click.option(
+        "--continuous",
+        is_flag=True,
+        help="Stay, and take what streams bring, until Ctrl-C or SIGTERM; then end after the batch at hand.",
+    ),
+    click.option(
+        "--interval",
+        metavar="SECONDS",
+        type=click.FloatRange(min=0),
+        default=1.0,
+        show_default=True,
+        help="With --continuous: the time between two looks for what is new.",
+    ),
+    click.option(
         "--mark-done", is_flag=True, help="Run nothing; note every step as done with what is there now."
     ),
     click.option("--engine", type=click.Choice(["spark", "arrow", "duckdb"]), help="Instead of the file's."),

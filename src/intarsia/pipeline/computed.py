@@ -69,7 +69,7 @@ class SourceComputer:
                 import_optional("intarsia.spark.modules").ship_modules(session, _list_files(code.function))
                 tables = {one.written: as_frame(read(one), session) for one in code.inputs}
                 frame = self._call(source, code, {**tables, "spark": session}, is_spark_engine=True)
-                _check_frame(code, frame)
+                _check_frame(code, frame, streams=any(one.isStreaming for one in tables.values()))
             return transform_frame(frame, make_transform(source, "parquet"))
 
     def _query_frames(self, source: Source, code: Code, read: Read, session: Any) -> Any:
@@ -228,12 +228,15 @@ def _mark_params(source: Source, code: Code) -> dict[str, Any]:
     return {f"{MARKER}{name}": source.params[name] for name in code.query.parameters}
 
 
-def _check_frame(code: Code, frame: Any) -> None:
+def _check_frame(code: Code, frame: Any, *, streams: bool) -> None:
     is_frame = is_spark(frame) and hasattr(frame, "mapInArrow")
     if not is_frame:
         raise _make_result_error(code, frame, "a DataFrame of Spark")
-    if frame.isStreaming:
-        raise InputError(f"{code.place} returned a streaming DataFrame.", hint="read it without readStream.")
+    if frame.isStreaming and not streams:
+        raise InputError(
+            f"{code.place} returned a streaming DataFrame.",
+            hint="read it without readStream, or declare the stream as a source of the pipeline.",
+        )
 
 
 def _make_result_error(code: Code, result: Any, wanted: str) -> InputError:

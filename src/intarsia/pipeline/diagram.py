@@ -163,6 +163,9 @@ class _GraphMaker:
             return "query", "query", ""
         if source.target is not None:
             return "view", "rows of a target", ""
+        if source.stream is not None:
+            place = "" if source.stream.path is None else f" {self._shorten(source.stream.path)}"
+            return "files", "stream", f"{source.stream.format}{place}"
         paths = list_names(source.path)
         more = f" and {len(paths) - 1} more" if len(paths) > 1 else ""
         return "files", "files", f"{self._shorten(paths[0])}{more}" if paths else ""

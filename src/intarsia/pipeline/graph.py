@@ -110,6 +110,10 @@ class SourceGraph:
                     found.append(read.name)
         return tuple(found)
 
+    def list_streams(self, name: str) -> tuple[str, ...]:
+        """The sources that are streams, of those that a source reads or is."""
+        return tuple(one for one in self.list_sources(name) if self.pipeline.sources[one].stream is not None)
+
     def list_targets(self, name: str | None) -> tuple[str, ...]:
         """The targets whose rows a source takes, also through other sources."""
         found: dict[str, None] = {}

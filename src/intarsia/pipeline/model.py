@@ -32,6 +32,38 @@ class SparkSettings:
     """Settings of Spark, ``spark.sql.shuffle.partitions`` and the like."""
 
 
+FILE_STREAMS = ("json", "csv", "parquet", "orc", "text", "avro", "xml")
+"""Formats of streams of files, which Spark wants a schema for (except ``text``)."""
+TEXT_STREAMS = ("json", "csv", "xml")
+"""Of these, the ones whose values are text that is read in the declared types."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What Spark's ``readStream`` takes; see :class:`Source`."""
+
+    format: str
+    """``json``, ``csv``, ``parquet`` or another of files; ``kafka``, ``rate``, or any that Spark has."""
+    path: str | None = None
+    """The directory, or a pattern, of a stream of files."""
+    schema: str | Mapping[str, str] | None = None
+    """Columns and types in Spark's words, as in ``id bigint, tags array<string>``, or as a table of them.
+    Files need it, unless the source has ``columns``."""
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
+    """Of Spark's reader: ``maxFilesPerTrigger``, ``subscribe``, ``rowsPerSecond`` and so on."""
+    checkpoint: str | None = None
+    """The directory of the checkpoints, on a disk that this process and the driver see; None is
+    ``<name>.checkpoints`` beside the state. Each step has one below it."""
+
+    @property
+    def reads_files(self) -> bool:
+        return self.format.lower() in FILE_STREAMS
+
+    @property
+    def reads_text(self) -> bool:
+        return self.format.lower() in TEXT_STREAMS
+
+
 @dataclass(frozen=True, slots=True)
 class Source:
     """Rows to merge, write or check: of files, of a target that an earlier step has written, or computed.
@@ -65,6 +97,8 @@ class Source:
     """Instead of a path: ``file.py:function``; the function's parameters name sources and targets."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Values of the query's ``${name}``, which are bound and never pasted; or arguments of the function."""
+    stream: Stream | None = None
+    """Instead of a path: a stream, of which each run takes what is new; on Spark only."""
 
     @property
     def is_computed(self) -> bool:

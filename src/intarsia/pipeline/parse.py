@@ -24,6 +24,7 @@ from intarsia.pipeline.model import (
     Source,
     SparkSettings,
     Step,
+    Stream,
     Target,
     list_names,
     name_step,
@@ -247,8 +248,9 @@ class TableReader:
         query = table.get("sql")  # its parameters are bound, not substituted
         if query is not None and not isinstance(query, str):
             raise self.make_error(f"{place} sql", f"it must be text, not {_describe_kind(query)}.")
-        rest = {key: value for key, value in table.items() if key != "sql"}
-        made: Source = replace(self._make_value(place, rest, Source), sql=query)
+        rest = {key: value for key, value in table.items() if key not in ("sql", "stream")}
+        stream = self._read_stream(f"{place} stream", table["stream"]) if "stream" in table else None
+        made: Source = replace(self._make_value(place, rest, Source), sql=query, stream=stream)
         made = replace(made, path=tuple(map(self.resolve_path, list_names(made.path))))
         if made.sql_file is not None:
             made = replace(made, sql_file=self.resolve_path(made.sql_file))
@@ -268,6 +270,14 @@ class TableReader:
                 value = self.fill_variables(f"{place} python", f"${{{name}}}")
                 bound[name] = self._convert_parameter(f"{place} python", name, value)
         return replace(source, params={**source.params, **bound})
+
+    def _read_stream(self, place: str, raw: Any) -> Stream:
+        made: Stream = self._make_value(place, raw, Stream)
+        if made.path is not None:
+            made = replace(made, path=self.resolve_path(made.path))
+        if made.checkpoint is not None:
+            made = replace(made, checkpoint=self.resolve_path(made.checkpoint))
+        return made
 
     def _bind_parameters(self, place: str, source: Source) -> Source:
         """The source with a value for each parameter of its query."""
@@ -363,11 +373,13 @@ class TableReader:
         for kind in wanted:
             if get_origin(kind) is tuple and isinstance(value, list):
                 return self._read_value(place, value, kind)
+            if get_origin(kind) is Mapping and isinstance(value, dict):
+                return self._read_value(place, value, kind)
             if get_origin(kind) is None and _is(value, kind):
                 return self._read_value(place, value, kind)
         if len(wanted) == 1:
             return self._read_value(place, value, wanted[0])
-        words = [_WORDS.get(kind, "a list") for kind in wanted]
+        words = [_WORDS.get(kind, "a list" if get_origin(kind) is tuple else "a table") for kind in wanted]
         raise self.make_error(place, f"it must be {' or '.join(words)}, not {_describe_kind(value)}.")
 
     def _read_word(self, place: str, value: Any, words: tuple[str, ...]) -> str:

@@ -48,6 +48,8 @@ class StepReport:
     """Input files that are there and were taken before."""
     source_inputs: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     """By the name of a source of files: how many files, and bytes, were taken of it."""
+    batches: int | None = None
+    """Of a stream: how many batches there were; ``result`` has their counts added."""
     files_written: int = 0
     """In a dry run: to be written; at least so many where ``files_exact`` is False."""
     bytes_written: int = 0
@@ -192,6 +194,7 @@ def _step_to_json(step: StepReport) -> dict[str, Any]:
             "sources": {
                 name: {"files": files, "bytes": size} for name, (files, size) in step.source_inputs.items()
             },
+            "batches": step.batches,
         },
         "files_written": step.files_written,
         "files_exact": step.files_exact,

@@ -21,13 +21,14 @@ from intarsia.pipeline import inputs
 from intarsia.pipeline.computed import SourceComputer
 from intarsia.pipeline.graph import NamedInput, SourceGraph
 from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
-from intarsia.pipeline.model import Expect, Pipeline, Source
+from intarsia.pipeline.model import Expect, Pipeline, Source, Target
 from intarsia.pipeline.snapshot_links import SnapshotLinks
+from intarsia.pipeline.stream_reader import read_stream
 from intarsia.request import open_iceberg
 from intarsia.sql.query_columns import ColumnUse
 from intarsia.tables.parquet import ParquetTable
 
-__all__ = ["MOST_REHEARSED", "LoggedTable", "RunResources"]
+__all__ = ["MOST_REHEARSED", "LoggedTable", "RunResources", "open_target"]
 
 MOST_REHEARSED = 256 << 20
 """Maximum bytes of input and target for which a dry run runs its steps on a copy in a scratch directory."""
@@ -42,6 +43,13 @@ class LoggedTable(Table, Protocol):
 
     def knows_commits_since(self, version: int) -> bool:
         """Whether the log has every commit after a version."""
+
+
+def open_target(declared: Target) -> LoggedTable:
+    """The table of a target."""
+    if declared.kind == "iceberg":
+        return cast("LoggedTable", open_iceberg(declared.path, declared.catalog, **declared.options))
+    return ParquetTable(declared.path, **dict(declared.options))  # type: ignore[arg-type]
 
 
 @dataclass(slots=True)
@@ -102,12 +110,7 @@ class RunResources:
     def get_table(self, target: str) -> LoggedTable:
         """The table of a target; one object for the whole run, which caches the footers it has read."""
         if target not in self.tables:
-            declared = self.pipeline.targets[target]
-            if declared.kind == "iceberg":
-                opened = open_iceberg(declared.path, declared.catalog, **declared.options)
-                self.tables[target] = cast("LoggedTable", opened)
-            else:
-                self.tables[target] = ParquetTable(declared.path, **dict(declared.options))  # type: ignore[arg-type]
+            self.tables[target] = open_target(self.pipeline.targets[target])
         return self.tables[target]
 
     def rehearse(self, target: str, snapshot: Snapshot, size: int) -> bool:
@@ -152,6 +155,9 @@ class RunResources:
             return self._compute_rows(source, listing, self._take_snapshots(name))
         if source.target is not None:
             return self._read_snapshot(source, self._take_snapshot(source.target))
+        if source.stream is not None:
+            frame = read_stream(source, f"[sources.{self._name_source(source)}]", self.session)
+            return inputs.transform_frame(frame, inputs.make_transform(source, "json"))
         assert listing is not None
         if self.session is None or listing.fetched:
             inputs.check_portable(source)

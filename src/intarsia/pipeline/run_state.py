@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, asdict, dataclass, field, fields, replace
 from pathlib import Path
@@ -52,12 +53,14 @@ class RunState:
     unresolved: dict[str, Exception] = field(default_factory=dict)
     """Errors by target, of those that could not be read when the run began: their steps fail with them."""
     dirty: bool = False
+    stop: threading.Event = field(default_factory=threading.Event)
+    """Set when streams shall end after the batch at hand."""
 
     # Inputs
 
     def list_inputs(self, source: Source) -> InputFiles | None:
-        """The files of a source, as first listed in this run; None where the source is a target."""
-        if source.target is not None:
+        """The files of a source, as first listed in this run; None for a target and a stream."""
+        if source.target is not None or source.stream is not None:
             return None
         name = next(name for name, one in self.pipeline.sources.items() if one is source)
         if name not in self.listed and source.is_computed:

@@ -6,6 +6,7 @@ import json
 import os
 import re
 import tempfile
+import threading
 import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,6 +21,7 @@ from intarsia.core.ports import Progress
 from intarsia.core.run import ignore_progress
 from intarsia.engine_choice import SessionLike
 from intarsia.errors import InputError, StorageError
+from intarsia.pipeline.continuous import catch_signals, check_continuous, repeat, tell_changes
 from intarsia.pipeline.diagram import make_graph
 from intarsia.pipeline.graph import order_steps
 from intarsia.pipeline.loading import load, resolve
@@ -39,6 +41,7 @@ from intarsia.pipeline.state import (
 from intarsia.pipeline.state_recovery import finish_commits, recover_state
 from intarsia.pipeline.step_runner import OnStep, StepRunner
 from intarsia.pipeline.step_selection import find_left_out
+from intarsia.pipeline.streams import check_streams
 from intarsia.pipeline.validation import check
 from intarsia.show.progress import make_reporter
 
@@ -59,6 +62,9 @@ class RunOptions(TypedDict, total=False):
     mark_done: bool
     only: str | Sequence[str] | None
     from_step: str | None
+    continuous: bool
+    interval: float
+    stop: threading.Event | None
 
 
 def run(
@@ -75,6 +81,9 @@ def run(
     mark_done: bool = False,
     only: str | Sequence[str] | None = None,
     from_step: str | None = None,
+    continuous: bool = False,
+    interval: float = 1.0,
+    stop: threading.Event | None = None,
 ) -> PipelineReport:
     """Run a pipeline's steps in order, and leave a JSON and an HTML report.
 
@@ -102,6 +111,11 @@ def run(
         only: the names of the steps to run; the others are reported as not run, and the state has nothing
             new of them. A run that ended early is then not finished first.
         from_step: the name of the first step to run; those above it are left out likewise.
+        continuous: stay, and run all steps again and again, each time on what is new; for pipelines with
+            streams. Ctrl-C or SIGTERM (in the main thread) ends it after the batch at hand; a second one
+            interrupts. The report is that of the last pass that did something.
+        interval: seconds between two passes of a run that stays.
+        stop: an event that ends a run that stays, as a signal does.
 
     Raises:
         InputError: the pipeline is not consistent.
@@ -129,6 +143,8 @@ def run(
     if any(source.is_computed for source in pipeline.sources.values()):
         pipeline = replace(pipeline, steps=order_steps(pipeline))
     left_out = find_left_out(pipeline, only=only, from_step=from_step)
+    if continuous:
+        check_continuous(pipeline, interval=interval, once=dry_run or mark_done)
     if dry_run and mark_done:
         raise InputError("A dry run writes nothing, so it cannot mark steps as done.")
     path, old = choose_state_path(pipeline), find_old_state_path(pipeline)
@@ -139,9 +155,13 @@ def run(
     with ExitStack() as stack:
         state = read_state(path, old) if dry_run else stack.enter_context(lock_state(path, old))
         watched = stack.enter_context(_open_progress(progress))
-        resources = RunResources(pipeline, _make_opener(pipeline, master, session, watched, stack))
+        stopping = stop or threading.Event()
+        signals = stack.enter_context(catch_signals(stopping, wanted=continuous))
+        opener = _make_opener(pipeline, master, session, watched, stack)
+        if continuous and opener is not None:
+            opener = signals.wrap(opener)
+        resources = RunResources(pipeline, opener)
         resources.links.writes = not dry_run
-        stack.callback(resources.close)
         run_state = RunState(
             pipeline,
             resources,
@@ -151,12 +171,16 @@ def run(
             dry_run=dry_run,
             full_refresh=full_refresh,
             left_out=left_out,
+            stop=stopping,
         )
         made = _Run(pipeline, resources, run_state, watched, on_step, directory if keep else None)
+        stack.callback(made.close)
         if mark_done:
             return made.mark_done()
         recover_state(run_state)
-        return made.run_all()
+        check_streams(run_state)
+        report = made.run_all()
+        return repeat(made.run_again, report, stopping, interval) if continuous else report
 
 
 @dataclass(slots=True)
@@ -170,6 +194,30 @@ class _Run:
     on_step: OnStep | None
     directory: Path | None
     """Where the reports go; None for no reports."""
+    reports_idle: bool = True
+    """Whether a pass in which no step had anything to do leaves a report."""
+
+    def close(self) -> None:
+        self.resources.close()
+
+    def run_again(self) -> PipelineReport:
+        """Run all steps once more, on what is there now; one with nothing to do leaves no report."""
+        self.resources.close()
+        if self.reports_idle:
+            self.reports_idle, self.on_step = False, tell_changes(self.on_step)
+        before = self.run_state
+        self.resources = RunResources(self.pipeline, self.resources.opening, self.resources.opened)
+        self.resources.links.writes = True
+        self.run_state = RunState(
+            self.pipeline,
+            self.resources,
+            before.state,
+            before.path,
+            _make_run_id(),
+            left_out=before.left_out,
+            stop=before.stop,
+        )
+        return self.run_all()
 
     def run_all(self) -> PipelineReport:
         """Finish the run that ended early, if one did, then run all steps from the first.
@@ -239,7 +287,7 @@ class _Run:
             self.run_state.close()
         if course.is_idle and (resumed or after is not None):
             return None
-        return self._write(report())
+        return self._write(report()) if self.reports_idle or not course.is_idle else report()
 
     def _make_step_runner(
         self, on_step: OnStep | None, *, done_before: int = 0, only_if: int = 0

@@ -79,6 +79,8 @@ class StepMemory:
     """By target and scope: the input files that are in the target."""
     commits: dict[str, int] = field(default_factory=dict)
     """By target: the number of the step's last batch."""
+    streams: dict[str, str] = field(default_factory=dict)
+    """By target and stream: the directory of the step's checkpoint."""
 
     def find_success(self, definition: str) -> Success | None:
         return next((found for found in self.successes if found.definition == definition), None)
@@ -211,6 +213,7 @@ def _memory_to_json(memory: StepMemory) -> dict[str, Any]:
             for target, scopes in memory.taken.items()
         },
         "commits": memory.commits,
+        "streams": memory.streams,
     }
 
 
@@ -227,6 +230,7 @@ def _read_second(state: PipelineState, raw: Mapping[str, Any]) -> None:
                 for t, scopes in one["taken"].items()
             },
             {str(target): int(batch) for target, batch in one["commits"].items()},
+            {str(stream): str(directory) for stream, directory in one.get("streams", {}).items()},
         )
     for name, one in raw["pending"].items():
         state.pending[name] = Pending(**(one | {"files": _parse_stamps(one["files"])}))

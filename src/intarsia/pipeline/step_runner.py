@@ -16,11 +16,12 @@ from intarsia.errors import InputError, IntarsiaError, StorageError
 from intarsia.pipeline.checks import make_failure
 from intarsia.pipeline.input_selection import Selection
 from intarsia.pipeline.inputs import InputFiles, count_inputs
-from intarsia.pipeline.model import Expect, Merge, Pipeline, Step, list_names
+from intarsia.pipeline.model import Expect, Merge, Pipeline, Step, Write, list_names, require
 from intarsia.pipeline.report import Status, StepReport
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.run_state import RunState, digest_snapshot
 from intarsia.pipeline.steps import carry_out, check_layout
+from intarsia.pipeline.streams import find_streams, run_stream_step
 from intarsia.spark.errors import find_known_failure, list_spark_error_types
 
 log = get_logger(__name__)
@@ -136,6 +137,8 @@ class StepRunner:
         return replace(report, before=before, after=after, notes=notes)
 
     def _attempt(self, step: Step, progress: Progress) -> StepReport:
+        if isinstance(step, (Merge, Write)) and find_streams(self.run_state, step):
+            return self._attempt_stream(step)
         source = self.run_state.get_source(step)
         selection = self.run_state.select_inputs(step, source)
         before = self.run_state.get_snapshot(step.target) if step.target is not None else None
@@ -162,6 +165,16 @@ class StepRunner:
                 report, status="planned", notes=(*report.notes, "an earlier step makes the target")
             )
         return self._perform(step, report, selection, progress)
+
+    def _attempt_stream(self, step: Merge | Write) -> StepReport:
+        target = require(step.target)
+        before = self.run_state.get_snapshot(target)
+        check_layout(step, self.pipeline, before)
+        report = replace(self._report(step, "unchanged"), before=before, after=before)
+        done = run_stream_step(step, self.run_state, report)
+        if done.status == "planned":
+            self.made.add(target)
+        return done
 
     def _waits_for(self, step: Step) -> bool:
         """Whether a step of a dry run needs a target that does not exist, and of which there is no copy."""

@@ -97,22 +97,15 @@ def _call_api(
 ) -> MergeResult:
     match step:
         case Merge():
+            rows = _read_rows(step, resources, listing)
             return api.merge(
-                _read_rows(step, resources, listing),
-                target,
-                on=step.on if isinstance(step.on, str) else list(step.on),
-                strategy=step.strategy or "upsert",
-                clauses=list_clauses(step),
-                dedup_order_by=list_names(step.dedup_order_by) or None,
-                null_keys=step.null_keys,
-                except_columns=list_names(step.except_columns) or None,
-                **_make_schema_arguments(step, resources),
-                **common,
+                rows, target, **_make_row_arguments(step), **_make_layout_argument(step, resources), **common
             )
         case Write():
             rows = _read_rows(step, resources, listing)
-            given = {"mode": step.mode, "where": step.where, **_make_schema_arguments(step, resources)}
-            return api.write(rows, target, **given, **common)
+            return api.write(
+                rows, target, **_make_row_arguments(step), **_make_layout_argument(step, resources), **common
+            )
         case Delete():
             return api.delete(target, step.where, **common)
         case Update():
@@ -142,17 +135,36 @@ def _read_rows(step: Merge | Write, resources: RunResources, listing: InputFiles
     return resources.read_rows(resources.pipeline.sources[require(step.source)], listing, known)
 
 
-def _make_schema_arguments(step: Merge | Write, resources: RunResources) -> dict[str, Any]:
-    """The arguments on the source's schema; ``partition_by`` only for a table that does not exist yet."""
+def make_batch_arguments(
+    step: Merge | Write, resources: RunResources
+) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """The arguments of the call for each batch of a stream, and notes on options without effect."""
+    options, notes = _select_options(step, resources)
+    return {**_make_row_arguments(step), **options}, notes
+
+
+def _make_row_arguments(step: Merge | Write) -> dict[str, Any]:
+    given: dict[str, Any] = {"missing": step.missing, "schema_evolution": step.schema_evolution}
+    if isinstance(step, Write):
+        return {**given, "mode": step.mode, "where": step.where}
+    return {
+        **given,
+        "on": step.on if isinstance(step.on, str) else list(step.on),
+        "strategy": step.strategy or "upsert",
+        "clauses": list_clauses(step),
+        "dedup_order_by": list_names(step.dedup_order_by) or None,
+        "null_keys": step.null_keys,
+        "except_columns": list_names(step.except_columns) or None,
+    }
+
+
+def _make_layout_argument(step: Merge | Write, resources: RunResources) -> dict[str, Any]:
+    """``partition_by``, for a table that does not exist yet."""
     target = require(step.target)
     snapshot = resources.get_table(target).snapshot()
     check_layout(step, resources.pipeline, snapshot)
     layout = list_names(resources.pipeline.targets[target].partition_by) or None
-    return {
-        "missing": step.missing,
-        "schema_evolution": step.schema_evolution,
-        "partition_by": None if snapshot.has_schema else layout,
-    }
+    return {"partition_by": None if snapshot.has_schema else layout}
 
 
 def check_layout(step: Step, pipeline: Pipeline, snapshot: Snapshot) -> None:

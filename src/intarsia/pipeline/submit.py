@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             report_dir=asked.report_dir,
             full_refresh=asked.full_refresh,
             mark_done=asked.mark_done,
+            continuous=asked.continuous,
+            interval=asked.interval,
             only=asked.only or None,
             from_step=asked.from_step,
             env=asked.env,
@@ -77,6 +79,8 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--dry-run", action="store_true", help="plan every step, write nothing")
     parser.add_argument("--full-refresh", action="store_true", help="take every input file again")
     parser.add_argument("--mark-done", action="store_true", help="run nothing, note every step as done")
+    parser.add_argument("--continuous", action="store_true", help="stay, and take what streams bring")
+    parser.add_argument("--interval", type=float, default=1.0, metavar="SECONDS", help="between two looks")
     parser.add_argument("--only", action="append", metavar="STEP[,STEP]", help="run these steps only")
     parser.add_argument("--from", dest="from_step", metavar="STEP", help="run this step and those after it")
     parser.add_argument("--env", metavar="NAME", help="the environment, instead of INTARSIA_ENV's")

@@ -40,6 +40,7 @@ from intarsia.pipeline.model import (
 )
 from intarsia.pipeline.references import parse_references
 from intarsia.pipeline.row_transform import parse_derivations, parse_source_filter, parse_type_name
+from intarsia.pipeline.stream_checks import check_stream_source, check_stream_step
 from intarsia.sql.parse import parse_assignments
 
 _NAME = re.compile(r"^[\w][\w .\-]*$")
@@ -129,14 +130,18 @@ class _Check:
         """Check that a source is of one kind, and has no key of another."""
         kinds = {"path": list_names(source.path) or None, "target": source.target}
         kinds |= {"sql": source.sql, "sql_file": source.sql_file, "python": source.python}
+        kinds |= {"stream": None if source.stream is None else source.stream.format}
         given = [name for name, value in kinds.items() if value is not None]
         if len(given) > 1:
             raise self.make_error(place, f"it has {' and '.join(given)}, and can have one of them.")
         if not given:
-            raise self.make_error(place, "it needs a path or a target, or sql, sql_file or python.")
+            raise self.make_error(place, "it needs a path or a target, or sql, sql_file, python or stream.")
         if not source.is_computed:
             if source.params:
                 raise self.make_error(f"{place} params", "they go with sql, sql_file or python.")
+            if source.stream is not None:
+                with self.add_place_to_errors(f"{place} stream"):
+                    check_stream_source(source, self.pipeline.engine)
             return
         for name in ("format", "options", "new_files_only"):
             if getattr(source, name) not in (None, {}):
@@ -166,6 +171,9 @@ class _Check:
             with self.add_place_to_errors(f"{place} options"):
                 check_values(step.options)
             self._check_step(place, step)
+            if step.source is not None and self.graph.list_streams(step.source):
+                with self.add_place_to_errors(f"{place} source"):
+                    check_stream_step(step)
             if not isinstance(step, Expect):
                 with self.add_place_to_errors(f"{place} options"):
                     check_options(self._call(step), step.options)
@@ -179,7 +187,8 @@ class _Check:
                 self._merge(place, step)
             case Write():
                 source = self.pipeline.sources[require(step.source)]
-                if step.mode == "append" and (source.target is not None or source.is_computed):
+                is_whole = source.is_computed and not self.graph.list_streams(require(step.source))
+                if step.mode == "append" and (source.target is not None or is_whole):
                     whole = "a computed source" if source.target is None else f"the target {source.target!r}"
                     raise self.make_error(
                         f"{place} source",
