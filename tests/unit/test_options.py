@@ -106,7 +106,7 @@ def test_a_dataset_io_takes_what_the_function_takes_but_for_the_engine(operation
 
 
 def test_a_merge_of_batches_takes_what_a_merge_takes_but_for_what_the_stream_decides() -> None:
-    renamed = {"source": "", "target": "path", "on": "key_columns"}
+    renamed = {"source": "", "on": "key_columns"}
     merge = {renamed.get(name, name) for name in _keywords(api.merge)}
     of_the_stream = {"", "batch_id", "dry_run", "columns"}
     assert _keywords(merge_batches, BatchArguments) == merge - of_the_stream

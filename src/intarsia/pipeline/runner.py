@@ -207,7 +207,6 @@ class _Run:
             self.reports_idle, self.on_step = False, tell_changes(self.on_step)
         before = self.run_state
         self.resources = RunResources(self.pipeline, self.resources.opening, self.resources.opened)
-        self.resources.links.writes = True
         self.run_state = RunState(
             self.pipeline,
             self.resources,
