@@ -188,7 +188,7 @@ def refresh_spark(table: Table, engine: Any = None) -> tuple[str, ...]:
 
     Opens no session, and does nothing where pyspark is not imported.
     """
-    if "pyspark.sql" not in sys.modules:
+    if "pyspark.sql" not in sys.modules or getattr(table, "is_scratch", False):
         return ()
     notes: tuple[str, ...] = import_module("intarsia.spark.refresh").refresh_sessions(
         table, own=getattr(engine, "spark", None)

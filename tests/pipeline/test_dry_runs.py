@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import errno
+import os
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from intarsia import pipeline
-from intarsia.errors import InputError, NotSupported
+from intarsia.errors import InputError, NotSupported, StorageError
 
 CHAIN = """
 [sources.bronze]
@@ -91,10 +94,10 @@ def test_a_mistake_in_a_step_on_a_target_that_does_not_exist_is_found_by_the_dry
     assert not shop.lake.exists()
 
 
-def test_input_that_is_too_much_for_a_rehearsal_is_said_to_be_planned_later(
-    shop: Any, monkeypatch: pytest.MonkeyPatch
+def test_without_a_place_to_write_to_steps_say_that_they_are_planned_without_those_above(
+    shop: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("intarsia.pipeline.resources.MOST_REHEARSED", 1)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "missing"))
     shop.lands("a.csv", {1: ("eu", 5.0)})
     report = shop.run(dry_run=True).check()
     assert report.step("upsert").result.inserted == 1
@@ -105,6 +108,78 @@ def test_input_that_is_too_much_for_a_rehearsal_is_said_to_be_planned_later(
     shop.lands("b.csv", {2: ("eu", -5.0)})
     report = shop.run(dry_run=True).check()
     assert "before the steps above" in report.step("purge").notes[0]
+
+
+@pytest.fixture
+def scratch(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The temporary directory of dry runs."""
+    found = tmp_path_factory.mktemp("scratch")
+    monkeypatch.setattr(tempfile, "tempdir", str(found))
+    return found
+
+
+def _list_files(place: Path) -> list[str]:
+    return [name for _, _, names in os.walk(place) for name in names]
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), StorageError("disk full", errno=errno.ENOSPC)])
+def test_nothing_is_left_of_a_dry_run_that_ends_early(
+    shop: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
+) -> None:
+    """The second step is hit by Ctrl-C, or by a full disk, after the first has written to the scratch place."""
+    shop.lands("a.csv", {1: ("eu", -5.0), 2: ("us", 5.0)})
+    met: list[list[str]] = []
+
+    def fail(*_: Any, **__: Any) -> Any:
+        met.append([name for name in _list_files(scratch) if name.endswith(".part")])
+        raise error
+
+    monkeypatch.setattr("intarsia.api.delete", fail)
+    if isinstance(error, KeyboardInterrupt):
+        with pytest.raises(KeyboardInterrupt):
+            shop.run(dry_run=True)
+    else:
+        report = shop.run(dry_run=True)
+        assert report.failed.name == "purge"
+        with pytest.raises(StorageError, match=r"no room for what the steps of a dry run write.*TMPDIR"):
+            report.check()
+    assert len(met[0]) == 2
+    assert not _list_files(scratch)
+    assert not shop.lake.exists()
+
+
+def test_a_step_that_no_later_one_reads_needs_no_room(shop: Any, scratch: Path) -> None:
+    text = shop.file.read_text()
+    shop.declare(text[: text.index('[[steps]]\nname = "purge"')])
+    shop.lands("a.csv", {1: ("eu", 5.0)})
+    written: list[list[str]] = []
+    shop.run(dry_run=True, on_step=lambda _: written.append(_list_files(scratch))).check()
+    assert written == [[]]
+
+
+def test_a_dry_run_of_a_target_on_a_store_writes_nothing_to_it(
+    shop: Any, scratch: Path, memory_store: Any
+) -> None:
+    options = 'path = "memory://lake/orders"\noptions = { single_writer = true }'
+    shop.declare(shop.file.read_text().replace('path = "lake/orders"', options))
+    shop.lands("a.csv", dict.fromkeys(range(50), ("eu", 5.0)))
+    shop.run().check()
+    shop.lands("b.csv", {1: ("eu", -1.0), 2: ("eu", 7.0), 200: ("us", 1.0), 201: ("us", -1.0)})
+    before = memory_store()
+    planned = shop.run(dry_run=True).check()
+    assert memory_store() == before
+    assert not _list_files(scratch)
+    done = shop.run().check()
+    assert _counts(planned) == _counts(done)
+    assert _counts(done)["purge"][:3] == (0, 0, 2)
+
+
+@pytest.fixture
+def memory_store() -> Iterator[Callable[[], dict[str, bytes]]]:
+    """The files of fsspec's store in memory, by their paths; emptied afterwards."""
+    store = pytest.importorskip("fsspec").filesystem("memory")
+    yield lambda: {path: store.cat(path) for path in store.find("/lake")}
+    store.rm("/lake", recursive=True)
 
 
 def test_a_run_in_which_nothing_has_changed_opens_no_session(

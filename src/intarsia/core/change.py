@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+import uuid
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -190,6 +192,15 @@ class Committed:
     """How many rows there are now, where others have committed since the change was planned."""
     notes: tuple[str, ...] = ()
     """Notes of the commit for the result."""
+
+
+def make_transaction_id() -> str:
+    """32 hexadecimal digits, unique and growing with time.
+
+    They are in the names of new files, whose order decides between rows with equal keys: of two files that
+    are called alike otherwise, the later one comes last.
+    """
+    return f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"
 
 
 class Discard:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import posixpath
-import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -13,7 +12,7 @@ import pyarrow as pa
 from intarsia.common.partitions import split_by_partition
 from intarsia.common.rows import take_rows
 from intarsia.common.schema import cast_exact
-from intarsia.core.change import Change, Committed, Discard, Matches, Staging
+from intarsia.core.change import Change, Committed, Discard, Matches, Staging, make_transaction_id
 from intarsia.core.evaluate import evaluate
 from intarsia.core.intent import DeleteIntent, OptimizeIntent
 from intarsia.core.partitioner import PartitionDirectories
@@ -44,7 +43,7 @@ _COLUMN_BYTES = 200
 
 def discard_output(*, writes: bool = True) -> Staging:
     """Staging that discards what is written and only counts it; works on any machine."""
-    return Staging(filesystem=Discard(), directory="", txid=uuid.uuid4().hex, writes=writes)
+    return Staging(filesystem=Discard(), directory="", txid=make_transaction_id(), writes=writes)
 
 
 @dataclass(frozen=True, slots=True)

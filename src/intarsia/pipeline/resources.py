@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import os
-import shutil
-import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
-import pyarrow.fs as pafs
 
 from intarsia.core.ports import Table
 from intarsia.core.snapshot import Snapshot
@@ -22,16 +19,15 @@ from intarsia.pipeline.computed import SourceComputer
 from intarsia.pipeline.graph import NamedInput, SourceGraph
 from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
 from intarsia.pipeline.model import Expect, Pipeline, Source, Target
+from intarsia.pipeline.rehearsal import Rehearsal
 from intarsia.pipeline.snapshot_links import SnapshotLinks
 from intarsia.pipeline.stream_reader import read_stream
 from intarsia.request import open_iceberg
 from intarsia.sql.query_columns import ColumnUse
 from intarsia.tables.parquet import ParquetTable
 
-__all__ = ["MOST_REHEARSED", "LoggedTable", "RunResources", "open_target"]
+__all__ = ["LoggedTable", "RunResources", "open_target"]
 
-MOST_REHEARSED = 256 << 20
-"""Maximum bytes of input and target for which a dry run runs its steps on a copy in a scratch directory."""
 _EVERY = ColumnUse()
 
 
@@ -72,15 +68,13 @@ class RunResources:
     made_graph: SourceGraph | None = None
     web: Downloads = field(default_factory=Downloads)
     links: SnapshotLinks = field(default_factory=SnapshotLinks)
-    scratch: tempfile.TemporaryDirectory[str] | None = None
+    rehearsal: Rehearsal = field(default_factory=Rehearsal)
 
     def close(self) -> None:
-        """Unpersist DataFrames, and remove downloads, links and the copies of a dry run. Idempotent."""
+        """Unpersist DataFrames, and remove downloads, links and what a dry run wrote. Idempotent."""
         self.computer.close()
         self.links.close()
-        if self.scratch is not None:
-            self.scratch.cleanup()
-            self.scratch = None
+        self.rehearsal.close()
         while self.frames:
             self.frames.popitem()[1].unpersist()
         self.web.close()
@@ -113,35 +107,17 @@ class RunResources:
             self.tables[target] = open_target(self.pipeline.targets[target])
         return self.tables[target]
 
-    def rehearse(self, target: str, snapshot: Snapshot, size: int) -> bool:
-        """Copy a target to a scratch directory and use the copy from now on, for a dry run.
+    def rehearse(self, target: str, spool_dir: str | os.PathLike[str] | None = None) -> bool:
+        """Use a table from now on that starts as the target and is changed in a scratch place, for a dry run.
 
-        Returns False, and copies nothing, where the target and ``size`` bytes of input are more than
-        ``MOST_REHEARSED``, or where not all of it is on this machine.
+        Returns False, and changes nothing, where there is no place to write to.
         """
-        if self.pipeline.targets[target].kind != "parquet" or size + snapshot.size > MOST_REHEARSED:
-            return False
-        is_local = isinstance(snapshot.filesystem, pafs.LocalFileSystem)
-        if (snapshot.exists and not (snapshot.files and is_local)) or not self._is_here():
-            return False
-        if self.scratch is None:
-            self.scratch = tempfile.TemporaryDirectory(prefix="intarsia-dry-run-")
-        root = os.path.join(tempfile.mkdtemp(dir=self.scratch.name), "data")
-        for file in snapshot.files:
-            os.makedirs(os.path.dirname(os.path.join(root, file.path)), exist_ok=True)
-            shutil.copy2(file.location, os.path.join(root, file.path))
-        table = ParquetTable(root)
-        table.root = snapshot.root  # which plans and errors name
-        self.tables[target] = table
-        return True
-
-    def _is_here(self) -> bool:
-        """Whether everything that reads and writes is on this machine."""
-        if self.session is None:
-            return True
-        if ".connect." in type(self.session).__module__:
-            return False
-        return str(self.session.sparkContext.master).startswith("local")
+        found = self.rehearsal.open(
+            self.get_table(target), self.session, None if spool_dir is None else os.fspath(spool_dir)
+        )
+        if found is not None:
+            self.tables[target] = found
+        return found is not None
 
     def list_inputs(self, source: Source) -> InputFiles | None:
         """The files of a source; None where it is a target."""

@@ -15,7 +15,7 @@ from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
 from intarsia.pipeline.checks import make_failure
 from intarsia.pipeline.input_selection import Selection
-from intarsia.pipeline.inputs import InputFiles, count_inputs
+from intarsia.pipeline.inputs import count_inputs
 from intarsia.pipeline.model import Expect, Merge, Pipeline, Step, Write, list_names, require
 from intarsia.pipeline.report import Status, StepReport
 from intarsia.pipeline.resources import RunResources
@@ -47,7 +47,7 @@ class StepRunner:
     made: set[str] = field(default_factory=set)
     """In a dry run: targets that earlier steps would have changed."""
     rehearsed: set[str] = field(default_factory=set)
-    """In a dry run: targets whose steps run on a copy in a scratch directory."""
+    """In a dry run: targets that steps change in a scratch place."""
 
     def go(self) -> None:
         for number, step in enumerate(self.run_state.list_steps(), 1):
@@ -190,16 +190,17 @@ class StepRunner:
         source = self.run_state.get_source(step)
         listing = None if source is None or selection is None else self.run_state.list_inputs(source)
         taken = None if selection is None else selection.files
-        is_rehearsed = self.dry_run and self._is_rehearsed(step, taken)
+        is_rehearsed = self.dry_run and self._is_rehearsed(step)
         extra = self.run_state.announce(step, listing, selection)
-        outcome = carry_out(
-            step,
-            self.resources,
-            listing=taken,
-            dry_run=self.dry_run and not is_rehearsed,
-            progress=progress,
-            extra=extra,
-        )
+        with self.resources.rehearsal.explain_full_disk():
+            outcome = carry_out(
+                step,
+                self.resources,
+                listing=taken,
+                dry_run=self.dry_run and not is_rehearsed,
+                progress=progress,
+                extra=extra,
+            )
         done = replace(report, status="planned" if self.dry_run else "done")
         changed = False
         if isinstance(outcome, MergeResult):
@@ -229,18 +230,19 @@ class StepRunner:
                 self.run_state.forget(step.target)
         return replace(report, after=None, notes=notes)
 
-    def _is_rehearsed(self, step: Step, taken: InputFiles | None) -> bool:
-        """Whether a step of a dry run runs on a copy of its target, so that later steps see its rows."""
-        if step.target is None or isinstance(step, Expect):
+    def _is_rehearsed(self, step: Step) -> bool:
+        """Whether a step of a dry run changes its target in a scratch place, since later steps read that."""
+        target = step.target
+        if target is None or isinstance(step, Expect):
             return False
-        if step.target not in self.rehearsed:
-            size = 0 if taken is None else sum(stamp.size for stamp in taken.stamps)
-            read = self.run_state.find_touched_targets(step) - {step.target} if taken is not None else ()
-            size += sum(self.run_state.get_snapshot(name).size for name in read)
-            snapshot = self.run_state.get_snapshot(step.target)
-            if step.target in self.made or not self.resources.rehearse(step.target, snapshot, size):
+        later = self.run_state.list_steps()[len(self.reports) + 1 :]
+        run = [other for other in later if other.name not in self.run_state.left_out]
+        if not any(target in self.run_state.find_touched_targets(other) for other in run):
+            return False
+        if target not in self.rehearsed:
+            if target in self.made or not self.resources.rehearse(target, step.options.get("spool_dir")):
                 return False
-            self.rehearsed.add(step.target)
+            self.rehearsed.add(target)
         return True
 
     # Looking up
@@ -269,7 +271,7 @@ class StepRunner:
 
 
 def _with_result(report: StepReport, result: MergeResult, *, dry_run: bool) -> StepReport:
-    """The report with a result; new files in the copy of a dry run are left out, since they are removed."""
+    """The report with a result; new files of a dry run are left out, since they are removed."""
     files = len(result.rewritten_files) + result.new_files
     if dry_run and not result.dry_run:
         lasting = [file for file in result.files if file.operation != "inserted"]

@@ -56,11 +56,17 @@ def _write_metadata(metadata: TableMetadata, io: FileIO, metadata_path: str) -> 
         ToOutputFile.table_metadata(metadata, io.new_output(metadata_path))
         return
     # PyIceberg refuses to serialize version 3, though its model is complete.
-    whole = metadata.model_copy(update={"next_row_id": find_next_row_id(metadata)})
-    text = IcebergBaseModel.model_dump_json(whole)
+    text = IcebergBaseModel.model_dump_json(with_next_row_id(metadata))
     data = Compressor.get_compressor(metadata_path).bytes_compressor()(text.encode())
     with io.new_output(metadata_path).create() as stream:
         stream.write(data)
+
+
+def with_next_row_id(metadata: TableMetadata) -> TableMetadata:
+    """The metadata with the next row id, where its version has one."""
+    if not isinstance(metadata, TableMetadataV3):
+        return metadata
+    return metadata.model_copy(update={"next_row_id": find_next_row_id(metadata)})
 
 
 def _check_sequence(metadata: TableMetadata) -> None:

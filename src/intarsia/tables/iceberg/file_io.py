@@ -21,7 +21,12 @@ from pyiceberg.table.metadata import TableMetadata
 from intarsia.core.change import Staging
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, NotSupported, StorageError
-from intarsia.tables.iceberg.properties import DATA_PATH, property_as_bool, refuse_location_providers
+from intarsia.tables.iceberg.properties import (
+    DATA_PATH,
+    METADATA_PATH,
+    property_as_bool,
+    refuse_location_providers,
+)
 from intarsia.tables.iceberg.specs import format_partition_path
 
 if TYPE_CHECKING:
@@ -215,7 +220,7 @@ class LocationProvider:
         hashed = property_as_bool(properties, "write.object-storage.enabled", False)
         return LocationProvider(
             data,
-            properties.get("write.metadata.path", f"{root}/metadata").rstrip("/"),
+            properties.get(METADATA_PATH, f"{root}/metadata").rstrip("/"),
             hashed,
             property_as_bool(properties, "write.object-storage.partitioned-paths", True),
             None if data.startswith(root) else "/".join(root.rsplit("/", 2)[-2:]),

@@ -19,6 +19,7 @@ from intarsia.tables.iceberg.schemas import make_annotated_footer
 COPY_ON_WRITE, MERGE_ON_READ = "copy-on-write", "merge-on-read"
 SERIALIZABLE, SNAPSHOT = "serializable", "snapshot"
 DATA_PATH = "write.data.path"
+METADATA_PATH = "write.metadata.path"
 _LEGACY_PATHS = ("write.object-storage.path", "write.folder-storage.path")
 _PROVIDERS = ("write.location-provider.impl", "write.py-location-provider.impl")
 OPERATIONS = ("delete", "update", "merge")

@@ -88,10 +88,10 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
             gone = error  # moved from staging to its place, or removed, while we looked
             continue
         if control.read_log().names == before.names:
-            snapshot = _assemble(control, shown, listing, files, read)
+            snapshot = assemble_snapshot(control, shown, listing, files, read)
             exists = listing.exists or bool(before.undone)
             snapshot = replace(snapshot, version=before.version, exists=exists)
-            return snapshot if files or not before.version else _without_files(snapshot, control, metadata)
+            return snapshot if files or not before.version else without_files(snapshot, control, metadata)
     if gone is not None and control.read_log().names == before.names:
         raise DamagedTable(
             f"A file that the journal of {control.root} promises is not there: {gone}",
@@ -105,7 +105,7 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
     )
 
 
-def _without_files(snapshot: Snapshot, control: Control, metadata: DatasetMetadata | None) -> Snapshot:
+def without_files(snapshot: Snapshot, control: Control, metadata: DatasetMetadata | None) -> Snapshot:
     """A dataset that has a log and no file: what the log remembers of it, or that others emptied it.
 
     Where there are directories, removing the dataset's own starts it again; else the log alone tells.
@@ -157,13 +157,14 @@ def _awaits(control: Control, record: Record, coming: FileAdd, there: Located, s
     return coming.was is None or control.storage.is_same(there[1], staged[1])
 
 
-def _assemble(
+def assemble_snapshot(
     control: Control,
     shown: str,
     listing: Listing,
     files: Sequence[Located],
     footers: Sequence[Footer],
 ) -> Snapshot:
+    """The state of a dataset that has these files, each with its footer."""
     schemas, _ = collect_schemas(footers)
     unified = unify_schemas(schemas, operation="snapshot", path=control.root) if schemas else pa.schema([])
     directories = [entry.path.rpartition("/")[0] for entry, _ in files]

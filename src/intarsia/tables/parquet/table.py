@@ -6,7 +6,7 @@ import itertools
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -17,17 +17,18 @@ import pyarrow.parquet as pq
 from intarsia.common.log import get_logger
 from intarsia.common.paths import redact_path
 from intarsia.common.scratch import mark
-from intarsia.core.change import Change, Committed, Staging
+from intarsia.core.change import Change, Committed, Staging, make_transaction_id
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
 from intarsia.storage import Storage, open_storage
 from intarsia.tables.parquet.checks import check_change, check_written, is_recorded, read_written
 from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.footers import Footer
 from intarsia.tables.parquet.journal import Journal, Lock
 from intarsia.tables.parquet.listing import list_data_files, list_outdated, make_removal_notes
 from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path, make_metadata_after
-from intarsia.tables.parquet.snapshot import Footers, take_snapshot
+from intarsia.tables.parquet.snapshot import Footers, Located, take_snapshot
 
 log = get_logger(__name__)
 _LINK_ATTEMPTS = 20
@@ -94,6 +95,10 @@ class ParquetTable:
     def snapshot(self) -> Snapshot:
         """The current state, also of a dataset whose last writer crashed. Writes nothing."""
         return take_snapshot(self.control, self.root, self._footers)
+
+    def read_footers(self, files: Sequence[Located]) -> list[Footer]:
+        """The footers of files of a snapshot, which are known where they have not changed since."""
+        return self._footers.of(self.storage, files)
 
     def check(self) -> None:
         """Nothing: what may be done to a dataset depends on the change, and on permissions."""
@@ -183,7 +188,7 @@ class ParquetTransaction:
     """One attempt to change a dataset, under its lock."""
 
     def __init__(self, table: ParquetTable, journal: Journal, snapshot: Snapshot, operation: str) -> None:
-        self.txid = uuid.uuid4().hex
+        self.txid = make_transaction_id()
         self.snapshot = snapshot
         self._table = table
         self._journal = journal
