@@ -126,7 +126,7 @@ def _list_files(place: Path) -> list[str]:
 def test_nothing_is_left_of_a_dry_run_that_ends_early(
     shop: Any, scratch: Path, monkeypatch: pytest.MonkeyPatch, error: BaseException
 ) -> None:
-    """The second step is hit by Ctrl-C, or by a full disk, after the first has written to the scratch place."""
+    """Ctrl-C or a full disk hits the second step, when the first has written to the scratch place."""
     shop.lands("a.csv", {1: ("eu", -5.0), 2: ("us", 5.0)})
     met: list[list[str]] = []
 
