@@ -317,7 +317,20 @@ _add_command(
     click.option("--engine", type=click.Choice(["spark", "arrow", "duckdb"]), help="Instead of the file's."),
     _MASTER,
     click.option("--report-dir", metavar="PATH", help="Where the reports go, if not where the file says."),
-    _PARAMS,
+    click.option(
+        "--param",
+        "params",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=parse_pairs,
+        help="A value for ${NAME} in the file; may be repeated. A range, as in day=2025-03-01..2025-03-31,"
+        " 2025-01..2025-06 or 1..12, is a backfill: one run per value, which goes on where it was stopped.",
+    ),
+    click.option(
+        "--start-over",
+        is_flag=True,
+        help="Of a backfill that was stopped: run every value again, also those that are done.",
+    ),
 )
 _add_command(
     _test,

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import click
+
 from intarsia import pipeline
 from intarsia.cli.screen import Screen, get_screen
+from intarsia.pipeline.backfill import expand_range
 from intarsia.pipeline.checks import describe_outcome
 from intarsia.pipeline.report import StepReport, as_json, describe_status
 from intarsia.show import progress, units
@@ -15,6 +18,7 @@ __all__ = ["run_pipeline"]
 
 _STYLES = {
     "done": "green",
+    "done before": "dim",
     "unchanged": "dim",
     "planned": "cyan",
     "failed": "bold red",
@@ -25,9 +29,17 @@ _STYLES = {
 def run_pipeline(path: str, *, params: Mapping[str, str], only: Sequence[str] = (), **options: Any) -> None:
     """Run a pipeline file and show the outcome of each step. Raises the error of a step that failed.
 
-    ``options`` are those of :func:`intarsia.pipeline.run_file`.
+    A parameter with a range makes it a backfill: one run per value. ``options`` are those of
+    :func:`intarsia.pipeline.run_file`.
     """
     shown = get_screen()
+    over = {name: text for name, text in params.items() if expand_range(text) is not None}
+    if over:
+        rest = {name: text for name, text in params.items() if name not in over}
+        _run_backfill(shown, path, over=over, params=rest, only=only or None, **options)
+        return
+    if options.pop("start_over", False):
+        raise click.UsageError("--start-over goes with a range, as in --param day=2025-03-01..2025-03-31.")
     watch = _Watch(shown)
     with shown.log(), watch:
         report = pipeline.run_file(
@@ -51,6 +63,40 @@ def run_pipeline(path: str, *, params: Mapping[str, str], only: Sequence[str] = 
     report.check()
 
 
+def _run_backfill(shown: Screen, path: str, **options: Any) -> None:
+    """Run a backfill, and show one line per value; of a value that failed, also its steps."""
+    watch = _Watch(shown)
+
+    def report(one: pipeline.BackfillRun) -> None:
+        for step in () if one.report is None or one.status != "failed" else one.report.steps:
+            watch.report(step)
+        watch.say(one.status, one.name, _describe_run(one), width=12)
+
+    with shown.log(), watch:
+        made = pipeline.run_backfill(path, progress=watch, on_run=report, **options)
+    if shown.json:
+        shown.show_json(made.as_json())
+    told = f"{made.pipeline}: {made.describe()}"
+    shown.say((told, "bold"), f" ({units.format_seconds(made.seconds)})")
+    if shown.quiet and not made.ok:
+        shown.complain(told)
+    made.check()
+
+
+def _describe_run(one: pipeline.BackfillRun) -> list[str]:
+    """The rows of a value's run, its time and its report."""
+    if one.report is None:
+        return []
+    results = [step.result for step in one.report.steps if step.result is not None]
+    told = []
+    for what in ("inserted", "updated", "deleted"):
+        number = sum(getattr(result, what) for result in results)
+        told += [f"{units.format_number(number)} {what}"] if number else []
+    if one.status == "done" and not told:
+        told = [describe_status(one.report)]
+    return [*told, units.format_seconds(one.report.seconds)]
+
+
 class _Watch:
     """Shows the progress of a step, and its outcome at its end."""
 
@@ -62,10 +108,16 @@ class _Watch:
         self._line(step, done, total)
 
     def report(self, step: StepReport) -> None:
-        self._line.close()  # wiped before the next line
-        counts = " · ".join(_describe_counts(step))
         style = "yellow" if step.warned else _STYLES[step.status]
-        self._shown.say((f"{step.status:<10}", style), f"{step.name:<24}  {counts}".rstrip())
+        self.say(step.status, step.name, _describe_counts(step), style=style)
+
+    def say(
+        self, status: str, name: str, counts: Sequence[str], *, style: str | None = None, width: int = 10
+    ) -> None:
+        """Write a line: a status, a name, and what is to be said of it."""
+        self._line.close()  # wiped before the next line
+        told = f"{name:<24}  {' · '.join(counts)}".rstrip()
+        self._shown.say((f"{status:<{width}}", style or _STYLES[status]), told)
         self._line = self._open_line()
 
     def __enter__(self) -> _Watch:

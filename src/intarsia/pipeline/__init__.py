@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from intarsia.common.lazy import make_lazy_names as _lazily
 
 if TYPE_CHECKING:
+    from intarsia.pipeline.backfill import BackfillReport, BackfillRun, run_backfill
     from intarsia.pipeline.case_runner import CaseReport, run_tests
     from intarsia.pipeline.drawing import draw
     from intarsia.pipeline.loading import check, load
@@ -39,6 +40,8 @@ if TYPE_CHECKING:
     from intarsia.pipeline.runner import run, run_file
 
 _HOMES = {
+    "BackfillReport": "backfill",
+    "BackfillRun": "backfill",
     "CaseReport": "case_runner",
     "Compact": "model",
     "Deduplicate": "model",
@@ -63,11 +66,14 @@ _HOMES = {
     "load": "loading",
     "loads": "parse",
     "run": "runner",
+    "run_backfill": "backfill",
     "run_file": "runner",
     "run_tests": "case_runner",
 }
 
 __all__ = [
+    "BackfillReport",
+    "BackfillRun",
     "CaseReport",
     "Compact",
     "Deduplicate",
@@ -92,6 +98,7 @@ __all__ = [
     "load",
     "loads",
     "run",
+    "run_backfill",
     "run_file",
     "run_tests",
 ]

@@ -19,7 +19,7 @@ from typing import Any, TypedDict, Unpack
 from intarsia.common.log import redact
 from intarsia.core.ports import Progress
 from intarsia.core.run import ignore_progress
-from intarsia.engine_choice import SessionLike
+from intarsia.engine_choice import DeferredSession, SessionLike
 from intarsia.errors import InputError, StorageError
 from intarsia.pipeline.continuous import catch_signals, check_continuous, repeat, tell_changes
 from intarsia.pipeline.diagram import make_graph
@@ -54,7 +54,7 @@ class RunOptions(TypedDict, total=False):
     dry_run: bool
     engine: EngineOfPipeline | None
     master: str | None
-    session: SessionLike | None
+    session: SessionLike | DeferredSession | None
     report_dir: str | os.PathLike[str] | None
     progress: Progress | bool | None
     on_step: OnStep | None
@@ -73,7 +73,7 @@ def run(
     dry_run: bool = False,
     engine: EngineOfPipeline | None = None,
     master: str | None = None,
-    session: SessionLike | None = None,
+    session: SessionLike | DeferredSession | None = None,
     report_dir: str | os.PathLike[str] | None = None,
     progress: Progress | bool | None = None,
     on_step: OnStep | None = None,
@@ -157,7 +157,7 @@ def run(
         watched = stack.enter_context(_open_progress(progress))
         stopping = stop or threading.Event()
         signals = stack.enter_context(catch_signals(stopping, wanted=continuous))
-        opener = _make_opener(pipeline, master, session, watched, stack)
+        opener = make_opener(pipeline, master, session, watched, stack)
         if continuous and opener is not None:
             opener = signals.wrap(opener)
         resources = RunResources(pipeline, opener)
@@ -358,10 +358,14 @@ def _open_progress(progress: Progress | bool | None) -> Iterator[Progress]:
         yield watched
 
 
-def _make_opener(
-    pipeline: Pipeline, master: str | None, session: SessionLike | None, progress: Progress, stack: ExitStack
+def make_opener(
+    pipeline: Pipeline,
+    master: str | None,
+    session: SessionLike | DeferredSession | None,
+    progress: Progress,
+    stack: ExitStack,
 ) -> Callable[[], Any] | None:
-    """A function that opens the Spark session of the run; None for another engine."""
+    """A function that opens the Spark session of a run; None for another engine."""
     if pipeline.engine != "spark":
         if session is not None or master is not None:
             raise InputError(
@@ -369,6 +373,8 @@ def _make_opener(
                 hint='a master or a session goes with engine "spark".',
             )
         return None
+    if isinstance(session, DeferredSession):
+        return session.session
     if session is not None:
         return lambda: session
     from intarsia.spark.session import session_on

@@ -278,13 +278,12 @@ def find_old_state_path(pipeline: Pipeline) -> Path | None:
 
 
 @contextmanager
-def lock_state(path: Path, old: Path | None = None) -> Iterator[PipelineState]:
-    """Lock the state file and read it; no other run of the pipeline can start meanwhile.
+def hold_lock(path: Path) -> Iterator[None]:
+    """Lock the file ``.<name>.lock`` beside a path, in a directory that is made where it is not there.
 
     Raises:
-        CommitConflict: another run is under way.
-        DamagedTable: the file is not a state.
-        StorageError: it cannot be read or written.
+        CommitConflict: another run holds it.
+        StorageError: it cannot be written.
     """
     lock = path.with_name(f".{path.name}.lock")
     with _translate_storage_errors(path):
@@ -299,6 +298,21 @@ def lock_state(path: Path, old: Path | None = None) -> Iterator[PipelineState]:
                 path=str(path),
                 hint="wait for it, or give this pipeline a state file of its own",
             ) from error
+        yield
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def lock_state(path: Path, old: Path | None = None) -> Iterator[PipelineState]:
+    """Lock the state file and read it; no other run of the pipeline can start meanwhile.
+
+    Raises:
+        CommitConflict: another run is under way.
+        DamagedTable: the file is not a state.
+        StorageError: it cannot be read or written.
+    """
+    with hold_lock(path):
         for draft in path.parent.glob(f".{glob.escape(path.name)}.*.part"):  # of a run that was killed
             draft.unlink(missing_ok=True)
         state = read_state(path, old)
@@ -309,8 +323,6 @@ def lock_state(path: Path, old: Path | None = None) -> Iterator[PipelineState]:
                 old.unlink()  # one that was left would be taken over again if the new one were lost
                 old.with_name(f".{old.name}.lock").unlink(missing_ok=True)
         yield state
-    finally:
-        os.close(handle)
 
 
 def read_state(path: Path, old: Path | None = None) -> PipelineState:

@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
+from typing import Any
 
 from intarsia.core.report import MergeResult
 from intarsia.errors import IntarsiaError
+from intarsia.pipeline.backfill import BackfillRun, expand_range, run_backfill
 from intarsia.pipeline.checks import describe_outcome
 from intarsia.pipeline.report import StepReport, describe_status, error_to_json
 from intarsia.pipeline.runner import run_file
@@ -16,6 +18,10 @@ from intarsia.show import units
 __all__ = ["main"]
 
 DONE, FAILED, REFUSED = 0, 1, 2
+_PASSED_ON = (
+    *("dry_run", "engine", "master", "report_dir", "full_refresh"),
+    *("mark_done", "continuous", "interval", "from_step", "env"),
+)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -24,23 +30,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     Below ``spark-submit`` the session is the one that it has set up.
     """
     asked = _make_parser().parse_args(arguments)
+    params = dict(asked.param)
+    options: dict[str, Any] = {name: getattr(asked, name) for name in _PASSED_ON}
+    options |= {"only": asked.only or None, "on_step": lambda step: _say(format_step(step))}
     try:
-        report = run_file(
-            asked.file,
-            params=dict(asked.param),
-            dry_run=asked.dry_run,
-            engine=asked.engine,
-            master=asked.master,
-            report_dir=asked.report_dir,
-            full_refresh=asked.full_refresh,
-            mark_done=asked.mark_done,
-            continuous=asked.continuous,
-            interval=asked.interval,
-            only=asked.only or None,
-            from_step=asked.from_step,
-            env=asked.env,
-            on_step=lambda step: _say(format_step(step)),
-        )
+        over = {name: params.pop(name) for name, text in dict(asked.param).items() if expand_range(text)}
+        if over:
+            return _run_backfill(asked.file, over=over, params=params, start_over=asked.start_over, **options)
+        report = run_file(asked.file, params=params, **options)
     except IntarsiaError as error:
         _say(f"{type(error).__name__}: {error}")
         return REFUSED
@@ -48,6 +45,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if report.html_path:
         _say(f"Report: {report.html_path}")
     return DONE if report.ok else FAILED
+
+
+def _run_backfill(path: str, **options: Any) -> int:
+    def say(one: BackfillRun) -> None:
+        told = "" if one.error is None else f": {error_to_json(one.error)['message']}"
+        _say(units.make_printable(f"{one.name}: {one.status}{told}"))
+
+    made = run_backfill(path, on_run=say, **options)
+    _say(f"{made.pipeline}: {made.describe()} ({units.format_seconds(made.seconds)})")
+    return DONE if made.ok else FAILED
 
 
 def format_step(step: StepReport) -> str:
@@ -86,7 +93,15 @@ def _make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--env", metavar="NAME", help="the environment, instead of INTARSIA_ENV's")
     parser.add_argument("--engine", choices=("spark", "arrow", "duckdb"), help="instead of the file's")
     parser.add_argument("--master", help="the Spark master, instead of the file's")
-    parser.add_argument("--param", action="append", default=[], type=_parse_param, metavar="NAME=VALUE")
+    parser.add_argument(
+        "--param",
+        action="append",
+        default=[],
+        type=_parse_param,
+        metavar="NAME=VALUE",
+        help="a value, or a range as in day=2025-03-01..2025-03-31: one run per value",
+    )
+    parser.add_argument("--start-over", action="store_true", help="of a backfill: run every value again")
     parser.add_argument("--report-dir", help="where the reports go, instead of the file's directory")
     return parser
 
