@@ -82,6 +82,12 @@ def shop(tmp_path: Path) -> Shop:
     return Shop(tmp_path)
 
 
+@pytest.fixture(scope="session")
+def make_shop() -> type[Shop]:
+    """``make_shop(directory)``, for fixtures that several tests share."""
+    return Shop
+
+
 @pytest.fixture
 def ids(rows: Callable[..., list[dict[str, Any]]]) -> Callable[[Shop], list[int]]:
     """The ids in the lake, read without intarsia."""

@@ -9,6 +9,7 @@ from xml.etree import ElementTree
 import pytest
 from browser_pages import DARK, Browser, measure_brightness, measure_page
 from click.testing import CliRunner
+from computed_shop import COMPUTED, prepare
 
 from intarsia import pipeline
 from intarsia.cli.commands import cli
@@ -16,86 +17,10 @@ from intarsia.errors import InputError
 from intarsia.pipeline.diagram import graph_to_json, make_graph
 from intarsia.pipeline.diagram_svg import draw_svg
 
-COMPUTED = """
-name = "shop"
-engine = "duckdb"
-
-[sources.landing]
-path = "landing/*.csv"
-columns = { id = "bigint", region = "varchar", amount = "double" }
-
-[sources.rates]
-path = "rates.csv"
-
-[sources.converted]
-sql = "select region, amount * rate as amount from orders join rates using (region)"
-
-[sources.totals]
-sql = "select region, sum(amount) as total from converted group by region"
-
-[sources.large]
-target = "orders"
-where = "amount > 5"
-
-[targets.orders]
-path = "lake/orders"
-
-[targets.totals_by_region]
-path = "lake/totals"
-
-[targets.large_orders]
-path = "lake/large"
-
-[[steps]]
-name = "landing is sound"
-operation = "expect"
-source = "landing"
-unique = "id"
-
-[[steps]]
-name = "upsert"
-operation = "merge"
-source = "landing"
-target = "orders"
-on = "id"
-
-[[steps]]
-name = "purge"
-operation = "delete"
-target = "orders"
-where = "amount < 0"
-
-[[steps]]
-name = "totals"
-operation = "merge"
-source = "totals"
-target = "totals_by_region"
-on = "region"
-strategy = "full_merge"
-
-[[steps]]
-name = "large ones"
-operation = "write"
-source = "large"
-target = "large_orders"
-mode = "overwrite"
-
-[[steps]]
-name = "orders are sound"
-operation = "expect"
-target = "orders"
-unique = "id"
-"""
-
 
 @pytest.fixture
 def computed(shop: Any) -> Any:
-    shop.declare(COMPUTED)
-    (shop.root / "rates.csv").write_text("region,rate\neu,1.0\nap,2.0\n")
-    shop.lands(
-        "a.csv", {number: ("eu" if number % 2 else "ap", float(number - 3)) for number in range(1, 11)}
-    )
-    return shop
+    return prepare(shop)
 
 
 def make_large(nodes: int) -> pipeline.Pipeline:

@@ -65,6 +65,23 @@ class Stream:
 
 
 @dataclass(frozen=True, slots=True)
+class LineageSettings:
+    """Where OpenLineage events of a pipeline go; without ``file`` and ``url``, where OpenLineage's own
+    variables (``OPENLINEAGE_URL`` and the like) or its ``openlineage.yml`` say."""
+
+    file: str | None = None
+    """A file that gets a line of JSON for each event, after those that are there."""
+    url: str | None = None
+    """A server that takes events, such as Marquez: ``http://host:5000``."""
+    namespace: str | None = None
+    """Of the jobs; None is ``OPENLINEAGE_NAMESPACE``, else ``default``."""
+    api_key: str | None = field(default=None, repr=False)
+    """For the server."""
+    timeout: float = 3.0
+    """Seconds to wait for the server at one event, in which the run goes on."""
+
+
+@dataclass(frozen=True, slots=True)
 class Source:
     """Rows to merge, write or check: of files, of a target that an earlier step has written, or computed.
 
@@ -346,6 +363,7 @@ class Pipeline(Declaration):
     targets: Mapping[str, Target] = field(default_factory=dict)
     engine: EngineOfPipeline = "spark"
     spark: SparkSettings = field(default_factory=SparkSettings)
+    lineage: LineageSettings | None = None
     reports: str = "reports"
     """The directory that gets a JSON and an HTML file for each run."""
     state: str | None = None

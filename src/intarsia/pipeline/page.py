@@ -98,11 +98,12 @@ def _render_header(report: PipelineReport) -> str:
     facts = [f"{report.started:%Y-%m-%d %H:%M:%S} UTC", units.format_seconds(report.seconds), engine]
     facts += [f"environment {report.env}"] if report.env else []
     origin = f"{_escape(report.origin)} · " if report.origin else ""
+    notes = "".join(f'<p class="note">{_escape(note)}</p>' for note in report.notes)
     return (
         f'<header><div class="top"><h1>{_escape(report.pipeline)}</h1>'
         f'<span class="mark {tone}">{_escape(describe_status(report))}</span></div>'
         f"<p>{_escape(' · '.join(filter(None, facts)))}</p>"
-        f'<p>{origin}<a href="index.html">all runs</a></p></header>'
+        f'<p>{origin}<a href="index.html">all runs</a></p>{notes}</header>'
     )
 
 

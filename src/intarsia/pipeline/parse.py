@@ -20,6 +20,7 @@ from intarsia.pipeline.graph import SourceGraph, read_function, read_query_text
 from intarsia.pipeline.model import (
     KINDS,
     EngineOfPipeline,
+    LineageSettings,
     Pipeline,
     Source,
     SparkSettings,
@@ -35,7 +36,10 @@ from intarsia.sql.query import list_variables
 _URL = re.compile(r"^[A-Za-z][A-Za-z0-9+.-]+://")
 _VARIABLE = re.compile(r"\$(\$)|\$\{([^}]*)\}")
 _VARIABLE_NAME = re.compile(r"[A-Za-z_]\w*")
-_TOP = ("name", "engine", "reports", "state", "params", "spark", "sources", "targets", "steps", "env")
+_TOP = (
+    *("name", "engine", "reports", "state", "params", "spark", "lineage"),
+    *("sources", "targets", "steps", "env"),
+)
 _MEANT = {"key": "on", "keys": "on", "key_columns": "on", "order_by": "dedup_order_by", "columns": "by"}
 """Keys that other functions have, and what they are called here."""
 _WORDS = {str: "text", bool: "true or false", int: "a whole number", float: "a number"}
@@ -144,6 +148,7 @@ class TableReader:
             reports=self.resolve_path(self._read_value("reports", raw.get("reports", "reports"), str)),
             state=self.resolve_path(self._read_value("state", raw["state"], str)) if "state" in raw else None,
             spark=self._make_value("[spark]", raw.get("spark", {}), SparkSettings),
+            lineage=self._read_lineage(raw["lineage"]) if "lineage" in raw else None,
             sources={
                 name: self._read_source(name, entry) for name, entry in self._list_named(raw, "sources")
             },
@@ -241,6 +246,12 @@ class TableReader:
                 raise self.make_error(place, f"the key {name!r} is missing.")
         hints = get_type_hints(kind)
         return {key: self._read_value(f"{place} {key}", value, hints[key]) for key, value in table.items()}
+
+    def _read_lineage(self, raw: Any) -> LineageSettings:
+        made: LineageSettings = self._make_value("[lineage]", raw, LineageSettings)
+        if made.file is not None and made.url is not None:
+            raise self.make_error("[lineage]", "events go to a file or to a url, not to both.")
+        return made if made.file is None else replace(made, file=self.resolve_path(made.file))
 
     def _read_source(self, name: str, raw: Any) -> Source:
         place = f"[sources.{name}]"

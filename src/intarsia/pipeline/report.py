@@ -104,6 +104,8 @@ class PipelineReport:
     env: str | None = None
     graph: PipelineGraph | None = field(default=None, repr=False)
     """What reads and writes what."""
+    notes: tuple[str, ...] = ()
+    """Of the run as a whole, such as that its lineage could not be sent."""
     json_path: str | None = None
     html_path: str | None = None
 
@@ -172,6 +174,7 @@ def as_json(report: PipelineReport) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "engine": report.engine,
         "session": report.session,
+        "notes": list(report.notes),
         "steps": [_step_to_json(step) for step in report.steps],
         "graph": None if report.graph is None else graph_to_json(measure_graph(report.graph, report)),
     }

@@ -24,6 +24,7 @@ from intarsia.errors import InputError, StorageError
 from intarsia.pipeline.continuous import catch_signals, check_continuous, repeat, tell_changes
 from intarsia.pipeline.diagram import make_graph
 from intarsia.pipeline.graph import order_steps
+from intarsia.pipeline.lineage import close_lineage, open_lineage
 from intarsia.pipeline.loading import load, resolve
 from intarsia.pipeline.model import EngineOfPipeline, Pipeline
 from intarsia.pipeline.page import render_page
@@ -259,9 +260,12 @@ class _Run:
         self.run_state.run_id = _make_run_id()
         unfinished = self.run_state.state.unfinished
         waiting: list[StepReport] = []
+        lineage = open_lineage(self.pipeline, self.resources, self.run_state)
 
         def tell(step: StepReport) -> None:
             """Report a step; in a second pass, steps with nothing to do only once one has something to do."""
+            if lineage is not None:
+                lineage.end_step(step)
             waiting.append(step)
             if self.on_step is None or (after is not None and course.is_idle and step.status == "unchanged"):
                 return
@@ -269,6 +273,7 @@ class _Run:
                 self.on_step(waiting.pop(0))
 
         course = self._make_step_runner(tell, done_before=resumed, only_if=only_if)
+        course.on_start = None if lineage is None else lineage.begin_step
 
         def report() -> PipelineReport:
             made = self._report(course, started, time.perf_counter() - begun)
@@ -279,14 +284,16 @@ class _Run:
         try:
             course.go()
         except BaseException:  # an interrupted run leaves a report, too
+            made = close_lineage(lineage, report(), interrupted=True)
             if self.resources.unopened is None:
-                self._write(report())
+                self._write(made)
             raise
         finally:
             self.run_state.close()
+        made = close_lineage(lineage, report())
         if course.is_idle and (resumed or after is not None):
             return None
-        return self._write(report()) if self.reports_idle or not course.is_idle else report()
+        return self._write(made) if self.reports_idle or not course.is_idle else made
 
     def _make_step_runner(
         self, on_step: OnStep | None, *, done_before: int = 0, only_if: int = 0

@@ -27,6 +27,7 @@ from intarsia.spark.errors import find_known_failure, list_spark_error_types
 log = get_logger(__name__)
 
 OnStep = Callable[[StepReport], None]
+OnStart = Callable[[Step], None]
 
 
 @dataclass(slots=True)
@@ -38,6 +39,8 @@ class StepRunner:
     run_state: RunState
     progress: Progress
     on_step: OnStep | None = None
+    on_start: OnStart | None = None
+    """Called with each step that has something to do."""
     dry_run: bool = False
     done_before: int = 0
     """How many steps the run that this one finishes had done: they do not run again."""
@@ -187,6 +190,8 @@ class StepRunner:
         self, step: Step, report: StepReport, selection: Selection | None, progress: Progress
     ) -> StepReport:
         """Run a step and record its success in the state."""
+        if self.on_start is not None:
+            self.on_start(step)
         source = self.run_state.get_source(step)
         listing = None if source is None or selection is None else self.run_state.list_inputs(source)
         taken = None if selection is None else selection.files

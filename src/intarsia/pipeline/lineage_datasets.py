@@ -1,0 +1,59 @@
+"""Names of datasets as OpenLineage's naming specification has them; nothing here needs its package."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from urllib.parse import unquote, urlsplit
+
+from intarsia.common.log import redact
+
+__all__ = ["DatasetName", "name_dataset"]
+
+_GLOB = re.compile(r"[*?\[]")
+_SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
+_CONTAINERS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
+"""Schemes whose part before the @ is a container, and no user."""
+_ROOTED = frozenset({"hdfs", "webhdfs", "abfs", "abfss", "http", "https"})
+"""Schemes whose names start with a slash; names in buckets do not."""
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetName:
+    """What identifies a dataset in OpenLineage."""
+
+    namespace: str
+    name: str
+
+
+def name_dataset(location: str) -> DatasetName:
+    """The name of what is at a path or URL; of a glob, that of the directory that it looks into.
+
+    No credentials are in it.
+
+    >>> name_dataset("s3://bucket/landing/2025/*.csv")
+    DatasetName(namespace='s3://bucket', name='landing/2025')
+    >>> name_dataset("/data/orders")
+    DatasetName(namespace='file', name='/data/orders')
+    """
+    scheme, separator, rest = location.partition("://")
+    if not separator:
+        return DatasetName("file", redact(os.path.normpath(os.path.abspath(_cut_glob(location)))))
+    if scheme == "file":
+        return DatasetName("file", redact(os.path.normpath(_cut_glob(unquote(urlsplit(location).path)))))
+    host, slash, path = rest.partition("/")
+    if scheme in ("http", "https"):
+        path = path.partition("?")[0].partition("#")[0]
+    owner, at, place = host.rpartition("@")
+    if at and scheme in _CONTAINERS:
+        place = f"{owner.partition(':')[0]}@{place}"
+    name = _cut_glob(f"{slash}{path}").rstrip("/")
+    name = name or "/" if scheme in _ROOTED else name.lstrip("/") or "/"
+    return DatasetName(f"{_SCHEMES.get(scheme, scheme)}://{place}", redact(name))
+
+
+def _cut_glob(path: str) -> str:
+    """The directories of a path before the first that is a pattern."""
+    found = _GLOB.search(path)
+    return path if found is None else path[: path.rfind("/", 0, found.start()) + 1] or "."

@@ -1,0 +1,351 @@
+"""Events of OpenLineage for a pipeline and its steps: who read what, and wrote what, with which outcome.
+
+This module needs the package openlineage-python, and is loaded where lineage is asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import version
+from typing import Any
+
+import pyarrow as pa
+from openlineage.client.event_v2 import InputDataset, Job, OutputDataset, Run, RunEvent, RunState
+from openlineage.client.facet_v2 import (
+    data_quality_assertions_dataset,
+    data_quality_metrics_input_dataset,
+    dataset_version_dataset,
+    error_message_run,
+    input_statistics_input_dataset,
+    job_type_job,
+    lifecycle_state_change_dataset,
+    output_statistics_output_dataset,
+    parent_run,
+    processing_engine_run,
+    schema_dataset,
+    sql_job,
+    symlinks_dataset,
+)
+
+from intarsia.core.snapshot import Snapshot
+from intarsia.pipeline.checks import Check
+from intarsia.pipeline.lineage_datasets import DatasetName, name_dataset
+from intarsia.pipeline.model import Expect, Pipeline, Source, Step, Write, list_names
+from intarsia.pipeline.report import StepReport, error_to_json
+
+__all__ = ["EventMaker", "RunState", "TableFacts"]
+
+PRODUCER = f"urn:intarsia:{version('intarsia')}"
+PARENT = "OPENLINEAGE_PARENT_ID"
+"""The environment variable in which a scheduler says which run this one belongs to."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableFacts:
+    """What is known of a target."""
+
+    location: str
+    """A path or URL."""
+    catalog: str = ""
+    """Of an Iceberg table: where its catalog is."""
+    table: str = ""
+    """Of an Iceberg table: its name in the catalog."""
+    snapshot: Snapshot | None = None
+
+
+@dataclass(slots=True)
+class EventMaker:
+    """Makes the events of one run of a pipeline."""
+
+    pipeline: Pipeline
+    run_id: str
+    """That of the report, from which OpenLineage's UUIDs follow."""
+    namespace: str
+    begun: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def run_uuid(self) -> uuid.UUID:
+        """The run's id in OpenLineage."""
+        return uuid.uuid5(uuid.NAMESPACE_URL, f"intarsia:{self.namespace}/{self.pipeline.name}/{self.run_id}")
+
+    def make_run_event(self, state: RunState, error: BaseException | None = None) -> RunEvent:
+        """An event of the whole run."""
+        facets = self._make_run_facets(error)
+        parent = _find_parent()
+        if parent is not None:
+            facets["parent"] = parent
+        job = Job(self.namespace, self.pipeline.name, facets=self._make_job_facets("PIPELINE"))
+        return RunEvent(
+            eventTime=_tell_time(),
+            producer=PRODUCER,
+            eventType=state,
+            run=Run(str(self.run_uuid), facets=facets),
+            job=job,
+            inputs=[],
+            outputs=[],
+        )
+
+    def make_step_event(
+        self,
+        state: RunState,
+        step: Step,
+        *,
+        read: Mapping[str, TableFacts],
+        sources: Mapping[str, Source],
+        written: TableFacts | None,
+        query: str | None = None,
+        report: StepReport | None = None,
+    ) -> RunEvent:
+        """An event of a step: with its report, what was measured.
+
+        Args:
+            state: START, COMPLETE, FAIL or ABORT.
+            step: which.
+            read: the targets that it reads or checks, by name.
+            sources: the sources of files that it reads, by name.
+            written: its target, where it changes one.
+            query: the SQL of its source.
+            report: what came of it.
+        """
+        facets = self._make_run_facets(None if report is None else report.error)
+        facets["parent"] = self._make_parent()
+        job_facets = self._make_job_facets("STEP")
+        if query is not None:
+            job_facets["sql"] = _make(sql_job.SQLJobFacet, query=query, dialect=self.pipeline.engine)
+        inputs = [
+            one for name, source in sources.items() for one in self._make_files(name, source, step, report)
+        ]
+        inputs += [self._make_read_table(name, facts, step, report) for name, facts in read.items()]
+        return RunEvent(
+            eventTime=_tell_time(),
+            producer=PRODUCER,
+            eventType=state,
+            run=Run(str(uuid.uuid5(self.run_uuid, step.name)), facets=facets),
+            job=Job(self.namespace, f"{self.pipeline.name}.{step.name}", facets=job_facets),
+            inputs=inputs,
+            outputs=[] if written is None else [_make_output(written, step, report)],
+        )
+
+    # Facets of runs and jobs
+
+    def _make_run_facets(self, error: BaseException | None) -> dict[str, Any]:
+        facets: dict[str, Any] = {
+            "processing_engine": _make(
+                processing_engine_run.ProcessingEngineRunFacet,
+                version=version("intarsia"),
+                name=f"intarsia on {self.pipeline.engine}",
+                openlineageAdapterVersion=version("openlineage-python"),
+            )
+        }
+        if error is not None:
+            told = error_to_json(error)
+            message = f"{told['type']}: {told['message']}"
+            facets["errorMessage"] = _make(
+                error_message_run.ErrorMessageRunFacet, message=message, programmingLanguage="PYTHON"
+            )
+        return facets
+
+    def _make_job_facets(self, kind: str) -> dict[str, Any]:
+        made = _make(
+            job_type_job.JobTypeJobFacet, processingType="BATCH", integration="INTARSIA", jobType=kind
+        )
+        return {"jobType": made}
+
+    def _make_parent(self) -> Any:
+        above = _find_parent()
+        run, job = str(self.run_uuid), self.pipeline.name
+        root = parent_run.Root(
+            run=parent_run.RootRun(run if above is None else above.run.runId),
+            job=parent_run.RootJob(
+                self.namespace if above is None else above.job.namespace,
+                job if above is None else above.job.name,
+            ),
+        )
+        return _make(
+            parent_run.ParentRunFacet,
+            run=parent_run.Run(run),
+            job=parent_run.Job(self.namespace, job),
+            root=root,
+        )
+
+    # Inputs
+
+    def _make_files(
+        self, name: str, source: Source, step: Step, report: StepReport | None
+    ) -> list[InputDataset]:
+        """The datasets of a source of files; what was measured, where they are one."""
+        names = dict.fromkeys(map(name_dataset, list_names(source.path)))
+        facets: dict[str, Any] = {}
+        if source.columns:
+            columns = [(column, kind) for column, kind in source.columns.items()]
+            facets["schema"] = _make_schema(columns)
+        measured = self._measure_files(name, step, report) if len(names) == 1 else {}
+        return [InputDataset(one.namespace, one.name, facets=facets, inputFacets=measured) for one in names]
+
+    def _measure_files(self, name: str, step: Step, report: StepReport | None) -> dict[str, Any]:
+        if report is None:
+            return {}
+        facets: dict[str, Any] = {}
+        is_own = name == step.source
+        if name in report.source_inputs:
+            files, size = report.source_inputs[name]
+            rows = report.result.source_count if is_own and report.result is not None else None
+            facets["inputStatistics"] = _make(
+                input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
+                rowCount=rows,
+                size=size,
+                fileCount=files,
+            )
+        if isinstance(step, Expect) and is_own:
+            facets |= _make_quality(step, report)
+        return facets
+
+    def _make_read_table(
+        self, name: str, facts: TableFacts, step: Step, report: StepReport | None
+    ) -> InputDataset:
+        found, facets = _describe_table(facts)
+        measured: dict[str, Any] = {}
+        if report is not None and isinstance(step, Expect) and step.target == name:
+            measured = _make_quality(step, report)
+        elif report is not None and facts.snapshot is not None:
+            measured["inputStatistics"] = _make(
+                input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
+                rowCount=facts.snapshot.rows,
+                size=facts.snapshot.size,
+                fileCount=len(facts.snapshot.files),
+            )
+        return InputDataset(found.namespace, found.name, facets=facets, inputFacets=measured)
+
+
+def _make_output(facts: TableFacts, step: Step, report: StepReport | None) -> OutputDataset:
+    found, facets = _describe_table(facts)
+    measured: dict[str, Any] = {}
+    result = None if report is None else report.result
+    if report is not None and result is not None:
+        measured["outputStatistics"] = _make(
+            output_statistics_output_dataset.OutputStatisticsOutputDatasetFacet,
+            rowCount=result.inserted + result.updated,
+            size=report.bytes_written,
+            fileCount=report.files_written,
+        )
+        replaces = isinstance(step, Write) and step.mode == "overwrite" and step.where is None
+        change = "CREATE" if result.created else "OVERWRITE" if replaces and result.changed else None
+        if change is not None:
+            facets["lifecycleStateChange"] = _make(
+                lifecycle_state_change_dataset.LifecycleStateChangeDatasetFacet, lifecycleStateChange=change
+            )
+    return OutputDataset(found.namespace, found.name, facets=facets, outputFacets=measured)
+
+
+def _describe_table(facts: TableFacts) -> tuple[DatasetName, dict[str, Any]]:
+    facets: dict[str, Any] = {}
+    snapshot = facts.snapshot
+    if snapshot is not None and snapshot.exists:
+        columns = [(entry.name, entry.type) for entry in snapshot.schema]
+        facets["schema"] = _make_schema(columns)
+        facets["version"] = _make(
+            dataset_version_dataset.DatasetVersionDatasetFacet, datasetVersion=str(snapshot.version)
+        )
+    if facts.table:
+        catalog = (
+            name_dataset(facts.catalog) if "/" in facts.catalog else DatasetName("iceberg", facts.catalog)
+        )
+        where = catalog.namespace if catalog.namespace == "iceberg" else f"{catalog.namespace}:{catalog.name}"
+        identifier = symlinks_dataset.Identifier(namespace=where, name=facts.table, type="TABLE")
+        facets["symlinks"] = _make(symlinks_dataset.SymlinksDatasetFacet, identifiers=[identifier])
+    return name_dataset(facts.location), facets
+
+
+def _make_schema(columns: list[tuple[str, Any]]) -> Any:
+    fields = [_make_field(name, kind, at) for at, (name, kind) in enumerate(columns, 1)]
+    return _make(schema_dataset.SchemaDatasetFacet, fields=fields)
+
+
+def _make_field(name: str, kind: Any, position: int) -> schema_dataset.SchemaDatasetFacetFields:
+    """A column; those of structs have fields of their own."""
+    nested = []
+    if isinstance(kind, pa.StructType):
+        inner = [kind.field(at) for at in range(kind.num_fields)]
+        nested = [_make_field(one.name, one.type, at) for at, one in enumerate(inner, 1)]
+    shown = "struct" if nested else str(kind)
+    return schema_dataset.SchemaDatasetFacetFields(
+        name=name, type=shown, ordinal_position=position, fields=nested
+    )
+
+
+# Expectations
+
+
+def _make_quality(step: Expect, report: StepReport) -> dict[str, Any]:
+    """The outcome of expectations, as facets of the dataset that was checked."""
+    if not report.checks:
+        return {}
+    asserted = [_make_assertion(step, check) for check in report.checks]
+    facets: dict[str, Any] = {
+        "dataQualityAssertions": _make(
+            data_quality_assertions_dataset.DataQualityAssertionsDatasetFacet, assertions=asserted
+        )
+    }
+    rows = next((check.rows for check in report.checks if check.rows is not None), None)
+    if rows is not None:
+        facets["dataQualityMetrics"] = _make(
+            data_quality_metrics_input_dataset.DataQualityMetricsInputDatasetFacet,
+            columnMetrics={},
+            rowCount=rows,
+        )
+    return facets
+
+
+def _make_assertion(step: Expect, check: Check) -> data_quality_assertions_dataset.Assertion:
+    kind, column = _classify(step, check)
+    return data_quality_assertions_dataset.Assertion(
+        assertion=kind,
+        success=check.ok,
+        column=column,
+        severity="error" if step.action == "fail" else "warn",
+        name=f"{step.name}: {check.expectation}",
+        actual=check.found or f"{check.failing} rows against it",
+    )
+
+
+def _classify(step: Expect, check: Check) -> tuple[str, str | None]:
+    """What an expectation is in OpenLineage's words, and its column where it is on one."""
+    told = check.expectation
+    for name in list_names(step.not_null):
+        if told == f"{name} is not NULL":
+            return "not_null", name
+    for name in step.accepted:
+        if told.startswith(f"{name} is one of "):
+            return "accepted_values", name
+    unique = list_names(step.unique)
+    if unique and told == f"{', '.join(unique)} unique":
+        return "unique", unique[0] if len(unique) == 1 else None
+    if told in list_names(step.holds):
+        return "custom_sql", None
+    return "row_count" if told.endswith(" rows") else "custom", None
+
+
+# Small parts
+
+
+def _make(facet: Any, **fields: Any) -> Any:
+    return facet(producer=PRODUCER, **fields)
+
+
+def _tell_time() -> str:
+    return datetime.now(UTC).isoformat(timespec="milliseconds")
+
+
+def _find_parent() -> Any:
+    """The run that this one belongs to, where ``OPENLINEAGE_PARENT_ID`` says ``namespace/job/run``."""
+    parts = os.environ.get(PARENT, "").rsplit("/", 2)
+    try:
+        namespace, name, run = parts
+        uuid.UUID(run)
+    except ValueError:
+        return None
+    return _make(parent_run.ParentRunFacet, run=parent_run.Run(run), job=parent_run.Job(namespace, name))
