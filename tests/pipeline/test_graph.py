@@ -159,6 +159,43 @@ def test_a_target_that_is_read_and_written_again_is_a_line_that_leads_back() -> 
     assert tree.count("mend") == 1
 
 
+def _declare_stream() -> pipeline.Pipeline:
+    return pipeline.Pipeline(
+        "clicks",
+        (
+            pipeline.Merge(name="people", source="landing", target="customers", on="id"),
+            pipeline.Merge(name="clicks", source="clicks", target="visits", on="id"),
+            pipeline.Expect(
+                name="customers exist", target="visits", references={"customer_id": "customers.id"}
+            ),
+        ),
+        {
+            "landing": pipeline.Source("people.csv"),
+            "clicks": pipeline.Source(
+                stream=pipeline.Stream(
+                    "kafka", options={"subscribe": "clicks", "kafka.bootstrap.servers": "broker:9092"}
+                )
+            ),
+        },
+        {"customers": pipeline.Target("lake/customers"), "visits": pipeline.Target("lake/visits")},
+    )
+
+
+def test_streams_and_foreign_keys_are_drawn() -> None:
+    plain = json.loads(pipeline.draw(_declare_stream(), "json"))
+    assert ("target:customers", "target:visits", "customers exist") in _edges(plain)
+    assert {edge["kind"] for edge in plain["edges"]} == {"writes", "checks"}
+    (clicks,) = [node for node in plain["nodes"] if node["name"] == "clicks"]
+    assert (clicks["kind"], clicks["place"]) == ("stream", "clicks")
+    svg = pipeline.draw(_declare_stream(), "svg")
+    assert "kafka stream" in svg
+    assert "customers → visits: keys for customers exist" in svg
+    assert "-.->" in pipeline.draw(_declare_stream(), "mermaid")
+    assert pipeline.draw(_declare_stream(), "text").splitlines()[-1] == (
+        "└─ 3. customers exist  expect (keys of customers)"
+    )
+
+
 def test_the_picture_is_xml_with_titles_and_is_the_same_each_time(computed: Any) -> None:
     declared = pipeline.load(computed.file)
     svg = pipeline.draw(declared, "svg")

@@ -20,7 +20,7 @@ from openlineage.client import event_v2
 from intarsia import pipeline
 from intarsia.errors import InputError, NotSupported
 from intarsia.pipeline import lineage_sender
-from intarsia.pipeline.lineage_datasets import DatasetName, name_dataset
+from intarsia.pipeline.lineage_datasets import DatasetName, name_dataset, name_stream
 from intarsia.pipeline.lineage_sender import LineageSender
 
 LINEAGE = '[lineage]\nfile = "events/lineage.ndjson"\nnamespace = "shops"\n'
@@ -374,6 +374,16 @@ def test_the_settings_of_a_pipeline_do_not_show_the_key() -> None:
 )
 def test_datasets_are_named_as_the_specification_says(location: str, namespace: str, name: str) -> None:
     assert name_dataset(location) == DatasetName(namespace, name)
+
+
+def test_streams_are_named_by_their_directory_or_their_topics() -> None:
+    kafka = {"kafka.bootstrap.servers": "one:9092,two:9092", "subscribe": "clicks, orders"}
+    assert name_stream(pipeline.Stream("kafka", options=kafka)) == (
+        DatasetName("kafka://one:9092", "clicks"),
+        DatasetName("kafka://one:9092", "orders"),
+    )
+    assert name_stream(pipeline.Stream("json", path="/data/in")) == (DatasetName("file", "/data/in"),)
+    assert name_stream(pipeline.Stream("rate")) == ()
 
 
 def test_an_iceberg_table_is_named_by_its_location_with_its_name_in_the_catalog(shop: Any) -> None:

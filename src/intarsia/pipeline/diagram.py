@@ -13,11 +13,17 @@ from typing import Any, Literal
 from intarsia.common.log import redact
 from intarsia.pipeline.graph import SourceGraph
 from intarsia.pipeline.model import Expect, Pipeline, Source, Step, Target, list_names, name_step
+from intarsia.pipeline.references import list_referenced_targets
 
 __all__ = ["GraphEdge", "GraphNode", "NodeLine", "PipelineGraph", "make_graph"]
 
-NodeKind = Literal["files", "query", "function", "view", "target"]
-EdgeKind = Literal["reads", "writes"]
+NodeKind = Literal["files", "stream", "query", "function", "view", "target"]
+EdgeKind = Literal["reads", "writes", "checks"]
+"""``checks``: an expectation looks up keys in a target."""
+
+
+TOPICS = ("subscribe", "subscribePattern", "assign", "table")
+"""Options of streams that say what is read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +137,11 @@ class _GraphMaker:
         source = None if step.source is None else f"source:{step.source}"
         target = None if step.target is None else f"target:{step.target}"
         if isinstance(step, Expect) or source is None:
-            self.lines[target or source or ""].append(line)
+            own = target or source or ""
+            self.lines[own].append(line)
+            for name in dict.fromkeys(list_referenced_targets(step, self.pipeline)):
+                if f"target:{name}" != own:
+                    self.edges.append(GraphEdge(f"target:{name}", own, len(self.lines[own]) - 1, "checks"))
         elif target is not None:
             self._add_edge(source, target, line, "writes")
 
@@ -164,6 +174,11 @@ class _GraphMaker:
         if source.target is not None:
             return "view", "rows of a target", ""
         if source.stream is not None:
+            stream = source.stream
+            named = [str(stream.options[key]) for key in TOPICS if key in stream.options]
+            place = named[0] if stream.path is None and named else self._shorten(stream.path or "")
+            return "stream", f"{stream.format} stream", place
+        if source.stream is not None:
             place = "" if source.stream.path is None else f" {self._shorten(source.stream.path)}"
             return "files", "stream", f"{source.stream.format}{place}"
         paths = list_names(source.path)
@@ -187,7 +202,7 @@ class _GraphMaker:
 
     def _shorten(self, path: str) -> str:
         """A path from the pipeline's own directory, where that is shorter."""
-        if self.pipeline.origin is None or "://" in path:
+        if not path or self.pipeline.origin is None or "://" in path:
             return path
         shown = os.path.normpath(path)
         below = os.path.relpath(shown, os.path.dirname(os.path.abspath(self.pipeline.origin)))

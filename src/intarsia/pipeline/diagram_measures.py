@@ -55,7 +55,10 @@ class _Measures:
         return fill_graph(self.graph, lines, nodes)
 
     def _measure_line(self, node: GraphNode, at: int, line: NodeLine) -> dict[str, Any]:
-        start = next((e.start for e in self.graph.edges if (e.end, e.line) == (node.key, at)), None)
+        here = (node.key, at)
+        start = next(
+            (e.start for e in self.graph.edges if (e.end, e.line) == here and e.kind != "checks"), None
+        )
         if line.step is None:
             return {} if start is None else self._measure_read(node.key, start)
         found = [(n, step) for n, step in enumerate(self.report.steps, 1) if step.name == line.step]

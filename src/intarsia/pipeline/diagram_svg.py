@@ -20,11 +20,11 @@ _MARKS = {"done": "done", "unchanged": "same", "planned": "plan", "failed": "fai
 _STYLE = """
 .intarsia-graph{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;
 --paper:#fff;--card:#fff;--edge:#d5dde5;--ink:#25303b;--quiet:#66727f;--link:#9aa9b9;--hover:#eef3f8;
---files:#5b7fa6;--query:#8459b8;--function:#b3591f;--view:#6b7784;--target:#2a8a5a;
+--files:#5b7fa6;--query:#8459b8;--function:#b3591f;--view:#6b7784;--target:#2a8a5a;--stream:#0f7f8c;
 --done:#1d7a49;--fail:#c0352b;--plan:#8a5a00;--same:#8593a1}
 @media (prefers-color-scheme:dark){.intarsia-graph{--paper:#14191f;--card:#1a2028;--edge:#36424e;
 --ink:#dbe3ea;--quiet:#93a0ad;--link:#5d6f82;--hover:#242d37;
---files:#7fa6d1;--query:#b692e6;--function:#e59659;--view:#93a0ad;--target:#54b985;
+--files:#7fa6d1;--query:#b692e6;--function:#e59659;--view:#93a0ad;--target:#54b985;--stream:#4fc0cf;
 --done:#5cc48d;--fail:#f0857d;--plan:#efb04a;--same:#7c8a98}}
 .intarsia-graph .paper{fill:var(--paper)}
 .intarsia-graph text{fill:var(--ink)}.intarsia-graph .n{font-size:13px;font-weight:600}
@@ -32,7 +32,8 @@ _STYLE = """
 .intarsia-graph .card{fill:var(--card);stroke:var(--edge)}
 .intarsia-graph .rule{stroke:var(--edge);stroke-width:1}
 .intarsia-graph .flow{fill:none;stroke:var(--link);stroke-width:1.6}
-.intarsia-graph .back{stroke-dasharray:5 4}.intarsia-graph .flow:hover{stroke:var(--ink);stroke-width:2.4}
+.intarsia-graph .back{stroke-dasharray:5 4}.intarsia-graph .checks{stroke-dasharray:1 4;stroke-linecap:round}
+.intarsia-graph .flow:hover{stroke:var(--ink);stroke-width:2.4}
 .intarsia-graph .tip{fill:var(--link)}
 .intarsia-graph .hit{fill:transparent}.intarsia-graph a:hover .hit{fill:var(--hover)}
 .intarsia-graph a:hover .s{text-decoration:underline}
@@ -40,7 +41,7 @@ _STYLE = """
 .intarsia-graph a:focus-visible .hit{stroke:var(--ink);stroke-width:1.5}
 .intarsia-graph .files{fill:var(--files)}.intarsia-graph .query{fill:var(--query)}
 .intarsia-graph .function{fill:var(--function)}.intarsia-graph .view{fill:var(--view)}
-.intarsia-graph .target{fill:var(--target)}
+.intarsia-graph .target{fill:var(--target)}.intarsia-graph .stream{fill:var(--stream)}
 .intarsia-graph .done{fill:var(--done)}.intarsia-graph text.fail{fill:var(--fail)}
 .intarsia-graph path.fail{stroke:var(--fail);stroke-width:2;fill:none}
 .intarsia-graph .same,.intarsia-graph .plan{fill:none;stroke:var(--same);stroke-width:1.5}
@@ -65,8 +66,10 @@ def draw_svg(graph: PipelineGraph, *, anchor: str | None = None) -> str:
     for number, (edge, route) in enumerate(zip(graph.edges, placed.routes, strict=True)):
         back = number in placed.backward
         line = tops[edge.end].node.lines[edge.line]
-        title = f"{tops[edge.start].node.name} → {tops[edge.end].node.name}{_add(_describe_flow(line))}"
+        flow = f"keys for {line.text}" if edge.kind == "checks" else _describe_flow(line)
+        title = f"{tops[edge.start].node.name} → {tops[edge.end].node.name}{_add(flow)}"
         css, drawn = ("flow back", _draw_angles(route)) if back else ("flow", _draw_curve(route))
+        css = f"{css} checks" if edge.kind == "checks" else css
         parts.append(f'<path class="{css}" d="{drawn}"><title>{_escape(title)}</title></path>')
         parts.append(_draw_tip(route[-1]))
     for card in cards:

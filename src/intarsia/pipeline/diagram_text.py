@@ -49,13 +49,15 @@ class _Tree:
 
     def _draw_line(self, node: GraphNode, at: int, line: NodeLine, lead: str, *, last: bool) -> Iterator[str]:
         branch, stem = ("└─ ", "   ") if last else ("├─ ", "│  ")
-        start = next((e.start for e in self.graph.edges if (e.end, e.line) == (node.key, at)), None)
-        read = None if start is None else self.graph.node(start)
+        edges = [edge for edge in self.graph.edges if (edge.end, edge.line) == (node.key, at)]
+        read = next((self.graph.node(edge.start) for edge in edges if edge.kind != "checks"), None)
+        keys = [self.graph.node(edge.start).name for edge in edges if edge.kind == "checks"]
         if line.step is None:
             if read is not None:
                 yield from self._draw_node(read, f"{lead}{branch}", f"{lead}{stem}", "")
             return
         told = f"{line.number}. {line.text}  {line.operation}"
+        told += f" (keys of {', '.join(keys)})" if keys else ""
         if read is None:
             yield units.make_printable(f"{lead}{branch}{told}")
         else:
@@ -64,6 +66,7 @@ class _Tree:
 
 _SHAPES = {
     "files": ("[/", "/]"),
+    "stream": (">", "]"),
     "query": ("([", "])"),
     "function": ("{{", "}}"),
     "view": ("[/", "/]"),
@@ -74,7 +77,7 @@ _SHAPES = {
 def draw_mermaid(graph: PipelineGraph) -> str:
     """A flowchart in Mermaid's language, which GitHub and GitLab draw where it stands in Markdown."""
     names = {node.key: f"n{number}" for number, node in enumerate(graph.nodes, 1)}
-    written = {(edge.end, edge.line) for edge in graph.edges}
+    written = {(edge.end, edge.line) for edge in graph.edges if edge.kind != "checks"}
     lines = ["flowchart LR"]
     for node in graph.nodes:
         left, right = _SHAPES[node.kind]
@@ -89,7 +92,8 @@ def draw_mermaid(graph: PipelineGraph) -> str:
     for edge in graph.edges:
         line = ends[edge.end].lines[edge.line]
         label = "" if line.step is None else f'|"{_quote(f"{line.number}. {line.text}")}"|'
-        lines.append(f"  {names[edge.start]} -->{label} {names[edge.end]}")
+        arrow = "-.->" if edge.kind == "checks" else "-->"
+        lines.append(f"  {names[edge.start]} {arrow}{label} {names[edge.end]}")
     return "\n".join(lines) + "\n"
 
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import importlib
 import logging
 import os
-from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -16,7 +15,8 @@ from typing import TYPE_CHECKING, Any
 from intarsia.common.log import get_logger
 from intarsia.errors import InputError, NotSupported
 from intarsia.pipeline.lineage_sender import LineageSender
-from intarsia.pipeline.model import Expect, LineageSettings, Pipeline, Source, Step
+from intarsia.pipeline.model import Expect, LineageSettings, Pipeline, Step
+from intarsia.pipeline.references import list_referenced_targets
 from intarsia.pipeline.report import PipelineReport, StepReport
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.run_state import RunState
@@ -123,9 +123,9 @@ class LineageRun:
     def end_step(self, report: StepReport) -> None:
         """A step is over; one that did nothing is left out."""
         step = self.under_way.pop(report.name, None)
-        if step is None and report.status != "failed":
+        if step is None and report.status not in ("done", "failed"):
             return
-        if step is None:  # it failed before it began
+        if step is None:  # it failed before it began, or was a stream
             step = next(one for one in self.run_state.list_steps() if one.name == report.name)
             self._begin_run()
             self._send("START", step)
@@ -151,13 +151,12 @@ class LineageRun:
     def _send(self, state: str, step: Step, report: StepReport | None = None) -> None:
         graph = self.resources.graph
         read = dict.fromkeys(graph.list_targets(step.source))
-        if isinstance(step, Expect) and step.target is not None:
-            read |= {step.target: None}
-        sources: Mapping[str, Source] = {
-            name: self.pipeline.sources[name]
-            for name in ((step.source,) if step.source is None else graph.list_sources(step.source))
-            if name is not None and self.pipeline.sources[name].path
-        }
+        if isinstance(step, Expect):
+            read |= {} if step.target is None else {step.target: None}
+            read |= dict.fromkeys(list_referenced_targets(step, self.pipeline))
+        names = () if step.source is None else graph.list_sources(step.source)
+        declared = {name: self.pipeline.sources[name] for name in names}
+        sources = {name: one for name, one in declared.items() if one.path or one.stream is not None}
         code = graph.codes.get(step.source or "")
         after = None if report is None else report.after
         changes = step.target is not None and not isinstance(step, Expect)

@@ -8,8 +8,9 @@ from dataclasses import dataclass
 from urllib.parse import unquote, urlsplit
 
 from intarsia.common.log import redact
+from intarsia.pipeline.model import Stream
 
-__all__ = ["DatasetName", "name_dataset"]
+__all__ = ["DatasetName", "name_dataset", "name_stream"]
 
 _GLOB = re.compile(r"[*?\[]")
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
@@ -51,6 +52,18 @@ def name_dataset(location: str) -> DatasetName:
     name = _cut_glob(f"{slash}{path}").rstrip("/")
     name = name or "/" if scheme in _ROOTED else name.lstrip("/") or "/"
     return DatasetName(f"{_SCHEMES.get(scheme, scheme)}://{place}", redact(name))
+
+
+def name_stream(stream: Stream) -> tuple[DatasetName, ...]:
+    """The names of what a stream reads: its directory, or the topics of Kafka; none for other streams."""
+    if stream.path is not None:
+        return (name_dataset(stream.path),)
+    options = {key.lower(): str(value) for key, value in stream.options.items()}
+    servers, topics = options.get("kafka.bootstrap.servers"), options.get("subscribe")
+    if not servers or not topics:
+        return ()
+    first = servers.split(",")[0].strip()
+    return tuple(DatasetName(f"kafka://{first}", topic.strip()) for topic in topics.split(","))
 
 
 def _cut_glob(path: str) -> str:

@@ -33,7 +33,7 @@ from openlineage.client.facet_v2 import (
 
 from intarsia.core.snapshot import Snapshot
 from intarsia.pipeline.checks import Check
-from intarsia.pipeline.lineage_datasets import DatasetName, name_dataset
+from intarsia.pipeline.lineage_datasets import DatasetName, name_dataset, name_stream
 from intarsia.pipeline.model import Expect, Pipeline, Source, Step, Write, list_names
 from intarsia.pipeline.report import StepReport, error_to_json
 
@@ -178,7 +178,10 @@ class EventMaker:
         self, name: str, source: Source, step: Step, report: StepReport | None
     ) -> list[InputDataset]:
         """The datasets of a source of files; what was measured, where they are one."""
-        names = dict.fromkeys(map(name_dataset, list_names(source.path)))
+        if source.stream is not None:
+            names = dict.fromkeys(name_stream(source.stream))
+        else:
+            names = dict.fromkeys(map(name_dataset, list_names(source.path)))
         facets: dict[str, Any] = {}
         if source.columns:
             columns = [(column, kind) for column, kind in source.columns.items()]

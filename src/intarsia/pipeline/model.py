@@ -80,6 +80,10 @@ class LineageSettings:
     timeout: float = 3.0
     """Seconds to wait for the server at one event, in which the run goes on."""
 
+    def __post_init__(self) -> None:
+        if self.file is not None and self.url is not None:
+            raise InputError("events go to a file or to a url, not to both.")
+
 
 @dataclass(frozen=True, slots=True)
 class Source:

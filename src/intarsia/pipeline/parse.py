@@ -248,9 +248,14 @@ class TableReader:
         return {key: self._read_value(f"{place} {key}", value, hints[key]) for key, value in table.items()}
 
     def _read_lineage(self, raw: Any) -> LineageSettings:
-        made: LineageSettings = self._make_value("[lineage]", raw, LineageSettings)
-        if made.file is not None and made.url is not None:
-            raise self.make_error("[lineage]", "events go to a file or to a url, not to both.")
+        table = self._check_table("[lineage]", raw)
+        known = tuple(entry.name for entry in fields(LineageSettings))
+        try:
+            made = LineageSettings(**self._check_type("[lineage]", table, LineageSettings, known))
+        except InputError as error:
+            if error.path is not None:
+                raise
+            raise self.make_error("[lineage]", error.message) from error
         return made if made.file is None else replace(made, file=self.resolve_path(made.file))
 
     def _read_source(self, name: str, raw: Any) -> Source:
