@@ -111,7 +111,7 @@ bench-spark: $(BENCH) ## Measure on Spark against Delta Lake and Iceberg (long; 
 bench-iceberg: $(BENCH) ## Measure on an Iceberg table whose spec has evolved, against Iceberg on Spark and PyIceberg
 	@$(BIN)/python -m bench.iceberg $(ARGS)
 
-demo: $(DEV) ## Run a pipeline on local Spark: days of orders merged, changed, compacted; ends with a report
+demo: $(DEV) ## Run a shop's pipeline on local Spark: files and a stream, queries, a function; ends with a report
 	@$(BIN)/python examples/pipeline_demo.py $(ARGS)
 
 tour: $(DEV) ## Every operation in process, on a generated dataset, with plans and pictures (seconds)

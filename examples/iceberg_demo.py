@@ -1,4 +1,4 @@
-"""An Iceberg table partitioned by day, then by day and region, changed across both: in ``make demo``.
+"""An Iceberg table partitioned by day, then by day and region, changed across both: for orders_demo.py.
 
 The table is made and evolved with PyIceberg alone, as ingestion would; the pipeline ``visits.toml`` changes
 it, and PyIceberg reads it back.

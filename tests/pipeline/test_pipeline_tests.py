@@ -133,6 +133,7 @@ rows = [{{ customer = "bob", score = 5 }}, {{ customer = "ann", score = 20.10 }}
 
 def test_nothing_is_left_beside_the_pipeline(project: Callable[[str], Path], tmp_path: Path) -> None:
     file = project(f'[[test]]\nname = "a"\n{LANDING}{CUSTOMERS}\n[test.expect.orders]\nrows = []')
+    file.write_text(f'{DECLARED}\n[lineage]\nfile = "lineage.ndjson"\n')
     before = sorted(tmp_path.rglob("*"))
     assert not one(file).ok
     assert sorted(tmp_path.rglob("*")) == before
@@ -343,6 +344,34 @@ on = "id"
     assert one(tmp_path / "p.toml").describe() == []
     (tmp_path / "p.test.toml").write_text(test.format("orders", '"targets.orders"'))
     assert "is a source and a target" in one(tmp_path / "p.toml").describe()[0]
+
+
+def test_a_pipeline_that_a_module_declares_is_tested_as_well(tmp_path: Path) -> None:
+    (tmp_path / "shop.py").write_text("""
+from intarsia import pipeline
+
+shop = pipeline.Pipeline("shop", engine="arrow")
+landing = shop.files("landing", "landing/*.csv", columns={"id": "bigint", "amount": "double"})
+
+
+@shop.source
+def clean(landing):
+    import pyarrow.compute as pc
+
+    return landing.filter(pc.field("amount") > 0)
+
+
+shop.merge(clean, into="lake/orders", on="id")
+""")
+    (tmp_path / "shop.test.toml").write_text("""
+[[test]]
+name = "debts are left out"
+runs = 2
+given.landing.rows = [{ id = 1, amount = 2.5 }, { id = 2, amount = -1 }]
+expect.orders.rows = [{ id = 1, amount = 2.5 }]
+""")
+    assert one(tmp_path / "shop.py").describe() == []
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["shop.py", "shop.test.toml"]
 
 
 def test_iceberg_tables_are_made_for_the_test(tmp_path: Path) -> None:

@@ -158,7 +158,8 @@ def _run_case(case: Case, engine: EngineOfPipeline | None, sessions: _Sessions) 
     begun = time.perf_counter()
     report = CaseReport(case.name, case.file, case.pipeline, engine or "", 0.0)
     try:
-        declared = load(case.pipeline, params=case.params, engine=engine)
+        declared = load(case.pipeline, params=case.params)
+        declared = declared if engine is None else replace(declared, engine=engine)
         report = replace(report, engine=declared.engine)
         with tempfile.TemporaryDirectory(prefix="intarsia-test-") as directory:
             sandbox = Sandbox(case, declared, directory)

@@ -21,6 +21,7 @@ from intarsia.pipeline.cases import Case, CaseTable
 from intarsia.pipeline.graph import SourceGraph, order_steps
 from intarsia.pipeline.inputs import make_transform
 from intarsia.pipeline.model import (
+    LineageSettings,
     Merge,
     Pipeline,
     Source,
@@ -87,6 +88,7 @@ class Sandbox:
             targets={**targets, **{_name_check(name): target for name, target in checks.items()}},
             reports=os.path.join(self.directory, "reports"),
             state=os.path.join(self.directory, "state.json"),
+            lineage=LineageSettings(enabled=False),
         )
         return self.made
 

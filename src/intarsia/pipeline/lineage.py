@@ -44,7 +44,7 @@ def open_lineage(pipeline: Pipeline, resources: RunResources, run_state: RunStat
     settings = pipeline.lineage
     if run_state.dry_run or os.environ.get("OPENLINEAGE_DISABLED", "").strip().lower() == "true":
         return None
-    if settings is None and not _is_configured():
+    if (settings is None and not _is_configured()) or (settings is not None and not settings.enabled):
         return None
     try:
         events = importlib.import_module("intarsia.pipeline.lineage_events")

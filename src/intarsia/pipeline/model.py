@@ -69,6 +69,8 @@ class LineageSettings:
     """Where OpenLineage events of a pipeline go; without ``file`` and ``url``, where OpenLineage's own
     variables (``OPENLINEAGE_URL`` and the like) or its ``openlineage.yml`` say."""
 
+    enabled: bool = True
+    """False sends nothing, whatever OpenLineage's variables say."""
     file: str | None = None
     """A file that gets a line of JSON for each event, after those that are there."""
     url: str | None = None
