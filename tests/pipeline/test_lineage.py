@@ -407,3 +407,27 @@ def test_an_iceberg_table_is_named_by_its_location_with_its_name_in_the_catalog(
     (link,) = written["facets"]["symlinks"]["identifiers"]
     assert (link["namespace"], link["name"]) == (f"file:{shop.root / 'warehouse'}", "shop.orders")
     assert written["outputFacets"]["outputStatistics"]["rowCount"] == 1
+
+
+@pytest.mark.spark
+def test_a_stream_is_told_of_with_the_rows_of_all_its_batches(tmp_path: Path, spark: Any) -> None:
+    (tmp_path / "in").mkdir()
+    for number in (1, 2):
+        (tmp_path / "in" / f"{number}.json").write_text(json.dumps({"id": number, "n": number}))
+    stream = pipeline.Stream("json", path=str(tmp_path / "in"), options={"maxFilesPerTrigger": 1})
+    declared = pipeline.Pipeline(
+        "clicks",
+        (pipeline.Merge(name="upsert", source="clicks", target="t", on="id"),),
+        {"clicks": pipeline.Source(stream=stream, columns={"id": "bigint", "n": "bigint"})},
+        {"t": pipeline.Target(str(tmp_path / "t"))},
+        lineage=pipeline.LineageSettings(file=str(tmp_path / "lineage.ndjson")),
+        reports=str(tmp_path / "reports"),
+    )
+    report = pipeline.run(declared, session=spark, progress=False).check()
+    events = [json.loads(line) for line in (tmp_path / "lineage.ndjson").read_text().splitlines()]
+    assert [event["eventType"] for event in events] == ["START", "START", "COMPLETE", "COMPLETE"]
+    done = _find(events, "clicks.upsert")
+    assert _names(done["inputs"]) == {("file", str(tmp_path / "in"))}
+    assert done["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 2
+    graph = json.loads(Path(report.json_path).read_text())["graph"]
+    assert [edge["rows"] for edge in graph["edges"]] == [2]

@@ -74,10 +74,11 @@ class _Measures:
 
     def _measure_read(self, reader: str, read: str) -> dict[str, Any]:
         """What a query or function, or a view of a target, took from something it reads."""
+        readers = set(self._list_readers(reader))
+        kind, _, name = read.partition(":")
         for number, step in enumerate(self.report.steps):
-            if f"source:{step.source}" not in set(self._list_readers(reader)) or not _has_read(step):
+            if f"source:{step.source}" not in readers or not _has_read(step):
                 continue
-            kind, _, name = read.partition(":")
             if kind == "target":
                 return _measure_snapshot(self._find_snapshot(name, number))
             if name in step.source_inputs:
