@@ -374,6 +374,31 @@ expect.orders.rows = [{ id = 1, amount = 2.5 }]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["shop.py", "shop.test.toml"]
 
 
+def test_a_stream_that_is_given_stands_still_and_runs_on_any_engine(tmp_path: Path) -> None:
+    (tmp_path / "web.toml").write_text("""
+[sources.clicks]
+stream = { format = "json", path = "landing/clicks" }
+columns = { id = "bigint", page = "varchar" }
+where = "page is not null"
+[targets.clicks_by_id]
+path = "lake/clicks"
+[[steps]]
+name = "clicks"
+operation = "merge"
+source = "clicks"
+target = "clicks_by_id"
+on = "id"
+""")
+    (tmp_path / "web.test.toml").write_text("""
+[[test]]
+runs = 2
+given.clicks.rows = [{ id = 1, page = "/" }, { id = 2 }]
+expect.clicks_by_id.rows = [{ id = 1, page = "/" }]
+""")
+    assert one(tmp_path, engine="arrow").describe() == []
+    assert not list(tmp_path.rglob("*.checkpoints"))
+
+
 def test_iceberg_tables_are_made_for_the_test(tmp_path: Path) -> None:
     pytest.importorskip("pyiceberg")
     (tmp_path / "p.toml").write_text("""
