@@ -183,7 +183,9 @@ class Sweep:
 
     def _leftovers(self, outcome: Outcome) -> list[str]:
         """What is left; an error after all was published leaves a record for the next writer, or recover."""
-        names = {"parquet": ("t",), "computed": ("orders", "scores")}.get(self.kind, ())
+        names = {"parquet": ("t",), "parquet stream": ("t",), "computed": ("orders", "scores")}.get(
+            self.kind, ()
+        )
         found = []
         for root in (f"{self.directory}/{name}" for name in names):
             if outcome.said == "ACK" and leftovers(root):

@@ -228,6 +228,33 @@ def test_a_schema_in_the_words_of_spark_is_taken(clicks: Clicks) -> None:
     assert clicks.rows() == [(1, 1), (2, 2)]
 
 
+def test_csv_of_a_stream_is_read_as_that_of_files(clicks: Clicks) -> None:
+    clicks.stream["format"] = "csv"
+    clicks.source = {"columns": {"id": "bigint", "n": "bigint", "note": "varchar"}}
+    (clicks.root / "in" / "a.csv").write_text('id,n,note\n1,1.0,"a ""b""\nc"\n2,,""\n')
+    step = pipeline.Write(name="append", source="clicks", target="t")
+    clicks.run(step).check()
+    assert pq.read_table(clicks.root / "t").to_pylist() == [
+        {"id": 1, "n": 1, "note": 'a "b"\nc'},
+        {"id": 2, "n": None, "note": ""},
+    ]
+    (clicks.root / "in" / "b.csv").write_text("n,id,note\n5,3,x\n")
+    with pytest.raises(InputError, match="header"):  # another order of columns is not mixed up
+        clicks.run(step).check()
+
+
+def test_a_stream_that_failed_at_first_goes_on_with_its_checkpoint(clicks: Clicks) -> None:
+    """What it had begun to take is not forgotten: a topic would be begun at its end again."""
+    bad = clicks.lands((1, 1))
+    bad.write_text('{"id": 1, "n": "many"}\n')
+    assert clicks.run("append").failed is not None
+    (first,) = clicks.checkpoints.glob("append/*/metadata")
+    bad.write_text('{"id": 1, "n": 1}\n')
+    clicks.run("append").check()
+    assert list(clicks.checkpoints.glob("append/*/metadata")) == [first]
+    assert clicks.rows() == [(1, 1)]
+
+
 def test_a_bad_record_fails_its_batch_and_those_before_stay(clicks: Clicks) -> None:
     clicks.lands((1, 1))
     bad = clicks.lands((2, 2))

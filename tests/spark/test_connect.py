@@ -70,6 +70,16 @@ CORE = [
     "spark/test_session_refresh.py",
     "pipeline/test_computed_on_spark.py",
     *STREAMS,
+    *(
+        f"pipeline/test_stream_sources.py::{name}"
+        for name in (
+            "test_each_run_takes_what_is_new_and_the_report_adds_up_the_batches",
+            "test_a_batch_that_spark_gives_again_takes_effect_once",
+            "test_a_query_over_a_stream_joins_what_stands_still",
+            "test_a_bad_record_fails_its_batch_and_those_before_stay",
+            "test_the_package_of_a_format_that_is_missing_is_named",
+        )
+    ),
 ]
 
 

@@ -19,12 +19,14 @@ from intarsia.errors import DamagedTable, InputError, StorageError
 from intarsia.pipeline.state import write_atomically
 
 __all__ = [
+    "WRITTEN",
     "Checkpoint",
     "choose_directory",
     "find_new_files",
     "finish_refresh",
     "has_content",
     "has_started",
+    "has_written",
     "make_checkpoint",
     "read_checkpoint",
     "read_results",
@@ -33,6 +35,8 @@ __all__ = [
 
 _FILE = "intarsia.json"
 _RESULTS = "results"
+WRITTEN = "intarsia-written"
+"""A file in Spark's directory, which says that a batch was committed."""
 _VERSION = 1
 
 
@@ -152,6 +156,11 @@ def has_content(directory: Path) -> bool:
         return bool(os.listdir(directory))
     except (FileNotFoundError, NotADirectoryError):
         return False
+
+
+def has_written(checkpoint: Checkpoint) -> bool:
+    """Whether a batch was committed, as far as the batches have said so; the target may be gone since."""
+    return os.path.exists(os.path.join(checkpoint.location, WRITTEN))
 
 
 def has_started(checkpoint: Checkpoint) -> bool:

@@ -413,18 +413,25 @@ def transform_frame(frame: Any, shape: RowTransform) -> Any:
 
 
 def _make_reader_options(source: Source, listing: InputFiles, kind: Format) -> dict[str, Any]:
-    options: dict[str, Any] = {"mode": "FAILFAST"}
+    options = make_text_options(kind)
     if kind == "csv":
-        # Spark compares headers: files with another order of columns are refused, not mixed up.
-        options |= {"header": "true", "enforceSchema": "false"}
         options["sep"] = _choose_delimiter(listing.stamps[0].path)
-        # As in RFC 4180 and pyarrow: quotes are doubled, quoted text may have line breaks, "" is not NULL.
-        options |= {"escape": '"', "multiLine": "true", "nullValue": _NO_TEXT, "emptyValue": ""}
-    if kind == "parquet":
-        options = {}
     renamed = {"delimiter": "sep", "null_value": "nullValue"}
     given = {renamed.get(name, name): value for name, value in source.options.items()}
     return options | {name: _format_option(value) for name, value in given.items()}
+
+
+def make_text_options(kind: str) -> dict[str, str]:
+    """What Spark's readers of text files are told unless the source says otherwise."""
+    if kind not in ("csv", "json", "xml"):
+        return {}
+    options = {"mode": "FAILFAST"}  # else a bad record would become NULLs
+    if kind == "csv":
+        # Spark compares headers: files with another order of columns are refused, not mixed up.
+        options |= {"header": "true", "enforceSchema": "false"}
+        # As in RFC 4180 and pyarrow: quotes are doubled, quoted text may have line breaks, "" is not NULL.
+        options |= {"escape": '"', "multiLine": "true", "nullValue": _NO_TEXT, "emptyValue": ""}
+    return options
 
 
 def _choose_delimiter(path: str) -> str:

@@ -133,7 +133,7 @@ class RunResources:
             return self._read_snapshot(source, self._take_snapshot(source.target))
         if source.stream is not None:
             frame = read_stream(source, f"[sources.{self._name_source(source)}]", self.session)
-            return inputs.transform_frame(frame, inputs.make_transform(source, "json"))
+            return inputs.transform_frame(frame, inputs.make_transform(source, "parquet"))
         assert listing is not None
         if self.session is None or listing.fetched:
             inputs.check_portable(source)

@@ -14,6 +14,7 @@ from intarsia import api
 from intarsia.core.report import MergeFileMetadata, MergeResult
 from intarsia.core.report import as_json as result_as_json
 from intarsia.errors import EngineError
+from intarsia.pipeline.checkpoints import WRITTEN
 from intarsia.pipeline.model import Target, list_names
 from intarsia.pipeline.resources import open_target
 from intarsia.spark.streaming import find_done
@@ -47,10 +48,13 @@ class StepBatch:
     app_id: str
     arguments: Mapping[str, Any]
     results: str
+    location: str
+    """Spark's checkpoint."""
 
     def __call__(self, frame: Any, batch_id: int) -> None:
         table = self.target.open()
         if find_done(table, self.app_id, batch_id):
+            Path(self.location, WRITTEN).touch()
             return
         given = dict(self.arguments)
         layout = list_names(self.target.declared.partition_by) or None
@@ -64,6 +68,8 @@ class StepBatch:
         }
         call: Any = api.merge if self.operation == "merge" else api.write
         result: MergeResult = call(frame, table, **given)
+        if result.changed:
+            Path(self.location, WRITTEN).touch()
         os.makedirs(self.results, exist_ok=True)
         draft = Path(self.results, f"{batch_id}.part")
         draft.write_text(json.dumps(result_as_json(result), default=str), "utf-8")

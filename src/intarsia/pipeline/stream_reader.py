@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from intarsia.errors import InputError, NotSupported
+from intarsia.pipeline.inputs import make_text_options
 from intarsia.pipeline.model import Source, Stream
 from intarsia.pipeline.row_transform import parse_type_name
 from intarsia.spark.errors import find_known_failure, list_spark_error_types, summarize_error
@@ -41,14 +42,17 @@ def read_stream(source: Source, place: str, session: Any) -> Any:
         schema = _make_schema(source)
         if schema is not None:
             reader = reader.schema(schema)
-        options = {name: _format_option(value) for name, value in stream.options.items()}
-        if stream.reads_text and "mode" not in {name.lower() for name in options}:
-            options["mode"] = "FAILFAST"  # else a bad record would become NULLs
-        reader = reader.options(**options)
-        if not stream.path:
-            return reader.load()
+        given = {name: _format_option(value) for name, value in stream.options.items()}
+        chosen = {name.lower() for name in given}
+        usual = make_text_options(stream.format.lower())
+        reader = reader.options(
+            **{name: usual[name] for name in usual if name.lower() not in chosen}, **given
+        )
         local = get_local_path(stream)
-        return reader.load(stream.path if local is None else f"file://{os.path.abspath(local)}")
+        path = stream.path if local is None else f"file://{os.path.abspath(local)}"
+        frame = reader.load(path) if path else reader.load()
+        _ = frame.schema  # which lets Spark Connect look at it now, too
+        return frame
 
 
 def _make_schema(source: Source) -> Any:

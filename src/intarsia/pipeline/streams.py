@@ -23,6 +23,7 @@ from intarsia.pipeline.checkpoints import (
     find_new_files,
     finish_refresh,
     has_started,
+    has_written,
     make_checkpoint,
     read_checkpoint,
     read_results,
@@ -31,7 +32,7 @@ from intarsia.pipeline.checkpoints import (
 from intarsia.pipeline.input_selection import is_append
 from intarsia.pipeline.model import Merge, Step, Stream, Write, require
 from intarsia.pipeline.report import StepReport
-from intarsia.pipeline.run_state import RunState
+from intarsia.pipeline.run_state import RunState, describe_definition
 from intarsia.pipeline.state import StepMemory
 from intarsia.pipeline.steps import make_batch_arguments
 from intarsia.pipeline.stream_batches import BatchGate, StepBatch, StreamTarget, combine_results
@@ -117,7 +118,7 @@ def resolve_checkpoint(run_state: RunState, step: Step) -> tuple[Checkpoint, str
         raise _make_foreign(step, found, difference)
     if refresh and (difference or not found.refreshing):
         return replace(fresh, refreshing=True), "everything is taken again"
-    if has_started(found) and not exists and found.app_id not in commits:
+    if has_written(found) and not exists and found.app_id not in commits:
         return fresh, "there was no target, so everything is taken again"
     if not has_started(found) and found.app_id in commits:
         raise _make_loss(run_state, step, found.location)
@@ -144,14 +145,25 @@ def _choose_directory(run_state: RunState, step: Step, own: Mapping[str, Any]) -
     if declared is not None:
         return choose_directory(Path(declared), step.name)
     key = json.dumps([own["target"], *own["streams"]], sort_keys=True)
-    names = {one.name for one in run_state.list_steps()}
-    memories = [memory for name, memory in run_state.state.steps.items() if name not in names]  # renamed
-    memories.append(run_state.state.steps.get(step.name, StepMemory()))
-    for memory in reversed(memories):
-        if key in memory.streams:
-            return Path(memory.streams[key])
+    memory = run_state.state.steps.get(step.name, StepMemory())
+    known = memory.streams.get(key) or _find_renamed(run_state, step, key)
+    if known is not None:
+        return Path(known)
     name = run_state.path.name.removesuffix(".json").removesuffix(".state")
     return choose_directory(run_state.path.with_name(f"{name}.checkpoints"), step.name)
+
+
+def _find_renamed(run_state: RunState, step: Step, key: str) -> str | None:
+    """The checkpoint of a step that is not there any more, and meant the same or never came to its end."""
+    names = {one.name for one in run_state.list_steps()}
+    steps = run_state.state.steps
+    claimed = {steps[name].streams.get(key) for name in names if name in steps}
+    definition = describe_definition(step, run_state.pipeline)
+    for name, memory in steps.items():
+        same = not memory.successes or memory.find_success(definition) is not None
+        if name not in names and same and key in memory.streams and memory.streams[key] not in claimed:
+            return memory.streams[key]
+    return None
 
 
 def _get_declared(run_state: RunState, step: Step) -> str | None:
@@ -318,6 +330,7 @@ class StreamStep:
             checkpoint.app_id,
             {**arguments, "properties": self._make_properties()},
             checkpoint.results,
+            checkpoint.location,
         )
         self._await(frame, batch, checkpoint)
         finish_refresh(checkpoint)
