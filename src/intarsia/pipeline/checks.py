@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Literal
 
@@ -14,6 +14,8 @@ from intarsia.show import units
 
 Outcome = Literal["held", "failed", "warned", "dropped", "quarantined"]
 
+ANY = "all of these"
+"""The expectation that a row violates nothing, where there are several; each row counts once."""
 _SHARE = re.compile(r"(\d+(?:\.\d+)?)\s*%")
 
 
@@ -85,13 +87,18 @@ def judge_rows(step: Expect, expectation: str, failing: int, rows: int) -> Check
     elif failing:
         mild: dict[str, Outcome] = {"warn": "warned", "drop": "dropped", "quarantine": "quarantined"}
         outcome = mild.get(step.action, "failed" if limit is None else "held")
-    return Check(expectation, failing, rows=rows, outcome=outcome, limit=said)
+    return Check(expectation, failing, rows=rows, outcome=outcome, limit=said, into=step.quarantine)
 
 
 def judge_whole(step: Expect, expectation: str, failing: int, found: str) -> Check:
     """The check of an expectation on all rows together; it holds where nothing fails."""
     outcome: Outcome = "held" if not failing else "warned" if step.action == "warn" else "failed"
     return Check(expectation, failing, found, outcome=outcome)
+
+
+def refuse_check(check: Check) -> Check:
+    """The check of a step that failed by another: no row was dropped."""
+    return check if check.ok else replace(check, outcome="warned", into=None)
 
 
 def make_failure(checks: Sequence[Check], where: str) -> InputError | None:

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia import api
-from intarsia.core.expr import Column, Expr, In, IsNull, Not, make_literal, to_sql
+from intarsia.core.expr import to_sql
 from intarsia.core.ports import Progress
-from intarsia.errors import ColumnNotFound, InputError
-from intarsia.pipeline.checks import Check, judge_rows, judge_whole
+from intarsia.pipeline.checks import ANY, Check, judge_rows, judge_whole, refuse_check
 from intarsia.pipeline.computed import chain_streams
+from intarsia.pipeline.conditions import check_columns, describe_unique, parse_conditions
 from intarsia.pipeline.freshness import Freshness, check_time_column, parse_freshness, read_instant
 from intarsia.pipeline.inputs import InputFiles
-from intarsia.pipeline.model import Expect, list_names, require
+from intarsia.pipeline.model import Expect, is_guard, list_names, require
 from intarsia.pipeline.references import (
     ROWS,
     Reference,
@@ -28,32 +28,6 @@ from intarsia.pipeline.references import (
 )
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.row_transform import RowCounter
-from intarsia.sql.parse import parse_predicate
-
-
-def parse_conditions(step: Expect) -> list[tuple[str, Expr]]:
-    """The expectations on single rows, each with the condition that is TRUE for a row that violates it."""
-    found: list[tuple[str, Expr]] = []
-    for name in list_names(step.not_null):
-        found.append((f"{name} is not NULL", IsNull(Column((name,), exact=True))))
-    for name, values in step.accepted.items():
-        items = tuple(_make_literal(name, value) for value in values)
-        shown = ", ".join(map(str, values))
-        found.append((f"{name} is one of {shown}", In(Column((name,), exact=True), items, negated=True)))
-    for text in list_names(step.holds):
-        found.append((text, Not(parse_predicate(text))))
-    return found
-
-
-def _make_literal(name: str, value: Any) -> Any:
-    try:
-        return make_literal(value)
-    except (TypeError, pa.ArrowException) as error:
-        raise InputError(f"accepted: {value!r} cannot be a value of {name!r}.") from error
-
-
-def describe_unique(step: Expect) -> str:
-    return f"{', '.join(list_names(step.unique))} unique"
 
 
 def _check_row_bounds(step: Expect, rows: int) -> list[Check]:
@@ -72,17 +46,6 @@ def _check_row_bounds(step: Expect, rows: int) -> list[Check]:
 def _check_freshness(step: Expect, fresh: Freshness, newest: int | None) -> Check:
     stale = fresh.find_staleness(newest)
     return judge_whole(step, fresh.expectation, int(bool(stale)), stale)
-
-
-def check_columns(step: Expect, names: Sequence[str]) -> None:
-    """Raise ColumnNotFound where an expectation is on a column that is not there."""
-    fresh = (step.fresh["column"],) if step.fresh else ()
-    keys = [name.strip() for columns in step.references for name in columns.split(",")]
-    for name in (*list_names(step.not_null), *list_names(step.unique), *step.accepted, *fresh, *keys):
-        if name not in names:
-            raise ColumnNotFound(
-                f"There is no column {name!r} to expect something of; there is {', '.join(names)}."
-            )
 
 
 # Targets: rows are counted by dry runs of the engine, which prune by statistics.
@@ -133,6 +96,8 @@ def check_source(step: Expect, resources: RunResources, listing: InputFiles | No
 
     On Spark only counts are collected. Else memory: the columns that must be unique, and as of references.
     """
+    if is_guard(step):
+        return _check_guarded(step, resources, listing)
     source = resources.pipeline.sources[require(step.source)]
 
     def open_rows() -> Any:
@@ -142,6 +107,24 @@ def check_source(step: Expect, resources: RunResources, listing: InputFiles | No
     checks, total = _check_streams(step, rows) if isinstance(rows, list) else _check_frame(step, rows)
     for one in parse_references(step.references, resources.pipeline.targets):
         checks.append(judge_rows(step, one.expectation, _count_missing(one, resources, open_rows), total))
+    return checks
+
+
+def _check_guarded(step: Expect, resources: RunResources, listing: InputFiles | None) -> list[Check]:
+    """Check the rows of a source, of which those that violate something are dropped or quarantined.
+
+    Of rows with the same key, where it must be unique, all count: none can be told to be the right one.
+    """
+    judge, open_rows = resources.judge_rows(step, listing)
+    rows = open_rows()
+    on_rows = Expect(source=step.source, not_null=step.not_null, accepted=step.accepted, holds=step.holds)
+    counted, total = _check_streams(on_rows, rows) if isinstance(rows, list) else _check_frame(on_rows, rows)
+    checks = [judge_rows(step, check.expectation, check.failing, total) for check in counted]
+    checks += [judge_rows(step, one.expectation, one.failing, total) for one in judge.keys]
+    if len(checks) > 1:
+        checks.append(judge_rows(step, ANY, judge.count_rejected(open_rows()), total))
+    if any(check.outcome == "failed" for check in checks):  # then no row is dropped
+        checks = [check if check.outcome == "failed" else refuse_check(check) for check in checks]
     return checks
 
 

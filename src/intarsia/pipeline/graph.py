@@ -12,7 +12,16 @@ from intarsia.common.names import suggest_names
 from intarsia.errors import InputError, NotSupported
 from intarsia.pipeline.function_source import describe_function_source
 from intarsia.pipeline.local_modules import LocalModule, find_local_modules, parse_module, read_text_file
-from intarsia.pipeline.model import Merge, Pipeline, Source, Step, Write, name_step
+from intarsia.pipeline.model import (
+    Merge,
+    Pipeline,
+    Source,
+    Step,
+    Write,
+    find_written_target,
+    is_guard,
+    name_step,
+)
 from intarsia.pipeline.references import list_referenced_targets
 from intarsia.sql.query import Query, check_dialect, list_variables, parse_query
 
@@ -287,15 +296,21 @@ def order_steps(pipeline: Pipeline) -> tuple[Step, ...]:
     steps = [replace(step, name=name_step(step, number)) for number, step in enumerate(pipeline.steps, 1)]
     awaited = [_find_awaited(graph, steps, number) for number in range(len(steps))]
     touched = [
-        {*graph.list_targets(step.source), *list_referenced_targets(step, pipeline), step.target}
+        {
+            *graph.list_targets(step.source),
+            *list_referenced_targets(step, pipeline),
+            *(step.target, find_written_target(step)),
+        }
         for step in steps
     ]
+    written = [find_written_target(step) or step.target for step in steps]
+    guards = [_find_guards(graph, steps, number) for number in range(len(steps))]
     left = list(range(len(steps)))
 
     def is_ready(number: int) -> bool:
         above = [other for other in left if other < number and number not in awaited[other]]
-        return not awaited[number] & set(left) and not any(
-            steps[other].target in touched[number] - {None} or steps[number].target in touched[other] - {None}
+        return not (awaited[number] | guards[number]) & set(left) and not any(
+            written[other] in touched[number] - {None} or written[number] in touched[other] - {None}
             for other in above
         )
 
@@ -306,13 +321,23 @@ def order_steps(pipeline: Pipeline) -> tuple[Step, ...]:
     return tuple(steps[number] for number in order)
 
 
+def _find_guards(graph: SourceGraph, steps: list[Step], at: int) -> set[int]:
+    """The steps above one that drop or quarantine rows of a source that it reads: they stay above it."""
+    source = steps[at].source
+    read = () if source is None else graph.list_sources(source)
+    return {number for number in range(at) if is_guard(steps[number]) and steps[number].source in read}
+
+
 def _find_awaited(graph: SourceGraph, steps: list[Step], at: int) -> set[int]:
     """The steps below one, of targets that it reads by a query or function and no step above it writes."""
     source = steps[at].source
     found: set[int] = set()
     for target in graph.list_targets(source) if source in graph.codes else ():
-        of_target = [number for number, one in enumerate(steps) if one.target == target]
+        of_target = [
+            number for number, one in enumerate(steps) if target in (one.target, find_written_target(one))
+        ]
         writers = [number for number in of_target if isinstance(steps[number], (Merge, Write))]
+        writers += [number for number in of_target if steps[number].quarantine == target]
         if writers and min(writers) > at:
             found |= {number for number in of_target if number > at}
     return found

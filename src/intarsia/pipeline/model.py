@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields
-from typing import Any, ClassVar, Literal, cast
+from typing import Any, ClassVar, Literal, TypeGuard, cast
 
 from intarsia.common.names import suggest_names
 from intarsia.core.intent import Missing
@@ -206,8 +206,10 @@ class Declared:
     """How old the newest value of a column may be: ``column``, ``within``, and ``as_of`` instead of now."""
     at_most: int | str | None = None
     """How many rows may violate each expectation: a number of rows, or a share such as ``"0.1 %"``."""
-    action: Literal["fail", "warn"] = "fail"
+    action: Literal["fail", "warn", "drop", "quarantine"] = "fail"
     """What is done where an expectation does not hold."""
+    quarantine: str | None = None
+    """The name of the target that gets the violating rows."""
 
     def __post_init__(self) -> None:
         given, known = self.list_given(), self.list_keys()
@@ -316,7 +318,7 @@ class Expect(Declared):
     needs = ()
     takes = (
         *("source", "target", "not_null", "unique", "min_rows", "max_rows", "accepted", "holds"),
-        *("references", "fresh", "at_most", "action"),
+        *("references", "fresh", "at_most", "action", "quarantine"),
     )
 
 
@@ -479,6 +481,16 @@ def require(value: str | None) -> str:
     """A field that steps of the kind always have."""
     assert value is not None
     return value
+
+
+def is_guard(step: Step) -> TypeGuard[Expect]:
+    """Whether a step drops or quarantines rows of a source, for the steps below it that read the source."""
+    return isinstance(step, Expect) and step.source is not None and step.action in ("drop", "quarantine")
+
+
+def find_written_target(step: Step) -> str | None:
+    """The target that a step commits to; None for an expectation that only looks."""
+    return step.quarantine if isinstance(step, Expect) else step.target
 
 
 def name_step(step: Step, number: int) -> str:

@@ -1,4 +1,4 @@
-"""Keys that are missing from another target, as a foreign key forbids; which rows have them is in expect."""
+"""Keys that are missing from another target, or that several rows have; as Arrow, by DuckDB or on Spark."""
 
 from __future__ import annotations
 
@@ -178,11 +178,41 @@ def _find_by_duckdb(names: list[str], open_rows: Open, open_keys: Open) -> pa.Ta
     columns = ", ".join(names)
     same = " and ".join(f"own.{name} = other.{name}" for name in names)
     query = f"select {columns}, count(*) as {ROWS} from own anti join other on {same} group by {columns}"
+    return _run_duckdb(query, {"own": open_rows, "other": open_keys})
+
+
+def find_repeated_keys(columns: tuple[str, ...], open_rows: Open, *, use_duckdb: bool) -> pa.Table:
+    """The keys that several rows have, and in ``ROWS`` how many; NULLs are equal.
+
+    Memory: as of :func:`find_missing_keys`.
+    """
+    rows = open_rows()
+    types = [unwrap_type(rows.schema.field(name).type) for name in columns]
+    names = [f"k{number}" for number in range(len(types))]
+    schema = pa.schema(list(zip(names, types, strict=True)))
+
+    def read(batches: pa.RecordBatchReader) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            picked = pa.Table.from_batches([batch]).select(list(columns)).rename_columns(names)
+            yield from picked.cast(schema).to_batches()
+
+    if use_duckdb and all(map(_is_exact_in_duckdb, types)):
+        rows.close()
+        listed = ", ".join(names)
+        query = f"select {listed}, count(*) as {ROWS} from own group by {listed} having count(*) > 1"
+        found = _run_duckdb(
+            query, {"own": lambda: pa.RecordBatchReader.from_batches(schema, read(open_rows()))}
+        )
+    else:
+        found = tally_keys(read(rows), names)
+        found = found.filter(pc.greater(found[ROWS], 1))
+    whole = pa.schema([*schema, (ROWS, pa.int64())])
+    return found.select(whole.names).cast(whole).rename_columns([*columns, ROWS])
+
+
+def _run_duckdb(query: str, tables: Mapping[str, Open]) -> pa.Table:
     made = import_optional("intarsia.engines.duckdb.query").QueryRun(
-        query,
-        {"own": open_rows, "other": open_keys},
-        params={},
-        memory_bytes=read_memory_total() // MEMORY_SHARE,
+        query, tables, params={}, memory_bytes=read_memory_total() // MEMORY_SHARE
     )
     found: pa.Table = made.open_stream().read_all()
     return found
@@ -209,6 +239,15 @@ def find_missing_frame(reference: Reference, rows: Any, keys: Any) -> Any:
     ]
     counted = own.join(other, same, "left_anti").groupBy(*[quote_name(name) for name in reference.columns])
     return counted.agg(functions.count(functions.lit(1)).alias(ROWS))
+
+
+def find_repeated_frame(columns: tuple[str, ...], rows: Any) -> Any:
+    """The keys that several rows have, with their number of rows, as a DataFrame; NULLs are equal."""
+    from pyspark.sql import functions
+
+    counted = rows.groupBy(*[quote_name(name) for name in columns])
+    found = counted.agg(functions.count(functions.lit(1)).alias(ROWS))
+    return found.where(found[ROWS] > 1)
 
 
 def quote_name(name: str) -> str:

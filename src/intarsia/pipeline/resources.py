@@ -17,9 +17,11 @@ from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline import inputs
 from intarsia.pipeline.computed import SourceComputer
 from intarsia.pipeline.graph import NamedInput, SourceGraph
+from intarsia.pipeline.guards import SourceGuards
 from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
-from intarsia.pipeline.model import Expect, Pipeline, Source, Target
+from intarsia.pipeline.model import Expect, Pipeline, Source, Target, is_guard, require
 from intarsia.pipeline.rehearsal import Rehearsal
+from intarsia.pipeline.row_judge import RowJudge
 from intarsia.pipeline.snapshot_links import SnapshotLinks
 from intarsia.pipeline.stream_reader import read_stream
 from intarsia.request import open_iceberg
@@ -66,9 +68,13 @@ class RunResources:
     """DataFrames that are persisted, since several steps read them."""
     computer: SourceComputer = field(default_factory=SourceComputer)
     made_graph: SourceGraph | None = None
+    guards: SourceGuards = field(init=False)
     web: Downloads = field(default_factory=Downloads)
     links: SnapshotLinks = field(default_factory=SnapshotLinks)
     rehearsal: Rehearsal = field(default_factory=Rehearsal)
+
+    def __post_init__(self) -> None:
+        self.guards = SourceGuards(self)
 
     def close(self) -> None:
         """Unpersist DataFrames, and remove downloads, links and what a dry run wrote. Idempotent."""
@@ -125,7 +131,22 @@ class RunResources:
         return None if source.target is not None else list_inputs(source, self.web, session)
 
     def read_rows(self, source: Source, listing: InputFiles | None, known: pa.Schema | None = None) -> Any:
-        """The rows of a source: a DataFrame where Spark can read it, else Arrow streams."""
+        """The rows of a source: a DataFrame where Spark can read it, else Arrow streams.
+
+        Rows that a step above drops or quarantines are left out.
+        """
+        name = self._name_source(source)
+        return self.guards.read(name, lambda files: self._read_all_rows(source, files, known), listing)
+
+    def judge_rows(self, step: Expect, listing: InputFiles | None) -> tuple[RowJudge, Callable[[], Any]]:
+        """The judge of a step that drops or quarantines rows, and a function that opens these rows."""
+        source = self.pipeline.sources[require(step.source)]
+        judge, read = self.guards.make_judge(
+            step, lambda files: self._read_all_rows(source, files, None), listing
+        )
+        return judge, lambda: read(listing)
+
+    def _read_all_rows(self, source: Source, listing: InputFiles | None, known: pa.Schema | None) -> Any:
         if source.is_computed:
             name = self._name_source(source)
             return self._compute_rows(source, listing, self._take_snapshots(name))
@@ -187,9 +208,13 @@ class RunResources:
                 return self._read_snapshot(Source(target=one.name), snapshot, chosen)
             declared = self.pipeline.sources[one.name]
             if declared.is_computed:
-                return self._compute_rows(declared, listing, snapshots)
-            if declared.target is not None:
-                return self._read_snapshot(declared, snapshots[declared.target])
+                return self.guards.read(
+                    one.name, lambda files: self._compute_rows(declared, files, snapshots), listing
+                )
+            if (target := declared.target) is not None:
+                return self.guards.read(
+                    one.name, lambda _: self._read_snapshot(declared, snapshots[target]), None
+                )
             return self.read_rows(declared, parts.get(one.name))
 
         if self.session is not None:
@@ -214,7 +239,7 @@ class RunResources:
     def _read_frame(self, source: Source, listing: InputFiles, known: pa.Schema | None) -> Any:
         """A DataFrame of files; persisted where text would be parsed by several steps, or twice by one."""
         looks = sum(
-            2 if isinstance(step, Expect) and step.unique else 1
+            2 if isinstance(step, Expect) and (step.unique or is_guard(step)) else 1
             for step in self.pipeline.steps
             for name in (() if step.source is None else self.graph.list_sources(step.source))
             if self.pipeline.sources[name] is source

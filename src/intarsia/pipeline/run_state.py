@@ -16,6 +16,8 @@ from typing import Any
 from intarsia.common.log import redact
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import CommitConflict, InputError, NothingMatched
+from intarsia.pipeline import guard_memory
+from intarsia.pipeline.guards import list_guards
 from intarsia.pipeline.input_selection import (
     Selection,
     is_append,
@@ -25,7 +27,17 @@ from intarsia.pipeline.input_selection import (
     select_files,
 )
 from intarsia.pipeline.inputs import FileStamp, InputFiles, is_web
-from intarsia.pipeline.model import Expect, Pipeline, Source, Step, list_names, name_step, require
+from intarsia.pipeline.model import (
+    Expect,
+    Pipeline,
+    Source,
+    Step,
+    find_written_target,
+    is_guard,
+    list_names,
+    name_step,
+    require,
+)
 from intarsia.pipeline.references import list_referenced_targets
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.state import Pending, PipelineState, Success, UnfinishedRun, write_atomically
@@ -88,7 +100,12 @@ class RunState:
         codes = [graph.codes[one].digest if one in graph.codes else "" for one in graph.list_sources(name)]
         sources = [_describe_source(pipeline.sources[one]) for one in graph.list_sources(name)]
         tables = [_describe_table(pipeline, one) for one in graph.list_targets(name)]
-        digest = _compute_digest([codes, sources, tables])
+        guards = [
+            describe_definition(one, pipeline)
+            for one in self.list_steps()
+            if is_guard(one) and one.source in graph.list_sources(name)
+        ]
+        digest = _compute_digest([codes, sources, tables, *guards])
         return FileStamp(name, 0, int(digest[:14], 16))
 
     def select_inputs(self, step: Step, source: Source | None) -> Selection | None:
@@ -113,9 +130,10 @@ class RunState:
             return self._select_expected(step, listing)
         if not is_taken_once(step, source, listing, full_refresh=self.full_refresh):
             return Selection(listing)
-        return self._select_new(step, listing)
+        return self.select_new(step, listing)
 
-    def _select_new(self, step: Step, listing: InputFiles) -> Selection:
+    def select_new(self, step: Step, listing: InputFiles) -> Selection:
+        """The files that a step has not taken yet."""
         taken = self._list_taken(step)
         memory = self.state.steps.get(step.name)
         definition = describe_definition(step, self.pipeline)
@@ -134,6 +152,8 @@ class RunState:
 
     def _select_expected(self, step: Step, listing: InputFiles) -> Selection:
         """The files that an expectation checks: those that the steps after it are about to take."""
+        if is_guard(step) and step.quarantine is not None:
+            return guard_memory.select_unjudged(self, step, listing)
         takers = list(self._iterate_takers(step))
         source = self.pipeline.sources[require(step.source)]
         if (
@@ -144,7 +164,7 @@ class RunState:
             )
         ):
             return Selection(listing)
-        wanted = {stamp for taker in takers for stamp in self._select_new(taker, listing).files.stamps}
+        wanted = {stamp for taker in takers for stamp in self.select_new(taker, listing).files.stamps}
         known = [stamp for stamp in listing.stamps if stamp not in wanted]
         return select_files(listing, known)[0]
 
@@ -173,8 +193,13 @@ class RunState:
         )
 
     def compute_scope(self, step: Step) -> str:
-        """A digest of what selects a step's rows besides its files; empty for most steps."""
+        """A digest of what selects a step's rows besides its files; empty for most steps.
+
+        Of a quarantine also its definition, and as a prefix of the run that judged the files.
+        """
         chosen = self.pipeline.scopes.get(step.name, "")
+        if is_guard(step):
+            return f"{describe_definition(step, self.pipeline)[:16]} {_compute_digest(chosen)[:16]} "
         return hashlib.sha256(chosen.encode()).hexdigest()[:16] if chosen else ""
 
     # Steps
@@ -203,7 +228,7 @@ class RunState:
         for other in self.list_steps():
             if other.name == step.name:
                 return
-            if other.target in touched:
+            if (find_written_target(other) or other.target) in touched:
                 found = self.state.find_success(other.name, describe_definition(other, self.pipeline))
                 if found is not None:
                     yield found.changed_at
@@ -216,10 +241,11 @@ class RunState:
 
     def announce(self, step: Step, listing: InputFiles | None, selection: Selection | None) -> dict[str, Any]:
         """Write to the state what a step is about to commit; returns the options with its id."""
-        if self.dry_run or step.target is None or isinstance(step, Expect):
+        written = find_written_target(step)
+        if self.dry_run or written is None:
             return {}
-        path = self.make_target_key(step.target)
-        table = self.resources.get_table(step.target)
+        path = self.make_target_key(written)
+        table = self.resources.get_table(written)
         memory = self.state.get_step(step.name)
         last = read_batch(table.last_commits().get(self.make_step_id(step.name)))
         batch = max(last, memory.commits.get(path, 0)) + 1
@@ -229,10 +255,10 @@ class RunState:
             run=self.run_id,
             batch=batch,
             target=path,
-            version=self.get_snapshot(step.target).version,
+            version=self.get_snapshot(written).version,
             definition=describe_definition(step, self.pipeline),
             input=compute_input_digest(listing),
-            scope=self.compute_scope(step),
+            scope=self.compute_scope(step) + (self.run_id if is_guard(step) else ""),
             files=selection.files.taken if selection is not None else (),
             full_refresh=self.full_refresh,
             limited=bool(self.left_out),
@@ -251,7 +277,7 @@ class RunState:
         if changed or pending is None:
             return
         said = (
-            self.resources.get_table(require(step.target))
+            self.resources.get_table(require(find_written_target(step)))
             .last_commits()
             .get(self.make_step_id(step.name), {})
         )
@@ -264,8 +290,9 @@ class RunState:
 
     def note(self, step: Step, listing: InputFiles | None, *, changed: bool) -> None:
         """Record the success of a step, with the files it took and the commit it made."""
-        path = None if step.target is None else self.make_target_key(step.target)
-        version = None if step.target is None else self.get_snapshot(step.target).version
+        written = find_written_target(step) or step.target
+        path = None if written is None else self.make_target_key(written)
+        version = None if written is None else self.get_snapshot(written).version
         pending = self.state.pending.get(step.name)
         if pending is not None and path is not None:
             memory = self.state.get_step(step.name)
@@ -287,13 +314,14 @@ class RunState:
             if step.name in self.left_out:
                 continue
             pending = self.state.pending.get(step.name)
-            if pending is not None and step.target is not None:
-                self.resources.get_table(step.target).recover(run_id=pending.run)
+            written = find_written_target(step)
+            if pending is not None and written is not None:
+                self.resources.get_table(written).recover(run_id=pending.run)
             source = self.get_source(step)
             listing = None if source is None else self.list_inputs(source)
-            if step.target is not None:
-                commits = self.resources.get_table(step.target).last_commits()
-                path = self.make_target_key(step.target)
+            if written is not None:
+                commits = self.resources.get_table(written).last_commits()
+                path = self.make_target_key(written)
                 memory = self.state.get_step(step.name)
                 memory.commits[path] = read_batch(commits.get(self.make_step_id(step.name)))
                 if listing is not None:
@@ -345,9 +373,13 @@ class RunState:
 
     def find_touched_targets(self, step: Step) -> set[str]:
         """The targets that a step reads or writes."""
-        read = self.resources.graph.list_targets(step.source)
-        referenced = list_referenced_targets(step, self.pipeline)
-        return {name for name in (*read, *referenced, step.target) if name is not None}
+        graph = self.resources.graph
+        read = set(graph.list_targets(step.source)) | {step.target, find_written_target(step)}
+        sources = () if step.source is None else graph.list_sources(step.source)
+        guards = [one for one in list_guards(self.list_steps(), step.name) if one.source in sources]
+        for one in (step, *guards):
+            read |= set(list_referenced_targets(one, self.pipeline))
+        return {name for name in read if name is not None}
 
     def show_target_path(self, target: str) -> str:
         """The path or name of a target, without credentials."""
@@ -418,6 +450,10 @@ def _describe_step(step: Step, pipeline: Pipeline, source: Any, read: str | None
         "from": _describe_table(pipeline, read),
         "target": _describe_table(pipeline, step.target),
     }
+    guards = list_guards(name_steps(pipeline), step.name)
+    passed = [one.list_given() for one in guards if one.source == step.source]
+    if passed:
+        meaning["guards"] = [{key: said[key] for key in said if key != "name"} for said in passed]
     return _compute_digest(meaning)
 
 

@@ -12,7 +12,7 @@ from intarsia.common.log import get_logger
 from intarsia.errors import CommitUnknown, DamagedTable, IntarsiaError
 from intarsia.pipeline.input_selection import is_append
 from intarsia.pipeline.inputs import FileStamp
-from intarsia.pipeline.model import Expect, Step, require
+from intarsia.pipeline.model import Expect, Step, find_written_target, require
 from intarsia.pipeline.run_state import (
     RunState,
     describe_definition,
@@ -52,9 +52,7 @@ def recover_state(run_state: RunState) -> None:
         except (IntarsiaError, OSError) as error:
             _leave_unsettled(run_state, target, error)
             continue
-        steps = [
-            one for one in run_state.list_steps() if one.target == target and not isinstance(one, Expect)
-        ]
+        steps = [one for one in run_state.list_steps() if find_written_target(one) == target]
         lost += [step for step in steps if exists and _is_unknown(run_state, step, commits)]
         if not exists:
             _start_over(run_state, steps)
@@ -89,7 +87,8 @@ def finish_commits(run_state: RunState) -> None:
 
 
 def _list_targets(run_state: RunState) -> Iterable[str]:
-    return dict.fromkeys(step.target for step in run_state.list_steps() if step.target is not None)
+    targets = (find_written_target(step) or step.target for step in run_state.list_steps())
+    return dict.fromkeys(target for target in targets if target is not None)
 
 
 def _leave_unsettled(run_state: RunState, target: str, error: Exception) -> None:
@@ -121,7 +120,7 @@ def _rename_targets(run_state: RunState) -> None:
 def _start_over(run_state: RunState, steps: Sequence[Step]) -> None:
     """Forget the files that were taken into a target that does not exist."""
     for step in steps:
-        path = run_state.make_target_key(require(step.target))
+        path = run_state.make_target_key(require(find_written_target(step)))
         memory = run_state.state.steps.get(step.name)
         if memory is not None and memory.taken.pop(path, {}):
             run_state.dirty = True
@@ -131,9 +130,8 @@ def _trust(run_state: RunState, steps: Sequence[Step], commits: Commits) -> None
     for step in steps:
         batch = read_batch(commits.get(run_state.make_step_id(step.name)))
         if batch:
-            run_state.state.get_step(step.name).commits[run_state.make_target_key(require(step.target))] = (
-                batch
-            )
+            path = run_state.make_target_key(require(find_written_target(step)))
+            run_state.state.get_step(step.name).commits[path] = batch
 
 
 def _is_unknown(run_state: RunState, step: Step, commits: Commits) -> bool:
@@ -141,13 +139,14 @@ def _is_unknown(run_state: RunState, step: Step, commits: Commits) -> bool:
     if run_state.state.trusting or (run_state.full_refresh and not is_append(step)):
         return False
     memory = run_state.state.steps.get(step.name)
-    known = 0 if memory is None else memory.commits.get(run_state.make_target_key(require(step.target)), 0)
+    path = run_state.make_target_key(require(find_written_target(step)))
+    known = 0 if memory is None else memory.commits.get(path, 0)
     return read_batch(commits.get(run_state.make_step_id(step.name))) > known
 
 
 def _refuse(run_state: RunState, lost: list[Step]) -> None:
     told = ", ".join(repr(step.name) for step in lost)
-    where = run_state.show_target_path(require(lost[0].target))
+    where = run_state.show_target_path(require(find_written_target(lost[0])))
     way = "run once with --full-refresh, which merges and writes every file again"
     if any(map(is_append, lost)):
         way = "remove the target to have it filled again"

@@ -14,9 +14,20 @@ from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
 from intarsia.pipeline.checks import make_failure
+from intarsia.pipeline.guard_memory import enter_step, judges_once
 from intarsia.pipeline.input_selection import Selection
-from intarsia.pipeline.inputs import count_inputs
-from intarsia.pipeline.model import Expect, Merge, Pipeline, Step, Write, list_names, require
+from intarsia.pipeline.inputs import InputFiles, count_inputs
+from intarsia.pipeline.model import (
+    Expect,
+    Merge,
+    Pipeline,
+    Step,
+    Write,
+    find_written_target,
+    list_names,
+    require,
+)
+from intarsia.pipeline.quarantine import quarantine_rows
 from intarsia.pipeline.report import Status, StepReport
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.run_state import RunState, digest_snapshot
@@ -53,6 +64,7 @@ class StepRunner:
     """In a dry run: targets that steps change in a scratch place."""
 
     def go(self) -> None:
+        self.resources.guards.start()
         for number, step in enumerate(self.run_state.list_steps(), 1):
             if self.only_if and number > self.only_if and self.is_idle:
                 return
@@ -100,6 +112,7 @@ class StepRunner:
 
         report_progress("looking at its input", 0, 0)
         try:
+            enter_step(self.run_state, step)
             self.run_state.check_settled(step)
             if number <= self.done_before and not isinstance(step, Expect):
                 report = self._report_done_before(step)
@@ -127,12 +140,13 @@ class StepRunner:
     def _report_failure(self, step: Step, error: BaseException) -> StepReport:
         """The report of a failed step, with a note where a new snapshot shows its target unchanged."""
         report = replace(self._report(step, "failed"), error=error)
-        before = self.run_state.snapshots.get(step.target or "")
-        if step.target is None or before is None:
+        target = find_shown_target(step)
+        before = self.run_state.snapshots.get(target or "")
+        if target is None or before is None:
             return report
-        self.run_state.forget(step.target)
+        self.run_state.forget(target)
         try:
-            after = self.run_state.get_snapshot(step.target)
+            after = self.run_state.get_snapshot(target)
         except (IntarsiaError, OSError):  # it may be what failed the step
             return replace(report, before=before)
         same = digest_snapshot(before) == digest_snapshot(after)
@@ -144,7 +158,8 @@ class StepRunner:
             return self._attempt_stream(step)
         source = self.run_state.get_source(step)
         selection = self.run_state.select_inputs(step, source)
-        before = self.run_state.get_snapshot(step.target) if step.target is not None else None
+        target = find_shown_target(step)
+        before = self.run_state.get_snapshot(target) if target is not None else None
         if before is not None:
             check_layout(step, self.pipeline, before)
         stamps = () if selection is None else selection.files.stamps
@@ -196,7 +211,7 @@ class StepRunner:
         listing = None if source is None or selection is None else self.run_state.list_inputs(source)
         taken = None if selection is None else selection.files
         is_rehearsed = self.dry_run and self._is_rehearsed(step)
-        extra = self.run_state.announce(step, listing, selection)
+        extra = {} if isinstance(step, Expect) else self.run_state.announce(step, listing, selection)
         with self.resources.rehearsal.explain_full_disk():
             outcome = carry_out(
                 step,
@@ -216,14 +231,42 @@ class StepRunner:
             error = make_failure(outcome, self._describe_source(step))
             if error is not None:
                 return replace(done, status="failed", error=error)
+            if step.quarantine is not None and not self.dry_run:
+                done = self._quarantine(step, done, listing, selection, progress)
+                changed = done.changed
         if self.dry_run:
             return self._report_plan(step, done, changed=changed)
         self.run_state.confirm(step, changed=changed)
-        if isinstance(outcome, MergeResult) and step.target is not None:
-            self.run_state.forget(step.target)  # a commit that changes nothing is one, too
-            done = replace(done, after=self.run_state.get_snapshot(step.target))
+        target = find_written_target(step)
+        if done.result is not None and target is not None:
+            self.run_state.forget(target)  # a commit that changes nothing is one, too
+            done = replace(done, after=self.run_state.get_snapshot(target))
         self.run_state.note(step, listing, changed=changed)
         return done
+
+    def _quarantine(
+        self,
+        step: Expect,
+        report: StepReport,
+        listing: InputFiles | None,
+        selection: Selection | None,
+        progress: Progress,
+    ) -> StepReport:
+        """Write the rows that violate an expectation into its quarantine, where there are any."""
+        extra = self.run_state.announce(step, listing, selection)
+        is_once = judges_once(self.run_state, step)
+        if is_once and not any(check.failing for check in report.checks):
+            return report
+        result = quarantine_rows(
+            step,
+            self.resources,
+            None if selection is None else selection.files,
+            run_id=self.run_state.run_id,
+            replaces=not is_once,
+            progress=progress,
+            extra=extra,
+        )
+        return report if result is None else _with_result(report, result, dry_run=False)
 
     def _report_plan(self, step: Step, report: StepReport, *, changed: bool) -> StepReport:
         notes = report.notes
@@ -265,14 +308,20 @@ class StepRunner:
         return f"source {step.source!r}"
 
     def _report(self, step: Step, status: Status) -> StepReport:
+        target = find_shown_target(step)
         return StepReport(
             name=step.name,
             operation=step.operation,
             status=status,
             source=step.source,
-            target=step.target,
-            path=None if step.target is None else self.run_state.show_target_path(step.target),
+            target=target,
+            path=None if target is None else self.run_state.show_target_path(target),
         )
+
+
+def find_shown_target(step: Step) -> str | None:
+    """The target that a step writes, else the one that it looks at."""
+    return find_written_target(step) or step.target
 
 
 def _with_result(report: StepReport, result: MergeResult, *, dry_run: bool) -> StepReport:

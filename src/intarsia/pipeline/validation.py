@@ -16,7 +16,7 @@ from intarsia.engine_choice import check_engine
 from intarsia.errors import InputError, NotSupported
 from intarsia.options import ICEBERG_OPTIONS, TABLE_OPTIONS, StepOptions, TargetOptions, check_values
 from intarsia.pipeline.checks import parse_limit
-from intarsia.pipeline.expect import parse_conditions
+from intarsia.pipeline.conditions import parse_conditions
 from intarsia.pipeline.freshness import parse_freshness
 from intarsia.pipeline.graph import SourceGraph
 from intarsia.pipeline.inputs import check_portable
@@ -34,6 +34,7 @@ from intarsia.pipeline.model import (
     Target,
     Update,
     Write,
+    find_written_target,
     list_names,
     name_step,
     require,
@@ -233,7 +234,7 @@ class _Check:
     def _expect(self, place: str, step: Expect) -> None:
         if (step.source is None) == (step.target is None):
             raise self.make_error(place, "it looks at a source or at a target, one of the two.")
-        manner = ("name", "source", "target", "at_most", "action")
+        manner = ("name", "source", "target", "at_most", "action", "quarantine")
         if all(name in manner for name in step.list_given()):
             wanted = "give not_null, unique, min_rows, max_rows, accepted, holds, references or fresh."
             raise self.make_error(place, "it expects nothing.", wanted)
@@ -245,6 +246,44 @@ class _Check:
             parse_freshness(step.fresh)
         with self.add_place_to_errors(f"{place} at_most"):
             parse_limit(step.at_most)
+        self._action(place, step)
+
+    def _action(self, place: str, step: Expect) -> None:
+        if (step.quarantine is None) == (step.action == "quarantine"):
+            if step.quarantine is None:
+                raise self.make_error(
+                    f"{place} action",
+                    "quarantine needs a target for the rows.",
+                    'quarantine = "<target>" names it.',
+                )
+            raise self.make_error(f"{place} quarantine", 'it goes with action = "quarantine".')
+        if step.action in ("fail", "warn"):
+            return
+        for name in ("min_rows", "max_rows", "fresh"):
+            if name in step.list_given():
+                raise self.make_error(
+                    f"{place} {name}",
+                    f"it is about all rows together, so there are none to {step.action}.",
+                    "give it a step of its own.",
+                )
+        if step.source is None:
+            raise self.make_error(
+                f"{place} action",
+                f"{step.action} is for the rows of a source.",
+                'expect it of the source above; or use operation = "delete" for rows of the target.',
+            )
+        if step.quarantine is not None:
+            self._check_known(place, "quarantine", step.quarantine, self.pipeline.targets)
+            self._check_quarantine(place, step.quarantine)
+
+    def _check_quarantine(self, place: str, target: str) -> None:
+        for number, other in enumerate(self.pipeline.steps, 1):
+            if other.target == target and isinstance(other, (Merge, Write, Update)):
+                raise self.make_error(
+                    f"{place} quarantine",
+                    f"step {number} ({name_step(other, number)}) writes the target {target!r} as well.",
+                    "give the rows a target of their own.",
+                )
 
     def _merge(self, place: str, step: Merge) -> None:
         dialect = step.options.get("dialect")
@@ -299,9 +338,10 @@ class _Check:
         """Refuse a target that is made from itself, also through others: every run would change it again."""
         flows: dict[str, list[str]] = {}
         for step in self.pipeline.steps:
-            if isinstance(step, (Merge, Write)):
+            written = find_written_target(step)
+            if isinstance(step, (Merge, Write, Expect)) and written is not None:
                 for start in self.graph.list_targets(step.source):
-                    flows.setdefault(start, []).append(require(step.target))
+                    flows.setdefault(start, []).append(written)
         for start in flows:
             circle = _find_way_back(start, flows)
             if circle:

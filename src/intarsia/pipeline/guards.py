@@ -1,0 +1,261 @@
+"""Guards: expectations that drop or quarantine rows of a source, for every later step that reads it.
+
+Whoever reads the source below a guard reads through it, whether the guard ran just now or in an earlier run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import reduce
+from typing import Any, Protocol
+
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from intarsia.core.ports import Table
+from intarsia.engine_choice import EngineLike
+from intarsia.errors import InputError
+from intarsia.pipeline.computed import as_frame, chain_streams
+from intarsia.pipeline.conditions import check_columns, describe_unique, parse_conditions
+from intarsia.pipeline.inputs import FileStamp, InputFiles, detect_format
+from intarsia.pipeline.model import Expect, Pipeline, Step, is_guard, list_names, require
+from intarsia.pipeline.references import (
+    ROWS,
+    Reference,
+    find_missing_frame,
+    find_missing_keys,
+    find_repeated_frame,
+    find_repeated_keys,
+    parse_references,
+    quote_name,
+)
+from intarsia.pipeline.row_judge import REASON, SEPARATOR, BadKeys, RowJudge
+
+RUN, STEP = "_run", "_step"
+
+Read = Callable[[InputFiles | None], Any]
+"""The rows of a source, of some files: a DataFrame, or a list of Arrow streams."""
+
+
+class GuardResources(Protocol):
+    """What guards need of a run."""
+
+    pipeline: Pipeline
+    frames: dict[tuple[Any, ...], Any]
+
+    @property
+    def session(self) -> Any: ...
+
+    @property
+    def engine(self) -> EngineLike: ...
+
+    def get_table(self, target: str) -> Table: ...
+
+    def read_columns(self, target: str, names: tuple[str, ...]) -> Any: ...
+
+
+def list_guards(steps: Iterable[Step], until: str) -> tuple[Expect, ...]:
+    """The guards above a step."""
+    found: list[Expect] = []
+    for step in steps:
+        if step.name == until:
+            break
+        if is_guard(step):
+            found.append(step)
+    return tuple(found)
+
+
+@dataclass(slots=True)
+class SourceGuards:
+    """The guards above the step that runs now, and how they have judged."""
+
+    resources: GuardResources
+    above: tuple[Expect, ...] = ()
+    judged: Mapping[str, Mapping[FileStamp, str]] = field(default_factory=dict)
+    """By guard that judges each file once: the files that it has judged, with the run that did."""
+    batches: dict[str, InputFiles] = field(default_factory=dict)
+    """By guard: the files that it judges in this run; a key counts as repeated among them."""
+    judges: dict[tuple[Any, ...], RowJudge] = field(default_factory=dict)
+
+    def start(self) -> None:
+        """Forget what was judged, as a pass over the steps begins."""
+        self.batches.clear()
+        self.judges.clear()
+
+    def read(self, name: str, read: Read, listing: InputFiles | None) -> Any:
+        """The rows of a source that all guards above let pass."""
+        return self._make_reader(name, read)(listing)
+
+    def _make_reader(self, name: str, read: Read) -> Read:
+        guards = [guard for guard in self.above if guard.source == name]
+        if guards:
+            read = self._open_frames(read)
+        for guard in guards:
+            read = self._guard(guard, read)
+        return read
+
+    def _open_frames(self, read: Read) -> Read:
+        """On Spark, rows that only the driver can read as a DataFrame, too."""
+        session = self.resources.session
+        return read if session is None else lambda files: as_frame(read(files), session)
+
+    def _guard(self, guard: Expect, read: Read) -> Read:
+        def read_passing(listing: InputFiles | None) -> Any:
+            self._check_types(guard, listing)
+            parts = [
+                self._find_judge(guard, read, files, run).pass_rows(read(files))
+                for files, run in self._split(guard, listing)
+            ]
+            if isinstance(parts[0], list):
+                return [stream for part in parts for stream in part]
+            return reduce(lambda one, other: one.unionByName(other, allowMissingColumns=True), parts)
+
+        return read_passing
+
+    def _check_types(self, guard: Expect, listing: InputFiles | None) -> None:
+        """Refuse text without declared types: steps might read it in different types, and judge otherwise."""
+        source = self.resources.pipeline.sources[require(guard.source)]
+        if listing is None or source.is_computed or source.columns or not listing.stamps:
+            return
+        if detect_format(source, listing) in ("csv", "json"):
+            raise InputError(
+                f"the types of source {guard.source!r} are inferred, and rows are judged by their types.",
+                hint=f"declare its columns, so that {guard.action} means the same in every step.",
+            )
+
+    def _split(
+        self, guard: Expect, listing: InputFiles | None
+    ) -> Iterator[tuple[InputFiles | None, str | None]]:
+        """The files to read, by the earlier run that has judged them; None for this run.
+
+        Raises:
+            InputError: the guard has not judged some of the files.
+        """
+        known = self.judged.get(guard.name)
+        if known is None or listing is None:
+            yield listing, None
+            return
+        now = self.batches.get(guard.name, InputFiles(()))
+        runs: dict[str | None, list[FileStamp]] = {}
+        for stamp in listing.stamps:
+            if stamp not in known and stamp not in now.stamps:
+                raise InputError(
+                    f"step {guard.name!r} quarantines rows of {guard.source!r}, and has not judged"
+                    f" {stamp.path}.",
+                    path=stamp.path,
+                    hint="run it as well: it is above this step.",
+                )
+            runs.setdefault(None if stamp in now.stamps else known[stamp], []).append(stamp)
+        if not self._has_keys(guard) or not runs:
+            yield listing, None
+            return
+        for run, stamps in runs.items():
+            yield listing.without([stamp for stamp in listing.stamps if stamp not in stamps]), run
+
+    def _has_keys(self, guard: Expect) -> bool:
+        return bool(guard.unique or guard.references)
+
+    # Judges
+
+    def make_judge(self, guard: Expect, read: Read, listing: InputFiles | None) -> tuple[RowJudge, Read]:
+        """The judge of a guard that runs now, and the reader of the rows that reach it."""
+        self._check_types(guard, listing)
+        if guard.name in self.judged and listing is not None:
+            self.batches[guard.name] = listing
+        reader = self._make_reader(require(guard.source), self._open_frames(read))
+        return self._find_judge(guard, reader, listing, None), reader
+
+    def _find_judge(self, guard: Expect, read: Read, files: InputFiles | None, run: str | None) -> RowJudge:
+        together = files if run is not None else self.batches.get(guard.name, files)
+        is_stable = together is not None and not together.code
+        key = (guard.name, run, together.stamps if is_stable and together is not None else None)
+        if key in self.judges and is_stable:
+            return self.judges[key]
+        conditions = tuple(parse_conditions(guard))
+        if not self._has_keys(guard):
+            return RowJudge(conditions)
+        if run is None:
+            keys = tuple(self._find_keys(guard, lambda: read(together)))
+        else:
+            keys = tuple(self._read_quarantined(guard, run))
+        self.judges[key] = RowJudge(conditions, keys)
+        return self.judges[key]
+
+    def _find_keys(self, guard: Expect, open_rows: Callable[[], Any]) -> Iterator[BadKeys]:
+        """The keys whose rows violate what is expected of all rows, or of another target."""
+        use_duckdb = self.resources.engine == "duckdb"
+        session = self.resources.session
+        rows = None if session is None else as_frame(open_rows(), session)
+        check_columns(guard, rows.columns if rows is not None else chain_streams(open_rows()).schema.names)
+        columns = list_names(guard.unique)
+        if columns:
+            found = (
+                find_repeated_keys(columns, lambda: chain_streams(open_rows()), use_duckdb=use_duckdb)
+                if rows is None
+                else find_repeated_frame(columns, rows)
+            )
+            yield self._count_keys(guard, describe_unique(guard), columns, found)
+        for one in parse_references(guard.references, self.resources.pipeline.targets):
+            found = (
+                self._find_missing(one, open_rows, use_duckdb=use_duckdb)
+                if rows is None
+                else find_missing_frame(one, rows, self.resources.read_columns(one.target, one.keys))
+            )
+            yield self._count_keys(guard, one.expectation, one.columns, found)
+
+    def _find_missing(
+        self, reference: Reference, open_rows: Callable[[], Any], *, use_duckdb: bool
+    ) -> pa.Table:
+        def open_keys() -> pa.RecordBatchReader:
+            return chain_streams(self.resources.read_columns(reference.target, reference.keys))
+
+        return find_missing_keys(
+            reference, lambda: chain_streams(open_rows()), open_keys, use_duckdb=use_duckdb
+        )
+
+    def _count_keys(self, guard: Expect, expectation: str, columns: tuple[str, ...], found: Any) -> BadKeys:
+        """The keys with their number of rows; on Spark they are kept, since the tables may change below."""
+        if isinstance(found, pa.Table):
+            return BadKeys(expectation, columns, found, int(pc.sum(found[ROWS]).as_py() or 0))
+        from pyspark.sql import functions
+
+        from intarsia.spark.collect import run_interruptible
+
+        kept = found.persist()
+        self.resources.frames[("keys", guard.name, expectation, id(kept))] = kept
+        (counted,) = run_interruptible(kept.sparkSession, kept.agg(functions.sum(ROWS)).collect)
+        return BadKeys(expectation, columns, kept, int(counted[0] or 0))
+
+    def _read_quarantined(self, guard: Expect, run: str) -> Iterator[BadKeys]:
+        """The keys that an earlier run has quarantined: the other tables may have changed since."""
+        target = require(guard.quarantine)
+        checks = [(describe_unique(guard), list_names(guard.unique))] if guard.unique else []
+        references = parse_references(guard.references, self.resources.pipeline.targets)
+        checks += [(one.expectation, one.columns) for one in references]
+        if not self.resources.get_table(target).snapshot().has_schema:
+            return
+        for expectation, columns in checks:
+            rows = self.resources.read_columns(target, (*columns, REASON, RUN, STEP))
+            told = f"{SEPARATOR}{expectation}{SEPARATOR}"
+            if isinstance(rows, list):
+                found = _select_quarantined(chain_streams(rows), guard.name, run, told)
+                keys = found.select(list(columns)).group_by(list(columns)).aggregate([])
+                yield BadKeys(expectation, columns, keys, 0)
+                continue
+            from pyspark.sql import functions
+
+            reason = functions.concat(functions.lit(SEPARATOR), rows[REASON], functions.lit(SEPARATOR))
+            mine = (rows[RUN] == run) & (rows[STEP] == guard.name) & reason.contains(told)
+            kept = rows.where(mine).select(*[quote_name(name) for name in columns]).distinct().persist()
+            self.resources.frames[("keys", guard.name, expectation, id(kept))] = kept
+            yield BadKeys(expectation, columns, kept, 0)
+
+
+def _select_quarantined(rows: pa.RecordBatchReader, step: str, run: str, told: str) -> pa.Table:
+    found = []
+    for batch in rows:
+        reason = pc.binary_join_element_wise(SEPARATOR, batch[REASON], SEPARATOR, "")
+        mine = pc.and_(pc.equal(batch[RUN], run), pc.equal(batch[STEP], step))
+        found.append(batch.filter(pc.and_(mine, pc.match_substring(reason, told))))
+    return pa.Table.from_batches(found, rows.schema)

@@ -1,0 +1,114 @@
+"""The rows that a guard rejects, written into its quarantine with the reason, in one commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+
+from intarsia import api
+from intarsia.core.ports import Progress
+from intarsia.core.report import MergeResult
+from intarsia.errors import InputError
+from intarsia.pipeline.guards import RUN, STEP
+from intarsia.pipeline.inputs import InputFiles
+from intarsia.pipeline.model import Expect, list_names, require
+from intarsia.pipeline.resources import RunResources
+from intarsia.pipeline.row_judge import REASON
+
+AT = "_at"
+ADDED = (REASON, STEP, RUN, AT)
+"""The columns of a quarantine beside those of the source."""
+
+
+def quarantine_rows(
+    step: Expect,
+    resources: RunResources,
+    listing: InputFiles | None,
+    *,
+    run_id: str,
+    replaces: bool,
+    progress: Progress,
+    extra: Mapping[str, Any],
+) -> MergeResult | None:
+    """Write the rejected rows; None where there is nothing to write.
+
+    Args:
+        step: the guard.
+        resources: the engine, the tables and the rows of sources.
+        listing: the files of the source that it judges.
+        run_id: the run, for the rows.
+        replaces: whether the rows take the place of those that the step has quarantined before.
+        progress: called with what is going on, done and total.
+        extra: the id to commit under.
+    """
+    target = require(step.quarantine)
+    table = resources.get_table(target)
+    snapshot = table.snapshot()
+    judge, open_rows = resources.judge_rows(step, listing)
+    if snapshot.has_schema and STEP not in snapshot.schema.names and (replaces or snapshot.rows):
+        raise InputError(
+            f"the quarantine {target!r} has no column {STEP}: other rows are in it.",
+            path=snapshot.root,
+            hint=f"name a target of its own; it has the source's columns and {', '.join(ADDED)}.",
+        )
+    rows = _add_columns(judge.reject_rows(open_rows()), step.name, run_id)
+    declared = resources.pipeline.targets[target]
+    layout = list_names(declared.partition_by) or None
+    own = f"{STEP} = '{step.name.replace(chr(39), chr(39) * 2)}'"
+    is_replacing = replaces and snapshot.has_schema and bool(snapshot.files)
+    result = api.write(
+        rows,
+        table,
+        mode="overwrite" if is_replacing else "append",
+        where=own if is_replacing else None,
+        missing="null",
+        schema_evolution=None if declared.kind == "iceberg" else "add",
+        partition_by=None if snapshot.has_schema else layout,
+        engine=resources.engine,
+        progress=progress,
+        **extra,
+    )
+    return result if result.changed else None
+
+
+def _add_columns(rows: Any, step: str, run_id: str) -> Any:
+    """Rejected rows with the step, the run and the time."""
+    now = datetime.now(UTC)
+    names = rows[0].schema.names if isinstance(rows, list) else rows.columns
+    given = {name.casefold() for name in names[:-1]}
+    taken = [name for name in ADDED if name in given]
+    if taken:
+        raise InputError(
+            f"the source has a column {taken[0]!r} itself, which a quarantine adds.",
+            hint="leave it out with columns, or rename it with derive.",
+        )
+    if isinstance(rows, list):
+        return [_add_constants(one, step, run_id, now) for one in rows]
+    from pyspark.sql import functions
+
+    return (
+        rows.withColumn(STEP, functions.lit(step))
+        .withColumn(RUN, functions.lit(run_id))
+        .withColumn(AT, functions.lit(now))
+    )
+
+
+def _add_constants(
+    stream: pa.RecordBatchReader, step: str, run_id: str, now: datetime
+) -> pa.RecordBatchReader:
+    values = {
+        STEP: pa.scalar(step),
+        RUN: pa.scalar(run_id),
+        AT: pa.scalar(now, pa.timestamp("us", "UTC")),
+    }
+    schema = pa.schema([*stream.schema, *((name, value.type) for name, value in values.items())])
+
+    def read() -> Iterator[pa.RecordBatch]:
+        for batch in stream:
+            constants = [pa.repeat(value, batch.num_rows) for value in values.values()]
+            yield pa.RecordBatch.from_arrays([*batch.columns, *constants], schema=schema)
+
+    return pa.RecordBatchReader.from_batches(schema, read())

@@ -1,0 +1,437 @@
+"""Rows that are dropped or quarantined: each passes or does not, once, on every engine and table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+import intarsia as it
+from intarsia import pipeline
+from intarsia.errors import InputError
+from intarsia.pipeline.run_state import RunState
+
+SCHEMA = pa.schema([("id", pa.int64()), ("customer", pa.int64()), ("amount", pa.int64())])
+QUARANTINE = pa.schema(
+    [
+        *SCHEMA,
+        ("_reason", pa.string()),
+        ("_step", pa.string()),
+        ("_run", pa.string()),
+        ("_at", pa.timestamp("us", "UTC")),
+    ]
+)
+Rows = list[tuple[int | None, int | None, int | None]]
+
+UPSERT = pipeline.Merge(name="upsert", source="landing", target="orders", on="id")
+POSITIVE = {"name": "sound", "source": "landing", "holds": "amount > 0"}
+INTO = {"action": "quarantine", "quarantine": "bad"}
+
+
+class Shop:
+    """Orders that land as Parquet, customers that are there, and a quarantine."""
+
+    def __init__(self, root: Path, engine: str = "arrow", kind: str = "parquet", session: Any = None) -> None:
+        self.root, self.engine, self.kind, self.session = root, engine, kind, session
+        (root / "landing").mkdir()
+        self.customers(1, 2)
+        self.sources = {"landing": pipeline.Source(str(root / "landing" / "*.parquet"))}
+        if kind == "iceberg":
+            from intarsia.tables.iceberg.catalog import embedded_catalog
+
+            self.catalog = embedded_catalog(root / "warehouse")
+            self.catalog.create_namespace("db")
+            self.catalog.create_table("db.bad", QUARANTINE)
+
+    def customers(self, *ids: int) -> None:
+        it.write(pa.table({"id": list(ids)}), self.root / "customers", mode="overwrite", engine="arrow")
+
+    def lands(self, name: str, rows: Rows) -> None:
+        columns = zip(*rows, strict=True)
+        arrays = [pa.array(column, pa.int64()) for column in columns]
+        pq.write_table(pa.table(arrays, schema=SCHEMA), self.root / "landing" / f"{name}.parquet")
+
+    def pipeline(self, *steps: Any) -> pipeline.Pipeline:
+        names = ("orders", "customers", "other", "bad")
+        targets = {name: pipeline.Target(str(self.root / name)) for name in names}
+        if self.kind == "iceberg":
+            targets["bad"] = pipeline.Target("db.bad", kind="iceberg", catalog=str(self.root / "warehouse"))
+        return pipeline.Pipeline(
+            name="shop",
+            engine=self.engine,
+            sources=self.sources,
+            targets=targets,
+            steps=steps,
+            reports=str(self.root / "reports"),
+        )
+
+    def run(self, *steps: Any, **options: Any) -> pipeline.PipelineReport:
+        return pipeline.run(self.pipeline(*steps), progress=False, session=self.session, **options)
+
+    def rows(self, target: str = "orders") -> Rows:
+        if not (self.root / target).exists():
+            return []
+        found = pq.read_table(self.root / target)
+        return sorted(zip(*(found[name].to_pylist() for name in SCHEMA.names), strict=True), key=str)
+
+    def quarantined(self) -> list[tuple[Any, ...]]:
+        """The quarantined rows, each with its reason."""
+        if self.kind == "iceberg":
+            found = self.catalog.load_table("db.bad").scan().to_arrow()
+        elif (self.root / "bad").exists():
+            found = pq.read_table(self.root / "bad")
+        else:
+            return []
+        if not found.num_rows:
+            return []
+        names = [*SCHEMA.names, "_reason"]
+        return sorted(zip(*(found[name].to_pylist() for name in names), strict=True), key=str)
+
+
+@pytest.fixture(
+    params=[
+        ("arrow", "parquet"),
+        ("duckdb", "parquet"),
+        ("arrow", "iceberg"),
+        ("duckdb", "iceberg"),
+        pytest.param(("spark", "parquet"), marks=pytest.mark.spark),
+    ],
+    ids="-".join,
+)
+def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
+    engine, kind = request.param
+    if kind == "iceberg":
+        pytest.importorskip("pyiceberg")
+    session = request.getfixturevalue("spark") if engine == "spark" else None
+    return Shop(tmp_path, engine, kind, session)
+
+
+@pytest.fixture
+def small(tmp_path: Path) -> Shop:
+    return Shop(tmp_path)
+
+
+ROWS: Rows = [(1, 1, 10), (2, 2, -5), (3, 9, 7), (4, None, None), (5, 9, -1), (6, 1, 6), (6, 1, 6)]
+ALL = {
+    "not_null": "customer",
+    "accepted": {"amount": (10, -5, 7, -1, 6)},
+    "holds": ("amount > 0", "id < 100"),
+    "unique": "id",
+    "references": {"customer": "customers.id"},
+}
+
+
+def test_a_row_passes_or_is_quarantined_with_all_its_reasons(shop: Shop) -> None:
+    shop.lands("a", ROWS)
+    guard = pipeline.Expect(**POSITIVE | ALL | INTO)
+    report = shop.run(guard, UPSERT).check()
+    assert shop.quarantined() == [
+        (2, 2, -5, "amount > 0"),
+        (3, 9, 7, "customer in customers.id"),
+        (4, None, None, "customer is not NULL"),
+        (5, 9, -1, "amount > 0; customer in customers.id"),
+        (6, 1, 6, "id unique"),
+        (6, 1, 6, "id unique"),
+    ]
+    assert shop.rows() == [(1, 1, 10)]
+    counts = {check.expectation: (check.failing, check.outcome) for check in report.step("sound").checks}
+    assert counts == {
+        "customer is not NULL": (1, "quarantined"),
+        "amount is one of 10, -5, 7, -1, 6": (0, "held"),
+        "amount > 0": (2, "quarantined"),
+        "id < 100": (0, "held"),
+        "id unique": (2, "quarantined"),
+        "customer in customers.id": (2, "quarantined"),
+        "all of these": (6, "quarantined"),
+    }
+    assert report.step("sound").result.inserted == 6
+    assert [step.status for step in shop.run(guard, UPSERT).steps] == ["unchanged", "unchanged"]
+    assert len(shop.quarantined()) == 6
+
+
+def test_each_file_is_quarantined_once(shop: Shop) -> None:
+    guard = pipeline.Expect(**POSITIVE | INTO)
+    shop.lands("a", [(1, 1, 1), (2, 1, -1)])
+    shop.run(guard, UPSERT).check()
+    shop.lands("b", [(3, 1, -3), (2, 1, 5)])
+    shop.run(guard, UPSERT).check()
+    assert shop.quarantined() == [(2, 1, -1, "amount > 0"), (3, 1, -3, "amount > 0")]
+    assert shop.rows() == [(1, 1, 1), (2, 1, 5)]
+    shop.run(guard, UPSERT, full_refresh=True).check()
+    assert len(shop.quarantined()) == 2
+
+
+# Kills
+
+
+@contextmanager
+def ended(at: str, monkeypatch: pytest.MonkeyPatch, step: str) -> Iterator[None]:
+    """The process ends before a method of the run_state is called, for a step: as a kill there would do."""
+    with monkeypatch.context() as patched:
+        real = getattr(RunState, at)
+
+        def call(run_state: RunState, *args: Any, **kwargs: Any) -> Any:
+            if args[0].name == step:
+                raise KeyboardInterrupt
+            return real(run_state, *args, **kwargs)
+
+        patched.setattr(RunState, at, call)
+        with pytest.raises(KeyboardInterrupt):
+            yield
+
+
+@pytest.mark.parametrize(
+    ("at", "step"),
+    [
+        ("announce", "sound"),
+        ("confirm", "sound"),
+        ("note", "sound"),
+        ("announce", "upsert"),
+        ("note", "upsert"),
+        ("announce", "copy"),
+    ],
+)
+def test_a_run_that_ended_anywhere_quarantines_once(
+    shop: Shop, at: str, step: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if shop.engine != "arrow" and (at, step) != ("note", "sound"):
+        pytest.skip("one place is enough: what the state does is the same on every engine")
+    guard = pipeline.Expect(**POSITIVE | ALL | INTO)
+    copy = pipeline.Write(name="copy", source="landing", target="other")
+    shop.lands("a", ROWS[:3])
+    shop.lands("b", ROWS[3:])
+    with ended(at, monkeypatch, step):
+        shop.run(guard, UPSERT, copy)
+    shop.lands("c", [(7, 1, 6), (8, 1, 7)])
+    shop.run(guard, UPSERT, copy).check()
+    assert [row[0] for row in shop.quarantined()] == [2, 3, 4, 5, 6, 6]
+    assert shop.rows("other") == shop.rows() == [(1, 1, 10), (7, 1, 6), (8, 1, 7)]
+
+
+def test_what_was_quarantined_does_not_pass_though_its_key_is_there_now(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = pipeline.Expect(name="sound", source="landing", references={"customer": "customers.id"}, **INTO)
+    shop.lands("a", [(1, 1, 10), (3, 9, 7), (4, 2, 7)])
+    with ended("announce", monkeypatch, "upsert"):
+        shop.run(guard, UPSERT)
+    shop.customers(1, 9)
+    shop.lands("b", [(5, 9, 1), (6, 2, 1)])
+    shop.run(guard, UPSERT).check()
+    assert shop.quarantined() == [
+        (3, 9, 7, "customer in customers.id"),
+        (6, 2, 1, "customer in customers.id"),
+    ]
+    assert shop.rows() == [(1, 1, 10), (4, 2, 7), (5, 9, 1)]
+
+
+def test_a_key_that_repeats_in_files_judged_together_stays_out(
+    small: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guard = pipeline.Expect(name="sound", source="landing", unique="id", **INTO)
+    copy = pipeline.Write(name="copy", source="landing", target="other")
+    small.lands("a", [(1, 1, 1), (2, 1, 1)])
+    small.lands("b", [(1, 1, 2), (3, 1, 1)])
+    with ended("announce", monkeypatch, "copy"):
+        small.run(guard, UPSERT, copy)
+    small.lands("c", [(2, 1, 5), (4, 1, 5), (4, 1, 6)])
+    small.run(guard, UPSERT, copy).check()
+    assert [row[:3] for row in small.quarantined()] == [(1, 1, 1), (1, 1, 2), (4, 1, 5), (4, 1, 6)]
+    assert small.rows() == [(2, 1, 5), (3, 1, 1)]
+    assert small.rows("other") == [(2, 1, 1), (2, 1, 5), (3, 1, 1)]
+
+
+# Drop, rates
+
+
+def test_dropped_rows_reach_no_later_step(shop: Shop) -> None:
+    guard = pipeline.Expect(**POSITIVE | ALL, action="drop")
+    before = pipeline.Write(name="raw", source="landing", target="other")
+    shop.lands("a", ROWS)
+    report = shop.run(before, guard, UPSERT).check()
+    assert len(shop.rows("other")) == len(ROWS)
+    assert shop.rows() == [(1, 1, 10)]
+    assert report.step("sound").checks[-1].outcome == "dropped"
+    assert shop.quarantined() == []
+
+
+def test_more_than_the_rate_fails_and_writes_nothing(small: Shop) -> None:
+    rows: Rows = [(number, 1, number % 10) for number in range(100)]  # ten are 0
+    small.lands("a", rows)
+    guard = {**POSITIVE, "references": {"customer": "customers.id"}}
+    report = small.run(pipeline.Expect(**guard | INTO, at_most="9.9 %"), UPSERT)
+    assert "10 of 100 rows against it, more than 9.9 %" in str(report.failed.error)
+    assert not (small.root / "bad").exists()
+    assert small.rows() == []
+    assert small.run(pipeline.Expect(**guard | INTO, at_most="10 %"), UPSERT).ok
+    assert len(small.quarantined()) == 10
+
+
+def test_the_rate_is_of_all_violating_rows_together(small: Shop) -> None:
+    small.lands("a", [(1, 1, 1), (2, 9, 1), (3, 1, -1), (4, 1, 1)])
+    guard = {**POSITIVE, "references": {"customer": "customers.id"}, "action": "drop"}
+    report = small.run(pipeline.Expect(**guard, at_most=1), UPSERT)
+    assert "all of these (2 of 4 rows against it, more than 1 row)" in str(report.failed.error)
+    assert [check.outcome for check in report.failed.checks] == ["warned", "warned", "failed"]
+    assert small.run(pipeline.Expect(**guard, at_most=2), UPSERT).ok
+
+
+# Where a source is read
+
+
+def test_guards_hold_where_queries_and_functions_read_the_source(small: Shop) -> None:
+    small.engine = "duckdb"
+    (small.root / "f.py").write_text("def double(landing):\n    return landing\n")
+    small.sources |= {
+        "summed": pipeline.Source(sql="select id, customer, amount from landing where id > 0"),
+        "twice": pipeline.Source(python=f"{small.root}/f.py:double"),
+    }
+    guard = pipeline.Expect(**POSITIVE | {"references": {"customer": "customers.id"}} | INTO)
+    steps = (
+        guard,
+        pipeline.Merge(name="sum", source="summed", target="orders", on="id"),
+        pipeline.Merge(name="double", source="twice", target="other", on="id"),
+    )
+    small.lands("a", ROWS[:4])
+    small.run(*steps).check()
+    assert small.rows() == small.rows("other") == [(1, 1, 10), (4, None, None)]
+    assert [row[0] for row in small.quarantined()] == [2, 3]
+    small.lands("b", [(8, 1, -8)])
+    small.run(*steps).check()
+    assert [row[0] for row in small.quarantined()] == [2, 3, 8]  # all rows that are bad now, once
+    assert [step.status for step in small.run(*steps).steps] == ["unchanged"] * 3
+    small.customers(1, 2, 9)
+    small.run(*steps).check()
+    assert [row[0] for row in small.quarantined()] == [2, 8]
+    assert [row[0] for row in small.rows()] == [1, 3, 4]
+
+
+def test_the_quarantine_of_a_query_holds_what_is_bad_now(shop: Shop) -> None:
+    if shop.engine == "arrow":
+        pytest.skip("Arrow has no queries")
+    shop.sources["clean"] = pipeline.Source(sql="select id, customer, amount from landing")
+    guard = pipeline.Expect(name="sound", source="clean", holds="amount > 0", unique="id", **INTO)
+    merge = pipeline.Merge(name="upsert", source="clean", target="orders", on="id")
+    shop.lands("a", ROWS)
+    shop.run(guard, merge).check()
+    assert [row[0] for row in shop.quarantined()] == [2, 5, 6, 6]
+    assert [row[0] for row in shop.rows()] == [1, 3, 4]
+    shop.lands("a", [(2, 2, 5), (5, 1, -9)])
+    shop.run(guard, merge).check()
+    assert shop.quarantined() == [(5, 1, -9, "amount > 0")]
+    shop.lands("a", [(2, 2, 5)])
+    shop.run(guard, merge).check()
+    assert shop.quarantined() == []
+
+
+def test_a_second_guard_judges_what_the_first_lets_pass(small: Shop) -> None:
+    first = pipeline.Expect(**POSITIVE | INTO)
+    second = pipeline.Expect(name="known", source="landing", unique="customer", **INTO)
+    small.lands("a", [(1, 1, 10), (2, 2, -5), (3, 2, 7), (4, 5, 1), (5, 5, 1)])
+    report = small.run(first, second, UPSERT).check()
+    assert small.quarantined() == [
+        (2, 2, -5, "amount > 0"),
+        (4, 5, 1, "customer unique"),
+        (5, 5, 1, "customer unique"),
+    ]
+    assert report.step("known").checks[0].rows == 4
+    assert [row[0] for row in small.rows()] == [1, 3]
+
+
+def test_a_source_that_is_a_target_is_guarded(small: Shop) -> None:
+    it.write(pa.table([[1, 2], [1, 1], [5, -5]], schema=SCHEMA), small.root / "other")
+    small.sources["again"] = pipeline.Source(target="other")
+    guard = pipeline.Expect(name="sound", source="again", holds="amount > 0", **INTO)
+    small.run(guard, pipeline.Merge(name="m", source="again", target="orders", on="id")).check()
+    assert small.rows() == [(1, 1, 5)]
+    assert small.quarantined() == [(2, 1, -5, "amount > 0")]
+
+
+def test_a_dry_run_counts_and_writes_nothing(small: Shop) -> None:
+    small.lands("a", ROWS)
+    guard = pipeline.Expect(**POSITIVE | ALL | INTO)
+    report = small.run(guard, UPSERT, dry_run=True).check()
+    assert report.step("sound").status == "planned"
+    assert report.step("sound").checks[-1].failing == 6
+    assert report.step("upsert").result.inserted == 1
+    assert not (small.root / "bad").exists()
+    assert not (small.root / "orders").exists()
+
+
+def test_a_step_alone_does_not_take_files_that_its_quarantine_has_not_judged(small: Shop) -> None:
+    small.lands("a", ROWS[:5])
+    guard = pipeline.Expect(**POSITIVE | INTO)
+    failed = small.run(guard, UPSERT, only="upsert").failed
+    assert "step 'sound' quarantines rows of 'landing', and has not judged" in str(failed.error)
+    assert small.rows() == []
+    assert small.run(guard, UPSERT).ok
+
+
+def test_rows_of_before_the_guard_stay_where_they_are(small: Shop) -> None:
+    small.lands("a", [(1, 1, -1)])
+    small.run(UPSERT).check()
+    small.lands("b", [(2, 1, -1)])
+    small.run(pipeline.Expect(**POSITIVE | INTO), UPSERT).check()
+    assert small.rows() == [(1, 1, -1)]
+    assert [row[0] for row in small.quarantined()] == [2]
+
+
+def test_the_report_tells_what_was_quarantined(small: Shop) -> None:
+    small.lands("a", ROWS[:5])
+    report = small.run(pipeline.Expect(**POSITIVE | INTO), UPSERT)
+    assert report.ok
+    step = json.loads(Path(report.json_path).read_text())["steps"][0]
+    assert step["target"] == "bad"
+    assert (step["checks"][0]["outcome"], step["checks"][0]["into"]) == ("quarantined", "bad")
+    page = Path(report.html_path).read_text()
+    assert "quarantined into bad" in page
+    assert "done, 1 warning" in page
+
+
+# What is refused
+
+REFUSED = [
+    ({"action": "quarantine"}, "action: quarantine needs a target for the rows"),
+    ({"quarantine": "bad"}, 'quarantine: it goes with action = "quarantine"'),
+    ({**INTO, "quarantine": "bat"}, "there is no quarantine 'bat'.*did you mean 'bad'"),
+    ({**INTO, "quarantine": "orders"}, r"step 2 \(upsert\) writes the target 'orders' as well"),
+    ({"action": "drop", "min_rows": 1}, "min_rows: it is about all rows together"),
+    ({"action": "drop", "source": None, "target": "orders"}, "drop is for the rows of a source"),
+]
+
+
+@pytest.mark.parametrize(("given", "told"), REFUSED, ids=str)
+def test_a_guard_that_cannot_work_is_refused(small: Shop, given: dict[str, Any], told: str) -> None:
+    with pytest.raises(InputError, match=told):
+        small.run(pipeline.Expect(**POSITIVE | given), UPSERT)
+
+
+def test_a_quarantine_that_its_own_source_reads_is_a_circle(small: Shop) -> None:
+    small.sources["again"] = pipeline.Source(target="bad")
+    guard = pipeline.Expect(name="sound", source="again", holds="amount > 0", **INTO)
+    with pytest.raises(InputError, match="circle: bad -> bad"):
+        small.run(guard, pipeline.Merge(name="m", source="again", target="orders", on="id"))
+
+
+def test_text_without_types_is_not_judged(small: Shop) -> None:
+    (small.root / "landing" / "a.csv").write_text("id,amount\n1,-1\n")
+    small.sources["landing"] = pipeline.Source(str(small.root / "landing" / "*.csv"))
+    failed = small.run(pipeline.Expect(**POSITIVE, action="drop"), UPSERT).failed
+    assert "the types of source 'landing' are inferred" in str(failed.error)
+    small.sources["landing"] = pipeline.Source(
+        str(small.root / "landing" / "*.csv"), columns={"id": "bigint", "amount": "bigint"}
+    )
+    assert small.run(pipeline.Expect(**POSITIVE, action="drop"), UPSERT).ok
+
+
+def test_a_column_that_the_quarantine_adds_is_not_the_sources(small: Shop) -> None:
+    rows = pa.table({"id": [1], "amount": [-1], "_run": ["x"]})
+    pq.write_table(rows, small.root / "landing" / "a.parquet")
+    failed = small.run(pipeline.Expect(**POSITIVE | INTO), UPSERT).failed
+    assert "has a column '_run' itself" in str(failed.error)
