@@ -12,7 +12,7 @@ __all__ = ["draw_mermaid", "draw_tree"]
 
 
 def draw_tree(graph: PipelineGraph, *, width: int = 100) -> str:
-    """The targets, below each its steps in order, and below a step what it reads.
+    """The targets in the order of their first steps, below each its steps, and below a step what it reads.
 
     What a source reads is shown where the source is first met.
     """
@@ -26,7 +26,7 @@ class _Tree:
 
     def list_lines(self) -> Iterator[str]:
         targets = [node for node in self.graph.nodes if node.kind == "target"]
-        for node in targets:
+        for node in sorted(targets, key=_find_first_step):
             yield from self._draw_node(node, "", "", "")
         for node in self.graph.nodes:  # what no target is made of
             if node.kind != "target" and node.key not in self.shown:
@@ -62,6 +62,10 @@ class _Tree:
             yield units.make_printable(f"{lead}{branch}{told}")
         else:
             yield from self._draw_node(read, f"{lead}{branch}", f"{lead}{stem}", f"{told} ← ")
+
+
+def _find_first_step(node: GraphNode) -> float:
+    return min((line.number for line in node.lines if line.number is not None), default=float("inf"))
 
 
 _SHAPES = {
