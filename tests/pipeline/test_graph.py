@@ -334,3 +334,17 @@ def test_no_text_is_clipped_or_overlaps_in_small_and_large_graphs(tmp_path: Path
     assert seen["texts"] > 100
     assert seen["overlaps"] == []
     assert seen["outside"] == []
+
+
+def test_directories_that_most_places_share_are_left_out_of_the_picture(tmp_path: Path) -> None:
+    (tmp_path / "pipelines").mkdir()
+    file = tmp_path / "pipelines" / "p.toml"
+    file.write_text(
+        '[sources.a]\npath = "../far/away/landing/*.csv"\n[targets.b]\npath = "../far/away/lake/b"\n'
+        '[[steps]]\noperation = "write"\nsource = "a"\ntarget = "b"\n'
+    )
+    svg = pipeline.draw(pipeline.load(file), "svg")
+    assert ">…/landing/*.csv<" in svg
+    assert ">…/lake/b<" in svg
+    assert "../far/away/lake/b" in svg  # in the tooltip
+    assert "../far/away/lake/b" in pipeline.draw(pipeline.load(file), "text")

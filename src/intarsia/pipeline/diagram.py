@@ -59,6 +59,8 @@ class GraphNode:
     name: str
     place: str = ""
     """Where its rows or its code are."""
+    short: str = ""
+    """The place without directories that most places have in common."""
     label: str = ""
     """The kind, in a word or two."""
     lines: tuple[NodeLine, ...] = ()
@@ -118,9 +120,11 @@ class _GraphMaker:
     sources: SourceGraph
     lines: dict[str, list[NodeLine]] = field(default_factory=dict)
     edges: list[GraphEdge] = field(default_factory=list)
+    base: str = ""
 
     def make(self) -> PipelineGraph:
         pipeline = self.pipeline
+        self.base = self._find_base()
         nodes = [self._make_source(name, source) for name, source in pipeline.sources.items()]
         nodes += [self._make_target(name, target) for name, target in pipeline.targets.items()]
         self.lines = {node.key: [] for node in nodes}
@@ -162,7 +166,15 @@ class _GraphMaker:
     def _make_source(self, name: str, source: Source) -> GraphNode:
         facts = [f"{key}: {value}" for key, value in _list_facts(source)]
         kind, label, place = self._describe_source(source)
-        return GraphNode(f"source:{name}", kind, name, redact(place), label, facts=tuple(map(redact, facts)))
+        return GraphNode(
+            f"source:{name}",
+            kind,
+            name,
+            redact(place),
+            redact(self._cut(place)),
+            label,
+            facts=tuple(map(redact, facts)),
+        )
 
     def _describe_source(self, source: Source) -> tuple[NodeKind, str, str]:
         if source.python is not None:
@@ -196,9 +208,26 @@ class _GraphMaker:
             "target",
             name,
             redact(place),
+            redact(self._cut(place)),
             "Iceberg table" if is_table else "Parquet dataset",
             facts=tuple(map(redact, facts)),
         )
+
+    def _cut(self, place: str) -> str:
+        """A place below the directory that most are in; others as they are."""
+        return f"…/{place[len(self.base) :]}" if self.base and place.startswith(self.base) else place
+
+    def _find_base(self) -> str:
+        """The directory that most paths are in, where it is not the pipeline's own."""
+        paths = [path for source in self.pipeline.sources.values() for path in list_names(source.path)]
+        paths += [one.stream.path for one in self.pipeline.sources.values() if one.stream and one.stream.path]
+        paths += [target.path for target in self.pipeline.targets.values() if target.kind == "parquet"]
+        folders = [os.path.dirname(self._shorten(path)) for path in paths if "://" not in path]
+        away = [folder for folder in folders if folder.startswith(("..", "/"))]
+        if len(away) < 2 or len({folder.startswith("/") for folder in away}) > 1:
+            return ""
+        base = os.path.commonpath(away)
+        return "" if set(base) <= set("./") else os.path.join(base, "")
 
     def _shorten(self, path: str) -> str:
         """A path from the pipeline's own directory, where that is shorter."""

@@ -14,8 +14,10 @@ __all__ = ["draw_svg"]
 
 _PAD, _HEAD, _PLACE, _LINE = 12.0, 29.0, 16.0, 22.0
 _MARGIN = 10.0
-_SMALLEST = 0.8
-_NARROWEST, _WIDEST = 150.0, 340.0
+_SMALLEST = 0.75
+_NARROWEST, _WIDEST = 140.0, 320.0
+_PLACE_ROOM = 120.0
+"""What a place may ask for; a longer one is shortened."""
 _MARKS = {"done": "done", "unchanged": "same", "planned": "plan", "failed": "fail", "not run": "none"}
 _STYLE = """
 .intarsia-graph{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;
@@ -95,7 +97,7 @@ def _place(graph: PipelineGraph) -> Placement:
         Link(
             edge.start,
             edge.end,
-            _HEAD / 2 if edge.leaves is None else cards[edge.start].find_line(edge.leaves),
+            cards[edge.start].height / 2 if edge.leaves is None else cards[edge.start].find_line(edge.leaves),
             cards[edge.end].find_line(edge.line),
         )
         for edge in graph.edges
@@ -152,7 +154,7 @@ class _Card:
     def choose_width(self) -> float:
         """The width at which nothing has to be shortened, within limits."""
         head = _measure(self.node.name, 13.5) + _measure(self.node.label, 11)
-        place = _measure(self.node.place, 11) + _measure(self._size, 11)
+        place = min(_measure(self.node.short, 11), _PLACE_ROOM) + _measure(self._size, 11)
         lines = [
             _measure(line.text, 12) + _measure(_describe_line(line), 11) + self._find_indent()
             for line in self.node.lines
@@ -179,7 +181,7 @@ class _Card:
         parts.append(_text(right, y + 19, node.label, "q r"))
         if node.place or self._size:
             room = width - 2 * _PAD - (14 + _measure(self._size, 11) if self._size else 0)
-            parts.append(_text(x + _PAD, y + 34, _fit(node.place, room, 11), "q"))
+            parts.append(_text(x + _PAD, y + 34, _fit(node.short, room, 11), "q"))
             parts.append(_text(right, y + 34, self._size, "q r") if self._size else "")
         parts.append("</g>")
         for at, line in enumerate(node.lines):

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 
 __all__ = ["Box", "Link", "Placement", "Point", "place_boxes"]
 
-_ROW_GAP, _COLUMN_GAP, _MOST_GAP = 18.0, 46.0, 96.0
+_ROW_GAP, _COLUMN_GAP, _MOST_GAP = 18.0, 38.0, 90.0
 _LANE = 9.0
 """Distance between lines that lead back to an earlier layer."""
 _SWEEPS = 12
 _PASSING = 10.0
 """Height that a line takes where it passes a layer."""
 
-_HOMEWARD = 0.04
+_HOMEWARD = 0.05
 """How much a box is drawn to the middle, where a link weighs 1 or more: the picture stays flat."""
 
 Point = tuple[float, float]
