@@ -126,6 +126,20 @@ def test_a_query_over_a_stream_may_be_appended_and_one_without_may_not() -> None
         pipeline.loads(text + '\n[sources.q]\nsql = "select 1 as id"\n')
 
 
+def test_a_module_declares_the_same_stream_as_a_file(tmp_path: Path) -> None:
+    (tmp_path / "web.py").write_text(
+        "from intarsia import pipeline\n"
+        "web = pipeline.Pipeline('web')\n"
+        "web.stream('clicks', 'json', 'in', columns={'id': 'bigint'}, options={'maxFilesPerTrigger': 3})\n"
+        "web.write('clicks', into='lake/t', name='s')\n"
+    )
+    declared = 'stream = { format = "json", path = "in", options = { maxFilesPerTrigger = 3 } }'
+    text = FILE.format(source=f'{declared}\ncolumns = {{ id = "bigint" }}', step=APPEND)
+    (tmp_path / "web.toml").write_text(text)
+    made = pipeline.load(tmp_path / "web.py")
+    assert made.sources == pipeline.load(tmp_path / "web.toml").sources
+
+
 def test_a_run_that_stays_needs_a_stream_and_writes(tmp_path: Path) -> None:
     declared = pipeline.Pipeline(
         name="p",

@@ -142,15 +142,15 @@ def test_a_run_with_nothing_new_opens_no_session(clicks: Clicks) -> None:
     declared = clicks.declare("append")
     from intarsia.pipeline import runner
 
-    original = runner._make_opener
+    original = runner.make_opener
     try:
-        runner._make_opener = lambda *_: refuse  # type: ignore[assignment]
+        runner.make_opener = lambda *_: refuse  # type: ignore[assignment]
         assert [step.status for step in pipeline.run(declared, progress=False).steps] == ["unchanged"]
         clicks.lands((2, 2))
         with pytest.raises(AssertionError, match="opened"):
             pipeline.run(declared, progress=False)
     finally:
-        runner._make_opener = original
+        runner.make_opener = original
 
 
 @pytest.mark.parametrize("kind", ["parquet", "iceberg"])

@@ -50,6 +50,27 @@ class Declaration(ABC):
         """Declare files as a source; ``columns``, ``derive``, ``where`` and the like as in a file."""
         return self.add_source(name, path=path, **keys)
 
+    def stream(
+        self,
+        name: str,
+        format: str,
+        path: str | os.PathLike[str] | None = None,
+        *,
+        schema: str | Mapping[str, str] | None = None,
+        options: Mapping[str, Any] | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
+        **keys: Any,
+    ) -> str:
+        """Declare a stream as a source; ``columns``, ``derive`` and ``where`` as in a file."""
+        given = {"format": format, "path": path, "schema": schema, "options": options}
+        given |= {"checkpoint": checkpoint}
+        stream = {
+            key: os.fspath(value) if isinstance(value, os.PathLike) else value
+            for key, value in given.items()
+            if value is not None
+        }
+        return self.add_source(name, stream=stream, **keys)
+
     def sql(
         self, name: str, query: str | None = None, *, file: str | os.PathLike[str] | None = None, **keys: Any
     ) -> str:
