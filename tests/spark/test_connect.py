@@ -175,6 +175,50 @@ def test_a_pipeline_runs_on_a_connect_server(server: str, tmp_path: Path, rows: 
     assert rows(tmp_path / "lake" / "orders") == [{"id": 1, "amount": 5.0}, {"id": 3, "amount": 7.0}]
 
 
+MODULE = """
+from pyspark.sql import functions as F
+from pyspark.sql.types import DoubleType
+
+import helpers
+from intarsia import pipeline
+
+shop = pipeline.Pipeline("module")
+shop.files("landing", "a.csv", columns={"id": "bigint", "amount": "double"})
+
+
+@shop.source
+def scored(spark, landing):
+    def late(amount):
+        import late_rules
+
+        return amount + late_rules.EXTRA
+
+    scale, later = F.udf(helpers.scale, DoubleType()), F.udf(late, DoubleType())
+    return landing.select("id", scale("amount").alias("a"), later("amount").alias("b"))
+
+
+shop.merge(scored, into="lake/scores", on="id")
+"""
+
+
+@pytest.mark.spark
+@pytest.mark.slow
+def test_modules_beside_a_python_pipeline_reach_a_connect_server(
+    server: str, tmp_path: Path, rows: Any
+) -> None:
+    pytest.importorskip("click", reason="click is not installed")
+    (tmp_path / "a.csv").write_text("id,amount\n1,5\n")
+    (tmp_path / "helpers.py").write_text("def scale(amount):\n    return amount * 10\n")
+    (tmp_path / "late_rules.py").write_text("EXTRA = 100\n")
+    (tmp_path / "shop.py").write_text(MODULE)
+    command = [sys.executable, "-m", "intarsia", "run", "shop.py", "--master", server]
+    done = subprocess.run(
+        command, cwd=tmp_path, env=_without_java(), capture_output=True, text=True, timeout=100, check=False
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    assert rows(tmp_path / "lake" / "scores") == [{"id": 1, "a": 50.0, "b": 105.0}]
+
+
 @pytest.mark.spark
 @pytest.mark.slow
 @pytest.mark.timeout(600)

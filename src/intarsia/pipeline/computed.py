@@ -159,7 +159,7 @@ class SourceComputer:
         values = {**given, **source.params}
         with _translate_failure(code, "failed"):
             function = getattr(self._load(code.function, travels=is_spark_engine), code.function.name)
-            with self._get_imports(code.function).activate():
+            with self._get_imports(code.function, travels=is_spark_engine).activate():
                 return function(**{name: values[name] for name in wanted if name in values})
 
     def _load(self, function: Function, *, travels: bool) -> ModuleType:
@@ -171,17 +171,21 @@ class SourceComputer:
         if key not in self.modules:
             name = f"intarsia_source_{uuid.uuid4().hex}"
             self.stack.callback(sys.modules.pop, name, None)
-            module = self._get_imports(function).run_file(name, function.path, function.text)
-            if travels:
-                pickling = import_optional("pyspark.cloudpickle")
-                pickling.register_pickle_by_value(module)
-                self.stack.callback(pickling.unregister_pickle_by_value, module)
+            module = self._get_imports(function, travels=travels).run_file(name, function.path, function.text)
             self.modules[key] = module
         return self.modules[key]
 
-    def _get_imports(self, function: Function) -> LocalImports:
+    def _get_imports(self, function: Function, *, travels: bool) -> LocalImports:
         """The local modules of a function's file, each imported once in a run."""
-        return self.imports.setdefault(function.path, LocalImports(function.modules))
+        on_load = self._pickle_by_value if travels else None
+        return self.imports.setdefault(function.path, LocalImports(function.modules, on_load))
+
+    def _pickle_by_value(self, module: ModuleType) -> None:
+        """Let Spark pickle what a module defines with its code, also where a worker knows an older one."""
+        pickling = import_optional("pyspark.cloudpickle")
+        if module.__name__ not in pickling.list_registry_pickle_by_value():
+            pickling.register_pickle_by_value(module)
+            self.stack.callback(pickling.unregister_pickle_by_value, module)
 
 
 def _list_files(function: Function) -> dict[str, bytes]:

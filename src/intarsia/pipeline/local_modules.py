@@ -8,7 +8,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from types import ModuleType
@@ -17,6 +17,9 @@ from typing import Any
 from intarsia.errors import InputError
 
 __all__ = ["LocalImports", "LocalModule", "find_local_modules", "parse_module", "read_text_file"]
+
+
+OnLoad = Callable[[ModuleType], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,9 +118,10 @@ def _find_modules(directory: str, name: str) -> Iterator[LocalModule]:
 class TextLoader(importlib.abc.SourceLoader):
     """Imports a file from the text that was read and checked; writes no bytecode."""
 
-    def __init__(self, path: str, text: bytes) -> None:
+    def __init__(self, path: str, text: bytes, on_load: OnLoad | None = None) -> None:
         self._path = path
         self._text = text
+        self._on_load = on_load
 
     def get_filename(self, fullname: str) -> str:
         return self._path
@@ -125,10 +129,19 @@ class TextLoader(importlib.abc.SourceLoader):
     def get_data(self, path: Any) -> bytes:
         return self._text
 
+    def exec_module(self, module: ModuleType) -> None:
+        if self._on_load is not None:
+            self._on_load(module)
+        super().exec_module(module)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return TextLoader, (self._path, self._text)  # a module that is pickled has its loader
+
 
 class _TextFinder(importlib.abc.MetaPathFinder):
-    def __init__(self, modules: Iterable[LocalModule]) -> None:
+    def __init__(self, modules: Iterable[LocalModule], on_load: OnLoad | None) -> None:
         self._modules = {module.name: module for module in modules}
+        self._on_load = on_load
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -136,25 +149,25 @@ class _TextFinder(importlib.abc.MetaPathFinder):
         found = self._modules.get(fullname)
         if found is None:
             return None
-        return importlib.util.spec_from_loader(
-            fullname, TextLoader(found.path, found.text), origin=found.path
-        )
+        loader = TextLoader(found.path, found.text, self._on_load)
+        return importlib.util.spec_from_loader(fullname, loader, origin=found.path)
 
 
 @dataclass(slots=True)
 class LocalImports:
     """Lets code import local modules from their texts, in blocks; outside of them nothing of it is seen.
 
-    Modules of the same names that are imported already are out of the way meanwhile. Since the local ones are
-    not among the imported modules afterwards, Spark pickles what is of them with its code.
+    Modules of the same names that are imported already are out of the way meanwhile.
     """
 
     modules: tuple[LocalModule, ...]
+    on_load: OnLoad | None = None
+    """Called with each module before it is run."""
     loaded: dict[str, ModuleType] = field(default_factory=dict)
 
     def run_file(self, name: str, path: str, text: bytes) -> ModuleType:
         """A module of a name of its own, made by running a text; it is left in ``sys.modules``."""
-        loader = TextLoader(path, text)
+        loader = TextLoader(path, text, self.on_load)
         spec = importlib.util.spec_from_loader(name, loader, origin=path)
         assert spec is not None
         module = importlib.util.module_from_spec(spec)
@@ -170,7 +183,7 @@ class LocalImports:
         names = {module.name for module in self.modules}
         hidden = _take_out(names)
         sys.modules.update(self.loaded)
-        finder = _TextFinder(self.modules)
+        finder = _TextFinder(self.modules, self.on_load)
         sys.meta_path.insert(0, finder)
         try:
             yield
