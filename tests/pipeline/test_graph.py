@@ -196,6 +196,59 @@ def test_streams_and_foreign_keys_are_drawn() -> None:
     )
 
 
+GUARDED = """
+name = "shop"
+engine = "duckdb"
+LINEAGE
+[sources.landing]
+path = "landing/*.csv"
+columns = { id = "bigint", region = "varchar", amount = "double" }
+
+[targets.orders]
+path = "lake/orders"
+
+[targets.bad_orders]
+path = "lake/bad"
+
+[[steps]]
+name = "sound"
+operation = "expect"
+source = "landing"
+holds = "amount >= 0"
+action = "quarantine"
+quarantine = "bad_orders"
+
+[[steps]]
+name = "upsert"
+operation = "merge"
+source = "landing"
+target = "orders"
+on = "id"
+"""
+
+
+def test_a_quarantine_is_drawn_with_the_rows_that_went_there(shop: Any) -> None:
+    shop.declare(GUARDED.replace("LINEAGE", '[lineage]\nfile = "lineage.ndjson"\n'))
+    shop.lands("a.csv", {1: ("eu", -1.0), 2: ("eu", 2.0), 3: ("ap", 3.0)})
+    plain = json.loads(Path(shop.run().check().json_path).read_text())["graph"]
+    told = {(edge["to"], edge["kind"]): (edge["step"], edge["rows"]) for edge in plain["edges"]}
+    assert told == {
+        ("target:bad_orders", "quarantines"): ("sound", 1),
+        ("target:orders", "writes"): ("upsert", 2),
+    }
+    rows = {node["name"]: node["rows"] for node in plain["nodes"] if node["kind"] == "target"}
+    assert rows == {"orders": 2, "bad_orders": 1}
+    (landing,) = [node for node in plain["nodes"] if node["name"] == "landing"]
+    assert landing["steps"][0]["outcome"] == "1 quarantined"
+    svg = pipeline.draw(pipeline.load(shop.file))
+    assert 'class="flow quarantines"' in svg
+    events = [json.loads(line) for line in (shop.root / "lineage.ndjson").read_text().splitlines()]
+    (done,) = [e for e in events if e["eventType"] == "COMPLETE" and e["job"]["name"] == "shop.sound"]
+    assert done["inputs"][0]["inputFacets"]["inputStatistics"]["rowCount"] == 3
+    assert done["outputs"][0]["name"] == str(shop.root / "lake" / "bad")
+    assert done["outputs"][0]["outputFacets"]["outputStatistics"]["rowCount"] == 1
+
+
 def test_the_picture_is_xml_with_titles_and_is_the_same_each_time(computed: Any) -> None:
     declared = pipeline.load(computed.file)
     svg = pipeline.draw(declared, "svg")

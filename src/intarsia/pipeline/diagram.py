@@ -18,8 +18,8 @@ from intarsia.pipeline.references import list_referenced_targets
 __all__ = ["GraphEdge", "GraphNode", "NodeLine", "PipelineGraph", "make_graph"]
 
 NodeKind = Literal["files", "stream", "query", "function", "view", "target"]
-EdgeKind = Literal["reads", "writes", "checks"]
-"""``checks``: an expectation looks up keys in a target."""
+EdgeKind = Literal["reads", "writes", "checks", "quarantines"]
+"""``checks``: an expectation looks up keys in a target; ``quarantines``: it puts rows of a source there."""
 
 
 TOPICS = ("subscribe", "subscribePattern", "assign", "table")
@@ -146,12 +146,18 @@ class _GraphMaker:
             for name in dict.fromkeys(list_referenced_targets(step, self.pipeline)):
                 if f"target:{name}" != own:
                     self.edges.append(GraphEdge(f"target:{name}", own, len(self.lines[own]) - 1, "checks"))
+            if step.quarantine is not None:
+                at = len(self.lines[own]) - 1
+                aside = replace(line, operation="quarantine")
+                self._add_edge(own, f"target:{step.quarantine}", aside, "quarantines", leaves=at)
         elif target is not None:
             self._add_edge(source, target, line, "writes")
 
-    def _add_edge(self, start: str, end: str, line: NodeLine, kind: EdgeKind) -> None:
+    def _add_edge(
+        self, start: str, end: str, line: NodeLine, kind: EdgeKind, *, leaves: int | None = None
+    ) -> None:
         self.lines[end].append(line)
-        self.edges.append(GraphEdge(start, end, len(self.lines[end]) - 1, kind))
+        self.edges.append(GraphEdge(start, end, len(self.lines[end]) - 1, kind, leaves))
 
     def _list_read(self, name: str, source: Source) -> Iterator[str]:
         """The keys of the nodes that a source reads, each once."""

@@ -27,6 +27,8 @@ def measure_graph(graph: PipelineGraph, report: PipelineReport) -> PipelineGraph
 
 def describe_outcome(step: StepReport) -> str:
     """Counts of changed rows, or of expectations that hold, or of files."""
+    if step.checks and step.result is not None and step.result.inserted:
+        return f"{units.format_number(step.result.inserted)} quarantined"
     if step.checks:
         wrong = sum(not check.ok for check in step.checks)
         return f"{wrong} of {len(step.checks)} do not hold" if wrong else f"{len(step.checks)} hold"
@@ -66,7 +68,9 @@ class _Measures:
             return {"number": None}
         number, step = found[0]
         measured: dict[str, Any] = {"number": number, "status": step.status, "outcome": _describe(step)}
-        if start is not None and step.result is not None:
+        if line.operation == "quarantine":
+            measured["rows"] = None if step.result is None else step.result.inserted
+        elif start is not None and step.result is not None:
             measured["rows"] = step.result.source_count
             _, size = step.source_inputs.get(step.source or "", (0, None))
             measured["bytes"] = size
@@ -110,10 +114,18 @@ class _Measures:
     def _find_snapshot(self, target: str, before: int) -> Snapshot | None:
         """The state of a target before a step, as the steps next to it saw it."""
         steps = self.report.steps
-        above = [step for step in steps[:before] if step.target == target]
-        below = [step for step in steps[before:] if step.target == target]
+        above = [step for step in steps[:before] if self._find_target(step) == target]
+        below = [step for step in steps[before:] if self._find_target(step) == target]
         found = [step.after or step.before for step in reversed(above)] + [step.before for step in below]
         return next((snapshot for snapshot in found if snapshot is not None), None)
+
+    def _find_target(self, step: StepReport) -> str | None:
+        """The target whose snapshots are in the report of a step, which may be its quarantine."""
+        if step.target is not None or step.result is None:
+            return step.target
+        ends = [edge for edge in self.graph.edges if edge.kind == "quarantines"]
+        lines = [(edge.end, self.graph.node(edge.end).lines[edge.line]) for edge in ends]
+        return next((end.partition(":")[2] for end, line in lines if line.step == step.name), None)
 
 
 def _describe(step: StepReport) -> str:

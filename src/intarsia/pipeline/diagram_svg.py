@@ -35,6 +35,7 @@ _STYLE = """
 .intarsia-graph .rule{stroke:var(--edge);stroke-width:1}
 .intarsia-graph .flow{fill:none;stroke:var(--link);stroke-width:1.6}
 .intarsia-graph .back{stroke-dasharray:5 4}.intarsia-graph .checks{stroke-dasharray:1 4;stroke-linecap:round}
+.intarsia-graph .quarantines{stroke:var(--fail)}
 .intarsia-graph .flow:hover{stroke:var(--ink);stroke-width:2.4}
 .intarsia-graph .tip{fill:var(--link)}
 .intarsia-graph .hit{fill:transparent}.intarsia-graph a:hover .hit{fill:var(--hover)}
@@ -71,7 +72,7 @@ def draw_svg(graph: PipelineGraph, *, anchor: str | None = None) -> str:
         flow = f"keys for {line.text}" if edge.kind == "checks" else _describe_flow(line)
         title = f"{tops[edge.start].node.name} → {tops[edge.end].node.name}{_add(flow)}"
         css, drawn = ("flow back", _draw_angles(route)) if back else ("flow", _draw_curve(route))
-        css = f"{css} checks" if edge.kind == "checks" else css
+        css = f"{css} {edge.kind}" if edge.kind in ("checks", "quarantines") else css
         parts.append(f'<path class="{css}" d="{drawn}"><title>{_escape(title)}</title></path>')
         parts.append(_draw_tip(route[-1]))
     for card in cards:

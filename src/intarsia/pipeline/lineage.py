@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from intarsia.common.log import get_logger
 from intarsia.errors import InputError, NotSupported
 from intarsia.pipeline.lineage_sender import LineageSender
-from intarsia.pipeline.model import Expect, LineageSettings, Pipeline, Step
+from intarsia.pipeline.model import Expect, LineageSettings, Pipeline, Step, find_written_target
 from intarsia.pipeline.references import list_referenced_targets
 from intarsia.pipeline.report import PipelineReport, StepReport
 from intarsia.pipeline.resources import RunResources
@@ -159,14 +159,14 @@ class LineageRun:
         sources = {name: one for name, one in declared.items() if one.path or one.stream is not None}
         code = graph.codes.get(step.source or "")
         after = None if report is None else report.after
-        changes = step.target is not None and not isinstance(step, Expect)
+        target = find_written_target(step)
         self.sender.send(
             self.maker.make_step_event(
                 _get_state(state),
                 step,
                 read={name: self._find_table(name) for name in read},
                 sources=sources,
-                written=self._find_table(step.target, after) if changes and step.target else None,
+                written=None if target is None else self._find_table(target, after),
                 query=None if code is None or code.query is None else code.query.text,
                 report=report,
             )

@@ -196,7 +196,10 @@ class EventMaker:
         is_own = name == step.source
         if name in report.source_inputs:
             files, size = report.source_inputs[name]
-            rows = report.result.source_count if is_own and report.result is not None else None
+            counts = [] if report.result is None else [report.result.source_count]
+            if isinstance(step, Expect):  # its result is that of its quarantine
+                counts = [check.rows for check in report.checks if check.rows is not None]
+            rows = counts[0] if counts and is_own else None
             facets["inputStatistics"] = _make(
                 input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
                 rowCount=rows,
