@@ -24,7 +24,7 @@ pytest.importorskip("pyiceberg")
 DRIVER = Path(__file__).with_name("stream_driver.py")
 SCHEMA = pa.schema([("id", pa.int64()), ("n", pa.int64())])
 BATCHES = 3
-QUICK = [("add parquet", 1, "after"), ("add iceberg", 1, "after"), ("append iceberg", 0, "before")]
+QUICK = [("add parquet", 1, "after"), ("add iceberg", 1, "after")]
 ALL = [
     (f"{step} {kind}", batch, when)
     for step in ("add", "append")

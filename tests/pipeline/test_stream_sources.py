@@ -20,6 +20,7 @@ from intarsia.errors import DamagedTable, InputError, NothingMatched
 from intarsia.pipeline import stream_batches
 
 pytestmark = pytest.mark.spark
+more = pytest.mark.skipif(os.environ.get("INTARSIA_SPARK") != "full", reason="make spark runs it")
 
 ADDS = """when matched then update set n = target.n + source.n
 when not matched then insert (id, n) values (source.id, source.n)"""
@@ -153,8 +154,15 @@ def test_a_run_with_nothing_new_opens_no_session(clicks: Clicks) -> None:
         runner.make_opener = original
 
 
-@pytest.mark.parametrize("kind", ["parquet", "iceberg"])
-@pytest.mark.parametrize("step", ["add", "append"])
+@pytest.mark.parametrize(
+    ("step", "kind"),
+    [
+        ("add", "iceberg"),
+        ("append", "parquet"),
+        pytest.param("add", "parquet", marks=more),
+        pytest.param("append", "iceberg", marks=more),
+    ],
+)
 def test_a_batch_that_spark_gives_again_takes_effect_once(
     spark: Any, tmp_path: Path, kind: str, step: str
 ) -> None:
@@ -210,6 +218,7 @@ def test_what_spark_refuses_of_a_stream_is_told_with_its_place(clicks: Clicks) -
     assert not (clicks.root / "t").exists()
 
 
+@more
 def test_where_and_derive_of_a_stream_mean_what_they_mean_of_files(clicks: Clicks) -> None:
     clicks.source |= {"derive": {"n": "n * 2"}, "where": "id <> 2"}
     clicks.lands((1, 1), (2, 2))
@@ -217,6 +226,7 @@ def test_where_and_derive_of_a_stream_mean_what_they_mean_of_files(clicks: Click
     assert clicks.rows() == [(1, 2)]
 
 
+@more
 def test_a_schema_in_the_words_of_spark_is_taken(clicks: Clicks) -> None:
     clicks.source = {}
     clicks.stream["schema"] = {"id": "bigint", "n": "bigint"}
@@ -243,6 +253,7 @@ def test_csv_of_a_stream_is_read_as_that_of_files(clicks: Clicks) -> None:
         clicks.run(step).check()
 
 
+@more
 def test_a_stream_that_failed_at_first_goes_on_with_its_checkpoint(clicks: Clicks) -> None:
     """What it had begun to take is not forgotten: a topic would be begun at its end again."""
     bad = clicks.lands((1, 1))
@@ -299,6 +310,7 @@ def test_a_full_refresh_merges_everything_again_and_appends_nothing_twice(clicks
     assert [step.status for step in clicks.run("upsert", "append").steps] == ["unchanged", "unchanged"]
 
 
+@more
 def test_a_full_refresh_that_was_interrupted_is_gone_on_with(
     clicks: Clicks, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -352,7 +364,10 @@ def _change_format(clicks: Clicks) -> None:
 
 @pytest.mark.parametrize(
     ("change", "told"),
-    [(_change_path, r"is of json .*/in, and the step reads json .*/other"), (_change_format, r"reads csv ")],
+    [
+        (_change_path, r"is of json .*/in, and the step reads json .*/other"),
+        pytest.param(_change_format, r"reads csv ", marks=more),
+    ],
 )
 def test_the_checkpoint_of_another_stream_is_refused_before_any_step_runs(
     clicks: Clicks, change: Callable[[Clicks], None], told: str
@@ -381,7 +396,14 @@ def test_a_checkpoint_of_a_query_of_ones_own_is_refused(clicks: Clicks) -> None:
     assert (clicks.root / "mine" / "append" / "intarsia.json").exists()
 
 
-@pytest.mark.parametrize("lost", ["the checkpoint", "Spark's part", "the checkpoint and the state"])
+@pytest.mark.parametrize(
+    "lost",
+    [
+        pytest.param("the checkpoint", marks=more),
+        pytest.param("Spark's part", marks=more),
+        "the checkpoint and the state",
+    ],
+)
 def test_a_checkpoint_that_was_lost_is_noticed(clicks: Clicks, lost: str) -> None:
     clicks.lands((1, 1))
     clicks.run("add").check()
@@ -397,6 +419,7 @@ def test_a_checkpoint_that_was_lost_is_noticed(clicks: Clicks, lost: str) -> Non
     assert clicks.rows() == [(1, 12)]
 
 
+@more
 def test_a_checkpoint_goes_on_when_only_the_state_was_lost(clicks: Clicks) -> None:
     clicks.lands((1, 1))
     clicks.run("add").check()
@@ -421,6 +444,7 @@ def test_the_package_of_a_format_that_is_missing_is_named(clicks: Clicks) -> Non
     assert "[sources.clicks] stream" in str(report.failed.error)
 
 
+@more
 def test_a_rate_stream_is_taken_as_far_as_it_is(clicks: Clicks) -> None:
     clicks.stream = {"format": "rate", "options": {"rowsPerSecond": 1000}}
     clicks.source = {"derive": {"id": "value", "n": "1"}, "columns": {"value": "bigint"}}
