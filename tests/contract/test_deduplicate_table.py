@@ -66,6 +66,14 @@ def test_a_file_that_loses_every_row_is_removed(parquet_lake):
     assert (result.deleted, len(result.removed_files)) == (2, 1)
 
 
+def test_without_an_order_the_row_that_was_appended_last_stays(lake):
+    lake.create(TABLE.slice(0, 1))
+    for value in range(6):
+        lake.write(pa.table({"id": [7], "n": [value], "v": [str(value)]}))
+    lake.deduplicate(on="id")
+    assert lake.values("id", "v") == [(1, "a"), (7, "5")]
+
+
 def test_keys_repeat_across_partitions_too(lake):
     table = pa.table({"id": [1, 1, 2], "p": ["a", "b", "b"], "n": [9, 1, 1]})
     lake.create(table, partition_by="p").deduplicate(on="id", order_by="n")

@@ -251,3 +251,27 @@ def _check(
         assert _numbers(planned) == _numbers(done)
         assert {step.status for step in done.steps if step.source is not None} == {"done"}
         assert all(step.result.dry_run for step in planned.steps if step.result is not None)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("kind", ["parts", "v2-cow"] if EVERYTHING else ["v2-cow"])
+def test_where_executors_are_elsewhere_a_dry_run_writes_beside_the_target(
+    tmp_path: Path,
+    scratch: Path,
+    tree_digest: Callable[..., Any],
+    spark: Any,
+    kind: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As on a cluster: a temporary directory of this machine is no place for executors."""
+    monkeypatch.setattr("intarsia.engines.spark.source._is_local", lambda _: False)
+    seen: list[str] = []
+
+    def look(_: Any) -> None:
+        written = [*tmp_path.rglob("*.part"), *tmp_path.rglob("*.parquet")]
+        seen.extend(str(path) for path in written if "/spools/" in str(path))
+
+    _check(tmp_path, scratch, tree_digest, "spark", kind, "upkeep", session=spark, on_step=look)
+    expected = f"{tmp_path}/lake/.orders.intarsia/spools/" if kind == "parts" else "/orders/.intarsia/spools/"
+    assert seen
+    assert all(expected in path for path in seen)

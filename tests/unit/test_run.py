@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import re
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -11,7 +12,16 @@ import pyarrow.fs as pafs
 import pytest
 
 from intarsia.common.arrow import ingest
-from intarsia.core.change import Change, Committed, Hits, Matches, Replacement, Staged, StagedFile
+from intarsia.core.change import (
+    Change,
+    Committed,
+    Hits,
+    Matches,
+    Replacement,
+    Staged,
+    StagedFile,
+    make_transaction_id,
+)
 from intarsia.core.intent import CompactIntent, DeleteIntent, MergeIntent, WriteIntent
 from intarsia.core.ports import Execution
 from intarsia.core.prepare import Prepared, prepare
@@ -216,3 +226,9 @@ def test_a_file_that_is_simply_damaged_is_an_error(source):
     with pytest.raises(DamagedTable, match="half a file"):
         run(UPSERT, notes, notes, source)
     assert notes.calls.count("commit") == 0
+
+
+def test_ids_of_transactions_grow_with_time():
+    made = [make_transaction_id() for _ in range(500)]
+    assert made == sorted(set(made))
+    assert all(re.fullmatch("[0-9a-f]{32}", one) for one in made)
