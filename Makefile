@@ -18,7 +18,7 @@ HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast spark crash property cluster cross duckdb-oldest bench bench-spark bench-iceberg demo tour lock clean distclean
+.PHONY: help setup lint format test test-fast spark crash property cluster cross duckdb-oldest bench bench-spark bench-pipeline bench-iceberg demo tour lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -107,6 +107,9 @@ bench: $(BENCH) ## Measure against the peers, as ratios in one run
 
 bench-spark: $(BENCH) ## Measure on Spark against Delta Lake and Iceberg (long; Spark fetches their jars)
 	@$(BIN)/python -m bench.spark $(ARGS)
+
+bench-pipeline: $(BENCH) ## Measure a pipeline on Spark against the same by hand in PySpark
+	@$(BIN)/python -m bench.spark.pipeline $(ARGS)
 
 bench-iceberg: $(BENCH) ## Measure on an Iceberg table whose spec has evolved, against Iceberg on Spark and PyIceberg
 	@$(BIN)/python -m bench.iceberg $(ARGS)

@@ -118,6 +118,9 @@ class Source:
     """Instead of a path: a file with such a query."""
     python: str | None = None
     """Instead of a path: ``file.py:function``; the function's parameters name sources and targets."""
+    since: Literal["last run"] | None = None
+    """With a target: only its rows that were added or changed since the step's last success, where that can
+    be known exactly."""
     params: Mapping[str, Any] = field(default_factory=dict)
     """Values of the query's ``${name}``, which are bound and never pasted; or arguments of the function."""
     stream: Stream | None = None

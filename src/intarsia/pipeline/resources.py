@@ -22,6 +22,8 @@ from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
 from intarsia.pipeline.model import Expect, Pipeline, Source, Target, is_guard, require
 from intarsia.pipeline.rehearsal import Rehearsal
 from intarsia.pipeline.row_judge import RowJudge
+from intarsia.pipeline.since import Increment
+from intarsia.pipeline.since_rows import read_difference
 from intarsia.pipeline.snapshot_links import SnapshotLinks
 from intarsia.pipeline.stream_reader import read_stream
 from intarsia.request import open_iceberg
@@ -72,6 +74,8 @@ class RunResources:
     web: Downloads = field(default_factory=Downloads)
     links: SnapshotLinks = field(default_factory=SnapshotLinks)
     rehearsal: Rehearsal = field(default_factory=Rehearsal)
+    increments: dict[str, Increment] = field(default_factory=dict)
+    """By target: what the step under way reads of it since its last success."""
 
     def __post_init__(self) -> None:
         self.guards = SourceGuards(self)
@@ -151,7 +155,7 @@ class RunResources:
             name = self._name_source(source)
             return self._compute_rows(source, listing, self._take_snapshots(name))
         if source.target is not None:
-            return self._read_snapshot(source, self._take_snapshot(source.target))
+            return self._read_target(source, self._take_snapshot(source.target))
         if source.stream is not None:
             frame = read_stream(source, f"[sources.{self._name_source(source)}]", self.session)
             return inputs.transform_frame(frame, inputs.make_transform(source, "parquet"))
@@ -163,8 +167,19 @@ class RunResources:
 
     def _take_snapshot(self, target: str) -> Snapshot:
         """A target's current state; where an engine reads files by itself, of files that stay as they are."""
+        if target in self.increments:
+            return self.increments[target].snapshot
         table = self.get_table(target)
         return table.snapshot() if self.pipeline.engine == "arrow" else self.links.take_snapshot(table)
+
+    def _read_target(self, source: Source, snapshot: Snapshot) -> Any:
+        """The rows of a source that is a target: all of them, or those that are new to the step."""
+        found = None if source.since is None else self.increments.get(source.target or "")
+        if found is None:
+            return self._read_snapshot(source, snapshot)
+        if found.before is None:
+            return self._read_snapshot(source, found.added)
+        return read_difference(source, found.added, found.before, self.pipeline.engine, self.session)
 
     def _read_snapshot(
         self, source: Source, snapshot: Snapshot, columns: tuple[str, ...] | None = None
@@ -213,7 +228,7 @@ class RunResources:
                 )
             if (target := declared.target) is not None:
                 return self.guards.read(
-                    one.name, lambda _: self._read_snapshot(declared, snapshots[target]), None
+                    one.name, lambda _: self._read_target(declared, snapshots[target]), None
                 )
             return self.read_rows(declared, parts.get(one.name))
 

@@ -40,6 +40,7 @@ from intarsia.pipeline.model import (
 )
 from intarsia.pipeline.references import list_referenced_targets
 from intarsia.pipeline.resources import RunResources
+from intarsia.pipeline.since import Increment, find_increment
 from intarsia.pipeline.state import Pending, PipelineState, Success, UnfinishedRun, write_atomically
 
 
@@ -64,6 +65,8 @@ class RunState:
     """The files of sources, as first listed in this run."""
     unresolved: dict[str, Exception] = field(default_factory=dict)
     """Errors by target, of those that could not be read when the run began: their steps fail with them."""
+    increments: dict[str, dict[str, Increment]] = field(default_factory=dict)
+    """By step under way and target: what it reads of a target since its last success."""
     dirty: bool = False
     stop: threading.Event = field(default_factory=threading.Event)
     """Set when streams shall end after the batch at hand."""
@@ -211,7 +214,7 @@ class RunState:
             return False
         if step.fresh and "as_of" not in step.fresh:  # the clock has moved
             return False
-        if self.full_refresh and listing is not None and not isinstance(step, Expect):
+        if self.full_refresh and not isinstance(step, Expect) and (listing is not None or success.positions):
             return False
         touched = self.find_touched_targets(step)
         if touched & changed:
@@ -232,6 +235,58 @@ class RunState:
                 found = self.state.find_success(other.name, describe_definition(other, self.pipeline))
                 if found is not None:
                     yield found.changed_at
+
+    def fix_increments(self, step: Step) -> dict[str, Increment]:
+        """Fix what a step reads of targets since its last success; their states are noted with the next one.
+
+        Each step has positions of its own, for each of its definitions and of the code that it runs.
+        """
+        sources = () if step.source is None else self.resources.graph.list_sources(step.source)
+        targets = [
+            require(self.pipeline.sources[name].target)
+            for name in sources
+            if self.pipeline.sources[name].since is not None
+        ]
+        found: dict[str, Increment] = {}
+        for target in dict.fromkeys(targets):
+            last, unknown = self._find_position(step, target)
+            table, take = self.resources.get_table(target), self.resources.links.take_snapshot
+            found[target] = find_increment(table, take, last, name=target, unknown=unknown)
+        self.increments[step.name] = found
+        return found
+
+    def _find_position(self, step: Step, target: str) -> tuple[Any, str]:
+        """The position of a step's last success in a target it reads; None, and why there is none."""
+        success = self.state.find_success(step.name, describe_definition(step, self.pipeline))
+        if self.full_refresh:
+            return None, "--full-refresh asks for it"
+        if success is None:
+            memory = self.state.steps.get(step.name)
+            known = memory is not None and memory.successes
+            return None, "the step is declared otherwise than before" if known else "the step runs first"
+        noted = success.positions.get(self.make_target_key(target))
+        if noted is None:
+            return None, "its last success noted no position"
+        if noted["code"] != self._describe_code(step):
+            return None, "its query, its function or what that reads is declared otherwise than before"
+        if step.target is not None and not self.get_snapshot(step.target).has_schema:
+            return None, f"{step.target} does not exist"
+        return noted["position"], ""
+
+    def _describe_code(self, step: Step) -> str:
+        """What a step computes its rows with; nothing where they are those of a target."""
+        source = self.get_source(step)
+        if source is None or not source.is_computed:
+            return ""
+        return digest_files([self._stamp_code(require(step.source))])
+
+    def list_positions(self, step: Step) -> dict[str, Any]:
+        """The states that a step has read since its last success, to be noted with this one."""
+        code = self._describe_code(step)
+        return {
+            self.make_target_key(target): {"position": dict(one.position), "code": code}
+            for target, one in self.increments.get(step.name, {}).items()
+        }
 
     def check_settled(self, step: Step) -> None:
         """Raise the error of a target whose log could not be read: a step may have committed to it or not."""
@@ -261,6 +316,7 @@ class RunState:
             scope=self.compute_scope(step) + (self.run_id if is_guard(step) else ""),
             files=selection.files.taken if selection is not None else (),
             full_refresh=self.full_refresh,
+            positions=self.list_positions(step),
             limited=bool(self.left_out),
         )
         self.write()
@@ -302,7 +358,8 @@ class RunState:
             self.make_target_key(name): self.compute_digest(name) for name in self.find_touched_targets(step)
         }
         definition = describe_definition(step, self.pipeline)
-        success = Success(definition, compute_input_digest(listing), 0, 0, path, version)
+        positions = self.list_positions(step)
+        success = Success(definition, compute_input_digest(listing), 0, 0, path, version, positions=positions)
         self.state.note(step.name, success, changed=changed, left=left)
         if not self.left_out:
             self.state.unfinished = UnfinishedRun(self.run_id, step.name, self.full_refresh)
@@ -328,6 +385,7 @@ class RunState:
                     self.state.files.update(list_known_files(listing, self.state.files))
                     memory.take(path, self.compute_scope(step), listing.taken)
             self.state.pending.pop(step.name, None)
+            self.fix_increments(step)
             self.note(step, listing, changed=False)
         self.finish()
 

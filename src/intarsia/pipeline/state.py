@@ -37,6 +37,8 @@ class Success:
     target: str | None = None
     version: int | None = None
     finished: str = ""
+    positions: Mapping[str, Any] = field(default_factory=dict)
+    """By target that is read since the last run: the state that was read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +56,8 @@ class Pending:
     files: tuple[FileStamp, ...] = ()
     """Input files that count as taken once the step has committed."""
     full_refresh: bool = False
+    positions: Mapping[str, Any] = field(default_factory=dict)
+    """By target that is read since the last run: the state that is read."""
     limited: bool = False
     """Whether the run was limited to some steps: what is below does not have to follow."""
 

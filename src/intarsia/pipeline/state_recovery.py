@@ -201,7 +201,9 @@ def _note_commit(run_state: RunState, name: str, pending: Pending, target: str) 
         ),
         "",
     )
-    success = Success(definition, pending.input, 0, 0, pending.target, now.version)
+    success = Success(
+        definition, pending.input, 0, 0, pending.target, now.version, positions=pending.positions
+    )
     run_state.state.note(name, success, changed=True, left=left)
     if pending.run and not pending.limited:
         run_state.state.unfinished = UnfinishedRun(pending.run, name, pending.full_refresh)

@@ -127,6 +127,7 @@ class StepRunner:
             log.error("pipeline %s, step %s failed: %s", self.pipeline.name, step.name, ours, exc_info=error)
             report = self._report_failure(step, ours)
         finally:
+            self.resources.increments = {}
             self.resources.links.close()
         seconds = time.perf_counter() - begun
         log.info("pipeline %s, step %s: %s in %.2f s", self.pipeline.name, step.name, report.status, seconds)
@@ -211,6 +212,9 @@ class StepRunner:
         listing = None if source is None or selection is None else self.run_state.list_inputs(source)
         taken = None if selection is None else selection.files
         is_rehearsed = self.dry_run and self._is_rehearsed(step)
+        increments = self.run_state.fix_increments(step)
+        self.resources.increments = increments
+        report = replace(report, notes=(*report.notes, *(one.note for one in increments.values())))
         extra = {} if isinstance(step, Expect) else self.run_state.announce(step, listing, selection)
         with self.resources.rehearsal.explain_full_disk():
             outcome = carry_out(

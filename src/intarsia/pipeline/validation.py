@@ -124,6 +124,14 @@ class _Check:
                     raise self.make_error(
                         f"{place} new_files_only", "a target's files are rewritten, so none of them is new."
                     )
+            if source.since is not None and source.target is None:
+                raise self.make_error(
+                    f"{place} since",
+                    "it goes with a target.",
+                    "files of a path are taken once anyway.",
+                )
+            if source.since not in (None, "last run"):
+                raise self.make_error(f"{place} since", f"it is {source.since!r}.", 'write "last run".')
             self._check_source_texts(place, source)
         self.graph = SourceGraph(self.pipeline)
 
@@ -179,6 +187,23 @@ class _Check:
                 with self.add_place_to_errors(f"{place} options"):
                     check_options(self._call(step), step.options)
 
+    def _check_since(self, place: str, step: Merge | Write) -> None:
+        """Refuse a step that would take the new rows of a target for all that there is."""
+        read = self.graph.list_sources(require(step.source))
+        part = [name for name in read if self.pipeline.sources[name].since is not None]
+        if not part:
+            return
+        is_whole = isinstance(step, Write)
+        if isinstance(step, Merge):
+            rule = make_rule(step.strategy or "upsert", list_clauses(step), step.options.get("dialect"))
+            is_whole = rule.touches_target_only
+        if is_whole:
+            raise self.make_error(
+                f"{place} source",
+                f"it replaces rows that its source lacks, and source {part[0]!r} has new rows alone.",
+                "use a merge that inserts and updates, or leave since out.",
+            )
+
     def _check_step(self, place: str, step: Step) -> None:
         dialect = step.options.get("dialect")
         match step:
@@ -186,7 +211,9 @@ class _Check:
                 self._expect(place, step)
             case Merge():
                 self._merge(place, step)
+                self._check_since(place, step)
             case Write():
+                self._check_since(place, step)
                 source = self.pipeline.sources[require(step.source)]
                 is_whole = source.is_computed and not self.graph.list_streams(require(step.source))
                 if step.mode == "append" and (source.target is not None or is_whole):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -129,6 +129,22 @@ class IcebergTable:
     def snapshot(self) -> Snapshot:
         """The current state. Reads manifests, no data file, and writes nothing."""
         return self._read().snapshot
+
+    def take_position(self) -> tuple[Snapshot, int]:
+        """The current state and the id of its Iceberg snapshot; 0 for a table that has none yet."""
+        seen = self._read()
+        return seen.snapshot, seen.state.head_id or 0
+
+    def snapshot_at(self, snapshot_id: int) -> Snapshot | None:
+        """The state of an earlier Iceberg snapshot in the schema of now; None where that has expired."""
+        seen = self._read()
+        if not snapshot_id:
+            return replace(seen.snapshot, files=())
+        head = seen.state.metadata.snapshot_by_id(snapshot_id)
+        if head is None:
+            return None
+        manifests = self._cache.read_manifests(head.manifest_list)
+        return self._make_snapshot(replace(seen.state, head=head, manifests=manifests), seen.store)
 
     @contextmanager
     def transaction(self, operation: str) -> Iterator[IcebergTransaction]:

@@ -5,7 +5,7 @@ No file, lock or journal of the dataset is touched; what a commit would put ther
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
@@ -21,6 +21,7 @@ from intarsia.tables.parquet.checks import check_written, is_recorded
 from intarsia.tables.parquet.footers import Footer, read_footers
 from intarsia.tables.parquet.listing import Listing, list_outdated, make_removal_notes
 from intarsia.tables.parquet.record import make_metadata_after
+from intarsia.tables.parquet.retained import FileKey
 from intarsia.tables.parquet.snapshot import Located, assemble_snapshot, without_files
 from intarsia.tables.parquet.table import ParquetOutputLocation, ParquetTable, Places
 
@@ -56,6 +57,10 @@ class ScratchDataset:
     def snapshot(self) -> Snapshot:
         """The dataset's state when the dry run began, with the changes since."""
         return self._snapshot
+
+    def find_retained(self, now: Snapshot, wanted: Collection[FileKey]) -> Snapshot | None:
+        """Files as they were, of the dataset itself; see :meth:`ParquetTable.find_retained`."""
+        return self._base.find_retained(now, wanted)
 
     @contextmanager
     def transaction(self, operation: str) -> Iterator[ScratchTransaction]:

@@ -6,7 +6,7 @@ import itertools
 import os
 import posixpath
 import uuid
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -28,6 +28,7 @@ from intarsia.tables.parquet.footers import Footer
 from intarsia.tables.parquet.journal import Journal, Lock
 from intarsia.tables.parquet.listing import list_data_files, list_outdated, make_removal_notes
 from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path, make_metadata_after
+from intarsia.tables.parquet.retained import FileKey, find_retained
 from intarsia.tables.parquet.snapshot import Footers, Located, take_snapshot
 
 log = get_logger(__name__)
@@ -169,6 +170,10 @@ class ParquetTable:
     def knows_commits_since(self, version: int) -> bool:
         """Whether the log goes on from a version and was not lost: a commit that it lacks was not made."""
         return self.control.read_log().version >= version or not self.snapshot().exists
+
+    def find_retained(self, now: Snapshot, wanted: Collection[FileKey]) -> Snapshot | None:
+        """Files that later commits have replaced or removed, as they were; None unless all are kept."""
+        return find_retained(self.control, now, wanted)
 
     @contextmanager
     def materialise(self) -> Iterator[HardLinkSnapshot]:

@@ -1,0 +1,66 @@
+"""Files that commits have replaced or removed and that ``retain=`` keeps, as a snapshot to read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from typing import Any
+
+from intarsia.core.snapshot import Snapshot, retype
+from intarsia.errors import DamagedTable, StorageError
+from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.listing import Listing
+from intarsia.tables.parquet.record import Record
+from intarsia.tables.parquet.snapshot import Footers, Located, assemble_snapshot
+
+__all__ = ["FileKey", "find_retained"]
+
+FileKey = tuple[str, tuple[Any, ...]]
+"""A file as it was: its path and its fingerprint."""
+
+
+def find_retained(control: Control, now: Snapshot, wanted: Collection[FileKey]) -> Snapshot | None:
+    """Former files in the schema that the dataset has now; None where one of them is not kept any more.
+
+    Args:
+        control: the dataset's control directory.
+        now: the current state.
+        wanted: the files, as they were.
+    """
+    try:
+        kept = _list_kept(control)
+        # A dry run may have replaced a file that is still there.
+        files = [
+            _locate(control, key, kept.get(key)) or _locate(control, key, f"{control.root}/{key[0]}")
+            for key in sorted(wanted)
+        ]
+        found = [file for file in files if file is not None]
+        if len(found) < len(wanted):
+            return None
+        footers = Footers().of(control.storage, found)
+        listing = Listing(tuple(entry for entry, _ in found), exists=True)
+        made = assemble_snapshot(control, now.root, listing, found, footers)
+    except (DamagedTable, StorageError, FileNotFoundError):  # removed by a commit meanwhile
+        return None
+    known = retype(replace(made, partition_columns=now.partition_columns), now.schema)
+    return replace(known, schema=now.schema)
+
+
+def _list_kept(control: Control) -> dict[FileKey, str]:
+    """The location of every file that is kept."""
+    found: dict[FileKey, str] = {}
+    for name in control.storage.names(control.retained):
+        directory = f"{control.retained}/{name}"
+        where = f"{directory}/intent.json"
+        record = Record.from_json(control.storage.read(where), where)
+        for item in record.files:
+            if item.was is not None and item.kept is not None:
+                found[item.path, item.was] = f"{directory}/{item.kept}"
+    return found
+
+
+def _locate(control: Control, key: FileKey, location: str | None) -> Located | None:
+    entry = None if location is None else control.storage.stat(location)
+    if entry is None or location is None or entry.fingerprint != key[1]:
+        return None
+    return replace(entry, path=key[0]), location
