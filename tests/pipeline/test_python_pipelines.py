@@ -298,6 +298,19 @@ def test_a_function_fails_with_its_file_and_line(module: Path) -> None:
     assert "orders.py:clean, line 16 failed: ValueError: no such day" in str(failed.error)
 
 
+def test_a_failure_in_a_module_beside_the_file_is_told_with_both_lines(module: Path) -> None:
+    helpers = module.with_name("helpers.py")
+    helpers.write_text("def keep(rows):\n    raise ValueError('not these')\n")
+    _change(module, "import pyarrow.compute as pc", "import helpers")
+    _change(module, '    return landing.filter(pc.field("amount") > 0)', "    return helpers.keep(landing)")
+    failed = pipeline.run_file(module, progress=False).failed
+    assert failed is not None
+    assert "orders.py:clean, line 17 (helpers.py, line 2) failed: ValueError: not these" in str(failed.error)
+    helpers.write_text("1 / 0\n")
+    with pytest.raises(InputError, match=r"orders\.py, line 5 \(helpers\.py, line 1\) failed: ZeroDivision"):
+        pipeline.load(module)
+
+
 def test_what_is_declared_can_be_looked_at_and_functions_stay_functions(tmp_path: Path) -> None:
     made = pipeline.Pipeline("orders", engine="arrow")
     rows = made.files("landing", tmp_path / "*.csv")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import sys
-import traceback
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
@@ -22,7 +21,7 @@ from intarsia.errors import InputError, IntarsiaError
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline.graph import Code, Function, NamedInput
 from intarsia.pipeline.inputs import make_transform, transform_frame
-from intarsia.pipeline.local_modules import LocalImports
+from intarsia.pipeline.local_modules import LocalImports, describe_lines
 from intarsia.pipeline.model import Source
 from intarsia.spark.errors import (
     find_known_failure,
@@ -289,7 +288,6 @@ def _translate_failure(code: Code, what: str) -> Iterator[None]:
         if isinstance(error, (IntarsiaError, *list_spark_error_types())):
             raise
         path = code.function.path
-        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == path]
-        line = f", line {lines[-1]}" if lines else ""
+        line = describe_lines(error, path, code.function.modules)
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise InputError(f"{code.place}{line} {what}: {said}", path=path) from error

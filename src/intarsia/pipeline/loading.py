@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import re
 import sys
-import traceback
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +15,13 @@ from typing import Any
 from intarsia.common.names import suggest_names
 from intarsia.errors import InputError, IntarsiaError, NothingMatched, NotSupported
 from intarsia.pipeline import validation
-from intarsia.pipeline.local_modules import LocalImports, find_local_modules, parse_module, read_text_file
+from intarsia.pipeline.local_modules import (
+    LocalImports,
+    describe_lines,
+    find_local_modules,
+    parse_module,
+    read_text_file,
+)
 from intarsia.pipeline.model import EngineOfPipeline, Pipeline
 from intarsia.pipeline.parse import TableReader, load_toml
 
@@ -176,8 +181,9 @@ def _load_module(path: str, variable: str | None) -> Pipeline:
     parse_module(file, text)
     name = f"intarsia_pipeline_{uuid.uuid4().hex}"
     try:
-        with _translate_failure(file, path):
-            module = LocalImports(find_local_modules(file, text)).run_file(name, file, text)
+        imports = LocalImports(find_local_modules(file, text))
+        with _translate_failure(file, path, imports):
+            module = imports.run_file(name, file, text)
     finally:
         sys.modules.pop(name, None)
     found = {key: value for key, value in vars(module).items() if isinstance(value, Pipeline)}
@@ -213,16 +219,13 @@ def _choose(found: Mapping[str, Pipeline], path: str, variable: str | None) -> P
 
 
 @contextmanager
-def _translate_failure(file: str, path: str) -> Iterator[None]:
+def _translate_failure(file: str, path: str, imports: LocalImports) -> Iterator[None]:
     """Translate whatever a module raises, with its file and line."""
     try:
         yield
     except (Exception, SystemExit) as error:  # a module may raise anything
-        lines = [one.lineno for one in traceback.extract_tb(error.__traceback__) if one.filename == file]
-        where = f"{path}, line {lines[-1]}" if lines else path
+        where = f"{path}{describe_lines(error, file, imports.modules)}"
         if isinstance(error, IntarsiaError):
-            message = error.message if error.message.startswith(os.path.basename(file)) else None
-            told = f"{where}: {error.message}" if message is None else message
-            raise type(error)(told, path=path, hint=error.hint) from error
+            raise type(error)(f"{where}: {error.message}", path=path, hint=error.hint) from error
         said = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
         raise InputError(f"{where} failed: {said}", path=path) from error

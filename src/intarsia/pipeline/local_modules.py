@@ -8,6 +8,7 @@ import importlib.machinery
 import importlib.util
 import os
 import sys
+import traceback
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -16,7 +17,14 @@ from typing import Any
 
 from intarsia.errors import InputError
 
-__all__ = ["LocalImports", "LocalModule", "find_local_modules", "parse_module", "read_text_file"]
+__all__ = [
+    "LocalImports",
+    "LocalModule",
+    "describe_lines",
+    "find_local_modules",
+    "parse_module",
+    "read_text_file",
+]
 
 
 OnLoad = Callable[[ModuleType], None]
@@ -191,6 +199,18 @@ class LocalImports:
             sys.meta_path.remove(finder)
             self.loaded.update(_take_out(names))
             sys.modules.update(hidden)
+
+
+def describe_lines(error: BaseException, path: str, modules: Iterable[LocalModule] = ()) -> str:
+    """Where in a file an error comes from, and where in a local module it was raised; empty for neither."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [one.lineno for one in frames if one.filename == path]
+    local = {module.path for module in modules}
+    last = next((one for one in reversed(frames) if one.filename == path or one.filename in local), None)
+    told = f", line {own[-1]}" if own else ""
+    if last is not None and last.filename != path:
+        told += f" ({os.path.basename(last.filename)}, line {last.lineno})"
+    return told
 
 
 def _take_out(names: Iterable[str]) -> Mapping[str, ModuleType]:
