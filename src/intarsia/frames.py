@@ -22,7 +22,7 @@ from intarsia.spark.errors import format_raised
 from intarsia.spark.files import NativeFiles, read_native
 from intarsia.storage import open_storage
 
-__all__ = ["FileScan", "make_frame", "make_readable_type"]
+__all__ = ["FileScan", "make_frame", "make_readable_type", "read_file", "split_files", "weigh_item"]
 
 BATCH_ROWS = 1 << 16
 SPLIT_BYTES = 128 << 20
@@ -73,11 +73,11 @@ def make_frame(spark: Any, scan: FileScan, *, tasks: int = 0, since: str = "read
     )
     spark_schema = from_arrow_schema(sent, prefer_timestamp_ntz=True)
     found, native = _select_native(scan)
-    files = _split_files(found)
+    files = split_files(found)
     own = None if native is None else _read_native(spark, native, sent)
     if not files:
         return spark.createDataFrame([], spark_schema) if own is None else own
-    shares = balance([_weigh(item) for item in files], SparkEngine(spark, tasks).runner.tasks)
+    shares = balance([weigh_item(item) for item in files], SparkEngine(spark, tasks).runner.tasks)
     light = replace(scan, snapshot=replace(scan.snapshot, files=()))  # type: ignore[type-var]
     tasks_of_frame = FrameTasks(
         serialize((light, exact, sent, since)),
@@ -118,18 +118,18 @@ def _read_native(spark: Any, found: tuple[list[DataFile], NativeFiles], sent: pa
     return read_native(spark, files, native, make_schema)
 
 
-def _split_files(items: Sequence[Item]) -> list[Item]:
+def split_files(items: Sequence[Item]) -> list[Item]:
     """The items, with the row groups of large files in several."""
     split = []
     for file, verdict in items:
         groups = verdict.row_groups
-        parts = 1 if file.footer is None else min(-(-_weigh((file, verdict)) // SPLIT_BYTES), len(groups))
+        parts = 1 if file.footer is None else min(-(-weigh_item((file, verdict)) // SPLIT_BYTES), len(groups))
         edges = [len(groups) * number // max(parts, 1) for number in range(max(parts, 1) + 1)]
         split += [(file, replace(verdict, row_groups=groups[low:high])) for low, high in pairwise(edges)]
     return split
 
 
-def _weigh(item: Item) -> int:
+def weigh_item(item: Item) -> int:
     """About how many bytes an item reads."""
     file, verdict = item
     size = file.size or file.rows
@@ -206,7 +206,7 @@ class FrameTasks:
             for share in batch.column(0).to_pylist():
                 for item in deserialize(self.shares[share]):
                     try:
-                        for rows in _read_file(scan, item, exact, sent, since):
+                        for rows in read_file(scan, item, exact, sent, since):
                             yield _add_problem(rows, sent, None)
                     except IntarsiaError as error:
                         nothing = pa.RecordBatch.from_arrays([pa.nulls(1, f.type) for f in sent], schema=sent)
@@ -220,7 +220,7 @@ def _add_problem(rows: pa.RecordBatch, sent: pa.Schema, problem: str | None) -> 
     return pa.RecordBatch.from_arrays([*rows.columns, said], schema=schema)
 
 
-def _read_file(
+def read_file(
     scan: FileScan, item: Item, exact: pa.Schema, sent: pa.Schema, since: str
 ) -> Iterator[pa.RecordBatch]:
     file = item[0]

@@ -8,6 +8,7 @@ stopped for so long finds its scratch gone and fails; it never reads another's.
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import shutil
@@ -19,6 +20,7 @@ import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import Protocol
 
 import pyarrow.fs as pafs
@@ -51,11 +53,52 @@ def mark(filesystem: pafs.FileSystem, directory: str) -> Mark:
             return _Lock(f"{directory}.lock")
         return _Lease(filesystem, f"{directory}.lease")
     except OSError as error:
-        raise StorageError(
-            f"Could not mark {directory} as in use: {error.strerror or error}",
-            errno=error.errno,
-            path=directory,
-        ) from error
+        raise _make_mark_error(error, directory) from error
+
+
+@dataclass(frozen=True, slots=True)
+class Lease:
+    """The mark of a directory that several processes work on in turn, none of them to the end; pickles.
+
+    It says that the directory is in use for an hour from now; :func:`renew_lease` says so again.
+    """
+
+    filesystem: pafs.FileSystem
+    directory: str
+
+    def release(self) -> None:
+        _remove_file(self.filesystem, f"{self.directory}.lease")
+
+
+def make_lease(filesystem: pafs.FileSystem, directory: str) -> Lease:
+    """Mark a directory, which need not exist yet, as in use. Raises StorageError."""
+    try:
+        filesystem.create_dir(directory.rpartition("/")[0], recursive=True)
+        _write_lease(filesystem, f"{directory}.lease")
+    except OSError as error:
+        raise _make_mark_error(error, directory) from error
+    return Lease(filesystem, directory)
+
+
+@contextmanager
+def renew_lease(filesystem: pafs.FileSystem, directory: str) -> Iterator[None]:
+    """Keep a directory of :func:`make_lease` marked while the block runs; the mark stays afterwards.
+
+    Raises StorageError where the directory is gone: the work that it was made for has ended.
+    """
+    if filesystem.get_file_info(directory).type == pafs.FileType.NotFound:
+        raise StorageError(f"{directory} is gone.", errno=errno.ENOENT, path=directory)
+    lease = _Lease(filesystem, f"{directory}.lease")
+    try:
+        yield
+    finally:
+        lease.stop()
+
+
+def _make_mark_error(error: OSError, directory: str) -> StorageError:
+    return StorageError(
+        f"Could not mark {directory} as in use: {error.strerror or error}", errno=error.errno, path=directory
+    )
 
 
 def sweep(filesystem: pafs.FileSystem, parent: str) -> list[str]:
@@ -221,12 +264,15 @@ class _Lease:
             except OSError as error:
                 log.warning("could not renew the lease %s: %s", self._path, error)
 
-    def release(self) -> None:
-        if self._ended.is_set():
-            return
+    def stop(self) -> None:
+        """Renew it no more. Idempotent."""
         self._ended.set()
         self._thread.join()
-        _remove_file(self._filesystem, self._path)
+
+    def release(self) -> None:
+        if not self._ended.is_set():
+            self.stop()
+            _remove_file(self._filesystem, self._path)
 
 
 def _remove_if_expired(filesystem: pafs.FileSystem, directory: str) -> bool:

@@ -21,7 +21,16 @@ from intarsia.common.exact import to_utc_schema, with_zones
 from intarsia.common.log import cleanup, get_logger, redact
 from intarsia.common.paths import with_time_limit
 from intarsia.common.rows import tidy, tidy_schema
-from intarsia.common.scratch import Mark, make_private_base, mark, remove_directory, sweep, try_flock, unlock
+from intarsia.common.scratch import (
+    Mark,
+    make_lease,
+    make_private_base,
+    mark,
+    remove_directory,
+    sweep,
+    try_flock,
+    unlock,
+)
 from intarsia.core.snapshot import Snapshot
 from intarsia.core.spark_metadata import to_stored_schema
 from intarsia.engines.spark.tasks import TaskRunner, make_unreachable_error, write_error
@@ -201,9 +210,36 @@ def create_spool(spark: Any, shared: SpoolLocation | None, asked: str | None) ->
     else:
         filesystem, parent, dataset = shared
         parents = _find_parents(filesystem, parent)
+    return _make_spool(filesystem, parent, dataset, parents=parents)
+
+
+def create_shared_spool(shared: SpoolLocation, asked: str | None, name: str) -> Spool:
+    """An empty spool where it was asked for, else beside the table; other processes may take it over.
+
+    Its mark is a lease, since none of them stays to the end. ``name`` is 32 hexadecimal digits.
+    """
+    if asked is not None:
+        filesystem, parent = _open_directory(os.fspath(asked))
+        return _make_spool(filesystem, parent, None, name=name, make_mark=make_lease)
+    filesystem, parent, dataset = shared
+    parents = _find_parents(filesystem, parent)
+    if len(parents) == 1:  # the control directory may have been made for this spool, by another process
+        parents = (*parents, os.path.dirname(parent))
+    return _make_spool(filesystem, parent, dataset, parents=parents, name=name, make_mark=make_lease)
+
+
+def _make_spool(
+    filesystem: pafs.FileSystem,
+    parent: str,
+    dataset: str | None,
+    *,
+    parents: tuple[str, ...] = (),
+    name: str = "",
+    make_mark: Callable[[pafs.FileSystem, str], Mark] = mark,
+) -> Spool:
     sweep(filesystem, parent)
-    directory = f"{parent.rstrip('/')}/{uuid.uuid4().hex}"
-    alive = mark(filesystem, directory)
+    directory = f"{parent.rstrip('/')}/{name or uuid.uuid4().hex}"
+    alive = make_mark(filesystem, directory)
     place = Spool(filesystem, directory, alive, pa.schema([]), parents=parents)
     try:
         filesystem.create_dir(directory, recursive=True)
@@ -304,10 +340,10 @@ def spool_dataframe(
     Timestamps without a zone are taken for UTC with the target's columns in ``utc_for``. Intervals are
     numbers where the ``target``, which is asked for only then, stores them so.
     """
-    note = make_spark_note(frame)
+    note = make_spark_note(frame.schema)
     frame = cast_to_months(frame)
     schema = tidy_schema(_read_arrow_schema(frame))
-    schema = pa.schema([field.with_type(_relax(field.type)) for field in schema], schema.metadata)
+    schema = pa.schema([field.with_type(relax(field.type)) for field in schema], schema.metadata)
     twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
     if twice:
         raise SchemaMismatch(
@@ -325,14 +361,14 @@ def spool_dataframe(
     return replace(place, schema=zoned, parts=tuple(sorted(parts, key=lambda part: part.location)))
 
 
-def _relax(kind: pa.DataType) -> pa.DataType:
+def relax(kind: pa.DataType) -> pa.DataType:
     """A nested type whose fields may be NULL, as they are in a struct that is NULL."""
     if pa.types.is_struct(kind):
-        return pa.struct([field.with_type(_relax(field.type)).with_nullable(True) for field in kind.fields])
+        return pa.struct([field.with_type(relax(field.type)).with_nullable(True) for field in kind.fields])
     if pa.types.is_map(kind):
-        return pa.map_(_relax(kind.key_type), _relax(kind.item_type))
+        return pa.map_(relax(kind.key_type), relax(kind.item_type))
     if pa.types.is_list(kind):
-        return pa.list_(kind.value_field.with_type(_relax(kind.value_type)).with_nullable(True))
+        return pa.list_(kind.value_field.with_type(relax(kind.value_type)).with_nullable(True))
     return kind
 
 

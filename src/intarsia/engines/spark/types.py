@@ -115,7 +115,7 @@ def find_year_months(frame: Any) -> dict[str, Any]:
     return {
         field.name: json.loads(field.dataType.json())
         for field in frame.schema.fields
-        if _has(field.dataType, YearMonthIntervalType)
+        if has_type(field.dataType, YearMonthIntervalType)
     }
 
 
@@ -137,10 +137,9 @@ def cast_to_months(frame: Any) -> Any:
     return frame.select(*columns)
 
 
-def make_spark_note(frame: Any) -> dict[bytes, bytes]:
+def make_spark_note(schema: StructType) -> dict[bytes, bytes]:
     """Spark's schema of a DataFrame, where Parquet would not tell all of it."""
-    schema = frame.schema
-    told = any(_has(field.dataType, VariantType, CharType, VarcharType) for field in schema.fields)
+    told = any(has_type(field.dataType, VariantType, CharType, VarcharType) for field in schema.fields)
     text = schema.json()
     if not (told or '"interval ' in text or "__CHAR_VARCHAR" in text or "__COLLATIONS" in text):
         return {}
@@ -202,14 +201,15 @@ def _is_year_month(name: str) -> bool:
     return name.startswith("interval ") and name.split()[1] in ("year", "month")
 
 
-def _has(kind: DataType, *wanted: type[DataType]) -> bool:
+def has_type(kind: DataType, *wanted: type[DataType]) -> bool:
+    """Whether a type is one of those, or has one inside."""
     match kind:
         case StructType():
-            return any(_has(field.dataType, *wanted) for field in kind.fields)
+            return any(has_type(field.dataType, *wanted) for field in kind.fields)
         case ArrayType():
-            return _has(kind.elementType, *wanted)
+            return has_type(kind.elementType, *wanted)
         case MapType():
-            return _has(kind.keyType, *wanted) or _has(kind.valueType, *wanted)
+            return has_type(kind.keyType, *wanted) or has_type(kind.valueType, *wanted)
         case _:
             return isinstance(kind, wanted)
 
