@@ -172,7 +172,7 @@ def _parse_place(texts: Mapping[str, str]) -> tuple[str, str | None]:
         raise InputError(
             "a path is needed.",
             hint="load(path) or save(path) names the dataset, or with the option catalog an Iceberg table;"
-            " Spark 4.1 tells no path to INSERT INTO.",
+            " of a table that was made with USING intarsia Spark 4.1 tells no path.",
         )
     if catalog is None:
         if path.startswith("file:/") and not path.startswith("file://"):

@@ -41,7 +41,7 @@ def test_int96_is_read_as_spark_reads_it(spark, tmp_path):
     expected = [("2025-07-01 12:00:00", "2025-07-01 12:00:00")]
     assert [tuple(row) for row in mine.selectExpr(*shown).collect()] == expected
     assert [tuple(row) for row in theirs.selectExpr(*shown).collect()] == expected
-    assert read(spark, path, where="at = timestamp '2025-07-01 16:00:00Z'").count() == 1
+    assert read(spark, path, where="at = timestamptz '2025-07-01 12:00:00-04:00'").count() == 1
 
 
 def test_columns_of_any_zone_are_the_same_instants(spark, tmp_path):
@@ -61,6 +61,6 @@ def test_a_table_of_the_catalog_keeps_instants_and_int96(spark, lake):
     assert [tuple(row) for row in seen] == [(1, "2025-07-01 12:00:00"), (2, "2025-07-01 13:00:00")]
     rows = it.read(it.spark_table(name, session=spark)).read_all().sort_by("id").to_pylist()
     assert [row["at"] for row in rows] == [INSTANT, INSTANT + dt.timedelta(hours=1)]
-    deleted = it.delete(it.spark_table(name, session=spark), "at = timestamp '2025-07-01 16:00:00Z'")
+    deleted = it.delete(it.spark_table(name, session=spark), "at = timestamptz '2025-07-01 12:00:00-04:00'")
     assert deleted.deleted == 1
     assert [row.id for row in spark.table(name).collect()] == [2]
