@@ -364,6 +364,28 @@ def test_a_dry_run_counts_and_writes_nothing(small: Shop) -> None:
     assert not (small.root / "orders").exists()
 
 
+@pytest.mark.parametrize("kind", ["parquet", "iceberg"])
+def test_a_dry_run_counts_the_rows_that_it_would_quarantine_and_plans_on_them(
+    tmp_path: Path, kind: str
+) -> None:
+    shop = Shop(tmp_path, kind=kind)
+    shop.sources["rejected"] = pipeline.Source(target="bad")
+    steps = (
+        pipeline.Expect(**POSITIVE | INTO),
+        UPSERT,
+        pipeline.Merge(name="kept", source="rejected", target="other", on="id"),
+    )
+    shop.lands("a", [(1, 1, 10), (2, 2, -5), (3, 2, 7), (4, 5, -1)])
+    planned = shop.run(*steps, dry_run=True).check()
+    assert not shop.quarantined()
+    assert not (shop.root / "other").exists()
+    done = shop.run(*steps).check()
+    for name, rows in (("sound", 2), ("upsert", 2), ("kept", 2)):
+        assert dict(planned.step(name).result) == dict(done.step(name).result)
+        assert planned.step(name).files_written == done.step(name).files_written
+        assert planned.step(name).result.inserted == rows
+
+
 def test_a_step_alone_does_not_take_files_that_its_quarantine_has_not_judged(small: Shop) -> None:
     small.lands("a", ROWS[:5])
     guard = pipeline.Expect(**POSITIVE | INTO)

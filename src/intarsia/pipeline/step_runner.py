@@ -211,7 +211,7 @@ class StepRunner:
         source = self.run_state.get_source(step)
         listing = None if source is None or selection is None else self.run_state.list_inputs(source)
         taken = None if selection is None else selection.files
-        is_rehearsed = self.dry_run and self._is_rehearsed(step)
+        is_rehearsed = self.dry_run and not isinstance(step, Expect) and self._is_rehearsed(step)
         increments = self.run_state.fix_increments(step)
         self.resources.increments = increments
         report = replace(report, notes=(*report.notes, *(one.note for one in increments.values())))
@@ -235,7 +235,7 @@ class StepRunner:
             error = make_failure(outcome, self._describe_source(step))
             if error is not None:
                 return replace(done, status="failed", error=error)
-            if step.quarantine is not None and not self.dry_run:
+            if step.quarantine is not None:
                 done = self._quarantine(step, done, listing, selection, progress)
                 changed = done.changed
         if self.dry_run:
@@ -261,6 +261,8 @@ class StepRunner:
         is_once = judges_once(self.run_state, step)
         if is_once and not any(check.failing for check in report.checks):
             return report
+        if self.dry_run and not self._is_rehearsed(step):
+            extra = {"dry_run": True}
         result = quarantine_rows(
             step,
             self.resources,
@@ -270,22 +272,23 @@ class StepRunner:
             progress=progress,
             extra=extra,
         )
-        return report if result is None else _with_result(report, result, dry_run=False)
+        return report if result is None else _with_result(report, result, dry_run=self.dry_run)
 
     def _report_plan(self, step: Step, report: StepReport, *, changed: bool) -> StepReport:
         notes = report.notes
         if (self.run_state.find_touched_targets(step) & self.made) - self.rehearsed:
             notes = (*notes, "planned against the target as it is now, before the steps above")
-        if changed and step.target is not None:
-            self.made.add(step.target)
-            if step.target in self.rehearsed:
-                self.run_state.forget(step.target)
+        target = find_written_target(step)
+        if changed and target is not None:
+            self.made.add(target)
+            if target in self.rehearsed:
+                self.run_state.forget(target)
         return replace(report, after=None, notes=notes)
 
     def _is_rehearsed(self, step: Step) -> bool:
         """Whether a step of a dry run changes its target in a scratch place, since later steps read that."""
-        target = step.target
-        if target is None or isinstance(step, Expect):
+        target = find_written_target(step)
+        if target is None:
             return False
         later = self.run_state.list_steps()[len(self.reports) + 1 :]
         run = [other for other in later if other.name not in self.run_state.left_out]
