@@ -177,6 +177,12 @@ def test_no_more_bytes_are_read_than_the_limit(tmp_path: Path, monkeypatch: pyte
     assert found.older == 6
 
 
+def test_warnings_are_told(tmp_path: Path) -> None:
+    _leave(tmp_path, 1, status="done, 2 warnings")
+    update_index(tmp_path)
+    assert '<span class="mark plan" title="done, 2 warnings">' in (tmp_path / "index.html").read_text()
+
+
 def test_a_report_whose_page_was_deleted_has_no_link(tmp_path: Path) -> None:
     _leave(tmp_path, 1, page=False)
     _leave(tmp_path, 2)

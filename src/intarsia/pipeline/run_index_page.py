@@ -224,11 +224,19 @@ def _render_line(run: PastRun, longest: float) -> str:
 
 
 def _render_mark(run: PastRun) -> str:
-    tone = "bad" if not run.ok else "plan" if run.dry_run else "good" if run.rows else "calm"
-    word = (
-        run.status if not run.ok else "dry run" if run.dry_run else "done" if run.rows else "nothing changed"
-    )
+    tone, word = _describe_status(run)
     return f'<span class="mark {tone}" title="{_escape(run.status)}">{_escape(units.elide(word, 28))}</span>'
+
+
+def _describe_status(run: PastRun) -> tuple[str, str]:
+    """The tone and the words of a run's status."""
+    if not run.ok:
+        return "bad", run.status
+    if run.dry_run:
+        return "plan", "dry run"
+    if "warning" in run.status:
+        return "plan", run.status
+    return ("calm", "nothing changed") if "nothing had changed" in run.status else ("good", "done")
 
 
 def _describe_rows(run: PastRun) -> str:
