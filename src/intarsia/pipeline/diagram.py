@@ -41,6 +41,8 @@ class NodeLine:
     number: int | None = None
     """Of the step, in the order of the run."""
     status: str | None = None
+    warned: bool = False
+    """Whether it is done, and something does not hold."""
     rows: int | None = None
     """Rows that were read."""
     bytes: int | None = None

@@ -67,7 +67,12 @@ class _Measures:
         if not found:
             return {"number": None}
         number, step = found[0]
-        measured: dict[str, Any] = {"number": number, "status": step.status, "outcome": _describe(step)}
+        measured: dict[str, Any] = {
+            "number": number,
+            "status": step.status,
+            "warned": step.warned,
+            "outcome": _describe(step),
+        }
         if line.operation == "quarantine":
             measured["rows"] = None if step.result is None else step.result.inserted
         elif start is not None and step.result is not None:

@@ -18,7 +18,14 @@ _SMALLEST = 0.75
 _NARROWEST, _WIDEST = 140.0, 320.0
 _PLACE_ROOM = 120.0
 """What a place may ask for; a longer one is shortened."""
-_MARKS = {"done": "done", "unchanged": "same", "planned": "plan", "failed": "fail", "not run": "none"}
+_MARKS = {
+    "done": "done",
+    "warned": "warn",
+    "unchanged": "same",
+    "planned": "plan",
+    "failed": "fail",
+    "not run": "none",
+}
 _STYLE = """
 .intarsia-graph{font:12px system-ui,-apple-system,'Segoe UI',Roboto,'Helvetica Neue',Arial,sans-serif;
 --paper:#fff;--card:#fff;--edge:#d5dde5;--ink:#25303b;--quiet:#66727f;--link:#9aa9b9;--hover:#eef3f8;
@@ -45,7 +52,8 @@ _STYLE = """
 .intarsia-graph .files{fill:var(--files)}.intarsia-graph .query{fill:var(--query)}
 .intarsia-graph .function{fill:var(--function)}.intarsia-graph .view{fill:var(--view)}
 .intarsia-graph .target{fill:var(--target)}.intarsia-graph .stream{fill:var(--stream)}
-.intarsia-graph .done{fill:var(--done)}.intarsia-graph text.fail{fill:var(--fail)}
+.intarsia-graph .done{fill:var(--done)}.intarsia-graph .warn{fill:var(--plan)}
+.intarsia-graph text.fail{fill:var(--fail)}
 .intarsia-graph path.fail{stroke:var(--fail);stroke-width:2;fill:none}
 .intarsia-graph .same,.intarsia-graph .plan{fill:none;stroke:var(--same);stroke-width:1.5}
 .intarsia-graph .plan{stroke:var(--plan)}.intarsia-graph .none{stroke:var(--same);stroke-width:1.5}
@@ -200,7 +208,8 @@ class _Card:
             f' height="{_px(_LINE - 1)}" rx="4"/>'
         )
         if line.number is not None:
-            inner += _draw_mark(line.status, x + _PAD + 4, y + _LINE / 2 + 1)
+            status = "warned" if line.warned else line.status
+            inner += _draw_mark(status, x + _PAD + 4, y + _LINE / 2 + 1)
             inner += _text(x + _PAD + indent - 7, base, str(line.number), "q r")
         inner += _text(x + _PAD + indent, base, _fit(line.text, room, 12), f"s{failed}" if failed else "s")
         inner += _text(x + width - _PAD, base, told, f"q r{failed}") if told else ""
@@ -294,6 +303,8 @@ def _draw_mark(status: str | None, x: float, y: float) -> str:
             return f'<path class="fail" d="M{_px(x - 3.5)} {_px(y - 3.5)}l7 7m0 -7l-7 7"/>'
         case "none":
             return f'<path class="none" d="M{_px(x - 3.5)} {_px(y)}h7"/>'
+        case "warn":
+            return f'<path class="warn" d="M{_px(x)} {_px(y - 4)}l4.6 8h-9.2z"/>'
         case "done" | "same" | "plan" as css:
             return f'<circle class="{css}" cx="{_px(x)}" cy="{_px(y)}" r="3.6"/>'
         case _:
