@@ -3,7 +3,7 @@
     python crash_pipeline.py '{"operation": "iceberg on arrow", "directory": ..., "faults": [["kill", 9, 0]]}'
 
 As crash_sweep.py; no step is idempotent, so that a step which took effect twice, or never, is seen. The kind
-"computed" is a pipeline of queries and functions (crash_computed.py).
+"computed" is a pipeline of queries and functions (crash_computed.py), "guarded" one with quarantines.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ import sys
 from dataclasses import asdict
 
 import crash_computed
+import crash_guarded
 import pyarrow as pa
 import pyarrow.parquet as pq
 from crash_checks import leftovers
@@ -38,6 +39,8 @@ from intarsia.tables.iceberg import embedded_catalog
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 State = list[tuple[int, int]] | dict[str, list[tuple[int, int]]]
+OTHERS = {"computed": crash_computed, "guarded": crash_guarded}
+"""Pipelines of several tables, in modules of their own."""
 SHORT = ("add", "plus one", "append", "deduplicate")
 """What is run on Spark, where a step takes a second."""
 AFTER: State = [(1, 203), (1, 205), (2, 403), (2, 405), (4, 5), (5, 5), (6, 5), (7, 17), (7, 19), (8, 19)]
@@ -52,8 +55,8 @@ def rows(ids: list[int], values: list[int]) -> pa.Table:
 
 def make(kind: str, root: str) -> None:
     """A table of two files, and two that have landed."""
-    if kind == "computed":
-        crash_computed.make(root)
+    if kind in OTHERS:
+        OTHERS[kind].make(root)
         return
     os.makedirs(f"{root}/landing")
     pq.write_table(rows([1, 7], [100, 7]), f"{root}/landing/a.parquet")
@@ -70,8 +73,8 @@ def make(kind: str, root: str) -> None:
 
 
 def declared(kind: str, engine: str, root: str) -> pipeline.Pipeline:
-    if kind == "computed":
-        return crash_computed.declare(engine, root)
+    if kind in OTHERS:
+        return OTHERS[kind].declare(engine, root)
     calm = calm_options(engine, root)
     target = pipeline.Target(f"{root}/t")
     landing = pipeline.Source(f"{root}/landing/*.parquet")
@@ -121,14 +124,14 @@ def run(kind: str, engine: str, root: str) -> None:
 
 
 def expected_after(kind: str, engine: str) -> State:
-    if kind == "computed":
-        return dict(sorted(crash_computed.AFTER.items()))
+    if kind in OTHERS:
+        return dict(sorted(OTHERS[kind].AFTER.items()))
     return AFTER_SHORT if engine == "spark" else AFTER
 
 
 def state_of(kind: str, root: str) -> State:
-    if kind == "computed":
-        return crash_computed.read_state(root)
+    if kind in OTHERS:
+        return OTHERS[kind].read_state(root)
     if kind.startswith("iceberg"):
         found = embedded_catalog(f"{root}/warehouse").load_table("db.t").scan().to_arrow()
     else:
@@ -183,9 +186,9 @@ class Sweep:
 
     def _leftovers(self, outcome: Outcome) -> list[str]:
         """What is left; an error after all was published leaves a record for the next writer, or recover."""
-        names = {"parquet": ("t",), "parquet stream": ("t",), "computed": ("orders", "scores")}.get(
-            self.kind, ()
-        )
+        tables = {"parquet": ("t",), "parquet stream": ("t",), "computed": ("orders", "scores")}
+        tables["guarded"] = ("orders", "raw", "negative")
+        names = tables.get(self.kind, ())
         found = []
         for root in (f"{self.directory}/{name}" for name in names):
             if outcome.said == "ACK" and leftovers(root):

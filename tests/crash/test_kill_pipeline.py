@@ -67,6 +67,23 @@ def test_s31_steps_of_queries_and_functions_take_effect_once_wherever_a_run_is_k
     assert sum(result["killed"] for result in kills) >= 0.8 * (sum(one["points"] for one in kills) - 1) > 0
 
 
+GUARDED = {
+    "arrow": [("kill", ALL, 0), ("torn", 60, 0), ("EIO", 60, 0), ("kill", 40, 3)]
+    if FULL
+    else [("kill", 12, 0), ("EIO", 2, 0), ("kill", 1, 2)],
+    "duckdb": [("kill", ALL, 0)] if FULL else [("kill", 4, 0)],
+}
+
+
+@pytest.mark.parametrize("engine", ["arrow", "duckdb"])
+def test_rows_are_quarantined_once_wherever_a_run_is_killed(shim: Path, directory: Path, engine: str) -> None:
+    pytest.importorskip("duckdb" if engine == "duckdb" else "pyarrow")
+    results = sweep(shim, directory, f"guarded on {engine}", GUARDED[engine], script="crash_pipeline.py")
+    assert [violation for result in results for violation in result["violations"]] == []
+    assert all(result["calls"] > 100 for result in results), "the shim has seen next to nothing"
+    assert all(result["killed"] > 0 for result in results if result["fault"] == "kill")
+
+
 @pytest.mark.spark
 @pytest.mark.skipif(not FULL, reason="minutes: INTARSIA_CRASH=full")
 @pytest.mark.parametrize("kind", ["parquet", "iceberg"])

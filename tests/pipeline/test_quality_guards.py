@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -11,10 +12,12 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import intarsia as it
 from intarsia import pipeline
-from intarsia.errors import InputError
+from intarsia.cli.commands import cli
+from intarsia.errors import DamagedTable, InputError
 from intarsia.pipeline.run_state import RunState
 
 SCHEMA = pa.schema([("id", pa.int64()), ("customer", pa.int64()), ("amount", pa.int64())])
@@ -457,3 +460,80 @@ def test_a_column_that_the_quarantine_adds_is_not_the_sources(small: Shop) -> No
     pq.write_table(rows, small.root / "landing" / "a.parquet")
     failed = small.run(pipeline.Expect(**POSITIVE | INTO), UPSERT).failed
     assert "has a column '_run' itself" in str(failed.error)
+
+
+# The state
+
+
+def test_steps_that_are_marked_as_done_quarantine_nothing(small: Shop) -> None:
+    guard = pipeline.Expect(**POSITIVE | INTO)
+    it.write(pa.table([[7], [1], [1]], schema=SCHEMA), small.root / "orders")
+    small.lands("a", ROWS[:3])
+    small.run(guard, UPSERT, mark_done=True)
+    small.lands("b", [(8, 1, -8), (9, 1, 9)])
+    small.run(guard, UPSERT).check()
+    assert [row[0] for row in small.quarantined()] == [8]
+    assert [row[0] for row in small.rows()] == [7, 9]
+
+
+def test_a_quarantine_that_was_removed_begins_anew_with_new_files(small: Shop) -> None:
+    guard = pipeline.Expect(**POSITIVE | INTO)
+    small.lands("a", ROWS[:3])
+    small.run(guard, UPSERT).check()
+    shutil.rmtree(small.root / "bad")
+    small.lands("b", [(8, 1, -8)])
+    small.run(guard, UPSERT).check()
+    assert [row[0] for row in small.quarantined()] == [8]
+
+
+def test_rows_that_were_dealt_with_can_be_deleted(small: Shop) -> None:
+    guard = pipeline.Expect(**POSITIVE | INTO)
+    clear = pipeline.Delete(name="clear", target="bad", where="id = 2")
+    small.lands("a", ROWS[:5])
+    small.run(guard, UPSERT, clear).check()
+    assert [row[0] for row in small.quarantined()] == [5]
+    assert [step.status for step in small.run(guard, UPSERT, clear).steps] == ["unchanged"] * 3
+
+
+def test_a_quarantine_lost_with_its_state_is_refused(small: Shop) -> None:
+    guard = pipeline.Expect(**POSITIVE | INTO)
+    small.lands("a", ROWS[:3])
+    small.run(guard, UPSERT).check()
+    shutil.rmtree(small.root / ".intarsia")
+    with pytest.raises(DamagedTable, match=r"commits of ('sound', 'upsert'|'upsert', 'sound')"):
+        small.run(guard, UPSERT)
+
+
+def test_another_condition_judges_new_files_alone(small: Shop) -> None:
+    small.lands("a", [(1, 1, 1), (2, 1, 5)])
+    small.run(pipeline.Expect(**POSITIVE | INTO), UPSERT).check()
+    small.lands("b", [(3, 1, 1), (4, 1, 5)])
+    stricter = pipeline.Expect(**POSITIVE | INTO | {"holds": "amount > 2"})
+    small.run(stricter, UPSERT).check()
+    assert [row[0] for row in small.quarantined()] == [3]
+    assert [row[0] for row in small.rows()] == [1, 2, 4]
+
+
+def test_a_module_declares_a_quarantine_by_its_path(small: Shop) -> None:
+    declared = pipeline.Pipeline("shop", engine="arrow", reports=str(small.root / "reports"))
+    landing = declared.files("landing", str(small.root / "landing" / "*.parquet"))
+    declared.expect(landing, holds="amount > 0", action="quarantine", quarantine=small.root / "bad")
+    declared.merge(landing, into=small.root / "orders", on="id")
+    small.lands("a", ROWS[:3])
+    pipeline.run(declared, progress=False).check()
+    assert [row[0] for row in small.quarantined()] == [2]
+
+
+def test_the_command_line_tells_and_ends_well(small: Shop) -> None:
+    small.lands("a", ROWS[:3])
+    (small.root / "shop.toml").write_text(
+        'engine = "arrow"\n[sources.landing]\npath = "landing/*.parquet"\n'
+        '[targets.orders]\npath = "orders"\n[targets.bad]\npath = "bad"\n'
+        '[[steps]]\nname = "sound"\noperation = "expect"\nsource = "landing"\nholds = "amount > 0"\n'
+        'action = "quarantine"\nquarantine = "bad"\nat_most = "50 %"\n'
+        '[[steps]]\nname = "upsert"\noperation = "merge"\nsource = "landing"\ntarget = "orders"\non = "id"\n'
+    )
+    done = CliRunner().invoke(cli, ["run", str(small.root / "shop.toml")])
+    assert done.exit_code == 0, done.output
+    assert "amount > 0: 1 of 3 rows against it, at most 50 %, quarantined into bad" in done.output
+    assert "shop: done, 1 warning" in done.output

@@ -138,7 +138,9 @@ class Declaration(ABC):
         self.add_step("deduplicate", target=self._find_target(target), **keys)
 
     def expect(self, of: SourceLike, **keys: Any) -> None:
-        """Declare what must be true of a source or of a target."""
+        """Declare what must be true of a source or of a target; a quarantine is a name or a path."""
+        if keys.get("quarantine") is not None:
+            keys["quarantine"] = self._find_target(keys["quarantine"])
         name = name_source(of)
         if name in self.sources and name in self.targets:
             raise InputError(f"{name!r} is a source and a target.", hint="rename one of them.")
