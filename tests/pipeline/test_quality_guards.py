@@ -6,6 +6,8 @@ import json
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
+from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -460,6 +462,62 @@ def test_a_column_that_the_quarantine_adds_is_not_the_sources(small: Shop) -> No
     pq.write_table(rows, small.root / "landing" / "a.parquet")
     failed = small.run(pipeline.Expect(**POSITIVE | INTO), UPSERT).failed
     assert "has a column '_run' itself" in str(failed.error)
+
+
+def test_rows_of_a_quarantine_can_be_guarded_again(shop: Shop) -> None:
+    if shop.kind == "iceberg":
+        pytest.skip("of Parquet")
+    it.write(
+        pa.table({"id": [1, 2], "amount": [-1, 5], "_reason": ["x", None]}),
+        shop.root / "other",
+        engine="arrow",
+    )
+    shop.sources["again"] = pipeline.Source(target="other")
+    guard = pipeline.Expect(name="sound", source="again", holds=("amount > 0", "id > 0"), action="drop")
+    report = shop.run(guard, pipeline.Merge(name="m", source="again", target="orders", on="id")).check()
+    assert pq.read_table(shop.root / "orders").to_pylist() == [{"id": 2, "amount": 5, "_reason": None}]
+    assert report.step("sound").checks[-1].failing == 1
+
+
+TYPES = {
+    "decimal": ([Decimal("1.50"), Decimal("2.5")], pa.decimal128(5, 2), pa.decimal128(9, 3)),
+    "timestamp": ([datetime(2025, 1, 1), datetime(2025, 1, 2)], pa.timestamp("us"), pa.timestamp("ms")),
+    "zoned": (
+        [datetime(2025, 1, 1), datetime(2025, 1, 2)],
+        pa.timestamp("us", "UTC"),
+        pa.timestamp("ms", "UTC"),
+    ),
+    "integer": ([1, 2], pa.int16(), pa.int64()),
+    "text": (["a", "ä"], pa.string(), pa.large_string()),
+    "dictionary": (["a", "b"], pa.dictionary(pa.int8(), pa.string()), pa.string()),
+    "bytes": ([b"a", b"\x00"], pa.binary(), pa.binary()),
+    "boolean": ([True, False], pa.bool_(), pa.bool_()),
+}
+
+
+@pytest.mark.parametrize("engine", ["arrow", "duckdb"])
+@pytest.mark.parametrize("kind", TYPES)
+def test_keys_of_every_type_decide_what_passes(tmp_path: Path, kind: str, engine: str) -> None:
+    values, own, other = TYPES[kind]
+    shop = Shop(tmp_path, engine)
+    it.write(
+        pa.table({"id": pa.array(values[:1], other)}),
+        shop.root / "customers",
+        mode="overwrite",
+        engine="arrow",
+    )
+    rows = pa.table({"id": [1, 2, 3, 4], "customer": pa.array([values[0], values[1], None, values[0]], own)})
+    pq.write_table(rows, shop.root / "landing" / "a.parquet")
+    known = pipeline.Expect(name="known", source="landing", references={"customer": "customers.id"}, **INTO)
+    once = pipeline.Expect(name="once", source="landing", unique="customer", **INTO)
+    shop.run(known, once, UPSERT).check()
+    bad = pq.read_table(shop.root / "bad")
+    assert sorted(zip(bad["id"].to_pylist(), bad["_step"].to_pylist(), strict=True)) == [
+        (1, "once"),
+        (2, "known"),
+        (4, "once"),
+    ]
+    assert pq.read_table(shop.root / "orders")["id"].to_pylist() == [3]
 
 
 # The state

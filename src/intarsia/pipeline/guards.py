@@ -30,9 +30,10 @@ from intarsia.pipeline.references import (
     parse_references,
     quote_name,
 )
-from intarsia.pipeline.row_judge import REASON, SEPARATOR, BadKeys, RowJudge
+from intarsia.pipeline.row_judge import SEPARATOR, BadKeys, RowJudge
 
-RUN, STEP = "_run", "_step"
+REASON, STEP, RUN = "_reason", "_step", "_run"
+"""Columns of a quarantine."""
 
 Read = Callable[[InputFiles | None], Any]
 """The rows of a source, of some files: a DataFrame, or a list of Arrow streams."""

@@ -12,11 +12,10 @@ from intarsia import api
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.errors import InputError
-from intarsia.pipeline.guards import RUN, STEP
+from intarsia.pipeline.guards import REASON, RUN, STEP
 from intarsia.pipeline.inputs import InputFiles
 from intarsia.pipeline.model import Expect, list_names, require
 from intarsia.pipeline.resources import RunResources
-from intarsia.pipeline.row_judge import REASON
 
 AT = "_at"
 ADDED = (REASON, STEP, RUN, AT)
@@ -90,7 +89,8 @@ def _add_columns(rows: Any, step: str, run_id: str) -> Any:
     from pyspark.sql import functions
 
     return (
-        rows.withColumn(STEP, functions.lit(step))
+        rows.withColumnRenamed(names[-1], REASON)
+        .withColumn(STEP, functions.lit(step))
         .withColumn(RUN, functions.lit(run_id))
         .withColumn(AT, functions.lit(now))
     )
@@ -104,7 +104,8 @@ def _add_constants(
         RUN: pa.scalar(run_id),
         AT: pa.scalar(now, pa.timestamp("us", "UTC")),
     }
-    schema = pa.schema([*stream.schema, *((name, value.type) for name, value in values.items())])
+    given = [*list(stream.schema)[:-1], pa.field(REASON, pa.string())]
+    schema = pa.schema([*given, *((name, value.type) for name, value in values.items())])
 
     def read() -> Iterator[pa.RecordBatch]:
         for batch in stream:

@@ -18,8 +18,8 @@ from intarsia.core.evaluate import evaluate_mask
 from intarsia.core.expr import Expr
 from intarsia.pipeline.references import quote_name
 
-REASON = "_reason"
-"""The column that says which expectations a row violates."""
+REASON = "__intarsia_reason"
+"""The column that says which expectations a row violates; a name that no source has."""
 SEPARATOR = "; "
 
 
