@@ -191,7 +191,8 @@ class Sweep:
         names = tables.get(self.kind, ())
         found = []
         for root in (f"{self.directory}/{name}" for name in names):
-            if outcome.said == "ACK" and leftovers(root):
+            # Links to files that were being read are swept by the next writer of their table, or recover.
+            if leftovers(root) and (outcome.said == "ACK" or self.kind == "computed"):
                 it.recover(root)
             found += leftovers(root)
         return found
