@@ -1,7 +1,7 @@
 """Some days of a shop through the pipeline ``shop/shop.toml`` on local Spark: run by ``make demo``.
 
 Raw orders, customers and visits land as CSV and JSON; they are cleaned, joined and aggregated by queries and
-a function, merged and overwritten. Every table is compared with a model that knows nothing of intarsia.
+a function, merged and overwritten; bad rows are quarantined. Every table is compared with a model.
 """
 
 from __future__ import annotations
@@ -38,6 +38,9 @@ def compare(lake: Path, shop: Shop) -> None:
     """Every table of the lake must be what the model says."""
     orders = {row["order_id"]: row["status"] for row in read(lake / "orders")}
     assert orders == {number: row["status"] for number, row in shop.orders.items()}, "orders differ"
+    bad = [row["_reason"] for row in read(lake / "bad_orders")]
+    assert len(bad) == shop.rejected, "what is in quarantine differs"
+    assert set(bad) == {"customer_id is not NULL", "amount > 0"}, set(bad)
     facts = {row["order_id"]: row["country"] for row in read(lake / "facts")}
     assert facts == {n: shop.countries[row["customer_id"]] for n, row in shop.orders.items()}, "facts differ"
     daily = {

@@ -68,7 +68,8 @@ def test_the_demo_has_every_kind_of_source_and_target_that_it_promises() -> None
     kinds = ("path", "stream", "sql", "sql_file", "python")
     assert {kind for kind in kinds for source in made.sources.values() if getattr(source, kind)} == set(kinds)
     assert {target.kind for target in made.targets.values()} == {"parquet", "iceberg"}
-    assert {getattr(step, "mode", None) for step in made.steps} >= {"overwrite_partitions"}
+    assert {step.mode for step in made.steps} >= {"overwrite_partitions"}
+    assert {step.action for step in made.steps if isinstance(step, pipeline.Expect)} >= {"quarantine"}
     assert made.engine == "spark"
 
 

@@ -399,6 +399,49 @@ expect.clicks_by_id.rows = [{ id = 1, page = "/" }]
     assert not list(tmp_path.rglob("*.checkpoints"))
 
 
+def test_rows_in_quarantine_are_compared_as_any_target(tmp_path: Path) -> None:
+    (tmp_path / "p.toml").write_text("""
+engine = "arrow"
+[sources.landing]
+path = "landing/*.csv"
+columns = { id = "bigint", customer = "varchar", amount = "double" }
+[targets.customers]
+path = "lake/customers"
+[targets.orders]
+path = "lake/orders"
+[targets.bad]
+path = "lake/bad"
+[[steps]]
+name = "sound"
+operation = "expect"
+source = "landing"
+holds = "amount > 0"
+references = { customer = "customers.name" }
+action = "quarantine"
+quarantine = "bad"
+[[steps]]
+name = "orders"
+operation = "merge"
+source = "landing"
+target = "orders"
+on = "id"
+""")
+    (tmp_path / "p.test.toml").write_text("""
+[[test]]
+runs = 2
+given.customers.rows = [{ name = "ann" }]
+given.landing.csv = '''
+id,customer,amount
+1,ann,2.5
+2,ann,-1
+3,bob,1
+'''
+expect.orders.rows = [{ id = 1 }]
+expect.bad.rows = [{ id = 2, _reason = "amount > 0" }, { id = 3, _reason = "customer in customers.name" }]
+""")
+    assert one(tmp_path).describe() == []
+
+
 def test_iceberg_tables_are_made_for_the_test(tmp_path: Path) -> None:
     pytest.importorskip("pyiceberg")
     (tmp_path / "p.toml").write_text("""
