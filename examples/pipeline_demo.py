@@ -91,7 +91,8 @@ def main(arguments: list[str] | None = None) -> None:
             report = run_day(day, asked.output, session=session)
             compare(asked.output / "lake", shop)
             print(
-                f"   {len(shop.orders):,} orders, every table as the model has it; {report.seconds:.1f} s\n"
+                f"   {shop.rejected:,} rows in quarantine, {len(shop.orders):,} orders,"
+                f" every table as the model has it; {report.seconds:.1f} s\n"
             )
         print("== the last day again ==", flush=True)
         again = run_day(asked.days - 1, asked.output, session=session)
