@@ -209,6 +209,16 @@ def test_runs_of_several_pipelines_that_end_at_once_are_all_in_the_index(tmp_pat
     assert [path.name for path in tmp_path.iterdir() if path.name.endswith(".part")] == []
 
 
+def test_what_a_killed_run_has_left_is_removed_in_time(tmp_path: Path) -> None:
+    old, new = tmp_path / ".index.html.a.part", tmp_path / ".index.html.b.part"
+    for path in (old, new):
+        path.write_text("half")
+    os.utime(old, (1, 1))
+    update_index(tmp_path)
+    assert not old.exists()
+    assert new.exists()  # somebody may be writing it
+
+
 def test_text_from_outside_cannot_become_part_of_the_index(tmp_path: Path) -> None:
     evil = "<script>alert(1)</script>"
     _leave(tmp_path, 1)

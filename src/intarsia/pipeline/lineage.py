@@ -84,8 +84,9 @@ def _is_configured() -> bool:
 def _make_client(settings: LineageSettings) -> Any:
     from openlineage.client import OpenLineageClient
 
-    # What it logs at a failure is told in the report.
-    logging.getLogger("openlineage").setLevel(logging.ERROR)
+    own = logging.getLogger("openlineage")
+    if own.level == logging.NOTSET:  # what it warns of is told in the report
+        own.setLevel(logging.ERROR)
     transport: dict[str, Any] | None = None
     if settings.file is not None:
         Path(settings.file).parent.mkdir(parents=True, exist_ok=True)

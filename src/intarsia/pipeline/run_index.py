@@ -9,9 +9,11 @@ import json
 import math
 import os
 import re
+import time
 import uuid
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -34,6 +36,8 @@ MOST_BYTES = 64 << 20
 _LARGEST = 16 << 20
 _NAME = re.compile(r"(?P<pipeline>.+)-(?P<stamp>\d{8}T\d{6})-[0-9a-f]{6}\.json")
 _ATTEMPTS = 20
+_ABANDONED = 3600.0
+"""Seconds after which nobody is writing a draft any more."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +61,7 @@ def update_index(directory: Path) -> None:
         if not _is_ours(path):
             log.warning("%s is not an index of runs, and is left as it is", path)
             return
+        _remove_drafts(path)
         written: list[_ReportFile] | None = None
         for _ in range(_ATTEMPTS):
             found = _list_files(directory)
@@ -90,6 +95,14 @@ def _replace(path: Path, data: bytes) -> None:
     except BaseException:
         draft.unlink(missing_ok=True)
         raise
+
+
+def _remove_drafts(path: Path) -> None:
+    """Remove what runs that were killed at this moment have left."""
+    for draft in path.parent.glob(f".{path.name}.*.part"):
+        with suppress(FileNotFoundError):
+            if time.time() - draft.stat().st_mtime > _ABANDONED:
+                draft.unlink()
 
 
 def _list_files(directory: Path) -> list[_ReportFile]:
