@@ -204,7 +204,7 @@ def update_step(data: st.DataObject, world: World, options: dict[str, Any]) -> i
 
 def write_step(data: st.DataObject, world: World, options: dict[str, Any]) -> it.MergeResult:
     source = world.draw_rows(data, unique=False)
-    options = {name: value for name, value in options.items() if name != "mode"}
+    options = {"engine": options["engine"]}  # the others would have no effect, which is refused
     mode = data.draw(st.sampled_from(["append", "append", "overwrite", "overwrite_partitions"]))
     fields = _default_fields(world)
     if mode == "overwrite_partitions" and (not fields or _has_stale(world)):
@@ -367,8 +367,6 @@ def drive(data: st.DataObject, warehouse: Warehouse, engine: Any, most: int) -> 
         if data.draw(st.integers(0, 3)) == 0:
             options["batch_rows"] = 1
         step = data.draw(st.sampled_from(CHANGES))
-        if step is write_step:
-            options.pop("mode")
         before = len(world.table.metadata.snapshots)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", UserWarning)
