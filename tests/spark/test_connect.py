@@ -26,7 +26,6 @@ FULL = os.environ.get("INTARSIA_SPARK") == "full"
 STREAMS = [
     "spark/test_streaming.py::test_where_the_id_of_a_query_cannot_be_told_an_app_id_is_asked_for_at_once",
     "spark/test_streaming.py::test_a_query_has_every_batch_once_though_spark_gives_one_again",
-    "spark/test_streaming.py::test_a_query_adds_every_batch_to_an_iceberg_table_once_though_spark_gives_one_again",
 ]
 SEEN = (
     "spark/test_session_refresh.py::test_what_was_read_before_sees_what_it_sees_after_a_write_of_sparks_own"
@@ -70,6 +69,7 @@ CORE = [
     "spark/test_session_refresh.py",
     "pipeline/test_computed_on_spark.py",
     *STREAMS,
+    "spark/test_streaming.py::test_a_query_adds_every_batch_to_an_iceberg_table_once_though_spark_gives_one_again",
     *(
         f"pipeline/test_stream_sources.py::{name}"
         for name in (
