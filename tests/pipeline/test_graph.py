@@ -196,6 +196,19 @@ def test_streams_and_foreign_keys_are_drawn() -> None:
     )
 
 
+def test_what_is_new_of_a_target_is_told_and_not_measured_as_the_whole(computed: Any) -> None:
+    computed.declare(
+        COMPUTED.replace('where = "amount > 5"', 'since = "last run"')
+        .replace('mode = "overwrite"', "")
+        .replace('operation = "write"', 'operation = "merge"\non = "id"')
+    )
+    plain = json.loads(Path(computed.run().check().json_path).read_text())["graph"]
+    told = {(edge["from"], edge["to"]): edge["rows"] for edge in plain["edges"]}
+    assert told["target:orders", "source:large"] is None
+    assert told["source:large", "target:large_orders"] == 8
+    assert "new rows of a target" in pipeline.draw(pipeline.load(computed.file))
+
+
 GUARDED = """
 name = "shop"
 engine = "duckdb"

@@ -68,6 +68,8 @@ class GraphNode:
     lines: tuple[NodeLine, ...] = ()
     facts: tuple[str, ...] = ()
     """Conditions, columns and the like, for a tooltip."""
+    since: str | None = None
+    """Of rows of a target: since when they are read; None for all."""
     rows: int | None = None
     """Of a target, after a run."""
     bytes: int | None = None
@@ -182,6 +184,7 @@ class _GraphMaker:
             redact(self._cut(place)),
             label,
             facts=tuple(map(redact, facts)),
+            since=source.since,
         )
 
     def _describe_source(self, source: Source) -> tuple[NodeKind, str, str]:
@@ -192,7 +195,7 @@ class _GraphMaker:
         if source.sql is not None:
             return "query", "query", ""
         if source.target is not None:
-            return "view", "rows of a target", ""
+            return "view", "rows of a target" if source.since is None else "new rows of a target", ""
         if source.stream is not None:
             stream = source.stream
             named = [str(stream.options[key]) for key in TOPICS if key in stream.options]
@@ -247,6 +250,8 @@ class _GraphMaker:
 
 
 def _list_facts(source: Source) -> Iterator[tuple[str, Any]]:
+    if source.since is not None:
+        yield "since", source.since
     if source.where is not None:
         yield "where", source.where
     for name, text in source.derive.items():

@@ -83,6 +83,8 @@ class _Measures:
 
     def _measure_read(self, reader: str, read: str) -> dict[str, Any]:
         """What a query or function, or a view of a target, took from something it reads."""
+        if self.graph.node(reader).since is not None:  # a part of the target, which nobody counts
+            return {}
         readers = set(self._list_readers(reader))
         kind, _, name = read.partition(":")
         for number, step in enumerate(self.report.steps):

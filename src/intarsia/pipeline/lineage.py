@@ -158,6 +158,7 @@ class LineageRun:
         names = () if step.source is None else graph.list_sources(step.source)
         declared = {name: self.pipeline.sources[name] for name in names}
         sources = {name: one for name, one in declared.items() if one.path or one.stream is not None}
+        parts = {one.target for one in declared.values() if one.since is not None}
         code = graph.codes.get(step.source or "")
         after = None if report is None else report.after
         target = find_written_target(step)
@@ -165,7 +166,7 @@ class LineageRun:
             self.maker.make_step_event(
                 _get_state(state),
                 step,
-                read={name: self._find_table(name) for name in read},
+                read={name: replace(self._find_table(name), whole=name not in parts) for name in read},
                 sources=sources,
                 written=None if target is None else self._find_table(target, after),
                 query=None if code is None or code.query is None else code.query.text,

@@ -55,6 +55,8 @@ class TableFacts:
     table: str = ""
     """Of an Iceberg table: its name in the catalog."""
     snapshot: Snapshot | None = None
+    whole: bool = True
+    """Whether all rows of the snapshot are read."""
 
 
 @dataclass(slots=True)
@@ -217,7 +219,7 @@ class EventMaker:
         measured: dict[str, Any] = {}
         if report is not None and isinstance(step, Expect) and step.target == name:
             measured = _make_quality(step, report)
-        elif report is not None and facts.snapshot is not None:
+        elif report is not None and facts.snapshot is not None and facts.whole:
             measured["inputStatistics"] = _make(
                 input_statistics_input_dataset.InputStatisticsInputDatasetFacet,
                 rowCount=facts.snapshot.rows,
