@@ -193,6 +193,25 @@ def test_a_dry_run_plans_what_is_new_after_the_steps_above(tmp_path: Path, kind:
     assert done[1].result.updated == 2
 
 
+@pytest.mark.parametrize("retain", [0, 1, 2, 3])
+def test_a_dry_run_reads_former_files_only_where_the_run_would_have_kept_them(
+    tmp_path: Path, retain: int
+) -> None:
+    """Two steps and another writer replace the file, and one to three commits keep theirs."""
+    lake = Lake(tmp_path, "parquet", "arrow", None, retain=retain)
+    steps = [
+        pipeline.Update(name=f"raise {n}", target="t", set={"v": "v + 1"}, where=f"id = {n}") for n in (1, 2)
+    ]
+    made = replace(lake.pipeline(), steps=(*steps, *lake.pipeline().steps))
+    pipeline.run(made, progress=False).check()
+    lake.merge({"id": [1], "v": [31]})
+    planned = pipeline.run(made, progress=False, dry_run=True).check().steps
+    done = pipeline.run(made, progress=False).check().steps
+    assert [dict(step.result) for step in planned] == [dict(step.result) for step in done]  # type: ignore[call-overload]
+    assert [step.notes for step in planned] == [step.notes for step in done]
+    assert ("not kept" in done[2].notes[0]) == (retain < 3)
+
+
 def test_all_rows_are_read_where_those_of_before_are_not_kept(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet", "arrow", None, retain=0)
     lake.run()

@@ -19,16 +19,19 @@ FileKey = tuple[str, tuple[Any, ...]]
 """A file as it was: its path and its fingerprint."""
 
 
-def find_retained(control: Control, now: Snapshot, wanted: Collection[FileKey]) -> Snapshot | None:
+def find_retained(
+    control: Control, now: Snapshot, wanted: Collection[FileKey], *, commits: int | None = None
+) -> Snapshot | None:
     """Former files in the schema that the dataset has now; None where one of them is not kept any more.
 
     Args:
         control: the dataset's control directory.
         now: the current state.
         wanted: the files, as they were.
+        commits: how many of the last commits count that keep files; None for all.
     """
     try:
-        kept = _list_kept(control)
+        kept = _list_kept(control, commits)
         # A dry run may have replaced a file that is still there.
         files = [
             _locate(control, key, kept.get(key)) or _locate(control, key, f"{control.root}/{key[0]}")
@@ -46,10 +49,11 @@ def find_retained(control: Control, now: Snapshot, wanted: Collection[FileKey]) 
     return replace(known, schema=now.schema)
 
 
-def _list_kept(control: Control) -> dict[FileKey, str]:
-    """The location of every file that is kept."""
+def _list_kept(control: Control, commits: int | None) -> dict[FileKey, str]:
+    """The location of every file that is kept, of some last commits."""
     found: dict[FileKey, str] = {}
-    for name in control.storage.names(control.retained):
+    names = sorted(control.storage.names(control.retained))
+    for name in names if commits is None else names[len(names) - min(commits, len(names)) :]:
         directory = f"{control.retained}/{name}"
         where = f"{directory}/intent.json"
         record = Record.from_json(control.storage.read(where), where)

@@ -21,7 +21,7 @@ from intarsia.tables.parquet.checks import check_written, is_recorded
 from intarsia.tables.parquet.footers import Footer, read_footers
 from intarsia.tables.parquet.listing import Listing, list_outdated, make_removal_notes
 from intarsia.tables.parquet.record import make_metadata_after
-from intarsia.tables.parquet.retained import FileKey
+from intarsia.tables.parquet.retained import FileKey, find_retained
 from intarsia.tables.parquet.snapshot import Located, assemble_snapshot, without_files
 from intarsia.tables.parquet.table import ParquetOutputLocation, ParquetTable, Places
 
@@ -42,6 +42,8 @@ class ScratchDataset:
         self._base = base
         self._place = place
         self._snapshot = replace(base.snapshot(), filesystem=place.filesystem)
+        self._replaced: list[frozenset[FileKey]] = []
+        """The files that each commit of the dry run has replaced or removed."""
         located = [_locate(file) for file in self._snapshot.files]
         read = base.read_footers(located)
         self._files: dict[str, tuple[Located, Footer]] = {
@@ -59,8 +61,14 @@ class ScratchDataset:
         return self._snapshot
 
     def find_retained(self, now: Snapshot, wanted: Collection[FileKey]) -> Snapshot | None:
-        """Files as they were, of the dataset itself; see :meth:`ParquetTable.find_retained`."""
-        return self._base.find_retained(now, wanted)
+        """Former files of the dataset, in the schema of now; None unless the run would keep all of them."""
+        kept = self._base.retain
+        last = self._replaced[-kept:] if kept else []
+        lost = {key for keys in self._replaced for key in keys} - {key for keys in last for key in keys}
+        if not lost.isdisjoint(wanted):
+            return None
+        before = None if not kept else max(kept - len(self._replaced), 0)
+        return find_retained(self._base.control, now, wanted, commits=before)
 
     @contextmanager
     def transaction(self, operation: str) -> Iterator[ScratchTransaction]:
@@ -102,6 +110,8 @@ class ScratchDataset:
         gone = [*(item.old for item in change.replaced), *change.removed]
         for file in gone:
             del self._files[file.path]
+        if gone:
+            self._replaced.append(frozenset((file.path, file.fingerprint) for file in gone))
         for staged, footer in zip(change.written, footers, strict=True):
             entry = FileEntry(staged.path, "file", staged.size)
             self._files[staged.path] = ((entry, staged.location), footer)

@@ -77,7 +77,7 @@ class ParquetTable:
             _check_control(self._path, control)
         self.control = Control(self.storage, self._path, directory=control)
         self.single_writer = single_writer
-        self._retain = retain
+        self.retain = retain
         self._journal = Journal(
             self.control, exclusive=not self.appends_only, lock_timeout=lock_timeout, lock=lock
         )
@@ -306,7 +306,7 @@ class ParquetTransaction:
             adds=(*replaced, *added),
             removes=tuple(FileRemove(file.path, file.fingerprint, next(names)) for file in change.removed),
             properties=dict(change.properties),
-            retain=self._table._retain,
+            retain=self._table.retain,
             fresh=not self.snapshot.exists,
             metadata=make_metadata_after(change, self.snapshot),
             side_files=tuple(
