@@ -70,8 +70,8 @@ def test_s31_steps_of_queries_and_functions_take_effect_once_wherever_a_run_is_k
 GUARDED = {
     "arrow": [("kill", ALL, 0), ("torn", 60, 0), ("EIO", 60, 0), ("kill", 40, 3)]
     if FULL
-    else [("kill", 12, 0), ("EIO", 2, 0), ("kill", 1, 2)],
-    "duckdb": [("kill", ALL, 0)] if FULL else [("kill", 4, 0)],
+    else [("kill", 10, 0), ("EIO", 2, 0), ("kill", 1, 2)],
+    "duckdb": [("kill", ALL, 0)] if FULL else [("kill", 2, 0)],
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -34,6 +35,12 @@ QUARANTINE = pa.schema(
 )
 Rows = list[tuple[int | None, int | None, int | None]]
 
+FULL = os.environ.get("INTARSIA_SPARK") == "full"
+ON_SPARK = (
+    "test_a_row_passes_or_is_quarantined_with_all_its_reasons",
+    "test_what_was_quarantined_does_not_pass_though_its_key_is_there_now",
+)
+"""What is tried on Spark in every run; make spark tries all."""
 UPSERT = pipeline.Merge(name="upsert", source="landing", target="orders", on="id")
 POSITIVE = {"name": "sound", "source": "landing", "holds": "amount > 0"}
 INTO = {"action": "quarantine", "quarantine": "bad"}
@@ -113,6 +120,8 @@ def shop(request: pytest.FixtureRequest, tmp_path: Path) -> Shop:
     engine, kind = request.param
     if kind == "iceberg":
         pytest.importorskip("pyiceberg")
+    if engine == "spark" and request.node.originalname not in ON_SPARK and not FULL:
+        pytest.skip("make spark runs it")
     session = request.getfixturevalue("spark") if engine == "spark" else None
     return Shop(tmp_path, engine, kind, session)
 
