@@ -27,8 +27,18 @@ class DefaultSource(DataSource):
     of the table. Writing with the option ``on`` merges, without it appends or overwrites: tasks stage the
     rows, and the driver commits all of them once, or none. A stream is written exactly once.
 
+    Args:
+        options: what ``option(...)`` was given, and the path; Spark passes them.
+
+    Raises:
+        InputError: no path, an unknown option, or one that does not go with the mode.
+        NotSupported: a type that Spark lacks, or more rows than ``max_bytes``, for which there is
+            :func:`intarsia.merge`.
+        IntarsiaError: as of :func:`intarsia.read`, :func:`intarsia.merge` and :func:`intarsia.write`. Spark
+            raises exceptions of its own, whose text ends with the error's.
+
     Example:
-        >>> import intarsia as it, os, pyarrow as pa
+        >>> import os
         >>> from intarsia.spark import local_session
         >>> spark, path = local_session(), os.path.abspath("lake/orders")
         >>> changes = spark.createDataFrame([(2, "b2")], "id long, n string")

@@ -45,7 +45,7 @@ def open_writer(options: Mapping[str, str], schema: StructType, *, overwrite: bo
     call = parse_write_options(options, overwrite=overwrite)
     _check_schema(schema)
     empty = _make_empty(schema)
-    call.run(empty, dry_run=True)
+    call.run(empty, dry_run=True, measured_bytes=0)
     return TableWriter(_Write(call, _open_staging(call, empty.schema)))
 
 

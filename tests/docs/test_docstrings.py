@@ -19,6 +19,7 @@ from intarsia.datasets import pyarrow as facade
 from intarsia.datasets.duckdb import DuckDBDatasetIO
 from intarsia.datasets.io import DatasetIO
 from intarsia.datasets.spark import SparkDatasetIO
+from pyspark_intarsia import DefaultSource
 
 PIPELINE = """
 name = "orders"
@@ -49,6 +50,7 @@ def _public() -> dict[str, Callable[..., Any]]:
         if not name.startswith("_"):
             found[f"DatasetIO.{name}"] = method
     found["SparkDatasetIO.read_parquet"] = SparkDatasetIO.read_parquet
+    found["pyspark_intarsia.DefaultSource"] = DefaultSource
     found |= {kind.__name__: kind for kind in (facade.PyarrowDatasetIO, DuckDBDatasetIO, SparkDatasetIO)}
     return found
 

@@ -40,12 +40,19 @@ CATALOG = [
         "test_an_iceberg_table_is_opened_by_the_settings_of_its_catalog",
     )
 ]
+FORMAT = [
+    "spark/test_format_read.py::test_a_dataset_has_the_rows_and_types_of_read",
+    "spark/test_format_write.py::test_rows_are_merged_by_key_in_one_commit",
+    "spark/test_format_write.py::test_spark_raises_the_text_of_the_error_in_a_few_lines",
+    "spark/test_format_stream.py::test_a_query_that_spark_repeats_is_written_once",
+]
 BRIEF = [
     "contract/test_merge_strategies.py::test_a_strategy_leaves_the_rows_it_promises",
     "contract/test_delete_where.py",
     "spark/test_dataset_io.py",
     "spark/test_spark_read.py",
     *CATALOG,
+    *FORMAT,
     "spark/test_int96.py::test_s26_spark_sees_the_same_wall_time_before_and_after_every_operation",
     SEEN,
     *STREAMS,
@@ -62,6 +69,7 @@ CORE = [
     "spark/test_dataset_io.py",
     "spark/test_spark_read.py",
     "spark/test_catalog_tables.py",
+    *FORMAT,
     "spark/test_int96.py",
     "spark/test_dataframes.py::test_a_strategy_leaves_the_rows_it_promises",
     "spark/test_routed_sources.py::test_a_strategy_gives_what_it_gives_in_process",
