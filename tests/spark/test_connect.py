@@ -43,7 +43,7 @@ CATALOG = [
 FORMAT = [
     "spark/test_format_read.py::test_a_dataset_has_the_rows_and_types_of_read",
     "spark/test_format_write.py::test_rows_are_merged_by_key_in_one_commit",
-    "spark/test_format_write.py::test_spark_raises_the_text_of_the_error_in_a_few_lines",
+    "spark/test_format_write.py::test_spark_raises_the_text_of_the_error_among_its_first_lines",
     "spark/test_format_stream.py::test_a_query_that_spark_repeats_is_written_once",
 ]
 BRIEF = [
