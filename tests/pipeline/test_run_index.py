@@ -177,6 +177,13 @@ def test_no_more_bytes_are_read_than_the_limit(tmp_path: Path, monkeypatch: pyte
     assert found.older == 6
 
 
+def test_runs_of_one_second_are_in_the_order_in_which_they_started(tmp_path: Path) -> None:
+    for number, name in enumerate(("ffffff", "000000", "888888")):
+        path = _leave(tmp_path, 0, started=f"2025-03-01T00:00:00.{number}00+00:00", run_id=name)
+        path.rename(path.with_name(path.name.replace("000000.json", f"{name}.json")))
+    assert [run.run_id for run in read_runs(tmp_path).runs] == ["888888", "000000", "ffffff"]
+
+
 def test_warnings_are_told(tmp_path: Path) -> None:
     _leave(tmp_path, 1, status="done, 2 warnings")
     update_index(tmp_path)

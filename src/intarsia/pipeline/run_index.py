@@ -141,6 +141,7 @@ def _read_files(directory: Path, files: Iterable[_ReportFile]) -> RunList:
             unread += 1
         else:
             runs.append(run)
+    runs.sort(key=lambda run: (run.started, run.data), reverse=True)  # names have no more than seconds
     first = min(oldest.values(), default=None)
     return RunList(
         tuple(runs), sum(older.values()), first and f"{first[:4]}-{first[4:6]}-{first[6:8]}", unread
