@@ -178,10 +178,10 @@ def test_no_more_bytes_are_read_than_the_limit(tmp_path: Path, monkeypatch: pyte
 
 
 def test_runs_of_one_second_are_in_the_order_in_which_they_started(tmp_path: Path) -> None:
-    for number, name in enumerate(("ffffff", "000000", "888888")):
+    for number, name in enumerate(("ffffff", "888888", "000000")):
         path = _leave(tmp_path, 0, started=f"2025-03-01T00:00:00.{number}00+00:00", run_id=name)
         path.rename(path.with_name(path.name.replace("000000.json", f"{name}.json")))
-    assert [run.run_id for run in read_runs(tmp_path).runs] == ["888888", "000000", "ffffff"]
+    assert [run.run_id for run in read_runs(tmp_path).runs] == ["000000", "888888", "ffffff"]
 
 
 def test_warnings_are_told(tmp_path: Path) -> None:
