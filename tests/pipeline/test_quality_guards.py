@@ -21,6 +21,7 @@ import intarsia as it
 from intarsia import pipeline
 from intarsia.cli.commands import cli
 from intarsia.errors import DamagedTable, InputError
+from intarsia.pipeline.report import describe_status
 from intarsia.pipeline.run_state import RunState
 
 SCHEMA = pa.schema([("id", pa.int64()), ("customer", pa.int64()), ("amount", pa.int64())])
@@ -165,6 +166,7 @@ def test_a_row_passes_or_is_quarantined_with_all_its_reasons(shop: Shop) -> None
         "all of these": (6, "quarantined"),
     }
     assert report.step("sound").result.inserted == 6
+    assert describe_status(report) == "done, 4 warnings"
     assert [step.status for step in shop.run(guard, UPSERT).steps] == ["unchanged", "unchanged"]
     assert len(shop.quarantined()) == 6
 

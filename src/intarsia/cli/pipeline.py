@@ -145,9 +145,10 @@ def _describe_counts(step: StepReport) -> list[str]:
             files = f"{least}{units.format_count(step.files_written, 'file')}"
             files = f"{files} ({about}{units.format_size(step.bytes_written)})"
             told.append(f"{files} {'to write' if step.result.dry_run else 'written'}")
-    met = sum(check.ok for check in step.checks)
-    if step.checks:
-        told.append(f"{met} of {units.format_count(len(step.checks), 'expectation')} met")
+    single = [check for check in step.checks if not check.is_total]
+    if single:
+        met = sum(check.ok for check in single)
+        told.append(f"{met} of {units.format_count(len(single), 'expectation')} met")
     if step.status != "failed":
         told += [describe_outcome(check) for check in step.checks if not check.ok]
     told += step.notes

@@ -72,6 +72,11 @@ class Check:
         return self.outcome == "held"
 
     @property
+    def is_total(self) -> bool:
+        """Whether it counts the rows of all expectations of its step together."""
+        return self.expectation == ANY
+
+    @property
     def share(self) -> float | None:
         """The share of the checked rows that violate it, for reading; nothing is decided by it."""
         return None if not self.rows else self.failing / self.rows

@@ -30,8 +30,9 @@ def describe_outcome(step: StepReport) -> str:
     if step.checks and step.result is not None and step.result.inserted:
         return f"{units.format_number(step.result.inserted)} quarantined"
     if step.checks:
-        wrong = sum(not check.ok for check in step.checks)
-        return f"{wrong} of {len(step.checks)} do not hold" if wrong else f"{len(step.checks)} hold"
+        single = [check for check in step.checks if not check.is_total]
+        wrong = sum(not check.ok for check in single)
+        return f"{wrong} of {len(single)} do not hold" if wrong else f"{len(single)} hold"
     if step.result is None:
         return ""
     counts = (("+", step.result.inserted), ("~", step.result.updated), ("−", step.result.deleted))

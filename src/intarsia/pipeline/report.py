@@ -146,7 +146,8 @@ def describe_status(report: PipelineReport) -> str:
 
 
 def _count_warnings(report: PipelineReport) -> str:
-    number = sum(not check.ok for step in report.steps for check in step.checks)
+    checks = [check for step in report.steps for check in step.checks if not check.is_total]
+    number = sum(not check.ok for check in checks)
     return f", {units.format_count(number, 'warning')}" if number else ""
 
 
