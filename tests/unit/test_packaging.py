@@ -159,6 +159,10 @@ def test_the_wheel_holds_the_package_its_types_and_its_licence_and_nothing_else(
     names = zipfile.ZipFile(wheel).namelist()
     assert "intarsia/py.typed" in names
     assert any(name.endswith(".dist-info/licenses/LICENSE") for name in names)
-    assert {name.split("/")[0] for name in names} == {"intarsia", wheel.name.split("-py3")[0] + ".dist-info"}
+    assert {name.split("/")[0] for name in names} == {
+        "intarsia",
+        "pyspark_intarsia",  # Spark finds the format by this name
+        wheel.name.split("-py3")[0] + ".dist-info",
+    }
     modules = {str(path.relative_to(ROOT / "src")) for path in (ROOT / "src").rglob("*.py")}
     assert modules <= set(names)
