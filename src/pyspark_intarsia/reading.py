@@ -24,7 +24,7 @@ from pyspark_intarsia.errors import shorten_errors, shorten_errors_of_rows
 from pyspark_intarsia.filters import convert_filters
 from pyspark_intarsia.options import ReadCall, parse_read_options
 
-__all__ = ["TableReader", "infer_schema", "open_reader"]
+__all__ = ["PinnedReader", "infer_schema", "open_reader"]
 
 PARTITION_BYTES = 32 << 20
 """About how much one task reads, where files are many."""
@@ -37,12 +37,12 @@ def infer_schema(options: Mapping[str, str]) -> StructType:
     return _show_schema(_make_scan(call, call.columns))
 
 
-def open_reader(options: Mapping[str, str], schema: StructType) -> TableReader:
+def open_reader(options: Mapping[str, str], schema: StructType) -> PinnedReader:
     """A reader of the table's current state; ``schema`` may name some of its columns."""
     call = parse_read_options(options)
     scan = _make_scan(call, tuple(schema.names))
     _check_types(schema, _show_schema(scan), path=scan.snapshot.root)
-    return TableReader(scan, call.tasks)
+    return PinnedReader(scan, call.tasks)
 
 
 def _make_scan(call: ReadCall, columns: tuple[str, ...]) -> SnapshotScan:
@@ -88,7 +88,7 @@ class _Pushed:
     ``spark.sql.python.filterPushdown.enabled``; Spark asks by ``__func__``. This one works with and without.
     """
 
-    reader: TableReader
+    reader: PinnedReader
     __func__: Any = DataSourceReader.pushFilters
 
     @shorten_errors
@@ -97,7 +97,7 @@ class _Pushed:
         return list(filters)
 
 
-class TableReader(DataSourceReader):
+class PinnedReader(DataSourceReader):
     """Reads one state of a table: the files and row groups that may have rows for the filters."""
 
     def __init__(self, scan: SnapshotScan, tasks: int) -> None:

@@ -28,7 +28,7 @@ from intarsia.engines.spark.source import (
 )
 from intarsia.errors import StorageError
 
-__all__ = ["StagedRows", "Staging", "create_staging", "make_stream_directory"]
+__all__ = ["StagedRows", "StagingArea", "create_staging", "make_stream_directory"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class StagedRows(WriterCommitMessage):
 
 
 @dataclass(frozen=True, slots=True)
-class Staging:
+class StagingArea:
     """A directory for the rows of one write, which driver and executors share; pickles."""
 
     spool: Spool
@@ -103,10 +103,10 @@ class StagedSource:
 
 def create_staging(
     workspace: tuple[pafs.FileSystem, str, str], schema: pa.Schema, *, spool_dir: str | None, name: str = ""
-) -> Staging:
+) -> StagingArea:
     """An empty staging directory beside the table, or in ``spool_dir``. Raises StorageError."""
     spool = create_shared_spool(workspace, spool_dir, name or uuid.uuid4().hex)
-    return Staging(replace(spool, schema=schema))
+    return StagingArea(replace(spool, schema=schema))
 
 
 def make_stream_directory(app_id: str, path: str) -> str:

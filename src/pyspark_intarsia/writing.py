@@ -27,7 +27,7 @@ from intarsia.show import units
 from intarsia.storage import open_storage
 from pyspark_intarsia.errors import shorten_errors
 from pyspark_intarsia.options import WriteCall, parse_write_options
-from pyspark_intarsia.staging import StagedRows, Staging, create_staging, make_stream_directory
+from pyspark_intarsia.staging import StagedRows, StagingArea, create_staging, make_stream_directory
 
 __all__ = ["StreamWriter", "TableWriter", "open_stream_writer", "open_writer"]
 
@@ -79,7 +79,7 @@ def _read_query_id(options: Mapping[str, str]) -> str:
         ) from error
 
 
-def _open_staging(call: WriteCall, schema: pa.Schema, *, name: str = "") -> Staging:
+def _open_staging(call: WriteCall, schema: pa.Schema, *, name: str = "") -> StagingArea:
     known = {name: call.arguments[name] for name in TABLE_OPTIONS if name in call.arguments}
     table: Any = make_request("snapshot", "auto", call.open_target(), _select_address(known)).table
     return create_staging(table.workspace, schema, spool_dir=call.spool_dir, name=name)
@@ -116,7 +116,7 @@ class _Write:
     """One write: what both kinds of writers do."""
 
     call: WriteCall
-    staging: Staging
+    staging: StagingArea
 
     def stage(self, batches: Iterator[pa.RecordBatch]) -> StagedRows:
         return self.staging.write(batches, self.call.max_bytes)
