@@ -10,10 +10,12 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.skipif(
-    os.environ.get("INTARSIA_SPARK") != "full",
-    reason="a metastore needs a JVM of its own: make spark runs it",
-)
+pytestmark = [
+    pytest.mark.spark,
+    pytest.mark.skipif(
+        os.environ.get("INTARSIA_SPARK") != "full", reason="needs a JVM of its own: make spark runs it"
+    ),
+]
 DRIVER = """\
 import json, sys
 import intarsia as it
