@@ -109,7 +109,7 @@ def _is_run(item: pytest.Item, *, everything: bool) -> bool:
     lakes = (
         [] if parts is None else [parts.params.get(name) for name in ("lake", "parquet_lake", "iceberg_lake")]
     )
-    lakes = [lake for lake in lakes if lake is not None]
+    lakes = [lake for lake in lakes if isinstance(lake, tuple)]  # other suites have lakes of their own
     assert isinstance(item, pytest.Function)
     if not lakes or lakes == [("arrow", "parquet")]:
         return True
