@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 from intarsia.common.names import suggest_names
-from intarsia.errors import InputError, NothingMatched, StorageError
+from intarsia.errors import InputError, NothingMatched
 from intarsia.pipeline.model import Columns
+from intarsia.pipeline.parse import read_declaration
 
 __all__ = ["ENDING", "Case", "CaseTable", "find_cases"]
 
@@ -89,16 +90,9 @@ def find_cases(path: str | os.PathLike[str]) -> tuple[Case, ...]:
 
 
 def _read_toml(file: Path) -> dict[str, Any]:
+    text = read_declaration(file, "test")
     try:
-        return tomllib.loads(file.read_bytes().decode("utf-8"), parse_float=_parse_number)
-    except FileNotFoundError as error:
-        raise NothingMatched(f"There is no test file {file}.", path=str(file)) from error
-    except OSError as error:
-        raise StorageError(
-            f"Could not read {file}: {error.strerror}", errno=error.errno, path=str(file)
-        ) from error
-    except UnicodeDecodeError as error:
-        raise InputError(f"{file} is not UTF-8 text: {error}", path=str(file)) from error
+        return tomllib.loads(text, parse_float=_parse_number)
     except tomllib.TOMLDecodeError as error:
         raise InputError(f"{file} is not TOML: {error}", path=str(file)) from error
 

@@ -54,17 +54,22 @@ def load_toml(
 ) -> Pipeline:
     """Read a pipeline from a TOML file, and check it; :func:`intarsia.pipeline.load` says how."""
     file = Path(path)
+    text = read_declaration(file, "pipeline")
+    return loads(text, origin=str(file), directory=file.parent, params=params, env=env, engine=engine)
+
+
+def read_declaration(file: Path, what: str) -> str:
+    """The text of a file that declares a pipeline or tests of one."""
     try:
-        text = file.read_bytes().decode("utf-8")
+        return file.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
-        raise NothingMatched(f"There is no pipeline file {file}.", path=str(file)) from error
+        raise NothingMatched(f"There is no {what} file {file}.", path=str(file)) from error
     except OSError as error:
         raise StorageError(
             f"Could not read {file}: {error.strerror}", errno=error.errno, path=str(file)
         ) from error
     except UnicodeDecodeError as error:
         raise InputError(f"{file} is not UTF-8 text: {error}", path=str(file)) from error
-    return loads(text, origin=str(file), directory=file.parent, params=params, env=env, engine=engine)
 
 
 def loads(
