@@ -134,3 +134,15 @@ def test_tables_of_one_name_in_two_catalogs_have_a_memory_each(shop: Any, tmp_pa
     assert [step.status for step in pipeline.run(made, progress=False).check().steps] == ["done", "done"]
     assert [step.status for step in pipeline.run(made, progress=False).check().steps] == ["unchanged"] * 2
     assert len(_rows(other)) == 3
+
+
+def test_a_table_that_was_rolled_back_is_filled_again_also_without_the_state(
+    shop: Any, tmp_path: Path
+) -> None:
+    first = shop.load_table("shop.orders").current_snapshot().snapshot_id
+    pipeline.run_file(tmp_path / "p.toml", progress=False).check()
+    rows = _rows(shop)
+    shop.load_table("shop.orders").manage_snapshots().set_current_snapshot(first).commit()
+    (tmp_path / ".intarsia" / "shop.state.json").unlink()
+    pipeline.run_file(tmp_path / "p.toml", progress=False, full_refresh=True).check()
+    assert _rows(shop) == rows

@@ -38,6 +38,9 @@ _EVERY = ColumnUse()
 class LoggedTable(Table, Protocol):
     """A table whose log says which steps have committed: what a pipeline's targets are."""
 
+    def highest_batch(self, app_id: str) -> int | None:
+        """The highest batch that was ever committed with this ``app_id``, also if it was rolled back."""
+
     def last_commits(self) -> Mapping[str, Mapping[str, str]]:
         """The properties of the last commit of each ``app_id``."""
 

@@ -302,7 +302,7 @@ class RunState:
         path = self.make_target_key(written)
         table = self.resources.get_table(written)
         memory = self.state.get_step(step.name)
-        last = read_batch(table.last_commits().get(self.make_step_id(step.name)))
+        last = table.highest_batch(self.make_step_id(step.name)) or 0
         batch = max(last, memory.commits.get(path, 0)) + 1
         if selection is not None:
             self.state.files.update(list_known_files(selection.files, self.state.files))

@@ -46,6 +46,12 @@ def find_last_batch(state: BranchState, app_id: str) -> int | None:
     return None if commit is None else int(commit["batch_id"])
 
 
+def find_highest_batch(state: BranchState, app_id: str) -> int | None:
+    """As :func:`find_last_batch`, also where the batch was rolled back: higher numbers are free."""
+    last, note = find_last_batch(state, app_id), _read_notes(state).get(app_id)
+    return last if note is None else max(note.batch, note.batch if last is None else last)
+
+
 def find_last_commits(state: BranchState) -> dict[str, dict[str, str]]:
     """By ``app_id``: the summary of its highest ``batch_id`` in the branch; its note where that expired."""
     found: dict[str, dict[str, str]] = {}

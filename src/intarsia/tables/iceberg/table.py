@@ -16,7 +16,7 @@ from pyiceberg.table.metadata import TableMetadata
 from intarsia.core.change import Change, Staging
 from intarsia.core.snapshot import DataFile, Snapshot, TableFormat
 from intarsia.errors import InputError, NotSupported
-from intarsia.tables.iceberg.batches import find_last_batch, find_last_commits
+from intarsia.tables.iceberg.batches import find_highest_batch, find_last_batch, find_last_commits
 from intarsia.tables.iceberg.catalog import TableReference, load_table, open_table
 from intarsia.tables.iceberg.deletes import DeleteFileIndex, find_bound_orders, find_unpartitioned_specs
 from intarsia.tables.iceberg.file_io import Store, open_store
@@ -198,6 +198,10 @@ class IcebergTable:
     def last_batch(self, app_id: str) -> int | None:
         """The highest ``batch_id`` that was committed with this ``app_id``, or None."""
         return find_last_batch(self.read_state(), app_id)
+
+    def highest_batch(self, app_id: str) -> int | None:
+        """As :meth:`last_batch`, counting also batches that were rolled back since."""
+        return find_highest_batch(self.read_state(), app_id)
 
     def last_commits(self) -> Mapping[str, Mapping[str, str]]:
         """By ``app_id``: the summary of its highest ``batch_id``, or what the table has noted of it."""

@@ -89,6 +89,9 @@ class ScratchDataset:
     def last_batch(self, app_id: str) -> int | None:
         return self._base.last_batch(app_id)
 
+    def highest_batch(self, app_id: str) -> int | None:
+        return self._base.highest_batch(app_id)
+
     def last_commits(self) -> Mapping[str, Mapping[str, str]]:
         return self._base.last_commits()
 

@@ -163,6 +163,10 @@ class ParquetTable:
         """The highest ``batch_id`` that was committed with this ``app_id``, or None."""
         return self.control.find_last_batch(app_id)
 
+    def highest_batch(self, app_id: str) -> int | None:
+        """As :meth:`last_batch`: commits to a dataset are not rolled back."""
+        return self.last_batch(app_id)
+
     def last_commits(self) -> Mapping[str, Mapping[str, str]]:
         """By ``app_id``: the properties of its commit with the highest ``batch_id``."""
         return self.control.find_last_commits()
