@@ -51,6 +51,15 @@ def test_a_step_that_is_declared_otherwise_does_not_append_again(log: Any, ids: 
     assert ids(log) == [1]
 
 
+def test_a_step_that_has_had_several_names_appends_nothing_twice(log: Any, ids: Ids) -> None:
+    text = log.file.read_text()
+    for number, name in enumerate(["append", "second", "third", "append", "second"], 1):
+        log.lands(f"{number}.csv", {number: ("eu", 5.0)})
+        log.declare(text.replace('name = "append"', f'name = "{name}"'))
+        log.run().check()
+        assert ids(log) == list(range(1, number + 1))
+
+
 def test_a_target_that_is_gone_is_filled_again(log: Any, ids: Ids) -> None:
     log.lands("a.csv", {1: ("eu", 5.0)})
     log.run()

@@ -212,25 +212,30 @@ def _note_commit(run_state: RunState, name: str, pending: Pending, target: str) 
 
 
 def _follow_renames(run_state: RunState) -> None:
-    """Copy what is known of a step to its new name, found by its unchanged definition."""
+    """Copy what is known of a step to its new name, found by its unchanged definition.
+
+    Of several names that it has had, the one of the last success counts; it may have had the new one before.
+    """
     defined = {step.name: describe_definition(step, run_state.pipeline) for step in run_state.list_steps()}
     before = copy.deepcopy(run_state.state.steps)
     for name, definition in defined.items():
-        if name in before and before[name].find_success(definition) is not None:
+        found = {
+            other: success
+            for other, memory in before.items()
+            if (other == name or defined.get(other) != definition)
+            and (success := memory.find_success(definition)) is not None
+        }
+        last = max(found, key=lambda other: (found[other].at, other == name), default=name)
+        if last == name:
             continue
-        for other, memory in before.items():
-            success = memory.find_success(definition)
-            if success is None or defined.get(other) == definition:
-                continue
-            own = run_state.state.get_step(name)
-            own.add(success)
-            for scope, files in memory.taken.get(success.target or "", {}).items():
-                own.take(success.target or "", scope, files)
-            unfinished = run_state.state.unfinished
-            if unfinished is not None and unfinished.after == other:
-                run_state.state.unfinished = replace(unfinished, after=name)
-            run_state.dirty = True
-            break
+        own, success = run_state.state.get_step(name), found[last]
+        own.add(success)
+        for scope, files in before[last].taken.get(success.target or "", {}).items():
+            own.take(success.target or "", scope, files)
+        unfinished = run_state.state.unfinished
+        if unfinished is not None and unfinished.after == last:
+            run_state.state.unfinished = replace(unfinished, after=name)
+        run_state.dirty = True
 
 
 def _adopt(run_state: RunState) -> None:
