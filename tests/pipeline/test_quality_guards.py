@@ -583,6 +583,82 @@ def test_another_condition_judges_new_files_alone(small: Shop) -> None:
     assert [row[0] for row in small.rows()] == [1, 2, 4]
 
 
+@pytest.mark.parametrize("engine", ["arrow", "duckdb"])
+def test_new_rows_of_a_target_are_added_to_the_quarantine_once(
+    tmp_path: Path, engine: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop = Shop(tmp_path, engine)
+    shop.sources["new"] = pipeline.Source(target="other", since="last run")
+    steps = (
+        pipeline.Expect(**POSITIVE | INTO | {"source": "new"}),
+        pipeline.Merge(name="upsert", source="new", target="orders", on="id"),
+    )
+    for number in (1, 3, 5):
+        rows = pa.table([[number, number + 1], [1, 1], [1, -1]], schema=SCHEMA)
+        it.write(rows, tmp_path / "other", mode="append")
+        planned = shop.run(*steps, dry_run=True).check().steps[0].result
+        assert planned is not None
+        assert planned.inserted == 1
+        if number == 3:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(RunState, "note", _interrupt)
+                shop.run(*steps)
+        shop.run(*steps).check()
+    assert [row[0] for row in shop.rows()] == [1, 3, 5]
+    assert [row[0] for row in shop.quarantined()] == [2, 4, 6]
+    shop.run(*steps, full_refresh=True).check()
+    assert [row[0] for row in shop.quarantined()] == [2, 4, 6]
+
+
+def _interrupt(*_: Any, **__: Any) -> None:
+    raise KeyboardInterrupt
+
+
+def test_keys_of_new_rows_alone_are_not_quarantined(small: Shop) -> None:
+    small.sources["new"] = pipeline.Source(target="other", since="last run")
+    guard = pipeline.Expect(name="sound", source="new", unique="id", **INTO)
+    with pytest.raises(InputError, match="'new' has new rows alone"):
+        small.run(guard, pipeline.Merge(name="upsert", source="new", target="orders", on="id"))
+
+
+@pytest.mark.parametrize("engine", ["arrow", "duckdb"])
+def test_a_guard_with_another_name_keeps_to_what_it_has_judged(tmp_path: Path, engine: str) -> None:
+    shop = Shop(tmp_path, engine)
+    known = {"source": "landing", "references": {"customer": "customers.id"}}
+    shop.lands("a", [(1, 1, 1), (2, 9, 2)])
+    shop.run(pipeline.Expect(name="known", **known, **INTO), UPSERT).check()
+    shop.customers(1, 2, 9)
+    shop.run(pipeline.Expect(name="renamed", **known, **INTO), UPSERT, full_refresh=True).check()
+    assert shop.rows() == [(1, 1, 1)]
+    assert [row[0] for row in shop.quarantined()] == [2]
+
+
+def test_a_guard_with_another_name_replaces_its_own_rows(small: Shop) -> None:
+    upsert = pipeline.Write(name="all", source="landing", target="orders", mode="overwrite")
+    for number, name in enumerate(["sound", "renamed", "renamed", "it's"]):
+        small.lands(f"{number}", [(number, 1, 1), (number + 10, 1, -1)])
+        small.run(pipeline.Expect(**POSITIVE | INTO | {"name": name}), upsert).check()
+        assert [row[0] for row in small.quarantined()] == list(range(10, number + 11))
+    state = json.loads((small.root / ".intarsia" / "shop.state.json").read_text())
+    (judged,) = state["steps"]["it's"]["taken"].values()
+    assert sum(map(len, judged.values())) == 4  # each file once
+
+
+def test_what_a_query_gave_to_the_quarantine_does_not_pass_in_the_same_run(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "duckdb")
+    pq.write_table(pa.table({"id": [9]}), tmp_path / "new.parquet")
+    shop.sources["new"] = pipeline.Source(str(tmp_path / "new.parquet"))
+    shop.sources["query"] = pipeline.Source(sql="select * from landing")
+    shop.lands("a", [(1, 1, 1), (2, 9, 2)])
+    shop.run(
+        pipeline.Expect(name="known", source="query", references={"customer": "customers.id"}, **INTO),
+        pipeline.Merge(name="feed", source="new", target="customers", on="id"),
+        pipeline.Merge(name="upsert", source="query", target="orders", on="id"),
+    ).check()
+    assert [row[0] for row in shop.quarantined()] == [2]
+    assert shop.rows() == [(1, 1, 1)]
+
+
 def test_a_module_declares_a_quarantine_by_its_path(small: Shop) -> None:
     declared = pipeline.Pipeline("shop", engine="arrow", reports=str(small.root / "reports"))
     landing = declared.files("landing", str(small.root / "landing" / "*.parquet"))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from intarsia.pipeline.guards import list_guards
+from intarsia.pipeline.guards import Judgement, list_guards
 from intarsia.pipeline.input_selection import Selection, is_taken_once, select_files
 from intarsia.pipeline.inputs import FileStamp, InputFiles, is_web
 from intarsia.pipeline.model import Expect, Step, is_guard, list_names, require
@@ -55,16 +55,30 @@ def judges_once(run_state: RunState, step: Expect) -> bool:
     )
 
 
-def find_judged(run_state: RunState, step: Expect) -> dict[FileStamp, str]:
-    """The files that a quarantine has judged as it is declared now, each with the run that did."""
+def find_judged(run_state: RunState, step: Expect) -> dict[FileStamp, Judgement]:
+    """The files that a quarantine has judged as it is declared now, each with when it did."""
+    found: dict[FileStamp, Judgement] = {}
+    for judgement, files in _iterate_judgements(run_state, step):
+        found |= dict.fromkeys(files, judgement)
+    return found
+
+
+def list_former_names(run_state: RunState, step: Expect) -> tuple[str, ...]:
+    """The names under which a quarantine has judged, and its own."""
+    names = [judgement.step for judgement, _ in _iterate_judgements(run_state, step)]
+    return tuple(dict.fromkeys((step.name, *filter(None, names))))
+
+
+def _iterate_judgements(
+    run_state: RunState, step: Expect
+) -> Iterator[tuple[Judgement, tuple[FileStamp, ...]]]:
     memory = run_state.state.steps.get(step.name)
     target = run_state.make_target_key(require(step.quarantine))
     scope = run_state.compute_scope(step)
-    found: dict[FileStamp, str] = {}
     for known, files in ({} if memory is None else memory.taken.get(target, {})).items():
         if known.startswith(scope):
-            found |= dict.fromkeys(files, known.removeprefix(scope))
-    return found
+            run, _, name = known.removeprefix(scope).partition(" ")
+            yield Judgement(run, name), files
 
 
 def _iterate_readers(run_state: RunState, step: Expect) -> Iterator[Step]:

@@ -35,6 +35,15 @@ from intarsia.pipeline.row_judge import SEPARATOR, BadKeys, RowJudge
 REASON, STEP, RUN = "_reason", "_step", "_run"
 """Columns of a quarantine."""
 
+
+@dataclass(frozen=True, slots=True)
+class Judgement:
+    """A run in which a quarantine has judged, and the name of its step; empty where both were only noted."""
+
+    run: str
+    step: str
+
+
 Read = Callable[[InputFiles | None], Any]
 """The rows of a source, of some files: a DataFrame, or a list of Arrow streams."""
 
@@ -73,8 +82,8 @@ class SourceGuards:
 
     resources: GuardResources
     above: tuple[Expect, ...] = ()
-    judged: Mapping[str, Mapping[FileStamp, str]] = field(default_factory=dict)
-    """By guard that judges each file once: the files that it has judged, with the run that did."""
+    judged: Mapping[str, Mapping[FileStamp, Judgement]] = field(default_factory=dict)
+    """By guard that judges each file once: the files that it has judged, with when it did."""
     batches: dict[str, InputFiles] = field(default_factory=dict)
     """By guard: the files that it judges in this run; a key counts as repeated among them."""
     judges: dict[tuple[Any, ...], RowJudge] = field(default_factory=dict)
@@ -127,8 +136,8 @@ class SourceGuards:
 
     def _split(
         self, guard: Expect, listing: InputFiles | None
-    ) -> Iterator[tuple[InputFiles | None, str | None]]:
-        """The files to read, by the earlier run that has judged them; None for this run.
+    ) -> Iterator[tuple[InputFiles | None, Judgement | None]]:
+        """The files to read, by the earlier judgement of them; None for that of this run.
 
         Raises:
             InputError: the guard has not judged some of the files.
@@ -138,7 +147,7 @@ class SourceGuards:
             yield listing, None
             return
         now = self.batches.get(guard.name, InputFiles(()))
-        runs: dict[str | None, list[FileStamp]] = {}
+        runs: dict[Judgement | None, list[FileStamp]] = {}
         for stamp in listing.stamps:
             if stamp not in known and stamp not in now.stamps:
                 raise InputError(
@@ -167,11 +176,14 @@ class SourceGuards:
         reader = self._make_reader(require(guard.source), self._open_frames(read))
         return self._find_judge(guard, reader, listing, None), reader
 
-    def _find_judge(self, guard: Expect, read: Read, files: InputFiles | None, run: str | None) -> RowJudge:
+    def _find_judge(
+        self, guard: Expect, read: Read, files: InputFiles | None, run: Judgement | None
+    ) -> RowJudge:
         together = files if run is not None else self.batches.get(guard.name, files)
-        is_stable = together is not None and not together.code
-        key = (guard.name, run, together.stamps if is_stable and together is not None else None)
-        if key in self.judges and is_stable:
+        stamps = None if together is None or together.code else together.stamps
+        key = (guard.name, run, stamps)
+        # What was quarantined does not pass, though tables may have changed since the guard ran.
+        if key in self.judges and (stamps is not None or guard.quarantine is not None):
             return self.judges[key]
         conditions = tuple(parse_conditions(guard))
         if not self._has_keys(guard):
@@ -228,7 +240,7 @@ class SourceGuards:
         (counted,) = run_interruptible(kept.sparkSession, kept.agg(functions.sum(ROWS)).collect)
         return BadKeys(expectation, columns, kept, int(counted[0] or 0))
 
-    def _read_quarantined(self, guard: Expect, run: str) -> Iterator[BadKeys]:
+    def _read_quarantined(self, guard: Expect, by: Judgement) -> Iterator[BadKeys]:
         """The keys that an earlier run has quarantined: the other tables may have changed since."""
         target = require(guard.quarantine)
         checks = [(describe_unique(guard), list_names(guard.unique))] if guard.unique else []
@@ -240,23 +252,23 @@ class SourceGuards:
             rows = self.resources.read_columns(target, (*columns, REASON, RUN, STEP))
             told = f"{SEPARATOR}{expectation}{SEPARATOR}"
             if isinstance(rows, list):
-                found = _select_quarantined(chain_streams(rows), guard.name, run, told)
+                found = _select_quarantined(chain_streams(rows), by, told)
                 keys = found.select(list(columns)).group_by(list(columns)).aggregate([])
                 yield BadKeys(expectation, columns, keys, 0)
                 continue
             from pyspark.sql import functions
 
             reason = functions.concat(functions.lit(SEPARATOR), rows[REASON], functions.lit(SEPARATOR))
-            mine = (rows[RUN] == run) & (rows[STEP] == guard.name) & reason.contains(told)
+            mine = (rows[RUN] == by.run) & (rows[STEP] == by.step) & reason.contains(told)
             kept = rows.where(mine).select(*[quote_name(name) for name in columns]).distinct().persist()
             self.resources.frames[("keys", guard.name, expectation, id(kept))] = kept
             yield BadKeys(expectation, columns, kept, 0)
 
 
-def _select_quarantined(rows: pa.RecordBatchReader, step: str, run: str, told: str) -> pa.Table:
+def _select_quarantined(rows: pa.RecordBatchReader, by: Judgement, told: str) -> pa.Table:
     found = []
     for batch in rows:
         reason = pc.binary_join_element_wise(SEPARATOR, batch[REASON], SEPARATOR, "")
-        mine = pc.and_(pc.equal(batch[RUN], run), pc.equal(batch[STEP], step))
+        mine = pc.and_(pc.equal(batch[RUN], by.run), pc.equal(batch[STEP], by.step))
         found.append(batch.filter(pc.and_(mine, pc.match_substring(reason, told))))
     return pa.Table.from_batches(found, rows.schema)

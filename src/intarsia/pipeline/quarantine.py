@@ -28,7 +28,7 @@ def quarantine_rows(
     listing: InputFiles | None,
     *,
     run_id: str,
-    replaces: bool,
+    replaces: tuple[str, ...],
     progress: Progress,
     extra: Mapping[str, Any],
 ) -> MergeResult | None:
@@ -39,7 +39,7 @@ def quarantine_rows(
         resources: the engine, the tables and the rows of sources.
         listing: the files of the source that it judges.
         run_id: the run, for the rows.
-        replaces: whether the rows take the place of those that the step has quarantined before.
+        replaces: the names of steps whose rows these take the place of; none where they are added.
         progress: called with what is going on, done and total.
         extra: the id to commit under.
     """
@@ -56,8 +56,8 @@ def quarantine_rows(
     rows = _add_columns(judge.reject_rows(open_rows()), step.name, run_id)
     declared = resources.pipeline.targets[target]
     layout = list_names(declared.partition_by) or None
-    own = f"{STEP} = '{step.name.replace(chr(39), chr(39) * 2)}'"
-    is_replacing = replaces and snapshot.has_schema and bool(snapshot.files)
+    own = " OR ".join(f"{STEP} = '{name.replace(chr(39), chr(39) * 2)}'" for name in replaces)
+    is_replacing = bool(replaces) and snapshot.has_schema and bool(snapshot.files)
     result = api.write(
         rows,
         table,

@@ -198,7 +198,7 @@ class RunState:
     def compute_scope(self, step: Step) -> str:
         """A digest of what selects a step's rows besides its files; empty for most steps.
 
-        Of a quarantine also its definition, and as a prefix of the run that judged the files.
+        Of a quarantine also its definition, and as a prefix of the run and the step that judged the files.
         """
         chosen = self.pipeline.scopes.get(step.name, "")
         if is_guard(step):
@@ -254,6 +254,10 @@ class RunState:
             found[target] = find_increment(table, take, last, name=target, unknown=unknown)
         self.increments[step.name] = found
         return found
+
+    def reads_new_rows(self, step: Step) -> bool:
+        """Whether a step under way reads, of a target, only the rows since its last success."""
+        return any(not one.is_whole for one in self.increments.get(step.name, {}).values())
 
     def _find_position(self, step: Step, target: str) -> tuple[Any, str]:
         """The position of a step's last success in a target it reads; None, and why there is none."""
@@ -313,7 +317,7 @@ class RunState:
             version=self.get_snapshot(written).version,
             definition=describe_definition(step, self.pipeline),
             input=compute_input_digest(listing),
-            scope=self.compute_scope(step) + (self.run_id if is_guard(step) else ""),
+            scope=self.compute_scope(step) + (f"{self.run_id} {step.name}" if is_guard(step) else ""),
             files=selection.files.taken if selection is not None else (),
             full_refresh=self.full_refresh,
             positions=self.list_positions(step),

@@ -55,6 +55,11 @@ class Increment:
     """The files whose rows are not new, as they were at the last success; None for none."""
     note: str = ""
 
+    @property
+    def is_whole(self) -> bool:
+        """Whether all rows are read."""
+        return self.added is self.snapshot
+
 
 def find_increment(
     table: Table,

@@ -94,8 +94,16 @@ class StepMemory:
         self.successes = [*others[max(0, len(others) - MOST_SUCCESSES + 1) :], success]
 
     def take(self, target: str, scope: str, files: Iterable[FileStamp]) -> None:
+        """Note files that are in a target; of those that a quarantine has judged the last time counts."""
         known = self.taken.setdefault(target, {})
-        known[scope] = tuple(dict.fromkeys((*known.get(scope, ()), *files)))
+        taken = dict.fromkeys((*known.get(scope, ()), *files))
+        if " " in scope:  # what was judged by, the run, and the name of the step
+            *declared, _, name = scope.split(" ", 3)
+            for other in [one for one in known if one.split(" ")[:2] == declared]:
+                left = tuple(stamp for stamp in known.pop(other) if stamp not in taken)
+                if left or other.split(" ", 3)[3:] != [name]:
+                    known[other] = left
+        known[scope] = tuple(taken)
 
 
 @dataclass(frozen=True, slots=True)

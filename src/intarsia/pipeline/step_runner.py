@@ -14,7 +14,7 @@ from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
 from intarsia.pipeline.checks import make_failure
-from intarsia.pipeline.guard_memory import enter_step, judges_once
+from intarsia.pipeline.guard_memory import enter_step, judges_once, list_former_names
 from intarsia.pipeline.input_selection import Selection
 from intarsia.pipeline.inputs import InputFiles, count_inputs
 from intarsia.pipeline.model import (
@@ -258,8 +258,8 @@ class StepRunner:
     ) -> StepReport:
         """Write the rows that violate an expectation into its quarantine, where there are any."""
         extra = self.run_state.announce(step, listing, selection)
-        is_once = judges_once(self.run_state, step)
-        if is_once and not any(check.failing for check in report.checks):
+        is_added = judges_once(self.run_state, step) or self.run_state.reads_new_rows(step)
+        if is_added and not any(check.failing for check in report.checks):
             return report
         if self.dry_run and not self._is_rehearsed(step):
             extra = {"dry_run": True}
@@ -268,7 +268,7 @@ class StepRunner:
             self.resources,
             None if selection is None else selection.files,
             run_id=self.run_state.run_id,
-            replaces=not is_once,
+            replaces=() if is_added else list_former_names(self.run_state, step),
             progress=progress,
             extra=extra,
         )

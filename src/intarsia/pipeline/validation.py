@@ -302,6 +302,14 @@ class _Check:
         if step.quarantine is not None:
             self._check_known(place, "quarantine", step.quarantine, self.pipeline.targets)
             self._check_quarantine(place, step.quarantine)
+            read = self.graph.list_sources(step.source) if step.unique or step.references else ()
+            for name in read:
+                if self.pipeline.sources[name].since is not None:
+                    raise self.make_error(
+                        f"{place} source",
+                        f"keys are judged among all rows, and source {name!r} has new rows alone.",
+                        "leave since out, or expect it of the source that feeds the target.",
+                    )
 
     def _check_quarantine(self, place: str, target: str) -> None:
         for number, other in enumerate(self.pipeline.steps, 1):
