@@ -2,6 +2,7 @@
 
 No process lives as long as a write does, so a staging directory has a lease instead of an owner: whoever
 works on it renews it, and one that was not renewed for an hour is swept by the next operation on the table.
+It waits a day for its first task, since stages of the query before that may take their time.
 """
 
 from __future__ import annotations
@@ -109,9 +110,12 @@ def create_staging(
     return StagingArea(replace(spool, schema=schema))
 
 
-def make_stream_directory(app_id: str, path: str) -> str:
-    """The name of a stream's directory, the same for the tasks of a batch and for its commit."""
-    return hashlib.sha256(f"{app_id}\0{path}".encode()).hexdigest()[:32]
+def make_stream_directory(app_id: str, *table: str) -> str:
+    """The name of a stream's directory, the same for the tasks of a batch and for its commit.
+
+    ``table`` is what tells the table, and its branch, from others.
+    """
+    return hashlib.sha256("\0".join((app_id, *table)).encode()).hexdigest()[:32]
 
 
 class _LimitedBatches:

@@ -57,7 +57,8 @@ def open_stream_writer(options: Mapping[str, str], schema: StructType, *, overwr
     app_id = call.arguments.get("app_id") or _read_query_id(options)
     call = replace(call, arguments={**call.arguments, "app_id": app_id})
     _check_schema(schema)
-    name = make_stream_directory(app_id, call.path)
+    branch = call.arguments.get("branch") or ""
+    name = make_stream_directory(app_id, call.path, call.catalog or "", branch)
     return StreamWriter(_Write(call, _open_staging(call, _make_empty(schema).schema, name=name)))
 
 

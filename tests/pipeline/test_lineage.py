@@ -140,6 +140,23 @@ def test_expectations_are_assertions_on_what_they_check(finished: Any) -> None:
     assert checked["inputFacets"]["dataQualityMetrics"]["rowCount"] == 10
 
 
+def test_no_credentials_of_queries_and_expectations_are_in_events_and_reports(shop: Any) -> None:
+    query = (
+        "[sources.more]\nsql = \"select *, 's3://me:hunter2@host/x?token=hunter2' as place from landing\"\n"
+    )
+    text = (
+        shop.file.read_text().replace('"arrow"', '"duckdb"').replace('source = "landing"', 'source = "more"')
+    )
+    check = "holds = \"place <> 's3://me:hunter2@host'\"\n"
+    text += f'[[steps]]\noperation = "expect"\ntarget = "orders"\n{check}'
+    shop.declare(_ask_for(text, f"{LINEAGE}\n{query}"))
+    shop.lands("a.csv", {1: ("eu", 1.0)})
+    shop.run().check()
+    places = [*(shop.root / "reports").iterdir(), shop.root / "events" / "lineage.ndjson"]
+    assert len(places) == 4
+    assert not [place.name for place in places if "hunter2" in place.read_text()]
+
+
 def test_a_failed_step_fails_its_run_with_the_error(computed: Any) -> None:
     computed.lands("b.csv", {1: ("eu", 1.0)})
     assert not computed.run().ok

@@ -72,6 +72,26 @@ def test_an_iceberg_table_has_each_batch_once(tmp_path):
     assert read(it.iceberg("db.t", catalog=catalog)) == {1: "a1", 2: "b"}
 
 
+def test_batches_of_one_app_id_to_two_branches_stage_their_rows_apart(tmp_path):
+    catalog = embedded_catalog(tmp_path / "warehouse")
+    catalog.create_namespace("db")
+    made = catalog.create_table("db.t", schema=pa.schema([("id", pa.int64()), ("n", pa.string())]))
+    it.write(pa.table({"id": [0], "n": ["z"]}), made)
+    made.refresh()
+    made.manage_snapshots().create_branch(made.current_snapshot().snapshot_id, "audit").commit()
+    options = {"path": "db.t", "catalog": str(tmp_path / "warehouse"), "on": "id", "app_id": "feed"}
+    rows = pa.table({"id": pa.array([1], pa.int64()), "n": ["a"]})
+    writers = [
+        DefaultSource(CaseInsensitiveDict(options | branch)).streamWriter(SCHEMA, False)
+        for branch in ({}, {"branch": "audit"})
+    ]
+    staged = [writer.write(iter(rows.to_batches())) for writer in writers]
+    for writer, message in zip(writers, staged, strict=True):
+        writer.commit([message], 0)
+    for branch in (None, "audit"):
+        assert read(it.iceberg("db.t", catalog=catalog, branch=branch)) == {0: "z", 1: "a"}
+
+
 def test_the_id_of_the_query_is_read_from_its_checkpoint(tmp_path):
     path, checkpoint = str(tmp_path / "t"), tmp_path / "checkpoint"
     checkpoint.mkdir()

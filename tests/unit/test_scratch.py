@@ -18,7 +18,7 @@ import pytest
 
 import intarsia as it
 from intarsia.common import scratch
-from intarsia.common.scratch import make_private_base, mark, sweep, sweep_private
+from intarsia.common.scratch import make_lease, make_private_base, mark, renew_lease, sweep, sweep_private
 from intarsia.core.incremental import IncrementalFileManager
 from intarsia.errors import StorageError
 from intarsia.tables.parquet import ParquetTable
@@ -101,6 +101,19 @@ def test_a_lease_is_renewed_for_as_long_as_its_owner_lives(tmp_path, monkeypatch
         time.sleep(0.01)
     alive.release()
     assert os.listdir(tmp_path) == []
+
+
+def test_a_directory_waits_a_day_for_its_first_worker_and_an_hour_after_each(tmp_path, monkeypatch):
+    """Stages of a Spark job before the first task that writes may take longer than an hour."""
+    directory, now = _occupied(tmp_path), time.time()
+    make_lease(LOCAL, str(directory))
+    monkeypatch.setattr(scratch.time, "time", lambda: now + 5 * 3600)
+    assert sweep(LOCAL, str(tmp_path)) == []
+    with renew_lease(LOCAL, str(directory)):
+        pass
+    assert sweep(LOCAL, str(tmp_path)) == []
+    monkeypatch.setattr(scratch.time, "time", lambda: now + 7 * 3600)
+    assert sweep(LOCAL, str(tmp_path)) == [str(directory)]
 
 
 def test_locks_are_not_relied_on_where_the_file_system_is_on_a_network(tmp_path, monkeypatch):

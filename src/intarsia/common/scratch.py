@@ -32,6 +32,8 @@ log = get_logger(__name__)
 
 LEASE_SECONDS = 3600.0
 RENEW_SECONDS = 300.0
+PLANNED_SECONDS = 24 * 3600.0
+"""How long a directory waits for the first process that works on it, such as a task of a long Spark job."""
 _WAIT_SECONDS = 5.0
 _MARK = re.compile(r"^((?:\.staging_)?[0-9a-f]{32})\.(lock|lease)$")
 
@@ -60,7 +62,8 @@ def mark(filesystem: pafs.FileSystem, directory: str) -> Mark:
 class Lease:
     """The mark of a directory that several processes work on in turn, none of them to the end; pickles.
 
-    It says that the directory is in use for an hour from now; :func:`renew_lease` says so again.
+    The directory waits a day for the first of them; :func:`renew_lease` then says each time that it is in use
+    for another hour.
     """
 
     filesystem: pafs.FileSystem
@@ -74,7 +77,7 @@ def make_lease(filesystem: pafs.FileSystem, directory: str) -> Lease:
     """Mark a directory, which need not exist yet, as in use. Raises StorageError."""
     try:
         filesystem.create_dir(directory.rpartition("/")[0], recursive=True)
-        _write_lease(filesystem, f"{directory}.lease")
+        _write_lease(filesystem, f"{directory}.lease", PLANNED_SECONDS)
     except OSError as error:
         raise _make_mark_error(error, directory) from error
     return Lease(filesystem, directory)
@@ -296,9 +299,9 @@ def _remove_if_expired(filesystem: pafs.FileSystem, directory: str) -> bool:
     return gone
 
 
-def _write_lease(filesystem: pafs.FileSystem, path: str) -> None:
+def _write_lease(filesystem: pafs.FileSystem, path: str, seconds: float = LEASE_SECONDS) -> None:
     with filesystem.open_output_stream(path) as stream:
-        stream.write(f"{time.time() + LEASE_SECONDS:.0f}\n".encode())
+        stream.write(f"{time.time() + seconds:.0f}\n".encode())
 
 
 def _remove_file(filesystem: pafs.FileSystem, path: str) -> None:

@@ -31,6 +31,7 @@ from openlineage.client.facet_v2 import (
     symlinks_dataset,
 )
 
+from intarsia.common.log import redact
 from intarsia.core.snapshot import Snapshot
 from intarsia.pipeline.checks import Check
 from intarsia.pipeline.lineage_datasets import DatasetName, name_dataset, name_stream
@@ -117,7 +118,9 @@ class EventMaker:
         facets["parent"] = self._make_parent()
         job_facets = self._make_job_facets("STEP")
         if query is not None:
-            job_facets["sql"] = _make(sql_job.SQLJobFacet, query=query, dialect=self.pipeline.engine)
+            job_facets["sql"] = _make(
+                sql_job.SQLJobFacet, query=redact(query), dialect=self.pipeline.engine
+            )
         inputs = [
             one for name, source in sources.items() for one in self._make_files(name, source, step, report)
         ]
@@ -315,8 +318,8 @@ def _make_assertion(step: Expect, check: Check) -> data_quality_assertions_datas
         success=check.ok,
         column=column,
         severity="error" if step.action == "fail" else "warn",
-        name=f"{step.name}: {check.expectation}",
-        actual=check.found or f"{check.failing} rows against it",
+        name=redact(f"{step.name}: {check.expectation}"),
+        actual=redact(check.found) or f"{check.failing} rows against it",
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import escape
 
+from intarsia.common.log import redact
 from intarsia.core.report import MergeResult
 from intarsia.core.snapshot import Snapshot
 from intarsia.pipeline.checks import Check
@@ -318,5 +319,5 @@ def _render_table(table: PageTable) -> str:
 
 
 def _escape(text: str) -> str:
-    """Escaped for HTML, without control characters and direction marks; line ends stay."""
-    return escape("\n".join(map(units.make_printable, text.splitlines())), quote=True)
+    """Escaped for HTML, without credentials, control characters and direction marks; line ends stay."""
+    return escape("\n".join(map(units.make_printable, redact(text).splitlines())), quote=True)

@@ -175,7 +175,7 @@ def as_json(report: PipelineReport) -> dict[str, Any]:
         "seconds": round(report.seconds, 3),
         "engine": report.engine,
         "session": report.session,
-        "notes": list(report.notes),
+        "notes": list(map(redact, report.notes)),
         "steps": [_step_to_json(step) for step in report.steps],
         "graph": None if report.graph is None else graph_to_json(measure_graph(report.graph, report)),
     }
@@ -209,14 +209,14 @@ def _step_to_json(step: StepReport) -> dict[str, Any]:
         "plan": None if result is None or result.plan is None else _plan_to_json(result.plan),
         "checks": [
             {
-                "expectation": check.expectation,
+                "expectation": redact(check.expectation),
                 "ok": check.ok,
                 "outcome": check.outcome,
                 "rows": check.rows,
                 "failing": check.failing,
                 "share": check.share,
                 "at_most": check.limit or None,
-                "found": check.found or None,
+                "found": redact(check.found) or None,
                 "into": check.into,
             }
             for check in step.checks
@@ -224,7 +224,7 @@ def _step_to_json(step: StepReport) -> dict[str, Any]:
         "before": _layout_to_json(step.before),
         "after": _layout_to_json(step.after),
         "error": None if step.error is None else error_to_json(step.error),
-        "notes": list(step.notes),
+        "notes": list(map(redact, step.notes)),
         "left_out": step.left_out,
     }
 
@@ -235,7 +235,7 @@ def error_to_json(error: BaseException) -> dict[str, Any]:
     return {
         "type": type(error).__name__,
         "message": redact(known.message if known is not None else str(error)),
-        "hint": None if known is None else known.hint,
+        "hint": None if known is None or known.hint is None else redact(known.hint),
         "target_changed": None if known is None else known.changed,
     }
 
