@@ -67,7 +67,9 @@ def test_a_dry_run_of_a_new_pipeline_plans_through_the_targets_that_it_makes(
     assert {step.result.path for step in planned.steps if step.target == "orders"} == {str(shop.lake)}
     assert planned.step("sound").checks[0].ok
     done = shop.run(**options).check()
-    assert _counts(planned) == _counts(done)
+    for name, (*counts, size) in _counts(done).items():
+        assert _counts(planned)[name] == (*counts, pytest.approx(size, rel=0.01))
+        assert engine == "spark" or _counts(planned)[name][-1] == size  # Spark reads files in its own order
     assert _counts(done)["refine"][:5] == (2, 0, 0, 2, 1)
     assert _counts(done)["rounded"][:5] == (0, 1, 0, 2, 1)
 

@@ -195,10 +195,11 @@ class Committed:
 
 
 def make_transaction_id() -> str:
-    """32 hexadecimal digits, unique and growing with time.
+    """32 hexadecimal digits, unique and growing with time as this machine's clock tells it.
 
     They are in the names of new files, whose order decides between rows with equal keys: of two files that
-    are called alike otherwise, the later one comes last.
+    are called alike otherwise, the later one comes last, as far as the clocks of their writers agree. Commits
+    are in the order of the journal, whatever their ids.
     """
     return f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"
 

@@ -118,9 +118,7 @@ class EventMaker:
         facets["parent"] = self._make_parent()
         job_facets = self._make_job_facets("STEP")
         if query is not None:
-            job_facets["sql"] = _make(
-                sql_job.SQLJobFacet, query=redact(query), dialect=self.pipeline.engine
-            )
+            job_facets["sql"] = _make(sql_job.SQLJobFacet, query=redact(query), dialect=self.pipeline.engine)
         inputs = [
             one for name, source in sources.items() for one in self._make_files(name, source, step, report)
         ]
