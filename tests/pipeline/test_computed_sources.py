@@ -242,7 +242,8 @@ def test_parameters_are_bound_in_the_types_that_the_file_gives_them(sales: Sales
     assert totals(sales) == {"America": 7.0}
     assert sales.statuses() == ["unchanged", "done"]
     assert totals(sales) == {"France": 5.0, "America": 7.0}
-    assert sales.statuses(params={"least": "6"}) == ["unchanged", "unchanged"], "each value has its memory"
+    assert sales.statuses(params={"least": "6"}) == ["unchanged", "done"]
+    assert totals(sales) == {"America": 7.0}
     with pytest.raises(InputError, match=r"\$\{least\} is '6; drop', which is no int"):
         sales.run(params={"least": "6; drop"})
 
@@ -512,3 +513,43 @@ def test_the_pipeline_of_the_readme_runs(tmp_path):
     pipeline.run(declared, progress=False).check()
     found = it.read(tmp_path / "lake" / "revenue").read_all().sort_by("customer")
     assert [(row["customer"], float(row["amount"])) for row in found.to_pylist()] == [(7, 5.5), (8, 1.0)]
+
+
+# Parameters
+
+
+def test_a_target_that_other_parameters_have_replaced_is_filled_again(sales: Sales, totals: Any) -> None:
+    assert sales.statuses() == ["done", "done"]
+    first = totals(sales)
+    assert sales.statuses(params={"least": "6"}) == ["unchanged", "done"]
+    assert set(totals(sales)) == {"America"}
+    assert sales.statuses(dry_run=True) == ["unchanged", "planned"]
+    assert sales.statuses() == ["unchanged", "done"]
+    assert totals(sales) == first
+    assert sales.statuses() == ["unchanged", "unchanged"]
+    sales.edit('strategy = "full_merge"', "")  # an upsert has a memory for each set of parameters
+    assert sales.statuses() == ["unchanged", "done"]
+    assert sales.statuses(params={"least": "6"}) == ["unchanged", "done"]
+    assert sales.statuses() == ["unchanged", "unchanged"]
+
+
+@pytest.mark.parametrize("where", ["", 'where = "country is not null"'])
+def test_an_overwrite_of_all_rows_does_not_keep_those_of_other_parameters(
+    sales: Sales, totals: Any, where: str
+) -> None:
+    sales.edit('operation = "merge"\nsource = "revenue"', 'operation = "write"\nsource = "revenue"')
+    sales.edit('on = "country"\nstrategy = "full_merge"', f'mode = "overwrite"\n{where}')
+    for least in ("0", "6"):
+        assert sales.statuses(params={"least": least})[1] == "done"
+    assert sales.statuses()[1] == ("unchanged" if where else "done")
+
+
+def test_a_query_reads_what_a_step_did_alone_under_other_parameters(sales: Sales, totals: Any) -> None:
+    sales.edit('path = "landing/*.csv"', 'path = "landing/${file}.csv"')
+    sales.edit("[params]", '[params]\nfile = "a"')
+    sales.land("b.csv", "4,eu,100\n")
+    assert sales.statuses() == ["done", "done"]
+    assert sales.run(params={"file": "b"}, only="orders").check().steps[0].status == "done"
+    assert sales.statuses() == ["unchanged", "done"]
+    assert totals(sales)["France"] == 105
+    assert sales.statuses() == ["unchanged", "unchanged"]

@@ -60,6 +60,13 @@ def replaces_target(step: Step) -> bool:
     return rule.touches_target_only
 
 
+def fills_target(step: Step) -> bool:
+    """Whether a target has the rows of a step's source and no others after it."""
+    if isinstance(step, Write):
+        return step.mode == "overwrite" and step.where is None
+    return isinstance(step, Merge) and step.strategy == "full_merge"
+
+
 def recognize_files(
     listing: InputFiles, known: Mapping[str, KnownFile]
 ) -> tuple[InputFiles, dict[str, KnownFile]]:

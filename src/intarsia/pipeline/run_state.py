@@ -20,6 +20,7 @@ from intarsia.pipeline import guard_memory
 from intarsia.pipeline.guards import list_guards
 from intarsia.pipeline.input_selection import (
     Selection,
+    fills_target,
     is_append,
     is_taken_once,
     list_known_files,
@@ -222,19 +223,40 @@ class RunState:
         for name in touched:
             self.get_snapshot(name)  # which records whether another writer has changed it
         by_others = [self.state.foreign.get(self.make_target_key(name), 0) for name in touched]
-        return all(
-            change <= success.at for change in (*by_others, *self._iterate_changes_above(step, touched))
+        changes = (*by_others, *self._iterate_changes_above(step, touched), self._find_replacement(step))
+        return all(change <= success.at for change in changes)
+
+    def _find_replacement(self, step: Step) -> int:
+        """When a step last replaced its whole target under another definition (parameters)."""
+        if step.target is None or not fills_target(step):
+            return 0
+        definition, key = describe_definition(step, self.pipeline), self.make_target_key(step.target)
+        return max(
+            (
+                found.changed_at
+                for found in self.state.list_successes(step.name)
+                if found.target == key and found.definition != definition
+            ),
+            default=0,
         )
 
     def _iterate_changes_above(self, step: Step, touched: set[str]) -> Iterator[int]:
-        """When earlier steps last changed what this one reads or writes, as numbers of successes."""
+        """When earlier steps last changed what this one reads or writes, as numbers of successes.
+
+        Each set of parameters has its own memory. What a step above did under others counts where this one
+        has not run since, under any, and gives the same when it is repeated.
+        """
+        source = self.get_source(step)
+        is_repeatable = isinstance(step, Expect) or (source is not None and source.is_computed)
+        last = max((found.at for found in self.state.list_successes(step.name)), default=0)
         for other in self.list_steps():
             if other.name == step.name:
                 return
             if (find_written_target(other) or other.target) in touched:
-                found = self.state.find_success(other.name, describe_definition(other, self.pipeline))
-                if found is not None:
-                    yield found.changed_at
+                definition = describe_definition(other, self.pipeline)
+                for found in self.state.list_successes(other.name):
+                    if found.definition == definition or (is_repeatable and found.changed_at > last):
+                        yield found.changed_at
 
     def fix_increments(self, step: Step) -> dict[str, Increment]:
         """Fix what a step reads of targets since its last success; their states are noted with the next one.

@@ -140,6 +140,10 @@ class PipelineState:
         found = self.steps.get(step)
         return None if found is None else found.find_success(definition)
 
+    def list_successes(self, step: str) -> tuple[Success, ...]:
+        found = self.steps.get(step)
+        return () if found is None else tuple(found.successes)
+
     def look(self, target: str, digest: str) -> None:
         """Record the digest of a target; one that differs from ours means that another writer changed it."""
         if self.targets.get(target, digest) != digest:
