@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +41,19 @@ def test_the_project_runs_on_duckdb_by_the_command_line(
     check_project(tmp_path / "shop")
     monkeypatch.chdir(tmp_path / "shop")
     assert CliRunner().invoke(cli, ["test", "-k", "gold"]).exit_code == 0
+
+
+def test_an_order_that_came_in_two_files_does_not_hinder_taking_all_files_again(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    pipeline.init_project(tmp_path, engine="duckdb")
+    file = tmp_path / "orders.toml"
+    pipeline.run_file(file, progress=False).check()
+    header, order = (tmp_path / "landing" / "orders-2025-03-02.csv").read_text().splitlines()[:2]
+    (tmp_path / "landing" / "orders-2025-03-03.csv").write_text(f"{header}\n{order}\n")
+    pipeline.run_file(file, progress=False).check()
+    total = pipeline.run_file(file, progress=False, full_refresh=True).check().step("orders").result.total
+    shutil.rmtree(tmp_path / "lake" / "orders")
+    assert pipeline.run_file(file, progress=False).check().step("orders").result.total == total
 
 
 @pytest.mark.spark
