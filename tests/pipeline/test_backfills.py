@@ -311,3 +311,11 @@ def test_a_module_has_backfills_as_well(daily: Daily, rows: Any) -> None:
     assert report.count("done") == 2
     found = sorted((row["id"], row["day"]) for row in rows(daily.root / "lake/days"))
     assert found == [(1, date(2025, 3, 1)), (2, date(2025, 3, 2))]
+
+
+def test_the_command_line_of_a_dry_run_says_planned(daily: Daily) -> None:
+    daily.lands(1, 2)
+    told = CliRunner().invoke(
+        cli, ["run", str(daily.file), "--param", "day=2025-03-01..2025-03-02", "--dry-run"]
+    )
+    assert [line.split()[0] for line in told.stdout.splitlines()[:2]] == ["planned", "planned"]

@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import io
 from collections.abc import Callable
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
+from rich.console import Console
 
+from intarsia.cli.commands import cli
+from intarsia.cli.screen import Screen
 from intarsia.errors import InputError
 
 ROWS = {1: ("eu", 5.0), 2: ("eu", -1.0), 3: ("ap", 7.0)}
@@ -104,3 +109,20 @@ def test_a_target_that_does_not_exist_has_no_rows(shop: Any) -> None:
     assert shop.run().ok
     shop.declare(head + step + "min_rows = 1\n")
     assert "there are 0 rows" in str(shop.run().failed.error)
+
+
+def test_lines_of_a_run_are_wrapped_to_a_terminal_and_nowhere_else(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _expecting(shop, "source", 'unique = "region"', "min_rows = 100", 'action = "warn"')
+    shop.lands("a.csv", ROWS)
+    plain = CliRunner().invoke(cli, ["run", str(shop.file), "--dry-run"]).stdout
+    assert "a warning" in next(line for line in plain.splitlines() if " sound " in line)
+    screen = io.StringIO()
+    console = Console(file=screen, force_terminal=True, width=60, color_system=None, highlight=False)
+    monkeypatch.setattr(Screen, "out", property(lambda _: console))
+    assert CliRunner().invoke(cli, ["run", str(shop.file), "--dry-run"]).exit_code == 0
+    lines = screen.getvalue().splitlines()
+    assert max(map(len, lines)) <= 60
+    first = next(number for number, line in enumerate(lines) if " sound " in line)
+    assert lines[first + 1].startswith(" " * 10)

@@ -21,6 +21,7 @@ import intarsia as it
 from intarsia import pipeline
 from intarsia.cli.commands import cli
 from intarsia.errors import DamagedTable, InputError
+from intarsia.pipeline.checks import ANY, Check, make_failure
 from intarsia.pipeline.report import describe_status
 from intarsia.pipeline.run_state import RunState
 
@@ -682,3 +683,12 @@ def test_the_command_line_tells_and_ends_well(small: Shop) -> None:
     assert done.exit_code == 0, done.output
     assert "amount > 0: 1 of 3 rows against it, at most 50 %, quarantined into bad" in done.output
     assert "shop: done, 1 warning" in done.output
+
+
+def test_an_expectation_that_fails_is_counted_once_beside_the_rows_of_all() -> None:
+    checks = [
+        Check("amount > 0", 2, rows=3, outcome="failed", limit="1 row"),
+        Check("id unique", 0, rows=3),
+        Check(ANY, 2, rows=3, outcome="failed", limit="1 row"),
+    ]
+    assert str(make_failure(checks, "source 'landing'")).startswith("1 expectation does not hold of")

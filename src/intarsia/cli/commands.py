@@ -336,7 +336,7 @@ _add_command(
     _test,
     "test",
     "Run the tests of a pipeline, or of a directory, on rows that they give; real tables are not touched.",
-    click.argument("path", metavar="[PIPELINE.TOML]", default=".", shell_complete=offer_paths),
+    click.argument("path", metavar="[PIPELINE]", default=".", shell_complete=offer_paths),
     click.option("-k", "name", metavar="TEXT", help="Only tests with this text in their names."),
     click.option(
         "--engine", type=click.Choice(["spark", "arrow", "duckdb"]), help="Instead of the pipeline's."

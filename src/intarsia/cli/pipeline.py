@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -70,7 +71,8 @@ def _run_backfill(shown: Screen, path: str, **options: Any) -> None:
     def report(one: pipeline.BackfillRun) -> None:
         for step in () if one.report is None or one.status != "failed" else one.report.steps:
             watch.report(step)
-        watch.say(one.status, one.name, _describe_run(one), width=12)
+        is_planned = one.status == "done" and one.report is not None and one.report.dry_run
+        watch.say("planned" if is_planned else one.status, one.name, _describe_run(one), width=12)
 
     with shown.log(), watch:
         made = pipeline.run_backfill(path, progress=watch, on_run=report, **options)
@@ -116,8 +118,19 @@ class _Watch:
     ) -> None:
         """Write a line: a status, a name, and what is to be said of it."""
         self._line.close()  # wiped before the next line
-        told = f"{name:<24}  {' · '.join(counts)}".rstrip()
-        self._shown.say((f"{status:<{width}}", style or _STYLES[status]), told)
+        told = f"{status:<{width}}{name:<24}  {' · '.join(counts)}".rstrip()
+        first, *rest = [told]
+        if self._shown.out.is_terminal:
+            first, *rest = textwrap.wrap(
+                told,
+                max(self._shown.out.width, 40),
+                subsequent_indent=" " * width,
+                break_long_words=False,
+                break_on_hyphens=False,
+            )
+        self._shown.say((first[:width], style or _STYLES[status]), first[width:])
+        for line in rest:
+            self._shown.say(line)
         self._line = self._open_line()
 
     def __enter__(self) -> _Watch:

@@ -81,10 +81,11 @@ def find_cases(path: str | os.PathLike[str]) -> tuple[Case, ...]:
         found = [case for file in ours for case in _read_cases(file)]
     if not found:
         stem = "orders" if asked.is_dir() else asked.stem
+        where = f"in the directory {asked}" if asked.is_dir() else f"of {asked}"
         raise NothingMatched(
-            f"There is no test of {asked}.",
+            f"There is no test {where}.",
             path=str(asked),
-            hint=f"write [[test]] tables into {stem}{ENDING} beside it.",
+            hint=f"write [[test]] tables into {stem}{ENDING} beside {stem}.toml.",
         )
     return tuple(found)
 

@@ -108,7 +108,8 @@ def refuse_check(check: Check) -> Check:
 
 def make_failure(checks: Sequence[Check], where: str) -> InputError | None:
     """The error of failed checks; None where none has failed."""
-    wrong = [check for check in checks if check.outcome == "failed"]
+    failed = [check for check in checks if check.outcome == "failed"]
+    wrong = [check for check in failed if not check.is_total] or failed
     if not wrong:
         return None
     told = "; ".join(f"{check.expectation} ({describe_failing(check)})" for check in wrong)

@@ -28,12 +28,13 @@ from intarsia.pipeline.references import (
 )
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.row_transform import RowCounter
+from intarsia.show import units
 
 
 def _check_row_bounds(step: Expect, rows: int) -> list[Check]:
     """Check ``min_rows`` and ``max_rows``."""
     found = []
-    there = f"there are {rows:,} rows"
+    there = f"there {'is' if rows == 1 else 'are'} {units.format_count(rows, 'row')}"
     if step.min_rows is not None:
         short = max(step.min_rows - rows, 0)
         found.append(judge_whole(step, f"at least {step.min_rows:,} rows", short, there))
