@@ -88,7 +88,7 @@ def check_not_rolled_back(state: BranchState, app_id: str, batch: int) -> None:
         path=state.metadata.location,
         changed=False,
         hint="with another app_id the query goes on from here without what was rolled back; with another"
-        " app_id and a new checkpoint it takes everything again.",
+        " app_id and a new checkpoint, which --full-refresh makes for a pipeline, it takes everything again.",
     )
 
 
