@@ -223,6 +223,46 @@ def test_all_rows_are_read_where_those_of_before_are_not_kept(tmp_path: Path) ->
     assert "1 file of before were replaced or removed, and are not kept" in notes
 
 
+@pytest.mark.parametrize("by", [None, "day"])
+def test_all_rows_are_read_where_those_of_before_have_other_types(tmp_path: Path, by: str | None) -> None:
+    lake = Lake(tmp_path, "parquet", "arrow", None)
+    it.write(pa.table({"id": [1], "day": ["first"]}), tmp_path / "u", partition_by=by, retain=9)
+    asked = replace(
+        lake.pipeline(),
+        sources={"news": Source(target="u", since="last run", columns={"id": "bigint"}, derive={"v": "1.0"})},
+        targets={**lake.pipeline().targets, "u": Target(str(tmp_path / "u"), options={"retain": 9})},
+    )
+    assert lake.run(asked)[0] == {1: 1}
+    changed = pa.table({"id": [1, 2], "day": [1, 2]})
+    it.write(changed, tmp_path / "u", mode="overwrite", retain=9)
+    counts, notes = lake.run(asked)
+    assert counts == {1: 2, 2: 1}
+    assert "are not kept (retain of the target), or in other types" in notes
+
+
+@pytest.mark.parametrize(
+    "dtype", [pa.duration("us"), pa.float16(), pa.decimal256(50, 2), pa.timestamp("ns", "UTC"), pa.null()]
+)
+@pytest.mark.parametrize("engine", ["arrow", "duckdb"])
+def test_rows_are_compared_in_types_that_an_engine_does_not_have(
+    tmp_path: Path, engine: str, dtype: pa.DataType
+) -> None:
+    pytest.importorskip("duckdb")
+    lake = Lake(tmp_path, "parquet", engine, None)
+    odd = pa.array([None, None] if pa.types.is_null(dtype) else [1, 2]).cast(dtype)
+    it.write(pa.table({"id": [1, 2], "odd": odd}), tmp_path / "u", engine="arrow", retain=9)
+    asked = replace(
+        lake.pipeline(),
+        sources={"news": Source(target="u", since="last run", columns={"id": "bigint"}, derive={"v": "1.0"})},
+        targets={**lake.pipeline().targets, "u": Target(str(tmp_path / "u"), options={"retain": 9})},
+    )
+    assert lake.run(asked)[0] == {1: 1, 2: 1}
+    it.update(tmp_path / "u", {"id": "3"}, "id = 2", engine="arrow", retain=9)
+    counts, notes = lake.run(asked)
+    assert counts == {1: 1, 2: 1, 3: 1}
+    assert "less the rows of 1 file of before" in notes
+
+
 def test_all_rows_are_read_where_the_snapshot_has_expired(tmp_path: Path) -> None:
     pytest.importorskip("pyiceberg")
     from datetime import UTC, datetime, timedelta

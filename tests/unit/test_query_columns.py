@@ -32,6 +32,10 @@ COLUMNS = ("id", "Amount", "day", "note")
         ("select id from orders positional join c", COLUMNS),
         ("select a from orders as o(a, b, c, d)", COLUMNS),
         ("pivot orders on day using sum(id)", COLUMNS),
+        ("select count(*) from (describe orders)", COLUMNS),
+        ("select j from (orders join c using (id)) j", COLUMNS),
+        ("select j.x from (orders join c using (id)) as j(x, y)", COLUMNS),
+        ("select id from (orders join c using (day))", ("id", "day")),
         ("select * from (select id from c) union all select id from orders", ("id",)),
     ],
 )

@@ -38,7 +38,7 @@ class RetainedFiles(Protocol):
     """A table that may keep files which were replaced: a Parquet dataset."""
 
     def find_retained(self, now: Snapshot, wanted: Collection[FileKey]) -> Snapshot | None:
-        """Former files, in the schema of now; None unless all are kept."""
+        """Former files, in the schema of now; None unless all are kept and have its types."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +108,8 @@ def find_increment(
     former = table.find_retained(snapshot, missing)
     if former is None:
         some = units.format_count(len(missing), "file")
-        return read_all(f"{some} of before were replaced or removed, and are not kept (retain of the target)")
+        lost = "are not kept (retain of the target), or in other types"
+        return read_all(f"{some} of before were replaced or removed, and {lost}")
     return _compare(whole, added, former, name)
 
 

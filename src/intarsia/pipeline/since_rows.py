@@ -24,14 +24,15 @@ _QUERY = "SELECT * FROM now EXCEPT ALL SELECT * FROM former"
 def read_difference(source: Source, now: Snapshot, before: Snapshot, engine: str, session: Any) -> Any:
     """The transformed rows of ``now`` that are not in ``before``, each as often as there are more of it.
 
-    A DataFrame on Spark, else a list of one stream. Memory: of DuckDB its limit; in process both states.
+    A DataFrame on Spark, else a list of one stream. Memory: of DuckDB its limit; in process, also where a
+    column is of a type that DuckDB does not have, both states.
     """
     names = tuple(now.schema.names)
     if session is not None:
         frames = [read_snapshot_frame(Source(), state, session, names) for state in (now, before)]
         return transform_frame(frames[0].exceptAll(frames[1]), make_transform(source, "parquet"))
     scans = {"now": SnapshotScan(now, names), "former": SnapshotScan(before, names)}
-    if engine == "duckdb":
+    if engine == "duckdb" and _is_comparable(now.schema):
         run = import_optional("intarsia.engines.duckdb.query").QueryRun
         found = run(_QUERY, scans, params={}, memory_bytes=read_memory_total() // MEMORY_SHARE).open_stream()
         schema = scans["now"].schema
@@ -41,6 +42,12 @@ def read_difference(source: Source, now: Snapshot, before: Snapshot, engine: str
     shape = make_transform(source, "parquet")
     made = shape.make_schema(rows.schema)
     return [pa.RecordBatchReader.from_batches(made, shape.transform_batches(rows.schema, rows))]
+
+
+def _is_comparable(schema: pa.Schema) -> bool:
+    """Whether DuckDB compares all columns exactly."""
+    is_comparable = import_optional("intarsia.engines.duckdb.sql").is_comparable
+    return all(pa.types.is_null(field.type) or is_comparable(field.type) for field in schema)
 
 
 def _restore_types(rows: pa.RecordBatchReader, schema: pa.Schema) -> Iterator[pa.RecordBatch]:

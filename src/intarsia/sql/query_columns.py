@@ -52,10 +52,13 @@ def find_column_use(tree: Any, words: Iterable[str]) -> ColumnUse:
 
 def _has_unnamed_columns(tree: Any, exp: Any) -> bool:
     """Whether columns may be meant otherwise than by their names or a star."""
-    if any(tree.find(kind) for kind in (exp.Pivot, exp.Columns, exp.PositionalColumn, exp.Summarize)):
+    kinds = (exp.Pivot, exp.Columns, exp.PositionalColumn, exp.Summarize, exp.Describe)
+    if any(tree.find(kind) for kind in kinds):
         return True
     if any(join.args.get("method") for join in tree.find_all(exp.Join)):  # natural, positional, asof
         return True
+    if any(isinstance(group.this, exp.Table) and group.alias for group in tree.find_all(exp.Subquery)):
+        return True  # a join in parentheses, whose name is a row of all its tables
     tables = list(tree.find_all(exp.Table))
     if any(table.args.get("alias") and table.args["alias"].args.get("columns") for table in tables):
         return True  # they are renamed by their positions

@@ -6,8 +6,11 @@ from collections.abc import Collection
 from dataclasses import replace
 from typing import Any
 
+import pyarrow as pa
+
+from intarsia.common.types import find_common_type
 from intarsia.core.snapshot import Snapshot, retype
-from intarsia.errors import DamagedTable, StorageError
+from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.listing import Listing
 from intarsia.tables.parquet.record import Record
@@ -22,7 +25,9 @@ FileKey = tuple[str, tuple[Any, ...]]
 def find_retained(
     control: Control, now: Snapshot, wanted: Collection[FileKey], *, commits: int | None = None
 ) -> Snapshot | None:
-    """Former files in the schema that the dataset has now; None where one of them is not kept any more.
+    """Former files in the schema that the dataset has now.
+
+    None where one of them is not kept any more, or has values that the types of now may not hold.
 
     Args:
         control: the dataset's control directory.
@@ -43,10 +48,17 @@ def find_retained(
         footers = Footers().of(control.storage, found)
         listing = Listing(tuple(entry for entry, _ in found), exists=True)
         made = assemble_snapshot(control, now.root, listing, found, footers)
-    except (DamagedTable, StorageError, FileNotFoundError):  # removed by a commit meanwhile
-        return None
-    known = retype(replace(made, partition_columns=now.partition_columns), now.schema)
-    return replace(known, schema=now.schema)
+        known = retype(replace(made, partition_columns=now.partition_columns), now.schema)
+    except (DamagedTable, SchemaMismatch, StorageError, FileNotFoundError):
+        return None  # removed by a commit meanwhile, or of other types
+    return replace(known, schema=now.schema) if _is_held(known.schema, now.schema) else None
+
+
+def _is_held(former: pa.Schema, schema: pa.Schema) -> bool:
+    """Whether the types of a schema hold every value of former columns, as far as it has them."""
+    names = [name for name in schema.names if name in former.names]
+    pairs = [(schema.field(name).type, former.field(name).type) for name in names]
+    return all(find_common_type(now, before) == now for now, before in pairs)
 
 
 def _list_kept(control: Control, commits: int | None) -> dict[FileKey, str]:
