@@ -94,8 +94,10 @@ def test_an_environment_may_give_a_source_of_another_kind(shop: Any) -> None:
 
 def test_an_environment_that_writes_the_tables_of_another_is_refused(with_dev: Any) -> None:
     with_dev.run().check()
-    with pytest.raises(DamagedTable, match="give the environment 'empty' a target of its own"):
+    with pytest.raises(DamagedTable) as caught:
         with_dev.run(env="empty")
+    assert "a target of its own ([env.empty.targets.orders])" in str(caught.value)
+    assert "--full-refresh" not in str(caught.value), "which would write its rows into the tables of another"
 
 
 @pytest.mark.parametrize(

@@ -220,3 +220,16 @@ def test_a_shell_is_offered_the_steps(shop: Any) -> None:
     )
     assert "purge" in done.stdout
     assert "tidy" not in done.stdout
+
+
+def test_the_command_line_of_mark_done_does_not_say_that_nothing_had_changed(shop: Any) -> None:
+    shop.lands("a.csv", {1: ("eu", 5.0)})
+    told = CliRunner().invoke(cli, ["run", str(shop.file), "--mark-done"])
+    assert told.exit_code == 0
+    assert told.stdout.splitlines()[-1].endswith(": noted as done, nothing was run")
+
+
+def test_an_interval_goes_with_continuous_alone(shop: Any) -> None:
+    told = CliRunner().invoke(cli, ["run", str(shop.file), "--interval", "3"])
+    assert told.exit_code == 2
+    assert "--interval goes with --continuous" in told.stderr

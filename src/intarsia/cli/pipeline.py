@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import click
+from click.core import ParameterSource
 
 from intarsia import pipeline
 from intarsia.cli.screen import Screen, get_screen
@@ -41,6 +42,9 @@ def run_pipeline(path: str, *, params: Mapping[str, str], only: Sequence[str] = 
         return
     if options.pop("start_over", False):
         raise click.UsageError("--start-over goes with a range, as in --param day=2025-03-01..2025-03-31.")
+    asked = click.get_current_context().get_parameter_source("interval")
+    if asked == ParameterSource.COMMANDLINE and not options.get("continuous"):
+        raise click.UsageError("--interval goes with --continuous.")
     watch = _Watch(shown)
     with shown.log(), watch:
         report = pipeline.run_file(
@@ -51,6 +55,9 @@ def run_pipeline(path: str, *, params: Mapping[str, str], only: Sequence[str] = 
             watch.report(step)
     if shown.json:
         shown.show_json({**as_json(report), "json_path": report.json_path, "html_path": report.html_path})
+    if options.get("mark_done"):
+        shown.say((f"{report.pipeline}: noted as done, nothing was run", "bold"))
+        return
     shown.say(
         (f"{report.pipeline}: {describe_status(report)}", "bold"),
         f" in {units.format_seconds(report.seconds)}",

@@ -146,18 +146,25 @@ def _is_unknown(run_state: RunState, step: Step, commits: Commits) -> bool:
 
 def _refuse(run_state: RunState, lost: list[Step]) -> None:
     told = ", ".join(repr(step.name) for step in lost)
-    where = run_state.show_target_path(require(find_written_target(lost[0])))
+    targets = list(dict.fromkeys(require(find_written_target(step)) for step in lost))
+    where = ", ".join(map(run_state.show_target_path, targets))
     way = "run once with --full-refresh, which merges and writes every file again"
     if any(map(is_append, lost)):
         way = "remove the target to have it filled again"
     env = run_state.pipeline.env
-    own = "" if env is None else f"give the environment {env!r} a target of its own; or "
+    hint = f"restore it; or, if all that is there was taken, run once with --mark-done; or {way}."
+    if env is not None:  # whose rows should not be mixed into tables of another
+        keys = ", ".join(f"[env.{env}.targets.{name}]" for name in targets)
+        hint = (
+            f"give the environment {env!r} a target of its own ({keys}); or, if these are its own,"
+            " restore the state, or run once with --mark-done."
+        )
     raise DamagedTable(
         f"The state of pipeline {run_state.pipeline.name!r}, {run_state.path}, does not know the last"
         f" commits of {told} that the log of {where} has: it was lost, is an old copy, or other runs of a"
         " pipeline of this name have a state of their own.",
         path=str(run_state.path),
-        hint=f"{own}restore it; or, if all that is there was taken, run once with --mark-done; or {way}.",
+        hint=hint,
     )
 
 
