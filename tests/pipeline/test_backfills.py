@@ -171,6 +171,18 @@ def test_another_backfill_does_not_count_as_the_same(daily: Daily) -> None:
     assert daily.statuses(start_over=True)[:2] == ["done", "done"]
 
 
+def test_a_backfill_that_started_over_and_failed_at_once_goes_on_at_its_first_value(daily: Daily) -> None:
+    daily.lands(1, 2)
+    assert daily.statuses() == ["done", "done", "failed", "not run"]
+    first = daily.root / "in/2025-03-01.csv"
+    first.write_text("id,amount\n1,much\n")
+    assert daily.statuses(start_over=True, dry_run=True)[0] == "failed"
+    assert daily.ledger.exists()
+    assert daily.statuses(start_over=True) == ["failed"] + ["not run"] * 3
+    daily.lands(1)
+    assert daily.statuses()[:2] == ["done", "done"]
+
+
 def test_a_dry_run_of_a_backfill_writes_nothing(daily: Daily) -> None:
     daily.lands(1, 2, 3, 4)
     report = daily.run(dry_run=True)

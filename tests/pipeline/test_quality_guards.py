@@ -556,6 +556,18 @@ def test_a_quarantine_that_was_removed_begins_anew_with_new_files(small: Shop) -
     assert [row[0] for row in small.quarantined()] == [8]
 
 
+def test_a_judgement_counts_also_where_it_found_nothing(small: Shop) -> None:
+    guard = pipeline.Expect(name="known", source="landing", references={"customer": "customers.id"}, **INTO)
+    append = pipeline.Write(name="append", source="landing", target="other", mode="append")
+    small.lands("a", [(1, 1, 1), (2, 2, 2)])
+    small.run(guard, UPSERT, append, only=["known", "upsert"]).check()
+    small.customers(1)
+    small.run(guard, UPSERT, append, from_step="append").check()
+    small.run(guard, UPSERT, append).check()
+    assert small.rows("other") == small.rows() == [(1, 1, 1), (2, 2, 2)]
+    assert small.quarantined() == []
+
+
 def test_rows_that_were_dealt_with_can_be_deleted(small: Shop) -> None:
     guard = pipeline.Expect(**POSITIVE | INTO)
     clear = pipeline.Delete(name="clear", target="bad", where="id = 2")

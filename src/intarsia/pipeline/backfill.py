@@ -223,6 +223,8 @@ def run_backfill(
     with ExitStack() as stack:
         stack.enter_context(nullcontext() if dry_run else hold_lock(ledger.path))
         ledger.read(start_over=start_over)
+        if start_over and not dry_run:
+            ledger.finish()  # also where the first value fails
         _share_session(pipelines[0], options, stack)
         for number, one in enumerate(values):
             if ledger.has(one):

@@ -46,6 +46,7 @@ def recover_state(run_state: RunState) -> None:
     for target in _list_targets(run_state):
         if target in run_state.unresolved:
             continue
+        left = state.targets.get(run_state.make_target_key(target))
         try:
             commits = run_state.resources.get_table(target).last_commits()
             exists = run_state.get_snapshot(target).exists
@@ -55,7 +56,9 @@ def recover_state(run_state: RunState) -> None:
         steps = [one for one in run_state.list_steps() if find_written_target(one) == target]
         lost += [step for step in steps if exists and _is_unknown(run_state, step, commits)]
         if not exists:
-            _start_over(run_state, steps)
+            # A quarantine is made by its first row: what was judged before counts.
+            never = left == run_state.compute_digest(target)
+            _start_over(run_state, [step for step in steps if not (never and isinstance(step, Expect))])
         if state.trusting or run_state.full_refresh or not exists:
             _trust(run_state, steps, commits)
     if lost:
