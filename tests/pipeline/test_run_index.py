@@ -113,6 +113,7 @@ def test_broken_and_foreign_files_do_not_fail_a_run(shop: Any) -> None:
         {"seconds": "long"},
         {"seconds": float("nan")},
         {"seconds": -3},
+        {"seconds": 10**400, "steps": [{"result": {"inserted": 10**400}}]},
         {"steps": [None, 3, {"result": {"inserted": "many"}}, {"result": []}]},
         {"status": None, "ok": "yes", "engine": 7},
         {"started": "2025-03-01T00:00:00"},
@@ -123,6 +124,13 @@ def test_fields_of_a_wrong_type_do_not_spoil_the_page(tmp_path: Path, told: dict
     _leave(tmp_path, 2)
     update_index(tmp_path)
     assert len(_links(tmp_path)) == 2
+
+
+def test_a_time_that_no_clock_has_does_not_fail_a_run(tmp_path: Path) -> None:
+    _leave(tmp_path, 1, started="9999-12-31T23:59:59-23:00")
+    _leave(tmp_path, 2)
+    update_index(tmp_path)
+    assert len(_links(tmp_path)) == 1
 
 
 def test_an_index_of_somebody_else_is_left_as_it_is(shop: Any, caplog: pytest.LogCaptureFixture) -> None:

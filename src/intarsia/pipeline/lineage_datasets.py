@@ -13,6 +13,7 @@ from intarsia.pipeline.model import Stream
 __all__ = ["DatasetName", "name_dataset", "name_stream"]
 
 _GLOB = re.compile(r"[*?\[]")
+_SETTINGS = re.compile(r"\?(?=[\w.-]+=)")
 _SCHEMES = {"s3a": "s3", "s3n": "s3", "gcs": "gs"}
 _CONTAINERS = frozenset({"abfs", "abfss", "wasb", "wasbs"})
 """Schemes whose part before the @ is a container, and no user."""
@@ -31,7 +32,7 @@ class DatasetName:
 def name_dataset(location: str) -> DatasetName:
     """The name of what is at a path or URL; of a glob, that of the directory that it looks into.
 
-    No credentials are in it.
+    Neither credentials nor the settings of a URL (``?region=...``) are in it.
 
     >>> name_dataset("s3://bucket/landing/2025/*.csv")
     DatasetName(namespace='s3://bucket', name='landing/2025')
@@ -43,7 +44,9 @@ def name_dataset(location: str) -> DatasetName:
         return DatasetName("file", redact(os.path.normpath(os.path.abspath(_cut_glob(location)))))
     if scheme == "file":
         return DatasetName("file", redact(os.path.normpath(_cut_glob(unquote(urlsplit(location).path)))))
-    host, slash, path = rest.partition("/")
+    if scheme not in _CONTAINERS:
+        rest = redact(location).partition("://")[2]
+    host, slash, path = _SETTINGS.split(rest, maxsplit=1)[0].partition("/")
     if scheme in ("http", "https"):
         path = path.partition("?")[0].partition("#")[0]
     owner, at, place = host.rpartition("@")

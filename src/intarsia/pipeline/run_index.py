@@ -6,7 +6,6 @@ Nothing here fails a run: what cannot be read is left out, and what cannot be wr
 from __future__ import annotations
 
 import json
-import math
 import os
 import re
 import time
@@ -35,6 +34,7 @@ MOST_BYTES = 64 << 20
 """Maximum bytes of JSON that are read for an index."""
 _LARGEST = 16 << 20
 _NAME = re.compile(r"(?P<pipeline>.+)-(?P<stamp>\d{8}T\d{6})-[0-9a-f]{6}\.json")
+_MOST = 1 << 63
 _ATTEMPTS = 20
 _ABANDONED = 3600.0
 """Seconds after which nobody is writing a draft any more."""
@@ -186,9 +186,9 @@ def _read_run(directory: Path, name: str, pages: set[str]) -> PastRun | None:
 def _parse_time(value: Any) -> datetime | None:
     try:
         parsed = datetime.fromisoformat(value)
-    except (TypeError, ValueError):
+        return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
+    except (TypeError, ValueError, OverflowError):
         return None
-    return parsed.replace(tzinfo=UTC) if parsed.tzinfo is None else parsed.astimezone(UTC)
 
 
 def _sum_rows(results: Iterable[Mapping[str, Any]], key: str) -> int:
@@ -196,8 +196,8 @@ def _sum_rows(results: Iterable[Mapping[str, Any]], key: str) -> int:
 
 
 def _read_number(table: Mapping[str, Any], key: str) -> float:
-    """A number that is not negative; 0 for anything else."""
+    """A number that is not negative; 0 for anything else, such as one that no run could count to."""
     value = table.get(key)
-    if not isinstance(value, (int, float)) or isinstance(value, bool) or not math.isfinite(value):
+    if not isinstance(value, (int, float)) or isinstance(value, bool) or not 0 <= value < _MOST:
         return 0
-    return max(value, 0)
+    return value
