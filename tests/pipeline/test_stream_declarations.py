@@ -112,6 +112,15 @@ def test_an_expectation_on_a_stream_is_refused() -> None:
         pipeline.loads(text)
 
 
+def test_new_rows_of_a_target_are_not_joined_with_a_stream() -> None:
+    news = '[sources.news]\ntarget = "u"\nsince = "last run"\n[targets.u]\npath = "lake/u"\n'
+    query = '[sources.joined]\nsql = "select id from clicks join news using (id)"\n'
+    step = 'operation = "merge"\non = "id"'
+    text = FILE.format(source=JSON, step=step).replace('source = "clicks"', 'source = "joined"')
+    with pytest.raises(InputError, match="reads the stream 'clicks', whose batches .* rows of 'news'"):
+        pipeline.loads(news + query + text.replace('name = "web"', ""), origin="web.toml", directory="/lake")
+
+
 @pytest.mark.parametrize("engine", ["arrow", "duckdb"])
 def test_engines_without_streams_refuse_them(engine: str) -> None:
     with pytest.raises(NotSupported, match=f"a stream is read by Spark, and the engine is {engine}"):

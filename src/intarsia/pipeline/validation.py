@@ -188,11 +188,18 @@ class _Check:
                     check_options(self._call(step), step.options)
 
     def _check_since(self, place: str, step: Merge | Write) -> None:
-        """Refuse a step that would take the new rows of a target for all that there is."""
+        """Refuse a step that would take the new rows of a target for all that there is, or reads a stream."""
         read = self.graph.list_sources(require(step.source))
         part = [name for name in read if self.pipeline.sources[name].since is not None]
         if not part:
             return
+        streams = self.graph.list_streams(require(step.source))
+        if streams:
+            raise self.make_error(
+                f"{place} source",
+                f"it reads the stream {streams[0]!r}, whose batches would each need the rows of {part[0]!r}.",
+                "leave since out: a target beside a stream is read as a whole.",
+            )
         is_whole = isinstance(step, Write)
         if isinstance(step, Merge):
             rule = make_rule(step.strategy or "upsert", list_clauses(step), step.options.get("dialect"))
