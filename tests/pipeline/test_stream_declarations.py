@@ -117,7 +117,7 @@ def test_new_rows_of_a_target_are_not_joined_with_a_stream() -> None:
     query = '[sources.joined]\nsql = "select id from clicks join news using (id)"\n'
     step = 'operation = "merge"\non = "id"'
     text = FILE.format(source=JSON, step=step).replace('source = "clicks"', 'source = "joined"')
-    with pytest.raises(InputError, match="reads the stream 'clicks', whose batches .* rows of 'news'"):
+    with pytest.raises(InputError, match=r"reads the stream 'clicks', whose batches .* rows of 'news'"):
         pipeline.loads(news + query + text.replace('name = "web"', ""), origin="web.toml", directory="/lake")
 
 
