@@ -532,6 +532,29 @@ def test_keys_of_every_type_decide_what_passes(tmp_path: Path, kind: str, engine
     assert pq.read_table(shop.root / "orders")["id"].to_pylist() == [3]
 
 
+@pytest.mark.parametrize("engine", ["arrow", "duckdb"])
+def test_zeros_are_equal_whatever_their_sign_and_nan_is_nan(tmp_path: Path, engine: str) -> None:
+    shop = Shop(tmp_path, engine)
+    for name, given in [("customers", [0.0, float("nan"), 4.0]), ("other", [4.0])]:
+        it.write(pa.table({"id": given}), tmp_path / name, mode="overwrite", engine="arrow")
+    values = [-0.0, float("nan"), 4.0, 5.0, 0.0]
+    pq.write_table(pa.table({"id": range(5), "__rows": values}), tmp_path / "landing" / "a.parquet")
+    known = pipeline.Expect(name="known", source="landing", references={"__rows": "customers.id"}, **INTO)
+    zeros = pipeline.Expect(name="zeros", source="landing", unique="__rows", action="warn")
+    once = pipeline.Expect(name="once", source="landing", unique="__rows", **INTO)
+    fewer = pipeline.Expect(name="fewer", source="landing", references={"__rows": "other.id"}, **INTO)
+    report = shop.run(known, zeros, once, fewer, UPSERT).check()
+    bad = pq.read_table(tmp_path / "bad")
+    assert sorted(zip(bad["id"].to_pylist(), bad["_step"].to_pylist(), strict=True)) == [
+        (0, "once"),
+        (1, "fewer"),
+        (3, "known"),
+        (4, "once"),
+    ]
+    assert report.step("zeros").checks[0].failing == 1
+    assert pq.read_table(tmp_path / "orders")["id"].to_pylist() == [2]
+
+
 # The state
 
 

@@ -13,12 +13,13 @@ import pyarrow.compute as pc
 from intarsia.common.lazy import import_optional
 from intarsia.common.names import suggest_names
 from intarsia.common.types import classify_type, find_common_type, unwrap_type
+from intarsia.core.keys import to_comparable
 from intarsia.engine_choice import MEMORY_SHARE, read_memory_total
 from intarsia.errors import InputError
 from intarsia.pipeline.model import Pipeline, Step
 
-ROWS = "__rows"
-"""The column with the number of rows that have a key."""
+ROWS = "__intarsia_rows"
+"""The column with the number of rows that have a key; a name that no source has."""
 PIECE_ROWS = 1 << 20
 """How many keys of the other table are in memory at a time."""
 
@@ -136,9 +137,17 @@ def _select_keys(
         for batch in rows:
             picked = pa.Table.from_batches([batch]).select(list(columns)).rename_columns(names).cast(schema)
             whole = reduce(pc.and_, (pc.is_valid(column) for column in picked.columns))
-            yield from picked.filter(whole).to_batches()
+            yield from level_floats(picked).filter(whole).to_batches()
 
     return pa.RecordBatchReader.from_batches(schema, read())
+
+
+def level_floats(keys: pa.Table) -> pa.Table:
+    """Keys as they are compared bit by bit: -0.0 is 0.0, and every NaN is the same."""
+    for at, field in enumerate(keys.schema):
+        if pa.types.is_float32(field.type) or pa.types.is_float64(field.type):
+            keys = keys.set_column(at, field, to_comparable(keys.column(at)))
+    return keys
 
 
 def tally_keys(rows: Iterable[pa.RecordBatch], names: list[str]) -> pa.Table:
@@ -146,7 +155,7 @@ def tally_keys(rows: Iterable[pa.RecordBatch], names: list[str]) -> pa.Table:
     counted: list[pa.Table] = []
     held = limit = 0
     for batch in rows:
-        table = pa.Table.from_batches([batch]).select(names)
+        table = level_floats(pa.Table.from_batches([batch]).select(names))
         counted.append(_count_groups(table.append_column(ROWS, pa.repeat(1, table.num_rows)), names))
         held += counted[-1].num_rows
         if held > max(2 * limit, PIECE_ROWS):

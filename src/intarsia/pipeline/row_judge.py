@@ -16,7 +16,7 @@ import pyarrow.compute as pc
 from intarsia.common.types import unwrap_type
 from intarsia.core.evaluate import evaluate_mask
 from intarsia.core.expr import Expr
-from intarsia.pipeline.references import quote_name
+from intarsia.pipeline.references import level_floats, quote_name
 
 REASON = "__intarsia_reason"
 """The column that says which expectations a row violates; a name that no source has."""
@@ -170,7 +170,7 @@ def find_members(batch: pa.RecordBatch, bad: BadKeys) -> pa.BooleanArray:
     keys = bad.keys.select(list(bad.columns)).rename_columns(names)
     keys = keys.append_column(_ROW, pa.nulls(keys.num_rows, pa.int64()))
     keys = keys.append_column(_BAD, pa.repeat(1, keys.num_rows))
-    whole = pa.concat_tables([own, keys], promote_options="permissive")
+    whole = pa.concat_tables(map(level_floats, (own, keys)), promote_options="permissive")
     groups = whole.group_by(names).aggregate([(_ROW, "list"), (_BAD, "max")])
     members = groups.filter(pc.equal(groups[f"{_BAD}_max"], 1))[f"{_ROW}_list"]
     rows = pc.drop_null(pc.list_flatten(members))
