@@ -126,7 +126,7 @@ def test_a_failed_step_and_those_after_it_are_marked_in_the_picture(computed: An
     report = computed.run()
     drawn = re.findall(r'aria-label="(step [^"]*)"', Path(report.html_path).read_text())
     assert [told for told in drawn if "failed" in told] == [
-        "step 1, landing is sound: expect, failed, 1 of 1 do not hold"
+        "step 1, landing is sound: expect, failed, 1 of 1 does not hold"
     ]
     assert sum("not run" in told for told in drawn) == 5
 

@@ -22,6 +22,7 @@ from intarsia import pipeline
 from intarsia.cli.commands import cli
 from intarsia.errors import DamagedTable, InputError
 from intarsia.pipeline.checks import ANY, Check, make_failure
+from intarsia.pipeline.diagram_measures import describe_outcome
 from intarsia.pipeline.report import describe_status
 from intarsia.pipeline.run_state import RunState
 
@@ -275,6 +276,7 @@ def test_dropped_rows_reach_no_later_step(shop: Shop) -> None:
     assert len(shop.rows("other")) == len(ROWS)
     assert shop.rows() == [(1, 1, 10)]
     assert report.step("sound").checks[-1].outcome == "dropped"
+    assert describe_outcome(report.step("sound")) == "6 dropped"
     assert shop.quarantined() == []
 
 

@@ -26,13 +26,17 @@ def measure_graph(graph: PipelineGraph, report: PipelineReport) -> PipelineGraph
 
 
 def describe_outcome(step: StepReport) -> str:
-    """Counts of changed rows, or of expectations that hold, or of files."""
+    """Counts of changed rows, of dropped ones, or of expectations that hold."""
     if step.checks and step.result is not None and step.result.inserted:
         return f"{units.format_number(step.result.inserted)} quarantined"
+    dropped = [check for check in step.checks if check.outcome == "dropped"]
+    if dropped:  # the last counts the rows of all together
+        return f"{units.format_number(dropped[-1].failing)} dropped"
     if step.checks:
         single = [check for check in step.checks if not check.is_total]
         wrong = sum(not check.ok for check in single)
-        return f"{wrong} of {len(single)} do not hold" if wrong else f"{len(single)} hold"
+        verb = "does" if wrong == 1 else "do"
+        return f"{wrong} of {len(single)} {verb} not hold" if wrong else f"{len(single)} hold"
     if step.result is None:
         return ""
     counts = (("+", step.result.inserted), ("~", step.result.updated), ("−", step.result.deleted))
