@@ -74,3 +74,23 @@ def test_a_warehouse_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     with pytest.raises(InputError, match=r"no catalog catalog.db in .*/typo"):
         it.iceberg("db.t", catalog=tmp_path / "typo")
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("name", ["a b", "a%20b", "ä+b&c=d"])
+def test_the_catalog_is_in_its_warehouse_whatever_the_path(tmp_path: Path, name: str) -> None:
+    rows = pa.table({"id": [1, 2]})
+    catalog = iceberg.embedded_catalog(tmp_path / name)
+    catalog.create_namespace("shop")
+    catalog.create_table("shop.orders", schema=rows.schema)
+    catalog.close()
+    orders = it.iceberg("shop.orders", catalog=str(tmp_path / name))
+    assert it.merge(rows, orders, on="id").inserted == 2
+    assert sorted(path.name for path in (tmp_path / name).iterdir()) == ["catalog.db", "shop"]
+    assert [path.name for path in tmp_path.iterdir()] == [name]
+
+
+@pytest.mark.parametrize("name", ["a?b", "a#b"])
+def test_a_path_that_is_cut_as_a_url_is_no_warehouse(tmp_path: Path, name: str) -> None:
+    with pytest.raises(InputError, match="cannot have"):
+        iceberg.embedded_catalog(tmp_path / name)
+    assert list(tmp_path.iterdir()) == []

@@ -37,11 +37,12 @@ def embedded_catalog(directory: str | os.PathLike[str], *, name: str = CATALOG_N
     shown = to_path_text(directory, "A warehouse directory")
     try:
         warehouse = Path(directory).expanduser().resolve()
+        _check_location(warehouse)
         warehouse.mkdir(parents=True, exist_ok=True)
         return prepare_catalog(
             SqlCatalog(
                 name,
-                uri=f"sqlite:///{warehouse / CATALOG_FILE}",
+                uri=_make_sqlite_url(warehouse / CATALOG_FILE),
                 warehouse=f"file://{warehouse}",
                 schema_version="v1",
             )
@@ -105,6 +106,24 @@ _JAVA_KINDS = {"RESTCatalog": "rest", "JdbcCatalog": "jdbc", "HadoopCatalog": "h
 _SQLITE = "jdbc:sqlite:"
 
 
+def _check_location(warehouse: Path) -> None:
+    """Refuse a path that is cut as a URL: the locations of Iceberg's files are URLs without escapes."""
+    for mark in "?#":
+        if mark in str(warehouse):
+            raise InputError(
+                f"The path of a warehouse cannot have {mark!r} in it: Iceberg's locations are URLs.",
+                path=str(warehouse),
+                hint="choose another directory.",
+            )
+
+
+def _make_sqlite_url(path: str | Path) -> str:
+    """SQLAlchemy's URL of a file, in which ``%``, ``?`` and ``#`` of its path are escaped."""
+    from sqlalchemy.engine import URL
+
+    return URL.create("sqlite", database=str(path)).render_as_string()
+
+
 def _open_spark_catalog(name: str, settings: Mapping[str, str]) -> Catalog:
     """The catalog that a Spark session knows by this name, from its settings there."""
     from pyiceberg.catalog import load_catalog
@@ -119,7 +138,7 @@ def _open_spark_catalog(name: str, settings: Mapping[str, str]) -> Catalog:
             raise InputError(f"There is no SQLite file {path} of the catalog {name!r}.", path=path)
         properties = {key: value for key, value in properties.items() if not key.startswith("jdbc.")}
         version = settings.get("jdbc.schema-version", "V0").lower()
-        properties |= {"type": "sql", "uri": f"sqlite:///{path}", "schema_version": version}
+        properties |= {"type": "sql", "uri": _make_sqlite_url(path), "schema_version": version}
     elif kind == "rest":
         properties |= {"type": "rest"}
     else:
