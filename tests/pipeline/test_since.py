@@ -166,6 +166,37 @@ def test_a_query_joins_new_rows_with_a_target_as_a_whole(
     assert "declared otherwise" in notes
 
 
+def test_all_rows_are_read_where_a_step_is_declared_otherwise_and_then_as_before(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet", "arrow", None)
+    made = lake.pipeline()
+    other = replace(made, sources={"news": Source(target="t", since="last run", derive={"v": "v * 2"})})
+    assert lake.run(made)[0] == {1: 1, 2: 1, 3: 1}
+    assert lake.run(other)[0] == {1: 2, 2: 2, 3: 2}
+    lake.append({"id": [4], "v": [40]})
+    counts, notes = lake.run(made)
+    assert counts == {1: 3, 2: 3, 3: 3, 4: 1}
+    assert "declared otherwise" in notes
+    lake.append({"id": [5], "v": [50]})
+    assert lake.run(made)[0] == {1: 3, 2: 3, 3: 3, 4: 1, 5: 1}
+
+
+def test_each_set_of_parameters_has_its_own_position(tmp_path: Path) -> None:
+    lake = Lake(tmp_path, "parquet", "arrow", None)
+    one, two = (
+        replace(
+            lake.pipeline(),
+            sources={"news": Source(target="t", since="last run", where=f"id % 2 = {rest}")},
+            scopes={"count": f"rest={rest}"},
+        )
+        for rest in (0, 1)
+    )
+    lake.run(one)
+    assert lake.run(two)[0] == {1: 1, 2: 1, 3: 1}
+    lake.append({"id": [4, 5], "v": [40, 50]})
+    lake.run(one)
+    assert lake.run(two)[0] == {1: 1, 2: 1, 3: 1, 4: 1, 5: 1}
+
+
 def test_a_dry_run_plans_the_new_rows_and_writes_nothing(tmp_path: Path, tree_digest: Any) -> None:
     lake = Lake(tmp_path, "parquet", "arrow", None)
     made = lake.pipeline()

@@ -295,9 +295,26 @@ class RunState:
             return None, "its last success noted no position"
         if noted["code"] != self._describe_code(step):
             return None, "its query, its function or what that reads is declared otherwise than before"
+        if self._ran_otherwise(step, success):
+            return None, "the step is declared otherwise than before"
         if step.target is not None and not self.get_snapshot(step.target).has_schema:
             return None, f"{step.target} does not exist"
         return noted["position"], ""
+
+    def _ran_otherwise(self, step: Step, success: Success) -> bool:
+        """Whether a step has changed its target since a success, as it was declared in between.
+
+        Other parameters are no other declaration.
+        """
+        scope = self._digest_scope(step)
+        return any(
+            other.changed_at > success.at
+            and all(noted.get("scope", scope) == scope for noted in other.positions.values())
+            for other in self.state.list_successes(step.name)
+        )
+
+    def _digest_scope(self, step: Step) -> str:
+        return _compute_digest(self.pipeline.scopes.get(step.name, ""))[:16]
 
     def _describe_code(self, step: Step) -> str:
         """What a step computes its rows with; nothing where they are those of a target."""
@@ -308,9 +325,9 @@ class RunState:
 
     def list_positions(self, step: Step) -> dict[str, Any]:
         """The states that a step has read since its last success, to be noted with this one."""
-        code = self._describe_code(step)
+        code, scope = self._describe_code(step), self._digest_scope(step)
         return {
-            self.make_target_key(target): {"position": dict(one.position), "code": code}
+            self.make_target_key(target): {"position": dict(one.position), "code": code, "scope": scope}
             for target, one in self.increments.get(step.name, {}).items()
         }
 
