@@ -273,6 +273,8 @@ def test_a_parameter_is_a_value_whatever_is_in_it(tmp_path: Path, rows: Rows, te
         ("from orders o", "from lake.orders o", ["line 2", "lake.orders", "by their names alone"]),
         ("from orders o", "from read_parquet('x') o", ["line 2", "read_parquet", "a source of its own"]),
         ("from orders o", "frm orders o", ["[sources.revenue] sql", "line 2", "cannot be read"]),
+        ("from orders o", "from {{ ref('orders') }} o", ["line 2", "there are no templates"]),
+        ("where o.amount", "{% if is_incremental() %} where o.amount", ["line 4", "there are no templates"]),
         ("from orders o", "from revenue o", ["line 2", "reads itself"]),
         (">= ${least}", ">= '${least}'", ["line 4", "${least} is in quotes", "leave the quotes out"]),
         ("from orders o", "from ${least} o", ["line 2", "stands for a name", "never pasted"]),

@@ -123,3 +123,8 @@ def test_an_error_of_spark_is_told_with_the_reason_that_it_gives_last() -> None:
         "Spark could not do it: [FAILED_READ_FILE.NO_HINT] Encountered error while reading file a.csv."
         " (CSV header does not conform to the schema. Header: idd Schema: id)"
     )
+
+
+def test_a_directory_is_no_pipeline_file(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="name the pipeline file"):
+        pipeline.load(tmp_path)

@@ -64,6 +64,12 @@ def read_declaration(file: Path, what: str) -> str:
         return file.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
         raise NothingMatched(f"There is no {what} file {file}.", path=str(file)) from error
+    except IsADirectoryError as error:
+        raise InputError(
+            f"{file} is a directory.",
+            path=str(file),
+            hint=f"name the {what} file, such as {file / 'orders.toml'}.",
+        ) from error
     except OSError as error:
         raise StorageError(
             f"Could not read {file}: {error.strerror}", errno=error.errno, path=str(file)

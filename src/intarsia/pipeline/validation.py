@@ -387,7 +387,11 @@ class _Check:
         for start in flows:
             circle = _find_way_back(start, flows)
             if circle:
-                raise self.make_error("[[steps]]", f"the data goes round in a circle: {' -> '.join(circle)}.")
+                raise self.make_error(
+                    "[[steps]]",
+                    f"the data goes round in a circle: {' -> '.join(circle)}.",
+                    "write into another target; clauses of a merge (when) see what its own target has.",
+                )
 
 
 def _find_way_back(start: str, flows: dict[str, list[str]]) -> Sequence[str]:

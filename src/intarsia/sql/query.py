@@ -99,10 +99,13 @@ def _parse_tree(dialect: Any, tokens: list[Any], text: str) -> Any:
     except sqlglot.errors.ParseError as error:
         said = (error.errors or [{}])[-1]
         reason = said.get("description") or str(error).splitlines()[0]
+        reason = reason.split(" but got <Token")[0]
         near = f", near {said['highlight']!r}" if said.get("highlight") else ""
         hint = "check the SQL, which is the engine's."
         if MARKER in text:
             hint = "check the SQL; a ${...} parameter is a value, and no name or type."
+        if "{{" in text or "{%" in text:
+            hint = "there are no templates: write names of sources and targets as they are, and ${name} for a value."
         raise _make_error(
             f"it cannot be read{near}: {reason.rstrip('. ')}.",
             line=said.get("line") or 0,
