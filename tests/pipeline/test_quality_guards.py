@@ -571,6 +571,17 @@ def test_steps_that_are_marked_as_done_quarantine_nothing(small: Shop) -> None:
     assert [row[0] for row in small.rows()] == [7, 9]
 
 
+def test_marking_as_done_keeps_to_what_was_judged(small: Shop) -> None:
+    guard = pipeline.Expect(name="known", source="landing", references={"customer": "customers.id"}, **INTO)
+    small.lands("a", [(1, 1, 1), (2, 9, 2)])
+    small.run(guard, UPSERT).check()
+    small.run(guard, UPSERT, mark_done=True)
+    small.customers(1, 2, 9)
+    small.run(guard, UPSERT, full_refresh=True).check()
+    assert [row[0] for row in small.rows()] == [1]
+    assert [row[0] for row in small.quarantined()] == [2]
+
+
 def test_a_quarantine_that_was_removed_begins_anew_with_new_files(small: Shop) -> None:
     guard = pipeline.Expect(**POSITIVE | INTO)
     small.lands("a", ROWS[:3])

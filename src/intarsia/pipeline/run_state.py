@@ -426,7 +426,9 @@ class RunState:
                 memory.commits[path] = read_batch(commits.get(self.make_step_id(step.name)))
                 if listing is not None:
                     self.state.files.update(list_known_files(listing, self.state.files))
-                    memory.take(path, self.compute_scope(step), listing.taken)
+                    judged = guard_memory.find_judged(self, step) if is_guard(step) else ()
+                    files = [stamp for stamp in listing.taken if stamp not in judged]
+                    memory.take(path, self.compute_scope(step), files)
             self.state.pending.pop(step.name, None)
             self.fix_increments(step)
             self.note(step, listing, changed=False)

@@ -97,11 +97,11 @@ class StepMemory:
         """Note files that are in a target; of those that a quarantine has judged the last time counts."""
         known = self.taken.setdefault(target, {})
         taken = dict.fromkeys((*known.get(scope, ()), *files))
-        if " " in scope:  # what was judged by, the run, and the name of the step
-            *declared, _, name = scope.split(" ", 3)
-            for other in [one for one in known if one.split(" ")[:2] == declared]:
+        if " " in scope:  # the definition, what selects rows, the run, and the name of the step
+            said = scope.split(" ", 3)
+            for other in [one for one in known if one.split(" ")[:2] == said[:2]]:
                 left = tuple(stamp for stamp in known.pop(other) if stamp not in taken)
-                if left or other.split(" ", 3)[3:] != [name]:
+                if left or other.split(" ", 3)[3:] != said[3:]:
                     known[other] = left
         known[scope] = tuple(taken)
 
