@@ -105,7 +105,7 @@ def _parse_tree(dialect: Any, tokens: list[Any], text: str) -> Any:
         if MARKER in text:
             hint = "check the SQL; a ${...} parameter is a value, and no name or type."
         if "{{" in text or "{%" in text:
-            hint = "there are no templates: write names of sources and targets as they are, and ${name} for a value."
+            hint = "there are no templates: sources and targets have plain names, and a value is ${name}."
         raise _make_error(
             f"it cannot be read{near}: {reason.rstrip('. ')}.",
             line=said.get("line") or 0,
