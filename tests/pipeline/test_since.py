@@ -310,6 +310,26 @@ def test_all_rows_are_read_where_the_snapshot_has_expired(tmp_path: Path) -> Non
     assert "has expired" in notes
 
 
+def test_a_column_that_is_renamed_meanwhile_changes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyiceberg")
+    from intarsia.tables.iceberg.table import IcebergTable
+
+    lake = Lake(tmp_path, "iceberg", "arrow", None)
+    lake.run()
+    lake.merge({"id": [2], "v": [22]})
+    find = IcebergTable.snapshot_at
+
+    def find_later(table: IcebergTable, snapshot_id: int) -> Any:
+        with lake.catalog.load_table("db.t").update_schema() as update:
+            update.rename_column("v", "w")
+        return find(table, snapshot_id)
+
+    monkeypatch.setattr(IcebergTable, "snapshot_at", find_later)
+    assert lake.run()[0] == {1: 1, 2: 2, 3: 1}
+
+
 def test_since_is_refused_where_new_rows_would_be_taken_for_all(tmp_path: Path) -> None:
     lake = Lake(tmp_path, "parquet", "arrow", None)
     made = lake.pipeline()

@@ -30,7 +30,7 @@ class SnapshotHistory(Protocol):
         """The current state and the id of its snapshot."""
 
     def snapshot_at(self, snapshot_id: int) -> Snapshot | None:
-        """The state of an earlier snapshot; None where that has expired."""
+        """An earlier state, in the schema of the one that was taken last; None where that has expired."""
 
 
 @runtime_checkable

@@ -136,8 +136,11 @@ class IcebergTable:
         return seen.snapshot, seen.state.head_id or 0
 
     def snapshot_at(self, snapshot_id: int) -> Snapshot | None:
-        """The state of an earlier Iceberg snapshot in the schema of now; None where that has expired."""
-        seen = self._read()
+        """The state of an earlier Iceberg snapshot, in the schema of the state that was read last.
+
+        None where it has expired.
+        """
+        seen = self._seen or self._read()
         if not snapshot_id:
             return replace(seen.snapshot, files=())
         head = seen.state.metadata.snapshot_by_id(snapshot_id)
