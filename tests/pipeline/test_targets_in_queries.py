@@ -15,6 +15,7 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.core.snapshot import Snapshot
+from intarsia.errors import DamagedTable
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline import Source, Target, Write
 from intarsia.tables.parquet import ParquetTable
@@ -106,6 +107,18 @@ def test_files_of_other_schemas_and_of_types_that_engines_lack_are_read_together
         tmp_path, engine, session, Source(sql="select id, v, n from t"), t=Target(str(tmp_path / "t"))
     )
     assert [tuple(row.values()) for row in found] == [(1, None, None), (2, 2.5, None), (3, 3.5, "x")]
+
+
+def test_a_damaged_page_is_no_mistake_of_the_query(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    it.write(pa.table({"id": list(range(1000))}), tmp_path / "t", engine="arrow")
+    (file,) = (tmp_path / "t").glob("*.parquet")
+    chunk = pq.read_metadata(file).row_group(0).column(0)
+    data = bytearray(file.read_bytes())
+    data[(chunk.dictionary_page_offset or chunk.data_page_offset) + 60] ^= 255
+    file.write_bytes(data)
+    with pytest.raises(DamagedTable, match=r"^Cannot read part-[^:]*: could not verify"):
+        _query(tmp_path, "duckdb", None, Source(sql="select * from t"), t=Target(str(tmp_path / "t")))
 
 
 def test_an_iceberg_table_with_deletes_and_another_schema_is_read_as_it_is(

@@ -14,6 +14,7 @@ from intarsia.common.int96 import read_arrow_schema
 from intarsia.common.thrift import Struct, get, read_struct
 from intarsia.core.snapshot import DataFile
 from intarsia.engines.duckdb.scan import find_physical_names
+from intarsia.errors import IntarsiaError
 from intarsia.kernel.chunks import PAGE_CHECKSUM, PAGE_STORED, to_signed
 from intarsia.kernel.read import FileReader, make_unreadable_error
 from intarsia.kernel.threads import map_in_order
@@ -51,6 +52,8 @@ def verify(
             for group in wanted:
                 for column in _find_suspected(handle, footer, group, columns):
                     _decode(file, filesystem, group, column)
+    except IntarsiaError:
+        raise
     except (pa.ArrowInvalid, OSError) as error:
         raise make_unreadable_error(file, error) from error
 

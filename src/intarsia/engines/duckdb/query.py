@@ -64,6 +64,7 @@ class QueryRun:
 
     Raises:
         InputError: DuckDB refuses the query, such as for a column that is not there.
+        DamagedTable: a page of a file is not as it was written.
     """
 
     def __init__(
@@ -79,19 +80,26 @@ class QueryRun:
         try:
             self._session = Session(memory_bytes=memory_bytes)
             self._stack.callback(self._session.close)
-            ctes = []
-            for name, rows in tables.items():
-                selected = self._select_scan(rows) if isinstance(rows, SnapshotScan) else self._add(rows)
-                ctes.append(f"{quote(name)} AS ({selected})")
-            # One line above the query's own lines would shift the lines that errors name.
-            head = f"WITH {', '.join(ctes)} " if ctes else ""
-            self._reader = self._session.open_reader(
-                f"{head}SELECT * FROM ({text}\n)", BATCH_ROWS, params=dict(params) or None
-            )
-        except BaseException as error:
+            head = self._select_tables(tables)
+            try:
+                self._reader = self._session.open_reader(
+                    f"{head}SELECT * FROM ({text}\n)", BATCH_ROWS, params=dict(params) or None
+                )
+            except IntarsiaError as error:
+                self._raise_failure(error)
+                raise
+        except BaseException:
             self.close()
-            self._raise_failure(error)
+            self._raise_input_failure()
             raise
+
+    def _select_tables(self, tables: Mapping[str, SnapshotScan | Callable[[], pa.RecordBatchReader]]) -> str:
+        """The tables as SQL, on one line: more would shift the lines of the query that errors name."""
+        ctes = []
+        for name, rows in tables.items():
+            selected = self._select_scan(rows) if isinstance(rows, SnapshotScan) else self._add(rows)
+            ctes.append(f"{quote(name)} AS ({selected})")
+        return f"WITH {', '.join(ctes)} " if ctes else ""
 
     def _add(self, make: Callable[[], pa.RecordBatchReader]) -> str:
         """SQL for rows that are opened anew by each scan."""
@@ -127,11 +135,14 @@ class QueryRun:
 
     def _raise_failure(self, error: BaseException) -> None:
         """Raise the error of an input, where that is what failed; else DuckDB's as one of the query."""
-        for rows in self._inputs:
-            if rows.failure is not None:
-                raise rows.failure
+        self._raise_input_failure()
         if isinstance(error, (DamagedTable, NotSupported)):
             said = " ".join((error.message.partition(": ")[2] or error.message).split())
             line = re.search(r"^LINE (\d+):", str(error.__cause__), re.MULTILINE)
             where = f", line {line[1]}" if line else ""
             raise InputError(f"DuckDB refuses the query{where}: {said}") from error
+
+    def _raise_input_failure(self) -> None:
+        for rows in self._inputs:
+            if rows.failure is not None:
+                raise rows.failure
