@@ -708,6 +708,25 @@ def test_what_a_query_gave_to_the_quarantine_does_not_pass_in_the_same_run(tmp_p
     assert shop.rows() == [(1, 1, 1)]
 
 
+def test_a_row_leaves_the_quarantine_of_a_query_when_it_passes(tmp_path: Path) -> None:
+    shop = Shop(tmp_path, "duckdb")
+    shop.sources["new"] = pipeline.Source(str(tmp_path / "new*.parquet"))
+    shop.sources["query"] = pipeline.Source(sql="select * from landing")
+    shop.lands("a", [(1, 1, 1), (2, 8, 2), (3, 9, 3)])
+    steps = (
+        pipeline.Expect(name="known", source="query", references={"customer": "customers.id"}, **INTO),
+        pipeline.Merge(name="feed", source="new", target="customers", on="id"),
+        pipeline.Merge(name="upsert", source="query", target="orders", on="id"),
+    )
+    for number, customer in enumerate([8, 9]):
+        pq.write_table(pa.table({"id": [customer]}), tmp_path / f"new{number}.parquet")
+        for _ in range(2):
+            shop.run(*steps).check()
+        assert [row[0] for row in shop.rows()] == [1, 2, 3][: number + 2]
+        assert [row[0] for row in shop.quarantined()] == [2, 3][number + 1 :]
+    assert [step.status for step in shop.run(*steps).steps] == ["unchanged"] * 3
+
+
 def test_a_module_declares_a_quarantine_by_its_path(small: Shop) -> None:
     declared = pipeline.Pipeline("shop", engine="arrow", reports=str(small.root / "reports"))
     landing = declared.files("landing", str(small.root / "landing" / "*.parquet"))

@@ -224,6 +224,7 @@ class RunState:
             self.get_snapshot(name)  # which records whether another writer has changed it
         by_others = [self.state.foreign.get(self.make_target_key(name), 0) for name in touched]
         changes = (*by_others, *self._iterate_changes_above(step, touched), self._find_replacement(step))
+        changes = (*changes, *self._iterate_judgements(step))
         return all(change <= success.at for change in changes)
 
     def _find_replacement(self, step: Step) -> int:
@@ -257,6 +258,23 @@ class RunState:
                 for found in self.state.list_successes(other.name):
                     if found.definition == definition or (is_repeatable and found.changed_at > last):
                         yield found.changed_at
+
+    def _iterate_judgements(self, step: Step) -> Iterator[int]:
+        """When a quarantine last changed through which a step reads: rows that were in it may pass now.
+
+        Of a quarantine itself: when a step below it last changed what its foreign keys are into.
+        """
+        sources = () if step.source is None else self.resources.graph.list_sources(step.source)
+        referenced = list_referenced_targets(step, self.pipeline) if is_guard(step) else ()
+        is_above = True
+        for other in self.list_steps():
+            if other.name == step.name:
+                is_above = False
+            elif find_written_target(other) in referenced or (
+                is_above and is_guard(other) and other.source in sources
+            ):
+                found = self.state.find_success(other.name, describe_definition(other, self.pipeline))
+                yield 0 if found is None else found.changed_at
 
     def fix_increments(self, step: Step) -> dict[str, Increment]:
         """Fix what a step reads of targets since its last success; their states are noted with the next one.
