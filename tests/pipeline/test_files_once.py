@@ -330,3 +330,31 @@ def test_a_step_that_does_nothing_to_a_target_that_does_not_exist_makes_nothing(
     shop.lands("a.csv", {1: ("eu", 5.0)})
     shop.run().check()
     assert not shop.lake.parent.exists()
+
+
+def test_a_declaration_that_was_changed_and_changed_back_is_carried_out_again(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text("id,day,x\n1,a,2\n2,b,3\n")
+    text = """
+    engine = "arrow"
+    params.day = "a"
+    sources.raw = { path = "*.csv", derive = { y = "x * 2" }, where = "day = '${day}'" }
+    targets.days = { path = "lake/days", partition_by = "day" }
+    [[steps]]
+    name = "days"
+    operation = "write"
+    source = "raw"
+    target = "days"
+    mode = "overwrite_partitions"
+    """
+    file = tmp_path / "days.toml"
+
+    def run(times: int, day: str = "a") -> str:
+        file.write_text(text.replace("x * 2", f"x * {times}"))
+        return pipeline.run_file(file, progress=False, params={"day": day}).check().steps[0].status
+
+    assert [run(2), run(2, "b"), run(2), run(3), run(2), run(2), run(2, "b")] == [
+        *("done", "done", "unchanged"),
+        *("done", "done", "unchanged", "unchanged"),
+    ]
+    rows = it.read(tmp_path / "lake" / "days").read_all().to_pylist()
+    assert sorted(row["y"] for row in rows) == [4, 6]

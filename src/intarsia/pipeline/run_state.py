@@ -223,20 +223,29 @@ class RunState:
         for name in touched:
             self.get_snapshot(name)  # which records whether another writer has changed it
         by_others = [self.state.foreign.get(self.make_target_key(name), 0) for name in touched]
-        changes = (*by_others, *self._iterate_changes_above(step, touched), self._find_replacement(step))
-        changes = (*changes, *self._iterate_judgements(step))
+        changes = (
+            *by_others,
+            *self._iterate_changes_above(step, touched),
+            self._find_replacement(step, success),
+            *self._iterate_judgements(step),
+        )
         return all(change <= success.at for change in changes)
 
-    def _find_replacement(self, step: Step) -> int:
-        """When a step last replaced its whole target under another definition (parameters)."""
-        if step.target is None or not fills_target(step):
+    def _find_replacement(self, step: Step, success: Success) -> int:
+        """When a step last changed under another definition what it had made of the same input.
+
+        Other parameters choose other rows, except where a step replaces its whole target.
+        """
+        if step.target is None:
             return 0
+        made = (success.input, self.pipeline.scopes.get(step.name, ""))
         definition, key = describe_definition(step, self.pipeline), self.make_target_key(step.target)
         return max(
             (
                 found.changed_at
                 for found in self.state.list_successes(step.name)
                 if found.target == key and found.definition != definition
+                if fills_target(step) or (found.input, found.scope) == made
             ),
             default=0,
         )
@@ -420,7 +429,10 @@ class RunState:
         }
         definition = describe_definition(step, self.pipeline)
         positions = self.list_positions(step)
-        success = Success(definition, compute_input_digest(listing), 0, 0, path, version, positions=positions)
+        scope = self.pipeline.scopes.get(step.name, "")
+        success = Success(
+            definition, compute_input_digest(listing), 0, 0, path, version, positions=positions, scope=scope
+        )
         self.state.note(step.name, success, changed=changed, left=left)
         if not self.left_out:
             self.state.unfinished = UnfinishedRun(self.run_id, step.name, self.full_refresh)

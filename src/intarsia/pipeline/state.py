@@ -39,6 +39,8 @@ class Success:
     finished: str = ""
     positions: Mapping[str, Any] = field(default_factory=dict)
     """By target that is read since the last run: the state that was read."""
+    scope: str | None = None
+    """The parameters that chose its rows; None where they were not noted."""
 
 
 @dataclass(frozen=True, slots=True)
