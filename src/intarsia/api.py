@@ -460,7 +460,7 @@ def plan(operation: Operation | Callable[..., MergeResult], *args: Any, **kwargs
         1
     """
     calls = {call.__name__: call for call in (merge, delete, update, write, compact, optimize, deduplicate)}
-    call = next((call for call in calls.values() if operation in (call, call.__name__)), None)
+    call = next((one for name, one in calls.items() if operation is one or str(operation) == name), None)
     if call is None:
         raise InputError(f"There is no operation {operation!r} to plan; there is {', '.join(calls)}.")
     made = call(*args, **{"measured_bytes": PLAN_BYTES, **kwargs, "dry_run": True}).plan

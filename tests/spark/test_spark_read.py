@@ -127,7 +127,7 @@ def test_the_row_groups_of_an_iceberg_file_are_pruned_where_it_is_read(iceberg, 
 def test_the_row_groups_of_a_large_file_go_to_several_tasks(spark, tmp_path, make_dataset, monkeypatch):
     path = str(make_dataset(tmp_path / "t", pa.table({"id": range(100)}), row_group_size=10))
     monkeypatch.setattr(frames, "SPLIT_BYTES", 200)
-    items = frames._split_files(_scan(it.snapshot(path), "id >= 20").list_files())
+    items = frames.split_files(_scan(it.snapshot(path), "id >= 20").list_files())
     assert len(items) > 2
     assert [group for _, verdict in items for group in verdict.row_groups] == list(range(2, 10))
     frame = read(spark, path, where="id >= 20", tasks=3)
