@@ -15,7 +15,7 @@ from click.testing import CliRunner
 import intarsia as it
 from intarsia import pipeline
 from intarsia.cli.commands import cli
-from intarsia.cli.offers import offer_environments, offer_steps
+from intarsia.cli.completion import offer_environments, offer_steps
 from intarsia.errors import InputError, NothingMatched
 
 ORDERS = '''"""Orders of a day, cleaned."""

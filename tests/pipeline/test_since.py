@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -18,6 +19,7 @@ from intarsia.errors import InputError
 from intarsia.kernel.difference import subtract_rows
 from intarsia.pipeline import Merge, Source, Target, Write
 from intarsia.pipeline.run_state import RunState
+from intarsia.pipeline.since_rows import read_difference
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.float64())])
 COUNTS = (
@@ -352,3 +354,22 @@ def test_rows_are_subtracted_as_often_as_they_are_there() -> None:
         [{"a": 1, "b": nan}, {"a": 1, "b": 0.0}, {"a": None, "b": None}]
     )
     assert subtract_rows(now, before.slice(0, 0)) is now
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_new_rows_have_their_own_values(request: pytest.FixtureRequest, tmp_path: Path, engine: str) -> None:
+    """Rows are compared as numbers are (-0.0 is 0.0, NaN is NaN) and given as they are."""
+    if engine == "duckdb":
+        pytest.importorskip("duckdb")
+    session = request.getfixturevalue("spark") if engine == "spark" else None
+    states = {
+        "now": pa.table({"id": [1, 2, 3, 3, 4, 5], "a.b": [-0.0, math.nan, 5.0, 5.0, -0.0, None]}),
+        "before": pa.table({"id": [3, 4, 6], "a.b": [5.0, 0.0, 1.0]}),
+    }
+    for name, rows in states.items():
+        it.write(rows, tmp_path / name, engine="arrow")
+    now, before = (it.snapshot(tmp_path / name) for name in states)
+    found = read_difference(Source(), now, before, engine, session)
+    table = found.toArrow() if session is not None else found[0].read_all()
+    given = sorted((row["id"], repr(row["a.b"])) for row in table.to_pylist())
+    assert given == [(1, "-0.0"), (2, "nan"), (3, "5.0"), (5, "None")]

@@ -176,13 +176,13 @@ def _run(pipeline: str, **given: Any) -> None:
 
 
 def _offer_steps(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from intarsia.cli.offers import offer_steps
+    from intarsia.cli.completion import offer_steps
 
     return offer_steps(ctx.params.get("pipeline") or next(iter(ctx.args), ""), incomplete)
 
 
 def _offer_environments(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    from intarsia.cli.offers import offer_environments
+    from intarsia.cli.completion import offer_environments
 
     return offer_environments(ctx.params.get("pipeline") or next(iter(ctx.args), ""), incomplete)
 

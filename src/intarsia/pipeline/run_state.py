@@ -6,10 +6,9 @@ Before a step commits, its id is written to the state file; the table's log says
 from __future__ import annotations
 
 import hashlib
-import json
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import MISSING, asdict, dataclass, field, fields, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +16,16 @@ from intarsia.common.log import redact
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import CommitConflict, InputError, NothingMatched
 from intarsia.pipeline import guard_memory
+from intarsia.pipeline.definitions import (
+    compute_input_digest,
+    describe_definition,
+    describe_source,
+    describe_table,
+    digest_files,
+    digest_snapshot,
+    digest_value,
+    name_steps,
+)
 from intarsia.pipeline.guards import list_guards
 from intarsia.pipeline.input_selection import (
     Selection,
@@ -36,7 +45,6 @@ from intarsia.pipeline.model import (
     find_written_target,
     is_guard,
     list_names,
-    name_step,
     require,
 )
 from intarsia.pipeline.references import list_referenced_targets
@@ -102,14 +110,14 @@ class RunState:
         """A query or function, and the declarations of what it reads, as a stamp that changes with them."""
         graph, pipeline = self.resources.graph, self.pipeline
         codes = [graph.codes[one].digest if one in graph.codes else "" for one in graph.list_sources(name)]
-        sources = [_describe_source(pipeline.sources[one]) for one in graph.list_sources(name)]
-        tables = [_describe_table(pipeline, one) for one in graph.list_targets(name)]
+        sources = [describe_source(pipeline.sources[one]) for one in graph.list_sources(name)]
+        tables = [describe_table(pipeline, one) for one in graph.list_targets(name)]
         guards = [
             describe_definition(one, pipeline)
             for one in self.list_steps()
             if is_guard(one) and one.source in graph.list_sources(name)
         ]
-        digest = _compute_digest([codes, sources, tables, *guards])
+        digest = digest_value([codes, sources, tables, *guards])
         return FileStamp(name, 0, int(digest[:14], 16))
 
     def select_inputs(self, step: Step, source: Source | None) -> Selection | None:
@@ -203,7 +211,7 @@ class RunState:
         """
         chosen = self.pipeline.scopes.get(step.name, "")
         if is_guard(step):
-            return f"{describe_definition(step, self.pipeline)[:16]} {_compute_digest(chosen)[:16]} "
+            return f"{describe_definition(step, self.pipeline)[:16]} {digest_value(chosen)[:16]} "
         return hashlib.sha256(chosen.encode()).hexdigest()[:16] if chosen else ""
 
     # Steps
@@ -341,7 +349,7 @@ class RunState:
         )
 
     def _digest_scope(self, step: Step) -> str:
-        return _compute_digest(self.pipeline.scopes.get(step.name, ""))[:16]
+        return digest_value(self.pipeline.scopes.get(step.name, ""))[:16]
 
     def _describe_code(self, step: Step) -> str:
         """What a step computes its rows with; nothing where they are those of a target."""
@@ -541,87 +549,7 @@ class RunState:
         return digest_snapshot(self.get_snapshot(target))
 
 
-def name_steps(pipeline: Pipeline) -> tuple[Step, ...]:
-    """The steps of a pipeline, each with its name."""
-    return tuple(replace(step, name=name_step(step, number)) for number, step in enumerate(pipeline.steps, 1))
-
-
-def compute_input_digest(listing: InputFiles | None) -> str:
-    return "" if listing is None else digest_files((*listing.stamps, *listing.code))
-
-
 def read_batch(said: Mapping[str, str] | None) -> int:
     """The ``batch_id`` that is recorded with a commit; 0 for none."""
     text = "" if said is None else said.get("batch_id", "")
     return int(text) if text.isdecimal() else 0
-
-
-_ALWAYS = ("path", "format", "target", "columns", "derive", "where", "options")
-"""Fields of a source that are part of a definition also at their defaults, as in the first version."""
-
-
-def describe_definition(step: Step, pipeline: Pipeline) -> str:
-    """A digest of a step's declaration, its source's and its targets'; where it changes, the step runs again.
-
-    Left out are the step's name, how its tables are opened (credentials, locks), and fields at their
-    defaults: a field that a later version adds lets nothing run again.
-    """
-    source = pipeline.sources.get(step.source or "")
-    if source is not None and source.is_computed:
-        # The code is part of the input: changed and changed back, it is not what the step last ran with.
-        own = {"source": step.source, "params": source.params, "scope": pipeline.scopes.get(step.name, "")}
-        return _describe_step(step, pipeline, own, None)
-    described = None if source is None else _describe_source(source)
-    return _describe_step(step, pipeline, described, None if source is None else source.target)
-
-
-def _describe_step(step: Step, pipeline: Pipeline, source: Any, read: str | None) -> str:
-    meaning = {
-        "operation": step.operation,
-        "step": {name: value for name, value in step.list_given().items() if name != "name"},
-        "source": source,
-        "from": _describe_table(pipeline, read),
-        "target": _describe_table(pipeline, step.target),
-    }
-    guards = list_guards(name_steps(pipeline), step.name)
-    passed = [one.list_given() for one in guards if one.source == step.source]
-    if passed:
-        meaning["guards"] = [{key: said[key] for key in said if key != "name"} for said in passed]
-    return _compute_digest(meaning)
-
-
-def _describe_source(source: Source) -> dict[str, Any]:
-    said = asdict(source)
-    usual = {
-        entry.name: entry.default_factory() if entry.default_factory is not MISSING else entry.default
-        for entry in fields(source)
-    }
-    kept = {name: value for name, value in said.items() if name in _ALWAYS or value != usual[name]}
-    return kept | {"new_files_only": bool(source.new_files_only)}
-
-
-def _describe_table(pipeline: Pipeline, target: str | None) -> Any:
-    if target is None:
-        return None
-    declared = pipeline.targets[target]
-    known = [declared.kind, declared.path, list(list_names(declared.partition_by))]
-    if not declared.catalog:
-        return known
-    return [*known, declared.catalog, declared.options.get("branch")]
-
-
-def digest_files(stamps: Iterable[FileStamp]) -> str:
-    return _compute_digest(sorted(stamp.as_list() for stamp in stamps))
-
-
-def digest_snapshot(snapshot: Snapshot) -> str:
-    """A digest of a table's files; of an Iceberg table also of its version."""
-    files: Sequence[Any] = sorted([file.path, list(file.fingerprint), file.size] for file in snapshot.files)
-    if not snapshot.replaces_in_place:  # rows may be deleted while every file stays
-        return _compute_digest([snapshot.exists, files, snapshot.version])
-    return _compute_digest([snapshot.exists, files])
-
-
-def _compute_digest(value: Any) -> str:
-    text = json.dumps(value, sort_keys=True, default=str)
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

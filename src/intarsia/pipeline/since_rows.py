@@ -15,6 +15,7 @@ from intarsia.kernel.difference import subtract_rows
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline.inputs import make_transform, read_snapshot_frame, transform_frame
 from intarsia.pipeline.model import Source
+from intarsia.pipeline.references import quote_name
 
 __all__ = ["read_difference"]
 
@@ -29,8 +30,8 @@ def read_difference(source: Source, now: Snapshot, before: Snapshot, engine: str
     """
     names = tuple(now.schema.names)
     if session is not None:
-        frames = [read_snapshot_frame(Source(), state, session, names) for state in (now, before)]
-        return transform_frame(frames[0].exceptAll(frames[1]), make_transform(source, "parquet"))
+        own, other = (read_snapshot_frame(Source(), state, session, names) for state in (now, before))
+        return transform_frame(_subtract_frames(own, other, now.schema), make_transform(source, "parquet"))
     scans = {"now": SnapshotScan(now, names), "former": SnapshotScan(before, names)}
     if engine == "duckdb" and _is_comparable(now.schema):
         run = import_optional("intarsia.engines.duckdb.query").QueryRun
@@ -42,6 +43,29 @@ def read_difference(source: Source, now: Snapshot, before: Snapshot, engine: str
     shape = make_transform(source, "parquet")
     made = shape.make_schema(rows.schema)
     return [pa.RecordBatchReader.from_batches(made, shape.transform_batches(rows.schema, rows))]
+
+
+def _subtract_frames(now: Any, before: Any, schema: pa.Schema) -> Any:
+    """The rows of a DataFrame that another one does not have, counted, with their own values.
+
+    ``exceptAll`` gives 0.0 for -0.0, so rows with floats are numbered among their equals and joined instead.
+    """
+    if not any(pa.types.is_floating(field.type) for field in schema):
+        return now.exceptAll(before)
+    from pyspark.sql import Window
+    from pyspark.sql import functions as F
+
+    number = "__number"
+    while number in schema.names:
+        number += "_"
+    columns = [quote_name(name) for name in schema.names]
+    alike = Window.partitionBy(*columns).orderBy(F.lit(0))
+    own, other = (
+        frame.withColumn(number, F.row_number().over(alike)).alias(alias)
+        for frame, alias in ((now, "own"), (before, "other"))
+    )
+    keys = [F.col(f"own.{name}").eqNullSafe(F.col(f"other.{name}")) for name in (*columns, number)]
+    return own.join(other, keys, "left_anti").drop(number)
 
 
 def _is_comparable(schema: pa.Schema) -> bool:

@@ -10,16 +10,11 @@ from typing import Any
 
 from intarsia.common.log import get_logger
 from intarsia.errors import CommitUnknown, DamagedTable, IntarsiaError
+from intarsia.pipeline.definitions import describe_definition, digest_files, digest_snapshot
 from intarsia.pipeline.input_selection import is_append
 from intarsia.pipeline.inputs import FileStamp
 from intarsia.pipeline.model import Expect, Step, find_written_target, require
-from intarsia.pipeline.run_state import (
-    RunState,
-    describe_definition,
-    digest_files,
-    digest_snapshot,
-    read_batch,
-)
+from intarsia.pipeline.run_state import RunState, read_batch
 from intarsia.pipeline.state import Pending, Success, UnfinishedRun
 
 log = get_logger(__name__)

@@ -14,6 +14,7 @@ from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
 from intarsia.pipeline.checks import make_failure
+from intarsia.pipeline.definitions import digest_snapshot
 from intarsia.pipeline.guard_memory import enter_step, judges_once, list_former_names
 from intarsia.pipeline.input_selection import Selection
 from intarsia.pipeline.inputs import InputFiles, count_inputs
@@ -30,7 +31,7 @@ from intarsia.pipeline.model import (
 from intarsia.pipeline.quarantine import quarantine_rows
 from intarsia.pipeline.report import Status, StepReport
 from intarsia.pipeline.resources import RunResources
-from intarsia.pipeline.run_state import RunState, digest_snapshot
+from intarsia.pipeline.run_state import RunState
 from intarsia.pipeline.steps import carry_out, check_layout
 from intarsia.pipeline.streams import find_streams, run_stream_step
 from intarsia.spark.errors import find_known_failure, list_spark_error_types

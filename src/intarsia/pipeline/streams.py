@@ -29,10 +29,11 @@ from intarsia.pipeline.checkpoints import (
     read_results,
     write_checkpoint,
 )
+from intarsia.pipeline.definitions import describe_definition
 from intarsia.pipeline.input_selection import is_append
 from intarsia.pipeline.model import Merge, Step, Stream, Write, require
 from intarsia.pipeline.report import StepReport
-from intarsia.pipeline.run_state import RunState, describe_definition
+from intarsia.pipeline.run_state import RunState
 from intarsia.pipeline.state import StepMemory
 from intarsia.pipeline.steps import make_batch_arguments
 from intarsia.pipeline.stream_batches import BatchGate, StepBatch, StreamTarget, combine_results
