@@ -18,7 +18,7 @@ HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast spark crash property cluster cross duckdb-oldest bench bench-spark bench-pipeline bench-iceberg demo tour lock clean distclean
+.PHONY: help setup lint format test test-fast spark crash property cluster cross kafka duckdb-oldest bench bench-spark bench-pipeline bench-iceberg bench-files demo tour lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -71,7 +71,7 @@ format: $(DEV) ## Put the code in shape
 	@$(BIN)/ruff format .
 
 test: lint ## Set up, check, and run the tests: the one command
-	@$(PYTEST) --ignore tests/cross $(ARGS)
+	@$(PYTEST) --ignore tests/cross --ignore tests/kafka $(ARGS)
 	@$(if $(ARGS),,$(MAKE) --no-print-directory cross)
 
 test-fast: $(DEV) ## Run the tests without the checks
@@ -92,6 +92,9 @@ cluster: $(DEV) ## Kill workers, tasks and drivers of a real Spark cluster on th
 cross: $(DEV) ## Change Iceberg tables in turns with Spark and its own runtime (minutes; fetches two jars once)
 	@INTARSIA_CROSS=$${INTARSIA_CROSS:-short} $(BIN)/python -m pytest -q --timeout 600 tests/cross $(ARGS)
 
+kafka: $(DEV) ## Run pipelines over the topics of a real broker of Kafka (minutes; fetches its jars once)
+	@INTARSIA_KAFKA=1 $(BIN)/python -m pytest -q --timeout 900 tests/kafka $(ARGS)
+
 # The package lies beside the others and comes before the one among them.
 $(OLDEST)/.installed: requirements/duckdb-oldest.txt $(DEV)
 	@rm -rf $(OLDEST)
@@ -110,6 +113,9 @@ bench-spark: $(BENCH) ## Measure on Spark against Delta Lake and Iceberg (long; 
 
 bench-pipeline: $(BENCH) ## Measure a pipeline on Spark against the same by hand in PySpark
 	@$(BIN)/python -m bench.spark.pipeline $(ARGS)
+
+bench-files: $(BENCH) ## Measure a small merge at the start, and into many files
+	@$(BIN)/python -m bench.files $(ARGS)
 
 bench-iceberg: $(BENCH) ## Measure on an Iceberg table whose spec has evolved, against Iceberg on Spark and PyIceberg
 	@$(BIN)/python -m bench.iceberg $(ARGS)

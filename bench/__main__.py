@@ -13,9 +13,10 @@ from collections.abc import Sequence
 from importlib import metadata
 from pathlib import Path
 
+from bench.data import WRITERS
 from bench.measure import CONTENDERS, LIMITED, Arena, Measured
 from bench.show import least, line, table
-from bench.workloads import WORKLOADS, Workload
+from bench.workloads import WORKLOADS, Setting, Workload, make_workloads
 
 RESULTS = Path(__file__).parent / "results"
 
@@ -25,7 +26,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     directory = Path(options.dir or tempfile.gettempdir()).resolve() / "intarsia-bench"
     known = LIMITED if options.memory_mb else CONTENDERS
     contenders = [name for name in known if name in options.peers]
-    made = [workload for name in options.workloads for workload in WORKLOADS[name](options.scale)]
+    made = make_workloads(options.workloads, options.scale, writers=options.writers, kinds=options.changes)
     best: dict[tuple[str, str], Measured] = {}
     every: list[Measured] = []
     for workload in made:
@@ -67,6 +68,7 @@ def _keep(options: argparse.Namespace, every: Sequence[Measured]) -> None:
             continue
     record = {
         "scale": options.scale,
+        "writers": options.writers,
         "passes": options.passes,
         "memory_mb": options.memory_mb,
         "python": platform.python_version(),
@@ -83,11 +85,25 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
         prog="python -m bench",
         description="Measure intarsia, on PyArrow and on DuckDB, against the floor, Polars and DuckDB by"
         " hand, and delta-rs. CPU seconds are the figure (user and system, of the operation alone); every"
-        " result is checked.",
-        epilog="; ".join(f"{name}: {make(1.0)[0].title}" for name, make in WORKLOADS.items()),
+        " result is checked. A star stands for rows in which every column but the key changes.",
+        epilog="; ".join(f"{name}: {make(Setting(1.0))[0].title}" for name, make in WORKLOADS.items()),
     )
     parser.add_argument("workloads", nargs="*", choices=[[], *WORKLOADS], help="default: all but MEM")
     parser.add_argument("--scale", type=float, default=0.25, help="1 means 20 million rows (default 0.25)")
+    parser.add_argument(
+        "--changes",
+        nargs="+",
+        choices=("some", "every"),
+        default=["every", "some"],
+        help="of a changed row four of ten columns stay, or every column but the key differs (default: both)",
+    )
+    parser.add_argument(
+        "--writers",
+        nargs="+",
+        choices=WRITERS,
+        default=["pyarrow"],
+        help="who wrote the target's files, with its defaults (default: pyarrow)",
+    )
     parser.add_argument(
         "--peers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="who takes part"
     )

@@ -56,7 +56,9 @@ class Arena:
         self.target = make_target(workload.shape, directory)
         self.source: Path | None = None
         if workload.source is not None:
-            self.source = make_source(workload.source_name, workload.source, directory)
+            self.source = make_source(
+                workload.source_name, workload.source, directory, writer=workload.shape.writer
+            )
         self.expected = expected(workload, self.target, self.source)
 
     def measure(self, contender: str) -> Measured:

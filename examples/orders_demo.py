@@ -28,7 +28,7 @@ import pyarrow.dataset as ds
 
 import intarsia as it
 from intarsia import pipeline
-from intarsia.pipeline.report import StepReport
+from intarsia.pipeline.reports.report import StepReport
 from intarsia.pipeline.submit import format_step
 from intarsia.show import text
 

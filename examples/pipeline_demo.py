@@ -20,7 +20,7 @@ from pyiceberg.transforms import DayTransform
 from shop_data import FIRST_DAY, Shop
 
 from intarsia import pipeline
-from intarsia.pipeline.report import StepReport
+from intarsia.pipeline.reports.report import StepReport
 from intarsia.pipeline.submit import format_step
 from intarsia.spark.session import session_on
 from intarsia.tables.iceberg import embedded_catalog

@@ -99,7 +99,7 @@ def _leftovers(path: str | Path) -> list[str]:
     found = []
     for name, entry in _entries(control, control.name):
         below = name.removeprefix(control.name).strip("/")
-        record = below == "lock" or (
+        record = below in ("lock", "footers.cache") or (
             below.startswith("log/") and entry[0] == "file" and entry[1] < LARGEST_RECORD
         )
         if entry[0] != "directory" and not record:

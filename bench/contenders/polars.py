@@ -13,7 +13,7 @@ from bench.contenders.swap import beside, day_directory, swap
 
 def prepare(job: dict[str, Any]) -> Callable[[], Any]:
     target, keys, rows = Path(job["target"]), job["keys"], job["file_rows"]
-    source = pl.read_parquet(job["source"]) if job["source"] else pl.DataFrame()
+    source = _in_types(pl.read_parquet(job["source"]), target) if job["source"] else pl.DataFrame()
     new = beside(target)
 
     def rewrite(frame: pl.LazyFrame, file_rows: int = rows) -> None:
@@ -41,6 +41,12 @@ def prepare(job: dict[str, Any]) -> Callable[[], Any]:
             return lambda: rewrite(whole().join(newest, on=[*keys, *job["by"]], how="semi"))
         case other:
             raise ValueError(other)
+
+
+def _in_types(source: pl.DataFrame, target: Path) -> pl.DataFrame:
+    """Polars reads Spark's timestamps as others than it writes, and joins no frames that differ in that."""
+    types = pl.scan_parquet(target, hive_partitioning=False).collect_schema()
+    return source.cast({name: dtype for name, dtype in types.items() if name in source.columns})
 
 
 def _upserted(old: pl.LazyFrame, source: pl.DataFrame, keys: list[str]) -> pl.LazyFrame:

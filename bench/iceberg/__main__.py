@@ -12,12 +12,14 @@ from pathlib import Path
 
 from bench.follow import Measured, line, measure
 from bench.iceberg.contenders import CONTENDERS
-from bench.iceberg.data import Lake
+from bench.iceberg.data import Lake, find_mode
 
 TITLES = {
     "merge": "MERGE of 100,000 rows scattered over the table, a tenth of them new",
     "delete": "DELETE of 1 % of the rows, scattered",
     "update": "UPDATE of 1 % of the rows, scattered",
+    "merge-cow": "MERGE of 100,000 rows scattered over the table, a tenth of them new",
+    "update-cow": "UPDATE of 1 % of the rows, scattered",
 }
 
 
@@ -29,7 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         lake = Lake(directory / f"iceberg-{options.rows}", options.rows).make()
         for workload in options.workloads:
-            print(f"{TITLES[workload]}: {options.rows:,} rows, two specs, merge-on-read", flush=True)
+            mode = find_mode(workload)
+            print(f"{TITLES[workload]}: {options.rows:,} rows, two specs, {mode}", flush=True)
             ours: Measured | None = None
             for contender in options.contenders:
                 if contender == "pyiceberg" and workload != "merge":
@@ -64,8 +67,9 @@ def _job(
 def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m bench.iceberg",
-        description="Measure MERGE, DELETE and UPDATE on an Iceberg table whose spec has evolved, against"
-        " Iceberg's own DML on Spark (a warm session, the same table and catalog) and PyIceberg's upsert."
+        description="Measure MERGE, DELETE and UPDATE on an Iceberg table whose spec has evolved, merge on"
+        " read and copy on write (-cow), against Iceberg's own DML on Spark (a warm session, the same table"
+        " and catalog) and PyIceberg's upsert."
         " Wall and CPU seconds and memory of all processes; every result is checked.",
     )
     parser.add_argument("workloads", nargs="*", choices=[[], *TITLES], help="default: all")

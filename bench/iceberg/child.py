@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.iceberg.contenders import CONTENDERS, rolled_back
-from bench.iceberg.data import Lake, expected, found
+from bench.iceberg.data import Lake, expected, find_mode, found
 from bench.spark.child import say
 
 
@@ -18,6 +18,7 @@ def main() -> None:
     job: dict[str, Any] = json.loads(sys.stdin.readline())
     lake = Lake(Path(job["lake"]), job["rows"])
     rolled_back(lake, lake.snapshot)  # whatever a run that was ended has left
+    lake.set_mode(find_mode(job["workload"]))
     session, made = CONTENDERS[job["contender"]]
     spark = None if session is None else session(lake, job["heap"], job["jars"])
     contender = made(lake, spark)
@@ -28,7 +29,7 @@ def main() -> None:
             os.sync()
             say(begin=number >= job["warm"])
             started = time.perf_counter()
-            getattr(contender, job["workload"])()
+            getattr(contender, job["workload"].removesuffix("-cow"))()
             say(wall=time.perf_counter() - started)
             if number == 0:
                 right = found(lake) == expected(lake, job["workload"])

@@ -28,7 +28,7 @@ def rolled_back(lake: Lake, snapshot: int) -> None:
 
 @dataclass
 class Intarsia:
-    """This library, merge-on-read."""
+    """This library."""
 
     lake: Lake
     engine: Any
@@ -79,7 +79,7 @@ class PyIceberg:
 
 @dataclass
 class OnSpark:
-    """Iceberg's own DML on Spark, merge-on-read, on the same table through the same catalog."""
+    """Iceberg's own DML on Spark, on the same table through the same catalog."""
 
     lake: Lake
     spark: Any

@@ -68,12 +68,16 @@ class Lake:
             done.write_text(str(self.catalog.load_table(NAME).metadata.current_snapshot_id))
         return self
 
+    def set_mode(self, mode: str) -> None:
+        """Have all operations of the table merge on read, or copy on write."""
+        with self.catalog.load_table(NAME).transaction() as change:
+            change.set_properties({f"write.{word}.mode": mode for word in ("delete", "update", "merge")})
+
     def _fill(self) -> None:
         catalog = self.catalog
         catalog.create_namespace("bench")
         empty = _query(rows_sql("select range as n from range(0)", self.rows))
-        modes = {f"write.{word}.mode": "merge-on-read" for word in ("delete", "update", "merge")}
-        table = catalog.create_table(NAME, empty.schema, properties=modes)
+        table = catalog.create_table(NAME, empty.schema)
         with table.update_spec() as update:
             update.add_field("ts", DayTransform(), "ts_day")
         for start in range(0, self.rows, PIECE_ROWS):
@@ -90,6 +94,10 @@ class Lake:
         new = f"select {self.rows} + range * 7 as n from range({SOURCE_ROWS // 10})"
         rows = rows_sql(f"select n from ({ids} union all {new}) order by hash(n)", self.rows, version=2)
         duckdb.execute(f"copy ({rows}) to '{self.source}' (format parquet)")
+
+
+def find_mode(workload: str) -> str:
+    return "copy-on-write" if workload.endswith("-cow") else "merge-on-read"
 
 
 def _query(sql: str) -> pa.Table:
@@ -109,7 +117,7 @@ def expected(lake: Lake, workload: str) -> list[str]:
     """What must be in the table afterwards, worked out from the rows themselves and not from the table."""
     events = rows_sql(f"select range as n from range({lake.rows})", lake.rows)
     sql = f"""with events as ({events}), source as (select * from read_parquet('{lake.source}'))
-              select {CHECKS} from ({EXPECTED[workload]})"""
+              select {CHECKS} from ({EXPECTED[workload.removesuffix("-cow")]})"""
     return _texts(duckdb.sql(sql).fetchall())
 
 

@@ -18,7 +18,7 @@ from bench.check import data_files, scan
 from bench.data import make_source, make_target
 from bench.follow import Measured, line, measure
 from bench.spark.contenders import CONTENDERS
-from bench.workloads import WORKLOADS, Workload, expected_sql
+from bench.workloads import WORKLOADS, Setting, Workload, expected_sql
 
 NAMES = ("W1", "W2", "W3", "W7")
 
@@ -30,7 +30,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # children are ended on the way out
     try:
         for name in options.workloads:
-            (workload,) = WORKLOADS[name](options.scale)
+            (workload,) = WORKLOADS[name](Setting(options.scale))
             print(f"{workload.name}  {workload.title}: {workload.shape.rows:,} rows", flush=True)
             job = _job(workload, directory, options)
             ours: Measured | None = None

@@ -18,13 +18,10 @@ if TYPE_CHECKING:
         deduplicate,
         delete,
         iceberg,
-        inspect,
         merge,
         optimize,
         plan,
-        read,
         recover,
-        snapshot,
         update,
         write,
     )
@@ -32,6 +29,7 @@ if TYPE_CHECKING:
     from intarsia.core.report import MergeResult
     from intarsia.core.rule import when_matched, when_not_matched, when_not_matched_by_source
     from intarsia.errors import IntarsiaError
+    from intarsia.reading import inspect, read, snapshot
     from intarsia.spark.tables import spark_table
 
 __version__ = "0.1.0"
@@ -44,13 +42,13 @@ _HOMES = {
     "deduplicate": "intarsia.api",
     "delete": "intarsia.api",
     "iceberg": "intarsia.api",
-    "inspect": "intarsia.api",
+    "inspect": "intarsia.reading",
     "merge": "intarsia.api",
     "optimize": "intarsia.api",
     "plan": "intarsia.api",
-    "read": "intarsia.api",
+    "read": "intarsia.reading",
     "recover": "intarsia.api",
-    "snapshot": "intarsia.api",
+    "snapshot": "intarsia.reading",
     "spark_table": "intarsia.spark.tables",
     "update": "intarsia.api",
     "when_matched": "intarsia.core.rule",

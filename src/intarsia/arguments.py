@@ -161,13 +161,13 @@ def _parse_condition(condition: Any, dialect: str | None) -> Expr:
 
 
 def parse_where(where: Any, dialect: str | None) -> Any:
-    """SQL text parsed; an expression of Arrow stays as it is.
+    """SQL text parsed; an expression of Arrow, or one that was parsed already, stays as it is.
 
     A Python bool is refused: ``"id" != 5`` is True in Python, and means every row to nobody who wrote it.
     """
     if isinstance(where, str):
         return parse_predicate(where, dialect=dialect)
-    if isinstance(where, pc.Expression):
+    if isinstance(where, (pc.Expression, Expr)):
         return where
     raise InputError(
         f"a predicate is SQL text or a pyarrow.compute expression, not {where!r} ({type(where).__name__}).",

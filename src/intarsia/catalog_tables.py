@@ -156,6 +156,14 @@ class SparkCatalogTable(ParquetTable):
         super().__init__(_to_path(self._description.location), **options)
         self._check_partition_locations()
 
+    @property
+    def catalog_name(self) -> tuple[str, str]:
+        """What identifies it beside its location: the namespace that OpenLineage has for it, and its name."""
+        metastore = catalog.find_metastore(self.session)
+        place = normalize_location(self._description.location).rpartition("/")[0]
+        beside = place if ":" in place else f"file:{place}"
+        return beside if metastore is None else f"hive://{metastore}", str(self._description)
+
     def snapshot(self) -> Snapshot:
         """The current state of the directory, in the columns and types that the catalog declares.
 
@@ -164,7 +172,11 @@ class SparkCatalogTable(ParquetTable):
             InputError: the directory is partitioned by other columns.
         """
         self._describe()
-        return _apply_declared(super().snapshot(), self._declared, str(self._description))
+        return self.complete_schema(super().snapshot())
+
+    def complete_schema(self, found: Snapshot) -> Snapshot:
+        """A state with the columns and types that the catalog declares."""
+        return _apply_declared(found, self._declared, str(self._description))
 
     @contextmanager
     def transaction(self, operation: str) -> Iterator[ParquetTransaction]:

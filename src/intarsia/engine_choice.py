@@ -6,7 +6,6 @@ import os
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, fields
-from importlib import metadata
 from importlib.util import find_spec
 from typing import Any, Literal, Protocol
 
@@ -260,6 +259,8 @@ def _lacks_duckdb(table: Table | None = None) -> str | None:
     """Why DuckDB cannot be used, for a table if one is named; None if it can."""
     if find_spec("duckdb") is None:
         return "duckdb is not installed"
+    from importlib import metadata  # a fiftieth of a small merge, and for this engine alone
+
     version = metadata.version("duckdb")
     if tuple(map(int, re.findall(r"\d+", version)[:2])) < _OLDEST_DUCKDB:
         return f"duckdb {version} is installed, and 1.5 or newer is needed"

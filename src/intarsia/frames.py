@@ -1,4 +1,4 @@
-"""Snapshots as Spark DataFrames, whose files executors read with the kernel."""
+"""Snapshots as Spark DataFrames, whose files Spark reads by itself where that is exact, else the kernel."""
 
 from __future__ import annotations
 
@@ -8,10 +8,13 @@ from itertools import count, pairwise
 from typing import Any, Protocol
 
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from intarsia.common.schema import conform_table
-from intarsia.core.prove import Verdict
+from intarsia.core.expr import Expr
+from intarsia.core.ports import Table
+from intarsia.core.prove import Verdict, list_predicate_columns
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.engines.spark import SparkEngine
 from intarsia.engines.spark.tasks import balance, deserialize, load_work, serialize
@@ -19,10 +22,19 @@ from intarsia.engines.spark.types import to_spark_type
 from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, StorageError
 from intarsia.kernel.read import SnapshotScan
 from intarsia.spark.errors import format_raised
-from intarsia.spark.files import NativeFiles, read_native
+from intarsia.spark.files import NativeFiles, has_condition, make_condition, read_native, select_column
 from intarsia.storage import open_storage
+from intarsia.tables.parquet.links import LINKED_STATES
 
-__all__ = ["FileScan", "make_frame", "make_readable_type", "read_file", "split_files", "weigh_item"]
+__all__ = [
+    "FileScan",
+    "link_scan",
+    "make_frame",
+    "make_readable_type",
+    "read_file",
+    "split_files",
+    "weigh_item",
+]
 
 BATCH_ROWS = 1 << 16
 SPLIT_BYTES = 128 << 20
@@ -48,7 +60,14 @@ class FileScan(Protocol):
         """The rows of one file, and a piece without rows where a part has none; runs in a task."""
 
 
-def make_frame(spark: Any, scan: FileScan, *, tasks: int = 0, since: str = "read_parquet was called") -> Any:
+def make_frame(
+    spark: Any,
+    scan: FileScan,
+    *,
+    tasks: int = 0,
+    since: str = "read_parquet was called",
+    lasting: bool = False,
+) -> Any:
     """The rows of a scan as a DataFrame; until Spark evaluates it, only footers are read.
 
     Each file is read as it was in the scan's snapshot. Where one was replaced since, or cannot be
@@ -61,6 +80,8 @@ def make_frame(spark: Any, scan: FileScan, *, tasks: int = 0, since: str = "read
         scan: the snapshot, and which rows and columns of it.
         tasks: number of tasks; 0 chooses by the session.
         since: when the snapshot was taken, in words for the error.
+        lasting: whether it may be evaluated long after. Then Spark reads by itself only files whose names
+            nobody writes twice, as others could write into the same file, which its links do not keep.
     """
     exact, sent = (
         pa.schema(
@@ -72,9 +93,9 @@ def make_frame(spark: Any, scan: FileScan, *, tasks: int = 0, since: str = "read
         for time in (pa.time64("us"), _choose_time_type(spark))
     )
     spark_schema = from_arrow_schema(sent, prefer_timestamp_ntz=True)
-    found, native = _select_native(scan)
+    found, native = _select_native(scan, lasting=lasting)
     files = split_files(found)
-    own = None if native is None else _read_native(spark, native, sent)
+    own = None if native is None else native.read(spark, sent)
     if not files:
         return spark.createDataFrame([], spark_schema) if own is None else own
     shares = balance([weigh_item(item) for item in files], SparkEngine(spark, tasks).runner.tasks)
@@ -89,33 +110,66 @@ def make_frame(spark: Any, scan: FileScan, *, tasks: int = 0, since: str = "read
     return others if own is None else own.union(others)
 
 
-def _select_native(scan: FileScan) -> tuple[list[Item], tuple[list[DataFile], NativeFiles] | None]:
+def link_scan(table: Table, scan: SnapshotScan) -> SnapshotScan | None:
+    """The scan, of links that no commit changes where Spark then reads files by itself.
+
+    None where it is no longer of the table's current state.
+    """
+    unlinked = scan.snapshot
+    if unlinked.stat is None:
+        return scan
+    lasting = replace(scan, snapshot=replace(unlinked, stat=None))
+    if _select_native(lasting, lasting=True)[1] is None:
+        return scan
+    linked = LINKED_STATES.link(table, unlinked)
+    return None if linked is None else replace(scan, snapshot=linked)
+
+
+@dataclass(frozen=True, slots=True)
+class _NativeScan:
+    """Files that Spark reads by itself, with what of them a scan asks for."""
+
+    files: Sequence[DataFile]
+    native: NativeFiles
+    columns: tuple[str, ...]
+    where: Expr | None
+
+    def read(self, spark: Any, sent: pa.Schema) -> Any:
+        SparkEngine(spark)  # refuses a session that leaves out files
+
+        def make_schema(names: list[str]) -> Any:
+            types = {field.name: field for field in sent}
+            whole = self.native.snapshot.schema
+            fields = [types.get(name) or whole.field(name).with_nullable(True) for name in names]
+            return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
+
+        rows = read_native(spark, self.files, self.native, make_schema)
+        if self.where is None:
+            return rows
+        return rows.where(make_condition(rows, self.where)).select(
+            *(select_column(rows, name) for name in self.columns)
+        )
+
+
+def _select_native(scan: FileScan, *, lasting: bool) -> tuple[list[Item], _NativeScan | None]:
     """The files of a scan for tasks to read, and those that Spark reads by itself with the same meaning."""
     items = scan.list_files()
-    if not isinstance(scan, SnapshotScan) or scan.where is not None:
+    if not isinstance(scan, SnapshotScan) or not scan.columns:
         return items, None
-    native = NativeFiles(scan.snapshot, scan.columns)
-    if not native.is_possible or not scan.columns:
+    where, needed = scan.where, list(scan.columns)
+    if where is not None:
+        if isinstance(where, pc.Expression) or not has_condition(where, scan.snapshot.schema):
+            return items, None
+        needed = list(dict.fromkeys([*needed, *list_predicate_columns(where, scan.snapshot.schema)]))
+    native = NativeFiles(scan.snapshot, needed, lasting=lasting)
+    if not native.is_possible:
         return items, None
     files = [file for file, _ in items]
     known = files if scan.snapshot.footer_loader is None else scan.snapshot.footer_loader(files)
     chosen = [native.has(file) for file in known]
     own = [file for file, is_native in zip(known, chosen, strict=True) if is_native]
     others = [item for item, is_native in zip(items, chosen, strict=True) if not is_native]
-    return others, (own, native) if own else None
-
-
-def _read_native(spark: Any, found: tuple[list[DataFile], NativeFiles], sent: pa.Schema) -> Any:
-    files, native = found
-    SparkEngine(spark)  # refuses a session that leaves out files
-
-    def make_schema(names: list[str]) -> Any:
-        types = {field.name: field for field in sent}
-        whole = native.snapshot.schema
-        fields = [types.get(name) or whole.field(name).with_nullable(True) for name in names]
-        return from_arrow_schema(pa.schema(fields), prefer_timestamp_ntz=True)
-
-    return read_native(spark, files, native, make_schema)
+    return others, _NativeScan(own, native, scan.columns, where) if own else None
 
 
 def split_files(items: Sequence[Item]) -> list[Item]:

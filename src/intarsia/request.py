@@ -270,7 +270,8 @@ def _classify_source(source: Any) -> SourceKind:
 def _combine_types(known: pa.Schema | None, declared: pa.Schema | None) -> pa.Schema | None:
     if declared is None:
         return known
-    rest = [] if known is None else [field for field in known if field.name not in declared.names]
+    names = set(declared.names)
+    rest = [] if known is None else [field for field in known if field.name not in names]
     return pa.schema([*declared, *rest])
 
 

@@ -20,7 +20,7 @@ from intarsia.spark import find_java, prepare_environment
 
 HERE = Path(__file__).parent
 HOST = "127.0.0.1"
-SECONDS = 150.0
+SECONDS = 600.0
 QUICK = "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"
 """Options for a JVM that lives for seconds."""
 
@@ -172,15 +172,32 @@ class Driver:
     def ended(self) -> int:
         return self.process.wait(SECONDS)
 
-    def results(self) -> list[dict[str, Any]]:
+    def results(self) -> Any:
+        """What it has printed in the end."""
         code = self.ended()
         assert code == 0, f"the driver ended with {code}:\n{self.errors()}"
-        lines = Path(self.place, "stdout").read_text().splitlines()
-        done: list[dict[str, Any]] = json.loads(lines[-1])
-        return done
+        return json.loads(Path(self.place, "stdout").read_text().splitlines()[-1])
 
 
-@contextlib.contextmanager
+SETTINGS = {
+    "spark.driver.host": HOST,
+    "spark.driver.bindAddress": HOST,
+    "spark.driver.memory": "512m",
+    "spark.executor.memory": "512m",
+    "spark.ui.enabled": "false",
+    "spark.ui.showConsoleProgress": False,
+    # So little data: what costs time is the start of everything, and compiling what runs once.
+    "spark.driver.extraJavaOptions": QUICK,
+    "spark.executor.extraJavaOptions": QUICK,
+    "spark.sql.codegen.wholeStage": False,
+    "spark.sql.codegen.factoryMode": "NO_CODEGEN",
+    "spark.sql.adaptive.enabled": False,
+    "spark.sql.shuffle.partitions": 2,
+    "spark.scheduler.minRegisteredResourcesRatio": 1.0,
+}
+"""Of a session on the cluster, or on this machine in its place."""
+
+
 def driver(
     place: Path,
     merges: Sequence[dict[str, Any]],
@@ -189,41 +206,31 @@ def driver(
     fault: str = "",
     step: str = "write_file_batch",
     config: dict[str, Any] | None = None,
-) -> Iterator[Driver]:
-    """A driver in a process group of its own, which is gone afterwards.
+) -> contextlib.AbstractContextManager[Driver]:
+    """A driver of merges.
 
     ``step`` is the work of tasks that meets the fault, of a merge whose rows are routed.
     """
-    markers = place / "driver"
-    markers.mkdir()
-    settings = {
-        "spark.driver.host": HOST,
-        "spark.driver.bindAddress": HOST,
-        "spark.driver.memory": "512m",
-        "spark.executor.memory": "512m",
-        "spark.ui.enabled": "false",
-        "spark.ui.showConsoleProgress": False,
-        # So little data: what costs time is the start of everything, and compiling what runs once.
-        "spark.driver.extraJavaOptions": QUICK,
-        "spark.executor.extraJavaOptions": QUICK,
-        "spark.sql.codegen.wholeStage": False,
-        "spark.sql.codegen.factoryMode": "NO_CODEGEN",
-        "spark.sql.adaptive.enabled": False,
-        "spark.sql.shuffle.partitions": 2,
-        "spark.scheduler.minRegisteredResourcesRatio": 1.0,
-        **(config or {}),
-    }
-    job = {
-        "master": master,
-        "merges": list(merges),
-        "fault": fault,
-        "step": step,
-        "place": str(markers),
-        "config": settings,
-    }
-    with open(markers / "stdout", "wb") as out, open(markers / "stderr", "wb") as err:
+    job = {"master": master, "merges": list(merges), "fault": fault, "step": step}
+    return start_driver(place, "cluster_driver.py", job, config=config)
+
+
+@contextlib.contextmanager
+def start_driver(
+    place: Path,
+    script: str,
+    job: dict[str, Any],
+    *,
+    markers: str = "driver",
+    config: dict[str, Any] | None = None,
+) -> Iterator[Driver]:
+    """A script with a job, in a process group of its own, which is gone afterwards."""
+    there = place / markers
+    there.mkdir()
+    job = {**job, "place": str(there), "config": {**SETTINGS, **(config or {})}}
+    with open(there / "stdout", "wb") as out, open(there / "stderr", "wb") as err:
         process = subprocess.Popen(
-            [sys.executable, "-W", "ignore::ResourceWarning", str(HERE / "cluster_driver.py")],
+            [sys.executable, "-W", "ignore::ResourceWarning", str(HERE / script)],
             stdin=subprocess.PIPE,
             stdout=out,
             stderr=err,
@@ -236,6 +243,6 @@ def driver(
         assert process.stdin is not None
         with process.stdin as stdin:
             stdin.write(json.dumps(job).encode())
-        yield Driver(process, markers)
+        yield Driver(process, there)
     finally:
         end(process)

@@ -26,6 +26,20 @@ def test_a_second_run_changes_nothing(lake):
         assert not lake.compact(target_rows_per_file=30).changed
 
 
+def test_row_groups_that_are_large_already_are_concatenated(parquet_lake):
+    table = pa.table(
+        {"id": range(200_000), "s": [None if n % 9 == 0 else f"s{n % 7}" for n in range(200_000)]}
+    )
+    parquet_lake.create(table, files=2, write_page_index=True)
+    before = [parquet_lake.footer(name).row_group(0).column(0).to_dict() for name in parquet_lake.files]
+    parquet_lake.compact()
+    footer = parquet_lake.footer(parquet_lake.files[0])
+    after = [footer.row_group(number).column(0) for number in range(footer.num_row_groups)]
+    assert [column.statistics.to_dict() for column in after] == [known["statistics"] for known in before]
+    assert all(column.has_offset_index and column.has_column_index for column in after)
+    assert parquet_lake.file(parquet_lake.files[0]).equals(table)
+
+
 @pytest.mark.parametrize("most", [1, 20, 35, 1000])
 def test_files_are_packed_by_rows(parquet_lake, most):
     parquet_lake.create(TABLE, files=10).compact(target_rows_per_file=most)

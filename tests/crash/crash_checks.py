@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable
 
 from crash_operations import FILES, Operation, Row, State, count_files, listing_problems, read_file, read_rows
-from crash_side_files import orphans, side_file_problems
+from crash_side_files import CACHE_FILES, orphans, side_file_problems
 
 from intarsia.errors import IntarsiaError
 from intarsia.tables.parquet import ParquetTable
@@ -97,11 +97,12 @@ def schema_problems(operation: Operation, root: str, answer: Answer) -> list[str
 
 
 def leftovers(root: str) -> list[str]:
-    """What the control directory holds beside the lock and the small records of finished commits."""
+    """What the control directory holds beside the lock, the cache of footers and the records of commits."""
     control = f"{os.path.dirname(root)}/.{os.path.basename(root)}.intarsia"
     found = [
         os.path.relpath(f"{directory}/{name}", control)
         for directory, _, names in os.walk(control)
         for name in names
     ]
-    return [name for name in found if name != "lock" and not (name[:4] == "log/" and name[-5:] == ".done")]
+    kept = {"lock", *CACHE_FILES}
+    return [name for name in found if name not in kept and not (name[:4] == "log/" and name[-5:] == ".done")]

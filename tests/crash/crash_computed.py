@@ -32,11 +32,28 @@ def scores(orders, totals):
     return orders.unionByName(totals).groupBy("id").sum("v").toDF("id", "v")
 """
 IN_PROCESS = """
-def scores(orders, totals):
-    import pyarrow as pa
+import pyarrow as pa
+import pyarrow.compute as pc
 
-    rows = pa.concat_tables([orders.select(["id", "v"]), totals.select(["id", "v"])])
+
+def add_up(rows):
     return rows.group_by("id").aggregate([("v", "sum")]).rename_columns(["id", "v"])
+
+
+def joined(landing, factors):
+    rows = landing.join(factors, "id", join_type="inner", use_threads=False)
+    values = pc.multiply(rows["v"], rows["factor"])
+    return add_up(pa.table({"id": rows["id"], "v": values}))
+
+
+def sums(orders):
+    odd = pc.bit_wise_and(orders["id"], 1)
+    return add_up(pa.table({"id": odd, "v": orders["v"]}))
+
+
+def scores(orders, totals):
+    rows = pa.concat_tables([orders.select(["id", "v"]), totals.select(["id", "v"])])
+    return add_up(rows)
 """
 AFTER = {
     "orders": [(1, 11), (2, 31), (3, 1), (4, 61)],
@@ -46,7 +63,7 @@ AFTER = {
 """By table: what is there after every step took effect once."""
 
 
-def make(root: str) -> None:
+def make(root: str, engine: str) -> None:
     os.makedirs(f"{root}/landing")
     for name, text in (("on_spark", ON_SPARK), ("in_process", IN_PROCESS)):
         with open(f"{root}/{name}.py", "w") as file:
@@ -70,7 +87,8 @@ def make(root: str) -> None:
 
 
 def declare(engine: str, root: str) -> pipeline.Pipeline:
-    functions = "on_spark" if engine == "spark" else "in_process"
+    code = f"{root}/{'on_spark' if engine == 'spark' else 'in_process'}.py"
+    in_python = engine == "arrow"  # which has no SQL
     calm: Any = calm_options(engine, root)
     steps = (
         pipeline.Merge(name="join", source="joined", target="orders", on="id", when=ADD, options=calm),
@@ -85,9 +103,9 @@ def declare(engine: str, root: str) -> pipeline.Pipeline:
         sources={
             "landing": pipeline.Source(f"{root}/landing/*.parquet"),
             "factors": pipeline.Source(f"{root}/factors.parquet"),
-            "joined": pipeline.Source(sql=JOINED),
-            "sums": pipeline.Source(sql=TOTALS),
-            "counted": pipeline.Source(python=f"{root}/{functions}.py:scores"),
+            "joined": pipeline.Source(python=f"{code}:joined") if in_python else pipeline.Source(sql=JOINED),
+            "sums": pipeline.Source(python=f"{code}:sums") if in_python else pipeline.Source(sql=TOTALS),
+            "counted": pipeline.Source(python=f"{code}:scores"),
         },
         targets={
             "orders": pipeline.Target(f"{root}/orders"),

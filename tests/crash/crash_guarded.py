@@ -1,4 +1,5 @@
-"""A pipeline whose bad rows are quarantined, for crash_pipeline.py: into a dataset and into an Iceberg table.
+"""A pipeline whose bad rows are quarantined, for crash_pipeline.py: into datasets and into an Iceberg table,
+as rows of a source and on their way into a target.
 
 No step is idempotent: each row that was quarantined or taken twice, or never, is seen.
 """
@@ -31,15 +32,16 @@ ADD = (
     " when not matched then insert (id, v) values (source.id, source.v)"
 )
 AFTER = {
+    "large": [(5, 5)],
     "negative": [(2, -1), (6, -2)],
     "orders": [(1, 11), (5, 5)],
-    "raw": [(1, 1), (5, 5)],
+    "raw": [(1, 1)],
     "strange": [(3, 3), (4, 4), (4, 5)],
 }
 """By table: what is there after every step took effect once."""
 
 
-def make(root: str) -> None:
+def make(root: str, engine: str) -> None:
     os.makedirs(f"{root}/landing")
     rows = {"a": ([1, 2, 3, 4], [1, -1, 3, 4]), "b": ([4, 5, 6], [5, 5, -2])}
     for name, (ids, values) in rows.items():
@@ -67,10 +69,13 @@ def declare(engine: str, root: str) -> pipeline.Pipeline:
             action="quarantine",
             quarantine="strange",
         ),
+        pipeline.Expect(name="small", target="raw", holds="v < 5", action="quarantine", quarantine="large"),
         pipeline.Merge(name="add", source="landing", target="orders", on="id", when=ADD, options=calm),
         pipeline.Write(name="append", source="landing", target="raw", options=calm),
     )
-    targets = {name: pipeline.Target(f"{root}/{name}") for name in ("known", "orders", "raw", "negative")}
+    targets = {
+        name: pipeline.Target(f"{root}/{name}") for name in ("known", "orders", "raw", "negative", "large")
+    }
     targets["strange"] = pipeline.Target("db.strange", kind="iceberg", catalog=f"{root}/warehouse")
     return pipeline.Pipeline(
         name="p",
@@ -84,7 +89,7 @@ def declare(engine: str, root: str) -> pipeline.Pipeline:
 
 def read_state(root: str) -> dict[str, list[tuple[int, int]]]:
     found = {"strange": embedded_catalog(f"{root}/warehouse").load_table("db.strange").scan().to_arrow()}
-    for name in ("negative", "orders", "raw"):
+    for name in ("large", "negative", "orders", "raw"):
         found[name] = pq.read_table(f"{root}/{name}")
     return {
         name: sorted(zip(rows["id"].to_pylist(), rows["v"].to_pylist(), strict=True))

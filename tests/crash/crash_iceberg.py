@@ -18,7 +18,7 @@ from dataclasses import asdict
 from typing import Any
 
 import pyarrow as pa
-from crash_sweep import KILL, MOST_VIOLATIONS, TORN, Outcome, Result, in_child, spread
+from crash_sweep import KILL, MOST_VIOLATIONS, TORN, Outcome, Result, import_ahead, in_child, spread
 from pyiceberg.table.metadata import MetadataLogEntry, TableMetadataV3
 
 import intarsia as it
@@ -123,6 +123,7 @@ class IcebergSweep:
 
     def run(self, fault: str, points: int) -> Result:
         self.result = result = Result(self.name, fault)
+        import_ahead(self._run_at(0, KILL).modules)
         baseline = self._run_at(0, KILL)
         result.calls = baseline.calls
         if baseline.said != "ACK":

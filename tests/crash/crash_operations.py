@@ -17,7 +17,7 @@ from crash_side_files import add_side_files
 import intarsia
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.storage import PosixStorage
-from intarsia.tables.parquet import ParquetTable, ParquetTransaction
+from intarsia.tables.parquet import ParquetTable, ParquetTransaction, footer_cache, snapshot
 from intarsia.tables.parquet.journal import Journal
 from intarsia.tables.parquet.record import Record
 
@@ -212,6 +212,25 @@ def api_upsert(root: str) -> None:
     intarsia.merge(source((p, k, 1) for p, k in [*CHANGED, (1, 9), (2, 9)]), root, on=["p", "k"])
 
 
+def _cache_footers() -> None:
+    """Keep a cache of footers of few files, too, however young; in this process."""
+    snapshot.MANY_FILES = footer_cache.MANY_FILES = 1
+    footer_cache._YOUNG_NS = -(10**9)
+
+
+def cached_upsert(root: str) -> None:
+    """With a cache that is written after the commit."""
+    _cache_footers()
+    api_upsert(root)
+
+
+def cached_recover(root: str) -> None:
+    """Whoever comes next meets the cache as it was left."""
+    _cache_footers()
+    api_recover(root)
+    intarsia.inspect(root)
+
+
 def api_full_merge(root: str) -> None:
     rows = [(p, k, v) for (p, k), v in MERGED.items()]
     intarsia.merge(source(rows), root, on=["p", "k"], strategy="full_merge")
@@ -272,6 +291,9 @@ OPERATIONS = [
     Operation("intarsia.compact", api_compact, OLD, OLD, in_place=False, recover=api_recover, files=2),
     Operation(
         "intarsia.write overwrite", api_overwrite, OVERWRITTEN, OLD, in_place=False, recover=api_recover
+    ),
+    Operation(
+        "upsert with a cache of footers", cached_upsert, UPSERTED, OLD, in_place=True, recover=cached_recover
     ),
     Operation("upsert on DuckDB", duckdb_upsert, UPSERTED, OLD, in_place=True, recover=api_recover),
     Operation("compact on DuckDB", duckdb_compact, OLD, OLD, in_place=False, recover=api_recover, files=2),

@@ -3,7 +3,8 @@
     python crash_pipeline.py '{"operation": "iceberg on arrow", "directory": ..., "faults": [["kill", 9, 0]]}'
 
 As crash_sweep.py; no step is idempotent, so that a step which took effect twice, or never, is seen. The kind
-"computed" is a pipeline of queries and functions (crash_computed.py), "guarded" one with quarantines.
+"computed" is a pipeline of queries and functions (crash_computed.py), "guarded" one with quarantines, "since"
+one that reads what is new in its own tables, "backfill" several runs of one.
 """
 
 from __future__ import annotations
@@ -13,9 +14,12 @@ import os
 import shutil
 import sys
 from dataclasses import asdict
+from typing import Any
 
+import crash_backfill
 import crash_computed
 import crash_guarded
+import crash_since
 import pyarrow as pa
 import pyarrow.parquet as pq
 from crash_checks import leftovers
@@ -28,6 +32,7 @@ from crash_sweep import (
     Result,
     deciding,
     errno,
+    import_ahead,
     in_child,
     part_of,
     spread,
@@ -39,7 +44,12 @@ from intarsia.tables.iceberg import embedded_catalog
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.int64())])
 State = list[tuple[int, int]] | dict[str, list[tuple[int, int]]]
-OTHERS = {"computed": crash_computed, "guarded": crash_guarded}
+OTHERS: dict[str, Any] = {
+    "backfill": crash_backfill,
+    "computed": crash_computed,
+    "guarded": crash_guarded,
+    "since": crash_since,
+}
 """Pipelines of several tables, in modules of their own."""
 SHORT = ("add", "plus one", "append", "deduplicate")
 """What is run on Spark, where a step takes a second."""
@@ -53,10 +63,10 @@ def rows(ids: list[int], values: list[int]) -> pa.Table:
     return pa.table({"id": ids, "v": values}, SCHEMA)
 
 
-def make(kind: str, root: str) -> None:
+def make(kind: str, engine: str, root: str) -> None:
     """A table of two files, and two that have landed."""
     if kind in OTHERS:
-        OTHERS[kind].make(root)
+        OTHERS[kind].make(root, engine)
         return
     os.makedirs(f"{root}/landing")
     pq.write_table(rows([1, 7], [100, 7]), f"{root}/landing/a.parquet")
@@ -117,6 +127,9 @@ def declared(kind: str, engine: str, root: str) -> pipeline.Pipeline:
 
 
 def run(kind: str, engine: str, root: str) -> None:
+    if hasattr(OTHERS.get(kind), "run"):
+        OTHERS[kind].run(engine, root)
+        return
     session = spark_session() if engine == "spark" else None
     for query in session.streams.active if kind.endswith("stream") else ():
         query.stop()  # of a driver that was killed, whose JVM would be gone with it
@@ -146,7 +159,7 @@ class Sweep:
         self.kind, self.engine = kind, engine
         self.directory, self.template = directory, f"{directory}.template"
         shutil.rmtree(directory, ignore_errors=True)
-        make(kind, directory)
+        make(kind, engine, directory)
         shutil.rmtree(self.template, ignore_errors=True)
         shutil.move(directory, self.template)  # the catalog has absolute paths in it: copies go back there
         self.result = Result(f"{kind} on {engine}", "")
@@ -154,6 +167,8 @@ class Sweep:
 
     def run(self, fault: str, points: int, again: int) -> Result:
         self.result = Result(f"{self.kind} on {self.engine}", fault)
+        if self.engine != "spark":
+            import_ahead(self._run_at(0, KILL).modules)
         baseline = self._run_at(0, KILL)
         self.result.calls = baseline.calls
         self.expected = state_of(self.kind, self.directory)
@@ -179,6 +194,8 @@ class Sweep:
     def _run_at(self, n: int, fault: int) -> Outcome:
         shutil.rmtree(self.directory, ignore_errors=True)
         shutil.copytree(self.template, self.directory)  # with the times of the files that have landed
+        if hasattr(OTHERS.get(self.kind), "prepare"):  # copies of files are others to what was noted of them
+            in_child(lambda: OTHERS[self.kind].prepare(self.engine, self.directory), 0, KILL)
         return in_child(lambda: run(self.kind, self.engine, self.directory), n, fault)
 
     def _next(self, n: int = 0) -> Outcome:
@@ -187,14 +204,18 @@ class Sweep:
     def _leftovers(self, outcome: Outcome) -> list[str]:
         """What is left; an error after all was published leaves a record for the next writer, or recover."""
         tables = {"parquet": ("t",), "parquet stream": ("t",), "computed": ("orders", "scores")}
-        tables["guarded"] = ("orders", "raw", "negative")
+        tables |= {
+            "guarded": ("orders", "raw", "negative", "large"),
+            "since": ("orders", "sums"),
+            "backfill": ("orders",),
+        }
         names = tables.get(self.kind, ())
         found = []
         for root in (f"{self.directory}/{name}" for name in names):
             # Links to files that were being read are swept by the next writer of their table, or recover.
-            if leftovers(root) and (outcome.said == "ACK" or self.kind == "computed"):
+            if leftovers(root) and (outcome.said == "ACK" or self.kind in ("computed", "since")):
                 it.recover(root)
-            found += leftovers(root)
+            found += [name for name in leftovers(root) if not name.startswith("retained/")]  # as asked for
         return found
 
     def _check(self, where: str, outcome: Outcome) -> None:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 CHUNK = 512
 SUMMARY = "_metadata"
+CACHE_FILES = ("footers.cache", "footers.cache.part")
+"""Ours, in the control directory: a cache that may be deleted at any time, and what a kill leaves of one."""
 
 
 def checksums(path: str) -> bytes:

@@ -2,9 +2,9 @@
 
     python crash_sweep.py '{"operation": "compact", "directory": "...", "faults": [["kill", 60, 0]]}'
 
-A fault is its name, how many of the calls to try, evenly spread (0: all), and for "kill" at how many of the
-recovery's calls to kill that, too (0: none, -1: all). Each point is one fork of this process, so that nothing
-has to be imported again. Prints a JSON list, one object for each fault.
+A fault is its name, how many of the calls to try, evenly spread (0: all, -1: those around commits), and for
+"kill" at how many of the recovery's calls to kill that, too (0: none, -1: all). Each point is one fork of
+this process, so that nothing has to be imported again. Prints a JSON list, one object for each fault.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
@@ -31,12 +31,15 @@ pa.set_io_thread_count(1)
 
 SHIM = ctypes.CDLL(None)
 KILL, TORN = 0, -1
+AROUND = -1
+"""As a number of points: every call from the one before a stretch that decides to two after it."""
 MOST_VIOLATIONS = 20
 DECIDING = {
     "claim": ("intarsia.tables.parquet.journal:Journal", "_claim"),
     "publish": ("intarsia.tables.parquet.journal:Journal", "publish"),
-    "state": ("intarsia.pipeline.run_state", "write_atomically"),
+    "state": ("intarsia.pipeline.state.run_state", "write_atomically"),
     "catalog": ("pyiceberg.catalog.sql:SqlCatalog", "commit_table"),
+    "checkpoint": ("intarsia.pipeline.streams.stream_steps", "write_checkpoint"),
 }
 """What decides whether an operation took effect, and whether a pipeline knows."""
 
@@ -50,6 +53,8 @@ class Outcome:
     kinds: str = ""
     marks: dict[str, list[tuple[int, int]]] = field(default_factory=dict)
     """By what is done there: the first and the last call of each stretch that decides."""
+    modules: list[str] = field(default_factory=list)
+    """What was imported, where there was no fault."""
     changed: bool | None = None
     hit_cleanup: bool = False
     """The fault hit a removal, so that something may be left until recovery."""
@@ -90,6 +95,7 @@ class Sweep:
 
     def run(self, fault: str, points: int, again: int) -> Result:
         self.result = Result(self.operation.name, fault)
+        import_ahead(self._run_at(0, KILL).modules)
         baseline = self._run_at(0, KILL)
         self.result.calls = baseline.calls
         if baseline.said != "ACK":
@@ -106,7 +112,7 @@ class Sweep:
             self._count(outcome)
             where = f"{fault} at call {n} ({baseline.kinds[n - 1]})"
             if again and outcome.killed:
-                self._crash_again(outcome, where, again)
+                self._crash_again(outcome, where, again, turn=n)
             else:
                 self._check(outcome, where)
         return self.result
@@ -122,14 +128,14 @@ class Sweep:
         self.result.acknowledged += outcome.said == "ACK"
         self.result.raised += not outcome.killed and outcome.said != "ACK"
 
-    def _crash_again(self, outcome: Outcome, where: str, again: int) -> None:
-        """Kill the recovery at its calls, too."""
+    def _crash_again(self, outcome: Outcome, where: str, again: int, *, turn: int) -> None:
+        """Kill the recovery at its calls, too; at others after each kill."""
         recover = self.operation.recover
         if recover is None:
             return
         copy_linked(self.directory, self.crashed)
         calls = in_child(lambda: recover(self.root), 0, KILL).calls
-        for n in spread(range(1, calls + 1), again):
+        for n in rotate(range(1, calls + 1), again, turn):
             copy_linked(self.crashed, self.directory)
             in_child(lambda: recover(self.root), n, KILL)
             self.result.double += 1
@@ -157,12 +163,25 @@ def spread(calls: Sequence[int], points: int) -> Sequence[int]:
     return sorted({calls[round(i * (len(calls) - 1) / max(1, points - 1))] for i in range(points)})
 
 
+def rotate(calls: Sequence[int], points: int, turn: int) -> Sequence[int]:
+    """So many of the calls, evenly spread, others in each turn, so that each has its turn; 0 or less: all."""
+    if points <= 0 or points >= len(calls):
+        return calls
+    start = turn % -(-len(calls) // points)
+    return sorted({calls[(start + i * len(calls) // points) % len(calls)] for i in range(points)})
+
+
 def deciding(calls: Sequence[int], points: int, marks: dict[str, list[tuple[int, int]]]) -> Sequence[int]:
-    """So many of the calls, those around commits and state writes first; 0 or less is all of them.
+    """So many of the calls, those around commits and state writes first; 0 is all, AROUND all of the latter.
 
     First the last stretch of each kind, for nothing comes after it that could make good what it left undone;
     then of each other stretch one call, another one each time; then any, evenly spread.
     """
+    if points == AROUND:
+        near = {
+            n for stretches in marks.values() for low, high in stretches for n in range(low - 1, high + 3)
+        }
+        return sorted(near.intersection(calls))
     if points <= 0 or points >= len(calls):
         return calls
     last = {n for stretches in marks.values() for n in range(stretches[-1][0], stretches[-1][1] + 2)}
@@ -256,9 +275,15 @@ def _armed(action: Callable[[], None], n: int, fault: int) -> bytes:
         calls = SHIM.shim_calls()
         SHIM.shim_disarm()
     kinds = "".join(chr(SHIM.shim_kind(ctypes.c_long(i))) for i in range(1, calls + 1)) if n == 0 else ""
-    return json.dumps(
-        {"said": said, "calls": calls, "kinds": kinds, "marks": marks, "changed": changed}
-    ).encode()
+    answer = {"said": said, "calls": calls, "kinds": kinds, "marks": marks, "changed": changed}
+    return json.dumps(answer | {"modules": list(sys.modules) if n == 0 else []}).encode()
+
+
+def import_ahead(modules: Sequence[str]) -> None:
+    """Import what children import, so that none has to: most of what a short run takes."""
+    for name in modules:
+        with suppress(ImportError):
+            importlib.import_module(name)
 
 
 def main() -> None:

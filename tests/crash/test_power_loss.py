@@ -12,7 +12,7 @@ import pytest
 from crash_operations import CONTROLS, OPERATIONS, UNSYNCED, Operation
 from crash_power import cut_power
 
-FULL = os.environ.get("INTARSIA_CRASH", "quick") == "full"
+FULL = os.environ.get("INTARSIA_CRASH", "quick") in ("full", "every")
 MOST = 1024 if FULL else 8
 """States after each call."""
 

@@ -1,4 +1,8 @@
-"""Fenced blocks and links of a Markdown file, and running Python blocks with the output they claim."""
+"""Fenced blocks and links of a Markdown file; running Python blocks and commands with the output they claim.
+
+What follows the language on the line of a fence is not shown to readers: ``toml file=shop.toml`` writes the
+block to that file, ``append=`` adds it at the end.
+"""
 
 from __future__ import annotations
 
@@ -6,18 +10,25 @@ import ast
 import contextlib
 import doctest
 import io
+import os
 import re
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[2]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+from click.testing import CliRunner
 
-_FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+from intarsia.cli.commands import cli
+
+ROOT = Path(__file__).parents[2]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+_FENCE = re.compile(r"^```(\w*)(?: (\w+=\S+))?\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 _HEADING = re.compile(r"^#+ +(.+?)\s*$", re.MULTILINE)
 _ID = re.compile(r"\b[0-9a-f]{8,32}(?![0-9a-f])")
+_MEASURED = re.compile(r"\b\d+(\.\d+)? (m?s|k?B)\b")
 _OPTIONS = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 
 
@@ -29,6 +40,7 @@ class Block:
     code: str
     line: int
     shown: str | None = None
+    info: str = ""
 
 
 def blocks(text: str) -> list[Block]:
@@ -37,8 +49,9 @@ def blocks(text: str) -> list[Block]:
     for number, fence in enumerate(fences):
         after = fences[number + 1] if number + 1 < len(fences) else None
         follows = after is not None and after[1] == "text" and not text[fence.end() : after.start()].strip()
-        shown = after[2] if after is not None and follows else None
-        found.append(Block(fence[1], fence[2], text.count("\n", 0, fence.start()) + 2, shown))
+        shown = after[3] if after is not None and follows else None
+        line = text.count("\n", 0, fence.start()) + 2
+        found.append(Block(fence[1], fence[3], line, shown, fence[2] or ""))
     return found
 
 
@@ -75,6 +88,42 @@ def run(block: Block, namespace: dict[str, Any], page: str) -> None:
             _compare(claimed, output.getvalue(), page, block.line + statement.lineno - 1)
     if block.shown is not None:
         _compare(block.shown, printed.getvalue(), page, block.line)
+
+
+def run_page(text: str, page: str) -> None:
+    """Do in the working directory what a page tells: its Python, its files, its commands."""
+    namespace: dict[str, Any] = {"__name__": "example"}
+    for block in blocks(text):
+        if block.info:
+            _write(block)
+        elif block.language == "python":
+            run(block, namespace, page)
+        elif block.language == "console":
+            _run_commands(block, page)
+
+
+def _write(block: Block) -> None:
+    how, _, name = block.info.partition("=")
+    path = Path(name)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open({"file": "w", "append": "a"}[how], encoding="utf-8") as file:
+        file.write(block.code if how == "file" else "\n" + block.code)
+
+
+def _run_commands(block: Block, page: str) -> None:
+    """Run the lines after ``$``; those below are all that they print, but for times and sizes."""
+    line = block.line
+    for part in re.split(r"^(?=\$ )", block.code, flags=re.MULTILINE)[1:]:
+        command, _, claimed = part.partition("\n")
+        words = shlex.split(command.removeprefix("$ "), comments=True)
+        if words[0] == "cd":
+            os.chdir(words[1])
+        else:
+            assert words[0] == "intarsia", f"{page}:{line} {command}"
+            printed = CliRunner().invoke(cli, words[1:], catch_exceptions=False).output
+            claimed, printed = (_MEASURED.sub("#", text) for text in (claimed, printed))
+            _compare(claimed, printed, page, line)
+        line += part.count("\n")
 
 
 def _source(lines: list[str], statement: ast.stmt) -> str:

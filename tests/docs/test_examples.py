@@ -24,16 +24,14 @@ def _on_spark(page: Path) -> Any:
 
 
 @pytest.mark.parametrize("page", [_on_spark(page) for page in doc_pages.PAGES], ids=_name)
-def test_every_python_block_runs_and_prints_what_it_claims(
+def test_every_example_runs_and_prints_what_it_claims(
     page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
 ) -> None:
     if request.node.get_closest_marker("spark") is not None:
         request.getfixturevalue("spark")
     monkeypatch.chdir(tmp_path)
-    namespace: dict[str, Any] = {"__name__": "example"}
-    for block in doc_pages.blocks(page.read_text(encoding="utf-8")):
-        if block.language == "python":
-            doc_pages.run(block, namespace, _name(page))
+    monkeypatch.setenv("COLUMNS", "120")
+    doc_pages.run_page(page.read_text(encoding="utf-8"), _name(page))
 
 
 def test_a_block_that_prints_something_else_than_it_claims_is_found() -> None:
@@ -43,6 +41,16 @@ def test_a_block_that_prints_something_else_than_it_claims_is_found() -> None:
     wrong = doc_pages.blocks("```python\nprint(1 + 1)\n```\n\n```text\n3\n```\n")
     with pytest.raises(AssertionError, match="claims"):
         doc_pages.run(wrong[0], {}, "page")
+
+
+def test_a_command_that_prints_something_else_than_the_page_claims_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    page = "```toml file=lake/a.toml\nname = 1\n```\n\n```console\n$ intarsia graph lake/a.toml\n{}\n```\n"
+    doc_pages.run_page(page.format("Error: lake/a.toml, name: ..."), "page")
+    with pytest.raises(AssertionError, match="claims"):
+        doc_pages.run_page(page.format("name  1"), "page")
 
 
 def test_the_readme_opens_with_a_sentence_and_the_two_commands() -> None:
@@ -96,12 +104,15 @@ def _anchors(page: Path) -> set[str]:
 
 
 def test_every_page_in_docs_is_reached_from_the_readme() -> None:
-    reached = set(doc_pages.links((ROOT / "README.md").read_text(encoding="utf-8")))
-    for page in list(reached):
-        if page.startswith("docs/") and page.endswith(".md"):
-            reached |= {f"docs/{link}" for link in doc_pages.links((ROOT / page).read_text(encoding="utf-8"))}
-    pages = {_name(page) for page in doc_pages.PAGES if page.parent.name == "docs"}
-    assert pages - {link.partition("#")[0] for link in reached} == set()
+    reached: set[Path] = set()
+    waiting = [ROOT / "README.md"]
+    while waiting:
+        page = waiting.pop()
+        reached.add(page)
+        links = (link.partition("#")[0] for link in doc_pages.links(page.read_text(encoding="utf-8")))
+        found = {(page.parent / link).resolve() for link in links if link.endswith(".md") and ":" not in link}
+        waiting += found - reached
+    assert set(doc_pages.PAGES) - reached == set()
 
 
 @pytest.mark.parametrize("page", ["README.md", "CONTRIBUTING.md"])

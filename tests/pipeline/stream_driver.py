@@ -15,7 +15,7 @@ from typing import Any
 
 from intarsia import pipeline
 from intarsia.core.run import ignore_progress
-from intarsia.pipeline import stream_batches
+from intarsia.pipeline.streams import batches as stream_batches
 from intarsia.spark import local_session
 from intarsia.tables.iceberg.transaction import IcebergTransaction
 from intarsia.tables.parquet.table import ParquetTransaction

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 
 from intarsia.errors import InputError
-from intarsia.pipeline import state
-from intarsia.pipeline import state as memory
+from intarsia.pipeline.state import state_file as memory
+from intarsia.pipeline.state import state_file as state
 
 Ids = Callable[[Any], list[int]]
 

@@ -18,7 +18,7 @@ from intarsia import pipeline
 from intarsia.cli.commands import cli
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NothingMatched
 from intarsia.pipeline.backfill import expand_range
-from intarsia.pipeline.state import hold_lock
+from intarsia.pipeline.state.state_file import hold_lock
 from intarsia.pipeline.submit import main
 
 DAILY = """
@@ -236,7 +236,7 @@ def test_a_damaged_list_of_runs_is_told(daily: Daily) -> None:
 KILLED = """
 import os, signal, sys
 from intarsia import pipeline
-from intarsia.pipeline.run_state import RunState
+from intarsia.pipeline.state.run_state import RunState
 
 left = int(sys.argv[2])
 usual = RunState.note

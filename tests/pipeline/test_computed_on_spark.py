@@ -108,10 +108,10 @@ def test_queries_and_functions_run_once_and_leave_the_session_as_it_was(
 @pytest.mark.parametrize(
     ("source", "words"),
     [
-        (Source(sql="select *\nfrom orders\nwhere amont > 1"), ["[sources.revenue] sql", "amont", "line 3"]),
-        ("def score(orders):\n    return orders.select('amont')", ["transforms.py:score", "amont"]),
+        (Source(sql="select *\nfrom orders\nwhere amont > 1"), ["revenue] sql, line 3: Spark", "amont"]),
+        ("def score(orders):\n    return orders.select('amont')", ["score, line 2: Spark", "amont"]),
         ("def score(orders):\n    raise ValueError('x')", ["transforms.py:score, line 2 failed: ValueError"]),
-        ("def score(orders): ...", ["transforms.py:score returned None"]),
+        ("def score(orders): ...", ["transforms.py:score, line 1 returned None"]),
         ("def score(orders):\n    return orders.collect()", ["returned a list", "a DataFrame of Spark"]),
     ],
 )  # fmt: skip
@@ -129,6 +129,8 @@ def test_what_spark_refuses_fails_the_step_before_it_writes(
     assert isinstance(error, InputError)
     assert [word for word in words if word not in str(error)] == []
     assert not (tmp_path / "lake" / "countries").exists()
+    # of a query it is known before the step above runs
+    assert report.steps[0].status == ("not run" if source.sql else "done")
 
 
 def test_an_iceberg_table_is_read_by_a_query_without_its_deleted_rows(

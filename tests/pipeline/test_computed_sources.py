@@ -13,7 +13,7 @@ import pytest
 
 import intarsia as it
 from intarsia import pipeline
-from intarsia.errors import InputError, IntarsiaError, NotSupported
+from intarsia.errors import InputError, IntarsiaError, NothingMatched, NotSupported
 from intarsia.pipeline.graph import order_steps
 
 Rows = Callable[..., list[dict[str, Any]]]
@@ -138,6 +138,49 @@ def totals(rows: Rows) -> Callable[[Sales], dict[str, float]]:
 # Queries
 
 
+@pytest.mark.parametrize("dry_run", [False, True])
+def test_a_column_that_a_later_query_names_is_missed_before_the_first_step_runs(
+    sales: Sales, dry_run: bool
+) -> None:
+    sales.run().check()
+    sales.land("b.csv", "4,eu,9\n")
+    sales.edit("sum(o.amount)", "sum(o.price)")
+    before = sorted((sales.root / "lake").rglob("*"))
+    report = sales.run(dry_run=dry_run)
+    assert [step.status for step in report.steps] == ["not run", "failed"]
+    assert report.failed.notes == ("found before the steps above it ran",)
+    text = str(report.failed.error)
+    assert "sales.toml" in text
+    assert "line 1" in text
+    assert '"price"' in text
+    assert sorted((sales.root / "lake").rglob("*")) == before
+    sales.edit("sum(o.price)", "sum(o.amount)")
+    assert sales.statuses(dry_run=dry_run) == (["planned", "planned"] if dry_run else ["done", "done"])
+
+
+@pytest.mark.parametrize("with_text", [False, True], ids=["evolved", "evolved and text"])
+def test_a_column_that_an_earlier_step_adds_is_not_missed(
+    sales: Sales, totals: Callable[[Sales], dict[str, float]], with_text: bool
+) -> None:
+    sales.run().check()
+    sales.edit('amount = "double" }', 'amount = "double", price = "double" }')
+    sales.edit('on = "id"', 'on = "id"\nschema_evolution = "add"')
+    sales.edit("sum(o.amount)", "sum(o.price)")
+    if with_text:
+        sales.edit("join Regions r", "join (select * from Regions) r")
+    (sales.root / "landing" / "a.csv").write_text("id,region,amount,price\n1,eu,5,50\n2,us,7,70\n")
+    assert sales.statuses() == ["done", "done"]
+    assert totals(sales) == {"France": 50.0, "America": 70.0}
+
+
+def test_a_query_that_fails_only_without_rows_runs(sales: Sales) -> None:
+    sales.run().check()
+    sales.land("b.csv", "4,eu,9\n")
+    some = "select case when count(*) = 0 then cast(error('no rows') as bigint) else count(*) end from orders"
+    sales.edit("count(*) as orders", f"({some}) as orders")
+    assert sales.statuses() == ["done", "done"]
+
+
 def test_a_query_joins_a_target_with_files_and_sees_what_earlier_steps_wrote(
     sales: Sales, totals: Any
 ) -> None:
@@ -209,7 +252,7 @@ def test_a_value_that_cannot_be_computed_fails_the_step_with_the_query(sales: Sa
     sales.edit("cast(sum(o.amount) as double)", "cast(max(o.region) as double)")
     error = sales.fail()
     assert isinstance(error, InputError)
-    assert "[sources.revenue] sql: DuckDB refuses the query" in error.message
+    assert "sales.toml, [sources.revenue] sql, line 1: DuckDB refuses the query" in error.message
     assert "Could not convert string" in error.message
     assert not (sales.root / "lake" / "countries").exists()
 
@@ -244,7 +287,7 @@ def test_parameters_are_bound_in_the_types_that_the_file_gives_them(sales: Sales
     assert totals(sales) == {"France": 5.0, "America": 7.0}
     assert sales.statuses(params={"least": "6"}) == ["unchanged", "done"]
     assert totals(sales) == {"America": 7.0}
-    with pytest.raises(InputError, match=r"\$\{least\} is '6; drop', which is no int"):
+    with pytest.raises(InputError, match=r"\$\{least\} is '6; drop', and in \[params\] it is the number 0"):
         sales.run(params={"least": "6; drop"})
 
 
@@ -309,7 +352,8 @@ def test_a_column_that_is_not_there_fails_the_step_before_it_writes(sales: Sales
     sales.edit("sum(o.amount)", "sum(o.amont)")
     error = sales.fail()
     assert isinstance(error, InputError)
-    assert "[sources.revenue] sql: DuckDB refuses the query" in error.message
+    assert "sales.toml, [sources.revenue] sql, line 1: DuckDB refuses the query" in error.message
+    assert error.path == str(sales.root / "sales.toml")
     assert "amont" in error.message
     assert not (sales.root / "lake" / "countries").exists()
     sales.edit("sum(o.amont)", "sum(o.amount)")
@@ -319,8 +363,8 @@ def test_a_column_that_is_not_there_fails_the_step_before_it_writes(sales: Sales
 def test_a_target_that_no_step_has_made_is_told(sales: Sales) -> None:
     first, second = SALES.index('[[steps]]\nname = "orders"'), SALES.index('[[steps]]\nname = "countries"')
     sales.declare(SALES[:first] + SALES[second:])
-    error = sales.fail()
-    assert "'revenue' reads the target 'orders', which does not exist yet" in error.message
+    with pytest.raises(NothingMatched, match=r"\[sources.revenue\]: the target 'orders' does not exist"):
+        sales.run()
     assert not (sales.root / "lake").exists()
 
 
@@ -386,7 +430,7 @@ def test_a_step_that_ended_after_its_commit_is_not_done_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr("intarsia.pipeline.run_state.RunState.confirm", die)
+        patched.setattr("intarsia.pipeline.state.run_state.RunState.confirm", die)
         with pytest.raises(KeyboardInterrupt):
             sales.run()
         with pytest.raises(KeyboardInterrupt):
@@ -487,9 +531,10 @@ def test_a_function_that_cannot_be_called_is_refused_before_anything_runs(
     ("body", "words"),
     [
         ("def score(orders):\n    raise ValueError('no score')", ["line 2 failed: ValueError: no score"]),
+        ("import sys\ndef score(orders):\n    sys.exit(0)", ["line 3 failed: SystemExit: 0"]),
         ("1 / 0\ndef score(orders): ...", ["line 1 failed: ZeroDivisionError"]),
-        ("def score(orders): ...", ["returned None"]),
-        ("def score(orders):\n    return 3", ["A source cannot be of type int"]),
+        ("def score(orders): ...", ["transforms.py:score, line 1 returned None"]),
+        ("def score(orders):\n    return 3", ["transforms.py:score, line 1: A source cannot be of type int"]),
         ("def score(orders):\n    return 'x.csv'", ["returned a str"]),
         ("def score(orders):\n    yield orders\n    raise KeyError('late')", ["line 3", "KeyError: 'late'"]),
     ],

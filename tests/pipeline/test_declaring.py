@@ -94,6 +94,28 @@ def test_what_is_wrong_is_named_with_its_place_and_a_hint(old: str, new: str, wo
     assert [word for word in ["p.toml", *words] if word not in told] == []
 
 
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ('"lake/orders"', '"lake/../lake/orders/"'),
+        ('"s3://lake/orders"', '"s3://lake/orders/"'),
+        ('"db.orders"\nkind = "iceberg"\ncatalog = "c"', '"db.orders"\nkind = "iceberg"\ncatalog = "c"'),
+    ],
+)
+def test_a_table_that_two_targets_name_is_refused(first: str, second: str) -> None:
+    one = MINIMAL.replace('"lake/orders"', first)
+    told = _refused(one + f"[targets.bad]\npath = {second}\n")
+    assert "[targets.bad] path: it is the table of target 'orders' as well" in told
+    pipeline.loads(one + "[targets.bad]\npath = 'lake/other'\n")
+
+
+def test_branches_of_an_iceberg_table_are_targets_of_their_own() -> None:
+    table = '"db.orders"\nkind = "iceberg"\ncatalog = "c"'
+    other = f'[targets.audit]\npath = {table}\noptions = {{ branch = "audit" }}\n'
+    made = pipeline.loads(MINIMAL.replace('"lake/orders"', table) + other)
+    assert made.targets["audit"].options["branch"] == "audit"
+
+
 def test_a_file_without_steps_is_refused() -> None:
     assert "no step" in _refused("name = 'x'")
 

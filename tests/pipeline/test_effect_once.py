@@ -17,8 +17,8 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import CommitConflict, CommitUnknown, StorageError
-from intarsia.pipeline import state
-from intarsia.pipeline.run_state import RunState
+from intarsia.pipeline.state import state_file as state
+from intarsia.pipeline.state.run_state import RunState
 from intarsia.tables.parquet.journal import Journal
 
 ROWS = {"id": [1, 2, 3, 3], "v": [10, 20, 30, 30]}

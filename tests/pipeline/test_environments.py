@@ -106,7 +106,11 @@ def test_an_environment_that_writes_the_tables_of_another_is_refused(with_dev: A
         ("", "dev", ["there is no environment 'dev'", "declare it as [env.dev]"]),
         ("[env.dev]\n", "devv", ["no environment 'devv'", "did you mean 'dev'?"]),
         ("[env.dev]\n[env.prod]\n", "x", ["there is dev, prod"]),
-        ("[env.dev]\nengin = 'arrow'\n", None, ["[env.dev], key 'engin'", "did you mean 'engine'?"]),
+        (
+            "[env.dev]\nengin = 'arrow'\n",
+            None,
+            ["[env.dev]: the key 'engin' is not known", "did you mean 'engine'?"],
+        ),
         ("[env.dev.steps.upsrt]\non = 'a'\n", None, ["[env.dev] steps", "'upsrt'", "did you mean 'upsert'?"]),
         ("[env.dev]\nsteps = []\n", None, ["steps are overridden by their names"]),
         ("[env.dev.sources.landing]\npth = 'a'\n", "dev", ["[sources.landing]", "'pth'"]),
@@ -129,3 +133,32 @@ def test_the_command_line_chooses_an_environment(with_dev: Any, rows: Any) -> No
     assert done.exit_code == 0, done.output
     assert not with_dev.lake.exists()
     assert len(rows(with_dev.root / "dev/orders")) == 2
+
+
+@pytest.mark.parametrize(
+    ("key", "name", "near"), [("targets", "odrers", "orders"), ("sources", "landign", "landing")]
+)
+def test_a_mistyped_name_of_an_environment_is_no_new_source_or_target(
+    shop: Any, key: str, name: str, near: str
+) -> None:
+    shop.declare(shop.file.read_text() + f'[env.dev.{key}.{name}]\npath = "dev/orders"\n')
+    words = rf"shop.toml, \[env.dev.{key}.{name}\]: it overrides no {key[:-1]} .*did you mean '{near}'"
+    with pytest.raises(InputError, match=words):
+        pipeline.load(shop.file, env="dev")
+    assert pipeline.load(shop.file).env is None
+
+
+def test_an_environment_may_declare_what_its_steps_use(shop: Any) -> None:
+    added = """
+    [env.dev.sources.sample]
+    path = "sample/*.csv"
+    [env.dev.targets.samples]
+    path = "dev/samples"
+    [env.dev.steps.upsert]
+    source = "sample"
+    [env.dev.steps.tidy]
+    target = "samples"
+    """
+    shop.declare(shop.file.read_text() + added)
+    made = pipeline.load(shop.file, env="dev")
+    assert (made.steps[0].source, made.steps[2].target) == ("sample", "samples")

@@ -14,8 +14,8 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import DamagedTable, InputError, NothingMatched
-from intarsia.pipeline.definitions import describe_definition, digest_files
 from intarsia.pipeline.inputs import FileStamp
+from intarsia.pipeline.state.definitions import describe_definition, digest_files
 
 Ids = Callable[[Any], list[int]]
 Rows = Callable[..., list[dict[str, Any]]]

@@ -14,8 +14,8 @@ from computed_shop import COMPUTED, prepare
 from intarsia import pipeline
 from intarsia.cli.commands import cli
 from intarsia.errors import InputError
-from intarsia.pipeline.diagram import graph_to_json, make_graph
-from intarsia.pipeline.diagram_svg import draw_svg
+from intarsia.pipeline.reports.diagram import graph_to_json, make_graph
+from intarsia.pipeline.reports.diagram_svg import draw_svg
 
 
 @pytest.fixture

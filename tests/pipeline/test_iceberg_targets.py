@@ -11,7 +11,7 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import InputError
-from intarsia.pipeline.definitions import digest_snapshot
+from intarsia.pipeline.state.definitions import digest_snapshot
 from intarsia.tables.iceberg.catalog import embedded_catalog
 
 pytest.importorskip("pyiceberg")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import shutil
 from pathlib import Path
@@ -41,6 +42,27 @@ def test_the_project_runs_on_duckdb_by_the_command_line(
     check_project(tmp_path / "shop")
     monkeypatch.chdir(tmp_path / "shop")
     assert CliRunner().invoke(cli, ["test", "-k", "gold"]).exit_code == 0
+
+
+@pytest.mark.parametrize(
+    ("absent", "told"),
+    [
+        ((), "Next: intarsia test shop; "),
+        (("pyspark", "duckdb", "sqlglot"), "Next: pip install 'intarsia[duckdb,sql]'; intarsia test shop; "),
+        (("sqlglot",), "Next: pip install 'intarsia[sql]'; intarsia test shop; "),
+    ],
+)
+def test_what_is_not_installed_is_told_before_it_is_missed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, absent: tuple[str, ...], told: str
+) -> None:
+    find = importlib.util.find_spec
+    there = {"pyspark", "duckdb", "sqlglot"} - {*absent}
+    names = {name: object() for name in there} | dict.fromkeys(absent)
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: names[name] if name in names else find(name, *rest)
+    )
+    monkeypatch.chdir(tmp_path)
+    assert told in CliRunner().invoke(cli, ["init", "shop"]).output
 
 
 def test_an_order_that_came_in_two_files_does_not_hinder_taking_all_files_again(tmp_path: Path) -> None:

@@ -136,7 +136,7 @@ def test_a_limited_dry_run_plans_the_named_steps(shop: Any) -> None:
 KILLED = """
 import os, signal, sys
 from intarsia import pipeline
-from intarsia.pipeline.run_state import RunState
+from intarsia.pipeline.state.run_state import RunState
 RunState.note = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)  # after the commit, before the state
 pipeline.run_file(sys.argv[1], only="add", progress=False)
 """
@@ -202,8 +202,10 @@ def test_tab_completes_steps_and_environments(shop: Any) -> None:
     assert offer_steps(given, "upsert,t") == ["upsert,tidy"]
     assert offer_environments(given, "") == ["dev"]
     assert offer_steps(str(shop.root / "gone.toml"), "") == []
-    shop.file.write_text("= no toml")
-    assert offer_steps(given, "") == []
+    for text in ("= no toml", "steps = 3\nenv = 4", "steps = [1]\nenv = ['dev']"):
+        shop.file.write_text(text)
+        assert offer_steps(given, "") == []
+        assert offer_environments(given, "") == []
 
 
 def test_a_shell_is_offered_the_steps(shop: Any) -> None:

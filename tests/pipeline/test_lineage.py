@@ -19,9 +19,9 @@ from openlineage.client import event_v2
 
 from intarsia import pipeline
 from intarsia.errors import InputError, NotSupported
-from intarsia.pipeline import lineage_sender
-from intarsia.pipeline.lineage_datasets import DatasetName, name_dataset, name_stream
-from intarsia.pipeline.lineage_sender import LineageSender
+from intarsia.pipeline.lineage import emitter
+from intarsia.pipeline.lineage.emitter import LineageSender
+from intarsia.pipeline.lineage.events import DatasetName, name_dataset, name_stream
 
 LINEAGE = '[lineage]\nfile = "events/lineage.ndjson"\nnamespace = "shops"\n'
 
@@ -317,7 +317,7 @@ def test_a_server_that_is_not_there_fails_and_delays_nothing(shop: Any) -> None:
 
 
 def test_a_server_that_never_answers_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(lineage_sender, "PATIENCE", 0.2)
+    monkeypatch.setattr(emitter, "PATIENCE", 0.2)
     answer = threading.Event()
     sender = LineageSender(lambda event: answer.wait(30))
     for number in range(3):
@@ -355,7 +355,7 @@ def test_without_the_package_a_pipeline_that_asks_is_refused(
     shop: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "openlineage.client", None)
-    monkeypatch.delitem(sys.modules, "intarsia.pipeline.lineage_events", raising=False)
+    monkeypatch.delitem(sys.modules, "intarsia.pipeline.lineage.events", raising=False)
     shop.declare(_ask_for(shop.file.read_text(), '[lineage]\nfile = "a"\n'))
     shop.lands("a.csv", {1: ("eu", 1.0)})
     with pytest.raises(NotSupported, match=r"intarsia\[lineage\]"):

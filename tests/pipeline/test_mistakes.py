@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from intarsia import pipeline
-from intarsia.errors import InputError, IntarsiaError, NotSupported, StorageError
+from intarsia.common.log import redact
+from intarsia.errors import InputError, IntarsiaError, NothingMatched, NotSupported, StorageError
+from intarsia.pipeline.parse import load_toml
+from intarsia.pipeline.row_transform import RowTransform, parse_type_name
 from intarsia.pipeline.step_runner import translate_error
 
 
@@ -22,6 +27,32 @@ def _edited(shop: Any, old: str, new: str) -> None:
     text = shop.file.read_text()
     assert old in text
     shop.declare(text.replace(old, new))
+
+
+def test_a_key_that_is_called_key_is_told_and_not_taken_for_a_secret(shop: Any) -> None:
+    with pytest.raises(InputError) as caught:
+        _edited(shop, 'on = "id"', 'key = "id"')
+        pipeline.load(shop.file)
+    assert "the key 'key' is not known. Hint: did you mean 'on'?" in redact(str(caught.value))
+
+
+def test_a_pipeline_file_that_is_not_there_is_told_with_those_that_are(tmp_path: Path, shop: Any) -> None:
+    with pytest.raises(NothingMatched) as caught:
+        pipeline.load(tmp_path / "empty" / "orders.toml")
+    assert caught.value.hint == "intarsia init writes a project with one."
+    near = shop.file.with_name(shop.file.name.replace(".toml", ".tml"))
+    with pytest.raises(NothingMatched) as caught:
+        load_toml(near)
+    assert caught.value.hint == f"did you mean {shop.file.name!r}?"
+
+
+def test_an_expectation_that_fails_a_run_is_told_with_what_else_there_is(shop: Any) -> None:
+    expecting = '[[steps]]\noperation = "expect"\nsource = "landing"\nholds = "amount > 5"\n{}\n[[steps]]'
+    before = shop.file.read_text()
+    shop.lands("a.csv", {1: ("eu", 5.0)})
+    for more, told in (("", 'action = "quarantine" or "drop"'), ("at_most = 0", "None")):
+        shop.declare(before.replace("[[steps]]", expecting.format(more), 1))
+        assert told in str(_failed(shop).hint)
 
 
 def test_a_source_whose_directory_is_not_there_is_told_so(shop: Any) -> None:
@@ -45,9 +76,30 @@ def test_a_value_that_does_not_fit_is_told_with_its_file(shop: Any) -> None:
     bad.write_text("id,region,amount\nx,eu,1\n")
     error = _failed(shop)
     assert error.path == str(bad)
-    assert f"{bad}: Column 'id' of the source: " in error.message
-    assert "'x'" in error.message
+    assert f"{bad}: Column 'id' of the source: 'x' is no bigint." in error.message
     assert "try_cast" in str(error.hint)
+
+
+@pytest.mark.parametrize(
+    ("kind", "good", "bad"),
+    [
+        ("decimal(10, 2)", "12.50", "12,50"),
+        ("decimal(10, 2)", "12.5", "12.505"),
+        ("bigint", "1.0", "1.7"),
+        ("tinyint", "1e2", "300"),
+        ("date", "2025-03-01", "2025-02-30"),
+    ],
+)
+def test_a_text_that_is_none_of_its_type_is_told_as_it_stands_in_the_file(
+    kind: str, good: str, bad: str
+) -> None:
+    rows = RowTransform({"c": parse_type_name(kind)})
+    schema = pa.schema([("c", pa.string())])
+    for value, shown in ((bad, bad), ("x" * 500, "x" * 60 + "...")):
+        batch = pa.record_batch({"c": [None, good, value]})
+        told = re.escape(f"Column 'c' of the source: {shown!r} is no {kind}.")
+        with pytest.raises(InputError, match=told):
+            list(rows.transform_batches(schema, [batch]))
 
 
 def test_a_column_that_a_file_lacks_is_told_with_the_file(shop: Any) -> None:

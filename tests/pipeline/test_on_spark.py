@@ -21,7 +21,7 @@ import intarsia
 from intarsia import pipeline
 from intarsia.errors import CommitConflict, InputError
 from intarsia.pipeline import inputs
-from intarsia.pipeline.snapshot_links import SnapshotLinks
+from intarsia.tables.parquet.links import SnapshotLinks
 
 pytest.importorskip("pyspark", reason="pyspark is not installed: pipelines are not run on Spark")
 

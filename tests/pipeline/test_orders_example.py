@@ -12,10 +12,13 @@ from pathlib import Path
 import pytest
 
 from intarsia import pipeline
+from intarsia.pipeline.model import KINDS
 
 ROOT = Path(__file__).parents[2]
 SHOP = ROOT / "examples" / "shop" / "shop.toml"
-DOC = ROOT / "docs" / "pipeline.md"
+PAGES = [ROOT / "docs" / "pipeline.md", *sorted((ROOT / "docs" / "pipeline").glob("*.md"))]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+DOC = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
 FENCE = re.compile(r"^```toml\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -87,11 +90,11 @@ def test_the_example_has_every_kind_of_step() -> None:
     assert made.engine == "spark"
 
 
-@pytest.mark.parametrize("number", range(len(FENCE.findall(DOC.read_text(encoding="utf-8")))))
+@pytest.mark.parametrize("number", range(len(FENCE.findall(README + DOC))))
 def test_every_toml_file_in_the_documentation_is_a_pipeline(
     number: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    text = FENCE.findall(DOC.read_text(encoding="utf-8"))[number]
+    text = FENCE.findall(README + DOC)[number]
     monkeypatch.setenv("LAKE", "/lake")
     monkeypatch.setenv("LINEAGE_KEY", "secret")
     if "[[steps]]" not in text:  # a part of one
@@ -100,11 +103,7 @@ def test_every_toml_file_in_the_documentation_is_a_pipeline(
 
 
 def test_the_documentation_names_every_key_of_every_table() -> None:
-    text = DOC.read_text(encoding="utf-8")
-    kinds = [
-        *(pipeline.Source, pipeline.Target, pipeline.SparkSettings, pipeline.Merge, pipeline.Write),
-        *(pipeline.Delete, pipeline.Update, pipeline.Compact, pipeline.Optimize, pipeline.Deduplicate),
-        pipeline.Expect,
-    ]
-    names = {field.name for kind in kinds for field in dataclasses.fields(kind)}
-    assert [name for name in sorted(names) if f"`{name}`" not in text] == []
+    tables = (pipeline.Source, pipeline.Target, pipeline.SparkSettings, pipeline.Stream)
+    names = {field.name for kind in (*tables, pipeline.LineageSettings) for field in dataclasses.fields(kind)}
+    names |= {name for kind in KINDS.values() for name in kind.list_keys()}
+    assert [name for name in sorted(names) if f"`{name}`" not in DOC] == []

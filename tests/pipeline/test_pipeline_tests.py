@@ -14,7 +14,7 @@ from click.testing import CliRunner
 
 from intarsia import errors, pipeline
 from intarsia.cli.commands import cli
-from intarsia.pipeline.row_differences import compare_rows
+from intarsia.pipeline.testing.row_differences import compare_rows
 
 DECLARED = """
 engine = "duckdb"

@@ -16,7 +16,7 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import InputError
-from intarsia.pipeline.checks import parse_limit
+from intarsia.pipeline.quality.checks import parse_limit
 
 ON_SPARK = [
     pytest.mark.spark,
@@ -242,7 +242,7 @@ def test_keys_of_every_type_are_compared_by_value(shop: Shop, kind: str) -> None
 
 
 def test_more_keys_than_one_piece_are_compared(small: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("intarsia.pipeline.references.PIECE_ROWS", 10)
+    monkeypatch.setattr("intarsia.pipeline.quality.references.PIECE_ROWS", 10)
     it.write(pa.table({"id": list(range(0, 1000, 2))}), small.root / "customers", row_group_size=7)
     small.lands(customer=list(range(100)) * 3)
     assert small.check(references={"customer": "customers.id"}).checks[0].failing == 150
@@ -258,7 +258,7 @@ def test_keys_of_other_types_are_refused(shop: Shop) -> None:
 
 def test_a_reference_into_what_is_not_there_is_named(small: Shop) -> None:
     small.lands(customer=[1])
-    with pytest.raises(InputError, match=r"names no column of a target.*did you mean 'customers'"):
+    with pytest.raises(InputError, match=r"names no column of a target or source.*did you mean 'customers'"):
         small.check(references={"customer": "customer.id"})
     with pytest.raises(InputError, match="different numbers of columns"):
         small.check(references={"customer": "customers.a, b"})

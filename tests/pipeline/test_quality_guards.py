@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -16,27 +15,16 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
+from guarded_shop import SCHEMA, Rows, Shop, ended
 
 import intarsia as it
 from intarsia import pipeline
 from intarsia.cli.commands import cli
 from intarsia.errors import DamagedTable, InputError
-from intarsia.pipeline.checks import ANY, Check, make_failure
-from intarsia.pipeline.diagram_measures import describe_outcome
-from intarsia.pipeline.report import describe_status
-from intarsia.pipeline.run_state import RunState
-
-SCHEMA = pa.schema([("id", pa.int64()), ("customer", pa.int64()), ("amount", pa.int64())])
-QUARANTINE = pa.schema(
-    [
-        *SCHEMA,
-        ("_reason", pa.string()),
-        ("_step", pa.string()),
-        ("_run", pa.string()),
-        ("_at", pa.timestamp("us", "UTC")),
-    ]
-)
-Rows = list[tuple[int | None, int | None, int | None]]
+from intarsia.pipeline.quality.checks import ANY, Check, describe_outcomes, make_failure
+from intarsia.pipeline.reports.measures import describe_outcome
+from intarsia.pipeline.reports.report import describe_status
+from intarsia.pipeline.state.run_state import RunState
 
 FULL = os.environ.get("INTARSIA_SPARK") == "full"
 ON_SPARK = (
@@ -47,66 +35,6 @@ ON_SPARK = (
 UPSERT = pipeline.Merge(name="upsert", source="landing", target="orders", on="id")
 POSITIVE = {"name": "sound", "source": "landing", "holds": "amount > 0"}
 INTO = {"action": "quarantine", "quarantine": "bad"}
-
-
-class Shop:
-    """Orders that land as Parquet, customers that are there, and a quarantine."""
-
-    def __init__(self, root: Path, engine: str = "arrow", kind: str = "parquet", session: Any = None) -> None:
-        self.root, self.engine, self.kind, self.session = root, engine, kind, session
-        (root / "landing").mkdir()
-        self.customers(1, 2)
-        self.sources = {"landing": pipeline.Source(str(root / "landing" / "*.parquet"))}
-        if kind == "iceberg":
-            from intarsia.tables.iceberg.catalog import embedded_catalog
-
-            self.catalog = embedded_catalog(root / "warehouse")
-            self.catalog.create_namespace("db")
-            self.catalog.create_table("db.bad", QUARANTINE)
-
-    def customers(self, *ids: int) -> None:
-        it.write(pa.table({"id": list(ids)}), self.root / "customers", mode="overwrite", engine="arrow")
-
-    def lands(self, name: str, rows: Rows) -> None:
-        columns = zip(*rows, strict=True)
-        arrays = [pa.array(column, pa.int64()) for column in columns]
-        pq.write_table(pa.table(arrays, schema=SCHEMA), self.root / "landing" / f"{name}.parquet")
-
-    def pipeline(self, *steps: Any) -> pipeline.Pipeline:
-        names = ("orders", "customers", "other", "bad")
-        targets = {name: pipeline.Target(str(self.root / name)) for name in names}
-        if self.kind == "iceberg":
-            targets["bad"] = pipeline.Target("db.bad", kind="iceberg", catalog=str(self.root / "warehouse"))
-        return pipeline.Pipeline(
-            name="shop",
-            engine=self.engine,
-            sources=self.sources,
-            targets=targets,
-            steps=steps,
-            reports=str(self.root / "reports"),
-        )
-
-    def run(self, *steps: Any, **options: Any) -> pipeline.PipelineReport:
-        return pipeline.run(self.pipeline(*steps), progress=False, session=self.session, **options)
-
-    def rows(self, target: str = "orders") -> Rows:
-        if not (self.root / target).exists():
-            return []
-        found = pq.read_table(self.root / target)
-        return sorted(zip(*(found[name].to_pylist() for name in SCHEMA.names), strict=True), key=str)
-
-    def quarantined(self) -> list[tuple[Any, ...]]:
-        """The quarantined rows, each with its reason."""
-        if self.kind == "iceberg":
-            found = self.catalog.load_table("db.bad").scan().to_arrow()
-        elif (self.root / "bad").exists():
-            found = pq.read_table(self.root / "bad")
-        else:
-            return []
-        if not found.num_rows:
-            return []
-        names = [*SCHEMA.names, "_reason"]
-        return sorted(zip(*(found[name].to_pylist() for name in names), strict=True), key=str)
 
 
 @pytest.fixture(
@@ -186,22 +114,6 @@ def test_each_file_is_quarantined_once(shop: Shop) -> None:
 
 
 # Kills
-
-
-@contextmanager
-def ended(at: str, monkeypatch: pytest.MonkeyPatch, step: str) -> Iterator[None]:
-    """The process ends before a method of the run_state is called, for a step: as a kill there would do."""
-    with monkeypatch.context() as patched:
-        real = getattr(RunState, at)
-
-        def call(run_state: RunState, *args: Any, **kwargs: Any) -> Any:
-            if args[0].name == step:
-                raise KeyboardInterrupt
-            return real(run_state, *args, **kwargs)
-
-        patched.setattr(RunState, at, call)
-        with pytest.raises(KeyboardInterrupt):
-            yield
 
 
 @pytest.mark.parametrize(
@@ -414,6 +326,26 @@ def test_a_step_alone_does_not_take_files_that_its_quarantine_has_not_judged(sma
     assert small.run(guard, UPSERT).ok
 
 
+@pytest.mark.parametrize("limit", [{"only": "upsert"}, {"from_step": "upsert"}], ids=str)
+def test_a_step_alone_keeps_to_the_rate_of_what_drops_its_rows(small: Shop, limit: dict[str, Any]) -> None:
+    guard = pipeline.Expect(**POSITIVE, action="drop", at_most=1)
+    other = pipeline.Expect(name="other", source="other", holds="amount > 0", action="drop", at_most=0)
+    small.sources["other"] = small.sources["landing"]
+    small.lands("a", [(1, 1, 1), (2, 1, -1), (3, 1, -1)])
+    failed = small.run(guard, other, UPSERT, **limit).failed
+    assert failed.name == "sound"
+    assert "2 of 3 rows against it, more than 1 row" in str(failed.error)
+    assert small.rows() == []
+    small.lands("a", [(1, 1, 1), (2, 1, -1)])
+    report = small.run(guard, other, UPSERT, **limit).check()
+    assert [step.status for step in report.steps] == ["done", "not run", "done"]
+    assert report.step("sound").checks[0].failing == 1
+    assert small.rows() == [(1, 1, 1)]
+    target = pipeline.Expect(name="t", target="orders", holds="id < 9", action="drop", at_most=0)
+    small.lands("b", [(9, 1, 1)])
+    assert small.run(target, UPSERT, **limit).failed.name == "t"
+
+
 def test_rows_of_before_the_guard_stay_where_they_are(small: Shop) -> None:
     small.lands("a", [(1, 1, -1)])
     small.run(UPSERT).check()
@@ -440,10 +372,9 @@ def test_the_report_tells_what_was_quarantined(small: Shop) -> None:
 REFUSED = [
     ({"action": "quarantine"}, "action: quarantine needs a target for the rows"),
     ({"quarantine": "bad"}, 'quarantine: it goes with action = "quarantine"'),
-    ({**INTO, "quarantine": "bat"}, "there is no quarantine 'bat'.*did you mean 'bad'"),
+    ({**INTO, "quarantine": "bat"}, "there is no target 'bat'.*did you mean 'bad'"),
     ({**INTO, "quarantine": "orders"}, r"step 2 \(upsert\) writes the target 'orders' as well"),
     ({"action": "drop", "min_rows": 1}, "min_rows: it is about all rows together"),
-    ({"action": "drop", "source": None, "target": "orders"}, "drop is for the rows of a source"),
 ]
 
 
@@ -506,6 +437,9 @@ TYPES = {
     "dictionary": (["a", "b"], pa.dictionary(pa.int8(), pa.string()), pa.string()),
     "bytes": ([b"a", b"\x00"], pa.binary(), pa.binary()),
     "boolean": ([True, False], pa.bool_(), pa.bool_()),
+    "view": (["a", "ä"], pa.string_view(), pa.string()),
+    "bytes view": ([b"a", b"\x00"], pa.binary_view(), pa.binary()),
+    "half": ([1.5, 2.5], pa.float16(), pa.float16()),
 }
 
 
@@ -555,6 +489,46 @@ def test_zeros_are_equal_whatever_their_sign_and_nan_is_nan(tmp_path: Path, engi
     ]
     assert report.step("zeros").checks[0].failing == 1
     assert pq.read_table(tmp_path / "orders")["id"].to_pylist() == [2]
+
+
+def test_zeros_of_half_floats_are_equal(small: Shop) -> None:
+    values = pa.array([0.0, -0.0, 1.0], pa.float16())
+    pq.write_table(pa.table({"id": [1, 2, 3], "amount": values}), small.root / "landing" / "a.parquet")
+    warned = pipeline.Expect(name="warned", source="landing", unique="amount", action="warn")
+    once = pipeline.Expect(name="once", source="landing", unique="amount", action="drop")
+    report = small.run(warned, once, UPSERT).check()
+    assert report.step("warned").checks[0].failing == 1
+    assert pq.read_table(small.root / "orders")["id"].to_pylist() == [3]
+
+
+def test_views_of_text_are_judged_and_filtered(small: Shop) -> None:
+    small.sources["landing"] = replace(small.sources["landing"], where="customer <> 'c'")
+    pq.write_table(
+        pa.table({"id": [1, 2, 3], "customer": pa.array(["a", "b", "c"], pa.string_view())}),
+        small.root / "landing" / "a.parquet",
+    )
+    known = pipeline.Expect(name="known", source="landing", holds="customer <> 'b'", **INTO)
+    warned = pipeline.Expect(name="warned", source="landing", unique="customer", action="warn")
+    small.run(known, warned, UPSERT).check()
+    assert pq.read_table(small.root / "bad")["id"].to_pylist() == [2]
+    assert pq.read_table(small.root / "orders")["id"].to_pylist() == [1]
+
+
+def test_null_among_accepted_values_accepts_nothing_else(small: Shop) -> None:
+    pq.write_table(pa.table({"id": [1, 2, 3], "amount": [5, None, 7]}), small.root / "landing" / "a.parquet")
+    sound = pipeline.Expect(name="sound", source="landing", accepted={"amount": (5, None)}, action="drop")
+    small.run(sound, UPSERT).check()
+    assert pq.read_table(small.root / "orders")["id"].to_pylist() == [1, 2]
+
+
+def test_bytes_are_accepted_in_a_source_and_in_a_target(small: Shop) -> None:
+    rows = pa.table({"id": [1, 2], "amount": [b"a", b"\x00"]})
+    pq.write_table(rows, small.root / "landing" / "a.parquet")
+    given = {"accepted": {"amount": (b"a",)}, "action": "warn"}
+    source = pipeline.Expect(name="source", source="landing", **given)
+    target = pipeline.Expect(name="target", target="orders", **given)
+    report = small.run(source, UPSERT, target).check()
+    assert [report.step(name).checks[0].failing for name in ("source", "target")] == [1, 1]
 
 
 # The state
@@ -759,3 +733,17 @@ def test_an_expectation_that_fails_is_counted_once_beside_the_rows_of_all() -> N
         Check(ANY, 2, rows=3, outcome="failed", limit="1 row"),
     ]
     assert str(make_failure(checks, "source 'landing'")).startswith("1 expectation does not hold of")
+
+
+def test_rows_of_several_expectations_that_are_quarantined_together_are_told_in_one_line() -> None:
+    checks = [
+        Check("amount > 0", 1, rows=3, outcome="quarantined", limit="50 %", into="bad"),
+        Check("id is not NULL", 0, rows=3, limit="50 %", into="bad"),
+        Check("id unique", 2, rows=3, outcome="quarantined", limit="50 %", into="bad"),
+        Check(ANY, 2, rows=3, outcome="quarantined", limit="50 %", into="bad"),
+    ]
+    (told,) = describe_outcomes(checks)
+    assert told == "2 of 3 rows quarantined into bad, at most 50 % (amount > 0: 1; id unique: 2)"
+    assert len(describe_outcomes(checks[:-1])) == 2
+    failed = [replace(check, outcome="failed" if check.failing else "held") for check in checks]
+    assert len(describe_outcomes(failed)) == 3

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from browser_pages import DARK, Browser, measure_brightness, measure_page
 
-from intarsia.pipeline import run_index
-from intarsia.pipeline.run_index import read_runs, update_index
+from intarsia.pipeline.reports import run_index
+from intarsia.pipeline.reports.run_index import read_runs, update_index
 
 ROWS = {number: ("eu" if number % 2 else "ap", float(number)) for number in range(1, 40)}
 START = datetime(2025, 3, 1, tzinfo=UTC)

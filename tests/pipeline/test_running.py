@@ -1,7 +1,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NothingMatched, NotSupported
-from intarsia.pipeline import state
+from intarsia.pipeline.state import state_file as state
+from intarsia.pipeline.step_runner import StepRunner
 
 Ids = Callable[[Any], list[int]]
 ALL = {"upsert", "purge", "tidy"}
@@ -29,6 +31,32 @@ def test_the_steps_run_in_order_and_each_is_reported(shop: Any, ids: Ids) -> Non
     assert report.step("upsert").after.rows == 3
     assert ids(shop) == [1, 3]
     assert {path.name for path in shop.lake.iterdir()} == {"region=eu", "region=ap"}
+
+
+def test_what_a_run_has_in_its_session_is_given_back_before_that_is_stopped(
+    shop: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """DataFrames that several steps read are persisted; once Spark is stopped, unpersisting them fails."""
+    told = []
+
+    class Frame:
+        def unpersist(self) -> None:
+            told.append("unpersist")
+
+    @contextmanager
+    def session_on(*_: Any, **__: Any) -> Iterator[Any]:
+        yield object()
+        told.append("stop")
+
+    def go(self: StepRunner) -> None:
+        assert self.resources.session is not None
+        self.resources.frames["landing",] = Frame()
+
+    monkeypatch.setattr("intarsia.spark.session.session_on", session_on)
+    monkeypatch.setattr("intarsia.pipeline.runner._describe_session", lambda _: "")
+    monkeypatch.setattr(StepRunner, "go", go)
+    shop.run(engine="spark")
+    assert told == ["unpersist", "stop"]
 
 
 def test_a_second_run_does_nothing(shop: Any, tree_digest: Callable[..., Any]) -> None:

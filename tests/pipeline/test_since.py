@@ -18,8 +18,8 @@ from intarsia import pipeline
 from intarsia.errors import InputError
 from intarsia.kernel.difference import subtract_rows
 from intarsia.pipeline import Merge, Source, Target, Write
-from intarsia.pipeline.run_state import RunState
-from intarsia.pipeline.since_rows import read_difference
+from intarsia.pipeline.since import read_difference
+from intarsia.pipeline.state.run_state import RunState
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.float64())])
 COUNTS = (
@@ -354,6 +354,20 @@ def test_rows_are_subtracted_as_often_as_they_are_there() -> None:
         [{"a": 1, "b": nan}, {"a": 1, "b": 0.0}, {"a": None, "b": None}]
     )
     assert subtract_rows(now, before.slice(0, 0)) is now
+
+
+@pytest.mark.parametrize(
+    "kind", [pa.string_view(), pa.binary_view(), pa.uuid(), pa.float16(), pa.duration("ns")], ids=str
+)
+def test_rows_of_types_that_have_few_kernels_are_subtracted(kind: pa.DataType) -> None:
+    plain = {pa.uuid(): pa.array([b"0" * 16, b"1" * 16, None], pa.binary(16))}
+    values = plain.get(kind, pa.array([1, 2, None], pa.int64()))
+    if kind in (pa.string_view(), pa.binary_view()):
+        values = values.cast(pa.string())
+    column = pa.ExtensionArray.from_storage(kind, values) if kind == pa.uuid() else values.cast(kind)
+    rows = pa.table({"v": column})
+    assert subtract_rows(rows, rows.slice(0, 1)).equals(rows.slice(1))
+    assert subtract_rows(rows, rows.slice(2)).equals(rows.slice(0, 2))
 
 
 @pytest.mark.parametrize("engine", ENGINES)

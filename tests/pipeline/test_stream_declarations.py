@@ -8,7 +8,9 @@ import pytest
 
 from intarsia import pipeline
 from intarsia.errors import InputError, NotSupported
-from intarsia.pipeline.checkpoints import choose_directory, find_new_files, make_checkpoint
+from intarsia.pipeline.streams.checkpoints import choose_directory, find_new_files, make_checkpoint
+from intarsia.pipeline.streams.stream_steps import start_query
+from intarsia.spark.errors import find_known_failure
 
 FILE = """
 name = "web"
@@ -56,7 +58,7 @@ def test_a_stream_is_read_with_paths_beside_its_file() -> None:
     ("source", "told", "hint"),
     [
         ('stream = { path = "in" }', r"\[sources.clicks\] stream: the key 'format' is missing", ""),
-        ('stream = { formt = "json" }', "stream, key 'formt': this key is not known", "format"),
+        ('stream = { formt = "json" }', "stream: the key 'formt' is not known", "format"),
         ('stream = "json"', "stream: it must be a table, not the text 'json'", ""),
         ('stream = { format = "json" }', "stream: a stream of json files needs a path", ""),
         (
@@ -197,3 +199,30 @@ def test_files_are_new_until_a_finished_batch_has_taken_them(tmp_path: Path) -> 
     assert find_new_files(made, str(landing / "a*.json")) == []
     (spark / "sources" / "0" / "1").write_text("v1")  # listed, and in no batch yet
     assert find_new_files(made, str(landing / "a*.json")) is None
+
+
+class Writer:
+    """A writer of a stream whose server's Python comes up at the third attempt."""
+
+    def __init__(self, said: str = "Timed out while waiting for the Python worker to connect back") -> None:
+        self.said, self.starts = said, 0
+
+    def start(self) -> str:
+        self.starts += 1
+        if self.starts < 3:
+            raise ConnectionError(self.said)
+        return "query"
+
+
+def test_a_query_is_started_again_where_the_python_of_a_busy_server_was_late() -> None:
+    """Spark gives it ten seconds and no setting for that."""
+    assert start_query(Writer()) == "query"
+    refused = Writer("Connection refused")
+    with pytest.raises(ConnectionError, match="refused"):
+        start_query(refused)
+    assert refused.starts == 1
+
+
+def test_python_that_was_late_is_told_as_that_and_not_as_a_lost_connection() -> None:
+    error = find_known_failure(ConnectionError(Writer().said), "it")
+    assert "did not start in time" in str(error)

@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -16,8 +17,8 @@ import pytest
 
 import intarsia as it
 from intarsia import pipeline
-from intarsia.errors import DamagedTable, InputError, NothingMatched
-from intarsia.pipeline import stream_batches
+from intarsia.errors import DamagedTable, InputError, NothingMatched, NotSupported
+from intarsia.pipeline.streams import batches as stream_batches
 
 pytestmark = pytest.mark.spark
 more = pytest.mark.skipif(os.environ.get("INTARSIA_SPARK") != "full", reason="make spark runs it")
@@ -277,6 +278,14 @@ def test_a_bad_record_fails_its_batch_and_those_before_stay(clicks: Clicks) -> N
     assert "many" in str(report.failed.error)
     assert isinstance(report.failed.error, InputError)
     assert clicks.rows() == [(1, 1)]
+    assert report.failed.notes == ("1 batch of 1 row was committed before",)
+    assert report.failed.batches == 1
+    assert report.failed.result is not None
+    assert report.failed.result.inserted == 1
+    again = clicks.run("append").failed
+    assert again is not None
+    assert (again.batches, again.result) == (None, None)
+    assert again.notes == ("the target is as it was",)
     bad.write_text('{"id": 2, "n": 2}\n')
     clicks.run("append").check()
     assert clicks.rows() == [(1, 1), (2, 2), (3, 3)]
@@ -436,12 +445,14 @@ def test_a_path_that_is_not_there_is_told_before_any_step_runs(clicks: Clicks) -
 
 
 def test_the_package_of_a_format_that_is_missing_is_named(clicks: Clicks) -> None:
-    clicks.stream = {"format": "kafka", "options": {"subscribe": "clicks"}}
+    """Before any step runs, and nothing is left that another topic would find."""
+    options = {"subscribe": "clicks", "kafka.bootstrap.servers": "127.0.0.1:1"}
+    clicks.stream = {"format": "kafka", "options": options}
     clicks.source = {}
-    report = clicks.run("append")
-    assert report.failed is not None
-    assert "org.apache.spark:spark-sql-kafka-0-10_2.13:" in str(report.failed.error)
-    assert "[sources.clicks] stream" in str(report.failed.error)
+    with pytest.raises(NotSupported, match=r"\[sources.clicks\] stream: the Spark session has no") as caught:
+        clicks.run("append")
+    assert "org.apache.spark:spark-sql-kafka-0-10_2.13:" in (caught.value.hint or "")
+    assert not list(clicks.root.rglob("*.checkpoints"))
 
 
 @more
@@ -449,10 +460,12 @@ def test_a_rate_stream_is_taken_as_far_as_it_is(clicks: Clicks) -> None:
     clicks.stream = {"format": "rate", "options": {"rowsPerSecond": 1000}}
     clicks.source = {"derive": {"id": "value", "n": "1"}, "columns": {"value": "bigint"}}
     step = pipeline.Write(name="rate", source="clicks", target="t")
-    for _ in range(2):
+    for _ in range(3):
         clicks.run(step).check()
+        time.sleep(1.1)  # the rate counts whole seconds, and a run may take less than one
     found = pq.read_table(clicks.root / "t", columns=["value"])["value"].to_pylist()
     assert sorted(found) == list(range(len(found)))  # each value once
+    assert len(found) >= 1000
 
 
 def test_a_stop_ends_a_stream_after_the_batch_at_hand(

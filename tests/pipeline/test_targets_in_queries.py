@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from datetime import UTC, date, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -15,7 +18,7 @@ import pytest
 import intarsia as it
 from intarsia import pipeline
 from intarsia.core.snapshot import Snapshot
-from intarsia.errors import DamagedTable
+from intarsia.errors import DamagedTable, InputError, NotSupported
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline import Source, Target, Write
 from intarsia.tables.parquet import ParquetTable
@@ -66,8 +69,6 @@ def _query(root: Path, engine: str, session: Any, source: Source, **targets: Tar
 
 
 def _sorted(rows: pa.Table) -> list[dict[str, Any]]:
-    if "at" in rows.column_names:  # DuckDB calls UTC otherwise
-        rows = rows.set_column(rows.schema.get_field_index("at"), "at", rows["at"].cast(ROWS["at"].type))
     return sorted(rows.to_pylist(), key=str)
 
 
@@ -192,3 +193,118 @@ def test_spark_reads_the_columns_that_are_asked_for_by_itself(tmp_path: Path, sp
     # Without links a file may be replaced at any time, so that tasks read and check it.
     checked = make_frame(spark, SnapshotScan(ParquetTable(tmp_path / "t").snapshot(), ("id",)))
     assert "MapInArrow" in checked._jdf.queryExecution().executedPlan().toString()
+
+
+# Files of other tools
+
+
+def test_days_begin_in_utc_whatever_the_zone_of_the_machine(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    late = pa.array([datetime(2025, 3, 1, 20, tzinfo=UTC)], pa.timestamp("us", "UTC"))
+    pq.write_table(pa.table({"id": [1], "seen": late}), tmp_path / "landing.parquet")
+    (tmp_path / "days.toml").write_text(
+        "name = 'days'\nengine = 'duckdb'\n"
+        "[sources.landing]\npath = 'landing.parquet'\n"
+        "[sources.days]\n"
+        "sql = 'select id, seen, cast(seen as date) as day, seen::varchar as said from landing'\n"
+        "[targets.result]\npath = 'result'\n"
+        "[[steps]]\noperation = 'write'\nsource = 'days'\ntarget = 'result'\nmode = 'overwrite'\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-m", "intarsia", "run", "days.toml"],
+        cwd=tmp_path,
+        env={**os.environ, "TZ": "Asia/Kolkata"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found = it.read(tmp_path / "result").read_all()
+    assert found.schema.field("seen").type == pa.timestamp("us", "UTC")
+    assert found["day"].to_pylist() == [date(2025, 3, 1)]
+    assert found["said"].to_pylist() == ["2025-03-01 20:00:00+00"]
+
+
+ODD = {
+    "half": pa.array([1.5, None], pa.float16()),
+    "halves": pa.array([[1.5], None], pa.list_(pa.float16())),
+    "wait": pa.array([-1_500_000, None], pa.duration("us")),
+    "slow": pa.array([-1, None], pa.duration("s")),
+    "quick": pa.array([5000, None], pa.duration("ns")),
+    "wide": pa.array([Decimal("1.10"), None], pa.decimal256(20, 2)),
+    "key": pa.ExtensionArray.from_storage(pa.uuid(), pa.array([b"0123456789abcdef", None], pa.binary(16))),
+    "word": pa.array(["a", None]).dictionary_encode(),
+    "view": pa.array(["a", None], pa.string_view()),
+    "none": pa.nulls(2),
+    "fine": pa.array([-1, None], pa.timestamp("ns", "America/New_York")),
+    "time": pa.array([1, None], pa.time64("ns")),
+    "big": pa.array([2**64 - 1, None], pa.uint64()),
+}
+
+
+@pytest.mark.parametrize("own", [True, False], ids=["linked", "of others alone"])
+@pytest.mark.parametrize("name", list(ODD))
+def test_duckdb_gives_odd_types_of_other_tools_as_read_does(tmp_path: Path, name: str, own: bool) -> None:
+    pytest.importorskip("duckdb")
+    rows = pa.table({"id": [1, 2], "v": ODD[name]})
+    if own:
+        it.write(rows.slice(0, 0), tmp_path / "t", engine="arrow")
+    (tmp_path / "t").mkdir(exist_ok=True)
+    pq.write_table(rows, tmp_path / "t" / "theirs.parquet")
+    right = it.read(tmp_path / "t").read_all()
+    _query(tmp_path, "duckdb", None, Source(sql="select * from t"), t=Target(str(tmp_path / "t")))
+    found = it.read(tmp_path / "result").read_all()
+    assert found.cast(right.schema).equals(right)
+    assert pa.types.is_duration(right["v"].type) == pa.types.is_duration(found["v"].type)
+    assert (right["v"].type == pa.uuid()) == (found["v"].type == pa.uuid())
+
+
+def test_durations_that_duckdb_would_cut_and_decimals_it_lacks_are_refused_by_column(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    (tmp_path / "t").mkdir()
+    rows = {
+        "id": [1],
+        "wait": pa.array([1], pa.duration("ns")),
+        "wide": pa.array([Decimal(1)], pa.decimal256(50, 2)),
+    }
+    pq.write_table(pa.table(rows), tmp_path / "t" / "theirs.parquet")
+    target = Target(str(tmp_path / "t"))
+    with pytest.raises(InputError, match=r"'t' has the column 'wait' of type duration\[ns\].*: 1\."):
+        _query(tmp_path, "duckdb", None, Source(sql="select id, wait from t"), t=target)
+    with pytest.raises(NotSupported, match=r"'t' has the column 'wide' of type decimal256\(50, 2\)"):
+        _query(tmp_path, "duckdb", None, Source(sql="select id, wide from t"), t=target)
+    assert not (tmp_path / "result").exists()
+    assert _query(tmp_path, "duckdb", None, Source(sql="select id from t"), t=target) == [{"id": 1}]
+
+
+def test_a_difference_of_times_is_a_duration_and_months_are_refused(tmp_path: Path) -> None:
+    pytest.importorskip("duckdb")
+    it.write(ROWS.select(["id", "naive"]), tmp_path / "t", engine="arrow")
+    target = Target(str(tmp_path / "t"))
+    far = "select id, naive - timestamp '0001-01-01' as age, naive as naive_1 from t where id = 1"
+    (found,) = _query(tmp_path, "duckdb", None, Source(sql=far), t=target)
+    assert found["age"] == datetime(2025, 1, 1, 1) - datetime(1, 1, 1)
+    with pytest.raises(InputError, match=r"interval of months"):
+        _query(tmp_path, "duckdb", None, Source(sql="select interval 1 month as m from t"), t=target)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize(
+    "written",
+    [
+        {"compression": "brotli"},
+        {"use_dictionary": False, "column_encoding": {"f": "BYTE_STREAM_SPLIT"}},
+        {"use_dictionary": False, "column_encoding": {"id": "DELTA_BINARY_PACKED"}, "compression": "lz4"},
+    ],
+    ids=str,
+)
+def test_files_that_spark_cannot_decode_are_read_by_the_kernel(
+    tmp_path: Path, spark: Any, written: dict[str, Any]
+) -> None:
+    rows = ROWS.select(["id", "f"])
+    it.write(rows.slice(0, 0), tmp_path / "t", engine="arrow")
+    (tmp_path / "t").mkdir(exist_ok=True)
+    pq.write_table(rows, tmp_path / "t" / "theirs.parquet", **written)
+    found = _query(tmp_path, "spark", spark, Source(sql="select * from t"), t=Target(str(tmp_path / "t")))
+    assert str(found) == str(_sorted(rows))

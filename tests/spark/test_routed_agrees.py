@@ -38,8 +38,13 @@ class Conf:
         return "local[2]" if name == "spark.master" else default
 
 
+class Context:
+    master = "none: tasks run here"
+
+
 class Session:
     conf = Conf()
+    sparkContext = Context()
 
 
 @dataclass(frozen=True, slots=True)

@@ -175,6 +175,42 @@ def test_executors_with_another_python(tmp_path, script, words):
     assert len(done.stdout) < 900
 
 
+@pytest.mark.spark
+@pytest.mark.slow
+def test_a_local_session_of_the_callers_runs_this_python_and_not_any_of_the_path(tmp_path):
+    """As in a notebook, or in an environment that is not activated."""
+    pytest.importorskip("pyspark")
+    (tmp_path / "python3").write_text("#!/bin/sh\necho this is another Python >&2\nexit 1\n")
+    (tmp_path / "python3").chmod(0o755)
+    unset = {name: value for name, value in os.environ.items() if not name.startswith("PYSPARK_")}
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("other_python.py")), str(tmp_path / "lake"), "own"],
+        env={**unset, "PATH": f"{tmp_path}{os.pathsep}{os.environ['PATH']}"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert done.stdout == "3 rows\n", done.stdout + done.stderr
+
+
+@pytest.mark.spark
+def test_workers_of_our_local_session_are_forked_with_our_modules_loaded(spark):
+    def look(batches):
+        import sys
+
+        import pyspark
+
+        for _ in batches:
+            yield pa.RecordBatch.from_pylist(
+                [{"daemon": sys.modules["__main__"].__spec__.name, "pyspark": pyspark.__file__}]
+            )
+
+    (found,) = spark.range(0, 1, 1, 1).mapInArrow(look, "daemon string, pyspark string").collect()
+    assert found.daemon == "intarsia.spark.daemon"
+    assert ".zip" not in found.pyspark  # whose sources are compiled at each start
+
+
 def test_an_interrupt_that_is_swallowed_on_its_way_is_raised_all_the_same():
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

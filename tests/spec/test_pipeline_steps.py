@@ -49,7 +49,7 @@ target = "t"
 KILLED = """
 import os, signal, sys
 from intarsia import pipeline
-from intarsia.pipeline.run_state import RunState
+from intarsia.pipeline.state.run_state import RunState
 note = RunState.note
 def killed(run_state, step, *args, **kwargs):
     if step.name == sys.argv[2]:

@@ -187,6 +187,40 @@ def test_dictionary_columns_of_different_dictionaries_come_together(tmp_path: Pa
     assert found.to_pylist() == ["a", "b", "c", None, "b", "d"]
 
 
+def test_small_dictionaries_of_several_files_become_one_and_readers_see_plain_values(tmp_path: Path) -> None:
+    """Of several dictionaries in one row group PyArrow would store plain values, which are larger."""
+    schema = pa.schema([("s", pa.string()), ("b", pa.binary()), ("id", pa.int64())])
+    tables = []
+    for n in range(4):
+        words = [None if i % 50 == 0 else f"a rather long word {n} {i % 5}" for i in range(2000)]
+        encoded = [None if word is None else word.encode() for word in words]
+        tables.append(pa.table([words, encoded, range(n * 2000, n * 2000 + 2000)], schema=schema))
+        write(tmp_path / "d", f"{n}.parquet", tables[-1])
+    compacted(tmp_path / "d")
+    (file,) = files(tmp_path / "d")
+    assert pq.read_table(file).equals(pa.concat_tables(tables))
+    assert pq.read_schema(file).equals(schema)
+    footer = pq.read_metadata(file)
+    assert group_rows(file) == [8000]
+    for number in (0, 1):
+        column = footer.row_group(0).column(number)
+        assert column.has_dictionary_page
+        assert column.total_uncompressed_size < 2 * 8000  # indices and twenty words
+
+
+def test_a_column_that_one_file_stores_otherwise_is_read_as_plain_values(tmp_path: Path) -> None:
+    words = [f"w{n % 3}" for n in range(2000)]
+    many = [f"w{n}" for n in range(2000)]
+    root = tmp_path / "d"
+    write(root, "a.parquet", pa.table({"s": words, "l": pa.array(words, pa.large_string())}))
+    write(root, "b.parquet", pa.table({"s": many, "l": pa.array(words, pa.large_string())}))
+    write(root, "c.parquet", pa.table({"s": pa.array([], pa.string()), "l": pa.array([], pa.large_string())}))
+    compacted(root)
+    (file,) = files(root)
+    assert pq.read_table(file)["s"].to_pylist() == [*words, *many]
+    assert pq.read_table(file)["l"].to_pylist() == [*words, *words]
+
+
 def test_a_damaged_file_fails_by_name_and_leaves_everything_as_it_was(
     tmp_path: Path, make_dataset: Any, unchanged: Any
 ) -> None:

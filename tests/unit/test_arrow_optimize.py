@@ -211,6 +211,29 @@ def test_with_only_partition_columns_rows_stay_in_their_order(
     assert read(root)["id"].to_pylist() == table["id"].to_pylist()
 
 
+@BOTH
+def test_columns_of_few_words_stay_small_dictionaries_and_readers_see_plain_values(
+    tmp_path: Path, memory: int
+) -> None:
+    root, size = tmp_path / "d", 4000
+    root.mkdir()
+    for n in range(3):
+        words = [None if i % 40 == 0 else f"a rather long word {n} {i % 7}" for i in range(size)]
+        ids = [(i * 7919 + n) % size for i in range(size)]
+        pq.write_table(pa.table({"id": ids, "w": words, "n": [n] * size}), root / f"{n}.parquet")
+    before = read(root).sort_by([("id", "ascending"), ("n", "ascending")])
+    optimized(root, ["id"], memory=memory)
+    after = read(root)
+    assert after.schema.field("w").type == pa.string()
+    assert after["id"].to_pylist() == sorted(after["id"].to_pylist())
+    assert after.sort_by([("id", "ascending"), ("n", "ascending")]).equals(before)
+    for file in files(root):
+        footer = pq.read_metadata(file)
+        for number in range(footer.num_row_groups):
+            column = footer.row_group(number).column(1)
+            assert column.total_uncompressed_size < 2 * column.num_values + 1000
+
+
 def test_plain_orders_are_declared_and_curves_are_not(tmp_path: Path, make_dataset: Any) -> None:
     nested = pa.table({"p": [{"x": 1, "y": 2}] * 50, "id": list(range(50))[::-1], "k": [1] * 50})
     root = make_dataset(tmp_path / "d", nested, files=2)

@@ -124,9 +124,7 @@ def test_without_duckdb_pyarrow_does_it_and_says_so(root, monkeypatch, operation
 def test_an_older_duckdb_is_not_chosen(root, monkeypatch):
     pytest.importorskip("duckdb")
     version = metadata.version
-    monkeypatch.setattr(
-        engine_choice.metadata, "version", lambda name: "1.4.2" if name == "duckdb" else version(name)
-    )
+    monkeypatch.setattr(metadata, "version", lambda name: "1.4.2" if name == "duckdb" else version(name))
     plan = _plan("merge", root, memory_bytes=LITTLE)
     assert plan.engine == "arrow"
     assert "1.4.2 is installed, and 1.5 or newer is needed" in plan.engine_reason

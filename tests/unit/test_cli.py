@@ -22,7 +22,8 @@ from click.testing import CliRunner, Result
 
 import intarsia as it
 from intarsia import api
-from intarsia.cli.commands import Exit, cli
+from intarsia.cli.commands import COMMANDS, Exit, cli
+from intarsia.cli.declarations import DECLARED
 from intarsia.cli.operations import OPERATIONS
 from intarsia.errors import CommitConflict, CommitUnknown, StorageError
 
@@ -72,8 +73,9 @@ def _ids(rows: Callable[..., Any], path: Path) -> list[int]:
 def test_every_operation_of_the_library_has_a_command() -> None:
     assert set(RUNNING) == set(ARGUMENTS)
     others = {"plan", "inspect", "recover", "expire", "sweep", "run", "graph", "init", "test", "doctor"}
-    assert others | set(RUNNING) == set(cli.commands)
-    assert set(cli.commands["plan"].commands) == set(RUNNING)  # type: ignore[attr-defined]
+    assert others | set(RUNNING) == set(COMMANDS) == set(DECLARED)
+    assert set(DECLARED["plan"].commands) == set(RUNNING)  # type: ignore[attr-defined]
+    assert all(DECLARED[name].help == text for name, text in COMMANDS.items())
 
 
 @pytest.mark.parametrize("name", RUNNING)
@@ -125,7 +127,7 @@ def test_quiet_says_nothing(name: str, run: Run) -> None:
     assert run(name, *ARGUMENTS[name], "--quiet").output == ""
 
 
-@pytest.mark.parametrize("name", ["plan", *cli.commands])
+@pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_help(name: str, run: Run) -> None:
     assert "Usage:" in run(name, "--help").stdout
 
@@ -531,12 +533,13 @@ def test_the_package_runs_as_a_program(lake: Path) -> None:
     assert _program("--version", cwd=lake).stdout == f"intarsia {it.__version__}\n"
 
 
-def test_without_click_the_program_names_the_extra(lake: Path) -> None:
-    script = "import sys; sys.modules['click'] = None; from intarsia.cli import main; main([])"
+@pytest.mark.parametrize("package", ["click", "rich"])
+def test_without_click_or_rich_the_program_names_the_extra(lake: Path, package: str) -> None:
+    script = f"import sys; sys.modules[{package!r}] = None; from intarsia.cli import main; main([])"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 1
     assert done.stderr == (
-        "The command line needs click, which is not installed: pip install 'intarsia[cli]'\n"
+        f"The command line needs {package}, which is not installed: pip install 'intarsia[cli]'\n"
     )
 
 
@@ -581,8 +584,8 @@ def test_the_exit_codes_are_documented() -> None:
 
 def test_every_command_and_option_is_documented() -> None:
     text = (ROOT / "docs" / "cli.md").read_text(encoding="utf-8")
-    wanted = [f"`{name}`" for name in cli.commands]
-    for command in cli.commands.values():
+    wanted = [f"`{name}`" for name in COMMANDS]
+    for command in DECLARED.values():
         for parameter in command.params:
             if isinstance(parameter, click.Option):
                 wanted.append(parameter.opts[-1])

@@ -29,7 +29,7 @@ duckdb = pytest.importorskip("duckdb")
 
 from intarsia.engines.duckdb import DuckDBEngine  # noqa: E402
 from intarsia.engines.duckdb.duplicates import match_duplicates  # noqa: E402
-from intarsia.engines.duckdb.session import Session  # noqa: E402
+from intarsia.engines.duckdb.session import LEAST_BYTES, Session  # noqa: E402
 
 NANS = [
     struct.unpack("<d", struct.pack("<Q", bits))[0]
@@ -207,13 +207,13 @@ def test_a_connection_whose_collation_is_locked_is_refused() -> None:
 
 
 def test_keys_larger_than_memory_are_grouped_on_disk_and_leave_nothing_there(tmp_path: Path) -> None:
-    rows = 400_000
+    rows = 1_000_000
     numbers = pa.array([(number * 7919) % (rows // 2) for number in range(rows)], pa.int64())
     texts = pa.array([f"{number % (rows // 2):0200d}" for number in range(0, rows * 7919, 7919)])
     root = dataset(tmp_path / "d", pa.table({"s": texts, "n": numbers}), row_group_size=50_000)
     spool = tmp_path / "spool"
     spool.mkdir()
-    with Session(memory_bytes=64 << 20, threads=1, temp_directory=str(spool)) as session:
+    with Session(memory_bytes=LEAST_BYTES, threads=1, temp_directory=str(spool)) as session:
         matches = found(session, root, ["s"], ["n"])
     assert matches.deleted == rows // 2
     assert matches.hits["f00.parquet"].positions.equals(pa.array(range(rows // 2), pa.int64()))

@@ -16,8 +16,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 
 import intarsia as it
+from intarsia.cli.commands import Exit, cli
 from intarsia.core import snapshot
 from intarsia.errors import ColumnNotFound, CommitConflict, InputError, NothingMatched
 
@@ -164,6 +166,13 @@ def test_the_tab_key_offers_paths(words: str, offered: str) -> None:
         [sys.executable, "-c", code], env={**os.environ, **asked}, capture_output=True, text=True
     )
     assert offered in done.stdout.splitlines()
+
+
+def test_a_command_that_is_misspelt_is_told_the_nearest() -> None:
+    told = CliRunner().invoke(cli, ["merg"])
+    assert told.exit_code == Exit.USAGE
+    assert "No such command 'merg'. Did you mean 'merge'?" in told.output
+    assert "Did you mean" not in CliRunner().invoke(cli, ["xyz"]).output
 
 
 def test_ctrl_c_while_the_program_loads_is_no_traceback(tmp_path: Path) -> None:

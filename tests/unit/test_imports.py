@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import subprocess
@@ -70,6 +71,12 @@ def test_every_public_name_is_there_and_listed():
     missing = [name for name in names if not hasattr(intarsia, name)]
     assert missing == []
     assert set(names) <= set(dir(intarsia))
+
+
+def test_every_public_name_of_pipelines_is_there_and_listed():
+    pipeline = importlib.import_module("intarsia.pipeline")
+    assert [name for name in pipeline.__all__ if getattr(pipeline, name, None) is None] == []
+    assert set(pipeline.__all__) <= set(dir(pipeline))
 
 
 def test_public_names_are_sorted_and_unique():

@@ -27,6 +27,12 @@ from intarsia.errors import InputError
         ("client id AKIAABCDEFGHIJKLMNOP refused", "AKIAABCDEFGHIJKLMNOP"),
         ('{"secret_access_key": "hunter2"}', "hunter2"),
         ("password: hunter2", "hunter2"),
+        (r"login \"u\" password=\"hunter2\"; more", "hunter2"),
+        ('kafka.sasl.jaas.config=org.X required username="u" password="hunter2";', "hunter2"),
+        (r'{"kafka.sasl.jaas.config": "org.X required pin=\"hunter2\";", "a": 1}', "hunter2"),
+        ("{'sasl.jaas.config': 'org.X required pin=hunter2;'}", "hunter2"),
+        ("ssl.keystore.key=-----BEGIN PRIVATE KEY-----\nhunter2\n-----END PRIVATE KEY-----", "hunter2"),
+        ("-----BEGIN RSA PRIVATE KEY-----\nhunter2", "hunter2"),
     ],
 )
 def test_credentials_are_redacted(text, secret):

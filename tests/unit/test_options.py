@@ -6,6 +6,7 @@ from typing import Any, Unpack, get_args, get_origin, get_type_hints
 
 import pytest
 
+import intarsia as it
 from intarsia import api, pipeline
 from intarsia.core.effects import OPTIONS, OperationCall, select_effective
 from intarsia.datasets.io import DatasetIO
@@ -54,7 +55,7 @@ def test_an_operation_declares_exactly_the_options_that_can_have_an_effect(opera
 
 @pytest.mark.parametrize("operation", OPERATION_OPTIONS)
 def test_a_public_function_takes_the_options_that_are_declared_for_it(operation: str) -> None:
-    function = getattr(api, operation)
+    function = getattr(it, operation)
     options = get_type_hints(function)["options"]
     assert get_origin(options) is Unpack
     assert get_args(options) == (OPERATION_OPTIONS[operation],)

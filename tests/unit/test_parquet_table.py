@@ -11,6 +11,7 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import fsspec
@@ -19,6 +20,7 @@ import pyarrow.parquet as pq
 import pyarrow.parquet.encryption as pe
 import pytest
 
+import intarsia as it
 from intarsia.common.partitions import PARTITION_SCHEMA_KEY, encode_partition_schema
 from intarsia.core.change import Change, Replacement, StagedFile
 from intarsia.core.ports import Table, Transaction
@@ -759,3 +761,22 @@ def test_a_snapshot_of_many_types_keeps_them(tmp_path: Path) -> None:
     )
     pq.write_table(table, tmp_path / "a.parquet")
     assert ParquetTable(tmp_path).snapshot().schema.equals(pq.read_schema(tmp_path / "a.parquet"))
+
+
+def test_later_files_come_last_though_the_clock_was_set_back(tmp_path, monkeypatch):
+    now = [2 * 10**18]
+    monkeypatch.setattr("intarsia.core.change.time", SimpleNamespace(time_ns=lambda: now[0]))
+    it.write(pa.table({"id": [1], "v": ["old"]}), tmp_path / "t", engine="arrow")
+    now[0] = 10**18
+    it.write(pa.table({"id": [1], "v": ["new"]}), tmp_path / "t", engine="arrow")
+    it.write(pa.table({"id": [1], "v": ["newest"]}), tmp_path / "t", engine="arrow")
+    assert it.deduplicate(tmp_path / "t", on="id", engine="arrow").deleted == 2
+    assert it.read(tmp_path / "t").read_all()["v"].to_pylist() == ["newest"]
+
+
+def test_a_name_with_the_last_time_there_is_leaves_ids_as_they_are(tmp_path):
+    (tmp_path / "t").mkdir()
+    pq.write_table(pa.table({"id": [1]}), tmp_path / "t" / f"part-{'f' * 32}-00000.parquet")
+    it.write(pa.table({"id": [2]}), tmp_path / "t", engine="arrow")
+    assert sorted(it.read(tmp_path / "t").read_all()["id"].to_pylist()) == [1, 2]
+    assert len({len(path.name) for path in (tmp_path / "t").glob("*.parquet")}) == 1

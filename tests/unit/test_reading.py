@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import os
+from decimal import Decimal
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -12,7 +13,7 @@ import pytest
 
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
-from intarsia.kernel import read
+from intarsia.kernel import pages, read
 from intarsia.kernel.read import FileReader, find_encoded_columns, make_constant_column, make_constant_key
 
 LOCAL = pafs.LocalFileSystem()
@@ -145,3 +146,120 @@ def test_columns_stored_as_small_dictionaries_are_known_and_no_others(path):
         read = reader.read(["few", "many"], 0)
     assert pa.types.is_dictionary(read.schema.field("few").type)
     assert read["few"].cast(pa.string()).equals(table["few"])
+
+
+@pytest.mark.parametrize("batch_rows", [None, 700])
+def test_rows_that_are_read_by_number_are_those_of_their_row_group(path, batch_rows):
+    n = 6000
+    table = pa.table({
+        "few": pa.array([None if number % 11 == 0 else "abc"[number % 3] for number in range(n)]),
+        "many": [f"value {number}" for number in range(n)],
+        "number": range(n),
+        "coded": pa.array(["a", "b"] * (n // 2)).dictionary_encode(),
+        "list": [["a"] * (number % 3) for number in range(n)],
+        "struct": [{"few": "x", "v": number} for number in range(n)],
+    })  # fmt: skip
+    file = data_file(path, table, row_group_size=4000)
+    with FileReader(file, table.schema, LOCAL) as reader:
+        for group, chosen in ((0, [0, 1, 699, 700, 3999]), (1, list(range(0, 2000, 7))), (1, [])):
+            rows = pa.array(chosen, pa.int64())
+            read = reader.read_rows(table.column_names, group, rows, batch_rows=batch_rows)
+            assert read.equals(table.slice(4000 * group, 4000).take(rows))
+            assert reader.read(["few"], group)["few"].type == pa.string()
+    assert find_encoded_columns(file, table.schema) == ["few"]
+
+
+PAGES = {
+    "default": {},
+    "page index": {"write_page_index": True},
+    "page index and checksums": {"write_page_index": True, "write_page_checksum": True},
+    "data pages 2": {"data_page_version": "2.0"},
+    "no dictionary": {"use_dictionary": False, "write_page_index": True},
+    "no codec": {"compression": "none"},
+    "no Arrow schema": {"store_schema": False, "write_page_index": True},
+}
+
+
+@pytest.mark.parametrize("writer", PAGES)
+def test_pages_without_a_wanted_row_are_not_decoded(path, monkeypatch, writer):
+    n = 6000
+    table = pa.table({
+        "number": range(n),
+        "few": pa.array([None if number % 11 == 0 else "abc"[number % 3] for number in range(n)]),
+        "large": pa.array([f"value {number}" for number in range(n)], pa.large_string()),
+        "time": pa.array(range(n), pa.timestamp("us", "Europe/Berlin")),
+        "price": pa.array([Decimal(number) / 4 if number % 7 else None for number in range(n)]),
+        "flag": [number % 5 == 0 for number in range(n)],
+        "struct": [{"few": "x", "v": number} for number in range(n)],
+        "list": [[number] * (number % 3) for number in range(n)],
+    })  # fmt: skip
+    options = {"data_page_size": 300, "write_batch_size": 60, "compression": "zstd", **PAGES[writer]}
+    file = data_file(path, table, row_group_size=4000, **options)
+    monkeypatch.setattr(pages, "RUN_ROWS", 100)
+    decoded: dict[str, int] = {}
+
+    def watched(source, group, field, rows):
+        found = pages.choose_pages(source, group, field, rows)
+        if found is not None:
+            decoded[field.name] = pq.read_metadata(pa.BufferReader(found.data)).num_rows
+        return found
+
+    monkeypatch.setattr(read, "choose_pages", watched)
+    with FileReader(file, table.schema, LOCAL) as reader:
+        for group, chosen in ((0, [5]), (0, [0, 700, 705, 3999]), (1, list(range(500, 700))), (1, [1999])):
+            decoded.clear()
+            rows = pa.array(chosen, pa.int64())
+            found = reader.read_rows(table.column_names, group, rows)
+            assert found.cast(table.schema).equals(table.slice(4000 * group, 4000).take(rows))
+            assert {"number", "large", "time", "price"} <= decoded.keys() < set(table.column_names)
+            assert decoded["number"] <= 500
+        decoded.clear()
+        every = pa.array(range(0, 4000, 150), pa.int64())
+        assert reader.read_rows(["number"], 0, every)["number"].to_pylist() == every.to_pylist()
+        assert not decoded
+
+
+def test_a_page_with_a_wanted_row_whose_checksum_is_wrong_is_damage(path, monkeypatch):
+    monkeypatch.setattr(pages, "RUN_ROWS", 100)
+    table = pa.table({"id": range(4000)})
+    file = data_file(
+        path, table, use_dictionary=False, compression="none", write_page_checksum=True, data_page_size=800
+    )
+    content = bytearray(path.read_bytes())
+    content[8000 : 8000 + 16] = b"x" * 16
+    path.write_bytes(content)
+    with FileReader(file, table.schema, LOCAL) as reader:
+        assert reader.read_rows(["id"], 0, pa.array([3000], pa.int64()))["id"].to_pylist() == [3000]
+        with pytest.raises(DamagedTable, match=r"f\.parquet"):
+            reader.read_rows(["id"], 0, pa.array(range(900, 1000), pa.int64()))
+
+
+@pytest.mark.parametrize("wrong", ["swapped", "shifted", "too few", "other rows"])
+def test_an_offset_index_that_is_not_its_chunks_is_not_believed(path, monkeypatch, wrong):
+    n = 6000
+    table = pa.table({"number": range(n), "text": [f"value {number}" for number in range(n)]})
+    options = {"data_page_size": 300, "write_batch_size": 60, "use_dictionary": False, "compression": "none"}
+    file = data_file(path, table, write_page_index=True, **options)
+    monkeypatch.setattr(pages, "RUN_ROWS", 100)
+    genuine, lies = pages.read_struct, []
+
+    def lie(data, *at):
+        found, end = genuine(data, *at)
+        if not at:  # an index, and no page's header
+            kind, (element, listed) = found[1]
+            if wrong == "swapped":
+                listed[3][1], listed[4][1] = listed[4][1], listed[3][1]
+            elif wrong == "shifted":
+                listed[:] = [{**one, 3: listed[max(at - 1, 0)][3]} for at, one in enumerate(listed)]
+            elif wrong == "too few":
+                del listed[-1]
+            else:
+                listed[4][3] = (listed[4][3][0], listed[4][3][1] + 1)
+            found, lies[:] = {**found, 1: (kind, (element, listed))}, [wrong]
+        return found, end
+
+    monkeypatch.setattr(pages, "read_struct", lie)
+    rows = pa.array([180, 200, 245, 300], pa.int64())
+    with FileReader(file, table.schema, LOCAL) as reader:
+        assert reader.read_rows(table.column_names, 0, rows).equals(table.take(rows))
+    assert lies == [wrong]

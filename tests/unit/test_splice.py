@@ -243,6 +243,17 @@ def test_rows_stay_in_the_order_that_the_file_declares(kernel, taken, tmp_path):
     assert all(footer.row_group(n).sorting_columns == tuple(order) for n in range(3))
 
 
+def test_a_row_group_that_loses_a_row_and_gets_a_new_sort_key_stays_sorted(tmp_path, kernel):
+    order = [pq.SortingColumn(0)]
+    pq.write_table(FLAT, tmp_path / "f.parquet", row_group_size=1000, sorting_columns=order)
+    hits = Hits(pa.array([1, 5, 1500], pa.int64()), pa.array([0, 1, 1], pa.int8()), pa.nulls(3, pa.int64()))
+    found, out = kernel(hits, [Drop(), _assign(id="-id")])
+    assert pq.read_metadata(out).row_group(0).sorting_columns == tuple(order)
+    ids = found["id"].to_pylist()
+    assert ids[:3] == [-5, 0, 2]
+    assert ids[999:1001] == [-1500, 1000]
+
+
 def test_files_of_other_writers_are_taken_over(kernel, taken, tmp_path):
     path = str(tmp_path / "f.parquet")
     polars.from_arrow(FLAT).write_parquet(path, use_pyarrow=False)

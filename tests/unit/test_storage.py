@@ -263,6 +263,25 @@ def test_links_inside_a_removed_tree_are_removed_and_not_followed(tmp_path: Path
     assert not (tmp_path / "tree").exists()
 
 
+@pytest.mark.parametrize(("late", "left"), [(1, []), (100, ["late"])])
+def test_a_file_that_is_made_while_its_directory_is_emptied_goes_with_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, late: int, left: list[str]
+) -> None:
+    """Its maker had found the directory before we listed it; one who never ends keeps it."""
+    (tmp_path / "d").mkdir()
+    (tmp_path / "d" / "early").touch()
+    remove, calls = os.rmdir, iter(range(late))
+
+    def make_and_remove(path: str) -> None:
+        if next(calls, None) is not None:
+            (tmp_path / "d" / "late").touch()
+        remove(path)
+
+    monkeypatch.setattr(os, "rmdir", make_and_remove)
+    assert PosixStorage().remove_tree(str(tmp_path / "d")) == []
+    assert [name for _, _, names in os.walk(tmp_path) for name in names] == left
+
+
 def test_a_disk_without_hard_links_is_named_as_such(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(source: str, target: str) -> None:
         raise OSError(errno.ENOTSUP, "Operation not supported")

@@ -18,7 +18,8 @@ def offer_steps(pipeline: str, incomplete: str) -> list[str]:
     """The steps of a pipeline file that begin with what is typed."""
     before, comma, last = incomplete.rpartition(",")
     tables, calls = _read(pipeline)
-    steps = tables.get("steps", [])
+    steps = tables.get("steps")
+    steps = steps if isinstance(steps, list) else []  # a file that is being written may have anything
     known = [name_raw_step(step, number) for number, step in enumerate(steps, 1) if isinstance(step, dict)]
     known += [name for operation in KINDS for name in _list_texts(calls, operation, "name")]
     return [f"{before}{comma}{name}" for name in known if name.startswith(last)]
@@ -27,7 +28,8 @@ def offer_steps(pipeline: str, incomplete: str) -> list[str]:
 def offer_environments(pipeline: str, incomplete: str) -> list[str]:
     """The environments of a pipeline file that begin with what is typed."""
     tables, calls = _read(pipeline)
-    known = [*tables.get("env", {}), *_list_texts(calls, "environment", "name")]
+    declared = tables.get("env")
+    known = [*(declared if isinstance(declared, dict) else ()), *_list_texts(calls, "environment", "name")]
     return [name for name in known if name.startswith(incomplete)]
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 import click
 
+import intarsia
 from intarsia import api
 from intarsia.cli.options import Decorator
 from intarsia.cli.screen import get_screen
@@ -29,6 +30,12 @@ _CATALOG = click.option(
 )
 branch_options: list[Decorator] = [
     _CATALOG,
+    click.option(
+        "--spark-table",
+        is_flag=True,
+        help="TARGET is the name of a table (lake.orders) in the catalog of the Spark session, which --master"
+        " opens.",
+    ),
     click.option("--branch", metavar="NAME", help=KEYWORDS["branch"].help),
 ]
 mode_option: Decorator = click.option(
@@ -44,13 +51,16 @@ def open_target(
     *,
     catalog: str | None,
     branch: str | None = None,
-    mode: str | None = None,
+    mode: Any = None,
     of_paths: Mapping[str, Any] | None = None,
+    session: Any = None,
 ) -> Any:
-    """The path as it is, or with a catalog the table of that name.
+    """The path as it is, or with a catalog, or a Spark session, the table of that name.
 
     ``of_paths`` are options that only a path can have, by their flags.
     """
+    if session is not None:
+        return intarsia.spark_table(target, session=session, branch=branch, mode=mode)
     if catalog is None:
         for flag, value in (("--branch", branch), ("--mode", mode)):
             if value is not None:

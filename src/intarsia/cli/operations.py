@@ -9,9 +9,11 @@ from typing import Any
 import click
 
 from intarsia import api
+from intarsia.cli.commands import COMMANDS
 from intarsia.cli.iceberg import branch_options, mode_option, open_target
 from intarsia.cli.options import (
     Decorator,
+    check_spark_table,
     decorate,
     engine_options,
     library_options,
@@ -40,7 +42,6 @@ class Operation:
     name: str
     call: Callable[..., MergeResult]
     options: tuple[Decorator, ...]
-    help: str
     positional: tuple[str, ...] = ("target",)
     """The parameters that the call takes by position, in its order."""
     settle: Callable[[dict[str, Any]], dict[str, Any]] = dict
@@ -78,7 +79,7 @@ def make_run_command(operation: Operation) -> click.Command:
         result = _call(operation, given, dry_run=dry_run)
         get_screen().show_value(result, result_to_json(result))
 
-    return _make_command(operation, run, operation.help, [dry_run])
+    return _make_command(operation, run, COMMANDS[operation.name], [dry_run])
 
 
 def make_plan_command(operation: Operation) -> click.Command:
@@ -127,8 +128,15 @@ def _call(operation: Operation, given: dict[str, Any], *, dry_run: bool) -> Merg
         progress=shown.progress,
     )
     shared |= given.pop("options")
-    with shown.log(), open_engine(given.pop("engine"), given.pop("master")) as engine:
-        given["target"] = open_target(given["target"], **named, of_paths=of_paths)
+    wanted, session = given.pop("engine"), None
+    is_spark_table = given.pop("spark_table")
+    if is_spark_table:
+        check_spark_table(wanted, named["catalog"], of_paths)
+        wanted = "spark"
+    with shown.log(), open_engine(wanted, given.pop("master")) as engine:
+        if is_spark_table:
+            engine = session = engine.session()
+        given["target"] = open_target(given["target"], **named, of_paths=of_paths, session=session)
         return operation.run(given, {**shared, "engine": engine, "dry_run": dry_run})
 
 
@@ -219,7 +227,6 @@ OPERATIONS: tuple[Operation, ...] = (
             _TYPES,
             mode_option,
         ),
-        "Set the rows of SOURCE files (Parquet, Arrow, CSV, JSON) into the table TARGET by key.",
         ("source", "target"),
         _with_clauses,
     ),
@@ -231,7 +238,6 @@ OPERATIONS: tuple[Operation, ...] = (
             click.option("--where", required=True, metavar="SQL", help="Which rows go; true for all."),
             mode_option,
         ),
-        "Delete the rows of TARGET for which a predicate is true.",
         ("target", "where"),
     ),
     Operation(
@@ -251,7 +257,6 @@ OPERATIONS: tuple[Operation, ...] = (
             click.option("--where", metavar="SQL", help="Which rows; all without it."),
             mode_option,
         ),
-        "Assign columns of the rows of TARGET for which a predicate is true.",
         ("target", "assignments", "where"),
     ),
     Operation(
@@ -277,7 +282,6 @@ OPERATIONS: tuple[Operation, ...] = (
             _PARTITION_BY,
             _TYPES,
         ),
-        "Write the rows of SOURCE files (Parquet, Arrow, CSV, JSON) to the table TARGET.",
         ("source", "target"),
         _with_sources,
     ),
@@ -285,7 +289,6 @@ OPERATIONS: tuple[Operation, ...] = (
         "compact",
         api.compact,
         (_TARGET, *_SIZES, _PARTITION),
-        "Bring small files of TARGET together into files of about the target size.",
     ),
     Operation(
         "optimize",
@@ -303,7 +306,6 @@ OPERATIONS: tuple[Operation, ...] = (
             *_SIZES,
             _PARTITION,
         ),
-        "Order the rows of TARGET so that filters on some columns read less.",
     ),
     Operation(
         "deduplicate",
@@ -317,6 +319,5 @@ OPERATIONS: tuple[Operation, ...] = (
             _PARTITION,
             mode_option,
         ),
-        "Leave one row per key in TARGET.",
     ),
 )

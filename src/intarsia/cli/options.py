@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -17,6 +17,7 @@ from intarsia.options import ICEBERG_OPTIONS, KEYWORDS
 
 __all__ = [
     "Decorator",
+    "check_spark_table",
     "decorate",
     "engine_options",
     "library_options",
@@ -155,6 +156,16 @@ library_options: list[Decorator] = [
 def without_none(**given: Any) -> dict[str, Any]:
     """The options that were given."""
     return {name: value for name, value in given.items() if value is not None and value != () and value != {}}
+
+
+def check_spark_table(engine: str, catalog: str | None, of_paths: Mapping[str, Any]) -> None:
+    """Raise click.UsageError for what does not go with --spark-table."""
+    others = {"--catalog": catalog, **of_paths}
+    given = next((flag for flag, value in others.items() if value), None)
+    if given is not None:
+        raise click.UsageError(f"{given} does not go with --spark-table.")
+    if engine not in ("auto", "spark"):
+        raise click.UsageError(f"--spark-table goes with --engine spark, not with {engine}.")
 
 
 @contextmanager

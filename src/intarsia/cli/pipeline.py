@@ -12,8 +12,8 @@ from click.core import ParameterSource
 from intarsia import pipeline
 from intarsia.cli.screen import Screen, get_screen
 from intarsia.pipeline.backfill import expand_range
-from intarsia.pipeline.checks import describe_outcome
-from intarsia.pipeline.report import StepReport, as_json, describe_status
+from intarsia.pipeline.quality.checks import describe_outcomes
+from intarsia.pipeline.reports.report import StepReport, as_json, describe_status
 from intarsia.show import progress, units
 
 __all__ = ["run_pipeline"]
@@ -170,7 +170,7 @@ def _describe_counts(step: StepReport) -> list[str]:
         met = sum(check.ok for check in single)
         told.append(f"{met} of {units.format_count(len(single), 'expectation')} met")
     if step.status != "failed":
-        told += [describe_outcome(check) for check in step.checks if not check.ok]
+        told += describe_outcomes(step.checks)
     told += step.notes
     if step.seconds:
         told.append(units.format_seconds(step.seconds))

@@ -9,7 +9,8 @@ import click
 
 from intarsia import pipeline
 from intarsia.cli.screen import get_screen
-from intarsia.pipeline.case_runner import CaseReport
+from intarsia.pipeline.testing.project import list_missing_extras
+from intarsia.pipeline.testing.runner import CaseReport
 from intarsia.show import units
 
 __all__ = ["init", "test_pipeline"]
@@ -50,4 +51,6 @@ def init(directory: str, *, engine: Any) -> None:
         shown.show_json({"written": list(written)})
     for path in written:
         shown.say(("wrote   ", "green"), path)
-    shown.say(f"Next: intarsia test {directory}; intarsia run {written[0]}")
+    missing = list_missing_extras(engine)
+    first = f"pip install 'intarsia[{','.join(missing)}]'; " if missing else ""
+    shown.say(f"Next: {first}intarsia test {directory}; intarsia run {written[0]}")

@@ -95,7 +95,7 @@ def ingest(
 def _check_columns(schema: pa.Schema, origin: str) -> None:
     if not schema.names:
         raise InputError(f"The source {origin} has no columns.")
-    twice = sorted({name for name in schema.names if schema.names.count(name) > 1})
+    twice = sorted(name for name, count in Counter(schema.names).items() if count > 1)
     if twice:
         raise SchemaMismatch(
             f"The source {origin} has more than one column {', '.join(map(repr, twice))}.",

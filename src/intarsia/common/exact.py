@@ -110,9 +110,10 @@ def conform_table(table: pa.Table, schema: pa.Schema, *, operation: str, path: s
             problems, operation, path, 'drop the column, or add it with schema_evolution="add"'
         )
     columns = []
+    given = set(table.column_names)
     for field in schema:
         name = field.name
-        if name in table.column_names:
+        if name in given:
             column = cast_exact(table[name], field.type, column=name, operation=operation, path=path)
         else:
             column = pa.chunked_array([_make_nulls(table.num_rows, field.type)])

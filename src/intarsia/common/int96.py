@@ -30,6 +30,7 @@ __all__ = [
     "correct_metadata",
     "find_int96_columns",
     "iterate_leaves",
+    "list_duration_units",
     "list_leaf_types",
     "make_noted_schema",
     "make_units_note",
@@ -250,6 +251,12 @@ def _is_legacy(notes: Mapping[bytes, bytes]) -> bool:
 def list_leaf_types(schema: pa.Schema) -> list[pa.DataType]:
     """The types of the leaves that columns have in Parquet, in order."""
     return [dtype for field in schema for dtype in _iterate_leaf_types(field.type)]
+
+
+def list_duration_units(schema: pa.Schema, names: Sequence[str]) -> list[str | None]:
+    """The units of durations in the leaves of some columns; None for other leaves."""
+    leaves = list_leaf_types(pa.schema([schema.field(name) for name in names]))
+    return [dtype.unit if pa.types.is_duration(dtype) else None for dtype in leaves]
 
 
 def _iterate_leaf_types(dtype: pa.DataType) -> Iterator[pa.DataType]:

@@ -7,8 +7,6 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from intarsia.errors import NotSupported
-
 __all__ = ["import_optional", "make_lazy_names"]
 
 _EXTRAS = {
@@ -36,6 +34,8 @@ def import_optional(name: str) -> ModuleType:
         package = (error.name or "").partition(".")[0]
         if package not in _EXTRAS:
             raise
+        from intarsia.errors import NotSupported  # which loads pyarrow
+
         raise NotSupported(
             f"{package} is needed here, which is not installed.",
             hint=f"pip install 'intarsia[{_EXTRAS[package]}]'.",

@@ -14,6 +14,7 @@ __all__ = ["cleanup", "get_logger", "operation_log", "redact"]
 
 _ROOT = "intarsia"
 _GONE = "***"
+_KEY = rf"\1{_GONE}"
 
 _SECRET_NAME = (
     r"(?:[\w.\-]*(?:secret|token|passw(?:or)?d|pwd|credentials?|signature|"
@@ -26,12 +27,23 @@ _PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = (
     # A secret with an unescaped slash in it; but not a port and a path.
     (re.compile(r"(://)[^/\s@'\":]+:(?!\d+(?:/|$))[^\s@'\"]*@"), rf"\1{_GONE}@"),
     (re.compile(r"\b(?:AKIA|ASIA)[0-9A-Z]{16}\b"), _GONE),
+    (
+        re.compile(r"(-----BEGIN [A-Z ]*PRIVATE KEY-----).*?(?:-----END [A-Z ]*PRIVATE KEY-----|\Z)", re.S),
+        _KEY,
+    ),
+    # Kafka's login: a class, a flag and options, of which any may be secret; to the semicolon that ends it.
+    (
+        re.compile(
+            r"(?i)(jaas[\w.\-]*config\\?['\"]?\s*[=:]\s*+)(?!\*\*\*)(?:'[^']*'|\"(?:[^\"\\]|\\.)*\"|[^;\n]+;?)"
+        ),
+        rf"\1{_GONE}",
+    ),
     (re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=\-]{8,}"), rf"\1 {_GONE}"),
     # name=value, "name": "value" and ?name=value; not /name=value/, which is a partition directory.
     (
         re.compile(
             rf"(?i)(?<![\w/.\-])(['\"]?{_SECRET_NAME}['\"]?\s*[=:]\s*)"
-            r"(?:'[^']*'|\"[^\"]*\"|[^\s&,;'\"})\]]+)"
+            r"(?:\\?'[^']*'|\\?\"[^\"]*\"|[^\s&,;'\"})\]]+)"
         ),
         rf"\1{_GONE}",
     ),

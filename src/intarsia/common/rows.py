@@ -12,7 +12,7 @@ import pyarrow.compute as pc
 from intarsia.common.exact import cast_exact
 from intarsia.common.types import is_nested
 
-__all__ = ["combine", "take", "take_rows", "tidy", "tidy_schema"]
+__all__ = ["combine", "filter_rows", "take", "take_rows", "tidy", "tidy_schema"]
 
 _PARALLEL_BYTES = 64 << 20
 """Minimum bytes of a table whose columns are combined in parallel."""
@@ -63,6 +63,14 @@ def take(values: Any, rows: pa.Array) -> Any:
     dtype = values.type
     plain = _tidy_type(dtype)
     return values.take(rows) if plain == dtype else values.cast(plain).take(rows).cast(dtype)
+
+
+def filter_rows(batch: pa.RecordBatch, mask: Any) -> pa.RecordBatch:
+    """The rows of a batch for which a mask is TRUE, of every type, as :func:`take`."""
+    plain = tidy_schema(batch.schema)
+    if plain.equals(batch.schema):
+        return batch.filter(mask)
+    return batch.cast(plain).filter(mask).cast(batch.schema)
 
 
 @dataclass(frozen=True, slots=True)

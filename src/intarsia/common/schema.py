@@ -106,7 +106,8 @@ def unify_schemas(
                 fields[field.name] = merged if merged.metadata else merged.with_metadata(field.metadata)
     if problems:
         raise make_mismatch_error(problems, operation, path, "cast the column to one type in every file")
-    absent = {name for name in fields if any(name not in schema.names for schema in given)}
+    everywhere = set(fields).intersection(*(schema.names for schema in given))
+    absent = fields.keys() - everywhere
     found = [field.with_nullable(field.nullable or name in absent) for name, field in fields.items()]
     unified = pa.schema(found, given[0].metadata)
     if use_large_dtypes is not None:
@@ -194,8 +195,9 @@ def conform_schema(
             problems, operation, path, "rename columns of the source to the target's spelling"
         )
     fields = []
+    given, known = set(source.names), set(target.names)
     for field in target:
-        if field.name in source.names:
+        if field.name in given:
             theirs = source.field(field.name)
             fields.append(field.with_type(_meet(field, theirs, missing, evolution, problems, hints, options)))
         else:
@@ -203,7 +205,7 @@ def conform_schema(
             if missing == "error" or not field.nullable or field.name in partition_columns:
                 problems.append(_describe_missing(field, partition_columns, hints, options))
     for field in source:
-        if field.name not in target.names:
+        if field.name not in known:
             fields.append(field.with_nullable(True))
             if "add" not in evolution:
                 problems.append(f"{field.name!r} ({field.type}) is new, the target does not have it")

@@ -251,7 +251,8 @@ def conform_source(
 
 def select_known(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The columns of a table that a schema has, in the table's order."""
-    return table.select([name for name in table.column_names if name in schema.names])
+    known = set(schema.names)
+    return table.select([name for name in table.column_names if name in known])
 
 
 def conform_batches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from collections.abc import Iterable, Mapping
@@ -194,14 +195,26 @@ class Committed:
     """Notes of the commit for the result."""
 
 
-def make_transaction_id() -> str:
-    """32 hexadecimal digits, unique and growing with time as this machine's clock tells it.
+def make_transaction_id(files: Iterable[DataFile] = ()) -> str:
+    """32 hexadecimal digits, unique and growing: with time, and beyond those in the names of ``files``.
 
     They are in the names of new files, whose order decides between rows with equal keys: of two files that
-    are called alike otherwise, the later one comes last, as far as the clocks of their writers agree. Commits
-    are in the order of the journal, whatever their ids.
+    are called alike otherwise, the later one comes last, also where a clock was set back, or that of another
+    writer is ahead. Commits are in the order of the journal, whatever their ids.
     """
-    return f"{time.time_ns():016x}{uuid.uuid4().hex[:16]}"
+    newest = max((_find_time(file.path) for file in files), default=-1)
+    now = time.time_ns()
+    return f"{newest + 1 if now <= newest < _LAST_TIME else now:016x}{uuid.uuid4().hex[:16]}"
+
+
+_LAST_TIME = 2**63 - 1
+_NAME_END = re.compile(r"-([0-9a-f]{16})[0-9a-f]{16}-[0-9]{5,}\.parquet$")
+
+
+def _find_time(path: str) -> int:
+    """The time in the name of a file that a transaction has made; -1 for other files."""
+    found = _NAME_END.search(path, max(0, len(path) - 64))
+    return -1 if found is None else int(found[1], 16)
 
 
 class Discard:

@@ -93,6 +93,7 @@ def resolve_assignments(
 ) -> tuple[tuple[tuple[str, ...], Any], ...]:
     resolved = []
     seen: set[tuple[str, ...]] = set()
+    within: set[tuple[str, ...]] = set()  # what holds a field that is assigned
     for name, expression in values:
         column = _resolve_assigned(name, target, path)
         if column[0] in path_columns:
@@ -101,9 +102,11 @@ def resolve_assignments(
                 path=path,
                 hint="delete the rows and insert them anew.",
             )
-        if any(column[: len(s)] == s or s[: len(column)] == column for s in seen):
+        starts = [column[:length] for length in range(1, len(column))]
+        if column in seen or column in within or not seen.isdisjoint(starts):
             raise InputError(f"column {'.'.join(column)!r} is assigned twice.", path=path)
         seen.add(column)
+        within.update(starts)
         dtype = _find_field_type(target, column)
         with add_column_to_errors(column):
             if other is not None and pa.types.is_timestamp(dtype) and dtype.tz is not None:
@@ -228,7 +231,8 @@ def resolve_star(intent: MergeIntent, snapshot: Snapshot, source: pa.Schema) -> 
     written = pa.schema([f for f in source if f.name not in excepted], source.metadata)
     kept: tuple[str, ...] = ()
     if target is not None and intent.missing == "keep":
-        kept = tuple(name for name in target.names if name not in written.names)
+        given = set(written.names)
+        kept = tuple(name for name in target.names if name not in given)
     passed_over = tuple(name for name in source.names if name in excepted)
     mentioned = {name.lower() for name in _iterate_mentioned_columns(intent)}
     read = tuple(name for name in passed_over if name.lower() in mentioned)

@@ -189,10 +189,11 @@ def _make_partition_columns(
     taken = source if len(rows) == source.num_rows else take_rows(source, rows)
     values = None if action.values is None else {path[0]: value for path, value in action.values}
     made: dict[str, Any] = {"__rows__": pa.nulls(taken.num_rows)}
+    given = set(taken.column_names)
     for name in columns:
         dtype = plan.schema.field(name).type
         if values is None:
-            column = taken[name] if name in taken.column_names else pa.nulls(taken.num_rows, dtype)
+            column = taken[name] if name in given else pa.nulls(taken.num_rows, dtype)
         elif name in values:
             column = evaluate(values[name], taken, taken)
         else:

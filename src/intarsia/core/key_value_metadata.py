@@ -206,10 +206,9 @@ def _with_columns(notes: KeyValueMetadata, schema: pa.Schema, before: pa.Schema)
     if schema.remove_metadata().equals(before.remove_metadata()):
         return dict(notes)
     kept = {key: value for key, value in notes.items() if key not in _OF_COLUMNS and key != SPARK_SCHEMA}
+    known = set(before.names)
     retyped = {
-        field.name
-        for field in schema
-        if field.name in before.names and before.field(field.name).type != field.type
+        field.name for field in schema if field.name in known and before.field(field.name).type != field.type
     }
     if PANDAS in kept and retyped:
         kept[PANDAS] = _edit_json(kept[PANDAS], lambda pandas: _without_types(pandas, retyped))

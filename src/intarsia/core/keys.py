@@ -273,6 +273,11 @@ class OrderedKeys:
         wanted, rows = self.values.slice(low, high - low), self.rows.slice(low, high - low)
         if len(wanted) <= len(there):
             begin = pc.search_sorted(there, wanted, side="left").cast(pa.int64())
+            many = len(wanted) >= len(there) // 64
+            if many and _is_ascending(there, strictly=True):  # at most one row each, so one search tells
+                inside = pc.min_element_wise(begin, pa.scalar(len(there) - 1, pa.int64()))
+                found = pc.equal(there.take(inside), wanted)
+                return begin.filter(found), rows.filter(found)
             end = pc.search_sorted(there, wanted, side="right").cast(pa.int64())
             partitioner, offset = explode(pc.subtract(end, begin))
             return pc.add(begin.take(partitioner), offset), rows.take(partitioner)
@@ -286,10 +291,11 @@ def _is_searchable(dtype: pa.DataType) -> bool:
     return pa.types.is_integer(dtype) or pa.types.is_temporal(dtype) or pa.types.is_string(dtype)
 
 
-def _is_ascending(values: pa.Array) -> bool:
+def _is_ascending(values: pa.Array, *, strictly: bool = False) -> bool:
     if values.null_count:
         return False
-    steps = pc.less_equal(values.slice(0, len(values) - 1), values.slice(1))
+    compare = pc.less if strictly else pc.less_equal
+    steps = compare(values.slice(0, len(values) - 1), values.slice(1))
     return bool(pc.all(steps).as_py())
 
 

@@ -200,9 +200,7 @@ class Layout:
 def read_layout(footer: pq.FileMetaData) -> Layout:
     """The layout of a file."""
     groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
-    metadata = {key: value for key, value in (footer.metadata or {}).items() if key != b"ARROW:schema"}
-    if find_int96_columns(footer.schema):
-        metadata = correct_metadata(metadata)
+    metadata = read_key_value_metadata(footer)
     if not groups:
         return Layout(key_value_metadata=metadata, like=(footer,))
     chunks = [groups[0].column(number) for number in range(footer.num_columns)]
@@ -225,6 +223,12 @@ def read_layout(footer: pq.FileMetaData) -> Layout:
         byte_stream_split=frozenset(c.path_in_schema for c in chunks if "BYTE_STREAM_SPLIT" in c.encodings),
         **_read_type_choices(leaves),
     )
+
+
+def read_key_value_metadata(footer: pq.FileMetaData) -> Mapping[bytes, bytes]:
+    """The key-value metadata of a file, without the Arrow schema."""
+    metadata = {key: value for key, value in (footer.metadata or {}).items() if key != b"ARROW:schema"}
+    return correct_metadata(metadata) if find_int96_columns(footer.schema) else metadata
 
 
 def _list_top_level(footer: pq.FileMetaData) -> set[str]:

@@ -49,6 +49,9 @@ class FileGroup:
     files: tuple[DataFile, ...]
     partition: Mapping[str, object] = field(default_factory=dict)
     outputs: int = 1
+    concatenated: bool = False
+    """Whether row groups are copied as they are, since they are large already; the kernel decodes them
+    nevertheless where their bytes do not allow it."""
 
     @property
     def rows(self) -> int:

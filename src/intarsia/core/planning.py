@@ -8,7 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
+from intarsia.common.int96 import list_duration_units, read_arrow_schema, read_int96
 from intarsia.common.names import join_names, suggest_names
 from intarsia.common.partitions import (
     PartitionFilter,
@@ -26,6 +28,7 @@ from intarsia.core.intent import (
     WriteIntent,
 )
 from intarsia.core.key_value_metadata import check_metadata
+from intarsia.core.lazy_footer import load_footers
 from intarsia.core.pack import FULL, pack
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
@@ -42,6 +45,9 @@ from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import InputError, NothingMatched, PartitionColumnNotFound
 
 DEFAULT_TARGET_BYTES = 128 << 20
+LARGE_ROWS = 100_000
+LARGE_BYTES = 16 << 20
+"""Average rows, or stored bytes, from which row groups are large: joining them would gain little."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +71,7 @@ def plan_merge(intent: MergeIntent, snapshot: Snapshot, facts: SourceFacts, *, s
     groups = find_row_groups(files, snapshot.schema, ranges, null_match=intent.matches_null)
     if not facts.rows:
         groups = [()] * len(files)
+    load_footers([file for file, may_hold in zip(files, groups, strict=True) if may_hold])
     alone = _TargetOnly.of(intent)
     plans = [
         _merge_file(intent, snapshot, file, home=home, may_hold=may_hold, covered=covered, alone=alone)
@@ -128,7 +135,8 @@ def _merge_file(
 
 def _note_added_columns(snapshot: Snapshot, schema: pa.Schema) -> list[str]:
     """Notes for the plan about files that stay and lack a new column."""
-    added = [name for name in schema.names if name not in snapshot.schema.names]
+    known = set(snapshot.schema.names)
+    added = [name for name in schema.names if name not in known]
     if not added or not snapshot.files:
         return []
     return [
@@ -139,11 +147,8 @@ def _note_added_columns(snapshot: Snapshot, schema: pa.Schema) -> list[str]:
 
 def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Schema) -> list[FilePlan]:
     """Mark the files that store a narrower type than the dataset is about to have."""
-    widened = [
-        f.name
-        for f in schema
-        if f.name in snapshot.schema.names and snapshot.schema.field(f.name).type != f.type
-    ]
+    known = set(snapshot.schema.names)
+    widened = [f.name for f in schema if f.name in known and snapshot.schema.field(f.name).type != f.type]
     if not widened:
         return list(plans)
     reason = f"column {', '.join(widened)} widened"
@@ -298,7 +303,53 @@ def plan_compact(intent: CompactIntent, snapshot: Snapshot) -> Plan:
         moved = [members[i] for i in sorted(lone) if members[i].path.rpartition("/")[0] in aliases]
         groups += [FileGroup((file,), file.partition) for file in moved]
     _check_groups(groups, snapshot)
+    groups = [replace(group, concatenated=_is_concatenable(group, intent, snapshot)) for group in groups]
     return _regroup(intent, snapshot, groups, files, kept="already of the target size, or alone")
+
+
+def _is_concatenable(group: FileGroup, intent: CompactIntent, snapshot: Snapshot) -> bool:
+    """Whether the files' row groups are large, and mean the same in one file: same columns, types, codecs."""
+    footers = [file.footer for file in group.files if file.footer is not None]
+    options = intent.options
+    asked = options.compression is not None or options.row_group_size is not None or options.int96 != "keep"
+    if asked or not snapshot.replaces_in_place or len(footers) < len(group.files):
+        return False
+    count = sum(footer.num_row_groups for footer in footers)
+    if group.rows < LARGE_ROWS * count and group.size < LARGE_BYTES * count:
+        return False
+    first = footers[0]
+    own = read_arrow_schema(first)
+    repeated = any(name in file.partition for file in group.files for name in own.names)
+    stored = [name for name in snapshot.schema.names if name not in group.files[0].partition]
+    return (
+        not repeated  # their values are compared with the path
+        and own.names == stored
+        and all(own.field(name).type == snapshot.schema.field(name).type for name in stored)
+        and all(footer.schema.equals(first.schema) for footer in footers)
+        and len({tuple(list_duration_units(one, stored)) for one in _list_schemas(footers)}) == 1
+        and all(_list_codecs(footer) <= _list_codecs(first) for footer in footers)
+        and not any(_holds_unproven_instants(footer) for footer in footers)
+    )
+
+
+def _list_schemas(footers: Sequence[pq.FileMetaData]) -> list[pa.Schema]:
+    """The Arrow schemas that files note: only there is the unit of a duration."""
+    noted = {(footer.metadata or {}).get(b"ARROW:schema"): footer for footer in footers}
+    return [read_arrow_schema(footer) for footer in noted.values()]
+
+
+def _holds_unproven_instants(footer: pq.FileMetaData) -> bool:
+    """Whether INT96 values have to be read to know which instants they are."""
+    known = read_int96(footer)
+    return known is not None and (known.legacy or not known.proven)
+
+
+def _list_codecs(footer: pq.FileMetaData) -> set[tuple[int, str]]:
+    """The codecs of each column; several where row groups differ, which is then so in the new file, too."""
+    groups = [footer.row_group(number) for number in range(footer.num_row_groups)]
+    return {
+        (number, group.column(number).compression) for group in groups for number in range(footer.num_columns)
+    }
 
 
 def plan_optimize(intent: OptimizeIntent, snapshot: Snapshot) -> Plan:
@@ -362,10 +413,14 @@ def _regroup(
     *,
     kept: str,
 ) -> Plan:
-    moved = {file.path for group in groups for file in group.files}
+    moved = {file.path: group for group in groups for file in group.files}
     chosen = {file.path for file in selected}
     plans = [
-        FilePlan(file, "regroup", "written anew together")
+        FilePlan(
+            file,
+            "regroup",
+            "large row groups: concatenated" if moved[file.path].concatenated else "written anew together",
+        )
         if file.path in moved
         else FilePlan(file, "keep", kept if file.path in chosen else "outside of the partition filter")
         for file in snapshot.files

@@ -191,9 +191,12 @@ class ColumnProjection(Protocol):
     def list_physical_columns(self, columns: list[str]) -> list[str]:
         """The file's own columns to be read for some of the table's."""
 
-    def project(self, table: pa.Table, columns: list[str], *, start: int) -> pa.Table:
+    def project(
+        self, table: pa.Table, columns: list[str], *, start: int, rows: pa.Int64Array | None = None
+    ) -> pa.Table:
         """The rows as columns of the table; ``start`` is the position of the first row.
 
+        With ``rows``, the table has only these of the rows from ``start`` on, which is row 0.
         Columns the file lacks are their default, or NULL. With lineage columns asked for, those too.
         """
 

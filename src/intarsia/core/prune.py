@@ -18,6 +18,7 @@ import pyarrow.parquet as pq
 
 from intarsia.common.types import get_value_type
 from intarsia.core.keys import KeyIndex, decode_dictionary, search, to_array, to_comparable
+from intarsia.core.lazy_footer import find_store
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import DamagedTable
 
@@ -47,6 +48,9 @@ class Bounds:
 
 def read_bounds(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bounds:
     """The bounds of a top-level column whose type in the dataset is ``dtype``."""
+    store = find_store(files)
+    if store is not None:
+        return store.read_bounds([file.footer.number for file in files], column, dtype)  # type: ignore[union-attr]
     found = _BoundsBuilder()
     leaf: Any = None
     reading: _BoundReader | None = None

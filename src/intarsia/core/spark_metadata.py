@@ -179,8 +179,9 @@ def to_stored_schema(source: pa.Schema, snapshot: Snapshot) -> pa.Schema:
     """
     noted = read_spark_types(read_spark_schema(snapshot)[0])
     fields = []
+    known = noted.keys() & set(snapshot.schema.names)
     for field in source:
-        if field.name in noted and field.name in snapshot.schema.names:
+        if field.name in known:
             dtype = _to_stored_type(field.type, snapshot.schema.field(field.name).type, noted[field.name])
             field = field.with_type(dtype)
         fields.append(field)

@@ -1,4 +1,4 @@
-"""A rewritten file with column chunks copied from the file that it replaces: only what changes is encoded.
+"""Files with column chunks copied from those that they replace: only what changes is encoded.
 
 Chunks are copied as bytes, their pages with checksums; offsets in the footer and in the page indexes are
 adjusted. Readers see no difference to a file that was encoded as a whole.
@@ -6,7 +6,7 @@ adjusted. Readers see no difference to a file that was encoded as a whole.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -15,11 +15,12 @@ import pyarrow.fs as pafs
 from intarsia.common.thrift import LIST, STRUCT, Struct, get
 from intarsia.core.change import StagedFile
 from intarsia.core.layout import Layout
+from intarsia.core.snapshot import DataFile
 from intarsia.kernel import chunks
 from intarsia.kernel.chunks import Chunk, ChunkSource, ChunkWriter, is_copyable
 from intarsia.kernel.file_format import FileFormat, make_unkept_error
 from intarsia.kernel.read import FileReader
-from intarsia.kernel.write import make_unwritable_error
+from intarsia.kernel.write import make_unwritable_error, sort_declared
 
 CHUNK_BYTES = 16 << 10
 """The least average size of chunks: smaller ones are encoded faster than they are copied."""
@@ -77,13 +78,7 @@ class ChunkCopy:
         )
         if not chunk_source.trusted or not alike or known.lost - alike:
             return None
-        footer = form.footer
-        if not form.described:
-            sink = pa.BufferOutputStream()
-            form.open_writer(sink, pa.Table.from_batches([], form.schema)).close()
-            footer = ChunkSource.of_buffer(sink.getvalue()).footer
-        elements = [known.root, *(element for column in columns.values() for element in column)]
-        footer = {**footer, chunks.FILE_SCHEMA: (LIST, (STRUCT, elements))}
+        footer = _make_footer(form, columns)
         return ChunkCopy(
             location, filesystem=filesystem, form=form, chunk_source=chunk_source, footer=footer, alike=alike
         )
@@ -106,6 +101,25 @@ class ChunkCopy:
                 raise make_unwritable_error(error, self._chunks.location) from error
             self._add(group, fresh, table.num_rows)
 
+    def select_fresh(
+        self,
+        after: pa.Table,
+        changed: Collection[str],
+        *,
+        rows_before: int,
+        order: Sequence[tuple[str, str, str]],
+    ) -> pa.Table:
+        """The columns of a row group to :meth:`add`, of those that were decoded, in the order it declares.
+
+        ``order`` are its sort keys where rows may have to move.
+        """
+        sorted_ = sort_declared(after, order)
+        decoded = set(after.column_names)
+        names = [name for name in self.schema.names if name in decoded]
+        if sorted_ is after and after.num_rows == rows_before:
+            names = [name for name in names if name in changed or name not in self.alike]
+        return sorted_.select(names)
+
     def _add(self, group: int, fresh: Mapping[str, list[Chunk]], rows: int) -> None:
         taken = self._chunk_source.read_chunks(group)
         columns: list[Chunk] = []
@@ -127,13 +141,80 @@ class ChunkCopy:
         self._chunks.abandon()
 
 
-def _is_worth_copying(reader: FileReader) -> bool:
+def concatenate(
+    files: Sequence[DataFile],
+    read_schema: pa.Schema,
+    location: str,
+    form: FileFormat,
+    *,
+    source: pafs.FileSystem,
+    filesystem: pafs.FileSystem,
+) -> ChunkWriter | None:
+    """Write the row groups of some files into one, undecoded; None where one of them cannot be copied.
+
+    Page checksums are verified, Bloom filters and page indexes stay. Memory: a column chunk. Raises
+    NotCopyable where a file is not as its footer says.
+    """
+    known = form.file_schema
+    if known is None or any(_narrow(field.type) for field in form.schema):
+        return None
+    made = ChunkWriter(location, filesystem)
+    columns: dict[str, tuple[Struct, ...]] = {}
+    try:
+        for file in files:
+            with FileReader(file, read_schema, source) as reader:
+                chunk_source = reader.open_chunk_source()
+                theirs = {name: tuple(elements) for name, elements in chunk_source.read_columns().items()}
+                columns = columns or {
+                    name: theirs.get(name, ()) if name in known.lost else known.columns[name]
+                    for name in form.schema.names
+                }
+                copyable = _find_copyable(reader, chunk_source, theirs)
+                if theirs != columns or not chunk_source.trusted or len(copyable) < len(theirs):
+                    return None
+                if max(_list_chunk_sizes(reader), default=0) > MOST_CHUNK_BYTES:
+                    return None
+                for group in range(reader.footer.num_row_groups):
+                    _copy_group(chunk_source, group, form, made)
+        made.finish(_make_footer(form, columns))
+        return made
+    finally:
+        made.abandon()
+
+
+def _copy_group(chunk_source: ChunkSource, group: int, form: FileFormat, made: ChunkWriter) -> None:
+    taken = chunk_source.read_chunks(group)
+    stored = chunk_source.read_groups()[group]
+    made.add(
+        [Chunk(one, chunk_source) for name in form.schema.names for one in taken[name]],
+        int(get(stored, chunks.GROUP_ROWS)),
+        stored.get(chunks.GROUP_SORTING) if form.layout.sorting else None,
+    )
+
+
+def _make_footer(form: FileFormat, columns: Mapping[str, Sequence[Struct]]) -> Struct:
+    """The footer of a file without rows, with these elements of its schema."""
+    assert form.file_schema is not None
+    footer = form.footer
+    if not form.described:
+        sink = pa.BufferOutputStream()
+        form.open_writer(sink, pa.Table.from_batches([], form.schema)).close()
+        footer = ChunkSource.of_buffer(sink.getvalue()).footer
+    elements = [form.file_schema.root, *(element for column in columns.values() for element in column)]
+    return {**footer, chunks.FILE_SCHEMA: (LIST, (STRUCT, elements))}
+
+
+def _list_chunk_sizes(reader: FileReader) -> list[int]:
     footer = reader.footer
-    sizes = [
+    return [
         footer.row_group(group).column(number).total_compressed_size
         for group in range(footer.num_row_groups)
         for number in range(footer.num_columns)
     ]
+
+
+def _is_worth_copying(reader: FileReader) -> bool:
+    sizes = _list_chunk_sizes(reader)
     return bool(sizes) and sum(sizes) >= CHUNK_BYTES * len(sizes) and max(sizes) <= MOST_CHUNK_BYTES
 
 

@@ -145,7 +145,7 @@ def copy_chunk(chunk: Struct, chunk_source: ChunkSource, place: int) -> CopiedCh
 
 def _copy_pages(chunk: Struct, chunk_source: ChunkSource, place: int) -> CopiedChunk:
     meta: Struct = dict(get(chunk, CHUNK_META))
-    start = _start(meta)
+    start = find_chunk_start(meta)
     raw = chunk_source.read(get(meta, META_STORED), start)
     pages, places = ([raw], {}) if chunk_source.own else _check_pages(raw, get(meta, META_VALUES))
     growth = sum(len(part) for part in pages) - len(raw)
@@ -163,7 +163,8 @@ def _copy_pages(chunk: Struct, chunk_source: ChunkSource, place: int) -> CopiedC
     return CopiedChunk(pages, {CHUNK_PLACE: (I64, 0), CHUNK_META: (STRUCT, meta)}, bloom, offsets, bounds)
 
 
-def _start(meta: Struct) -> int:
+def find_chunk_start(meta: Struct) -> int:
+    """The place of a chunk's first page in its file."""
     data, dictionary = get(meta, META_DATA), get(meta, META_DICTIONARY)
     return int(min(data, dictionary) if dictionary else data)
 

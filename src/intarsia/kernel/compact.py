@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
@@ -14,20 +15,26 @@ from intarsia.core.plan import FileGroup, Plan
 from intarsia.core.ports import OutputLocation, Progress
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable
+from intarsia.kernel.chunk_copy import concatenate
+from intarsia.kernel.chunks import NotCopyable
+from intarsia.kernel.file_format import FileFormat
 from intarsia.kernel.output_format import OutputFormat
 from intarsia.kernel.overlay import drop_rows, select_positions
 from intarsia.kernel.partitioned_writer import write_file, write_partitioned
-from intarsia.kernel.read import PIECE_BYTES, FileReader
+from intarsia.kernel.read import PIECE_BYTES, FileReader, as_encoded
 from intarsia.kernel.threads import map_in_order, share_threads
 from intarsia.kernel.write import widen, widen_schema
+
+logger = logging.getLogger(__name__)
 
 
 def stage_compact(plan: Plan, tx: OutputLocation, *, threads: int, progress: Progress) -> Staged:
     """Write each group of the plan as one file, its rows in the order of the files.
 
-    Small row groups are joined up to the size that those of the group's largest file have, or
-    ``options.row_group_size``. An order that every file of the group declares is kept within each row
-    group. Memory: about a row group for each group in progress. The table is not changed.
+    Row groups that are large already are copied as they are, where the plan says so. Small ones are joined
+    up to the size that those of the group's largest file have, or ``options.row_group_size``. An order that
+    every file of the group declares is kept within each row group. Memory: about a row group for each group
+    in progress. The table is not changed.
 
     Raises:
         DamagedTable: a file has not the rows its footer says.
@@ -53,17 +60,44 @@ def compact_group(
 ) -> StagedFile:
     """One group as one staged file; ``number`` tells it from the plan's other groups."""
     form = OutputFormat.of_group(group, plan, tx.txid)
-    wide = widen_schema(form.schema)
-    staged = write_file(
-        form,
-        tx,
-        f"compact-{number:05d}",
-        (widen(piece, wide) for piece in _read_rows(group, plan, form.schema, readers=readers)),
-        path=tx.new_file_path(group.partition, "compact", number, beside=group.files[0]),
-        partition=group.partition,
-    )
+    label = f"compact-{number:05d}"
+    path = tx.new_file_path(group.partition, "compact", number, beside=group.files[0])
+    staged = _concatenate(group, plan, tx, form, label, path) if group.concatenated else None
+    if staged is None:
+        form = form.with_encoded(group.files)
+        wide = widen_schema(form.given)
+        staged = write_file(
+            form,
+            tx,
+            label,
+            (widen(piece, wide) for piece in _read_rows(group, plan, form, readers=readers)),
+            path=path,
+            partition=group.partition,
+        )
     check_rows([staged], group.rows, group)
     return staged
+
+
+def _concatenate(
+    group: FileGroup, plan: Plan, tx: OutputLocation, form: OutputFormat, label: str, path: str
+) -> StagedFile | None:
+    """One group as one staged file of the same row groups; None where they have to be decoded."""
+    staging = tx.staging
+    try:
+        made = concatenate(
+            group.files,
+            plan.schema,
+            staging.make_location(label),
+            FileFormat.of(form.schema, form.layout, metadata=form.metadata),
+            source=plan.snapshot.filesystem,
+            filesystem=staging.filesystem,
+        )
+    except NotCopyable as error:
+        logger.debug("the row groups of %s and others are decoded: %s", group.files[0].path, error)
+        return None
+    if made is None:
+        return None
+    return StagedFile(made.location, path, made.rows, made.place, dict(group.partition), footer=made.footer)
 
 
 def compact_partitioned(
@@ -74,17 +108,21 @@ def compact_partitioned(
     assert isinstance(intent, CompactIntent)
     form = OutputFormat.of(plan, tx, lineage=True, target_bytes=intent.target_bytes, rows=intent.target_rows)
     staged = write_partitioned(
-        form, tx, f"compact-{number:05d}", _read_rows(group, plan, form.schema, readers=readers)
+        form, tx, f"compact-{number:05d}", _read_rows(group, plan, form, readers=readers)
     )
     check_rows(staged, group.rows, group)
     return staged
 
 
-def _read_rows(group: FileGroup, plan: Plan, schema: pa.Schema, *, readers: int) -> Iterator[pa.Table]:
+def _read_rows(group: FileGroup, plan: Plan, form: OutputFormat, *, readers: int) -> Iterator[pa.Table]:
     """All rows in file order; small files are read ahead, large ones piece by piece."""
+    batch_rows = plan.intent.options.batch_rows
+
+    def read_file(file: DataFile) -> Iterator[pa.Table]:
+        return read_pieces(file, plan, form.schema, encoded=form.encoded, batch_rows=batch_rows)
 
     def read_whole(file: DataFile) -> list[pa.Table]:
-        return list(read_pieces(file, plan, schema, batch_rows=plan.intent.options.batch_rows))
+        return list(read_file(file))
 
     for small, run in _iterate_runs(group.files):
         if small:
@@ -92,7 +130,7 @@ def _read_rows(group: FileGroup, plan: Plan, schema: pa.Schema, *, readers: int)
                 yield from pieces
         else:
             for file in run:
-                yield from read_pieces(file, plan, schema, batch_rows=plan.intent.options.batch_rows)
+                yield from read_file(file)
 
 
 def _iterate_runs(files: tuple[DataFile, ...]) -> Iterator[tuple[bool, list[DataFile]]]:
@@ -122,16 +160,18 @@ def read_pieces(
     schema: pa.Schema,
     *,
     skip: Hits | None = None,
+    encoded: Sequence[str] = (),
     batch_rows: int | None = None,
     row_groups: range | None = None,
 ) -> Iterator[pa.Table]:
     """The rows of a file in exactly the columns and types of ``schema``, less those to skip.
 
-    ``row_groups`` are the only ones to read, if given. Memory: one row group, or a piece of it where it
-    is large.
+    ``encoded`` columns are read as dictionaries, of files without a scan task. ``row_groups`` are the only
+    ones to read, if given. Memory: one row group, or a piece of it where it is large.
     """
     seen = plan.schema if file.scan_task is None else schema  # the latter may have row lineage
-    with FileReader(file, seen, plan.snapshot.filesystem) as reader:
+    with FileReader(file, seen, plan.snapshot.filesystem, encoded=encoded) as reader:
+        schema = as_encoded(schema, encoded)
         wanted = range(reader.footer.num_row_groups) if row_groups is None else row_groups
         start = reader.get_start(wanted.start)
         for group in wanted:

@@ -3,27 +3,44 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.log import get_logger
 from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.intent import WriteIntent
 from intarsia.core.keys import arange
+from intarsia.core.layout import read_layout
+from intarsia.core.partitioner import Partitioner
 from intarsia.core.plan import Plan
 from intarsia.core.ports import LAST_UPDATED, LINEAGE, ROW_ID, Execution, OutputLocation
 from intarsia.core.refusals import ValuesRefused
 from intarsia.core.rule import Action, Assign, Drop, Insert, Replace
 from intarsia.core.snapshot import DataFile
-from intarsia.kernel.output_format import OutputFormat
+from intarsia.errors import SchemaMismatch
+from intarsia.kernel.chunk_copy import ChunkCopy
+from intarsia.kernel.chunks import NotCopyable
+from intarsia.kernel.output_format import OutputFormat, has_fields_of
 from intarsia.kernel.overlay import Overlay, drop_rows, select_positions, take_rows
-from intarsia.kernel.partitioned_writer import SLICE_ROWS, NewRowWriter, write_partitioned
+from intarsia.kernel.partitioned_writer import SLICE_ROWS, NewRowWriter, Piece, WholeFile, write_partitioned
 from intarsia.kernel.read import FileReader
-from intarsia.kernel.rewrite import Rewrite, apply_hits, find_refused_rows
+from intarsia.kernel.rewrite import (
+    Rewrite,
+    apply_hits,
+    conform_written,
+    find_input_columns,
+    find_refused_rows,
+    find_set_columns,
+    list_columns_to_decode,
+    shift_hits,
+)
 from intarsia.kernel.threads import map_in_order, split_by_weight
+
+log = get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,14 +63,28 @@ class CopyTask:
             not isinstance(action, Drop) and len(self.rewrite.hits.select_action(n)) for n, action in acting
         )
 
-    def make_pieces(self, source: pa.Table | None, schema: pa.Schema) -> Iterator[pa.Table | ValuesRefused]:
-        """The rows for new files, row group by row group, or the values that are refused."""
+    def make_pieces(self, source: pa.Table | None, form: OutputFormat) -> Iterator[Piece]:
+        """The rows for new files, row group by row group, or the values that are refused.
+
+        A file that is removed and stays in its partition is a piece as a whole, so that column chunks that
+        stay as they are can be copied.
+        """
         if not self.copies and not self.changing:
             return
         if not self.rewrite.writes:
             if refused := find_refused_rows(self.rewrite, source):
                 yield ValuesRefused.of(refused, len(self.rewrite.hits))
             return
+        if self._may_copy_chunks(form) and self._needs_rows(source):
+            yield WholeFile(
+                form.partitioner.partition_of(self.file),
+                partial(self._copy_chunks, source, form),
+                partial(self._make_rows, source, form.schema),
+            )
+            return
+        yield from self._make_rows(source, form.schema)
+
+    def _make_rows(self, source: pa.Table | None, schema: pa.Schema) -> Iterator[pa.Table | ValuesRefused]:
         lineage = ROW_ID in schema.names
         needs_rows = self._needs_rows(source)
         if not needs_rows and not lineage:
@@ -61,19 +92,152 @@ class CopyTask:
             return
         rewrite = self.rewrite
         with FileReader(rewrite.file, schema, rewrite.filesystem) as reader:
-            columns = [f.name for f in schema] if needs_rows else list(LINEAGE)
             for group in range(reader.footer.num_row_groups):
                 start = reader.get_start(group)
-                stop = start + reader.footer.row_group(group).num_rows
-                if not self.copies and not len(rewrite.hits.select_range(start, stop)):
-                    continue
-                for piece in reader.read_pieces(columns, group, batch_rows=rewrite.options.batch_rows):
-                    hits = rewrite.hits.select_range(start, start + piece.num_rows)
-                    try:
-                        yield self._copy_piece(piece, start, hits, reader, source)
-                    except ValuesRefused as error:
-                        yield error
-                    start += piece.num_rows
+                hits = rewrite.hits.select_range(start, start + reader.footer.row_group(group).num_rows)
+                if self.copies and needs_rows:
+                    yield from self._copy_group(reader, group, schema.names, source)
+                elif len(kept := shift_hits(self._select_undropped(hits), start)):
+                    columns = self._list_needed(schema.names, source) if needs_rows else list(LINEAGE)
+                    for rows, mine in self._read_hits(reader, group, columns, kept):
+                        try:
+                            yield self._update_rows(rows, mine, schema, source)
+                        except ValuesRefused as error:
+                            yield error
+
+    def _copy_group(
+        self, reader: FileReader, group: int, columns: list[str], source: pa.Table | None
+    ) -> Iterator[pa.Table | ValuesRefused]:
+        """The remaining rows of a row group, with new values where they are updated."""
+        start = reader.get_start(group)
+        for piece in reader.read_pieces(columns, group, batch_rows=self.rewrite.options.batch_rows):
+            hits = shift_hits(self.rewrite.hits.select_range(start, start + piece.num_rows), start)
+            try:
+                yield self._copy_piece(piece, start, hits, reader, source)
+            except ValuesRefused as error:
+                yield error
+            start += piece.num_rows
+
+    def _may_copy_chunks(self, form: OutputFormat) -> bool:
+        """Whether the remaining rows may be one new file, written like the one that is removed."""
+        options = self.rewrite.options
+        return (
+            self.copies
+            and options.compression is None
+            and options.row_group_size is None
+            and (form.max_rows is None or form.max_rows >= self.file.rows)
+            and not form.partitioner.is_old_spec(self.file)
+        )
+
+    def _copy_chunks(
+        self, source: pa.Table | None, form: OutputFormat, path: str, location: str
+    ) -> StagedFile | None:
+        """Write the remaining rows as one file, with unchanged column chunks copied.
+
+        None where no chunk stays as it is, or where a row changes its partition. Memory: a row group.
+        """
+        rewrite = self.rewrite
+        with FileReader(rewrite.file, form.schema, rewrite.filesystem) as reader:
+            task = replace(rewrite, actions=(*rewrite.actions, Drop()))
+            parts = [self._find_group_hits(reader, group) for group in range(reader.footer.num_row_groups)]
+            splice = self._open_copy(reader, form, location)
+            if splice is None:
+                return None
+            order = form.layout.make_sort_keys(splice.schema)
+            read = [list_columns_to_decode(hits, task, source, splice, order) for hits in parts]
+            if all(len(names) == len(splice.schema.names) for names, _ in read) or any(
+                len(hits) and reader.choose_piece_rows(group, rewrite.options.batch_rows)
+                for group, hits in enumerate(parts)
+            ):
+                return None
+            try:
+                for group, hits in enumerate(parts):
+                    fresh = self._make_columns(reader, group, hits, task, source, splice, form)
+                    if fresh is None:
+                        return None
+                    splice.add(group, fresh)
+                return splice.close(path, form.partitioner.partition_of(rewrite.file).values)
+            except (NotCopyable, ValuesRefused, SchemaMismatch):  # the same rows one by one say more
+                log.debug("%s is decoded as a whole", self.file.path, exc_info=True)
+                return None
+            finally:
+                splice.abandon()
+
+    def _find_group_hits(self, reader: FileReader, group: int) -> Hits:
+        """The hits of a row group, counted from its start; rows deleted before are hit, too."""
+        start = reader.get_start(group)
+        stop = start + reader.footer.row_group(group).num_rows
+        hits = self.rewrite.hits.select_range(start, stop)
+        gone = None if reader.deleted is None else select_positions(reader.deleted, start, stop)
+        if gone is None or not len(gone):
+            return shift_hits(hits, start)
+        count, drop = len(self.rewrite.actions), pa.int8()  # the number of the action that drops them
+        acting = (
+            pa.repeat(pa.scalar(hits.action, drop), len(hits))
+            if isinstance(hits.action, int)
+            else hits.action
+        )
+        positions = pa.concat_arrays([hits.positions, gone])
+        order = pc.array_sort_indices(positions)
+        action = pa.concat_arrays([acting, pa.repeat(pa.scalar(count, drop), len(gone))]).take(order)
+        sources = hits.sources
+        if sources is not None:
+            sources = pa.concat_arrays([sources, pa.nulls(len(gone), pa.int64())]).take(order)
+        return shift_hits(Hits(positions.take(order), action, sources), start)
+
+    def _open_copy(self, reader: FileReader, form: OutputFormat, location: str) -> ChunkCopy | None:
+        """The new file; None where chunks of the old one would not be what the table's columns are."""
+        layout = read_layout(reader.footer)
+        if (
+            layout.compression != form.layout.compression
+            or layout.sorting != form.layout.sorting
+            or not has_fields_of(reader.physical, form.schema)
+        ):
+            return None
+        splice = ChunkCopy.of(
+            reader,
+            location,
+            form.schema,
+            filesystem=self.rewrite.staging,
+            layout=replace(form.layout, like=(reader.footer,)),
+            metadata=form.metadata,
+            encoded=(),
+        )
+        if splice is not None:
+            splice.alike -= set(LINEAGE)  # what the file stores may be NULL, which is the row's position
+        return splice
+
+    def _make_columns(
+        self,
+        reader: FileReader,
+        group: int,
+        hits: Hits,
+        task: Rewrite,
+        source: pa.Table | None,
+        splice: ChunkCopy,
+        form: OutputFormat,
+    ) -> pa.Table | None:
+        """The columns of a row group that have to be encoded; None where a row changes its partition."""
+        order = form.layout.make_sort_keys(splice.schema)
+        read, moving = list_columns_to_decode(hits, task, source, splice, order)
+        if not read:
+            return pa.table({})
+        deciding = form.partitioner.columns
+        places = deciding if set(deciding).intersection(read) else ()
+        before = reader.read([*read, *(name for name in places if name not in read)], group)
+        before = self._clear_last_updated(before, hits)
+        after, changed = apply_hits(before, hits, task, source)
+        if changed.intersection(deciding) and not self._stays(after, form.partitioner):
+            return None
+        fresh = splice.select_fresh(
+            after.select(read), changed, rows_before=before.num_rows, order=order if moving else ()
+        )
+        return conform_written(fresh, splice.schema, task)
+
+    def _stays(self, rows: pa.Table, partitioner: Partitioner) -> bool:
+        """Whether rows belong to the partition of the file."""
+        home = partitioner.partition_of(self.file).key
+        return all(part.key == home for part, _ in partitioner.partition_rows(rows))
 
     @property
     def _only_replaces(self) -> bool:
@@ -103,13 +267,10 @@ class CopyTask:
     def _copy_piece(
         self, piece: pa.Table, start: int, hits: Hits, reader: FileReader, source: pa.Table | None
     ) -> pa.Table:
-        local = Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
-        piece = self._clear_last_updated(piece, local)
-        if not self.copies or not self._needs_rows(source):
-            return self._make_hit_rows(piece, local, source)
-        changed, _ = apply_hits(piece, self._select_undropped(local), self.rewrite, source)
+        piece = self._clear_last_updated(piece, hits)
+        changed, _ = apply_hits(piece, self._select_undropped(hits), self.rewrite, source)
         gone = [
-            local.select_action(n).positions
+            hits.select_action(n).positions
             for n, action in enumerate(self.rewrite.actions)
             if _is_drop(action)
         ]
@@ -118,19 +279,47 @@ class CopyTask:
             gone.append(pc.subtract(deleted, pa.scalar(start, pa.int64())))
         return drop_rows(changed, pa.concat_arrays(gone)) if gone else changed
 
-    def _make_hit_rows(self, piece: pa.Table, hits: Hits, source: pa.Table | None) -> pa.Table:
-        """Only the updated rows, with their new values."""
-        kept = self._select_undropped(hits)
-        rows = take_rows(piece, kept.positions)
+    def _read_hits(
+        self, reader: FileReader, group: int, columns: list[str], hits: Hits
+    ) -> Iterator[tuple[pa.Table, Hits]]:
+        """The rows of a row group that are hit, with their hits; in pieces where they are many."""
+        batch_rows = self.rewrite.options.batch_rows
+        limit = reader.choose_piece_rows(group, batch_rows)
+        if limit is None or len(hits) <= limit:
+            yield reader.read_rows(columns, group, hits.positions, batch_rows=batch_rows), hits
+            return
+        start = 0
+        for piece in reader.read_pieces(columns, group, batch_rows=batch_rows):
+            mine = hits.select_range(start, start + piece.num_rows)
+            yield take_rows(piece, shift_hits(mine, start).positions), mine
+            start += piece.num_rows
+
+    def _update_rows(
+        self, rows: pa.Table, hits: Hits, schema: pa.Schema, source: pa.Table | None
+    ) -> pa.Table:
+        """Rows that are hit, with their new values."""
+        numbered = Hits(arange(len(hits)), hits.action, hits.sources)
+        rows = self._clear_last_updated(rows, numbered)
         if not self._needs_rows(source):  # only their row lineage is that of the file
             assert source is not None
-            theirs = take_rows(source, kept.sources)
+            theirs = take_rows(source, hits.sources)
             for name in LINEAGE:
                 theirs = theirs.append_column(name, rows[name])
             return theirs
-        numbered = Hits(arange(len(kept)), kept.action, kept.sources)
+        given = set(rows.column_names)
+        for each in schema:  # a column of which no value stays, and none is read
+            if each.name not in given:
+                rows = rows.append_column(each, pa.nulls(len(hits), each.type))
         changed, _ = apply_hits(rows, numbered, self.rewrite, source)
         return changed
+
+    def _list_needed(self, columns: list[str], source: pa.Table | None) -> list[str]:
+        """The columns of updated rows that are read: those that stay in some row, or are in an expression."""
+        acting = enumerate(self.rewrite.actions)
+        actions = [a for n, a in acting if not _is_drop(a) and len(self.rewrite.hits.select_action(n))]
+        set_by = (find_set_columns(action, self.rewrite, source) for action in actions)
+        unread = set(columns).intersection(*set_by) - find_input_columns(actions)
+        return [name for name in columns if name not in unread]
 
     def _select_undropped(self, hits: Hits) -> Hits:
         """The hits that update a row, and do not delete it."""
@@ -175,7 +364,7 @@ def make_copy_tasks(plan: Plan, matches: Matches, tx: OutputLocation) -> list[Co
 class _Job:
     """Rows of one file, or new rows, and about how many bytes they will be."""
 
-    pieces: Callable[[], Iterator[pa.Table | ValuesRefused]]
+    pieces: Callable[[], Iterator[Piece]]
     size: int
 
 
@@ -193,7 +382,7 @@ def stage_copies(execution: Execution, matches: Matches, *, threads: int) -> Sta
     placing = NewRowWriter(plan.snapshot, plan.schema, (), plan.intent.options, plan.operation)
     active = _group_by_partition(plan, [one for one in tasks if one.copies or one.changing])
     row_bytes = prepared.source_bytes / max(prepared.facts.rows, 1)
-    jobs = [_Job(partial(one.make_pieces, source, form.schema), _estimate_size(one)) for one in active]
+    jobs = [_Job(partial(one.make_pieces, source, form), _estimate_size(one)) for one in active]
     for action, rows in _slice_inserts(matches.inserts):
         jobs.append(_Job(partial(placing.make_pieces, action, rows, source, tx), int(len(rows) * row_bytes)))
     sizes = [job.size for job in jobs]

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.rows import take_rows
 from intarsia.common.schema import is_nested
 from intarsia.core.keys import arange, decode_dictionary, to_array, to_comparable
 
@@ -40,7 +41,7 @@ def subtract_rows(table: pa.Table, other: pa.Table) -> pa.Table:
     known = pc.index_in(ordered, value_set=counts.field("values"))
     removed = pc.fill_null(counts.field("counts").take(known), 0)
     kept = order.filter(pc.greater_equal(occurrence, removed))
-    return table.take(kept.take(pc.array_sort_indices(kept)))
+    return take_rows(table, kept.take(pc.array_sort_indices(kept)))
 
 
 def _number_rows(table: pa.Table, other: pa.Table) -> pa.Array:

@@ -231,19 +231,35 @@ class _SortTask:
         if not self.order.by:
             staged = self._write_unsorted()
         else:
-            tables = self._read_into_memory()
-            staged = self._sort_on_disk() if tables is None else self._sort_in_memory(tables)
+            task = self._with_encoded()
+            tables = task._read_into_memory()
+            staged = self._sort_on_disk() if tables is None else task._sort_in_memory(tables)
         check_rows(staged, self.rows, self.group)
         return staged
 
+    def _with_encoded(self) -> _SortTask:
+        """The task for rows in memory, where columns may be dictionaries."""
+        if self.new.partitioned:
+            return self
+        form = self.new.form.with_encoded(self.files, plain=self.order.by)
+        return replace(self, new=replace(self.new, form=form))
+
     @property
     def _schema(self) -> pa.Schema:
-        return widen_schema(self.new.form.schema)
+        return widen_schema(self.new.form.given)
 
     def _read_pieces(self, file: DataFile, batch_rows: int | None = None) -> Iterator[pa.Table]:
         rows = self.plan.intent.options.batch_rows or batch_rows
-        stored, wide = self.new.form.schema, self._schema
-        for piece in read_pieces(file, self.plan, stored, skip=self.skip.get(file.path), batch_rows=rows):
+        form, wide = self.new.form, self._schema
+        pieces = read_pieces(
+            file,
+            self.plan,
+            form.schema,
+            skip=self.skip.get(file.path),
+            encoded=form.encoded,
+            batch_rows=rows,
+        )
+        for piece in pieces:
             yield widen(piece, wide)
 
     @property

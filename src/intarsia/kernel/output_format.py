@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,10 +13,10 @@ import pyarrow.parquet as pq
 from intarsia.common.int96 import read_arrow_schema
 from intarsia.core.intent import WriteOptions
 from intarsia.core.key_value_metadata import join_metadata
-from intarsia.core.layout import Layout, read_layout
+from intarsia.core.layout import Layout, read_key_value_metadata, read_layout
 from intarsia.core.partitioner import HivePartitioner, Partitioner
 from intarsia.core.plan import FileGroup, Plan
-from intarsia.core.ports import OutputLocation, with_lineage
+from intarsia.core.ports import LINEAGE, OutputLocation, with_lineage
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.core.spark_metadata import (
     SPARK_SCHEMA,
@@ -24,6 +24,7 @@ from intarsia.core.spark_metadata import (
     make_spark_schema,
     read_spark_schema,
 )
+from intarsia.kernel.read import as_encoded, find_encoded_columns
 from intarsia.kernel.write import FileWriter, make_file_metadata
 
 ROW_GROUP_ROWS = 500_000
@@ -45,6 +46,13 @@ class OutputFormat:
     target_bytes: int = TARGET_BYTES
     """The size at which :class:`~intarsia.kernel.partitioned_writer.PartitionedWriter` closes a file."""
     max_rows: int | None = None
+    encoded: tuple[str, ...] = ()
+    """Columns that are given as dictionaries; readers see plain values."""
+
+    @property
+    def given(self) -> pa.Schema:
+        """The columns in the types that they are given in."""
+        return as_encoded(self.schema, self.encoded)
 
     @staticmethod
     def of(
@@ -115,6 +123,20 @@ class OutputFormat:
             max_rows=options.rows_per_file,
         )
 
+    def with_encoded(self, files: Iterable[DataFile], *, plain: Collection[str] = ()) -> OutputFormat:
+        """The format for columns that are dictionaries from file to file: those that all files store so.
+
+        Their values are neither decoded nor looked up again. ``plain`` columns are left out.
+        """
+        found: set[str] | None = None
+        for file in files:
+            own = set(find_encoded_columns(file, self.schema)) - file.partition.keys() if file.rows else found
+            found = own if found is None or own is None else found & own
+            if not found:
+                break
+        chosen = (found or set()).difference(plain)
+        return replace(self, encoded=tuple(name for name in self.schema.names if name in chosen))
+
     def open(self, location: str, filesystem: pafs.FileSystem, *, count_nans: bool = False) -> FileWriter:
         """A writer of one file."""
         return FileWriter(
@@ -123,6 +145,7 @@ class OutputFormat:
             filesystem=filesystem,
             layout=self.layout,
             metadata=self.metadata,
+            encoded=self.encoded,
             count_nans=count_nans,
         )
 
@@ -148,6 +171,18 @@ def _find_replaced_footer(plan: Plan) -> list[pq.FileMetaData]:
     if first is None or _list_fields(first.schema.to_arrow_schema()) != _list_fields(plan.schema):
         return []
     return [first]
+
+
+def has_fields_of(stored: pa.Schema, schema: pa.Schema) -> bool:
+    """Whether a file's columns have the names and ids of the table's, nested fields too.
+
+    Lineage columns may be missing: what a file lacks of them is known.
+    """
+    ours, theirs = (
+        _list_fields(pa.schema([each for each in columns if each.name not in LINEAGE]))
+        for columns in (stored, schema)
+    )
+    return bool(ours == theirs)
 
 
 def _list_fields(schema: pa.Schema | pa.DataType) -> list[Any]:
@@ -180,7 +215,10 @@ def _make_group_layout(group: FileGroup, options: WriteOptions) -> Layout:
 
 def _make_group_metadata(group: FileGroup, schema: pa.Schema) -> Mapping[bytes, bytes]:
     """The key-value metadata that holds for a file with the rows of all files of a group."""
-    noted = [(_read_layout(file).key_value_metadata, _read_file_schema(file)) for file in group.files]
+    noted = [
+        ({} if file.footer is None else read_key_value_metadata(file.footer), _read_file_schema(file))
+        for file in group.files
+    ]
     spark, before = join_spark_schemas(file.footer for file in group.files)
     return {**join_metadata(noted, schema), **make_spark_schema(spark, schema, before)}
 

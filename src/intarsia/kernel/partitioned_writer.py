@@ -16,10 +16,10 @@ by :class:`OutputFormat` and :class:`OpenFile`.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import pyarrow as pa
 
@@ -66,7 +66,7 @@ class OpenFile:
         form: OutputFormat, writer: FileWriter, part: PartitionKey, path: str, layout: Layout | None = None
     ) -> OpenFile:
         """``layout`` is that of row groups, if it is not the file's."""
-        sink = NarrowingSink(writer, form.schema)
+        sink = NarrowingSink(writer, form.given)
         return OpenFile(part, path, writer, RowGroups(sink, layout or form.layout))
 
     @property
@@ -122,6 +122,21 @@ def write_file(
         writer.abandon()
 
 
+@dataclass(frozen=True, slots=True)
+class WholeFile:
+    """The remaining rows of a file, which may become one new file of the same partition."""
+
+    part: PartitionKey
+    write: Callable[[str, str], StagedFile | None]
+    """``write(path, location)`` writes that file; None where the rows have to be written one by one."""
+    make_pieces: Callable[[], Iterator[pa.Table | ValuesRefused]]
+    """The rows."""
+
+
+Piece: TypeAlias = pa.Table | ValuesRefused | WholeFile
+"""Rows, the values that their columns refuse, or rows that are a whole file."""
+
+
 class PartitionedWriter:
     """Takes rows in any order and writes each to a file of its partition.
 
@@ -154,6 +169,18 @@ class PartitionedWriter:
             self._add(part, table if rows is None else take_rows(table, rows))
         if self._buffered > BUFFERED_BYTES:
             self._flush()
+
+    def copy(self, file: WholeFile) -> bool:
+        """Write the rows of a file as one new file; False where they have to be written one by one."""
+        path = self._make_path(file.part)
+        location = self._tx.filesystem_path(path)
+        staged = file.write(path, location)
+        if staged is None:
+            with suppress(FileNotFoundError):
+                self._tx.staging.filesystem.delete_file(location)
+            return False
+        self._done.append(replace(staged, tag=file.part.tag))
+        return True
 
     def close(self) -> list[StagedFile]:
         """Finish every file and describe them."""
@@ -220,12 +247,16 @@ class PartitionedWriter:
         state = self._open.get(part.key)
         if state is None:
             form, tx = self._form, self._tx
-            path = tx.new_file_path(part.values, f"{self._label}{tx.staging.attempt}", self._ordinal)
-            self._ordinal += 1
+            path = self._make_path(part)
             writer = form.open(tx.filesystem_path(path), tx.staging.filesystem, count_nans=True)
             state = OpenFile.of(form, writer, part, path)
             self._open[part.key] = state
         return state
+
+    def _make_path(self, part: PartitionKey) -> str:
+        label = f"{self._label}{self._tx.staging.attempt}"
+        self._ordinal += 1
+        return self._tx.new_file_path(part.values, label, self._ordinal - 1)
 
     def _finish(self, part: PartitionKey) -> None:
         state = self._open.pop(part.key)
@@ -246,7 +277,7 @@ class PartitionedWriter:
 
 
 def write_partitioned(
-    form: OutputFormat, tx: OutputLocation, label: str, pieces: Iterable[pa.Table | ValuesRefused]
+    form: OutputFormat, tx: OutputLocation, label: str, pieces: Iterable[Piece]
 ) -> list[StagedFile]:
     """Write pieces of rows to new files of their partitions; ``label`` as in :class:`PartitionedWriter`.
 
@@ -255,7 +286,7 @@ def write_partitioned(
     out = PartitionedWriter(form, tx, label)
     refused: list[Refusal] = []
     try:
-        for piece in pieces:
+        for piece in _copy_whole_files(pieces, out, refused):
             if isinstance(piece, ValuesRefused):
                 refused += piece.refusals
             elif not refused:
@@ -263,6 +294,17 @@ def write_partitioned(
         return [StagedFile.make_unwritten(refused)] if refused else out.close()
     finally:
         out.abandon()
+
+
+def _copy_whole_files(
+    pieces: Iterable[Piece], out: PartitionedWriter, refused: list[Refusal]
+) -> Iterator[pa.Table | ValuesRefused]:
+    """What is left of the pieces, once those that can be are copied as whole files."""
+    for piece in pieces:
+        if not isinstance(piece, WholeFile):
+            yield piece
+        elif refused or not out.copy(piece):
+            yield from piece.make_pieces()
 
 
 def _limit_open_files() -> int:
@@ -440,7 +482,8 @@ def _as_stored(table: pa.Table, form: OutputFormat) -> pa.Table:
 
 def _with_missing(table: pa.Table, schema: pa.Schema) -> pa.Table:
     """The table with NULL in the columns of a schema that it lacks, such as the row id of a new row."""
+    given = set(table.column_names)
     for each in schema:
-        if each.name not in table.column_names:
+        if each.name not in given:
             table = table.append_column(each.name, pa.nulls(table.num_rows, each.type))
     return table

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
@@ -12,17 +12,19 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
-from intarsia.common.int96 import Int96, read_int96
+from intarsia.common.int96 import Int96, list_duration_units, read_int96
 from intarsia.common.schema import conform_table
 from intarsia.core.evaluate import find_hit_positions
 from intarsia.core.intent import Predicate
 from intarsia.core.keys import arange
+from intarsia.core.lazy_footer import get_footer
 from intarsia.core.ports import ColumnProjection
 from intarsia.core.prove import Verdict, judge_files, list_predicate_columns
 from intarsia.core.snapshot import DataFile, Snapshot, check_same, open_files, open_limit
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
-from intarsia.kernel.chunks import ChunkSource
+from intarsia.kernel.chunks import ChunkSource, NotCopyable
 from intarsia.kernel.overlay import select_positions, take_rows
+from intarsia.kernel.pages import choose_pages, is_sparse
 from intarsia.kernel.threads import map_in_order
 
 PIECE_ROWS = 1 << 20
@@ -69,7 +71,7 @@ class FileReader:
             self._int96 = None if file.scan_task is not None else self._find_int96(file)
             # Read as nanoseconds, times after 2262 would silently become others.
             unit = "us" if self._int96 is None else self._int96.unit
-            self._parquet = self._open(unit, file.footer, encoded)
+            self._parquet = self._open(unit, get_footer(file), encoded)
             self.physical: pa.Schema = self._parquet.schema_arrow
             if self._int96 is not None:
                 self.physical = self._int96.add_zones(self.physical)
@@ -81,6 +83,7 @@ class FileReader:
         self._starts = [0, *accumulate(self._count_group_rows(n) for n in range(self.footer.num_row_groups))]
         self._projection: ColumnProjection | None = None
         self.deleted: pa.Int64Array | None = None
+        self._chunk_source: ChunkSource | None = None
         if file.scan_task is not None:
             self._projection = file.scan_task.project_columns(self.physical, self.schema)
             if file.scan_task.has_deletes:
@@ -119,12 +122,21 @@ class FileReader:
 
     @property
     def unproven(self) -> frozenset[str]:
-        """INT96 columns whose values have to be read to know whether they fit the type of the schema."""
+        """Columns whose values have to be read to know what they are in the type of the schema.
+
+        INT96 ones, whose values may not fit it, and durations, whose unit Parquet's own schema does not tell.
+        """
         known = self._int96
-        if known is None or not known.proven or known.legacy:
-            return frozenset() if known is None else known.columns
-        mine = [name for name in known.columns if name in self.schema.names]
-        return frozenset(n for n in mine if self.physical.field(n).type != self.schema.field(n).type)
+        mine = set(self.physical.names).intersection(self.schema.names)
+        others = {n for n in mine if self.physical.field(n).type != self.schema.field(n).type}
+        durations = {
+            name
+            for name in others
+            if list_duration_units(self.physical, [name]) != list_duration_units(self.schema, [name])
+        }
+        if known is None:
+            return frozenset(durations)
+        return known.columns & (others if known.proven and not known.legacy else known.columns) | durations
 
     def find_live_rows(self, start: int, count: int) -> pa.Int64Array | None:
         """Which of ``count`` rows from ``start`` on are live, counted from ``start``; None is all of them."""
@@ -203,6 +215,59 @@ class FileReader:
             start += piece.num_rows
             yield piece if live is None else take_rows(piece, live)
 
+    def read_rows(
+        self, columns: Sequence[str], row_group: int, rows: pa.Int64Array, *, batch_rows: int | None = None
+    ) -> pa.Table:
+        """Some columns of some rows of a row group; ``rows`` count from its start and ascend.
+
+        Columns are decoded one after the other, and texts that the file stores as a small dictionary only
+        for these rows. Memory: a column of the row group, or of a piece of it, and what is returned.
+        """
+        start = self._starts[row_group]
+        if self._int96 is not None:
+            pieces = self.read_pieces(columns, row_group, batch_rows=batch_rows)
+            return pa.concat_tables(_take_from_each(pieces, rows))
+        limit = self.choose_piece_rows(row_group, batch_rows)
+        physical = self._list_physical(columns)
+        encoded = _find_small_dictionaries(self.footer.row_group(row_group), self.physical, physical)
+        parquet = self._open("us", self.footer, encoded) if encoded else self._parquet
+        sparse = is_sparse(rows, self._count_group_rows(row_group))
+        chosen: dict[str, pa.ChunkedArray] = {}
+        for name in physical:  # PyArrow also reads the field b of a struct a for the name "a.b"
+            if sparse and (taken := self._read_from_pages(name, row_group, rows)) is not None:
+                pass
+            elif limit is None:
+                taken = take_rows(self._read_group(parquet, row_group, [name]).select([name]), rows)
+            else:
+                batches = self._read_batches(parquet, limit, row_group, [name])
+                taken = pa.concat_tables(_take_from_each((one.select([name]) for one in batches), rows))
+            chosen[name] = taken[name]
+        table = pa.table(chosen) if chosen else self._make_bare_table(len(rows))
+        return self._complete_columns(table, columns, start, rows)
+
+    def _read_from_pages(self, name: str, row_group: int, rows: pa.Int64Array) -> pa.Table | None:
+        """Rows of one column, decoded from the pages that hold them; None where that is not possible."""
+        if self._chunk_source is None:
+            self._chunk_source = self.open_chunk_source()
+        field = self.physical.field(name)
+        try:
+            pages = choose_pages(self._chunk_source, row_group, field, rows)
+        except NotCopyable:  # to be read as a whole, which says what is wrong
+            return None
+        if pages is None:
+            return None
+        try:
+            parquet = pq.ParquetFile(
+                pa.BufferReader(pages.data),
+                pre_buffer=False,
+                page_checksum_verification=True,
+                coerce_int96_timestamp_unit="us",
+            )
+            read = parquet.read(use_threads=False)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise make_unreadable_error(self.file, error) from error
+        return take_rows(read, pages.rows) if read.schema.types == [field.type] else None
+
     def choose_piece_rows(self, row_group: int, batch_rows: int | None) -> int | None:
         """How many rows to read at once; None reads the row group as a whole."""
         meta = self.footer.row_group(row_group)
@@ -218,30 +283,32 @@ class FileReader:
         if not physical:
             return self._make_bare_table(self._count_group_rows(row_group))
         both = [] if self._int96 is None else self._int96.needs_both(physical)
-        try:
-            table = self._parquet.read_row_group(row_group, columns=physical, use_threads=False)
-            fine = None
-            if both:
-                fine = self._open("ns", self.footer).read_row_group(
-                    row_group, columns=both, use_threads=False
-                )
-        except (pa.ArrowInvalid, OSError) as error:
-            raise make_unreadable_error(self.file, error) from error
+        table = self._read_group(self._parquet, row_group, physical)
+        fine = self._read_group(self._open("ns", self.footer), row_group, both) if both else None
         # PyArrow also reads the field b of a struct a for the name "a.b".
         return self._as_instants(table.select(physical), fine)
+
+    def _read_group(self, parquet: pq.ParquetFile, row_group: int, physical: list[str]) -> pa.Table:
+        try:
+            return parquet.read_row_group(row_group, columns=physical, use_threads=False)
+        except (pa.ArrowInvalid, OSError) as error:
+            raise make_unreadable_error(self.file, error) from error
 
     def _list_physical(self, columns: Sequence[str]) -> list[str]:
         if self._projection is not None:
             return self._projection.list_physical_columns(list(columns))
-        return [name for name in columns if name in self.stored]
+        stored = self.stored
+        return [name for name in columns if name in stored]
 
     def _make_bare_table(self, rows: int) -> pa.Table:
         """A table with this number of rows, for when no column is read."""
         return pa.table({self._bare_name: pa.nulls(rows)})
 
-    def _complete_columns(self, table: pa.Table, columns: Sequence[str], start: int) -> pa.Table:
+    def _complete_columns(
+        self, table: pa.Table, columns: Sequence[str], start: int, chosen: pa.Int64Array | None = None
+    ) -> pa.Table:
         if self._projection is not None:
-            return self._projection.project(table, list(columns), start=start)
+            return self._projection.project(table, list(columns), start=start, rows=chosen)
         rows = table.num_rows
         wanted = pa.schema([self.schema.field(name) for name in columns])
         for name in columns:
@@ -314,25 +381,43 @@ ENCODED_BYTES = 2
 def find_encoded_columns(file: DataFile, schema: pa.Schema) -> list[str]:
     """Plain string columns that the file stores as small dictionaries throughout."""
     footer = file.footer
-    if footer is None:
+    if footer is None or not footer.num_row_groups:
         return []
-    small: dict[str, bool] = {}
+    found = schema.names
     for group in range(footer.num_row_groups):
-        meta = footer.row_group(group)
-        for number in range(meta.num_columns):
-            chunk = meta.column(number)
-            if chunk.physical_type == "BYTE_ARRAY":
-                fits = (
-                    chunk.has_dictionary_page
-                    and chunk.total_uncompressed_size < ENCODED_BYTES * chunk.num_values
-                )
-                name = chunk.path_in_schema
-                small[name] = small.get(name, True) and fits
+        found = _find_small_dictionaries(footer.row_group(group), schema, found)
+    return found
+
+
+def _find_small_dictionaries(
+    group: pq.RowGroupMetaData, schema: pa.Schema, columns: Collection[str]
+) -> list[str]:
+    """Those of some columns that are plain strings and small dictionaries in a row group."""
+    small: dict[str, bool] = {}
+    for number in range(group.num_columns):
+        chunk = group.column(number)
+        if chunk.physical_type == "BYTE_ARRAY":
+            fits = (
+                chunk.has_dictionary_page and chunk.total_uncompressed_size < ENCODED_BYTES * chunk.num_values
+            )
+            name = chunk.path_in_schema
+            small[name] = small.get(name, True) and fits
     return [
         field.name
         for field in schema
-        if small.get(field.name) and (pa.types.is_string(field.type) or pa.types.is_binary(field.type))
+        if small.get(field.name)
+        and field.name in columns
+        and (pa.types.is_string(field.type) or pa.types.is_binary(field.type))
     ]
+
+
+def _take_from_each(pieces: Iterable[pa.Table], rows: pa.Int64Array) -> Iterator[pa.Table]:
+    """The rows with these ascending numbers, of each piece of a table."""
+    start = 0
+    for piece in pieces:
+        mine = select_positions(rows, start, start + piece.num_rows)
+        yield take_rows(piece, pc.subtract(mine, pa.scalar(start, pa.int64())))
+        start += piece.num_rows
 
 
 def make_unreadable_error(file: DataFile, error: Exception) -> DamagedTable | StorageError:

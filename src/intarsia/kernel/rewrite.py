@@ -112,10 +112,11 @@ def _find_shared_columns(plan: Plan) -> frozenset[str]:
 def find_widened_columns(plan: Plan) -> frozenset[str]:
     """Columns whose type the operation changes in the whole dataset."""
     before = plan.snapshot.schema
+    known = set(before.names)
     return frozenset(
         field.name
         for field in plan.schema
-        if field.name in before.names and before.field(field.name).type != field.type
+        if field.name in known and before.field(field.name).type != field.type
     )
 
 
@@ -181,7 +182,7 @@ def find_refused_rows(task: Rewrite, source: pa.Table | None = None) -> list[Ref
                 except ValuesRefused as error:
                     found += error.refusals
                 else:
-                    _conform_written(pa.table(values), task.schema, task)
+                    conform_written(pa.table(values), task.schema, task)
     return found
 
 
@@ -196,18 +197,16 @@ def _read_hit_pieces(task: Rewrite, columns: list[str]) -> Iterator[tuple[pa.Tab
             if not len(task.hits.select_range(start, start + reader.footer.row_group(group).num_rows)):
                 continue
             for piece in reader.read_pieces(columns, group, batch_rows=task.options.batch_rows):
-                yield piece, _shift_hits(task.hits.select_range(start, start + piece.num_rows), start)
+                yield piece, shift_hits(task.hits.select_range(start, start + piece.num_rows), start)
                 start += piece.num_rows
 
 
 def choose_file_types(footer: pq.FileMetaData, schema: pa.Schema, widened: Collection[str]) -> pa.Schema:
     """The columns in the types of the file; in those of the schema if it lacks them or they are widened."""
     own = read_arrow_schema(footer)
+    kept = set(own.names) - set(widened)
     return pa.schema(
-        [
-            own.field(each.name) if each.name in own.names and each.name not in widened else each
-            for each in schema
-        ],
+        [own.field(each.name) if each.name in kept else each for each in schema],
         schema.metadata,
     )
 
@@ -231,10 +230,11 @@ def _write_rows(
 def find_retyped_columns(footer: pq.FileMetaData, written: pa.Schema) -> frozenset[str]:
     """Columns whose type or nullability differs from the file's."""
     own = read_arrow_schema(footer)
+    known = set(own.names)
     return frozenset(
         each.name
         for each in written
-        if each.name in own.names
+        if each.name in known
         and (own.field(each.name).type != each.type or own.field(each.name).nullable != each.nullable)
     )
 
@@ -263,9 +263,9 @@ def _write_encoded(
             whole = not recut and reader.choose_piece_rows(group, task.options.batch_rows) is None
             for piece in reader.read_pieces(wanted, group, batch_rows=task.options.batch_rows):
                 hits = task.hits.select_range(start, start + piece.num_rows)
-                changed, _ = apply_hits(piece, _shift_hits(hits, start), task, source)
+                changed, _ = apply_hits(piece, shift_hits(hits, start), task, source)
                 start += piece.num_rows
-                changed = _conform_written(changed.select(stored), writer.schema, task)
+                changed = conform_written(changed.select(stored), writer.schema, task)
                 if whole:
                     writer.write(sort_declared(changed, order) if len(hits) else changed)
                 else:
@@ -320,23 +320,31 @@ def _make_new_columns(
     order: Sequence[tuple[str, str, str]],
 ) -> pa.Table:
     """The columns of a row group that have to be encoded: all if rows are deleted or change their order."""
-    stored = splice.schema.names
-    acting = [action for number, action in enumerate(task.actions) if len(hits.select_action(number))]
-    may_change = _may_change(acting, task, source)
-    moving = any(isinstance(action, Drop) for action in acting) or any(key in may_change for key, *_ in order)
-    looked_at = may_change | find_input_columns(acting)
-    read = [name for name in stored if moving or name in looked_at or name not in splice.alike]
+    read, moving = list_columns_to_decode(hits, task, source, splice, order)
     if not read:
         return pa.table({})
     wanted = [*read, *(name for name in _find_partition_inputs(task) if name not in read)]
     before = reader.read(wanted, group)
     after, changed = apply_hits(before, hits, task, source)
-    if after.num_rows == before.num_rows:
-        sorted_ = sort_declared(after, order) if moving else after
-        if sorted_ is after:
-            read = [name for name in read if name in changed or name not in splice.alike]
-        after = sorted_
-    return _conform_written(after.select(read), splice.schema, task)
+    fresh = splice.select_fresh(
+        after.select(read), changed, rows_before=before.num_rows, order=order if moving else ()
+    )
+    return conform_written(fresh, splice.schema, task)
+
+
+def list_columns_to_decode(
+    hits: Hits,
+    task: Rewrite,
+    source: pa.Table | None,
+    splice: ChunkCopy,
+    order: Sequence[tuple[str, str, str]],
+) -> tuple[list[str], bool]:
+    """The columns of a row group that cannot just be copied, and whether rows are deleted or may move."""
+    acting = [action for number, action in enumerate(task.actions) if len(hits.select_action(number))]
+    may_change = find_changing_columns(acting, task, source)
+    moving = any(isinstance(action, Drop) for action in acting) or any(key in may_change for key, *_ in order)
+    looked_at = may_change | find_input_columns(acting)
+    return [n for n in splice.schema.names if moving or n in looked_at or n not in splice.alike], moving
 
 
 def _split_by_row_group(reader: FileReader, task: Rewrite) -> list[Hits]:
@@ -344,12 +352,12 @@ def _split_by_row_group(reader: FileReader, task: Rewrite) -> list[Hits]:
     parts, start = [], 0
     for group in range(reader.footer.num_row_groups):
         rows = reader.footer.row_group(group).num_rows
-        parts.append(_shift_hits(task.hits.select_range(start, start + rows), start))
+        parts.append(shift_hits(task.hits.select_range(start, start + rows), start))
         start += rows
     return parts
 
 
-def _may_change(actions: Sequence[Action], task: Rewrite, source: pa.Table | None) -> set[str]:
+def find_changing_columns(actions: Sequence[Action], task: Rewrite, source: pa.Table | None) -> set[str]:
     """Columns that some action sets."""
     names: set[str] = set()
     for action in actions:
@@ -361,6 +369,14 @@ def _may_change(actions: Sequence[Action], task: Rewrite, source: pa.Table | Non
         elif not isinstance(action, Drop):  # an Insert changes no existing row
             raise AssertionError(f"{action} cannot apply to rows of a file")
     return names
+
+
+def find_set_columns(action: Action, task: Rewrite, source: pa.Table | None) -> set[str]:
+    """Columns that an action sets as a whole, whatever their value was; not parts of structs."""
+    if isinstance(action, Assign):
+        parts = {target[0] for target, _ in action.values if len(target) > 1}
+        return {target[0] for target, _ in action.values} - parts
+    return find_changing_columns([action], task, source)
 
 
 def find_input_columns(actions: Sequence[Action]) -> set[str]:
@@ -380,7 +396,7 @@ def make_rewritten_metadata(
 ) -> Mapping[bytes, bytes]:
     """The key-value metadata that stays true when a file is rewritten with the columns of ``schema``."""
     acting = [action for number, action in enumerate(task.actions) if len(task.hits.select_action(number))]
-    changed = _may_change(acting, task, source)
+    changed = find_changing_columns(acting, task, source)
     moved = bool(layout.sorting) or any(isinstance(action, Drop) for action in acting)
     kept = rewrite_metadata(layout.key_value_metadata, schema, before, changed=changed, moved=moved)
     return {**kept, **task.metadata}
@@ -388,11 +404,12 @@ def make_rewritten_metadata(
 
 def list_stored_columns(physical: pa.Schema, task: Rewrite) -> list[str]:
     """The file's own columns in its own order, then those that are new to it."""
-    own = [name for name in physical.names if name in task.schema.names]
+    known, mine = set(task.schema.names), set(physical.names)
+    own = [name for name in physical.names if name in known]
     path_columns = set(task.partition_columns)
     if any(isinstance(action, Replace) for action in task.actions):
         path_columns &= task.file.partition.keys()  # others are stored in the file
-    return own + [name for name in task.schema.names if name not in path_columns and name not in own]
+    return own + [name for name in task.schema.names if name not in path_columns and name not in mine]
 
 
 def _find_encoded_columns(task: Rewrite) -> list[str]:
@@ -428,7 +445,8 @@ def _find_partition_inputs(task: Rewrite) -> list[str]:
     return [name for name in task.partition_columns if name in used]
 
 
-def _shift_hits(hits: Hits, start: int) -> Hits:
+def shift_hits(hits: Hits, start: int) -> Hits:
+    """The hits with positions counted from ``start``."""
     return Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
 
 
@@ -449,7 +467,8 @@ def apply_hits(
                 continue
             case Replace():
                 assert source is not None
-                names = [n for n in table.column_names if n in source.column_names and n not in task.same]
+                given = set(source.column_names) - task.same
+                names = [name for name in table.column_names if name in given]
                 values: Mapping[str, Any] = make_replacement_columns(source.select(names), mine, task)
             case Assign():
                 try:
@@ -528,6 +547,7 @@ def _evaluate_values(
     path: str,
 ) -> dict[str, Any]:
     values: dict[str, Any] = {}
+    given = set(rows.column_names)
     for target, expression in action.values:
         name = target[0]
         dtype = _find_type_at(schema.field(name).type, target[1:])
@@ -535,7 +555,7 @@ def _evaluate_values(
             value = evaluate(expression, rows, source)
         chunked = value if isinstance(value, pa.ChunkedArray) else pa.chunked_array([value])
         new = cast_exact(chunked, dtype, column=".".join(target), operation=operation, path=path)
-        current = values.get(name, rows[name] if name in rows.column_names else None)
+        current = values.get(name, rows[name] if name in given else None)
         values[name] = new if len(target) == 1 else _with_child(current, target[1:], new)
     for name in {target[0] for target, _ in action.values if len(target) > 1}:
         whole = pa.chunked_array([values[name]])
@@ -571,7 +591,7 @@ def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
     return pa.StructArray.from_arrays(children, fields=loose)
 
 
-def _conform_written(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:
+def conform_written(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:
     """The columns in exactly the types that are written; NULL in a NOT NULL column is refused."""
     wanted = pa.schema([schema.field(name) for name in table.column_names], schema.metadata)
     strict = [field.name for field in wanted if not field.nullable]

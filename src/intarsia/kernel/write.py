@@ -51,6 +51,7 @@ class FileWriter:
         self._chunks = ChunkWriter(location, filesystem) if self._form.described else None
         self._sink: Any = None
         self._nans: dict[str, int] | None = {} if count_nans else None
+        self._encoded = encoded
 
     @property
     def size(self) -> int:
@@ -66,7 +67,7 @@ class FileWriter:
             self.write(table.slice(0, half))
             self.write(table.slice(half))
         elif table.num_rows:
-            self._write(table)
+            self._write(unify_dictionaries(table, self._encoded))
             if self._nans is not None:
                 _count_nans(table, self._nans)
 
@@ -136,6 +137,16 @@ class FileWriter:
 
     def _make_failure(self, error: OSError) -> StorageError:
         return write_failure(error, self.location)
+
+
+def unify_dictionaries(table: pa.Table, columns: Collection[str]) -> pa.Table:
+    """The table with one dictionary per column: where chunks have several, PyArrow stores plain values."""
+    for name in columns:
+        if table[name].num_chunks > 1:
+            table = table.set_column(
+                table.column_names.index(name), table.schema.field(name), table[name].unify_dictionaries()
+            )
+    return table
 
 
 def _count_nans(table: pa.Table, counts: dict[str, int]) -> None:

@@ -15,8 +15,6 @@ from intarsia.common.lazy import make_lazy_names as _lazily
 
 if TYPE_CHECKING:
     from intarsia.pipeline.backfill import BackfillReport, BackfillRun, run_backfill
-    from intarsia.pipeline.case_runner import CaseReport, run_tests
-    from intarsia.pipeline.drawing import draw
     from intarsia.pipeline.loading import check, load
     from intarsia.pipeline.model import (
         Compact,
@@ -36,14 +34,16 @@ if TYPE_CHECKING:
         Write,
     )
     from intarsia.pipeline.parse import loads
-    from intarsia.pipeline.project import init_project
-    from intarsia.pipeline.report import PipelineReport, StepReport, as_json
+    from intarsia.pipeline.reports.drawing import draw
+    from intarsia.pipeline.reports.report import PipelineReport, StepReport, as_json
     from intarsia.pipeline.runner import run, run_file
+    from intarsia.pipeline.testing.project import init_project
+    from intarsia.pipeline.testing.runner import CaseReport, run_tests
 
 _HOMES = {
     "BackfillReport": "backfill",
     "BackfillRun": "backfill",
-    "CaseReport": "case_runner",
+    "CaseReport": "testing.runner",
     "Compact": "model",
     "Deduplicate": "model",
     "Delete": "model",
@@ -52,25 +52,25 @@ _HOMES = {
     "Merge": "model",
     "Optimize": "model",
     "Pipeline": "model",
-    "PipelineReport": "report",
+    "PipelineReport": "reports.report",
     "Source": "model",
     "SparkSettings": "model",
     "Step": "model",
-    "StepReport": "report",
+    "StepReport": "reports.report",
     "Stream": "model",
     "Target": "model",
     "Update": "model",
     "Write": "model",
-    "as_json": "report",
+    "as_json": "reports.report",
     "check": "loading",
-    "draw": "drawing",
-    "init_project": "project",
+    "draw": "reports.drawing",
+    "init_project": "testing.project",
     "load": "loading",
     "loads": "parse",
     "run": "runner",
     "run_backfill": "backfill",
     "run_file": "runner",
-    "run_tests": "case_runner",
+    "run_tests": "testing.runner",
 }
 
 __all__ = [

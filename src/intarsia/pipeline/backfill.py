@@ -21,9 +21,9 @@ from intarsia.engine_choice import DeferredSession
 from intarsia.errors import DamagedTable, InputError, IntarsiaError
 from intarsia.pipeline.loading import load
 from intarsia.pipeline.model import Pipeline
-from intarsia.pipeline.report import PipelineReport, describe_status, error_to_json
+from intarsia.pipeline.reports.report import PipelineReport, describe_status, error_to_json
 from intarsia.pipeline.runner import RunOptions, make_opener, run
-from intarsia.pipeline.state import choose_state_path, hold_lock, write_atomically
+from intarsia.pipeline.state.state_file import choose_state_path, hold_lock, write_atomically
 from intarsia.show import units
 
 __all__ = ["BackfillReport", "BackfillRun", "expand_range", "run_backfill"]

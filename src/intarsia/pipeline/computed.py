@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 import uuid
 from collections.abc import Callable, Iterator, Mapping
@@ -17,7 +18,7 @@ from intarsia.common.arrow import ingest
 from intarsia.common.lazy import import_optional
 from intarsia.common.schema import conform_table, unify_schemas
 from intarsia.engine_choice import MEMORY_SHARE, is_spark, read_memory_total
-from intarsia.errors import InputError, IntarsiaError
+from intarsia.errors import InputError, IntarsiaError, NotSupported
 from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline.graph import Code, Function, NamedInput
 from intarsia.pipeline.inputs import make_transform, transform_frame
@@ -60,7 +61,7 @@ class SourceComputer:
 
     def compute_frame(self, source: Source, code: Code, read: Read, session: Any) -> Any:
         """The rows as a Spark DataFrame, which is analyzed here and evaluated by the step."""
-        with _add_place(code), translate_spark_errors(), _translate_refusal():
+        with _add_place(code), translate_spark_errors(), _translate_refusal(code):
             if code.query is not None:
                 frame = self._query_frames(source, code, read, session)
             else:
@@ -110,8 +111,11 @@ class SourceComputer:
         with _add_place(code):
             try:
                 made = self._open_query(source, code, read, code.query.columns)
-            except InputError:  # over all columns, which its error then names
-                made = self._open_query(source, code, read, ColumnUse())
+            except InputError as error:  # over all columns, which its error then names
+                try:
+                    made = self._open_query(source, code, read, ColumnUse())
+                except NotSupported:  # for a column that the query leaves out
+                    raise error from error.__cause__
         self.stack.callback(made.close)
         return _name_rows(code, made.open_stream())
 
@@ -244,18 +248,23 @@ def _check_frame(code: Code, frame: Any, *, streams: bool) -> None:
 
 def _make_result_error(code: Code, result: Any, wanted: str) -> InputError:
     kind = "None" if result is None else f"a {type(result).__name__}"
-    return InputError(f"{code.place} returned {kind}.", hint=f"return {wanted}.")
+    assert code.function is not None
+    line = f", line {code.function.line}"
+    return InputError(f"{code.place}{line} returned {kind}.", path=code.path, hint=f"return {wanted}.")
 
 
 @contextmanager
 def _add_place(code: Code) -> Iterator[None]:
-    """Add the place of a query or function to an error."""
+    """Add the file and place of a query or function to an error."""
     try:
         yield
-    except InputError as error:
+    except (InputError, NotSupported) as error:
         if error.message.startswith(code.place):
             raise
-        raise type(error)(f"{code.place}: {error.message}", path=error.path, hint=error.hint) from error
+        line = f", line {code.function.line}" if code.function is not None else ""
+        between = ", " if error.message.startswith("line ") else f"{line}: "
+        told = f"{code.place}{between}{error.message}"
+        raise type(error)(told, path=error.path or code.path, hint=error.hint) from error
 
 
 def _name_rows(code: Code, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
@@ -269,13 +278,23 @@ def _name_rows(code: Code, rows: pa.RecordBatchReader) -> pa.RecordBatchReader:
 
 
 @contextmanager
-def _translate_refusal() -> Iterator[None]:
-    """Translate Spark's error about a query or a DataFrame that it cannot analyze."""
+def _translate_refusal(code: Code) -> Iterator[None]:
+    """Translate Spark's error about a query or a DataFrame that it cannot analyze, with the line."""
     try:
         yield
     except list_spark_error_types() as error:
         known = find_known_failure(error, "Spark could not do it")
-        raise known or InputError(f"Spark refuses it: {summarize_error(error)}") from error
+        where = "" if code.query is None else _find_line(error)
+        if code.function is not None:
+            where = describe_lines(error, code.function.path, code.function.modules).removeprefix(", ")
+        told = f"{where}: Spark refuses it" if where else "Spark refuses it"
+        raise known or InputError(f"{told}: {summarize_error(error)}") from error
+
+
+def _find_line(error: BaseException) -> str:
+    """The line of a query that Spark names, such as in ``; line 2 pos 7``; empty where it names none."""
+    found = re.search(r"\bline (\d+),? ?\(?pos", str(error))
+    return f"line {found[1]}" if found else ""
 
 
 @contextmanager
@@ -284,7 +303,7 @@ def _translate_failure(code: Code, what: str) -> Iterator[None]:
     assert code.function is not None
     try:
         yield
-    except Exception as error:  # a function may raise anything
+    except (Exception, SystemExit) as error:  # a function may raise anything
         if isinstance(error, (IntarsiaError, *list_spark_error_types())):
             raise
         path = code.function.path

@@ -12,7 +12,7 @@ from typing import Any
 from intarsia.common.log import get_logger
 from intarsia.errors import InputError
 from intarsia.pipeline.model import Pipeline
-from intarsia.pipeline.report import PipelineReport, StepReport
+from intarsia.pipeline.reports.report import PipelineReport, StepReport
 
 __all__ = ["catch_signals", "check_continuous", "repeat", "tell_changes"]
 

@@ -10,8 +10,11 @@ from typing import Any
 
 from intarsia.common.names import suggest_names
 from intarsia.errors import InputError
+from intarsia.pipeline.graph import SourceGraph
+from intarsia.pipeline.model import Pipeline, find_written_target
+from intarsia.pipeline.quality.references import list_referenced_sources, list_referenced_targets
 
-__all__ = ["VARIABLE", "apply_environment", "choose_environment", "move_state"]
+__all__ = ["VARIABLE", "apply_environment", "check_additions", "choose_environment", "move_state"]
 
 VARIABLE = "INTARSIA_ENV"
 """The environment variable that names the environment of runs which name none themselves."""
@@ -61,6 +64,41 @@ def apply_environment(
     return merged[chosen]
 
 
+def check_additions(raw: Mapping[str, Any], pipeline: Pipeline, fail: Fail) -> None:
+    """Refuse a source or target that only the environment declares and that no step has to do with.
+
+    It is taken for a mistyped name: what was to be overridden would stay as it is, such as a path of
+    production.
+
+    Args:
+        raw: the tables of the file, as :func:`apply_environment` takes them.
+        pipeline: what was made of them.
+        fail: makes the error of a place, a message and a hint.
+
+    Raises:
+        InputError: there is one.
+    """
+    graph = SourceGraph(pipeline)
+    read = {name for step in pipeline.steps for name in list_referenced_sources(step, pipeline)}
+    read |= {step.source for step in pipeline.steps if step.source is not None}
+    sources = {name for one in read for name in graph.list_sources(one)}
+    targets = {target for name in sources for target in graph.list_targets(name)}
+    for step in pipeline.steps:
+        named = (step.target, find_written_target(step), *list_referenced_targets(step, pipeline))
+        targets |= {target for target in named if target is not None}
+    own = raw["env"][pipeline.env]
+    for key, used in (("sources", sources), ("targets", targets)):
+        known = sorted(raw.get(key, {}))
+        for name in own.get(key, {}):
+            if name not in known and name not in used:
+                there = f"there is {', '.join(map(repr, known))}." if known else None
+                raise fail(
+                    f"[env.{pipeline.env}.{key}.{name}]",
+                    f"it overrides no {key.removesuffix('s')} of the file, and no step uses it.",
+                    suggest_names([name], known, otherwise=there),
+                )
+
+
 def _merge(rest: dict[str, Any], name: str, table: Any, known: Sequence[str], fail: Fail) -> dict[str, Any]:
     place = f"[env.{name}]"
     if not _NAME.fullmatch(name):
@@ -70,7 +108,7 @@ def _merge(rest: dict[str, Any], name: str, table: Any, known: Sequence[str], fa
     for key in table:
         if key == "env" or key not in known:
             others = sorted({*known} - {"env"})
-            raise fail(f"{place}, key {key!r}", "this key is not known.", suggest_names([key], others))
+            raise fail(place, f"the key {key!r} is not known.", suggest_names([key], others))
     plain = {key: value for key, value in table.items() if key not in ("sources", "steps")}
     made = _merge_tables(rest, plain)
     if "sources" in table:

@@ -22,7 +22,7 @@ from intarsia.pipeline.model import (
     is_guard,
     name_step,
 )
-from intarsia.pipeline.references import list_referenced_targets
+from intarsia.pipeline.quality.references import list_referenced_sources, list_referenced_targets
 from intarsia.sql.query import Query, check_dialect, list_variables, parse_query
 
 SESSIONS = {"spark": "spark", "connection": "duckdb"}
@@ -60,6 +60,8 @@ class Function:
     parameters: tuple[Parameter, ...]
     modules: tuple[LocalModule, ...] = ()
     """What its file imports from its own directory, also through others."""
+    line: int = 0
+    """Of its def."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class Code:
     function: Function | None
     digest: str
     inputs: tuple[NamedInput, ...] = ()
+    path: str | None = None
+    """The file that it is in; None where the pipeline is of no file."""
 
 
 def split_function(text: str) -> tuple[str, str]:
@@ -140,7 +144,9 @@ class SourceGraph:
         place = f"[sources.{name}] {key}"
         try:
             code = self._parse_function(source) if source.python is not None else self._parse_query(source)
-            code = replace(code, place=code.place or place)
+            origin = self.pipeline.origin
+            own = place if origin is None else f"{os.path.basename(origin)}, {place}"
+            code = replace(code, place=code.place or own, path=code.path or origin)
             return replace(code, inputs=tuple(self._find_inputs(name, source, code)))
         except (InputError, NotSupported) as error:
             where = self.pipeline.origin or f"pipeline {self.pipeline.name!r}"
@@ -161,7 +167,8 @@ class SourceGraph:
         lost = [name for name in query.parameters if name not in source.params]
         if lost:
             raise InputError(f"${{{lost[0]}}} has no value.", hint=f'give params={{"{lost[0]}": ...}}.')
-        return Code(place, query, None, hashlib.sha256(text.encode()).hexdigest())
+        digest = hashlib.sha256(text.encode()).hexdigest()
+        return Code(place, query, None, digest, path=source.sql_file)
 
     def _parse_function(self, source: Source) -> Code:
         function = read_function(source.python or "")
@@ -175,7 +182,7 @@ class SourceGraph:
                     f" engine is {self.pipeline.engine}.",
                     hint=f'use engine = "{engine}", or leave the parameter out.',
                 )
-        return Code(place, None, function, _digest_function(function))
+        return Code(place, None, function, _digest_function(function), path=function.path)
 
     # Names
 
@@ -237,8 +244,10 @@ def read_function(text: str) -> Function:
     """The function of ``file.py:function``, with what its file imports. Raises InputError."""
     path, name = split_function(text)
     data = read_text_file(path)
-    parameters = tuple(_find_parameters(path, name, data))
-    return Function(path, name, data, parameters, find_local_modules(path, data))
+    definition = _find_definition(path, name, data)
+    parameters = tuple(_find_parameters(path, definition))
+    modules = find_local_modules(path, data)
+    return Function(path, name, data, parameters, modules, definition.lineno)
 
 
 def _digest_function(function: Function) -> str:
@@ -256,21 +265,24 @@ def _check_params(source: Source, known: Collection[str]) -> None:
             raise InputError(f"there is no parameter {name!r}.", hint=suggest_names([name], sorted(known)))
 
 
-def _find_parameters(path: str, name: str, text: bytes) -> Iterator[Parameter]:
-    """The parameters of a function, found without running its file."""
-    shown = os.path.basename(path)
+def _find_definition(path: str, name: str, text: bytes) -> ast.FunctionDef:
+    """The definition of a function, found without running its file."""
     module = parse_module(path, text)
     functions = {one.name: one for one in module.body if isinstance(one, ast.FunctionDef)}
     if name not in functions:
         raise InputError(
-            f"{shown} defines no function {name!r}.",
+            f"{os.path.basename(path)} defines no function {name!r}.",
             path=path,
             hint=suggest_names([name], sorted(functions), otherwise="it is a def at the top of the file."),
         )
-    given = functions[name].args
+    return functions[name]
+
+
+def _find_parameters(path: str, definition: ast.FunctionDef) -> Iterator[Parameter]:
+    given, place = definition.args, f"{os.path.basename(path)}:{definition.name}, line {definition.lineno}"
     if given.posonlyargs or given.vararg or given.kwarg:
         raise InputError(
-            f"{shown}:{name}, line {functions[name].lineno}: its parameters must be names, without / and *.",
+            f"{place}: its parameters must be names, without / and *.",
             path=path,
             hint="name each source and target that it reads.",
         )
@@ -299,6 +311,7 @@ def order_steps(pipeline: Pipeline) -> tuple[Step, ...]:
         {
             *graph.list_targets(step.source),
             *list_referenced_targets(step, pipeline),
+            *(one for name in list_referenced_sources(step, pipeline) for one in graph.list_targets(name)),
             *(step.target, find_written_target(step)),
         }
         for step in steps
@@ -323,16 +336,16 @@ def order_steps(pipeline: Pipeline) -> tuple[Step, ...]:
 
 def _find_guards(graph: SourceGraph, steps: list[Step], at: int) -> set[int]:
     """The steps above one that drop or quarantine rows of a source that it reads: they stay above it."""
-    source = steps[at].source
-    read = () if source is None else graph.list_sources(source)
+    named = [steps[at].source, *list_referenced_sources(steps[at], graph.pipeline)]
+    read = {one for name in named if name is not None for one in graph.list_sources(name)}
     return {number for number in range(at) if is_guard(steps[number]) and steps[number].source in read}
 
 
 def _find_awaited(graph: SourceGraph, steps: list[Step], at: int) -> set[int]:
     """The steps below one, of targets that it reads by a query or function and no step above it writes."""
-    source = steps[at].source
+    read = [steps[at].source, *list_referenced_sources(steps[at], graph.pipeline)]
     found: set[int] = set()
-    for target in graph.list_targets(source) if source in graph.codes else ():
+    for target in [one for name in read if name in graph.codes for one in graph.list_targets(name)]:
         of_target = [
             number for number, one in enumerate(steps) if target in (one.target, find_written_target(one))
         ]

@@ -49,8 +49,9 @@ class Stream:
     schema: str | Mapping[str, str] | None = None
     """Columns and types in Spark's words, as in ``id bigint, tags array<string>``, or as a table of them.
     Files need it, unless the source has ``columns``."""
-    options: Mapping[str, str | int | float | bool] = field(default_factory=dict)
-    """Of Spark's reader: ``maxFilesPerTrigger``, ``subscribe``, ``rowsPerSecond`` and so on."""
+    options: Mapping[str, str | int | float | bool] = field(default_factory=dict, repr=False)
+    """Of Spark's reader: ``maxFilesPerTrigger``, ``subscribe``, ``rowsPerSecond`` and so on. They are not in
+    the text of the value, since those of Kafka may be passwords."""
     checkpoint: str | None = None
     """The directory of the checkpoints, on a disk that this process and the driver see; None is
     ``<name>.checkpoints`` beside the state. Each step has one below it."""
@@ -137,8 +138,9 @@ class Target:
     """A table that steps write."""
 
     path: str
-    """Of a Parquet dataset; of an Iceberg table its name in the catalog, as in ``shop.orders``."""
-    kind: Literal["parquet", "iceberg"] = "parquet"
+    """Of a Parquet dataset; of another table its name in the catalog, as in ``shop.orders``."""
+    kind: Literal["parquet", "iceberg", "spark_table"] = "parquet"
+    """``spark_table`` is a table of the Spark session's catalog; see :func:`intarsia.spark_table`."""
     partition_by: Columns = ()
     """For a dataset that does not exist yet."""
     catalog: str = ""
@@ -204,7 +206,7 @@ class Declared:
     holds: str | tuple[str, ...] = ()
     """Conditions, as SQL."""
     references: Mapping[str, str] = field(default_factory=dict)
-    """Columns whose values are keys of another target, as in ``{"customer_id": "customers.id"}``."""
+    """Columns whose values are keys of another target or of a source: ``{"customer_id": "customers.id"}``."""
     fresh: Mapping[str, str] = field(default_factory=dict)
     """How old the newest value of a column may be: ``column``, ``within``, and ``as_of`` instead of now."""
     at_most: int | str | None = None
@@ -213,6 +215,8 @@ class Declared:
     """What is done where an expectation does not hold."""
     quarantine: str | None = None
     """The name of the target that gets the violating rows."""
+    writer: str | None = None
+    """The step whose rows are judged, of a :class:`StepGuard`."""
 
     def __post_init__(self) -> None:
         given, known = self.list_given(), self.list_keys()
@@ -318,11 +322,21 @@ class Expect(Declared):
 
     __slots__ = ()
     operation = "expect"
-    needs = ()
+    needs: ClassVar[tuple[str, ...]] = ()
     takes = (
         *("source", "target", "not_null", "unique", "min_rows", "max_rows", "accepted", "holds"),
         *("references", "fresh", "at_most", "action", "quarantine"),
     )
+
+
+class StepGuard(Expect):
+    """An expectation that drops or quarantines the rows that one step reads, on their way into its target.
+
+    It is not declared: the runner makes it of an expectation on the target, or on a stream.
+    """
+
+    __slots__ = ()
+    needs = ("source", "writer")
 
 
 Step = Merge | Write | Delete | Update | Compact | Optimize | Deduplicate | Expect
@@ -489,6 +503,11 @@ def require(value: str | None) -> str:
 def is_guard(step: Step) -> TypeGuard[Expect]:
     """Whether a step drops or quarantines rows of a source, for the steps below it that read the source."""
     return isinstance(step, Expect) and step.source is not None and step.action in ("drop", "quarantine")
+
+
+def guards_target(step: Step) -> TypeGuard[Expect]:
+    """Whether a declared step drops or quarantines the rows of the steps that write a target."""
+    return isinstance(step, Expect) and step.source is None and step.action in ("drop", "quarantine")
 
 
 def find_written_target(step: Step) -> str | None:

@@ -15,7 +15,12 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints, is
 from intarsia.common.names import suggest_names
 from intarsia.core.rule import Clause
 from intarsia.errors import InputError, NothingMatched, StorageError
-from intarsia.pipeline.environments import apply_environment, choose_environment, move_state
+from intarsia.pipeline.environments import (
+    apply_environment,
+    check_additions,
+    choose_environment,
+    move_state,
+)
 from intarsia.pipeline.graph import SourceGraph, read_function, read_query_text
 from intarsia.pipeline.model import (
     KINDS,
@@ -30,6 +35,7 @@ from intarsia.pipeline.model import (
     list_names,
     name_step,
 )
+from intarsia.pipeline.quality.references import list_referenced_sources
 from intarsia.pipeline.validation import check
 from intarsia.sql.query import list_variables
 
@@ -63,7 +69,13 @@ def read_declaration(file: Path, what: str) -> str:
     try:
         return file.read_bytes().decode("utf-8")
     except FileNotFoundError as error:
-        raise NothingMatched(f"There is no {what} file {file}.", path=str(file)) from error
+        beside = sorted(one.name for one in file.parent.glob("*.toml") if not one.name.endswith(".test.toml"))
+        start = "intarsia init writes a project with one." if what == "pipeline" else None
+        raise NothingMatched(
+            f"There is no {what} file {file}.",
+            path=str(file),
+            hint=suggest_names([file.name], beside) if beside else start,
+        ) from error
     except IsADirectoryError as error:
         raise InputError(
             f"{file} is a directory.",
@@ -144,6 +156,8 @@ class TableReader:
             )
             pipeline = replace(pipeline, env=env, reports=reports, state=state)
         check(pipeline)
+        if env is not None:
+            check_additions(raw, pipeline, self.make_error)
         return replace(pipeline, scopes=self.find_scopes(pipeline))
 
     def read_pipeline(self, raw: dict[str, Any]) -> Pipeline:
@@ -192,9 +206,10 @@ class TableReader:
         for number, step in enumerate(pipeline.steps, 1):
             name = name_step(step, number)
             own = _describe_step(number, step.name)
-            places = [f"[sources.{step.source}] {key}" for key in ("where", "derive")]
+            named = [step.source, *list_referenced_sources(step, pipeline)]
+            places = [f"[sources.{source}] {key}" for source in named for key in ("where", "derive")]
             places += [f"{own} {key}" for key in step.list_given() if key not in ("name", "options")]
-            read = graph.list_sources(step.source) if step.source in graph.codes else ()
+            read = [one for name in named if name in graph.codes for one in graph.list_sources(name)]
             below = tuple(f"[sources.{one}] " for one in read)
             met: dict[str, str] = {}
             for found, variables in self.variables.items():
@@ -230,7 +245,7 @@ class TableReader:
             if key not in known:
                 meant = _MEANT.get(key)
                 hint = f"did you mean {meant!r}?" if meant in known else suggest_names([key], sorted(known))
-                raise self.make_error(f"{place}, key {key!r}", "this key is not known.", hint)
+                raise self.make_error(place, f"the key {key!r} is not known.", hint)
 
     def _make_value(self, place: str, raw: Any, kind: type[Any]) -> Any:
         """The value of a dataclass from a table with its fields as keys."""
@@ -333,7 +348,7 @@ class TableReader:
                     return type(usual).fromisoformat(text)
         except (ValueError, KeyError) as error:
             raise self.make_error(
-                place, f"${{{name}}} is {text!r}, which is no {type(usual).__name__} as in [params]."
+                place, f"${{{name}}} is {text!r}, and in [params] it is {_describe_kind(usual)}."
             ) from error
         return text
 
@@ -342,10 +357,9 @@ class TableReader:
         options = made.options.copy()
         if (path := options.get("control_path")) is not None:
             options["control_path"] = self.resolve_path(os.fspath(path))
-        is_iceberg = made.kind == "iceberg"
         return replace(
             made,
-            path=made.path if is_iceberg else self.resolve_path(made.path),
+            path=self.resolve_path(made.path) if made.kind == "parquet" else made.path,
             partition_by=list_names(made.partition_by),
             catalog=self.resolve_path(made.catalog) if "/" in made.catalog else made.catalog,
             options=options,
@@ -407,7 +421,9 @@ class TableReader:
         if len(wanted) == 1:
             return self._read_value(place, value, wanted[0])
         words = [_WORDS.get(kind, "a list" if get_origin(kind) is tuple else "a table") for kind in wanted]
-        raise self.make_error(place, f"it must be {' or '.join(words)}, not {_describe_kind(value)}.")
+        quoted = 'a key with dots is quoted, as in "kafka.bootstrap.servers" = ...'
+        hint = quoted if isinstance(value, dict) and " options." in place else None
+        raise self.make_error(place, f"it must be {' or '.join(words)}, not {_describe_kind(value)}.", hint)
 
     def _read_word(self, place: str, value: Any, words: tuple[str, ...]) -> str:
         word = self._read_value(place, value, str)

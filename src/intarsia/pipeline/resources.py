@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol, cast
 
 import pyarrow as pa
 
+from intarsia.common.lazy import import_optional
 from intarsia.core.ports import Table
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import EngineLike
@@ -17,18 +19,19 @@ from intarsia.kernel.read import SnapshotScan
 from intarsia.pipeline import inputs
 from intarsia.pipeline.computed import SourceComputer
 from intarsia.pipeline.graph import NamedInput, SourceGraph
-from intarsia.pipeline.guards import SourceGuards
 from intarsia.pipeline.inputs import Downloads, InputFiles, list_inputs
 from intarsia.pipeline.model import Expect, Pipeline, Source, Target, is_guard, require
+from intarsia.pipeline.quality.guards import SourceGuards, select_keys
+from intarsia.pipeline.quality.references import Reference
+from intarsia.pipeline.quality.row_judge import RowJudge
 from intarsia.pipeline.rehearsal import Rehearsal
-from intarsia.pipeline.row_judge import RowJudge
-from intarsia.pipeline.since import Increment
-from intarsia.pipeline.since_rows import read_difference
-from intarsia.pipeline.snapshot_links import SnapshotLinks
-from intarsia.pipeline.stream_reader import read_stream
+from intarsia.pipeline.since import Increment, read_difference
+from intarsia.pipeline.streams.reader import read_stream
 from intarsia.request import open_iceberg
+from intarsia.spark.errors import list_spark_error_types
 from intarsia.sql.query_columns import ColumnUse
 from intarsia.tables.parquet import ParquetTable
+from intarsia.tables.parquet.links import SnapshotLinks
 
 __all__ = ["LoggedTable", "RunResources", "open_target"]
 
@@ -48,10 +51,13 @@ class LoggedTable(Table, Protocol):
         """Whether the log has every commit after a version."""
 
 
-def open_target(declared: Target) -> LoggedTable:
-    """The table of a target."""
+def open_target(declared: Target, session: Callable[[], Any]) -> LoggedTable:
+    """The table of a target; ``session`` gives the Spark session whose catalog may have it."""
     if declared.kind == "iceberg":
         return cast("LoggedTable", open_iceberg(declared.path, declared.catalog, **declared.options))
+    if declared.kind == "spark_table":
+        opened = import_optional("intarsia.catalog_tables")
+        return cast("LoggedTable", opened.open_spark_table(declared.path, session(), **declared.options))
     return ParquetTable(declared.path, **dict(declared.options))  # type: ignore[arg-type]
 
 
@@ -89,7 +95,8 @@ class RunResources:
         self.links.close()
         self.rehearsal.close()
         while self.frames:
-            self.frames.popitem()[1].unpersist()
+            with suppress(*list_spark_error_types()):  # a session that is gone has nothing to give back
+                self.frames.popitem()[1].unpersist()
         self.web.close()
 
     @property
@@ -117,7 +124,7 @@ class RunResources:
     def get_table(self, target: str) -> LoggedTable:
         """The table of a target; one object for the whole run, which caches the footers it has read."""
         if target not in self.tables:
-            self.tables[target] = open_target(self.pipeline.targets[target])
+            self.tables[target] = open_target(self.pipeline.targets[target], lambda: self.session)
         return self.tables[target]
 
     def rehearse(self, target: str, spool_dir: str | os.PathLike[str] | None = None) -> bool:
@@ -158,7 +165,9 @@ class RunResources:
             name = self._name_source(source)
             return self._compute_rows(source, listing, self._take_snapshots(name))
         if source.target is not None:
-            return self._read_target(source, self._take_snapshot(source.target))
+            snapshot = self._take_snapshot(source.target)
+            self._check_exists(self._name_source(source), source.target, snapshot)
+            return self._read_target(source, snapshot)
         if source.stream is not None:
             frame = read_stream(source, f"[sources.{self._name_source(source)}]", self.session)
             return inputs.transform_frame(frame, inputs.make_transform(source, "parquet"))
@@ -207,6 +216,17 @@ class RunResources:
             )
         return inputs.read_snapshot_columns(snapshot, names, self.session)
 
+    def read_keys(self, reference: Reference) -> Any:
+        """The keys that foreign keys are looked up in, as of :meth:`read_columns`; of a source, all its rows.
+
+        Raises as :meth:`read_columns` and as :meth:`read_rows` do.
+        """
+        if not reference.is_source:
+            return self.read_columns(reference.name, reference.keys)
+        source = self.pipeline.sources[reference.name]
+        listing = None if self.guards.list_inputs is None else self.guards.list_inputs(source)
+        return select_keys(reference, self.read_rows(source, listing), self.session)
+
     def _name_source(self, source: Source) -> str:
         return next(name for name, one in self.pipeline.sources.items() if one is source)
 
@@ -246,13 +266,16 @@ class RunResources:
         """
         found = {target: self._take_snapshot(target) for target in self.graph.list_targets(name)}
         for target, snapshot in found.items():
-            if not snapshot.has_schema:
-                raise NothingMatched(
-                    f"the source {name!r} reads the target {target!r}, which does not exist yet.",
-                    path=snapshot.root,
-                    hint="a step that writes it has to run before.",
-                )
+            self._check_exists(name, target, snapshot)
         return found
+
+    def _check_exists(self, name: str, target: str, snapshot: Snapshot) -> None:
+        if not snapshot.has_schema:
+            raise NothingMatched(
+                f"the source {name!r} reads the target {target!r}, which does not exist yet.",
+                path=snapshot.root,
+                hint="a step that writes it has to run before.",
+            )
 
     def _read_frame(self, source: Source, listing: InputFiles, known: pa.Schema | None) -> Any:
         """A DataFrame of files; persisted where text would be parsed by several steps, or twice by one."""

@@ -14,13 +14,17 @@ import pyarrow.compute as pc
 
 from intarsia.common.exact import cast_exact
 from intarsia.common.names import suggest_names
+from intarsia.common.rows import filter_rows
 from intarsia.common.types import NUMBERS, classify_type
 from intarsia.core.evaluate import evaluate, evaluate_mask
 from intarsia.core.expr import Cast, Column, Expr, find_type, resolve
 from intarsia.core.expr.assign import assign
-from intarsia.core.expr.types import is_text
+from intarsia.core.expr.types import is_text, name_type
 from intarsia.errors import ColumnNotFound, InputError
 from intarsia.sql.parse import parse_expression, parse_predicate
+
+_SHOWN = 60
+"""Characters of a bad value that an error shows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +72,7 @@ class RowTransform:
             so_far = pa.RecordBatch.from_arrays(list(derived.values()), names=list(derived))
             derived[name] = evaluate(expr, so_far)
         made = pa.RecordBatch.from_arrays([derived[name] for name in schema.names], schema=schema)
-        return made if self.where is None else made.filter(evaluate_mask(self.where, made))
+        return made if self.where is None else filter_rows(made, evaluate_mask(self.where, made))
 
     def _make_typed_schema(self, given: pa.Schema) -> pa.Schema:
         if not self.only:
@@ -96,8 +100,9 @@ class RowTransform:
         try:
             return _convert(batch, field, column.type)
         except InputError as error:
+            told = _describe_misfit(batch, field) if is_text(column.type) else None
             raise InputError(
-                f"Column {field.name!r} of the source: {error.message}",
+                f"Column {field.name!r} of the source: {told or error.message}",
                 hint="correct the files; or declare it as varchar, and derive it with try_cast or round.",
             ) from error
 
@@ -120,6 +125,28 @@ def _convert(batch: pa.RecordBatch, field: pa.Field, given: pa.DataType) -> pa.A
             except InputError:
                 raise error from None
     return _cast(batch, field)
+
+
+def _describe_misfit(batch: pa.RecordBatch, field: pa.Field) -> str | None:
+    """The first text that is none of the declared type, as it stands in the file; None where all are."""
+    text = batch.column(field.name)
+    exact = pa.types.is_integer(field.type) or pa.types.is_decimal(field.type)
+    wide = _try_cast(
+        text, pa.decimal256(76, max(getattr(field.type, "scale", 0), 38)) if exact else field.type
+    )
+    fits = pc.is_valid(wide)
+    if exact:
+        fits = pc.fill_null(pc.equal(_try_cast(_try_cast(wide, field.type), wide.type), wide), False)
+    misfits = text.filter(pc.and_(pc.is_valid(text), pc.invert(fits)))
+    if not len(misfits):
+        return None
+    value = misfits[0].as_py()
+    shown = value if len(value) <= _SHOWN else f"{value[:_SHOWN]}..."
+    return f"{shown!r} is no {name_type(field.type).lower()}."
+
+
+def _try_cast(column: pa.Array, kind: pa.DataType) -> pa.Array:
+    return evaluate(Cast(Column(("x",)), kind, try_=True), pa.RecordBatch.from_arrays([column], names=["x"]))
 
 
 def _cast(batch: pa.RecordBatch, field: pa.Field) -> pa.Array:

@@ -17,32 +17,36 @@ from pathlib import Path
 from typing import Any, TypedDict, Unpack
 
 from intarsia.common.log import redact
+from intarsia.common.names import suggest_names
 from intarsia.core.ports import Progress
 from intarsia.core.run import ignore_progress
 from intarsia.engine_choice import DeferredSession, SessionLike
 from intarsia.errors import InputError, StorageError
 from intarsia.pipeline.continuous import catch_signals, check_continuous, repeat, tell_changes
-from intarsia.pipeline.diagram import make_graph
-from intarsia.pipeline.graph import order_steps
-from intarsia.pipeline.lineage import close_lineage, open_lineage
+from intarsia.pipeline.graph import SourceGraph, order_steps
+from intarsia.pipeline.lineage.emitter import close_lineage, open_lineage
 from intarsia.pipeline.loading import load, resolve
-from intarsia.pipeline.model import EngineOfPipeline, Pipeline
-from intarsia.pipeline.page import render_page
-from intarsia.pipeline.report import PipelineReport, StepReport, as_json
+from intarsia.pipeline.look_ahead import check_read_targets
+from intarsia.pipeline.model import EngineOfPipeline, Pipeline, StepGuard, name_step
+from intarsia.pipeline.quality.guards import list_guards
+from intarsia.pipeline.quality.step_guards import expand_guards, find_made
+from intarsia.pipeline.reports.diagram import make_graph
+from intarsia.pipeline.reports.page import render_page
+from intarsia.pipeline.reports.report import PipelineReport, StepReport, as_json
+from intarsia.pipeline.reports.run_index import update_index
 from intarsia.pipeline.resources import RunResources
-from intarsia.pipeline.run_index import update_index
-from intarsia.pipeline.run_state import RunState
-from intarsia.pipeline.state import (
+from intarsia.pipeline.state.definitions import name_steps
+from intarsia.pipeline.state.recovery import finish_commits, recover_state
+from intarsia.pipeline.state.run_state import RunState
+from intarsia.pipeline.state.state_file import (
     choose_state_path,
     find_old_state_path,
     lock_state,
     read_state,
     write_atomically,
 )
-from intarsia.pipeline.state_recovery import finish_commits, recover_state
 from intarsia.pipeline.step_runner import OnStep, StepRunner
-from intarsia.pipeline.step_selection import find_left_out
-from intarsia.pipeline.streams import check_streams
+from intarsia.pipeline.streams.stream_steps import check_streams
 from intarsia.pipeline.validation import check
 from intarsia.show.progress import make_reporter
 
@@ -143,6 +147,7 @@ def run(
     check(pipeline)
     if any(source.is_computed for source in pipeline.sources.values()):
         pipeline = replace(pipeline, steps=order_steps(pipeline))
+    pipeline = expand_guards(pipeline)
     left_out = find_left_out(pipeline, only=only, from_step=from_step)
     if continuous:
         check_continuous(pipeline, interval=interval, once=dry_run or mark_done)
@@ -153,12 +158,12 @@ def run(
     directory = Path(report_dir if report_dir is not None else pipeline.reports)
     if keep:
         make_report_directory(directory)
-    with ExitStack() as stack:
+    with ExitStack() as sessions, ExitStack() as stack:  # what a session has is given back before it stops
         state = read_state(path, old) if dry_run else stack.enter_context(lock_state(path, old))
         watched = stack.enter_context(_open_progress(progress))
         stopping = stop or threading.Event()
         signals = stack.enter_context(catch_signals(stopping, wanted=continuous))
-        opener = make_opener(pipeline, master, session, watched, stack)
+        opener = make_opener(pipeline, master, session, watched, sessions)
         if continuous and opener is not None:
             opener = signals.wrap(opener)
         resources = RunResources(pipeline, opener)
@@ -180,6 +185,7 @@ def run(
             return made.mark_done()
         recover_state(run_state)
         check_streams(run_state)
+        check_read_targets(run_state)
         report = made.run_all()
         return repeat(made.run_again, report, stopping, interval) if continuous else report
 
@@ -442,3 +448,71 @@ def write_report(report: PipelineReport, directory: Path) -> PipelineReport:
     write_atomically(directory / f"{name}.html", render_page(written).encode())
     update_index(directory)
     return written
+
+
+def find_left_out(
+    pipeline: Pipeline, *, only: str | Sequence[str] | None = None, from_step: str | None = None
+) -> Mapping[str, str]:
+    """The steps that a run leaves out, each with the reason; none where it is not limited.
+
+    An expectation that drops rows which a step of the run reads is not left out: it counts them.
+
+    Args:
+        pipeline: its steps are in the order in which they run.
+        only: the steps to run; one text may name several, with commas.
+        from_step: the first step to run; those above it are left out.
+
+    Raises:
+        InputError: an unknown step, no step, or both limits.
+    """
+    names = [name_step(step, number) for number, step in enumerate(pipeline.steps, 1)]
+    if only is not None and from_step is not None:
+        raise InputError("A run has --only or --from, not both.", hint="name all steps with --only.")
+    if from_step is not None:
+        first = next(iter(find_made(pipeline, from_step)), from_step)
+        _check_names(pipeline, [first], names)
+        return _keep_guards(pipeline, names[: names.index(first)], f"left out: --from {from_step}")
+    if only is None:
+        return {}
+    chosen = split_names([only] if isinstance(only, str) else only, names)
+    chosen = [made for name in chosen for made in find_made(pipeline, name) or [name]]
+    if not chosen:
+        raise InputError("--only names no step.", hint=f"there is {', '.join(map(repr, names))}.")
+    _check_names(pipeline, chosen, names)
+    reason = f"left out: --only {', '.join(name for name in names if name in chosen)}"
+    return _keep_guards(pipeline, [name for name in names if name not in chosen], reason)
+
+
+def _keep_guards(pipeline: Pipeline, left_out: Sequence[str], reason: str) -> Mapping[str, str]:
+    """The steps to leave out without those that drop rows of what the others read; and with guards of streams
+    exactly where their step is left out, since they are a part of it."""
+    graph, steps = SourceGraph(pipeline), name_steps(pipeline)
+    chosen = [step for step in steps if step.name not in left_out]
+    kept = {step.name for step in chosen}
+    for step in chosen:
+        read = () if step.source is None else graph.list_sources(step.source)
+        guards = [one for one in list_guards(steps, step) if one.source in read]
+        kept |= {one.name for one in guards if one.quarantine is None}
+    for step in steps:
+        if isinstance(step, StepGuard) and graph.list_streams(step.source or ""):
+            kept = kept | {step.name} if step.writer in kept else kept - {step.name}
+    return dict.fromkeys([step.name for step in steps if step.name not in kept], reason)
+
+
+def split_names(given: Sequence[str], known: Sequence[str]) -> list[str]:
+    """Names from texts that have one each, or several with commas; a known name may have commas itself."""
+    found: list[str] = []
+    for text in given:
+        found += [text] if text in known else [part.strip() for part in text.split(",") if part.strip()]
+    return found
+
+
+def _check_names(pipeline: Pipeline, given: Sequence[str], known: Sequence[str]) -> None:
+    for name in given:
+        if name not in known:
+            where = pipeline.origin or f"pipeline {pipeline.name!r}"
+            raise InputError(
+                f"{where}: there is no step {name!r}.",
+                path=pipeline.origin,
+                hint=suggest_names([name], known, otherwise=f"there is {', '.join(map(repr, known))}."),
+            )

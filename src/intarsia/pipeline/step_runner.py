@@ -13,33 +13,43 @@ from intarsia.common.log import get_logger, redact
 from intarsia.core.ports import Progress
 from intarsia.core.report import MergeResult
 from intarsia.errors import InputError, IntarsiaError, StorageError
-from intarsia.pipeline.checks import make_failure
-from intarsia.pipeline.definitions import digest_snapshot
-from intarsia.pipeline.guard_memory import enter_step, judges_once, list_former_names
-from intarsia.pipeline.input_selection import Selection
 from intarsia.pipeline.inputs import InputFiles, count_inputs
+from intarsia.pipeline.look_ahead import find_bad_query
 from intarsia.pipeline.model import (
     Expect,
     Merge,
     Pipeline,
     Step,
+    StepGuard,
     Write,
     find_written_target,
     list_names,
     require,
 )
-from intarsia.pipeline.quarantine import quarantine_rows
-from intarsia.pipeline.report import Status, StepReport
+from intarsia.pipeline.quality.checks import make_failure
+from intarsia.pipeline.quality.guards import enter_step, judges_once, list_former_names
+from intarsia.pipeline.quality.quarantine import quarantine_rows
+from intarsia.pipeline.reports.report import Status, StepReport
 from intarsia.pipeline.resources import RunResources
-from intarsia.pipeline.run_state import RunState
+from intarsia.pipeline.state.definitions import digest_snapshot
+from intarsia.pipeline.state.input_selection import Selection
+from intarsia.pipeline.state.run_state import RunState
 from intarsia.pipeline.steps import carry_out, check_layout
-from intarsia.pipeline.streams import find_streams, run_stream_step
+from intarsia.pipeline.streams.stream_steps import add_batches, find_streams, run_stream_step
 from intarsia.spark.errors import find_known_failure, list_spark_error_types
 
 log = get_logger(__name__)
 
 OnStep = Callable[[StepReport], None]
 OnStart = Callable[[Step], None]
+
+
+class _BadQueryAhead(Exception):
+    """A query of a later step that the engine refuses."""
+
+    def __init__(self, step: Step, error: InputError) -> None:
+        super().__init__(step.name)
+        self.step, self.error = step, error
 
 
 @dataclass(slots=True)
@@ -63,6 +73,10 @@ class StepRunner:
     """In a dry run: targets that earlier steps would have changed."""
     rehearsed: set[str] = field(default_factory=set)
     """In a dry run: targets that steps change in a scratch place."""
+    held: list[int] = field(default_factory=list)
+    """Reports of guards that are completed by the step of a stream below them."""
+    has_looked: bool = False
+    """Whether the queries of later steps were looked at."""
 
     def go(self) -> None:
         self.resources.guards.start()
@@ -72,12 +86,51 @@ class StepRunner:
             if step.name in self.run_state.left_out:
                 self.reports.append(self._report_not_run(step))
                 continue
-            report = self._run_one(step, number)
+            if isinstance(step, StepGuard) and find_streams(self.run_state, step):
+                self.held.append(len(self.reports))
+                note = f"a stream: judged batch by batch, by step {step.writer!r}"
+                self.reports.append(replace(self._report(step, "unchanged"), notes=(note,)))
+                continue
+            try:
+                report = self._run_one(step, number)
+            except _BadQueryAhead as found:
+                self._report_ahead(found)
+                return
+            for at in self.held:  # judged with the batches of the step below
+                self._tell(self.reports[at])
+            self.held.clear()
             self.reports.append(report)
-            if self.on_step is not None:
-                self.on_step(report)
+            self._tell(report)
             if report.status == "failed":
                 return
+
+    def _look_ahead(self, step: Step) -> None:
+        """Before the first step that has something to do: raise for a later query that cannot run."""
+        if self.has_looked:
+            return
+        self.has_looked = True
+        steps = [one for one in self.run_state.list_steps() if one.name not in self.run_state.left_out]
+        at = next(number for number, one in enumerate(steps) if one.name == step.name)
+        if found := find_bad_query(self.run_state, steps[at:]):
+            raise _BadQueryAhead(*found)
+
+    def _report_ahead(self, found: _BadQueryAhead) -> None:
+        """Report a later step as failed, and those before it as not run."""
+        self.held.clear()
+        for step in self.run_state.list_steps()[len(self.reports) :]:
+            if step.name != found.step.name:
+                self.reports.append(self._report_not_run(step))
+                continue
+            found.error.place(_name_operation(step), self._describe_place(step))
+            log.error("pipeline %s, step %s cannot run: %s", self.pipeline.name, step.name, found.error)
+            notes = ("found before the steps above it ran",)
+            self.reports.append(replace(self._report(step, "failed"), error=found.error, notes=notes))
+            self._tell(self.reports[-1])
+            return
+
+    def _tell(self, report: StepReport) -> None:
+        if self.on_step is not None:
+            self.on_step(report)
 
     @property
     def is_idle(self) -> bool:
@@ -141,7 +194,7 @@ class StepRunner:
 
     def _report_failure(self, step: Step, error: BaseException) -> StepReport:
         """The report of a failed step, with a note where a new snapshot shows its target unchanged."""
-        report = replace(self._report(step, "failed"), error=error)
+        report = add_batches(step, self.run_state, replace(self._report(step, "failed"), error=error))
         target = find_shown_target(step)
         before = self.run_state.snapshots.get(target or "")
         if target is None or before is None:
@@ -153,7 +206,7 @@ class StepRunner:
             return replace(report, before=before)
         same = digest_snapshot(before) == digest_snapshot(after)
         notes = ("the target is as it was",) if same else ()
-        return replace(report, before=before, after=after, notes=notes)
+        return replace(report, before=before, after=after, notes=(*report.notes, *notes))
 
     def _attempt(self, step: Step, progress: Progress) -> StepReport:
         if isinstance(step, (Merge, Write)) and find_streams(self.run_state, step):
@@ -191,10 +244,21 @@ class StepRunner:
         before = self.run_state.get_snapshot(target)
         check_layout(step, self.pipeline, before)
         report = replace(self._report(step, "unchanged"), before=before, after=before)
-        done = run_stream_step(step, self.run_state, report)
+        self._look_ahead(step)
+        guards = [self._begin_guard(self.reports[at]) for at in self.held]
+        done, judged = run_stream_step(step, self.run_state, report, guards)
+        for at, guard in zip(self.held, judged, strict=True):
+            self.reports[at] = guard
         if done.status == "planned":
             self.made.add(target)
         return done
+
+    def _begin_guard(self, report: StepReport) -> StepReport:
+        """The report of a guard of a stream, with its quarantine as it is before the step below."""
+        guard = next(one for one in self.run_state.list_steps() if one.name == report.name)
+        self.run_state.check_settled(guard)
+        before = None if guard.quarantine is None else self.run_state.get_snapshot(guard.quarantine)
+        return replace(report, before=before, after=before)
 
     def _waits_for(self, step: Step) -> bool:
         """Whether a step of a dry run needs a target that does not exist, and of which there is no copy."""
@@ -207,6 +271,7 @@ class StepRunner:
         self, step: Step, report: StepReport, selection: Selection | None, progress: Progress
     ) -> StepReport:
         """Run a step and record its success in the state."""
+        self._look_ahead(step)
         if self.on_start is not None:
             self.on_start(step)
         source = self.run_state.get_source(step)

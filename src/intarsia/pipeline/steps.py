@@ -15,8 +15,6 @@ from intarsia.core.run import ignore_progress
 from intarsia.core.snapshot import Snapshot
 from intarsia.engine_choice import list_engines
 from intarsia.errors import InputError
-from intarsia.pipeline.checks import Check
-from intarsia.pipeline.expect import check_source, check_target
 from intarsia.pipeline.inputs import InputFiles
 from intarsia.pipeline.model import (
     Compact,
@@ -32,6 +30,8 @@ from intarsia.pipeline.model import (
     list_names,
     require,
 )
+from intarsia.pipeline.quality.checks import Check
+from intarsia.pipeline.quality.expect import check_source, check_target
 from intarsia.pipeline.resources import RunResources
 from intarsia.pipeline.validation import list_clauses
 
@@ -185,7 +185,7 @@ def check_layout(step: Step, pipeline: Pipeline, snapshot: Snapshot) -> None:
 def _expect(
     step: Expect, resources: RunResources, listing: InputFiles | None, progress: Progress
 ) -> list[Check]:
-    if step.target is not None:
+    if step.source is None:
         return check_target(step, resources, progress)
     return check_source(step, resources, listing)
 

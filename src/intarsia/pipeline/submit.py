@@ -10,8 +10,8 @@ from typing import Any
 from intarsia.core.report import MergeResult
 from intarsia.errors import IntarsiaError
 from intarsia.pipeline.backfill import BackfillRun, expand_range, run_backfill
-from intarsia.pipeline.checks import describe_outcome
-from intarsia.pipeline.report import StepReport, describe_status, error_to_json
+from intarsia.pipeline.quality.checks import describe_outcomes
+from intarsia.pipeline.reports.report import StepReport, describe_status, error_to_json
 from intarsia.pipeline.runner import run_file
 from intarsia.show import units
 
@@ -63,7 +63,7 @@ def format_step(step: StepReport) -> str:
     if step.result is not None:
         told += f" ({_format_counts(step, step.result)})"
     if step.warned:
-        told += f" ({'; '.join(describe_outcome(check) for check in step.checks if not check.ok)})"
+        told += f", {'; '.join(describe_outcomes(step.checks))}"
     if step.notes and step.error is None:
         told += f", {'; '.join(step.notes)}"
     if step.error is not None:

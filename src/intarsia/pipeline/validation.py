@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -15,9 +16,6 @@ from intarsia.core.rule import Clause
 from intarsia.engine_choice import check_engine
 from intarsia.errors import InputError, NotSupported
 from intarsia.options import ICEBERG_OPTIONS, TABLE_OPTIONS, StepOptions, TargetOptions, check_values
-from intarsia.pipeline.checks import parse_limit
-from intarsia.pipeline.conditions import parse_conditions
-from intarsia.pipeline.freshness import parse_freshness
 from intarsia.pipeline.graph import SourceGraph
 from intarsia.pipeline.inputs import check_portable
 from intarsia.pipeline.model import (
@@ -35,13 +33,20 @@ from intarsia.pipeline.model import (
     Update,
     Write,
     find_written_target,
+    guards_target,
+    is_guard,
     list_names,
     name_step,
     require,
 )
-from intarsia.pipeline.references import parse_references
+from intarsia.pipeline.quality.checks import parse_limit
+from intarsia.pipeline.quality.conditions import parse_conditions
+from intarsia.pipeline.quality.freshness import parse_freshness
+from intarsia.pipeline.quality.references import parse_references
+from intarsia.pipeline.quality.step_guards import check_stream_guard, check_target_guard, expand_guards
 from intarsia.pipeline.row_transform import parse_derivations, parse_source_filter, parse_type_name
-from intarsia.pipeline.stream_checks import check_stream_source, check_stream_step
+from intarsia.pipeline.streams.declared import check_stream_source, check_stream_step
+from intarsia.spark.catalog import split_name
 from intarsia.sql.parse import parse_assignments
 
 _NAME = re.compile(r"^[\w][\w .\-]*$")
@@ -87,9 +92,25 @@ class _Check:
                 raise self.make_error(f"[targets.{name}] path", "it is empty.")
             self._check_kind(name, target)
             self._check_options(f"[targets.{name}] options", target.options, TargetOptions)
+        self._check_tables()
         self._check_sources()
         self._check_steps()
         self._check_circles()
+
+    def _check_tables(self) -> None:
+        """Refuse a table that two targets name: a run would read it before it has what it wrote there."""
+        names: dict[tuple[Any, ...], str] = {}
+        for name, target in self.pipeline.targets.items():
+            is_local = target.kind == "parquet" and "://" not in target.path
+            path = os.path.abspath(target.path) if is_local else target.path.rstrip("/")
+            branch = target.options.get("branch")
+            other = names.setdefault((target.kind, path, str(target.catalog), branch), name)
+            if other != name:
+                raise self.make_error(
+                    f"[targets.{name}] path",
+                    f"it is the table of target {other!r} as well, {target.path}.",
+                    f"use {other!r} in all steps; or give {name!r} a path of its own.",
+                )
 
     def _check_kind(self, name: str, target: Target) -> None:
         """Check the fields that only one kind of table has."""
@@ -103,16 +124,35 @@ class _Check:
                 )
             if list_names(target.partition_by):
                 raise self.make_error(f"{place} partition_by", "the table's own partition spec decides.")
+        elif target.kind == "spark_table":
+            self._check_spark_table(place, target)
         elif target.kind != "parquet":
             raise self.make_error(
-                f"{place} kind", f"there is no {target.kind!r}.", "it is parquet or iceberg."
+                f"{place} kind", f"there is no {target.kind!r}.", "it is parquet, iceberg or spark_table."
             )
         elif target.catalog:
             raise self.make_error(f"{place} catalog", "a Parquet dataset has none.", 'set kind = "iceberg".')
-        others = ICEBERG_OPTIONS if target.kind == "parquet" else TABLE_OPTIONS
+        unfit = {"parquet": ICEBERG_OPTIONS, "iceberg": TABLE_OPTIONS}
+        others = unfit.get(target.kind, ())  # a table of a catalog of Spark may be of either kind
         foreign = [option for option in target.options if option in others]
         if foreign:
             raise self.make_error(f"{place} options", f"{foreign[0]} does not go with kind {target.kind!r}.")
+
+    def _check_spark_table(self, place: str, target: Target) -> None:
+        if self.pipeline.engine != "spark":
+            raise self.make_error(
+                f"{place} kind",
+                f"only Spark has a catalog with {target.path!r}, and the engine is {self.pipeline.engine}.",
+                'set engine = "spark", or name the directory of the table as its path.',
+            )
+        if target.catalog:
+            raise self.make_error(
+                f"{place} catalog", "the session's catalogs are meant.", "put its name before the table's."
+            )
+        if list_names(target.partition_by):
+            raise self.make_error(f"{place} partition_by", "the table of the catalog decides.")
+        with self.add_place_to_errors(f"{place} path"):
+            split_name(target.path)
 
     def _check_sources(self) -> None:
         for name, source in self.pipeline.sources.items():
@@ -180,7 +220,7 @@ class _Check:
             with self.add_place_to_errors(f"{place} options"):
                 check_values(step.options)
             self._check_step(place, step)
-            if step.source is not None and self.graph.list_streams(step.source):
+            if step.source is not None and self.graph.list_streams(step.source) and not is_guard(step):
                 with self.add_place_to_errors(f"{place} source"):
                     check_stream_step(step)
             if not isinstance(step, Expect):
@@ -262,7 +302,7 @@ class _Check:
             source="rows" if isinstance(step, (Merge, Write)) else "none",
             has_sql=has_sql((on, step.when, step.where, dict(step.set))),
             reads_rows=not isinstance(step, Write) or step.where is not None,
-            adds_files=adds or self.pipeline.targets[require(step.target)].kind == "iceberg",
+            adds_files=adds or self.pipeline.targets[require(step.target)].kind != "parquet",
         )
 
     def _expect(self, place: str, step: Expect) -> None:
@@ -276,11 +316,25 @@ class _Check:
             raise self.make_error(f"{place} min_rows", f"it is above max_rows, which is {step.max_rows}.")
         with self.add_place_to_errors(place):
             parse_conditions(step)
-            parse_references(step.references, self.pipeline.targets)
+            for one in parse_references(step, self.pipeline):
+                if one.is_source:
+                    self._check_referenced(one.name)
             parse_freshness(step.fresh)
         with self.add_place_to_errors(f"{place} at_most"):
             parse_limit(step.at_most)
         self._action(place, step)
+
+    def _check_referenced(self, source: str) -> None:
+        """Refuse foreign keys into a source that never has all its rows."""
+        read = self.graph.list_sources(source)
+        streams = self.graph.list_streams(source)
+        part = [name for name in read if self.pipeline.sources[name].since is not None]
+        if streams or part:
+            told = "is a stream" if streams else "has the new rows of a target alone"
+            raise InputError(
+                f"references: source {(*streams, *part)[0]!r} {told}, and keys are looked up in all rows.",
+                hint="write its rows into a target, and name that.",
+            )
 
     def _action(self, place: str, step: Expect) -> None:
         if (step.quarantine is None) == (step.action == "quarantine"):
@@ -300,23 +354,46 @@ class _Check:
                     f"it is about all rows together, so there are none to {step.action}.",
                     "give it a step of its own.",
                 )
-        if step.source is None:
-            raise self.make_error(
-                f"{place} action",
-                f"{step.action} is for the rows of a source.",
-                'expect it of the source above; or use operation = "delete" for rows of the target.',
-            )
+        if guards_target(step):
+            with self.add_place_to_errors(f"{place} action"):
+                check_target_guard(step, self.pipeline)
+        if any(map(self.graph.list_streams, self._list_judged(step))):
+            with self.add_place_to_errors(f"{place} action"):
+                check_stream_guard(step, self.pipeline, self.graph)
         if step.quarantine is not None:
-            self._check_known(place, "quarantine", step.quarantine, self.pipeline.targets)
+            if step.quarantine not in self.pipeline.targets:
+                raise self.make_error(
+                    f"{place} quarantine",
+                    f"there is no target {step.quarantine!r}.",
+                    suggest_names(
+                        [step.quarantine],
+                        sorted(self.pipeline.targets),
+                        otherwise=f"declare it: [targets.{step.quarantine}] with its path.",
+                    ),
+                )
             self._check_quarantine(place, step.quarantine)
-            read = self.graph.list_sources(step.source) if step.unique or step.references else ()
-            for name in read:
+            self._check_since_judged(place, step)
+
+    def _check_since_judged(self, place: str, step: Expect) -> None:
+        """Refuse keys that are quarantined among the new rows of a target."""
+        if not step.unique and not step.references:
+            return
+        for source in self._list_judged(step):
+            for name in self.graph.list_sources(source):
                 if self.pipeline.sources[name].since is not None:
                     raise self.make_error(
                         f"{place} source",
                         f"keys are judged among all rows, and source {name!r} has new rows alone.",
                         "leave since out, or expect it of the source that feeds the target.",
                     )
+
+    def _list_judged(self, step: Expect) -> list[str]:
+        """The sources whose rows an expectation drops or quarantines; of a target, of all that write it."""
+        if step.source is not None:
+            return [step.source]
+        writers = [one for one in self.pipeline.steps if isinstance(one, (Merge, Write))]
+        found = [require(one.source) for one in writers if one.target == step.target]
+        return [name for name in found if name in self.pipeline.sources]
 
     def _check_quarantine(self, place: str, target: str) -> None:
         for number, other in enumerate(self.pipeline.steps, 1):
@@ -379,7 +456,7 @@ class _Check:
     def _check_circles(self) -> None:
         """Refuse a target that is made from itself, also through others: every run would change it again."""
         flows: dict[str, list[str]] = {}
-        for step in self.pipeline.steps:
+        for step in expand_guards(self.pipeline).steps:
             written = find_written_target(step)
             if isinstance(step, (Merge, Write, Expect)) and written is not None:
                 for start in self.graph.list_targets(step.source):

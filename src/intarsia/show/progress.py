@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TextIO
 
 from intarsia.core.ports import Progress
-from intarsia.show import text, units
+from intarsia.show import units
 
 __all__ = ["Progress", "Silent", "Terminal", "make_reporter"]
 
@@ -62,6 +62,8 @@ class Terminal:
         self._ticker: threading.Thread | None = None
         self.title = ""
         self._lock = threading.Lock()
+        from intarsia.show import text  # a line is drawn on terminals only
+
         self._full, self._empty = ("█", "░") if text.takes_unicode(self._stream) else ("#", ".")
 
     def __call__(self, step: str, done: int, total: int, /) -> None:

@@ -23,6 +23,7 @@ __all__ = [
     "add_columns",
     "describe_table",
     "drop_statistics",
+    "find_metastore",
     "find_partition_location",
     "list_files",
     "list_partitions",
@@ -31,6 +32,7 @@ __all__ = [
     "read_catalog_settings",
     "repair_partitions",
     "resolve_name",
+    "split_name",
 ]
 
 ICEBERG_CATALOGS = (
@@ -107,21 +109,26 @@ def normalize_location(path: str) -> str:
     return (place if scheme == "file" else f"{scheme}:{place}").rstrip("/")
 
 
-def resolve_name(session: Session, name: str) -> CatalogName:
-    """The catalog and the identifier of a name, as Spark resolves it.
-
-    Raises:
-        InputError: it is no name of a table.
-    """
+def split_name(name: str) -> tuple[str, ...]:
+    """The parts of a name, without quotes. Raises InputError where it is no name of a table."""
     given: Any = name
     if not isinstance(given, str) or not _NAME.fullmatch(given):
         raise InputError(
             f"A table's name in a catalog of Spark is needed, not {name!r}.",
             hint='such as "orders", "lake.orders" or "catalog.lake.orders".',
         )
-    parts = tuple(
+    return tuple(
         part[1:-1].replace("``", "`") if part.startswith("`") else part for part in re.findall(_PART, given)
     )
+
+
+def resolve_name(session: Session, name: str) -> CatalogName:
+    """The catalog and the identifier of a name, as Spark resolves it.
+
+    Raises:
+        InputError: it is no name of a table.
+    """
+    parts = split_name(name)
     with translate_spark_errors():
         if len(parts) > 1 and (found := _find_implementation(session, parts[0])) is not None:
             return CatalogName(parts[0], parts[1:], found)
@@ -147,6 +154,17 @@ def read_catalog_settings(session: Session, catalog: str) -> dict[str, str]:
     with translate_spark_errors():
         every: Mapping[str, str] = session.conf.getAll
     return {key.removeprefix(prefix): value for key, value in every.items() if key.startswith(prefix)}
+
+
+def find_metastore(session: Session) -> str | None:
+    """The address of the Hive metastore that has the session's own catalog; None for another."""
+    with translate_spark_errors():
+        every: Mapping[str, str] = session.conf.getAll
+    if every.get("spark.sql.catalogImplementation") != "hive":
+        return None
+    names = ("spark.hadoop.hive.metastore.uris", "spark.hive.metastore.uris", "hive.metastore.uris")
+    given = next((every[name] for name in names if every.get(name)), "")
+    return given.split(",")[0].strip().partition("://")[2].rstrip("/") or None
 
 
 def describe_table(session: Session, name: CatalogName) -> TableDescription:

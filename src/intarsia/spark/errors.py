@@ -15,13 +15,14 @@ from types import FrameType
 
 from intarsia import errors
 from intarsia.common.log import redact
-from intarsia.errors import EngineError, InputError, IntarsiaError, NotSupported, StorageError
+from intarsia.errors import CommitConflict, EngineError, InputError, IntarsiaError, NotSupported, StorageError
 from intarsia.spark.session import active_session
 
 __all__ = [
     "find_known_failure",
     "format_raised",
     "is_interrupt",
+    "is_late_python",
     "list_spark_error_types",
     "summarize_error",
     "translate_error",
@@ -49,6 +50,8 @@ _OF_OURS = re.compile(r"(?:intarsia\.errors\.|intarsia )(\w+): (.*)")
 _CAUSE = re.compile(r"^Caused by: ([\w.$]+)(?:: (.*))?$", re.MULTILINE)
 _JAVA = re.compile(r"^: ([\w.$]+)(?:: (.*))?$", re.MULTILINE)
 
+_LINK = re.compile(r"/snap/[0-9a-f]{32}/")
+"""In the path of a link to a file of a dataset."""
 _GONE = ("FILE_NOT_EXIST", "FileNotFoundException", "PATH_NOT_FOUND")
 _NO_PYTHON = ("from pyspark.daemon", "Cannot run program")
 _CANCELLED = ("JOB_CANCELLED", "OPERATION_CANCELED", " cancelled", "InterruptedException")
@@ -156,6 +159,11 @@ def translate_error(error: Exception, *, source: bool = False) -> IntarsiaError:
     return EngineError(f"{what}: {summarize_error(error)}", hint="Spark's log has more of it.")
 
 
+def is_late_python(error: Exception) -> bool:
+    """Whether Spark gave up waiting for a Python process that it had started."""
+    return "waiting for the Python worker to connect back" in str(error)
+
+
 def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
     """The error of intarsia where Spark's text has a known cause, else None; ``what`` begins its message."""
     text = f"{type(error).__name__}: {error}"
@@ -171,6 +179,11 @@ def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
         return EngineError(
             f"The Spark job was cancelled: {summarize_error(error)}", hint="run the operation again."
         )
+    if is_late_python(error):
+        return EngineError(
+            "A Python process of Spark did not start in time: it did not connect back to Spark.",
+            hint="the machine of the Spark server or executor is busy, or imports slowly: run it again.",
+        )
     if isinstance(error, ConnectionError) or _contains_any(text, _UNREACHABLE) or "NetworkError" in text[:40]:
         return EngineError(
             f"The connection to Spark was lost: {summarize_error(error)}",
@@ -180,6 +193,11 @@ def find_known_failure(error: Exception, what: str) -> IntarsiaError | None:
         return EngineError(
             f"A process of Spark ended, most likely out of memory: {summarize_error(error)}",
             hint=_MORE_MEMORY,
+        )
+    if _contains_any(text, _GONE) and _LINK.search(text):
+        return CommitConflict(
+            f"{what}: the state of a dataset that it reads is gone, as later ones were read since.",
+            hint="read it again, or keep the rows (cache, checkpoint) before the dataset changes.",
         )
     if _contains_any(text, _GONE):
         return StorageError(

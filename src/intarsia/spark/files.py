@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import operator
 import posixpath
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,15 +14,28 @@ import pyarrow.parquet as pq
 
 from intarsia.common.partitions import parse_hive_partition_path, partition_text
 from intarsia.common.paths import get_local_path
+from intarsia.core.expr import And, Column, Compare, Expr, In, IsNull, Literal, Not, Or
+from intarsia.core.expr.nodes import CompareOp
 from intarsia.core.snapshot import DataFile, Snapshot
 
-__all__ = ["NativeFiles", "read_native"]
+__all__ = ["NativeFiles", "has_condition", "make_condition", "read_native", "select_column"]
 
 _GLOB = re.compile(r"([\\{}\[\]*?])")
 _SPARK_VERSION = b"org.apache.spark.version"
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _OLDEST_SPARK = 3
 """The first version that writes dates and times in the calendar that everybody else has."""
+_CODECS = frozenset({"UNCOMPRESSED", "SNAPPY", "GZIP", "ZSTD", "LZ4", "LZ4_RAW"})
+"""What Spark has without further jars."""
+_ENCODINGS = frozenset(
+    {
+        *("PLAIN", "RLE", "BIT_PACKED", "PLAIN_DICTIONARY", "RLE_DICTIONARY"),
+        *("DELTA_BINARY_PACKED", "DELTA_LENGTH_BYTE_ARRAY", "DELTA_BYTE_ARRAY"),
+    }
+)
+"""What Spark's reader of batches decodes: not BYTE_STREAM_SPLIT."""
+_UNIQUE = re.compile(r"[0-9a-f]{8}(-?)(?:[0-9a-f]{4}\1){3}[0-9a-f]{12}")
+"""What writers put into the names of files, so that no two have one."""
 _OPTIONS = {
     "ignoreCorruptFiles": "false",
     "ignoreMissingFiles": "false",
@@ -41,6 +55,9 @@ class NativeFiles:
 
     snapshot: Snapshot
     columns: Sequence[str]
+    lasting: bool = False
+    """Whether only files count whose names nobody writes twice: others may write into a file anew, links or
+    not."""
     is_possible: bool = field(init=False)
     base: str | None = field(default=None, init=False)
     """The directory that the paths of files are relative to, where partition columns are read from paths."""
@@ -64,9 +81,16 @@ class NativeFiles:
         """Whether Spark reads a file exactly; one whose footer is not known is not."""
         if not self.is_possible or file.footer is None or _is_hidden(posixpath.basename(file.location)):
             return False
+        if self.lasting and not _UNIQUE.search(posixpath.basename(file.path)):
+            return False
         if file.scan_task is not None and (file.scan_task.has_deletes or file.partition):
             return False
-        return self._has_plain_metadata(file.footer) and self._has_schema(file) and self._has_paths(file)
+        return (
+            self._has_plain_metadata(file.footer)
+            and self._has_schema(file)
+            and self._has_paths(file)
+            and self._has_encodings(file.footer)
+        )
 
     def _has_plain_metadata(self, footer: pq.FileMetaData) -> bool:
         notes = footer.metadata or {}
@@ -110,6 +134,19 @@ class NativeFiles:
                 return False
         return True
 
+    def _has_encodings(self, footer: pq.FileMetaData) -> bool:
+        """Whether Spark decompresses and decodes the columns of a file."""
+        schema = footer.schema
+        wanted = [number for number in range(len(schema)) if schema.column(number).path in self.columns]
+        chunks = (
+            footer.row_group(group).column(number)
+            for group in range(footer.num_row_groups)
+            for number in wanted
+        )
+        return all(
+            chunk.compression in _CODECS and _ENCODINGS.issuperset(chunk.encodings) for chunk in chunks
+        )
+
     def _has_paths(self, file: DataFile) -> bool:
         """Whether Spark reads the partition columns of a file from its path as they are here."""
         columns = self.path_columns
@@ -150,15 +187,15 @@ def read_native(
         reader = reader.option("basePath", f"file://{native.base}")
     paths = [get_local_path(native.snapshot.filesystem, file.location) or "" for file in files]
     found = reader.parquet(*(f"file://{_GLOB.sub(_escape, path)}" for path in paths))
-    return found.select(*(_select_column(found, name, native.snapshot.schema) for name in native.columns))
+    return found.select(*(_select_comparable(found, name, native.snapshot.schema) for name in native.columns))
 
 
 def _escape(found: re.Match[str]) -> str:
     return f"\\{found[1]}"
 
 
-def _select_column(frame: Any, name: str, schema: pa.Schema) -> Any:
-    quoted = frame[f"`{name.replace('`', '``')}`"]
+def _select_comparable(frame: Any, name: str, schema: pa.Schema) -> Any:
+    quoted = select_column(frame, name)
     if not pa.types.is_floating(schema.field(name).type):
         return quoted
     from pyspark.sql import functions
@@ -166,6 +203,94 @@ def _select_column(frame: Any, name: str, schema: pa.Schema) -> Any:
     # Bounds in Parquet files leave NaN out, which is above every number in Spark: no filter on the column
     # may choose row groups.
     return functions.nanvl(quoted, quoted).alias(name)
+
+
+def select_column(frame: Any, name: str) -> Any:
+    """A column of a DataFrame by its name, whatever characters that has."""
+    return frame[f"`{name.replace('`', '``')}`"]
+
+
+def has_condition(where: Expr, schema: pa.Schema) -> bool:
+    """Whether Spark decides a resolved condition as the kernel does: comparisons of columns with constants.
+
+    Not those of floating-point numbers, where NaN differs, and not what is calculated.
+    """
+    match where:
+        case And(left, right) | Or(left, right):
+            return has_condition(left, schema) and has_condition(right, schema)
+        case Not(operand):
+            return has_condition(operand, schema)
+        case IsNull(Column() as column):
+            return len(column.path) == 1 and column.path[0] in schema.names
+        case Column():
+            return _find_type(where, schema) == pa.bool_()
+        case Literal(value, dtype):
+            return value is not None and pa.types.is_boolean(dtype)
+        case Compare(_, Column() as column, Literal() as literal):
+            return _is_comparable(literal, _find_type(column, schema))
+        case In(Column() as column, items):
+            dtype = _find_type(column, schema)
+            return all(isinstance(item, Literal) and _is_comparable(item, dtype) for item in items)
+        case _:
+            return False
+
+
+def _find_type(column: Column, schema: pa.Schema) -> pa.DataType | None:
+    if len(column.path) != 1 or column.path[0] not in schema.names:
+        return None
+    dtype = schema.field(column.path[0]).type
+    return dtype.value_type if pa.types.is_dictionary(dtype) else dtype
+
+
+def _is_comparable(literal: Literal, dtype: pa.DataType | None) -> bool:
+    if literal.value is None or literal.type != dtype:
+        return False
+    is_ = pa.types
+    if is_.is_timestamp(dtype):
+        return dtype.unit == "us" and dtype.tz is not None
+    kinds = (is_.is_signed_integer, is_.is_boolean, is_.is_string, is_.is_large_string)
+    return is_.is_date32(dtype) or is_.is_decimal128(dtype) or any(kind(dtype) for kind in kinds)
+
+
+def make_condition(frame: Any, where: Expr) -> Any:
+    """A condition that :func:`has_condition` has accepted, over the columns of a DataFrame."""
+    from pyspark.sql import functions
+
+    match where:
+        case And(left, right):
+            return make_condition(frame, left) & make_condition(frame, right)
+        case Or(left, right):
+            return make_condition(frame, left) | make_condition(frame, right)
+        case Not(operand):
+            return ~make_condition(frame, operand)
+        case IsNull(operand):
+            return make_condition(frame, operand).isNull()
+        case Column(path):
+            return select_column(frame, path[0])
+        case Compare(op, left, right):
+            return _COMPARE[op](make_condition(frame, left), make_condition(frame, right))
+        case In(operand, items, negated):
+            found = make_condition(frame, operand).isin([make_condition(frame, item) for item in items])
+            return ~found if negated else found
+        case Literal(value, dtype):
+            if pa.types.is_date32(dtype):
+                return functions.date_from_unix_date(functions.lit(value))
+            if pa.types.is_timestamp(dtype):
+                return functions.timestamp_micros(functions.lit(value))
+            if pa.types.is_decimal(dtype):
+                return functions.lit(value).cast(f"decimal({dtype.precision},{dtype.scale})")
+            return functions.lit(value)
+    raise AssertionError(f"{where!r} was not accepted")
+
+
+_COMPARE: Mapping[CompareOp, Callable[[Any, Any], Any]] = {
+    "=": operator.eq,
+    "<>": operator.ne,
+    "<": operator.lt,
+    "<=": operator.le,
+    ">": operator.gt,
+    ">=": operator.ge,
+}
 
 
 def _is_hidden(name: str) -> bool:

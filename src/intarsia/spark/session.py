@@ -12,6 +12,7 @@ import warnings
 import weakref
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, distribution
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, Literal
 from urllib.parse import urlsplit
@@ -85,10 +86,10 @@ def local_session(
     options = " ".join(
         filter(None, (_make_quiet_log_option(), given.pop("spark.driver.extraJavaOptions", None)))
     )
+    prepare_environment()
     settings = {**_make_local_settings(master), **given, "spark.master": master}
     if options:
         settings["spark.driver.extraJavaOptions"] = options
-    prepare_environment()
     return _build_session(app, settings)
 
 
@@ -249,6 +250,19 @@ def active_session() -> Session | None:
     return session if is_alive(session) else None
 
 
+def use_this_python(session: Session) -> None:
+    """Let the Python workers of a local session be of this process's Python, where none was chosen.
+
+    Spark would take the ``python3`` of the search path, which in a notebook or a virtual environment that
+    is not activated is another one, without our packages. Sessions that this module opens have it set.
+    """
+    if is_connect(session) or os.environ.get("PYSPARK_PYTHON"):
+        return
+    context = session.sparkContext
+    if (context.master or "").startswith("local") and context.pythonExec == "python3":
+        context.pythonExec = sys.executable
+
+
 def _find_active(master: str | None, config: Mapping[str, Any] | None) -> Session | None:
     """The active session; logs a warning where its master or settings differ from those asked for."""
     session = active_session()
@@ -328,10 +342,21 @@ def _build_session(app: str, settings: Mapping[str, str]) -> Session:
     except PySparkException as error:
         raise NotSupported(
             f"The Spark session did not start: {redact(str(error))}",
-            hint="intarsia doctor --start says what was found.",
+            hint=_explain_packages(settings) or "intarsia doctor --start says what was found.",
         ) from error
     _started.add(session)
     return session
+
+
+def _explain_packages(settings: Mapping[str, Any]) -> str:
+    """A hint where the JVM had packages to fetch, without which it ends; else empty."""
+    asked = settings.get("spark.jars.packages")
+    if not asked:
+        return ""
+    return (
+        f"Spark's output says whether it could fetch {redact(str(asked))} (spark.jars.packages); jars that"
+        " are there already are named with spark.jars."
+    )
 
 
 def _end_launched(error: BaseException) -> None:
@@ -373,7 +398,9 @@ def _classify_master(master: str) -> Literal["local", "cluster", "connect"]:
 def _make_local_settings(master: str) -> dict[str, str]:
     cores = re.search(r"\[\s*(\d+)", master)
     workers = int(cores[1]) if cores else (os.cpu_count() or 2) if "*" in master else 1
+    daemon = {"spark.python.daemon.module": "intarsia.spark.daemon"} if _runs_installed() else {}
     return {
+        **daemon,
         "spark.driver.memory": os.environ.get("SPARK_DRIVER_MEMORY") or "2g",
         "spark.driver.host": "127.0.0.1",
         "spark.driver.bindAddress": "127.0.0.1",
@@ -385,6 +412,17 @@ def _make_local_settings(master: str) -> dict[str, str]:
         # The default of 200 is for clusters: on a few cores, tasks cost more than the rows in them.
         "spark.sql.shuffle.partitions": str(max(4, 2 * workers)),
     }
+
+
+def _runs_installed() -> bool:
+    """Whether the Python of local workers is this one, and finds this package by itself."""
+    if os.environ.get("PYSPARK_PYTHON") != sys.executable:
+        return False
+    try:
+        distribution("intarsia")
+    except PackageNotFoundError:
+        return False
+    return True
 
 
 def _make_quiet_log_option() -> str:

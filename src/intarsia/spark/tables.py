@@ -20,6 +20,8 @@ __all__ = ["read", "spark_table"]
 
 log = get_logger(__name__)
 
+_ATTEMPTS = 20
+
 
 def read(
     spark: SessionLike,
@@ -56,7 +58,7 @@ def read(
         >>> read(local_session(), "lake/orders", columns=["n"], where="id < 2").collect()
         [Row(n='a')]
     """
-    from intarsia.frames import make_frame  # needs pyspark
+    from intarsia.frames import link_scan, make_frame  # needs pyspark
 
     with operation_log(log, "read", show_target(target)):
         if not hasattr(spark, "createDataFrame"):
@@ -65,8 +67,13 @@ def read(
                 hint="pass the session first, such as intarsia.spark.local_session(), then the target.",
             )
         request = make_request("read", spark, target, options, sql=(where,))
-        scan = request.make_scan(list_columns(columns, "columns"), where)
-        return make_frame(spark, scan, tasks=options.get("tasks") or 0, since="it was read")
+        names, tasks = list_columns(columns, "columns"), options.get("tasks") or 0
+        for _ in range(_ATTEMPTS):
+            scan = link_scan(request.table, request.make_scan(names, where))
+            if scan is not None:
+                return make_frame(spark, scan, tasks=tasks, since="it was read", lasting=True)
+        # It keeps changing: tasks read it, and refuse a file that is not the one of the state.
+        return make_frame(spark, request.make_scan(names, where), tasks=tasks, since="it was read")
 
 
 def spark_table(

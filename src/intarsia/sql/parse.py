@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from types import ModuleType
 from typing import Any
 
@@ -80,12 +81,9 @@ def parse_assignments(assignments: Any, *, dialect: str | None = None) -> tuple[
         raise InputError(
             "there is no assignment: nothing to set", hint="give at least one column and its new value"
         )
-    paths = [tuple(part.lower() for part in path) for path, _ in found]
-    for position, path in enumerate(paths):
-        for other in paths[position + 1 :]:
-            shorter = min(len(path), len(other))
-            if path[:shorter] == other[:shorter]:
-                raise InputError(f"{'.'.join(path)!r} and {'.'.join(other)!r} cannot both be set")
+    for path, other in pairwise(sorted(tuple(part.lower() for part in path) for path, _ in found)):
+        if other[: len(path)] == path:  # itself, or a field inside it, which sorts right after it
+            raise InputError(f"{'.'.join(path)!r} and {'.'.join(other)!r} cannot both be set")
     return found
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 import pyarrow as pa
@@ -27,6 +27,9 @@ class FileEntry:
     mtime_ns: int = 0
     identity: int | str | None = None
     """The inode, or the store's entity tag; None where the store has neither."""
+    changed_ns: int | None = field(default=None, compare=False)
+    """When the inode changed last (ctime), which no writer can set back; 0 where ``identity`` is an entity
+    tag, which other bytes do not have; None where neither is known."""
 
     @property
     def fingerprint(self) -> tuple[int, int, int | str | None]:
@@ -49,8 +52,13 @@ class Storage(Protocol):
     @property
     def atomic(self) -> bool: ...
 
-    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[FileEntry]:
-        """Everything below ``root``; a directory is entered when ``descend(its name)``."""
+    def walk(
+        self, root: str, descend: Callable[[str], bool], *, names_only: bool = False
+    ) -> Iterator[FileEntry]:
+        """Everything below ``root``; a directory is entered when ``descend(its name)``.
+
+        With ``names_only`` sizes, times and identities may be left out, where that is less work.
+        """
 
     def names(self, directory: str) -> list[str]:
         """The names in a directory; empty when there is none."""

@@ -16,6 +16,7 @@ from intarsia.errors import CommitConflict, NotSupported, StorageError
 from intarsia.storage.port import FileEntry, Kind, as_storage_error, translate_storage_errors
 
 _COMPARE_CHUNK = 1 << 20
+_REMOVALS = 8
 _NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _POLL_SECONDS = (0.005, 0.25)
 
@@ -29,7 +30,9 @@ class PosixStorage:
     def filesystem(self) -> pafs.FileSystem:
         return pafs.LocalFileSystem()
 
-    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[FileEntry]:
+    def walk(
+        self, root: str, descend: Callable[[str], bool], *, names_only: bool = False
+    ) -> Iterator[FileEntry]:
         pending = [("", root)]
         while pending:
             prefix, directory = pending.pop()
@@ -44,6 +47,8 @@ class PosixStorage:
                         yield FileEntry(path, "directory")
                         if descend(item.name):
                             pending.append((f"{path}/", f"{directory}/{item.name}"))
+                    elif names_only:
+                        yield FileEntry(path, "file" if item.is_file(follow_symlinks=False) else "other")
                     else:
                         try:
                             status = item.stat(follow_symlinks=False)
@@ -142,12 +147,20 @@ class PosixStorage:
             return True
 
     def remove_tree(self, path: str) -> list[StorageError]:
+        """Another process may have looked the directory up and make a file in it after we listed it.
+
+        So what is still there without a refusal is listed again, a few times: whoever goes on making
+        files for longer than that keeps his directory.
+        """
         refusals: list[StorageError] = []
-        for directory, subdirectories, files in os.walk(path, topdown=False):
-            links = [name for name in subdirectories if os.path.islink(f"{directory}/{name}")]
-            for name in (*files, *links):
-                self._collect(refusals, self.remove, f"{directory}/{name}")
-            self._collect(refusals, self.remove_directory, directory)
+        for _ in range(_REMOVALS):
+            for directory, subdirectories, files in os.walk(path, topdown=False):
+                links = [name for name in subdirectories if os.path.islink(f"{directory}/{name}")]
+                for name in (*files, *links):
+                    self._collect(refusals, self.remove, f"{directory}/{name}")
+                self._collect(refusals, self.remove_directory, directory)
+            if refusals or not os.path.lexists(path):
+                break
         return refusals
 
     @staticmethod
@@ -239,7 +252,14 @@ class PosixStorage:
 
 
 def _make_entry(path: str, status: os.stat_result) -> FileEntry:
-    return FileEntry(path, _classify_mode(status.st_mode), status.st_size, status.st_mtime_ns, status.st_ino)
+    return FileEntry(
+        path,
+        _classify_mode(status.st_mode),
+        status.st_size,
+        status.st_mtime_ns,
+        status.st_ino,
+        status.st_ctime_ns,
+    )
 
 
 def _classify_mode(mode: int) -> Kind:

@@ -15,18 +15,9 @@ import pyarrow.fs as pafs
 from intarsia.errors import StorageError
 from intarsia.storage.port import FileEntry, Kind, translate_storage_errors
 
-_TAGS = (
-    "ETag",
-    "etag",
-    "e_tag",
-    "md5Hash",
-    "content_md5",
-    "generation",
-    "ino",
-    "created",
-    "mtime",
-    "LastModified",
-)
+_ENTITY_TAGS = ("ETag", "etag", "e_tag", "md5Hash", "content_md5", "generation")
+"""What no other bytes under the same name have."""
+_TAGS = (*_ENTITY_TAGS, "ino", "created", "mtime", "LastModified")
 _CHUNK = 1 << 20
 
 
@@ -52,7 +43,9 @@ class RemoteStorage:
         handler = getattr(self._filesystem, "handler", None)
         return getattr(handler, "fs", None)
 
-    def walk(self, root: str, descend: Callable[[str], bool]) -> Iterator[FileEntry]:
+    def walk(
+        self, root: str, descend: Callable[[str], bool], *, names_only: bool = False
+    ) -> Iterator[FileEntry]:
         for entry in sorted(self._iterate_entries(root), key=lambda found: found.path):
             parents = entry.path.split("/")[:-1]
             if all(descend(name) for name in parents):
@@ -208,8 +201,10 @@ def _iterate_fsspec_entries(filesystem: Any, root: str) -> Iterator[FileEntry]:
 def _make_fsspec_entry(path: str, info: dict[str, Any]) -> FileEntry:
     if info.get("type") == "directory":
         return FileEntry(path, "directory")
-    tag = next((_format_tag(info[name]) for name in _TAGS if info.get(name)), None)
-    return FileEntry(path, "file", int(info.get("size") or 0), 0, tag)
+    name = next((name for name in _TAGS if info.get(name)), None)
+    tag = None if name is None else _format_tag(info[name])
+    changed = 0 if name in _ENTITY_TAGS else None
+    return FileEntry(path, "file", int(info.get("size") or 0), 0, tag, changed)
 
 
 def _format_tag(tag: Any) -> str:

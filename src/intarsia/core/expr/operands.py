@@ -101,18 +101,22 @@ def _find_side(node: Column, target: pa.Schema, source: pa.Schema) -> Side:
 
 
 def _find(node: Column, schema: pa.Schema) -> tuple[tuple[str, ...], pa.DataType]:
-    fields = list(schema)
+    level: pa.Schema | pa.StructType | None = schema
     path: list[str] = []
     found: pa.DataType = pa.null()
     for part in node.path:
-        names = [field.name for field in fields]
-        matches = _match_names(part, names, node.exact)
-        if len(matches) != 1:
-            _raise_not_one(".".join(node.path), part, matches, names)
-        field = fields[names.index(matches[0])]
+        at = -1 if level is None else level.get_field_index(part)
+        if at < 0:  # spelt in another case, or none or several
+            names = [] if level is None else [field.name for field in level]
+            matches = _match_names(part, names, node.exact)
+            if len(matches) != 1:
+                _raise_not_one(".".join(node.path), part, matches, names)
+            at = names.index(matches[0])
+        assert level is not None
+        field = level.field(at)
         path.append(field.name)
         found = field.type
-        fields = list(field.type) if pt.is_struct(field.type) else []
+        level = found if pt.is_struct(found) else None
     return tuple(path), find_working_type(found)
 
 

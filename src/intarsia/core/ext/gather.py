@@ -156,7 +156,8 @@ def with_constants(table: pa.Table, constants: Mapping[str, pa.Scalar]) -> pa.Ta
 
 
 def _differs(schema: pa.Schema, types: pa.Schema) -> bool:
-    return any(field.name in types.names and field.type != types.field(field.name).type for field in schema)
+    known = set(types.names)
+    return any(field.name in known and field.type != types.field(field.name).type for field in schema)
 
 
 def read_text(

@@ -293,9 +293,8 @@ def find_columns(file: DataFile, columns: Iterable[str], schema: pa.Schema) -> S
     names = list(columns)
     if file.scan_task is None:
         constants = {each: file.partition[each] for each in names if each in file.partition}
-        stored = {
-            each: physical.field(each) for each in names if each in physical.names and each not in constants
-        }
+        own_names = set(physical.names) - constants.keys()
+        stored = {each: physical.field(each) for each in names if each in own_names}
         return StoredColumns(stored, constants)
     view = file.scan_task.project_columns(physical, schema)
     own = {each: view.list_physical_columns([each]) for each in names}

@@ -7,7 +7,7 @@ import os
 import re
 import threading
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from typing import Any
@@ -23,6 +23,8 @@ from intarsia.engines.duckdb.sql import quote, quote_path
 from intarsia.errors import DamagedTable, InputError, IntarsiaError, NotSupported, StorageError
 
 BATCH_ROWS = 1 << 18
+LEAST_BYTES = 128 << 20
+"""Of an instance: what DuckDB needs for few rows, such as between 24 and 64 MiB to sort by a curve, twice."""
 
 
 class Session:
@@ -30,8 +32,8 @@ class Session:
 
     On the caller's connection it works beside it: through a cursor, in a database attached under a name
     of its own; no setting is touched, and a transaction that is open there stays as it is. Without one it
-    makes an instance of its own, limited to ``memory_bytes``, whose temporary files lie below
-    ``temp_directory``.
+    makes an instance of its own, limited to ``memory_bytes`` (at least LEAST_BYTES), whose temporary files
+    lie below ``temp_directory``.
     """
 
     def __init__(
@@ -68,7 +70,7 @@ class Session:
             "preserve_insertion_order": "true",
         }
         if memory_bytes is not None:
-            config["memory_limit"] = f"{max(memory_bytes, 64 << 20) // 1024}KiB"
+            config["memory_limit"] = f"{max(memory_bytes, LEAST_BYTES) // 1024}KiB"
         else:  # releasing memory after every file and allocating it again costs time
             config |= {
                 "allocator_flush_threshold": "4GB",
@@ -77,7 +79,12 @@ class Session:
         if threads:
             config["threads"] = threads
         with _translate_errors():
-            return duckdb.connect(":memory:", config=config)
+            opened = duckdb.connect(":memory:", config=config)
+        with suppress(duckdb.Error):  # built without zones, it has no such setting
+            opened.execute(
+                "SET GLOBAL TimeZone = 'UTC'"
+            )  # not the machine's: days begin in UTC on every engine
+        return opened
 
     @property
     def connection(self) -> Any:
@@ -109,16 +116,32 @@ class Session:
             return reader.read_all()
 
     def open_reader(
-        self, sql: str, batch_rows: int = BATCH_ROWS, *, params: dict[str, Any] | None = None
+        self,
+        sql: str,
+        batch_rows: int = BATCH_ROWS,
+        *,
+        params: dict[str, Any] | None = None,
+        project: Callable[[Mapping[str, str]], str | None] | None = None,
     ) -> pa.RecordBatchReader:
-        """A result as batches; the session runs nothing else until all are read."""
+        """A result as batches; the session runs nothing else until all are read.
+
+        ``project`` is given the types of its columns by name, and says what to select of them; None is all.
+        """
         with _translate_errors():
             if params:
                 result = self._cursor.sql(sql, params=params)
             else:
                 result = self._cursor.sql(sql) if hasattr(self._cursor, "sql") else self._cursor.execute(sql)
+            if project is not None:
+                kinds = {one[0]: str(one[1]) for one in result.description}
+                result = result if (chosen := project(kinds)) is None else result.project(chosen)
             make = getattr(result, "to_arrow_reader", None) or result.fetch_arrow_reader
             return make(batch_rows)
+
+    def explain(self, sql: str, params: Mapping[str, Any] | None = None) -> None:
+        """Let DuckDB plan a query, whose error then has the line, which those of relations lack."""
+        with _translate_errors():
+            self._cursor.execute(f"EXPLAIN {sql}", params)
 
     def read_batches(self, sql: str, batch_rows: int = BATCH_ROWS) -> Generator[pa.RecordBatch, None, None]:
         """The batches of a result; DuckDB's errors while reading are translated, too."""

@@ -11,10 +11,13 @@ from functools import lru_cache
 import duckdb
 import pyarrow as pa
 
+from intarsia.common.types import rewrite_type
+
 __all__ = [
     "FILE",
     "POS",
     "SRC",
+    "find_scanned_type",
     "find_sql_type",
     "has_case_clash",
     "is_comparable",
@@ -30,6 +33,7 @@ FILE, POS, SRC = "~file", "~pos", "~src"
 """Names of added columns: the number of the file, the position in it, the number of the source row."""
 
 _WILD = frozenset("*?[")
+_MOST_DIGITS = 38
 
 
 def quote(identifier: str) -> str:
@@ -101,7 +105,11 @@ def find_sql_type(kind: pa.DataType) -> str | None:
     if pa.types.is_fixed_size_binary(kind):
         return "BLOB"
     if pa.types.is_decimal(kind):
-        return f"DECIMAL({kind.precision},{kind.scale})" if 0 <= kind.scale <= kind.precision <= 38 else None
+        return (
+            f"DECIMAL({kind.precision},{kind.scale})"
+            if 0 <= kind.scale <= kind.precision <= _MOST_DIGITS
+            else None
+        )
     if pa.types.is_timestamp(kind):  # with a time zone; the others are in the table above
         return (
             ("TIMESTAMPTZ_NS" if _has_zoned_nanoseconds() else None) if kind.unit == "ns" else "TIMESTAMPTZ"
@@ -122,6 +130,28 @@ def _find_nested_type(kind: pa.DataType) -> str | None:
             return None
         return f"STRUCT({', '.join(f'{quote(n)} {part}' for n, part in parts)})"
     return None
+
+
+def find_scanned_type(kind: pa.DataType) -> pa.DataType | None:
+    """The Arrow type in which DuckDB scans values exactly; None where it has none that holds them all.
+
+    Durations become intervals, which have microseconds: a value that does not fit has to be refused.
+    """
+    lost = False
+
+    def choose(leaf: pa.DataType) -> pa.DataType:
+        nonlocal lost
+        if pa.types.is_float16(leaf):
+            return pa.float32()
+        if pa.types.is_duration(leaf):
+            return pa.duration("us")
+        if pa.types.is_decimal256(leaf):
+            lost = lost or leaf.precision > _MOST_DIGITS
+            return leaf if lost else pa.decimal128(leaf.precision, leaf.scale)
+        return leaf
+
+    found = rewrite_type(kind, choose)
+    return None if lost else found
 
 
 def has_case_clash(names: Iterable[str]) -> bool:

@@ -107,7 +107,8 @@ def explain_unsupported_duplicates(
     compared = keys or [field.name for field in schema if not pa.types.is_null(field.type)]
     if not compared:
         return "there is no column to compare rows by"
-    needed = [each for each in dict.fromkeys((*compared, *order_by)) if each in schema.names]
+    names = set(schema.names)
+    needed = [each for each in dict.fromkeys((*compared, *order_by)) if each in names]
     return explain_incomparable(schema, needed) or explain_first_unreadable(chosen, needed, schema)
 
 
@@ -115,7 +116,8 @@ def explain_first_unreadable(
     files: Sequence[DataFile], columns: Iterable[str], schema: pa.Schema
 ) -> str | None:
     """The first reason why some columns of some files cannot be read exactly; None if all can."""
-    known = [each for each in columns if each in schema.names]
+    names = set(schema.names)
+    known = [each for each in columns if each in names]
     for file in files:
         reason = explain_unreadable(file, known, schema)
         if reason is not None:
@@ -151,13 +153,14 @@ def explain_unreadable(file: DataFile, columns: Collection[str], schema: pa.Sche
     geometries = read_geometry_columns(file.footer.metadata)
     if geometries is None:
         return "its note 'geo' is not as GeoParquet has it, which DuckDB refuses"
-    int96 = find_int96_columns(file.footer.schema)
+    int96, far = find_int96_columns(file.footer.schema), _find_far_times(file.footer)
+    path_columns = file.partition.keys() & set(physical.names)
     stored_columns = find_columns(file, columns, schema).stored
     for column in columns:
         wanted = schema.field(column).type
         if find_sql_type(wanted) is None:
             return f"DuckDB has no type for {column!r} ({wanted})"
-        if column in physical.names and column in file.partition:
+        if column in path_columns:
             return f"{column!r} is stored in the file and in its path, which have to agree"
         if column not in stored_columns:
             continue
@@ -172,7 +175,7 @@ def explain_unreadable(file: DataFile, columns: Collection[str], schema: pa.Sche
             return f"{column!r} may be a VARIANT, which is another type to DuckDB"
         if not _can_become(file, stored_columns[column], wanted):
             return f"{column!r} is stored as {stored}, not as {wanted}"
-        if not _fits_microseconds(file.footer, own):
+        if own in far:
             return f"{column!r} may hold times beyond those of DuckDB"
     return None
 
@@ -206,21 +209,28 @@ def _can_become(file: DataFile, own: pa.Field, wanted: pa.DataType) -> bool:
     return _is_exact_cast(own.type, wanted)
 
 
-def _fits_microseconds(footer: pq.FileMetaData, column: str) -> bool:
-    """Whether DuckDB, which reads timestamps in milliseconds as microseconds, can do so with a column."""
-    for number in range(len(footer.schema)):
-        leaf = footer.schema.column(number)
-        if leaf.path.split(".", 1)[0] != column or "timeUnit=milliseconds" not in str(leaf.logical_type):
+def _find_far_times(footer: pq.FileMetaData) -> set[str]:
+    """Columns in milliseconds that DuckDB, which reads them as microseconds, may not be able to hold."""
+    leaves = [footer.schema.column(number) for number in range(len(footer.schema))]
+    return {
+        leaf.path.split(".", 1)[0]
+        for number, leaf in enumerate(leaves)
+        if leaf.physical_type == "INT64"
+        and "timeUnit=milliseconds" in str(leaf.logical_type)
+        and not _fits_microseconds(footer, number)
+    }
+
+
+def _fits_microseconds(footer: pq.FileMetaData, number: int) -> bool:
+    for group in range(footer.num_row_groups):
+        chunk = footer.row_group(group).column(number)
+        known = chunk.statistics
+        if known is not None and known.has_null_count and known.null_count == chunk.num_values:
             continue
-        for group in range(footer.num_row_groups if leaf.physical_type == "INT64" else 0):
-            chunk = footer.row_group(group).column(number)
-            known = chunk.statistics
-            if known is not None and known.has_null_count and known.null_count == chunk.num_values:
-                continue
-            if known is None or not known.has_min_max:
-                return False
-            if not -MOST_MILLISECONDS <= known.min_raw <= known.max_raw <= MOST_MILLISECONDS:
-                return False
+        if known is None or not known.has_min_max:
+            return False
+        if not -MOST_MILLISECONDS <= known.min_raw <= known.max_raw <= MOST_MILLISECONDS:
+            return False
     return True
 
 

@@ -29,7 +29,7 @@ from intarsia.engines.spark.tasks import SharedDirectory, TaskRunner
 from intarsia.kernel.copy_rows import CopyTask, choose_prefix, make_copy_tasks
 from intarsia.kernel.match import FileMatch
 from intarsia.kernel.output_format import OutputFormat
-from intarsia.kernel.partitioned_writer import SLICE_ROWS, NewRowWriter, write_partitioned
+from intarsia.kernel.partitioned_writer import SLICE_ROWS, NewRowWriter, Piece, write_partitioned
 from intarsia.kernel.rewrite import Rewrite
 from intarsia.kernel.threads import split_by_weight
 
@@ -44,7 +44,7 @@ def is_copy_on_write(plan: Plan) -> bool:
 
 
 def write_copies(
-    plan: Plan, output: OutputLocation, pieces: Iterable[pa.Table | ValuesRefused], *, lineage: bool
+    plan: Plan, output: OutputLocation, pieces: Iterable[Piece], *, lineage: bool
 ) -> list[StagedFile]:
     """Write rows into new files of their partitions; ``lineage`` where they are copied from old files.
 
@@ -63,11 +63,11 @@ def make_replacement_rows(
     *,
     actions: tuple[Action, ...],
     source: pa.Table | None,
-) -> Iterator[pa.Table | ValuesRefused]:
+) -> Iterator[Piece]:
     """The rows that replace those of one file; all of them where it is rewritten without a hit."""
     task = Rewrite.of(item.file, hits, plan, output, actions=actions, label="")
     copied = CopyTask(task, copies=is_copy_on_write(plan) or not len(hits))
-    return copied.make_pieces(source, OutputFormat.of(plan, output, lineage=True).schema)
+    return copied.make_pieces(source, OutputFormat.of(plan, output, lineage=True))
 
 
 class Probe(Protocol):
@@ -134,7 +134,7 @@ def copy_matched(work: CopyWork, files: Sequence[FilePlan]) -> CopiedFiles:
         return CopiedFiles(seen)
     output = work.output
 
-    def make_pieces() -> Iterator[pa.Table | ValuesRefused]:
+    def make_pieces() -> Iterator[Piece]:
         for match in found:
             item, hits = match.plan, match.hits
             if (len(hits) or item.forced) and not _is_emptied(match, probe.actions):

@@ -46,7 +46,7 @@ from intarsia.engines.spark.types import check_types, find_year_months
 from intarsia.errors import NotSupported
 from intarsia.kernel.match import with_new_rows
 from intarsia.spark.errors import translate_spark_errors
-from intarsia.spark.session import is_connect
+from intarsia.spark.session import is_connect, use_this_python
 
 MEMORY_BYTES = 512 << 20
 BROADCAST_BYTES = 512 << 20
@@ -78,6 +78,7 @@ class SparkEngine:
                     f"{setting} is true: Spark would leave out files that it cannot read.",
                     hint=f'set spark.conf.set("{setting}", "false").',
                 )
+        use_this_python(self.spark)
 
     @property
     def runner(self) -> TaskRunner:

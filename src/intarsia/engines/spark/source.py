@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 from pyspark import TaskContext
+from pyspark.sql.pandas.types import to_arrow_schema
 
 from intarsia.common.arrow import IngestedSource
 from intarsia.common.exact import to_utc_schema, with_zones
@@ -36,7 +37,6 @@ from intarsia.core.spark_metadata import to_stored_schema
 from intarsia.engines.spark.tasks import TaskRunner, make_unreachable_error, write_error
 from intarsia.engines.spark.types import cast_to_months, make_spark_note
 from intarsia.errors import InputError, SchemaMismatch, StorageError
-from intarsia.spark.collect import collect
 
 log = get_logger(__name__)
 
@@ -373,8 +373,13 @@ def relax(kind: pa.DataType) -> pa.DataType:
 
 
 def _read_arrow_schema(frame: Any) -> pa.Schema:
-    """The Arrow types that a DataFrame's batches have."""
-    return collect(frame.limit(0)).schema
+    """The Arrow types that ``frame.toArrow()`` would give, without a job."""
+    large = frame.sparkSession.conf.get("spark.sql.execution.arrow.useLargeVarTypes", "false")
+    return to_arrow_schema(
+        frame.schema,
+        error_on_duplicated_field_names_in_struct=True,
+        prefers_large_types=str(large).lower() == "true",
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -370,7 +370,8 @@ class FieldIdProjection:
             )
         self._by_id = {held.number: held for held in reversed(fields) if held.number is not None}
         self._reshaper = ConversionPlanner(origin.path, origin.constants)
-        self._plans: dict[str, ArrayConversion | None] = {}
+        self._plans: dict[tuple[str, pa.DataType], ArrayConversion | None] = {}
+        """By the column and the type that it was read in."""
 
     @property
     def stored(self) -> frozenset[str]:
@@ -382,11 +383,16 @@ class FieldIdProjection:
         held = (self._find_held(name) for name in columns)
         return list(dict.fromkeys(one.name for one in held if one is not None))
 
-    def project(self, table: pa.Table, columns: Sequence[str], *, start: int) -> pa.Table:
-        """What was read as columns of the table; ``start`` is the position of the first row."""
+    def project(
+        self, table: pa.Table, columns: Sequence[str], *, start: int, rows: pa.Int64Array | None = None
+    ) -> pa.Table:
+        """What was read as columns of the table; ``start`` is the position of the first row.
+
+        With ``rows``, only these were read, counted from ``start``.
+        """
         fields = [_LINEAGE_ARROW_FIELDS.get(name) or self._wanted.field(name) for name in columns]
         arrays = [
-            self._make_lineage(name, table, start)
+            self._make_lineage(name, table, start, rows)
             if name in _LINEAGE_ARROW_FIELDS
             else self._make_column(name, table)
             for name in columns
@@ -407,13 +413,13 @@ class FieldIdProjection:
         if held is None:
             return self._reshaper.make_missing(self._columns.get(name), kind, table.num_rows, name)
         column = table.column(held.name)
-        if name not in self._plans:
+        if (name, column.type) not in self._plans:
             known = self._columns.get(name)
             assert known is not None
-            self._plans[name] = self._reshaper.plan(
+            self._plans[name, column.type] = self._reshaper.plan(
                 _with_read_type(held, column.type), known.field_type, kind, name
             )
-        plan = self._plans[name]
+        plan = self._plans[name, column.type]
         if plan is None:
             return column
         try:
@@ -424,19 +430,19 @@ class FieldIdProjection:
                 path=self._origin.path,
             ) from error
 
-    def _make_lineage(self, name: str, table: pa.Table, start: int) -> Any:
+    def _make_lineage(self, name: str, table: pa.Table, start: int, rows: pa.Int64Array | None) -> Any:
         """What the file stores, or inherits where that is NULL; NULL where the file predates lineage."""
-        origin, rows = self._origin, table.num_rows
+        origin, count = self._origin, table.num_rows
         inherited: Any = None
         if origin.first_row_id is not None:
             if name == ROW_ID:
                 first = origin.first_row_id + start
-                inherited = pa.arange(first, first + rows)
+                inherited = pa.arange(first, first + count) if rows is None else pc.add(rows, first)
             elif origin.sequence_number is not None:
-                inherited = pa.repeat(pa.scalar(origin.sequence_number, pa.int64()), rows)
+                inherited = pa.repeat(pa.scalar(origin.sequence_number, pa.int64()), count)
         held = self._find_held(name)
         if held is None:
-            return inherited if inherited is not None else pa.nulls(rows, pa.int64())
+            return inherited if inherited is not None else pa.nulls(count, pa.int64())
         stored = table.column(held.name).cast(pa.int64())
         if inherited is None or stored.null_count == 0:
             return stored

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
+from intarsia.tables.parquet.links import HardLinkSnapshot
 from intarsia.tables.parquet.listing import Listing, list_data_files
-from intarsia.tables.parquet.table import HardLinkSnapshot, ParquetTable, ParquetTransaction
+from intarsia.tables.parquet.table import ParquetTable, ParquetTransaction
 
 __all__ = ["HardLinkSnapshot", "Listing", "ParquetTable", "ParquetTransaction", "list_data_files"]

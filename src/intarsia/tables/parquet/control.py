@@ -55,6 +55,7 @@ class Control:
         self.snapshots = f"{self.directory}/snap"
         self.spools = f"{self.directory}/spools"
         self.retained = f"{self.directory}/retained"
+        self.footers = f"{self.directory}/footers.cache"
 
     @property
     def directories(self) -> tuple[str, ...]:

@@ -7,6 +7,7 @@ import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from dataclasses import field as make_field
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -27,6 +28,12 @@ _SIGNATURE = 28
 _CODECS = frozenset(2 * codec for codec in range(8))
 """The codecs of the format, zigzag encoded."""
 _SHAPES = 8
+_ROW_GROUPS = 4
+"""Field of Parquet's FileMetaData."""
+_COLUMNS, _COLUMN_METADATA = 1, 3
+"""Fields of its RowGroup, and of its ColumnChunk."""
+_VALUES_IN_COLUMN_METADATA = (8, 12, 16, 17)
+"""Key-value metadata and statistics: these would keep values of rows that were deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +52,8 @@ class Footer:
 
     metadata: pq.FileMetaData
     shape: FooterShape
+    raw: bytes = make_field(default=b"", repr=False)
+    """Its bytes, with its length and the final magic number."""
 
     @property
     def num_rows(self) -> int:
@@ -94,12 +103,7 @@ def read_footer(filesystem: pafs.FileSystem, location: str) -> Footer:
     try:
         with filesystem.open_input_file(location) as file:
             raw = _read_footer_bytes(file)
-        metadata = _FooterFile(pa.BufferReader(raw)).metadata
-        if len(raw) - 8 - metadata.serialized_size == _SIGNATURE:
-            raise pa.ArrowInvalid("some of its columns are encrypted")
-        shape = _find_shape(raw, metadata)
-        _check_codecs(shape, raw, metadata)
-        return Footer(metadata, shape)
+        return parse_footer(raw)
     except FileNotFoundError:
         raise
     except SchemaMismatch as error:
@@ -109,6 +113,30 @@ def read_footer(filesystem: pafs.FileSystem, location: str) -> Footer:
         if getattr(error, "errno", None) is not None:
             raise as_storage_error(error, "read", location) from error
         raise make_damaged_error(location, error) from error
+
+
+def parse_footer(raw: bytes) -> Footer:
+    """A footer from its bytes; raises ArrowException, OSError, UnicodeDecodeError or SchemaMismatch."""
+    metadata = _FooterFile(pa.BufferReader(raw)).metadata
+    if len(raw) - 8 - metadata.serialized_size == _SIGNATURE:
+        raise pa.ArrowInvalid("some of its columns are encrypted")
+    shape = _find_shape(raw, metadata)
+    _check_codecs(shape, raw, metadata)
+    return Footer(metadata, shape, raw)
+
+
+def strip_values(raw: bytes) -> bytes:
+    """A footer of the same file without what tells of its rows: one row group at most, and no statistics."""
+    struct, _ = thrift.read_struct(raw)
+    kind, (item_kind, groups) = struct[_ROW_GROUPS]
+    for group in groups[:1]:
+        for chunk in thrift.get(group, _COLUMNS)[1]:
+            described = thrift.get(chunk, _COLUMN_METADATA, {})
+            for number in _VALUES_IN_COLUMN_METADATA:
+                described.pop(number, None)
+    struct[_ROW_GROUPS] = (kind, (item_kind, groups[:1]))
+    encoded = thrift.write_struct(struct)
+    return encoded + len(encoded).to_bytes(4, "little") + b"PAR1"
 
 
 def _read_footer_bytes(file: pa.NativeFile) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from intarsia.common.names import join_names
 from intarsia.common.paths import LOGS, METADATA, find_sign, make_table_error
@@ -54,8 +54,10 @@ def is_data_path(path: str) -> bool:
     return is_data_name(name) and not any(map(is_hidden, directories))
 
 
-def list_data_files(storage: Storage, root: str) -> Listing:
+def list_data_files(storage: Storage, root: str, *, names_only: bool = False) -> Listing:
     """List the data files below ``root``. Reads names and sizes only; one stat per file.
+
+    With ``names_only`` entries may lack sizes and fingerprints, and there is no stat.
 
     Raises:
         InputError: the root is a file.
@@ -75,10 +77,10 @@ def list_data_files(storage: Storage, root: str) -> Listing:
     _refuse_part_of_table(storage, root)
     files: dict[str, FileEntry] = {}
     odd: list[FileEntry] = []
-    for entry in storage.walk(root, lambda name: not is_hidden(name)):
-        name = entry.path.rpartition("/")[2]
-        if entry.kind == "file" and is_data_name(name):
-            files[entry.path] = entry
+    for entry in storage.walk(root, lambda name: not is_hidden(name), names_only=names_only):
+        path = entry.path
+        if entry.kind == "file" and is_data_name(path[path.rfind("/") + 1 :]):
+            files[path] = entry
         else:
             odd.append(entry)
     _refuse_table(root, odd)
@@ -92,7 +94,7 @@ def list_data_files(storage: Storage, root: str) -> Listing:
             _refuse_undecodable(root, path)
     staged = {path for path in paths if "tmp_" in path and _is_duckdb_staging(path, files)}
     data = tuple([files[path] for path in paths if path not in staged])
-    for entry in data:
+    for entry in () if names_only else data:
         if entry.size == 0:
             raise _make_empty_error(root, entry)
     others = _find_datasets_below(odd, paths) or _find_dataset_above(storage, root)
@@ -206,11 +208,12 @@ def _refuse_part_of_table(storage: Storage, root: str) -> None:
 
 SUMMARIES = ("_metadata", "_common_metadata")
 _SUFFIXES = (".parquet", ".parq")
+_HIDING = (".", "_")
 
 
 def is_data_name(name: str) -> bool:
     """Whether a file of this name is a data file."""
-    return not name.startswith((".", "_")) and name.lower().endswith(_SUFFIXES)
+    return name[:1] not in _HIDING and (name.endswith(_SUFFIXES) or name.lower().endswith(_SUFFIXES))
 
 
 def is_summary(path: str) -> bool:
@@ -245,16 +248,27 @@ def list_outdated(changed: Collection[str], found: Mapping[str, FileEntry]) -> l
     """
     if not found:
         return []
-    summaries = {
-        posixpath.join(directory, name)
-        for directory in {above for path in changed for above in _iterate_above(path)}
-        for name in SUMMARIES
-    }
-    described = [*changed, *summaries.intersection(found)]
-    ended = summaries.intersection(found) | {make_checksum_path(path) for path in described}.intersection(
-        found
-    )
+    summaries = _list_summaries(changed).intersection(found)
+    described = [*changed, *summaries]
+    ended = summaries | {make_checksum_path(path) for path in described}.intersection(found)
     return [found[path] for path in sorted(ended)]
+
+
+def stat_side_files(storage: Storage, root: str, changed: Collection[str]) -> dict[str, FileEntry]:
+    """The side files that describe these data files, as a listing has them; one stat for each that may be."""
+    summaries = _list_summaries(changed)
+    found = {}
+    for path in (*summaries, *map(make_checksum_path, (*changed, *summaries))):
+        entry = storage.stat(f"{root}/{path}")
+        if entry is not None and entry.kind == "file":
+            found[path] = replace(entry, path=path)
+    return found
+
+
+def _list_summaries(changed: Collection[str]) -> set[str]:
+    """Where a summary of these data files may be."""
+    above = {directory for path in changed for directory in _iterate_above(path)}
+    return {posixpath.join(directory, name) for directory in above for name in SUMMARIES}
 
 
 def _iterate_above(path: str) -> Iterator[str]:

@@ -14,10 +14,10 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from intarsia.common import thrift
 from intarsia.core.change import Change
 from intarsia.core.snapshot import Snapshot
 from intarsia.errors import DamagedTable, UnsafePath
+from intarsia.tables.parquet.footers import strip_values
 from intarsia.tables.parquet.listing import is_data_path, is_hidden, is_side_name
 
 VERSION = 1
@@ -25,12 +25,6 @@ _TXID = re.compile(r"^[0-9a-f]{32}$")
 _STAGED = re.compile(r"^[^/\0]+\.part$")
 _LONGEST_NAME = 255
 _MAGIC = b"PAR1"
-_ROW_GROUPS = 4
-"""Field of Parquet's FileMetaData."""
-_COLUMNS, _COLUMN_METADATA = 1, 3
-"""Fields of its RowGroup, and of its ColumnChunk."""
-_VALUES_IN_COLUMN_METADATA = (8, 12, 16, 17)
-"""Key-value metadata and statistics: these would keep values of rows that were deleted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -268,13 +262,4 @@ def _without_rows(footer: pq.FileMetaData) -> bytes:
     sink = pa.BufferOutputStream()
     footer.write_metadata_file(sink)
     raw = sink.getvalue().to_pybytes()
-    struct, _ = thrift.read_struct(raw, len(_MAGIC))
-    kind, (item_kind, groups) = struct[_ROW_GROUPS]
-    for group in groups[:1]:
-        for chunk in thrift.get(group, _COLUMNS)[1]:
-            described = thrift.get(chunk, _COLUMN_METADATA, {})
-            for number in _VALUES_IN_COLUMN_METADATA:
-                described.pop(number, None)
-    struct[_ROW_GROUPS] = (kind, (item_kind, groups[:1]))
-    encoded = thrift.write_struct(struct)
-    return _MAGIC + encoded + len(encoded).to_bytes(4, "little") + _MAGIC
+    return _MAGIC + strip_values(raw[len(_MAGIC) :])

@@ -12,9 +12,11 @@ from intarsia.common.types import find_common_type
 from intarsia.core.snapshot import Snapshot, retype
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.footer_store import Located
+from intarsia.tables.parquet.footers import read_footers
 from intarsia.tables.parquet.listing import Listing
 from intarsia.tables.parquet.record import Record
-from intarsia.tables.parquet.snapshot import Footers, Located, assemble_snapshot
+from intarsia.tables.parquet.snapshot import FooterSet, assemble_snapshot
 
 __all__ = ["FileKey", "find_retained"]
 
@@ -45,7 +47,7 @@ def find_retained(
         found = [file for file in files if file is not None]
         if len(found) < len(wanted):
             return None
-        footers = Footers().of(control.storage, found)
+        footers = FooterSet.of(read_footers(control.storage.filesystem, [location for _, location in found]))
         listing = Listing(tuple(entry for entry, _ in found), exists=True)
         made = assemble_snapshot(control, now.root, listing, found, footers)
         known = retype(replace(made, partition_columns=now.partition_columns), now.schema)
@@ -56,7 +58,8 @@ def find_retained(
 
 def _is_held(former: pa.Schema, schema: pa.Schema) -> bool:
     """Whether the types of a schema hold every value of former columns, as far as it has them."""
-    names = [name for name in schema.names if name in former.names]
+    known = set(former.names)
+    names = [name for name in schema.names if name in known]
     pairs = [(schema.field(name).type, former.field(name).type) for name in names]
     return all(find_common_type(now, before) == now for now, before in pairs)
 

@@ -18,11 +18,12 @@ from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.storage import FileEntry
 from intarsia.storage.scratch_place import ScratchPlace
 from intarsia.tables.parquet.checks import check_written, is_recorded
+from intarsia.tables.parquet.footer_store import Located
 from intarsia.tables.parquet.footers import Footer, read_footers
 from intarsia.tables.parquet.listing import Listing, list_outdated, make_removal_notes
 from intarsia.tables.parquet.record import make_metadata_after
 from intarsia.tables.parquet.retained import FileKey, find_retained
-from intarsia.tables.parquet.snapshot import Located, assemble_snapshot, without_files
+from intarsia.tables.parquet.snapshot import FooterSet, assemble_snapshot, without_files
 from intarsia.tables.parquet.table import ParquetOutputLocation, ParquetTable, Places
 
 __all__ = ["ScratchDataset"]
@@ -139,23 +140,24 @@ class ScratchDataset:
             side_files={path: entry for path, entry in before.side_files.items() if path not in outdated},
         )
         files = [self._files[path] for path in sorted(self._files)]
-        made = assemble_snapshot(
-            self._base.control, self.root, listing, [one for one, _ in files], [footer for _, footer in files]
-        )
+        footers = FooterSet.of([footer for _, footer in files])
+        made = assemble_snapshot(self._base.control, self.root, listing, [one for one, _ in files], footers)
         # What the dry run wrote has no fingerprint: nobody else knows of it.
         data = tuple(
             replace(file, fingerprint=()) if self._place.holds(file.location) else file for file in made.files
         )
         made = replace(made, files=data, version=before.version + 1, filesystem=self._place.filesystem)
-        return made if data else without_files(made, self._base.control, make_metadata_after(change, before))
+        if not data:
+            made = without_files(made, self._base.control, make_metadata_after(change, before))
+        return self._base.complete_schema(made)
 
 
 class ScratchTransaction:
     """One change of a :class:`ScratchDataset`; see :class:`intarsia.core.ports.Transaction`."""
 
     def __init__(self, dataset: ScratchDataset, place: ScratchPlace) -> None:
-        self.txid = make_transaction_id()
         self.snapshot = dataset.snapshot()
+        self.txid = make_transaction_id(self.snapshot.files)
         self._dataset = dataset
         self._place = place.make_part(self.txid)
         self._places = Places(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import errno
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 
 from intarsia.common.partitions import (
     PARTITION_SCHEMA_KEY,
@@ -20,11 +21,14 @@ from intarsia.common.partitions import (
 )
 from intarsia.common.schema import unify_schemas
 from intarsia.core.key_value_metadata import share_metadata
+from intarsia.core.lazy_footer import LazyFooter
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.core.spark_metadata import join_spark_schemas
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import FileEntry, StatFile, Storage
 from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.footer_cache import drop_cache, load_cache, save_cache
+from intarsia.tables.parquet.footer_store import MANY_FILES, Located, ParquetFooterStore
 from intarsia.tables.parquet.footers import Footer, collect_schemas, read_footers
 from intarsia.tables.parquet.listing import Listing, list_data_files
 from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, Record
@@ -32,17 +36,65 @@ from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, Record
 _ATTEMPTS = 20
 _OURS = b"intarsia."
 
-Located = tuple[FileEntry, str]
-"""A data file, and where its bytes are."""
+
+@dataclass(frozen=True, slots=True)
+class FooterSet:
+    """The footers of the files of a snapshot."""
+
+    models: Sequence[Footer]
+    """Those that differ in schema, key-value metadata or writer, in the order of files; more may be here."""
+    rows: Sequence[int]
+    each: Sequence[pq.FileMetaData | LazyFooter]
+
+    @staticmethod
+    def of(read: Sequence[Footer]) -> FooterSet:
+        return FooterSet(read, [footer.num_rows for footer in read], [footer.metadata for footer in read])
 
 
 class Footers:
-    """Footers already read, so that a second snapshot reads only those of files that changed."""
+    """Footers already read, so that a second snapshot reads only those of files that changed.
 
-    def __init__(self) -> None:
+    Of many files most is known from the cache in the control directory, if there is one.
+    """
+
+    def __init__(self, control: Control | None = None) -> None:
+        self._control = control
         self._known: dict[str, tuple[FileEntry, Footer]] = {}
+        self._store: ParquetFooterStore | None = None
 
-    def of(self, storage: Storage, files: Sequence[Located]) -> list[Footer]:
+    def of(self, storage: Storage, files: Sequence[Located], *, listed_ns: int = 0) -> FooterSet:
+        """The footers of files that were listed at a time, or later."""
+        if len(files) < MANY_FILES or self._control is None:
+            self._store = None
+            return FooterSet.of(self._read_few(storage, files))
+        before = self._store
+        former = load_cache(self._control) if before is None else None
+        store = ParquetFooterStore(storage, files, listed_ns=listed_ns, former=former, before=before)
+        self._store = store
+        return FooterSet(store.models_in_order, store.rows, store.footers)
+
+    def save(self, gone: Collection[str]) -> None:
+        """Put them into the cache, after a commit that has replaced or removed these files."""
+        if self._control is not None and self._store is None:
+            drop_cache(self._control)  # of more files than there are
+        elif self._control is not None and self._store is not None:
+            save_cache(self._control, self._store, gone)
+
+    def drop(self) -> None:
+        """Remove the cache: files were replaced or removed, and which is not known here."""
+        if self._control is not None:
+            drop_cache(self._control)
+
+    def read_each(self, storage: Storage, files: Sequence[Located]) -> list[Footer]:
+        """The footers of files of the last snapshot, or of others."""
+        store = self._store
+        if store is None or [entry.fingerprint for entry, _ in files] != store.fingerprints:
+            return self._read_few(storage, files)
+        shapes = [model.shape for model in store.models]
+        each = zip(store.footers, store.kinds, strict=True)
+        return [Footer(footer, shapes[kind]) for footer, kind in each]
+
+    def _read_few(self, storage: Storage, files: Sequence[Located]) -> list[Footer]:
         wanted = [(entry, location) for entry, location in files if not self._has(entry)]
         read = read_footers(storage.filesystem, [location for _, location in wanted])
         for (entry, _), footer in zip(wanted, read, strict=True):
@@ -77,10 +129,11 @@ def take_snapshot(control: Control, shown: str, footers: Footers) -> Snapshot:
         if attempt:
             time.sleep(0.0005 * attempt)
             before = control.read_log()
+        listed_ns = time.time_ns()
         listing = list_data_files(storage, control.root)
         try:
             files = _overlay_records(control, listing, before.undone)
-            read = footers.of(storage, files)
+            read = footers.of(storage, files, listed_ns=listed_ns)
             metadata = control.read_metadata(before) if before.version and not files else None
         except (FileNotFoundError, StorageError) as error:
             if not _is_gone(error):
@@ -133,6 +186,8 @@ def _is_gone(error: OSError) -> bool:
 
 def _overlay_records(control: Control, listing: Listing, undone: Sequence[Record]) -> list[Located]:
     """The listing as it will be once the recorded commits are published."""
+    if not undone:
+        return [(entry, f"{control.root}/{entry.path}") for entry in listing.entries]
     files = {entry.path: (entry, f"{control.root}/{entry.path}") for entry in listing.entries}
     for record in undone:
         for coming in record.adds:
@@ -162,10 +217,10 @@ def assemble_snapshot(
     shown: str,
     listing: Listing,
     files: Sequence[Located],
-    footers: Sequence[Footer],
+    footers: FooterSet,
 ) -> Snapshot:
     """The state of a dataset that has these files, each with its footer."""
-    schemas, _ = collect_schemas(footers)
+    schemas, _ = collect_schemas(footers.models)
     unified = unify_schemas(schemas, operation="snapshot", path=control.root) if schemas else pa.schema([])
     directories = [entry.path.rpartition("/")[0] for entry, _ in files]
     samples = dict(zip(directories, (entry.path for entry, _ in files), strict=True))
@@ -175,18 +230,21 @@ def assemble_snapshot(
             entry.path,
             location,
             entry.size,
-            footer.metadata.num_rows,
+            rows,
             typed[directory],
             entry.fingerprint,
-            footer.metadata,
+            footer,
         )
-        for (entry, location), directory, footer in zip(files, directories, footers, strict=True)
+        for (entry, location), directory, rows, footer in zip(
+            files, directories, footers.rows, footers.each, strict=True
+        )
     )
-    stored = [field for field in unified if field.name not in partitions.names]
+    path_columns = set(partitions.names)
+    stored = [field for field in unified if field.name not in path_columns]
     return Snapshot(
         root=shown,
         files=data,
-        schema=pa.schema([*stored, *partitions], _find_shared_metadata(footers)),
+        schema=pa.schema([*stored, *partitions], _find_shared_metadata(footers.models)),
         partition_columns=tuple(partitions.names),
         filesystem=control.storage.filesystem,
         exists=listing.exists,

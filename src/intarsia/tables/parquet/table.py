@@ -5,10 +5,9 @@ from __future__ import annotations
 import itertools
 import os
 import posixpath
-import uuid
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import pyarrow.fs as pafs
@@ -16,23 +15,33 @@ import pyarrow.parquet as pq
 
 from intarsia.common.log import get_logger
 from intarsia.common.paths import redact_path
-from intarsia.common.scratch import mark
 from intarsia.core.change import Change, Committed, Staging, make_transaction_id
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.snapshot import DataFile, Snapshot
-from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported, StorageError
-from intarsia.storage import Storage, open_storage
+from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
+from intarsia.storage import FileEntry, Storage, open_storage
 from intarsia.tables.parquet.checks import check_change, check_written, is_recorded, read_written
 from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.footer_store import Located
 from intarsia.tables.parquet.footers import Footer
 from intarsia.tables.parquet.journal import Journal, Lock
-from intarsia.tables.parquet.listing import list_data_files, list_outdated, make_removal_notes
+from intarsia.tables.parquet.links import HardLinkSnapshot, link_files
+from intarsia.tables.parquet.listing import (
+    list_data_files,
+    list_outdated,
+    make_removal_notes,
+    stat_side_files,
+)
 from intarsia.tables.parquet.record import FileAdd, FileRemove, Record, check_data_path, make_metadata_after
 from intarsia.tables.parquet.retained import FileKey, find_retained
-from intarsia.tables.parquet.snapshot import Footers, Located, take_snapshot
+from intarsia.tables.parquet.snapshot import Footers, take_snapshot
 
 log = get_logger(__name__)
 _LINK_ATTEMPTS = 20
+_STATS_PER_FILE = 4
+"""For a changed file, its checksum and those of summaries above it."""
+_LISTED_LOCALLY, _LISTED_AT_ONCE = 2, 1000
+"""Files that are listed in the time of one stat: on a local disk, and in one request to a store."""
 
 
 class ParquetTable:
@@ -81,7 +90,7 @@ class ParquetTable:
         self._journal = Journal(
             self.control, exclusive=not self.appends_only, lock_timeout=lock_timeout, lock=lock
         )
-        self._footers = Footers()
+        self._footers = Footers(self.control)
 
     @property
     def appends_only(self) -> bool:
@@ -97,9 +106,18 @@ class ParquetTable:
         """The current state, also of a dataset whose last writer crashed. Writes nothing."""
         return take_snapshot(self.control, self.root, self._footers)
 
+    def complete_schema(self, found: Snapshot) -> Snapshot:
+        """A state of the directory as it is read: in the schema of its files, where no catalog has one."""
+        return found
+
     def read_footers(self, files: Sequence[Located]) -> list[Footer]:
         """The footers of files of a snapshot, which are known where they have not changed since."""
-        return self._footers.of(self.storage, files)
+        return self._footers.read_each(self.storage, files)
+
+    def save_footers(self, change: Change) -> None:
+        """Keep the footers of the last snapshot that a change leaves in place, where that pays."""
+        gone = {item.old.path for item in change.replaced} | {file.path for file in change.removed}
+        self._footers.save(gone)
 
     def check(self) -> None:
         """Nothing: what may be done to a dataset depends on the change, and on permissions."""
@@ -133,7 +151,9 @@ class ParquetTable:
                 path=self._path,
                 hint="name a control directory on the same device with control_path=",
             )
-        with self._journal.hold():
+        with self._journal.hold() as sentences:
+            if sentences:
+                self._footers.drop()
             transaction = ParquetTransaction(self, self._journal, self.snapshot(), operation)
             try:
                 yield transaction
@@ -157,6 +177,8 @@ class ParquetTable:
                 hint="open it with single_writer=True when nobody else is writing",
             )
         with self._journal.hold() as sentences:
+            if sentences:
+                self._footers.drop()
             return sentences
 
     def last_batch(self, app_id: str) -> int | None:
@@ -197,7 +219,7 @@ class ParquetTransaction:
     """One attempt to change a dataset, under its lock."""
 
     def __init__(self, table: ParquetTable, journal: Journal, snapshot: Snapshot, operation: str) -> None:
-        self.txid = make_transaction_id()
+        self.txid = make_transaction_id(snapshot.files)
         self.snapshot = snapshot
         self._table = table
         self._journal = journal
@@ -268,6 +290,7 @@ class ParquetTransaction:
         self._record, self._staged = record, True
         self._journal.commit(record, lambda: self._check_unchanged(change))
         self._finished = True
+        self._table.save_footers(change)
         notes = make_removal_notes(item.path for item in record.side_files)
         return Committed(self.txid, record.seq, notes=notes)
 
@@ -321,24 +344,25 @@ class ParquetTransaction:
 
     def _check_unchanged(self, change: Change) -> None:
         """J5: what was planned on is still there, and nothing is in the way."""
-        listing = list_data_files(self._storage, self._root)
-        found = {entry.path: entry for entry in listing.entries}
-        for file in (*change.planned, *(item.old for item in change.replaced), *change.removed):
+        planned = (*change.planned, *(item.old for item in change.replaced), *change.removed)
+        touched = _list_touched(change)
+        found, side_files, all_known = self._find_files({file.path for file in planned}, touched)
+        for file in planned:
             entry = found.get(file.path)
             if entry is None or entry.fingerprint != file.fingerprint:
                 what = "was removed" if entry is None else "was changed"
                 raise self._make_conflict(
                     f"{self.snapshot.show_path(file)} {what} by another writer since it was read."
                 )
-        touched = _list_touched(change)
-        if list_outdated(touched, self.snapshot.side_files) != list_outdated(touched, listing.side_files):
+        if list_outdated(touched, self.snapshot.side_files) != list_outdated(touched, side_files):
             raise self._make_conflict(f"Another writer has described the files of {self.snapshot.root} anew.")
         for staged in change.added:
             if self._storage.stat(f"{self._root}/{staged.path}") is not None:
                 raise self._make_conflict(f"{self.snapshot.show_path(staged.path)} exists already.")
         if change.exclusive:
             known = {file.path for file in self.snapshot.files}
-            appeared = sorted(path for path in found if path not in known)
+            names = set(found) if all_known else self._list_names()
+            appeared = sorted(names - known)
             if appeared:
                 raise self._make_conflict(
                     f"Another writer has added {len(appeared)} file(s) to {self.snapshot.root}, "
@@ -348,6 +372,26 @@ class ParquetTransaction:
             self._storage.check_writable(directory)
             if not self._storage.can_move(directory, self._directory):
                 raise NotSupported(f"{directory} is on another device than the dataset.", path=directory)
+
+    def _list_names(self) -> set[str]:
+        return {e.path for e in list_data_files(self._storage, self._root, names_only=True).entries}
+
+    def _find_files(
+        self, planned: Collection[str], touched: Collection[str]
+    ) -> tuple[Mapping[str, FileEntry], Mapping[str, FileEntry], bool]:
+        """Data files that were planned on, and side files that matter, as they are now; True: so are all.
+
+        A listing tells of all files; of few among many it takes less to ask for each.
+        """
+        storage, root = self._storage, self._root
+        requests = len(planned) + _STATS_PER_FILE * len(touched)
+        each = _LISTED_LOCALLY if storage.atomic else _LISTED_AT_ONCE
+        if requests * each > len(self.snapshot.files):
+            listing = list_data_files(storage, root)
+            return {entry.path: entry for entry in listing.entries}, listing.side_files, True
+        entries = {path: storage.stat(f"{root}/{path}") for path in planned}
+        found = {path: entry for path, entry in entries.items() if entry is not None}
+        return found, stat_side_files(storage, root, touched), False
 
     def _make_conflict(self, message: str) -> CommitConflict:
         return CommitConflict(
@@ -420,59 +464,3 @@ class ParquetOutputLocation:
 
     def filesystem_path(self, path: str) -> str:
         return self.places.filesystem_path(path)
-
-
-@dataclass(frozen=True, slots=True)
-class HardLinkSnapshot:
-    """``directory`` holds the snapshot's files under their own names; ``snapshot`` points into it.
-
-    Nobody puts another file under a link's name, so its files may be opened at any time.
-    """
-
-    directory: str
-    snapshot: Snapshot
-
-
-@contextmanager
-def link_files(control: Control, snapshot: Snapshot) -> Iterator[HardLinkSnapshot | None]:
-    """Link a snapshot's files into ``snap/``; removed on leaving.
-
-    Yields None when a file has changed since the snapshot, which then has to be taken again. The
-    directory has a mark, so that recovery can tell those of crashed processes from those in use.
-    """
-    storage = control.storage
-    directory = f"{control.snapshots}/{uuid.uuid4().hex}"
-    made = storage.make_directories(control.snapshots)
-    alive = mark(storage.filesystem, directory)
-    try:
-        files = _link_files(control, snapshot, directory)
-        yield (
-            None if files is None else HardLinkSnapshot(directory, replace(snapshot, files=files, stat=None))
-        )
-    finally:
-        for refusal in storage.remove_tree(directory):
-            log.warning("could not remove a snapshot's link: %s", refusal)
-        alive.release()
-        for parent in reversed(made):
-            storage.remove_directory(parent)
-
-
-def _link_files(control: Control, snapshot: Snapshot, directory: str) -> tuple[DataFile, ...] | None:
-    storage = control.storage
-    storage.make_directories(directory)
-    files = []
-    for parent in sorted({posixpath.dirname(file.path) for file in snapshot.files}):
-        storage.make_directories(posixpath.join(directory, parent) if parent else directory)
-    for file in snapshot.files:
-        link = f"{directory}/{file.path}"
-        try:
-            storage.make_hard_link(file.location, link)
-        except StorageError as error:
-            if storage.stat(file.location) is None:
-                return None
-            raise error
-        found = storage.stat(link)
-        if storage.atomic and (found is None or found.fingerprint != file.fingerprint):
-            return None
-        files.append(replace(file, location=link))
-    return tuple(files)

@@ -1,0 +1,1 @@
+"""Expectations: counted, judged row by row, dropped or put into a quarantine."""

@@ -1,0 +1,1 @@
+"""Steps whose source is a stream of Spark's."""

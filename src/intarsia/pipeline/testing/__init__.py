@@ -1,0 +1,1 @@
+"""Tests of pipelines, and a small project to begin with."""

@@ -1,0 +1,352 @@
+"""The footers of a dataset's files, each read once: counts, kinds, and bounds of columns asked for.
+
+What is known of unchanged files comes from an earlier store, of this process or of the cache
+(:mod:`intarsia.tables.parquet.footer_cache`); that one's format and the rules of trust are not in here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from copy import copy
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet as pq
+
+from intarsia.core.lazy_footer import LazyFooter, find_store
+from intarsia.core.prune import Bounds, read_bounds
+from intarsia.core.snapshot import DataFile
+from intarsia.errors import CommitConflict, DamagedTable
+from intarsia.storage import FileEntry, Storage
+from intarsia.tables.parquet.footers import Footer, parse_footer, read_footers
+
+MANY_FILES = 256
+"""From this many files on a store pays, and with it a cache: below it reading footers takes about 15 ms."""
+_PARSED = 10_000
+"""Footers that are kept parsed, which takes some ten times the memory of their bytes."""
+_CHUNK = 1024
+_TRUSTED = 1 << 62
+"""The time of listing of what the cache tells: it tells of files only that may be trusted for ever."""
+
+T = TypeVar("T")
+Located = tuple[FileEntry, str]
+"""A data file, and where its bytes are."""
+
+KEY_SCHEMA = pa.schema(
+    [
+        ("path", pa.string()),
+        ("size", pa.int64()),
+        ("mtime_ns", pa.int64()),
+        ("identity", pa.string()),
+        ("changed_ns", pa.int64()),
+    ]
+)
+COUNT_SCHEMA = pa.schema(
+    [("rows", pa.int64()), ("row_groups", pa.int32()), ("footer_size", pa.int32()), ("kind", pa.int32())]
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnBounds:
+    """The bounds of one column, sorted by file and row group."""
+
+    dtype: pa.DataType
+    """Of the dataset's column: bounds are in its comparable form."""
+    table: pa.Table
+    missing: frozenset[int] = frozenset()
+    """Files whose bounds are not known."""
+
+
+@dataclass(frozen=True, slots=True)
+class KnownFooters:
+    """What is known of files' footers: ``keys`` tell the files apart, ``counts`` have a row for each."""
+
+    keys: pa.Table
+    counts: pa.Table
+    models: Sequence[Footer]
+    """A footer of each kind: files of a kind have the same schema, key-value metadata and writer."""
+    bounds: dict[str, ColumnBounds] = field(default_factory=dict)
+    fingerprint: tuple[int, int, int | str | None] | None = None
+    """Of the cache that tells it."""
+
+    def find(self, keys: pa.Table, *, strict: bool) -> pa.Int32Array:
+        """For each file its number in here, NULL for one that is not here or has changed since.
+
+        Args:
+            keys: those of the files.
+            strict: whether a file of which the store does not tell when it changed counts as changed.
+        """
+        place = pc.index_in(keys["path"].combine_chunks(), value_set=self.keys["path"].combine_chunks())
+        same = pc.is_valid(place)
+        for name in KEY_SCHEMA.names[1:]:
+            one, other = keys[name].combine_chunks(), self.keys[name].combine_chunks().take(place)
+            equal = pc.fill_null(pc.equal(one, other), False)
+            if not strict:
+                equal = pc.or_(equal, pc.and_(pc.is_null(one), pc.is_null(other)))
+            same = pc.and_(same, equal)
+        return pc.if_else(same, place, pa.scalar(None, pa.int32()))
+
+
+def make_keys(entries: Iterable[FileEntry]) -> pa.Table:
+    """What tells files apart: another file under the same path differs in one of these."""
+    found = list(entries)
+    identities = pa.array([entry.identity for entry in found])
+    columns = [
+        pa.array([entry.path for entry in found], pa.string()),
+        pa.array([entry.size for entry in found], pa.int64()),
+        pa.array([entry.mtime_ns for entry in found], pa.int64()),
+        identities.cast(pa.string()),
+        pa.array([entry.changed_ns for entry in found], pa.int64()),
+    ]
+    return pa.Table.from_arrays(columns, schema=KEY_SCHEMA)
+
+
+class ParquetFooterStore:
+    """The footers of these files; see :class:`intarsia.core.lazy_footer.FooterStore`.
+
+    Memory: about 100 bytes per file, and the footers that were read now: parsed up to 10,000 files, else
+    their bytes.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        files: Sequence[Located],
+        *,
+        listed_ns: int = 0,
+        former: KnownFooters | None = None,
+        before: ParquetFooterStore | None = None,
+    ) -> None:
+        """Raises as :func:`~intarsia.tables.parquet.footers.read_footers` does.
+
+        Args:
+            listed_ns: when the files were listed, or earlier.
+            former: what the cache tells of files.
+            before: an earlier store of this process, which has read footers.
+        """
+        self.files = files
+        self.listed_ns = [listed_ns] * len(files)
+        """By file: when it was listed before its footer was read."""
+        self.keys = make_keys(entry for entry, _ in files)
+        self.models: list[Footer] = []
+        self.bounds: dict[str, ColumnBounds] = {}
+        self.saved_columns: frozenset[str] = frozenset() if former is None else frozenset(former.bounds)
+        """Columns whose bounds are in the cache."""
+        self.cached: pa.Array = pa.array([], pa.string())
+        """The files that the cache tells of."""
+        self.outdated = False
+        """Whether one of them is not there any more, or has changed since."""
+        self.fingerprint = None if former is None else former.fingerprint
+        """Of the cache as it was read or written last; None where it was not."""
+        self._storage = storage
+        self._kinds_by_key: dict[tuple[object, ...], int] = {}
+        self._parsed: dict[int, pq.FileMetaData] = {}
+        self._raw: dict[int, bytes] = {}
+        self._ahead, self._next = 1, -1
+        if before is not None:
+            former, self.saved_columns = before.known, before.saved_columns
+            self.fingerprint = before.fingerprint
+        places: list[int | None] = [None] * len(files)
+        if former is not None:
+            found = former.find(self.keys, strict=before is None)
+            places = found.to_pylist()
+            for number, place in enumerate(places):
+                if place is not None:
+                    self.listed_ns[number] = _TRUSTED if before is None else before.listed_ns[place]
+            self.cached = former.keys["path"].combine_chunks() if before is None else before.cached
+            here = self.keys["path"].filter(pc.is_valid(found))
+            left = pc.all(pc.is_in(self.cached, value_set=here.combine_chunks()))
+            self.outdated = (before is not None and before.outdated) or not left.as_py()
+            self._take_counts(former, found)
+            self._take_bounds(former, places)
+        else:
+            self.rows, self.row_groups, self.sizes, self.kinds = ([0] * len(files) for _ in range(4))
+        if before is not None:
+            self._parsed = _renumber(before._parsed, places)
+            self._raw = _renumber(before._raw, places)
+        unknown = [number for number, place in enumerate(places) if place is None]
+        self.unread: int = len(unknown) + (0 if before is None else before.unread)
+        """How many files the cache told nothing of."""
+        for start in range(0, len(unknown), _CHUNK):
+            self._read(unknown[start : start + _CHUNK])
+
+    @property
+    def known(self) -> KnownFooters:
+        columns = (self.rows, self.row_groups, self.sizes, self.kinds)
+        arrays = [pa.array(values, one.type) for values, one in zip(columns, COUNT_SCHEMA, strict=True)]
+        counts = pa.Table.from_arrays(arrays, schema=COUNT_SCHEMA)
+        return KnownFooters(self.keys, counts, self.models, self.bounds)
+
+    def forget_cache(self) -> None:
+        """There is no cache any more."""
+        self.unread, self.saved_columns, self.fingerprint = len(self.files), frozenset(), None
+        self.cached, self.outdated = pa.array([], pa.string()), False
+
+    @property
+    def models_in_order(self) -> list[Footer]:
+        """A footer of each kind, in the order of the first file of each."""
+        return [self.models[kind] for kind in dict.fromkeys(self.kinds)]
+
+    @property
+    def fingerprints(self) -> list[tuple[int, int, int | str | None]]:
+        return [entry.fingerprint for entry, _ in self.files]
+
+    @property
+    def footers(self) -> list[LazyFooter]:
+        return [LazyFooter(self, number) for number in range(len(self.files))]
+
+    def get_model(self, number: int) -> pq.FileMetaData:
+        return self.models[self.kinds[number]].metadata
+
+    def load(self, numbers: Sequence[int]) -> list[pq.FileMetaData]:
+        self._read_unchanged([number for number in numbers if not self._has(number)])
+        return [self._get(number) for number in numbers]
+
+    def load_one(self, number: int) -> pq.FileMetaData:
+        """A footer; where one after the other is asked for, more are read ahead, in parallel if it pays."""
+        if not self._has(number):
+            count = self._ahead * 2 if number == self._next else 1
+            ahead = range(number, min(number + count, len(self.files)))
+            self._read_unchanged([one for one in ahead if not self._has(one)])
+            self._ahead, self._next = min(count, _CHUNK // 2), ahead.stop
+        return self._get(number)
+
+    def _has(self, number: int) -> bool:
+        return number in self._parsed or number in self._raw
+
+    def _get(self, number: int) -> pq.FileMetaData:
+        found = self._parsed.get(number)
+        return parse_footer(self._raw[number]).metadata if found is None else found
+
+    def _keep(self, number: int, footer: Footer) -> None:
+        if len(self._parsed) < _PARSED and len(self.files) <= _PARSED:
+            self._parsed[number] = footer.metadata
+        else:
+            self._raw[number] = footer.raw
+
+    def read_bounds(self, numbers: Sequence[int], column: str, dtype: pa.DataType) -> Bounds:
+        every = range(len(self.files))
+        known = self.bounds.get(column)
+        if known is None or not known.dtype.equals(dtype):
+            known = ColumnBounds(dtype, _as_table(read_bounds([], column, dtype)), frozenset(every))
+        wanted = sorted(known.missing if len(numbers) == len(every) else known.missing.intersection(numbers))
+        if wanted:
+            pieces = [known.table]
+            for start in range(0, len(wanted), _CHUNK):
+                part = wanted[start : start + _CHUNK]
+                stubs = [DataFile("", "", 0, 0, footer=footer) for footer in self.load(part)]
+                pieces.append(_with_files(_as_table(read_bounds(stubs, column, dtype)), part))
+            table = pa.concat_tables(pieces).sort_by([("file", "ascending"), ("row_group", "ascending")])
+            known = ColumnBounds(dtype, table.combine_chunks(), known.missing.difference(wanted))
+            self.bounds[column] = known
+        return _select(known.table, numbers, len(every))
+
+    def _take_counts(self, former: KnownFooters, places: pa.Int32Array) -> None:
+        taken = former.counts.take(places)
+        self.rows, self.row_groups, self.sizes = (
+            pc.fill_null(taken[name], 0).to_pylist() for name in ("rows", "row_groups", "footer_size")
+        )
+        kinds = taken["kind"].to_pylist()
+        numbers = {
+            kind: self._number_kind(former.models[kind]) for kind in dict.fromkeys(kinds) if kind is not None
+        }
+        self.kinds = [0 if kind is None else numbers[kind] for kind in kinds]
+
+    def _take_bounds(self, former: KnownFooters, places: Sequence[int | None]) -> None:
+        """Former bounds with the numbers that the files have now."""
+        unknown = frozenset(number for number, place in enumerate(places) if place is None)
+        numbers = {place: number for number, place in enumerate(places) if place is not None}
+        there, here = pa.array(numbers, pa.int32()), pa.array(numbers.values(), pa.int32())
+        for column, bounds in former.bounds.items():
+            number = pc.index_in(bounds.table["file"].combine_chunks(), value_set=there)
+            kept = pc.is_valid(number)
+            files = here.take(number.filter(kept))
+            table = bounds.table.filter(kept).set_column(0, "file", files)
+            missing = unknown.union(numbers[place] for place in bounds.missing if place in numbers)
+            self.bounds[column] = ColumnBounds(bounds.dtype, table.sort_by(_ORDER).combine_chunks(), missing)
+
+    def _read(self, numbers: Sequence[int]) -> None:
+        read = read_footers(self._storage.filesystem, [self.files[number][1] for number in numbers])
+        for number, footer in zip(numbers, read, strict=True):
+            self.rows[number] = footer.num_rows
+            self.row_groups[number] = footer.metadata.num_row_groups
+            self.sizes[number] = footer.metadata.serialized_size
+            self.kinds[number] = self._number_kind(footer)
+            self._keep(number, footer)
+
+    def _number_kind(self, footer: Footer) -> int:
+        notes = footer.metadata.metadata or {}
+        key = (footer.shape.schema, *sorted(notes.items()), footer.metadata.created_by)
+        kind = self._kinds_by_key.setdefault(key, len(self.models))
+        if kind == len(self.models):
+            self.models.append(footer)
+        return kind
+
+    def _read_unchanged(self, numbers: Sequence[int]) -> None:
+        """Read the footers of files, each still the one that was listed."""
+        if not numbers:
+            return
+        files = [self.files[number] for number in numbers]
+        try:
+            read = read_footers(self._storage.filesystem, [location for _, location in files])
+        except FileNotFoundError as error:
+            raise _make_conflict(f"A file was removed since it was listed: {error}") from error
+        for number, (entry, location), footer in zip(numbers, files, read, strict=True):
+            if self._storage.atomic:
+                now = self._storage.stat(location)
+                if now is None or now.fingerprint != entry.fingerprint:
+                    raise _make_conflict(f"{location} was replaced or removed since it was listed.")
+            if footer.num_rows != self.rows[number]:
+                raise DamagedTable(
+                    f"{location} has {footer.num_rows} rows, the cache of footers says {self.rows[number]}.",
+                    path=location,
+                    hint="remove footers.cache from the control directory, which is made anew",
+                )
+            self._keep(number, footer)
+
+
+def move_footers(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
+    """Files whose footers are read from where the files are: of links, which outlast what they are of."""
+    store = find_store(files)
+    if not isinstance(store, ParquetFooterStore):
+        return tuple(files)
+    moved = copy(store)
+    numbers = [file.footer.number for file in files]  # type: ignore[union-attr]
+    places = {number: file.location for number, file in zip(numbers, files, strict=True)}
+    moved.files = [(entry, places.get(number, old)) for number, (entry, old) in enumerate(store.files)]
+    pairs = zip(numbers, files, strict=True)
+    return tuple(replace(file, footer=LazyFooter(moved, number)) for number, file in pairs)
+
+
+_ORDER = [("file", "ascending"), ("row_group", "ascending")]
+
+
+def _make_conflict(message: str) -> CommitConflict:
+    return CommitConflict(message, hint="nothing was changed; run the operation again")
+
+
+def _renumber(known: dict[int, T], places: Sequence[int | None]) -> dict[int, T]:
+    pairs = ((number, place) for number, place in enumerate(places) if place is not None)
+    return {number: known[place] for number, place in pairs if place in known}
+
+
+def _as_table(bounds: Bounds) -> pa.Table:
+    columns = (bounds.file, bounds.row_group, bounds.rows, bounds.lower, bounds.upper, bounds.null_count)
+    return pa.table(dict(zip(BOUND_NAMES, columns, strict=True)))
+
+
+BOUND_NAMES = ("file", "row_group", "rows", "lower", "upper", "null_count")
+
+
+def _with_files(table: pa.Table, numbers: Sequence[int]) -> pa.Table:
+    return table.set_column(0, "file", pa.array(numbers, pa.int32()).take(table["file"]))
+
+
+def _select(table: pa.Table, numbers: Sequence[int], count: int) -> Bounds:
+    """The bounds of some files, numbered by their order here."""
+    if len(numbers) != count or any(number != place for place, number in enumerate(numbers)):
+        place = pc.index_in(table["file"].combine_chunks(), value_set=pa.array(numbers, pa.int32()))
+        table = table.set_column(0, "file", place).filter(pc.is_valid(place)).sort_by(_ORDER)
+    return Bounds(*(table[name].combine_chunks() for name in BOUND_NAMES))

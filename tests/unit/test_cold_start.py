@@ -1,0 +1,52 @@
+"""What is loaded by importing the package, by asking for help and by a small merge; nothing is timed here."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+
+HEAVY = {"pyarrow", "numpy", "pandas", "duckdb", "pyspark", "pyiceberg", "fsspec", "sqlglot", "rich", "click"}
+LIGHT = {"intarsia", "intarsia.common", "intarsia.common.lazy"}
+
+
+def _modules_after(script: str) -> set[str]:
+    code = f"import json, sys\n{script}\nsys.stderr.write(json.dumps(sorted(sys.modules)))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(json.loads(done.stderr))
+
+
+def test_importing_the_package_loads_its_list_of_names_only() -> None:
+    loaded = _modules_after("import intarsia")
+    assert {name for name in loaded if name.startswith("intarsia")} == LIGHT
+    assert loaded & HEAVY == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["-h"], ["--version"]])
+def test_help_loads_click_and_no_command(arguments: list[str]) -> None:
+    loaded = _modules_after(
+        f"from intarsia.cli import main\ntry:\n    main({arguments})\nexcept SystemExit:\n    pass"
+    )
+    assert {name for name in loaded if name.startswith("intarsia")} == LIGHT | {
+        "intarsia.cli",
+        "intarsia.cli.commands",
+    }
+    assert loaded & HEAVY == {"click"}
+
+
+def test_a_merge_on_arrow_loads_no_other_engine_and_no_pictures(tmp_path: Path) -> None:
+    pq.write_table(pa.table({"id": [1], "n": ["a"]}), tmp_path / "source.parquet")
+    loaded = _modules_after(
+        f"import intarsia\nintarsia.merge({str(tmp_path / 'source.parquet')!r}, {str(tmp_path / 'target')!r},"
+        " on='id')"
+    )
+    assert "intarsia.engines.arrow" in loaded
+    assert (
+        loaded & {"duckdb", "pyspark", "pyiceberg", "sqlglot", "rich", "click", "importlib.metadata"} == set()
+    )
+    assert loaded & {"intarsia.show.svg", "intarsia.show.html", "intarsia.show.text"} == set()
