@@ -126,3 +126,14 @@ def browser(tmp_path: Path) -> Callable[..., str]:
         return done.stdout
 
     return show
+
+
+@pytest.fixture
+def list_persisted(spark: Any) -> Callable[[], set[int]]:
+    """The ids of what the session keeps in memory; other tests may have left something in it."""
+
+    def list_ids() -> set[int]:
+        is_classic = hasattr(spark, "_jsparkSession")  # Spark Connect does not tell
+        return set(spark.sparkContext._jsc.getPersistentRDDs()) if is_classic else set()
+
+    return list_ids

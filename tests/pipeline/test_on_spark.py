@@ -335,14 +335,17 @@ def test_files_are_appended_once_on_spark_and_the_report_names_it(
     assert told["session"].startswith("Spark 4")
 
 
-def test_the_session_that_was_given_is_left_running_and_keeps_nothing(tmp_path: Path, spark: Any) -> None:
+def test_the_session_that_was_given_is_left_running_and_keeps_nothing(
+    tmp_path: Path, spark: Any, list_persisted: Callable[[], set[int]]
+) -> None:
     path = tmp_path / "a.csv"
     path.write_text(SOURCES["csv"])
     source = pipeline.Source(str(path), columns=TYPES)
     step = pipeline.Expect(source="landing", unique="id")
+    before = list_persisted()
     pipeline.run(_made(tmp_path, "spark", source, step), session=spark, progress=False).check()
     assert spark.range(3).count() == 3
-    assert not spark.sparkContext._jsc.getPersistentRDDs()
+    assert list_persisted() <= before
 
 
 PACKAGE = Path(intarsia.__file__).parent

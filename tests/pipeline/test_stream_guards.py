@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -93,13 +94,17 @@ class Clicks:
 
 
 @pytest.mark.spark
-def test_rows_of_a_stream_are_quarantined_batch_by_batch(spark: Any, tmp_path: Path) -> None:
+def test_rows_of_a_stream_are_quarantined_batch_by_batch(
+    spark: Any, tmp_path: Path, list_persisted: Callable[[], set[int]]
+) -> None:
     clicks = Clicks(tmp_path, spark)
     clicks.lands((1, 1), (2, -2))
     clicks.lands((3, 3), (9, -9))
     clicks.lands((2, 2))
     guard = pipeline.Expect(**KNOWN, target="t", **INTO)
+    before = list_persisted()
     report = clicks.run(guard, APPEND).check()
+    assert list_persisted() <= before, "a stream without end would keep the keys of every batch"
     assert clicks.rows() == [(1, 1), (2, 2), (3, 3)]
     assert clicks.quarantined() == [(2, -2, "n > 0"), (9, -9, "n > 0; id in known.id")]
     sound, append = report.steps

@@ -99,6 +99,11 @@ class RunResources:
                 self.frames.popitem()[1].unpersist()
         self.web.close()
 
+    def persist(self, frame: Any) -> Any:
+        """The DataFrame, persisted until the run ends."""
+        kept = self.frames[("persisted", id(frame))] = frame.persist()
+        return kept
+
     @property
     def session(self) -> Any:
         """The Spark session, opened now if it was not; None where the engine is another."""

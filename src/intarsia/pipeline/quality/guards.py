@@ -56,7 +56,6 @@ class GuardResources(Protocol):
     """What guards need of a run."""
 
     pipeline: Pipeline
-    frames: dict[tuple[Any, ...], Any]
 
     @property
     def session(self) -> Any: ...
@@ -69,6 +68,8 @@ class GuardResources(Protocol):
     def read_columns(self, target: str, names: tuple[str, ...]) -> Any: ...
 
     def read_keys(self, reference: Reference) -> Any: ...
+
+    def persist(self, frame: Any) -> Any: ...
 
 
 def list_guards(steps: Iterable[Step], until: Step) -> tuple[Expect, ...]:
@@ -228,14 +229,14 @@ class SourceGuards:
                 if rows is None
                 else find_repeated_frame(columns, rows)
             )
-            yield self._count_keys(guard, describe_unique(guard), columns, found)
+            yield self._count_keys(describe_unique(guard), columns, found)
         for one in parse_references(guard, self.resources.pipeline):
             found = (
                 self._find_missing(one, open_rows, use_duckdb=use_duckdb)
                 if rows is None
                 else find_missing_frame(one, rows, self.resources.read_keys(one))
             )
-            yield self._count_keys(guard, one.expectation, one.columns, found)
+            yield self._count_keys(one.expectation, one.columns, found)
 
     def _find_missing(
         self, reference: Reference, open_rows: Callable[[], Any], *, use_duckdb: bool
@@ -247,13 +248,11 @@ class SourceGuards:
             reference, lambda: chain_streams(open_rows()), open_keys, use_duckdb=use_duckdb
         )
 
-    def _count_keys(self, guard: Expect, expectation: str, columns: tuple[str, ...], found: Any) -> BadKeys:
+    def _count_keys(self, expectation: str, columns: tuple[str, ...], found: Any) -> BadKeys:
         """The keys with their number of rows; on Spark they are kept, since the tables may change below."""
         if isinstance(found, pa.Table):
             return BadKeys(expectation, columns, found, int(pc.sum(found[ROWS]).as_py() or 0))
-        bad = keep_keys(expectation, columns, found)
-        self.resources.frames[("keys", guard.name, expectation, id(bad.keys))] = bad.keys
-        return bad
+        return count_keys(expectation, columns, self.resources.persist(found))
 
     def _read_quarantined(self, guard: Expect, by: Judgement) -> Iterator[BadKeys]:
         """The keys that an earlier run has quarantined: the other tables may have changed since."""
@@ -271,31 +270,28 @@ class SourceGuards:
                 keys = found.select(list(columns)).group_by(list(columns)).aggregate([])
                 yield BadKeys(expectation, columns, keys, 0)
                 continue
-            bad = find_quarantined(expectation, columns, rows, by)
-            self.resources.frames[("keys", guard.name, expectation, id(bad.keys))] = bad.keys
-            yield bad
+            keys = self.resources.persist(select_quarantined_keys(expectation, columns, rows, by))
+            yield BadKeys(expectation, columns, keys, 0)
 
 
-def keep_keys(expectation: str, columns: tuple[str, ...], found: Any) -> BadKeys:
-    """Keys of a DataFrame with their number of rows, persisted and counted."""
+def count_keys(expectation: str, columns: tuple[str, ...], kept: Any) -> BadKeys:
+    """Keys of a DataFrame that is persisted, with their number of rows."""
     from pyspark.sql import functions
 
     from intarsia.spark.collect import run_interruptible
 
-    kept = found.persist()
     (counted,) = run_interruptible(kept.sparkSession, kept.agg(functions.sum(ROWS)).collect)
     return BadKeys(expectation, columns, kept, int(counted[0] or 0))
 
 
-def find_quarantined(expectation: str, columns: tuple[str, ...], rows: Any, by: Judgement) -> BadKeys:
-    """The keys that a judgement has put into a quarantine, whose rows are a DataFrame; persisted."""
+def select_quarantined_keys(expectation: str, columns: tuple[str, ...], rows: Any, by: Judgement) -> Any:
+    """The keys that a judgement has put into a quarantine, whose rows are a DataFrame."""
     from pyspark.sql import functions
 
     reason = functions.concat(functions.lit(SEPARATOR), rows[REASON], functions.lit(SEPARATOR))
     told = f"{SEPARATOR}{expectation}{SEPARATOR}"
     mine = (rows[RUN] == by.run) & (rows[STEP] == by.step) & reason.contains(told)
-    kept = rows.where(mine).select(*[quote_name(name) for name in columns]).distinct().persist()
-    return BadKeys(expectation, columns, kept, 0)
+    return rows.where(mine).select(*[quote_name(name) for name in columns]).distinct()
 
 
 def select_keys(reference: Reference, rows: Any, session: Any) -> Any:

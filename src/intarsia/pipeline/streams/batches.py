@@ -6,6 +6,7 @@ import json
 import os
 import threading
 from collections.abc import Mapping
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -19,7 +20,7 @@ from intarsia.pipeline.model import StepGuard, Target, list_names
 from intarsia.pipeline.quality.checks import Check, make_failure
 from intarsia.pipeline.quality.conditions import check_columns, parse_conditions
 from intarsia.pipeline.quality.expect import count_guarded
-from intarsia.pipeline.quality.guards import REASON, RUN, STEP, Judgement, find_quarantined, keep_keys
+from intarsia.pipeline.quality.guards import REASON, RUN, STEP, Judgement, count_keys, select_quarantined_keys
 from intarsia.pipeline.quality.quarantine import write_rejected
 from intarsia.pipeline.quality.references import Reference, find_missing_frame
 from intarsia.pipeline.quality.row_judge import BadKeys, RowJudge
@@ -60,8 +61,8 @@ class BatchGuard:
     replaces: bool = False
     """Whether everything is taken again: the first batch removes what the guard had quarantined."""
 
-    def judge(self, frame: Any, batch_id: int) -> tuple[Any, dict[str, Any]]:
-        """The rows that pass, and what is to be reported.
+    def judge(self, frame: Any, batch_id: int, persisted: ExitStack) -> tuple[Any, dict[str, Any]]:
+        """The rows that pass, and what is to be reported; what it persists is given to the stack.
 
         Raises:
             InputError: more rows violate something than may.
@@ -69,19 +70,16 @@ class BatchGuard:
         table = None if self.quarantine is None else self.quarantine.open(frame.sparkSession)
         is_done = table is not None and find_done(table, self.app_id, batch_id)
         check_columns(self.step, frame.columns)
-        keys = tuple(
-            self._read_quarantined(table, one, frame, batch_id)
-            if is_done
-            else keep_keys(
-                one.expectation,
-                one.columns,
-                find_missing_frame(
-                    one, frame, _read_columns(target.open(frame.sparkSession), one.keys, frame)
-                ),
-            )
-            for one, target in self.references
-        )
-        judge = RowJudge(tuple(parse_conditions(self.step)), keys)
+        keys = []
+        for one, target in self.references:
+            if is_done:
+                found = self._read_quarantined(table, one, frame, batch_id)
+                keys.append(BadKeys(one.expectation, one.columns, _persist(found, persisted), 0))
+                continue
+            there = _read_columns(target.open(frame.sparkSession), one.keys, frame)
+            missing = _persist(find_missing_frame(one, frame, there), persisted)
+            keys.append(count_keys(one.expectation, one.columns, missing))
+        judge = RowJudge(tuple(parse_conditions(self.step)), tuple(keys))
         checks = count_guarded(self.step, judge, lambda: frame)
         failure = (
             None if is_done else make_failure(checks, f"batch {batch_id} of source {self.step.source!r}")
@@ -121,12 +119,19 @@ class BatchGuard:
             },
         )
 
-    def _read_quarantined(self, table: Any, reference: Reference, frame: Any, batch_id: int) -> BadKeys:
+    def _read_quarantined(self, table: Any, reference: Reference, frame: Any, batch_id: int) -> Any:
         """The keys that this batch has quarantined: the other table may have changed since."""
         run = table.last_commits().get(self.app_id, {}).get("run_id", "")
         rows = _read_columns(table, (*reference.columns, REASON, RUN, STEP), frame)
         by = Judgement(f"{run}/{batch_id}", self.step.name)
-        return find_quarantined(reference.expectation, reference.columns, rows, by)
+        return select_quarantined_keys(reference.expectation, reference.columns, rows, by)
+
+
+def _persist(frame: Any, persisted: ExitStack) -> Any:
+    """The DataFrame, persisted until the stack is closed."""
+    kept = frame.persist()
+    persisted.callback(kept.unpersist)
+    return kept
 
 
 def _read_columns(table: Any, names: tuple[str, ...], frame: Any) -> Any:
@@ -157,16 +162,14 @@ class StepBatch:
         if not self.guards:
             self._take(frame, table, batch_id)
             return
-        kept = frame.persist()  # it is read several times, and a row must be the same each time
-        try:
-            passing, told = kept, []
+        with ExitStack() as persisted:
+            # It is read several times, and a row must be the same each time.
+            passing, told = _persist(frame, persisted), []
             for guard in self.guards:
-                passing, outcome = guard.judge(passing, batch_id)
+                passing, outcome = guard.judge(passing, batch_id, persisted)
                 told.append(outcome)
             self._take(passing, table, batch_id)
             self._leave(f"{CHECKS}{batch_id}", told)
-        finally:
-            kept.unpersist()
 
     def _take(self, frame: Any, table: Any, batch_id: int) -> None:
         given = dict(self.arguments)
