@@ -8,6 +8,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from intarsia.errors import SchemaMismatch
+
 N = 6000
 TABLE = pa.table({"id": range(N), "s": [f"s{n % 5}" for n in range(N)], "x": [n / 7 for n in range(N)]})
 ONE = pa.table({"id": [10], "s": ["new"], "x": [0.5]})
@@ -153,3 +155,38 @@ def test_new_files_look_like_the_files_beside_them(parquet_lake):
     (new,) = [name for name in parquet_lake.files if name.startswith("insert-")]
     column = parquet_lake.footer(new).row_group(0).column(0)
     assert (column.compression, column.has_offset_index) == ("ZSTD", True)
+
+
+ENUM = polars.Enum(["a", "b", "é;1"])
+OUTSIDE = {
+    "merge": lambda lake: lake.merge(pa.table({"id": [2, 9], "e": ["b", "zzz"]}), on="id"),
+    "replacing merge": lambda lake: lake.merge(pa.table({"id": [2], "e": ["zzz"]}), on="id"),
+    "append": lambda lake: lake.write(pa.table({"id": [9], "e": ["zzz"]})),
+    "update": lambda lake: lake.update({"e": "'zzz'"}, "id = 2"),
+}
+
+
+def _create_enum(lake):
+    frame = polars.DataFrame({"id": [1, 2, 3], "e": polars.Series(["a", "b", None], dtype=ENUM)})
+    lake.root.mkdir(parents=True)
+    frame.write_parquet(lake.root / "polars.parquet")
+    return lake
+
+
+@pytest.mark.parametrize("operation", OUTSIDE)
+def test_a_value_outside_of_an_enum_of_polars_is_refused_since_polars_would_read_null(
+    parquet_lake, operation, unchanged
+):
+    lake = _create_enum(parquet_lake)
+    with unchanged(lake.root), pytest.raises(SchemaMismatch, match=r"'e' is an Enum of Polars.*lack 'zzz'"):
+        OUTSIDE[operation](lake)
+
+
+def test_an_enum_of_polars_takes_its_categories(parquet_lake):
+    lake = _create_enum(parquet_lake)
+    lake.merge(pa.table({"id": [1, 9], "e": ["é;1", "a"]}), on="id")
+    lake.update({"e": "NULL"}, "id = 2")
+    lake.compact()
+    found = polars.read_parquet(lake.root).sort("id")
+    assert found["e"].dtype == ENUM
+    assert found.rows() == [(1, "é;1"), (2, None), (3, None), (9, "a")]

@@ -24,6 +24,7 @@ from intarsia.common.types import (
 
 __all__ = [
     "cast_exact",
+    "check_categories",
     "conform_table",
     "make_cast_hint",
     "to_utc_schema",
@@ -123,6 +124,45 @@ def conform_table(table: pa.Table, schema: pa.Schema, *, operation: str, path: s
     if problems:
         raise make_mismatch_error(problems, operation, path, "give those rows a value")
     return pa.Table.from_arrays(columns, schema=schema)
+
+
+def check_categories(table: pa.Table, schema: pa.Schema, *, operation: str, path: str) -> None:
+    """Raise SchemaMismatch where a column that Polars wrote as an Enum would get a value outside of it.
+
+    Polars reads such a value as NULL, without a word. Enums within lists and structs are not looked at.
+    """
+    given = set(table.column_names)
+    problems = []
+    for field in schema:
+        known = _read_categories(field) if field.metadata and field.name in given else None
+        if known is None:
+            continue
+        column = table[field.name].cast(pa.string())
+        outside = column.filter(pc.invert(pc.is_in(column, known, skip_nulls=False)))
+        outside = outside.drop_null()
+        if len(outside):
+            shown = ", ".join(map(repr, pc.unique(outside).sort()[:3].to_pylist()))
+            problems.append(
+                f"{field.name!r} is an Enum of Polars, of {len(known)} categories, which lack {shown}"
+                f" of {len(outside):,} rows"
+            )
+    if problems:
+        hint = "give those rows one of the categories, or write the dataset anew with the column as text"
+        raise make_mismatch_error(problems, operation, path, hint)
+
+
+def _read_categories(field: pa.Field) -> pa.Array | None:
+    """The categories of an Enum, as Polars notes them: each after its length in bytes and a semicolon."""
+    notes = field.metadata or {}
+    note = notes.get(b"_PL_ENUM_VALUES2", notes.get(b"_PL_ENUM_VALUES"))
+    found: list[bytes] = []
+    while note:
+        length, _, rest = note.partition(b";")
+        if not length.isdigit() or len(rest) < int(length):
+            return None
+        found.append(rest[: int(length)])
+        note = rest[int(length) :]
+    return None if note is None else pa.array(found, pa.binary()).cast(pa.string())
 
 
 def _cast_pieces(chunk: pa.Array, data_type: pa.DataType) -> list[pa.Array]:

@@ -17,7 +17,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
-from intarsia.common.exact import cast_exact, conform_table, make_cast_hint, widen_float16
+from intarsia.common.exact import (
+    cast_exact,
+    check_categories,
+    conform_table,
+    make_cast_hint,
+    widen_float16,
+)
 from intarsia.common.names import check_columns, make_mismatch_error, name_problems, suggest_names
 from intarsia.common.types import (
     NUMBERS,
@@ -37,6 +43,7 @@ from intarsia.errors import InputError, KeyColumnError, SchemaMismatch
 __all__ = [
     "cast_exact",
     "cast_schema",
+    "check_categories",
     "check_key_types",
     "conform_schema",
     "conform_table",

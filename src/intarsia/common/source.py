@@ -17,7 +17,7 @@ from typing import IO, Any
 
 import pyarrow as pa
 
-from intarsia.common.exact import cast_exact, conform_table
+from intarsia.common.exact import cast_exact, check_categories, conform_table
 from intarsia.common.rows import combine, take_rows, tidy, tidy_schema
 from intarsia.errors import InputError, StorageError
 
@@ -240,6 +240,7 @@ def conform_source(
         return source
     if not source.spooled:
         known = select_known(table, schema)
+        check_categories(known, schema, operation=operation, path=path)
         return IngestedSource(
             conform_table(known, schema, operation=operation, path=path), origin=source.origin
         )
@@ -261,9 +262,9 @@ def conform_batches(
     """The table's rows in the schema, some at a time."""
     table = select_known(table, schema)
     for batch in table.to_batches(max_chunksize=_CHUNK_ROWS):
-        yield from conform_table(
-            pa.Table.from_batches([batch]), schema, operation=operation, path=path
-        ).to_batches()
+        piece = pa.Table.from_batches([batch])
+        check_categories(piece, schema, operation=operation, path=path)
+        yield from conform_table(piece, schema, operation=operation, path=path).to_batches()
 
 
 def select_rows(

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from intarsia.common.schema import conform_table
+from intarsia.common.schema import check_categories, conform_table
 from intarsia.core.change import Hits, Staged, StagedFile
 from intarsia.core.intent import CompactIntent
 from intarsia.core.plan import FileGroup, Plan
@@ -195,6 +195,7 @@ def read_pieces(
 
 def conform_written(table: pa.Table, schema: pa.Schema, *, operation: str, path: str) -> pa.Table:
     """The table in exactly the types that are written; NULL in a NOT NULL column is refused."""
+    check_categories(table, schema, operation=operation, path=path)
     if table.schema.equals(schema):
         return table
     return conform_table(table, schema, operation=operation, path=path)

@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 
 from intarsia.common.log import get_logger
-from intarsia.common.schema import conform_table
+from intarsia.common.schema import check_categories, conform_table
 from intarsia.core.change import StagedFile
 from intarsia.core.intent import WriteOptions
 from intarsia.core.keys import to_array
@@ -477,6 +477,7 @@ def _iterate_slices(rows: pa.Array, size: int) -> Iterator[pa.Array]:
 def _as_stored(table: pa.Table, form: OutputFormat) -> pa.Table:
     """The columns that files of a format store, in their types; those that are missing are NULL."""
     stored = _with_missing(table, form.schema).select(form.schema.names)
+    check_categories(stored, form.schema, operation=form.operation, path=form.root)
     return conform_table(stored, form.schema, operation=form.operation, path=form.root)
 
 

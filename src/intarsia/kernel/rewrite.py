@@ -16,7 +16,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.int96 import find_int96_columns, read_arrow_schema
-from intarsia.common.schema import cast_exact, conform_table
+from intarsia.common.schema import cast_exact, check_categories, conform_table
 from intarsia.common.types import get_value_type
 from intarsia.core.change import Hits, StagedFile
 from intarsia.core.clauses import add_column_to_errors
@@ -594,7 +594,7 @@ def _with_child(column: Any, path: tuple[str, ...], value: Any) -> pa.Array:
 def conform_written(table: pa.Table, schema: pa.Schema, task: Rewrite) -> pa.Table:
     """The columns in exactly the types that are written; NULL in a NOT NULL column is refused."""
     wanted = pa.schema([schema.field(name) for name in table.column_names], schema.metadata)
-    strict = [field.name for field in wanted if not field.nullable]
-    if table.schema.equals(wanted) and not any(table[name].null_count for name in strict):
+    check_categories(table, wanted, operation=task.operation, path=task.file.path)
+    if table.schema.equals(wanted) and not any(table[f.name].null_count for f in wanted if not f.nullable):
         return table
     return conform_table(table, wanted, operation=task.operation, path=task.file.path)
