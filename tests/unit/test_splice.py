@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+import intarsia as it
 from intarsia.common.thrift import I64, get, read_struct, write_struct
 from intarsia.core.change import Hits
 from intarsia.core.expr import resolve
@@ -402,3 +403,35 @@ def test_damaged_bytes_give_a_typed_error_or_the_rows_that_every_reader_finds(ke
         return  # the kernel's own errors, or the check's reading of a page that it copied as it was
     if expected is not None:
         assert found.drop_columns(["x"]).equals(expected)
+
+
+@pytest.mark.parametrize("row_groups", [1, 3])
+@pytest.mark.parametrize("changed", ["some columns", "all columns"])
+def test_columns_of_a_single_file_are_encoded_at_once_to_the_same_bytes(tmp_path, changed, row_groups):
+    n = 30_000
+    table = pa.table(
+        {
+            "id": range(n),
+            "s": [f"text {k % 7}" for k in range(n)],
+            "u": [str(k) for k in range(n)],
+            "x": [k / 7 for k in range(n)],
+            "l": [[k, None] for k in range(n)],
+            "p": [{"a": k, "b": str(k % 3)} for k in range(n)],
+        }
+    )
+    if changed == "some columns":
+        source = table.slice(0, 100).set_column(3, "x", pa.array([k + 0.5 for k in range(100)]))
+    else:
+        source = table.slice(500, 100).set_column(0, "id", table["id"].slice(0, 100))
+    made = {}
+    for threads in (1, 2, 5):
+        root = tmp_path / str(threads)
+        root.mkdir()
+        pq.write_table(table, root / "a.parquet", row_group_size=n // row_groups)
+        assert it.merge(source, root, on="id", engine="arrow", threads=threads).updated == 100
+        footer = pq.read_metadata(root / "a.parquet")
+        groups = [footer.row_group(group) for group in range(footer.num_row_groups)]
+        columns = [group.column(k).to_dict() for group in groups for k in range(footer.num_columns)]
+        made[threads] = columns, pq.read_table(root, partitioning=None)
+    assert made[1] == made[2] == made[5]
+    assert made[1][1].slice(0, 100).equals(source.cast(made[1][1].schema))

@@ -58,6 +58,10 @@ class Hits:
             None if self.sources is None else self.sources.filter(chosen),
         )
 
+    def shift(self, start: int) -> Hits:
+        """The hits with positions counted from ``start``."""
+        return Hits(pc.subtract(self.positions, pa.scalar(start, pa.int64())), self.action, self.sources)
+
     @staticmethod
     def make_empty() -> Hits:
         return Hits(pa.array([], pa.int64()), 0, pa.array([], pa.int64()))

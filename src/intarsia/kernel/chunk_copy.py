@@ -43,6 +43,7 @@ class ChunkCopy:
         chunk_source: ChunkSource,
         footer: Struct,
         alike: frozenset[str],
+        threads: int = 1,
     ) -> None:
         self.schema = form.schema
         self.alike = alike
@@ -50,6 +51,7 @@ class ChunkCopy:
         self._form = form
         self._chunk_source = chunk_source
         self._footer = footer
+        self._threads = threads
         self._chunks = ChunkWriter(location, filesystem)
 
     @staticmethod
@@ -62,6 +64,7 @@ class ChunkCopy:
         layout: Layout,
         metadata: Mapping[bytes, bytes],
         encoded: Collection[str],
+        threads: int = 1,
     ) -> ChunkCopy | None:
         """A copy of the file being read; None where chunks cannot be copied, or encoding them is faster."""
         if any(_narrow(field.type) for field in schema):
@@ -80,7 +83,13 @@ class ChunkCopy:
             return None
         footer = _make_footer(form, columns)
         return ChunkCopy(
-            location, filesystem=filesystem, form=form, chunk_source=chunk_source, footer=footer, alike=alike
+            location,
+            filesystem=filesystem,
+            form=form,
+            chunk_source=chunk_source,
+            footer=footer,
+            alike=alike,
+            threads=threads,
         )
 
     def add(self, group: int, table: pa.Table) -> None:
@@ -96,7 +105,7 @@ class ChunkCopy:
             self._add(group, {}, int(get(self._chunk_source.read_groups()[group], chunks.GROUP_ROWS)))
         elif table.num_rows:
             try:
-                fresh = self._form.encode_chunks(table)
+                fresh = self._form.encode_chunks(table, threads=self._threads)
             except pa.ArrowNotImplementedError as error:
                 raise make_unwritable_error(error, self._chunks.location) from error
             self._add(group, fresh, table.num_rows)

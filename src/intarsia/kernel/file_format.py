@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,6 +20,7 @@ from intarsia.kernel import chunks
 from intarsia.kernel.chunks import Chunk, ChunkSource
 from intarsia.kernel.file_schema import FileSchema, TypeOptions, match_schema, read_schema_without_note
 from intarsia.kernel.read import as_encoded
+from intarsia.kernel.threads import map_in_order, split_by_weight
 
 SAMPLE_ROWS = 2_048
 DICTIONARY_PAYS = 0.25
@@ -84,32 +85,51 @@ class FileFormat:
             writer.add_key_value_metadata(dict(self.schema.metadata))
         return writer
 
-    def encode_chunks(self, table: pa.Table) -> dict[str, list[Chunk]]:
-        """Some of the columns as encoded chunks of one row group. Memory: these chunks."""
+    def encode_chunks(self, table: pa.Table, *, threads: int = 1) -> dict[str, list[Chunk]]:
+        """Some of the columns as encoded chunks of one row group, several at once. Memory: these chunks."""
         table = with_required_fields(table)
         known = self.file_schema
         if known is None or not self.described:
-            chunk_source = self._encode(table, None)
+            encoded = self._encode_columns(table, {None: table.column_names}, threads)
             return {
-                name: [Chunk(one, chunk_source) for one in found]
-                for name, found in chunk_source.read_chunks(0).items()
+                name: [Chunk(one, chunk_source) for one in chunk_source.read_chunks(0)[name]]
+                for (_, name), chunk_source in encoded.items()
             }
         table = known.as_stored(table)
         names = table.column_names
-        chunk_sources = {}
-        for options in dict.fromkeys(each for name in names for each in known.options[name]):
-            part = table.select([name for name in names if options in known.options[name]])
-            chunk_sources[options] = self._encode(part, options)
+        wanted: dict[TypeOptions | None, list[str]] = {
+            options: [name for name in names if options in known.options[name]]
+            for options in dict.fromkeys(each for name in names for each in known.options[name])
+        }
+        encoded = self._encode_columns(table, wanted, threads)
         found: dict[str, list[Chunk]] = {}
         for name in names:
             leaves = zip(known.options[name], known.list_leaves(name), known.bounded[name], strict=True)
             found[name] = [
                 Chunk(
-                    chunk_sources[options].read_chunks(0)[name][number], chunk_sources[options], leaf, bounded
+                    encoded[options, name].read_chunks(0)[name][number], encoded[options, name], leaf, bounded
                 )
                 for number, (options, leaf, bounded) in enumerate(leaves)
             ]
         return found
+
+    def _encode_columns(
+        self, table: pa.Table, wanted: Mapping[TypeOptions | None, Sequence[str]], threads: int
+    ) -> dict[tuple[TypeOptions | None, str], ChunkSource]:
+        """Columns as they are encoded with some options; each is encoded alone, whatever is beside it."""
+        parts = [
+            (options, part)
+            for options, names in wanted.items()
+            for part in split_by_weight(names, [table[name].nbytes for name in names], threads)
+        ]
+        encoded = map_in_order(
+            lambda part: self._encode(table.select(part[1]), part[0]), parts, threads=threads
+        )
+        return {
+            (options, name): chunk_source
+            for (options, names), chunk_source in zip(parts, encoded, strict=True)
+            for name in names
+        }
 
     def make_sorting(self) -> tuple[int, Any] | None:
         """The order that a row group declares, as a Thrift value."""

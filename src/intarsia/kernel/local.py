@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from intarsia.core.change import Hits, Matches, Staged, StagedFile
@@ -25,7 +25,7 @@ from intarsia.kernel.match import MergeMatcher, SourceIndex, find_predicate_hits
 from intarsia.kernel.optimize import stage_optimize
 from intarsia.kernel.partitioned_writer import NewRowWriter
 from intarsia.kernel.rewrite import Rewrite, rewrite
-from intarsia.kernel.threads import map_in_order
+from intarsia.kernel.threads import map_in_order, share_threads
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -114,16 +114,21 @@ def _stage_rows(execution: Execution, matches: Matches, resources: Resources) ->
     )
     prefix = "insert" if isinstance(plan.intent, MergeIntent) else "part"
     new = writer.plan_files(matches.inserts, source, tx, prefix=prefix)
+    chosen = plan.select("rewrite")
+    _, threads = share_threads(resources.threads, len(new) + len(chosen))
     rewrites = [
-        Rewrite.of(
-            item.file,
-            matches.hits.get(item.file.path, Hits.make_empty()),
-            plan,
-            tx,
-            actions=matches.actions,
-            label=f"rewrite-{number:05d}",
+        replace(
+            Rewrite.of(
+                item.file,
+                matches.hits.get(item.file.path, Hits.make_empty()),
+                plan,
+                tx,
+                actions=matches.actions,
+                label=f"rewrite-{number:05d}",
+            ),
+            threads=threads,
         )
-        for number, item in enumerate(plan.select("rewrite"))
+        for number, item in enumerate(chosen)
     ]
     # New files first: they may be large, and at the end only one thread would be busy with them.
     jobs: list[Callable[[], StagedFile]] = [

@@ -56,12 +56,15 @@ class FileReader:
         *,
         encoded: Sequence[str] = (),
         handle: pa.NativeFile | None = None,
+        threaded: bool = False,
     ) -> None:
         """``encoded`` columns are read as dictionaries, the way the file stores them.
 
-        ``handle`` is the file where it is open already; it stays open.
+        ``handle`` is the file where it is open already; it stays open. ``threaded`` decodes columns of a row
+        group at once, in PyArrow's threads.
         """
         self.file = file
+        self._threaded = threaded
         self._owns_handle = handle is None
         encoded = () if file.scan_task is not None else encoded
         self.schema = as_encoded(schema, encoded)
@@ -290,7 +293,7 @@ class FileReader:
 
     def _read_group(self, parquet: pq.ParquetFile, row_group: int, physical: list[str]) -> pa.Table:
         try:
-            return parquet.read_row_group(row_group, columns=physical, use_threads=False)
+            return parquet.read_row_group(row_group, columns=physical, use_threads=self._threaded)
         except (pa.ArrowInvalid, OSError) as error:
             raise make_unreadable_error(self.file, error) from error
 

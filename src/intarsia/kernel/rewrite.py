@@ -65,6 +65,8 @@ class Rewrite:
     """False where values are only evaluated."""
     exact: frozenset[str] | None = None
     """The columns that Spark does not shift where it shifts old dates and times of the file."""
+    threads: int = 1
+    """For this file alone: more than one where there are few files."""
 
     @staticmethod
     def of(
@@ -139,7 +141,8 @@ def rewrite(task: Rewrite, source: pa.Table | None = None) -> StagedFile:
 
 def _rewrite_file(task: Rewrite, source: pa.Table | None) -> StagedFile:
     encoded = _find_encoded_columns(task)
-    with FileReader(task.file, task.schema, task.filesystem, encoded=encoded) as reader:
+    threaded = task.threads > 1
+    with FileReader(task.file, task.schema, task.filesystem, encoded=encoded, threaded=threaded) as reader:
         task = replace(task, exact=find_exact_columns(task.file, reader.footer))
         stored = list_stored_columns(reader.physical, task)
         wide = pa.schema([task.schema.field(name) for name in stored])
@@ -197,7 +200,7 @@ def _read_hit_pieces(task: Rewrite, columns: list[str]) -> Iterator[tuple[pa.Tab
             if not len(task.hits.select_range(start, start + reader.footer.row_group(group).num_rows)):
                 continue
             for piece in reader.read_pieces(columns, group, batch_rows=task.options.batch_rows):
-                yield piece, shift_hits(task.hits.select_range(start, start + piece.num_rows), start)
+                yield piece, task.hits.select_range(start, start + piece.num_rows).shift(start)
                 start += piece.num_rows
 
 
@@ -253,6 +256,7 @@ def _write_encoded(
         layout=layout,
         metadata=make_rewritten_metadata(task, layout, as_encoded(written, encoded), reader.physical, source),
         encoded=encoded,
+        threads=task.threads,
     )
     order = layout.make_sort_keys(writer.schema)
     recut = task.options.row_group_size is not None
@@ -263,7 +267,7 @@ def _write_encoded(
             whole = not recut and reader.choose_piece_rows(group, task.options.batch_rows) is None
             for piece in reader.read_pieces(wanted, group, batch_rows=task.options.batch_rows):
                 hits = task.hits.select_range(start, start + piece.num_rows)
-                changed, _ = apply_hits(piece, shift_hits(hits, start), task, source)
+                changed, _ = apply_hits(piece, hits.shift(start), task, source)
                 start += piece.num_rows
                 changed = conform_written(changed.select(stored), writer.schema, task)
                 if whole:
@@ -298,6 +302,7 @@ def _write_copied(
         layout=layout,
         metadata=make_rewritten_metadata(task, layout, as_encoded(written, encoded), reader.physical, source),
         encoded=encoded,
+        threads=task.threads,
     )
     if splice is None:
         return None
@@ -352,7 +357,7 @@ def _split_by_row_group(reader: FileReader, task: Rewrite) -> list[Hits]:
     parts, start = [], 0
     for group in range(reader.footer.num_row_groups):
         rows = reader.footer.row_group(group).num_rows
-        parts.append(shift_hits(task.hits.select_range(start, start + rows), start))
+        parts.append(task.hits.select_range(start, start + rows).shift(start))
         start += rows
     return parts
 
@@ -443,11 +448,6 @@ def _find_partition_inputs(task: Rewrite) -> list[str]:
     """Partition columns that an assignment reads."""
     used = find_input_columns(task.actions)
     return [name for name in task.partition_columns if name in used]
-
-
-def shift_hits(hits: Hits, start: int) -> Hits:
-    """The hits with positions counted from ``start``."""
-    return Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
 
 
 def apply_hits(

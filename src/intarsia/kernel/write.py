@@ -39,8 +39,12 @@ class FileWriter:
         metadata: Mapping[bytes, bytes],
         encoded: Collection[str] = (),
         count_nans: bool = False,
+        threads: int = 1,
     ) -> None:
-        """``encoded`` columns are given as dictionaries and written as such; readers see plain values."""
+        """``encoded`` columns are given as dictionaries and written as such; readers see plain values.
+
+        With ``threads`` columns of a row group are encoded at once, where the file is like another one.
+        """
         self.location = location
         self._form = FileFormat.of(schema, layout, metadata=metadata, encoded=encoded)
         self.schema = self._form.schema
@@ -52,6 +56,7 @@ class FileWriter:
         self._sink: Any = None
         self._nans: dict[str, int] | None = {} if count_nans else None
         self._encoded = encoded
+        self._threads = threads
 
     @property
     def size(self) -> int:
@@ -113,7 +118,7 @@ class FileWriter:
             self._guard(lambda writer: writer.write_table(whole, row_group_size=whole.num_rows), table)
             return
         try:
-            found = self._form.encode_chunks(table)
+            found = self._form.encode_chunks(table, threads=self._threads)
         except pa.ArrowNotImplementedError as error:
             raise make_unwritable_error(error, self.location) from error
         columns = [chunk for name in self.schema.names for chunk in found[name]]
