@@ -177,7 +177,7 @@ class _DeleteMode(TypedDict, total=False):
 
 
 class _Threads(TypedDict, total=False):
-    threads: Annotated[int | None, "Threads in this process, for files or the columns of a few; cores without it."]
+    threads: Annotated[int | None, "Threads for files, or for the columns of a few; cores without it."]
 
 
 class _Tasks(TypedDict, total=False):
