@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.log import get_logger
+from intarsia.common.python_values import make_array, make_scalar
 from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.intent import WriteIntent
 from intarsia.core.keys import arange
@@ -36,7 +37,6 @@ from intarsia.kernel.rewrite import (
     find_refused_rows,
     find_set_columns,
     list_columns_to_decode,
-    shift_hits,
 )
 from intarsia.kernel.threads import map_in_order, split_by_weight
 
@@ -97,7 +97,7 @@ class CopyTask:
                 hits = rewrite.hits.select_range(start, start + reader.footer.row_group(group).num_rows)
                 if self.copies and needs_rows:
                     yield from self._copy_group(reader, group, schema.names, source)
-                elif len(kept := shift_hits(self._select_undropped(hits), start)):
+                elif len(kept := self._select_undropped(hits).shift(start)):
                     columns = self._list_needed(schema.names, source) if needs_rows else list(LINEAGE)
                     for rows, mine in self._read_hits(reader, group, columns, kept):
                         try:
@@ -111,7 +111,7 @@ class CopyTask:
         """The remaining rows of a row group, with new values where they are updated."""
         start = reader.get_start(group)
         for piece in reader.read_pieces(columns, group, batch_rows=self.rewrite.options.batch_rows):
-            hits = shift_hits(self.rewrite.hits.select_range(start, start + piece.num_rows), start)
+            hits = self.rewrite.hits.select_range(start, start + piece.num_rows).shift(start)
             try:
                 yield self._copy_piece(piece, start, hits, reader, source)
             except ValuesRefused as error:
@@ -170,20 +170,20 @@ class CopyTask:
         hits = self.rewrite.hits.select_range(start, stop)
         gone = None if reader.deleted is None else select_positions(reader.deleted, start, stop)
         if gone is None or not len(gone):
-            return shift_hits(hits, start)
+            return hits.shift(start)
         count, drop = len(self.rewrite.actions), pa.int8()  # the number of the action that drops them
         acting = (
-            pa.repeat(pa.scalar(hits.action, drop), len(hits))
+            pa.repeat(make_scalar(hits.action, drop), len(hits))
             if isinstance(hits.action, int)
             else hits.action
         )
         positions = pa.concat_arrays([hits.positions, gone])
         order = pc.array_sort_indices(positions)
-        action = pa.concat_arrays([acting, pa.repeat(pa.scalar(count, drop), len(gone))]).take(order)
+        action = pa.concat_arrays([acting, pa.repeat(make_scalar(count, drop), len(gone))]).take(order)
         sources = hits.sources
         if sources is not None:
             sources = pa.concat_arrays([sources, pa.nulls(len(gone), pa.int64())]).take(order)
-        return shift_hits(Hits(positions.take(order), action, sources), start)
+        return Hits(positions.take(order), action, sources).shift(start)
 
     def _open_copy(self, reader: FileReader, form: OutputFormat, location: str) -> ChunkCopy | None:
         """The new file; None where chunks of the old one would not be what the table's columns are."""
@@ -276,7 +276,7 @@ class CopyTask:
         ]
         if reader.deleted is not None:
             deleted = select_positions(reader.deleted, start, start + piece.num_rows)
-            gone.append(pc.subtract(deleted, pa.scalar(start, pa.int64())))
+            gone.append(pc.subtract(deleted, make_scalar(start, pa.int64())))
         return drop_rows(changed, pa.concat_arrays(gone)) if gone else changed
 
     def _read_hits(
@@ -291,7 +291,7 @@ class CopyTask:
         start = 0
         for piece in reader.read_pieces(columns, group, batch_rows=batch_rows):
             mine = hits.select_range(start, start + piece.num_rows)
-            yield take_rows(piece, shift_hits(mine, start).positions), mine
+            yield take_rows(piece, mine.shift(start).positions), mine
             start += piece.num_rows
 
     def _update_rows(
@@ -328,7 +328,7 @@ class CopyTask:
             return hits
         if isinstance(hits.action, int):
             return Hits.make_empty() if hits.action in drops else hits
-        kept = pc.invert(pc.is_in(hits.action, value_set=pa.array(drops, pa.int8())))
+        kept = pc.invert(pc.is_in(hits.action, value_set=make_array(drops, pa.int8())))
         sources = None if hits.sources is None else hits.sources.filter(kept)
         return Hits(hits.positions.filter(kept), hits.action.filter(kept), sources)
 

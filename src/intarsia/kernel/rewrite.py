@@ -197,7 +197,7 @@ def _read_hit_pieces(task: Rewrite, columns: list[str]) -> Iterator[tuple[pa.Tab
             if not len(task.hits.select_range(start, start + reader.footer.row_group(group).num_rows)):
                 continue
             for piece in reader.read_pieces(columns, group, batch_rows=task.options.batch_rows):
-                yield piece, shift_hits(task.hits.select_range(start, start + piece.num_rows), start)
+                yield piece, task.hits.select_range(start, start + piece.num_rows).shift(start)
                 start += piece.num_rows
 
 
@@ -263,7 +263,7 @@ def _write_encoded(
             whole = not recut and reader.choose_piece_rows(group, task.options.batch_rows) is None
             for piece in reader.read_pieces(wanted, group, batch_rows=task.options.batch_rows):
                 hits = task.hits.select_range(start, start + piece.num_rows)
-                changed, _ = apply_hits(piece, shift_hits(hits, start), task, source)
+                changed, _ = apply_hits(piece, hits.shift(start), task, source)
                 start += piece.num_rows
                 changed = conform_written(changed.select(stored), writer.schema, task)
                 if whole:
@@ -352,7 +352,7 @@ def _split_by_row_group(reader: FileReader, task: Rewrite) -> list[Hits]:
     parts, start = [], 0
     for group in range(reader.footer.num_row_groups):
         rows = reader.footer.row_group(group).num_rows
-        parts.append(shift_hits(task.hits.select_range(start, start + rows), start))
+        parts.append(task.hits.select_range(start, start + rows).shift(start))
         start += rows
     return parts
 
@@ -443,11 +443,6 @@ def _find_partition_inputs(task: Rewrite) -> list[str]:
     """Partition columns that an assignment reads."""
     used = find_input_columns(task.actions)
     return [name for name in task.partition_columns if name in used]
-
-
-def shift_hits(hits: Hits, start: int) -> Hits:
-    """The hits with positions counted from ``start``."""
-    return Hits(pc.subtract(hits.positions, pa.scalar(start, pa.int64())), hits.action, hits.sources)
 
 
 def apply_hits(
