@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.common.rows import take_rows
 
 Column = Any
@@ -252,7 +253,7 @@ class OrderedKeys:
         values = to_array(decode_dictionary(to_comparable(column)))
         if not _is_searchable(values.type) or values.null_count:
             return None
-        order = pc.array_sort_indices(values)
+        order = sort_integers(values)
         return OrderedKeys(values.take(order), order.view(pa.int64()))  # no row number is that large
 
     def is_unique(self) -> bool:
@@ -377,7 +378,7 @@ def find_winners(keys: Sequence[Column], order_by: Sequence[Column], *, null_mat
     last = pc.invert(pc.fill_null(pc.equal(sorted_keys.slice(0, len(following)), following), False))
     last = pa.concat_arrays([to_array(last), make_array([True] * min(1, codes.rows), pa.bool_())])
     kept = order.filter(last).cast(pa.int64())
-    return kept.take(pc.array_sort_indices(kept))
+    return kept.take(sort_integers(kept))
 
 
 def decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:

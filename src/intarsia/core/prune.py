@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.common.types import get_value_type
 from intarsia.core.keys import KeyIndex, decode_dictionary, search, to_array, to_comparable
 from intarsia.core.lazy_footer import find_store
@@ -298,7 +299,7 @@ class KeyRange:
             has_nan = bool(pc.any(nan).as_py())
             values = values.filter(pc.invert(nan))
         values = pc.unique(values)
-        return KeyRange(values.take(pc.array_sort_indices(values)), has_null, has_nan)
+        return KeyRange(values.take(sort_integers(values)), has_null, has_nan)
 
     def meets(self, bounds: Bounds, *, null_match: bool) -> pa.BooleanArray:
         """Per row group: may it hold one of these values?"""

@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 
 from intarsia.common.log import get_logger
 from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.intent import WriteIntent
 from intarsia.core.keys import arange
@@ -178,7 +179,7 @@ class CopyTask:
             else hits.action
         )
         positions = pa.concat_arrays([hits.positions, gone])
-        order = pc.array_sort_indices(positions)
+        order = sort_integers(positions)
         action = pa.concat_arrays([acting, pa.repeat(make_scalar(count, drop), len(gone))]).take(order)
         sources = hits.sources
         if sources is not None:

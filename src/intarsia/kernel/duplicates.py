@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 
 from intarsia.common.names import check_columns
 from intarsia.common.python_values import make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.common.schema import check_key_types, is_nested
 from intarsia.core.change import Hits, Matches
 from intarsia.core.keys import arange, to_array
@@ -139,7 +140,7 @@ def make_drops(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, s
         positions = parts[0]
         if len(parts) > 1:
             positions = pa.concat_arrays(parts)
-            positions = positions.take(pc.array_sort_indices(positions))
+            positions = positions.take(sort_integers(positions))
         deleted += len(positions)
         if len(positions) == file.rows:  # exact, since the footer of a scanned file has been read
             dropped.add(file.path)
@@ -514,7 +515,7 @@ def _split_by_file(unit: Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Ar
     """The positions in each file of row numbers that count over all files."""
     if not len(rows):
         return
-    rows = rows.take(pc.array_sort_indices(rows))
+    rows = rows.take(sort_integers(rows))
     for file, base in zip(unit.files, unit.bases, strict=False):
         mine = select_positions(rows, base, base + file.record_count)
         if len(mine):

@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.core.change import Hits, Matches
 from intarsia.core.evaluate import evaluate_mask, find_hit_positions
 from intarsia.core.expr import Expr, find_columns
@@ -373,7 +374,7 @@ def join_hits(parts: Sequence[_Classified]) -> Hits:
         ]
     )
     rows = pa.concat_arrays(positions)
-    order = pc.array_sort_indices(rows)
+    order = sort_integers(rows)
     return Hits(rows.take(order), numbers.take(order), pa.concat_arrays(sources).take(order))
 
 

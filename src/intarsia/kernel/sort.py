@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.core.curve import choose_bits, compute_curve_codes, compute_order_indices, sample_boundaries
 from intarsia.core.keys import arange, search
 from intarsia.core.plan import Plan
@@ -30,9 +31,6 @@ _MEASURED_ROWS = 1 << 15
 """Rows of a table that boundaries of a curve are taken from."""
 _RANK_BITS = 12
 """Bits per column of a position on a curve: thousands of steps are enough to separate row groups."""
-_DIGIT_BITS = 11
-_MOST_DIGITS = 3
-_RADIX_FROM_ROWS = 1 << 17
 _CODE_BITS = 61
 
 
@@ -77,28 +75,7 @@ class Order:
             if self.boundaries is not None
             else self.with_boundaries(spread_rows(table.select(self.by), _MEASURED_ROWS))
         )
-        return sort_codes(order.compute_codes(table))
-
-
-def sort_codes(codes: pa.UInt64Array) -> pa.Array:
-    """The row numbers by ascending code; the sort is stable.
-
-    Many short codes are sorted by radix, which takes half the time: PyArrow sorts small integers by counting.
-    """
-    top = pc.max(codes).as_py() or 0
-    digits = -(-top.bit_length() // _DIGIT_BITS)
-    if len(codes) < _RADIX_FROM_ROWS or not 1 <= digits <= _MOST_DIGITS:
-        return pc.array_sort_indices(codes)
-    order: pa.Array | None = None
-    mask = make_scalar((1 << _DIGIT_BITS) - 1, pa.uint64())
-    for number in range(digits):
-        shifted = pc.shift_right(codes, make_scalar(number * _DIGIT_BITS, pa.uint64()))
-        digit = pc.bit_wise_and(shifted, mask).cast(pa.uint16())
-        if order is None:
-            order = pc.array_sort_indices(digit)
-        else:
-            order = order.take(pc.array_sort_indices(digit.take(order)))
-    return order
+        return sort_integers(order.compute_codes(table))
 
 
 @dataclass(frozen=True, slots=True)
