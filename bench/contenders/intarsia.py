@@ -15,7 +15,8 @@ STRATEGIES = {"upsert": "upsert", "upsert_day": "upsert", "insert": "insert", "s
 
 
 def prepare(job: dict[str, Any]) -> Callable[[], Any]:
-    importlib.import_module("intarsia.api")
+    for name in ("intarsia.api", "pyarrow.acero"):  # what is imported when it is first needed
+        importlib.import_module(name)
     target, kind, options = job["target"], job["kind"], _options(job)
     if job["engine"] == "duckdb":
         importlib.import_module("intarsia.engines.duckdb")

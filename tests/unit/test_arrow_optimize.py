@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given
@@ -21,7 +20,7 @@ from intarsia.core.planning import plan_optimize
 from intarsia.errors import ColumnNotFound, DamagedTable, InputError, StorageError
 from intarsia.kernel import compact, optimize
 from intarsia.kernel.optimize import stage_optimize
-from intarsia.kernel.sort import Cuts, Ladder, Order, sort_codes
+from intarsia.kernel.sort import Cuts, Ladder, Order
 from intarsia.kernel.spill import Portion, Spill, assign_spans
 from intarsia.tables.parquet import ParquetTable
 
@@ -435,14 +434,6 @@ def test_rows_that_do_not_add_up_are_refused(
     monkeypatch.setattr(compact, "conform_written", lambda table, *a, **k: whole(table.slice(1), *a, **k))
     with unchanged(root), pytest.raises(DamagedTable):
         optimized(root, ["n"])
-
-
-def test_codes_are_sorted_as_by_comparison() -> None:
-    draw = random.Random(3)
-    for top in (1, 5, 2**22, 2**33 - 1, 2**40):
-        codes = pa.array([draw.randrange(top) for _ in range(140_000)], pa.uint64())
-        assert sort_codes(codes).equals(pc.array_sort_indices(codes))
-    assert sort_codes(pa.array([], pa.uint64())).to_pylist() == []
 
 
 ROWS = st.tuples(st.integers(0, 5) | st.none(), st.sampled_from([0.5, 1.5, math.nan, None]))

@@ -50,3 +50,32 @@ def test_a_merge_on_arrow_loads_no_other_engine_and_no_pictures(tmp_path: Path) 
         loaded & {"duckdb", "pyspark", "pyiceberg", "sqlglot", "rich", "click", "importlib.metadata"} == set()
     )
     assert loaded & {"intarsia.show.svg", "intarsia.show.html", "intarsia.show.text"} == set()
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "intarsia.merge(source, target, on='id')",
+        "intarsia.merge(source, target, on=['n', 'id'], strategy='insert')",
+        "intarsia.merge(source, daily, on=['day', 'id'])",
+        'intarsia.delete(target, "id > 1 and v = 2.5")',
+        "intarsia.compact(target, target_mb_per_file=128)",
+        "intarsia.optimize(target, by=['n', 'id'], target_rows_per_file=2)",
+    ],
+)
+def test_operations_on_files_load_no_pandas(call: str, tmp_path: Path) -> None:
+    rows = pa.table({"id": [1, 2, 3], "n": ["a", "b", "c"], "v": [1.5, 2.5, None]})
+    day = pa.array(["x", "y", "x"])
+    source = rows.append_column("day", day) if "daily" in call else rows
+    pq.write_table(source.slice(0, 2), tmp_path / "source.parquet")
+    for path in ("target/1", "daily/day=x/1", "daily/day=y/1"):
+        (tmp_path / path).parent.mkdir(parents=True)
+        pq.write_table(rows.slice(1), tmp_path / f"{path}.parquet")
+    pq.write_table(rows.slice(0, 1), tmp_path / "target/2.parquet")
+    paths = "".join(
+        f"{path.stem} = {str(path)!r}\n"
+        for path in (tmp_path / "source.parquet", tmp_path / "target", tmp_path / "daily")
+    )
+    loaded = _modules_after(f"import intarsia\n{paths}{call}")
+    assert "intarsia.engines.arrow" in loaded
+    assert "pandas" not in loaded

@@ -12,6 +12,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.types as pt
 
+from intarsia.common.python_values import make_scalar
 from intarsia.common.types import get_value_type
 
 __all__ = ["HIVE_NULL", "escape", "parse_partition_text", "partition_text", "to_python_value", "unescape"]
@@ -111,11 +112,11 @@ def parse_partition_text(text: str, data_type: pa.DataType) -> Any:
     if pt.is_time(plain):  # Arrow reads no times, but takes the time of a timestamp
         # A text has more digits than a coarse unit; the cast below refuses those that are not zero.
         unit = "ns" if plain.unit == "ns" else "us"
-        stamp = pa.scalar(f"1970-01-01 {text}").cast(pa.timestamp(unit))
+        stamp = make_scalar(f"1970-01-01 {text}").cast(pa.timestamp(unit))
         return to_python_value(stamp.cast(pa.timestamp(plain.unit)).cast(plain))
     if pt.is_timestamp(plain) and plain.tz is not None and not text.endswith("Z"):
         try:
-            return to_python_value(pa.scalar(text).cast(plain))
+            return to_python_value(make_scalar(text).cast(plain))
         except pa.ArrowInvalid:  # no offset: other writers leave it out
             text += "Z"
-    return to_python_value(pa.scalar(text).cast(plain))
+    return to_python_value(make_scalar(text).cast(plain))

@@ -26,6 +26,7 @@ from intarsia.common.partition_values import (
     to_python_value,
     unescape,
 )
+from intarsia.common.python_values import make_array
 from intarsia.common.schema import cast_exact, convert_large_types_to_normal, is_nested
 from intarsia.common.types import get_value_type
 from intarsia.errors import DamagedTable, InputError, UnsafePath
@@ -364,7 +365,7 @@ def split_by_partition(table: pa.Table, columns: Sequence[str]) -> list[tuple[di
         order = pc.array_sort_indices(codes)  # stable
         table = _take(table, order)
     starts = [0, *itertools.accumulate(counts)][:-1]
-    firsts = pa.array(starts, pa.int64()) if order is None else order.take(pa.array(starts, pa.int64()))
+    firsts = make_array(starts, pa.int64()) if order is None else order.take(make_array(starts, pa.int64()))
     values = [[to_python_value(scalar) for scalar in key.take(firsts)] for key in keys]
     return [
         (dict(zip(columns, found, strict=True)), table.slice(start, count))

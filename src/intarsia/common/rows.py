@@ -10,6 +10,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.exact import cast_exact
+from intarsia.common.python_values import make_array, make_scalar
 from intarsia.common.types import is_nested
 
 __all__ = ["combine", "filter_rows", "take", "take_rows", "tidy", "tidy_schema"]
@@ -90,9 +91,11 @@ class _Gather:
 
 
 def _gather(lengths: tuple[int, ...], rows: pa.Array) -> _Gather:
-    ends = pc.cumulative_sum(pa.array(lengths, pa.int64()))
-    starts = pc.subtract(ends, pa.array(lengths, pa.int64()))
-    if pc.any(pc.or_(pc.less(rows, 0), pc.greater_equal(rows, sum(lengths))), min_count=0).as_py():
+    ends = pc.cumulative_sum(make_array(lengths, pa.int64()))
+    starts = pc.subtract(ends, make_array(lengths, pa.int64()))
+    if pc.any(
+        pc.or_(pc.less(rows, make_scalar(0)), pc.greater_equal(rows, make_scalar(sum(lengths)))), min_count=0
+    ).as_py():
         raise pa.ArrowIndexError(f"a row number is not within the {sum(lengths)} rows")
     chunk_of = pc.search_sorted(ends, rows, side="right").cast(pa.int64())
     order = pc.array_sort_indices(chunk_of).cast(pa.int64())  # stable

@@ -10,6 +10,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from intarsia.common.python_values import make_array, make_scalar
+
 __all__ = [
     "NUMBERS",
     "UUID",
@@ -337,7 +339,7 @@ def to_large_type(data_type: pa.DataType) -> pa.DataType:
 UUID = pa.uuid()
 _BYTES = 16
 _SHAPE = r"(?i)^[0-9a-f]{8}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{4}-?[0-9a-f]{12}$"
-_PAIRS = pa.array([f"{number:02x}" for number in range(256)])
+_PAIRS = make_array([f"{number:02x}" for number in range(256)], pa.string())
 
 
 def is_uuid(kind: pa.DataType) -> bool:
@@ -384,4 +386,4 @@ def parse_uuids(texts: Any) -> Any:
 
 def _count_up(count: int) -> pa.Array:
     """The integers from 0 to ``count`` - 1."""
-    return pc.subtract(pc.cumulative_sum(pa.repeat(pa.scalar(1, pa.int64()), count)), 1)
+    return pc.subtract(pc.cumulative_sum(pa.repeat(make_scalar(1), count)), 1)

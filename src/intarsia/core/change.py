@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
+from intarsia.common.python_values import make_array, make_scalar
 from intarsia.core.refusals import Refusal, sum_refusals
 from intarsia.core.rule import Action
 from intarsia.core.snapshot import DataFile
@@ -40,31 +41,32 @@ class Hits:
 
     def select_range(self, start: int, stop: int) -> Hits:
         """The hits in a range of positions, still counted from the start of the file."""
-        low, high = pc.search_sorted(self.positions, pa.array([start, stop], pa.int64())).to_pylist()
+        low, high = pc.search_sorted(self.positions, make_array([start, stop], pa.int64())).to_pylist()
         return Hits(
             self.positions.slice(low, high - low),
             self.action if isinstance(self.action, int) else self.action.slice(low, high - low),
             None if self.sources is None else self.sources.slice(low, high - low),
         )
 
+    def shift(self, start: int) -> Hits:
+        """The hits with positions counted from ``start``."""
+        positions = pc.subtract(self.positions, make_scalar(start, pa.int64()))
+        return Hits(positions, self.action, self.sources)
+
     def select_action(self, number: int) -> Hits:
         """The hits with one action."""
         if isinstance(self.action, int):
             return self if self.action == number else self.make_empty()
-        chosen = pc.equal(self.action, number)
+        chosen = pc.equal(self.action, make_scalar(number))
         return Hits(
             self.positions.filter(chosen),
             number,
             None if self.sources is None else self.sources.filter(chosen),
         )
 
-    def shift(self, start: int) -> Hits:
-        """The hits with positions counted from ``start``."""
-        return Hits(pc.subtract(self.positions, pa.scalar(start, pa.int64())), self.action, self.sources)
-
     @staticmethod
     def make_empty() -> Hits:
-        return Hits(pa.array([], pa.int64()), 0, pa.array([], pa.int64()))
+        return Hits(pa.nulls(0, pa.int64()), 0, pa.nulls(0, pa.int64()))
 
 
 @dataclass(frozen=True, slots=True)

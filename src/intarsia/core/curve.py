@@ -20,6 +20,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.names import check_columns
+from intarsia.common.python_values import make_scalar
 from intarsia.common.schema import is_nested
 from intarsia.core.keys import arange, decode_dictionary, search, to_array, to_comparable
 from intarsia.errors import InputError
@@ -64,7 +65,7 @@ def sample_boundaries(column_sample: Any, bits: int) -> pa.Array:
     if len(distinct) <= limit:
         return distinct
     # The middle of each of limit + 1 equal parts would be as good; their ends are simpler.
-    cuts = pc.divide(pc.multiply(arange(limit, 1), len(ordered)), limit + 1)
+    cuts = pc.divide(pc.multiply(arange(limit, 1), make_scalar(len(ordered))), make_scalar(limit + 1))
     return pc.unique(ordered.take(cuts))
 
 
@@ -180,16 +181,17 @@ def compute_step_ranks(count: int, bits: int) -> pa.UInt16Array:
     Were a column of few values to use only low bits, the curve would hardly follow it. The highest rank of
     so many bits is left to NaN.
     """
-    return pc.divide(pc.multiply(arange(count + 1), _get_top_rank(bits)), max(count, 1)).cast(pa.uint16())
+    scaled = pc.multiply(arange(count + 1), make_scalar(_get_top_rank(bits)))
+    return pc.divide(scaled, make_scalar(max(count, 1))).cast(pa.uint16())
 
 
 def _compute_ranks(values: pa.Array, boundaries: pa.Array, bits: int) -> pa.Array:
     """Ranks as uint16; NaN has one of its own, NULL the lowest."""
     ranks = compute_step_ranks(len(boundaries), bits).take(search(boundaries, values, side="right"))
     if pa.types.is_floating(values.type):
-        ranks = pc.if_else(pc.is_nan(values), pa.scalar(_get_top_rank(bits) + 1, pa.uint16()), ranks)
+        ranks = pc.if_else(pc.is_nan(values), make_scalar(_get_top_rank(bits) + 1, pa.uint16()), ranks)
     # Along an edge of the square either curve follows the other column.
-    return pc.if_else(pc.is_null(values), pa.scalar(0, pa.uint16()), ranks)
+    return pc.if_else(pc.is_null(values), make_scalar(0, pa.uint16()), ranks)
 
 
 def _with_nulls(codes: pa.Array, columns: Sequence[pa.Array], bits: int) -> pa.Array:
@@ -197,13 +199,13 @@ def _with_nulls(codes: pa.Array, columns: Sequence[pa.Array], bits: int) -> pa.A
     width = len(columns)
     for number, column in enumerate(columns):
         if column.null_count:
-            bit = pa.scalar(1 << (bits * width + width - 1 - number), pa.uint64())
+            bit = make_scalar(1 << (bits * width + width - 1 - number), pa.uint64())
             codes = pc.if_else(pc.is_null(column), pc.bit_wise_or(codes, bit), codes)
     return codes
 
 
 def _make_uint16(value: int) -> pa.Scalar:
-    return pa.scalar(value, pa.uint16())
+    return make_scalar(value, pa.uint16())
 
 
 def _transpose_to_hilbert(ranks: list[pa.Array], bits: int) -> list[pa.Array]:
@@ -241,7 +243,7 @@ def _interleave(ranks: Sequence[pa.Array], bits: int) -> pa.Array:
     table = spread_bits(bits, width)
     codes: pa.Array | None = None
     for number, rank in enumerate(ranks):
-        part = pc.shift_left(table.take(rank), pa.scalar(width - 1 - number, pa.uint64()))
+        part = pc.shift_left(table.take(rank), make_scalar(width - 1 - number, pa.uint64()))
         codes = part if codes is None else pc.bit_wise_or(codes, part)
     return codes
 
@@ -252,6 +254,8 @@ def spread_bits(bits: int, width: int) -> pa.Array:
     values = arange(1 << bits).cast(pa.uint64())
     widened = pc.bit_wise_xor(values, values)
     for q in range(bits):
-        bit = pc.bit_wise_and(pc.shift_right(values, pa.scalar(q, pa.uint64())), pa.scalar(1, pa.uint64()))
-        widened = pc.bit_wise_or(widened, pc.shift_left(bit, pa.scalar(q * width, pa.uint64())))
+        bit = pc.bit_wise_and(
+            pc.shift_right(values, make_scalar(q, pa.uint64())), make_scalar(1, pa.uint64())
+        )
+        widened = pc.bit_wise_or(widened, pc.shift_left(bit, make_scalar(q * width, pa.uint64())))
     return widened

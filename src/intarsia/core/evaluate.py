@@ -8,6 +8,7 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_scalar
 from intarsia.common.rows import tidy_schema
 from intarsia.core.expr import Cast, Expr, find_columns, find_type, resolve
 from intarsia.core.expr.casts import cast
@@ -39,7 +40,7 @@ def evaluate_mask(expr: Expr, batch: Batch, source: Batch | None = None) -> pa.B
     value = _evaluate(expr, batch, source, pa.bool_())
     if isinstance(value, pa.ChunkedArray):
         value = value.combine_chunks()
-    return pc.fill_null(value, False) if value.null_count else value
+    return pc.fill_null(value, make_scalar(False)) if value.null_count else value
 
 
 def _evaluate(

@@ -14,6 +14,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.common.rows import take_rows
 
 Column = Any
@@ -43,8 +45,8 @@ def to_comparable(values: Column) -> pa.ChunkedArray:
     if plain != dtype:
         column = column.cast(plain)
     if pa.types.is_floating(plain):
-        nan = pa.scalar(float("nan"), plain)
-        column = pc.if_else(pc.is_nan(column), nan, pc.add(column, pa.scalar(0.0, plain)))
+        nan = make_scalar(float("nan"), plain)
+        column = pc.if_else(pc.is_nan(column), nan, pc.add(column, make_scalar(0.0, plain)))
     return column
 
 
@@ -134,7 +136,7 @@ class KeyIndex:
                         folded.indices.cast(pa.int64()),
                         len(folded.dictionary),
                     )
-                codes = pc.add(pc.multiply(codes, pa.scalar(radix, pa.int64())), digit)
+                codes = pc.add(pc.multiply(codes, make_scalar(radix, pa.int64())), digit)
                 top *= radix
             self._digits.append(_Digit(encoded.dictionary, radix, dense))
         assert codes is not None
@@ -153,7 +155,7 @@ class KeyIndex:
                 continue
             if digit.dense is not None:
                 codes = find(codes, among=digit.dense).cast(pa.int64())
-            codes = pc.add(pc.multiply(codes, pa.scalar(digit.radix, pa.int64())), part)
+            codes = pc.add(pc.multiply(codes, make_scalar(digit.radix, pa.int64())), part)
         assert codes is not None
         return codes
 
@@ -186,7 +188,7 @@ class KeyIndex:
     def find_duplicated(self) -> pa.Array:
         """The distinct codes that more than one row has (NULL keys left out unless they match)."""
         counts = self.codes.value_counts()
-        many = pc.greater(counts.field("counts"), 1)
+        many = pc.greater(counts.field("counts"), make_scalar(1))
         codes = counts.field("values").filter(many)
         return codes if self._null_match else codes.drop_null()
 
@@ -251,7 +253,7 @@ class OrderedKeys:
         values = to_array(decode_dictionary(to_comparable(column)))
         if not _is_searchable(values.type) or values.null_count:
             return None
-        order = pc.array_sort_indices(values)
+        order = sort_integers(values)
         return OrderedKeys(values.take(order), order.view(pa.int64()))  # no row number is that large
 
     def is_unique(self) -> bool:
@@ -275,14 +277,14 @@ class OrderedKeys:
             begin = pc.search_sorted(there, wanted, side="left").cast(pa.int64())
             many = len(wanted) >= len(there) // 64
             if many and _is_ascending(there, strictly=True):  # at most one row each, so one search tells
-                inside = pc.min_element_wise(begin, pa.scalar(len(there) - 1, pa.int64()))
+                inside = pc.min_element_wise(begin, make_scalar(len(there) - 1, pa.int64()))
                 found = pc.equal(there.take(inside), wanted)
                 return begin.filter(found), rows.filter(found)
             end = pc.search_sorted(there, wanted, side="right").cast(pa.int64())
             partitioner, offset = explode(pc.subtract(end, begin))
             return pc.add(begin.take(partitioner), offset), rows.take(partitioner)
         place = pc.search_sorted(wanted, there, side="left").cast(pa.int64())
-        inside = pc.min_element_wise(place, pa.scalar(len(wanted) - 1, pa.int64()))
+        inside = pc.min_element_wise(place, make_scalar(len(wanted) - 1, pa.int64()))
         hit = pc.indices_nonzero(pc.equal(wanted.take(inside), there)).cast(pa.int64())
         return hit, rows.take(place.take(hit))
 
@@ -308,7 +310,7 @@ def search(ordered: pa.Array, values: pa.Array, *, side: str) -> pa.Array:
     both = pa.table(
         {
             "value": pa.concat_arrays([ordered, values]),
-            "tie": pa.array([mark] * len(ordered) + [0] * len(values), pa.int8()),
+            "tie": make_array([mark] * len(ordered) + [0] * len(values), pa.int8()),
         }
     )
     order = pc.sort_indices(both, sort_keys=[("value", "ascending"), ("tie", "ascending")])
@@ -321,16 +323,16 @@ def search(ordered: pa.Array, values: pa.Array, *, side: str) -> pa.Array:
             max_index=len(values) - 1,
         )
         if len(values)
-        else pa.array([], pa.int64())
+        else pa.nulls(0, pa.int64())
     )
-    return pc.if_else(pc.is_valid(values), result, pa.scalar(None, pa.int64()))
+    return pc.if_else(pc.is_valid(values), result, make_scalar(None, pa.int64()))
 
 
 def explode(counts: pa.Array) -> tuple[pa.Array, pa.Array]:
     """Row i repeated ``counts[i]`` times, and the number of each repetition from 0."""
     total = pc.sum(counts).as_py() or 0
     if (pc.max(counts).as_py() or 0) <= 1:
-        return pc.indices_nonzero(counts).cast(pa.int64()), pa.repeat(pa.scalar(0, pa.int64()), total)
+        return pc.indices_nonzero(counts).cast(pa.int64()), pa.repeat(make_scalar(0, pa.int64()), total)
     ends = pc.cumulative_sum(counts)
     every = arange(total)
     row = pc.search_sorted(ends, every, side="right").cast(pa.int64())
@@ -374,9 +376,9 @@ def find_winners(keys: Sequence[Column], order_by: Sequence[Column], *, null_mat
     sorted_keys = to_array(table["key"]).take(order)
     following = sorted_keys.slice(1)
     last = pc.invert(pc.fill_null(pc.equal(sorted_keys.slice(0, len(following)), following), False))
-    last = pa.concat_arrays([to_array(last), pa.array([True] * min(1, codes.rows), pa.bool_())])
+    last = pa.concat_arrays([to_array(last), make_array([True] * min(1, codes.rows), pa.bool_())])
     kept = order.filter(last).cast(pa.int64())
-    return kept.take(pc.array_sort_indices(kept))
+    return kept.take(sort_integers(kept))
 
 
 def decode_dictionary(column: pa.ChunkedArray) -> pa.ChunkedArray:

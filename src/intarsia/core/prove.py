@@ -14,6 +14,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.types as pt
 
+from intarsia.common.python_values import make_scalar
 from intarsia.common.types import get_value_type
 from intarsia.core.expr.kernels import ANY, ONE, mirror_operator, split_like_pattern
 from intarsia.core.expr.nodes import (
@@ -411,7 +412,7 @@ def find_out_of_bounds(where: Any, bounds: dict[str, Bounds], schema: pa.Schema)
                 mine = None
         if mine is not None:
             excluded = mine if excluded is None else pc.or_(excluded, mine)
-    return None if excluded is None else pc.fill_null(excluded, False).to_pylist()
+    return None if excluded is None else pc.fill_null(excluded, make_scalar(False)).to_pylist()
 
 
 def _misses(op: str, value: Literal, bounds: Bounds, dtype: pa.DataType) -> pa.BooleanArray | None:
@@ -457,7 +458,7 @@ def _make_constant(value: Any, dtype: pa.DataType) -> Facts:
     plain = get_value_type(dtype)
     if value is None:
         return Facts(null_count=1, rows=1, maybe_nan=False, type=plain)
-    scalar = pa.scalar(value, plain)
+    scalar = make_scalar(value, plain)
     nan = pa.types.is_floating(plain) and value != value
     return Facts(
         None if nan else scalar, None if nan else scalar, null_count=0, rows=1, maybe_nan=nan, type=plain

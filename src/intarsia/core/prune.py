@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.common.types import get_value_type
 from intarsia.core.keys import KeyIndex, decode_dictionary, search, to_array, to_comparable
 from intarsia.core.lazy_footer import find_store
@@ -128,12 +130,12 @@ class _BoundsBuilder:
 
     def build(self, dtype: pa.DataType) -> Bounds:
         return Bounds(
-            pa.array(self.file, pa.int32()),
-            pa.array(self.row_group, pa.int32()),
-            pa.array(self.rows, pa.int64()),
+            make_array(self.file, pa.int32()),
+            make_array(self.row_group, pa.int32()),
+            make_array(self.rows, pa.int64()),
             _convert_all(self.lower, self.readings, dtype),
             _convert_all(self.upper, self.readings, dtype),
-            pa.array(self.null_count, pa.int64()),
+            make_array(self.null_count, pa.int64()),
         )
 
 
@@ -249,11 +251,11 @@ def _convert(values: list[Any], stored: pa.DataType, dtype: pa.DataType) -> pa.A
     try:
         if pa.types.is_time(stored) or pa.types.is_timestamp(stored) or pa.types.is_date32(stored):
             width = pa.int32() if stored.bit_width == 32 else pa.int64()
-            column = pa.array(values, width).cast(stored)
+            column = make_array(values, width).cast(stored)
         elif pa.types.is_duration(stored):
-            column = pa.array(values, pa.int64()).cast(stored)
+            column = make_array(values, pa.int64()).cast(stored)
         else:
-            column = pa.array(values, stored)
+            column = make_array(values, stored)
         return to_comparable(column.cast(dtype)).combine_chunks()
     except pa.ArrowInvalid:  # a bound outside of the dataset's type proves nothing
         return pa.nulls(len(values), _find_comparable_type(dtype))
@@ -297,32 +299,34 @@ class KeyRange:
             has_nan = bool(pc.any(nan).as_py())
             values = values.filter(pc.invert(nan))
         values = pc.unique(values)
-        return KeyRange(values.take(pc.array_sort_indices(values)), has_null, has_nan)
+        return KeyRange(values.take(sort_integers(values)), has_null, has_nan)
 
     def meets(self, bounds: Bounds, *, null_match: bool) -> pa.BooleanArray:
         """Per row group: may it hold one of these values?"""
         if self.has_nan or len(bounds.lower) == 0 or bounds.lower.type != self.values.type:
-            return pa.array([True] * len(bounds.file), pa.bool_())
+            return make_array([True] * len(bounds.file), pa.bool_())
         inside = self._overlaps(bounds) if self.span else self._holds(bounds)
         # All values NULL: there are no bounds, and no value either.
-        all_null = pc.fill_null(pc.equal(bounds.null_count, bounds.rows), False)
+        all_null = pc.fill_null(pc.equal(bounds.null_count, bounds.rows), make_scalar(False))
         inside = pc.and_(inside, pc.invert(all_null))
         if null_match and self.has_null:
-            inside = pc.or_(inside, pc.fill_null(pc.greater(bounds.null_count, 0), True))
+            inside = pc.or_(
+                inside, pc.fill_null(pc.greater(bounds.null_count, make_scalar(0)), make_scalar(True))
+            )
         return inside
 
     def _holds(self, bounds: Bounds) -> pa.BooleanArray:
         first = search(self.values, bounds.lower, side="left")
         last = search(self.values, bounds.upper, side="right")
-        return pc.fill_null(pc.greater(last, first), True)
+        return pc.fill_null(pc.greater(last, first), make_scalar(True))
 
     def _overlaps(self, bounds: Bounds) -> pa.BooleanArray:
         if not len(self.values):
-            return pa.array([False] * len(bounds.file), pa.bool_())
+            return make_array([False] * len(bounds.file), pa.bool_())
         ends = [self.values[0], self.values[len(self.values) - 1]]
         above = pc.greater_equal(bounds.upper, ends[0])
         below = pc.less_equal(bounds.lower, ends[1])
-        return pc.and_(pc.fill_null(above, True), pc.fill_null(below, True))
+        return pc.and_(pc.fill_null(above, make_scalar(True)), pc.fill_null(below, make_scalar(True)))
 
 
 def find_row_groups(
@@ -343,7 +347,7 @@ def find_row_groups(
         verdict = meets if verdict is None else pc.and_(verdict, meets)
     if verdict is None or bounds is None:
         return [list_row_groups(file) for file in files]
-    filled = pc.greater(bounds.rows, 0)
+    filled = pc.greater(bounds.rows, make_scalar(0))
     chosen = pc.and_(verdict, filled)
     numbers = bounds.file.filter(chosen).to_pylist()
     groups = bounds.row_group.filter(chosen).to_pylist()
@@ -384,9 +388,9 @@ class PartitionSet:
             return [-1] * len(files)
         known = [all(name in file.partition for name in self.columns) for file in files]
         columns = [
-            pa.array([file.partition.get(name) for file in files], self.schema.field(name).type)
+            make_array([file.partition.get(name) for file in files], self.schema.field(name).type)
             if not pa.types.is_dictionary(self.schema.field(name).type)
-            else pa.array(
+            else make_array(
                 [file.partition.get(name) for file in files], self.schema.field(name).type.value_type
             )
             for name in self.columns

@@ -20,6 +20,7 @@ from intarsia.common.partitions import (
     parse_partition,
     partition_text,
 )
+from intarsia.common.python_values import make_scalar
 from intarsia.common.schema import find_common_type
 from intarsia.common.types import get_value_type, rewrite_type
 from intarsia.core import render
@@ -240,7 +241,7 @@ class Snapshot:
         place = pc.scalar(True)
         for name, value in file.partition.items():
             dtype = self.schema.field(name).type
-            known = pc.field(name).is_null() if value is None else pc.field(name) == pa.scalar(value, dtype)
+            known = pc.field(name).is_null() if value is None else pc.field(name) == make_scalar(value, dtype)
             place = place & known
         return place
 

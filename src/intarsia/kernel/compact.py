@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_scalar
 from intarsia.common.schema import check_categories, conform_table
 from intarsia.core.change import Hits, Staged, StagedFile
 from intarsia.core.intent import CompactIntent
@@ -182,7 +183,7 @@ def read_pieces(
                     [] if reader.deleted is None else [select_positions(reader.deleted, start, start + count)]
                 )
                 if gone:
-                    positions = pc.subtract(pa.concat_arrays(gone), pa.scalar(start, pa.int64()))
+                    positions = pc.subtract(pa.concat_arrays(gone), make_scalar(start, pa.int64()))
                     piece = drop_rows(piece, positions)
                 start += count
                 if piece.num_rows:

@@ -11,6 +11,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.log import get_logger
+from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.core.change import Hits, Matches, Staged, StagedFile
 from intarsia.core.intent import WriteIntent
 from intarsia.core.keys import arange
@@ -172,13 +174,13 @@ class CopyTask:
             return hits.shift(start)
         count, drop = len(self.rewrite.actions), pa.int8()  # the number of the action that drops them
         acting = (
-            pa.repeat(pa.scalar(hits.action, drop), len(hits))
+            pa.repeat(make_scalar(hits.action, drop), len(hits))
             if isinstance(hits.action, int)
             else hits.action
         )
         positions = pa.concat_arrays([hits.positions, gone])
-        order = pc.array_sort_indices(positions)
-        action = pa.concat_arrays([acting, pa.repeat(pa.scalar(count, drop), len(gone))]).take(order)
+        order = sort_integers(positions)
+        action = pa.concat_arrays([acting, pa.repeat(make_scalar(count, drop), len(gone))]).take(order)
         sources = hits.sources
         if sources is not None:
             sources = pa.concat_arrays([sources, pa.nulls(len(gone), pa.int64())]).take(order)
@@ -275,7 +277,7 @@ class CopyTask:
         ]
         if reader.deleted is not None:
             deleted = select_positions(reader.deleted, start, start + piece.num_rows)
-            gone.append(pc.subtract(deleted, pa.scalar(start, pa.int64())))
+            gone.append(pc.subtract(deleted, make_scalar(start, pa.int64())))
         return drop_rows(changed, pa.concat_arrays(gone)) if gone else changed
 
     def _read_hits(
@@ -327,7 +329,7 @@ class CopyTask:
             return hits
         if isinstance(hits.action, int):
             return Hits.make_empty() if hits.action in drops else hits
-        kept = pc.invert(pc.is_in(hits.action, value_set=pa.array(drops, pa.int8())))
+        kept = pc.invert(pc.is_in(hits.action, value_set=make_array(drops, pa.int8())))
         sources = None if hits.sources is None else hits.sources.filter(kept)
         return Hits(hits.positions.filter(kept), hits.action.filter(kept), sources)
 

@@ -7,6 +7,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_scalar
 from intarsia.common.rows import take_rows
 from intarsia.common.schema import is_nested
 from intarsia.core.keys import arange, decode_dictionary, to_array, to_comparable
@@ -46,7 +47,7 @@ def subtract_rows(table: pa.Table, other: pa.Table) -> pa.Table:
 
 def _number_rows(table: pa.Table, other: pa.Table) -> pa.Array:
     """A number for each row of both tables; equal rows have the same."""
-    codes: pa.Array = pa.repeat(pa.scalar(0, pa.int64()), table.num_rows + other.num_rows)
+    codes: pa.Array = pa.repeat(make_scalar(0, pa.int64()), table.num_rows + other.num_rows)
     for name in table.column_names:
         if pa.types.is_null(table.schema.field(name).type):
             continue

@@ -16,6 +16,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.names import check_columns
+from intarsia.common.python_values import make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.common.schema import check_key_types, is_nested
 from intarsia.core.change import Hits, Matches
 from intarsia.core.keys import arange, to_array
@@ -138,7 +140,7 @@ def make_drops(files: Sequence[DataFile], found: dict[str, list[pa.Array]], *, s
         positions = parts[0]
         if len(parts) > 1:
             positions = pa.concat_arrays(parts)
-            positions = positions.take(pc.array_sort_indices(positions))
+            positions = positions.take(sort_integers(positions))
         deleted += len(positions)
         if len(positions) == file.rows:  # exact, since the footer of a scanned file has been read
             dropped.add(file.path)
@@ -332,7 +334,7 @@ class _DuplicateSearch:
         found = find_repeats(values, threads=self.threads)
         del values
         if not found.count:
-            return pa.array([], pa.int64())
+            return pa.nulls(0, pa.int64())
         groups = pc.scatter(found.groups, found.rows, max_index=total - 1)
         parts = (positions, counts) if unit.partial else None
         suspects = self._read_suspects(unit, unit.keys[1:], groups, parts)
@@ -349,10 +351,10 @@ class _DuplicateSearch:
             values.append(column if mask is None else column.filter(mask))
             inside = arange(len(column)) if mask is None else pc.indices_nonzero(mask).cast(pa.int64())
             if unit.partial:
-                positions.append(pc.add(inside, pa.scalar(start, pa.int64())))
+                positions.append(pc.add(inside, make_scalar(start, pa.int64())))
         if not values:
             dtype = to_key_form(pa.nulls(0, self.plan.schema.field(first).type)).type
-            return _Read(pa.nulls(0, dtype), pa.array([], pa.int64()))
+            return _Read(pa.nulls(0, dtype), pa.nulls(0, pa.int64()))
         return _Read(pa.concat_arrays(values), pa.concat_arrays(positions) if positions else None)
 
     def _number_all_rows(self, unit: Unit) -> pa.Array:
@@ -363,7 +365,7 @@ class _DuplicateSearch:
             if file.scan_task is not None:
                 with FileReader(file, self.plan.schema, self.plan.snapshot.filesystem) as reader:
                     live = reader.find_live_rows(0, file.record_count)
-            group = pa.repeat(pa.scalar(0, pa.int64()), file.record_count if live is None else len(live))
+            group = pa.repeat(make_scalar(0, pa.int64()), file.record_count if live is None else len(live))
             parts.append(group if live is None else pc.scatter(group, live, max_index=file.record_count - 1))
         return pa.concat_arrays(parts)
 
@@ -413,7 +415,7 @@ class _DuplicateSearch:
             return pa.table(
                 {
                     **self._read_at(unit.files[number], names, positions),
-                    _ROW: pc.add(positions, pa.scalar(bases[number], pa.int64())),
+                    _ROW: pc.add(positions, make_scalar(bases[number], pa.int64())),
                     _GROUP: mine.drop_null(),
                 }
             )
@@ -436,7 +438,7 @@ class _DuplicateSearch:
                             parts.append(
                                 take_rows(
                                     pa.table({name: to_key_form(piece[name]) for name in names}),
-                                    pc.subtract(mine, pa.scalar(start, pa.int64())),
+                                    pc.subtract(mine, make_scalar(start, pa.int64())),
                                 )
                             )
                             start += piece.num_rows
@@ -470,7 +472,7 @@ class _DuplicateSearch:
                 kept = size
         if waiting:
             losers.append(self._reduce(unit, waiting, count)[0])
-        return pa.concat_arrays(losers) if losers else pa.array([], pa.int64())
+        return pa.concat_arrays(losers) if losers else pa.nulls(0, pa.int64())
 
     def _reduce(self, unit: Unit, tables: Sequence[pa.Table], count: int) -> tuple[pa.Array, pa.Table]:
         table = pa.concat_tables(tables).combine_chunks()
@@ -513,8 +515,8 @@ def _split_by_file(unit: Unit, rows: pa.Array) -> Iterator[tuple[DataFile, pa.Ar
     """The positions in each file of row numbers that count over all files."""
     if not len(rows):
         return
-    rows = rows.take(pc.array_sort_indices(rows))
+    rows = rows.take(sort_integers(rows))
     for file, base in zip(unit.files, unit.bases, strict=False):
         mine = select_positions(rows, base, base + file.record_count)
         if len(mine):
-            yield file, pc.subtract(mine, pa.scalar(base, pa.int64()))
+            yield file, pc.subtract(mine, make_scalar(base, pa.int64()))

@@ -16,6 +16,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_scalar
 from intarsia.core.keys import arange, decode_dictionary, mark_numbers, search, to_array, to_comparable
 from intarsia.core.prune import Bounds, read_bounds
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -24,7 +25,7 @@ from intarsia.kernel.threads import map_in_order
 _BUCKET_ROWS = 1 << 15
 _MOST_BITS = 11
 _SAMPLE_ROWS = 1 << 14
-_FIBONACCI = pa.scalar(0x9E3779B97F4A7C15, pa.uint64())
+_FIBONACCI = make_scalar(0x9E3779B97F4A7C15, pa.uint64())
 """2**64 over the golden ratio (Knuth, TAOCP 6.4): multiplying by it mixes the high bits well."""
 
 
@@ -76,9 +77,9 @@ def _join_repeats(parts: Sequence[Repeats]) -> Repeats:
     total = 0
     groups = []
     for part in parts:
-        groups.append(pc.add(part.groups, pa.scalar(total, pa.int64())))
+        groups.append(pc.add(part.groups, make_scalar(total, pa.int64())))
         total += part.count
-    empty = pa.array([], pa.int64())
+    empty = pa.nulls(0, pa.int64())
     return Repeats(
         pa.concat_arrays([empty, *(part.rows for part in parts)]), pa.concat_arrays([empty, *groups]), total
     )
@@ -89,7 +90,7 @@ def _find_repeats_in(values: pa.Array, names: pa.Array | None) -> Repeats:
     encoded = values.dictionary_encode("encode")
     codes, distinct = encoded.indices, len(encoded.dictionary)
     if distinct == len(values):
-        return Repeats(pa.array([], pa.int64()), pa.array([], pa.int64()), 0)
+        return Repeats(pa.nulls(0, pa.int64()), pa.nulls(0, pa.int64()), 0)
     # Codes are given in the order of first appearance: a code that is not above all before it is a repeat.
     seen = pc.cumulative_max(codes)
     again = codes.slice(1).filter(pc.less_equal(codes.slice(1), seen.slice(0, len(seen) - 1)))
@@ -104,7 +105,7 @@ def _choose_buckets(values: pa.Array, bits: int) -> pa.UInt16Array:
     """A small number for each value, the same for equal values."""
     numbers = _to_bit_pattern(values)
     if numbers is not None:
-        mixed = pc.shift_right(pc.multiply(numbers, _FIBONACCI), pa.scalar(64 - bits, pa.uint64()))
+        mixed = pc.shift_right(pc.multiply(numbers, _FIBONACCI), make_scalar(64 - bits, pa.uint64()))
         return pc.fill_null(mixed.cast(pa.uint16()), 0)
     sample = values.take(pc.divide(pc.multiply(arange(_SAMPLE_ROWS), len(values)), _SAMPLE_ROWS)).drop_null()
     ordered = sample.take(pc.array_sort_indices(sample))
@@ -151,13 +152,13 @@ def find_losers(
             found = find_repeats(mine, threads=threads)
         else:
             digit = mine.dictionary_encode("encode")
-            radix = pa.scalar(max(len(digit.dictionary), 1), pa.int64())
+            radix = make_scalar(max(len(digit.dictionary), 1), pa.int64())
             codes = pc.add(pc.multiply(groups, radix), digit.indices.cast(pa.int64()))
             found = find_repeats(codes, threads=threads)
         rows = found.rows if rows is None else rows.take(found.rows)
         groups, count = found.groups, found.count
         if not count:
-            return pa.array([], pa.int64())
+            return pa.nulls(0, pa.int64())
     if groups is None:
         raise ValueError("a key needs at least one column")
     if rows is None:
@@ -195,14 +196,14 @@ def _rank_values(values: pa.Array) -> pa.Array:
         # The bits of a float are ordered like an integer, once all bits but the sign are inverted for
         # negative numbers; NaN is after infinity.
         bits = values.cast(pa.float64()).view(pa.int64())
-        turned = pc.bit_wise_xor(bits, pa.scalar((1 << 63) - 1, pa.int64()))
-        return pc.if_else(pc.less(bits, pa.scalar(0, pa.int64())), turned, bits)
+        turned = pc.bit_wise_xor(bits, make_scalar((1 << 63) - 1, pa.int64()))
+        return pc.if_else(pc.less(bits, make_scalar(0, pa.int64())), turned, bits)
     if pa.types.is_boolean(dtype) or pa.types.is_integer(dtype):
         return values.cast(pa.int64())
     if pa.types.is_primitive(dtype):
         return values.view(pa.int32() if dtype.bit_width == 32 else pa.int64()).cast(pa.int64())
     ranks = pc.rank(values, sort_keys="ascending", tiebreaker="dense").cast(pa.int64())
-    return pc.if_else(pc.is_valid(values), ranks, pa.scalar(None, pa.int64()))
+    return pc.if_else(pc.is_valid(values), ranks, make_scalar(None, pa.int64()))
 
 
 def _subtract_rows(rows: pa.Array, stay: pa.Array, total: int) -> pa.Array:
@@ -279,21 +280,21 @@ def _find_file_ranges(
     bounds: Bounds, files: int
 ) -> tuple[list[int | None], list[int | None], list[bool]] | None:
     """Per file its lower and upper end as ranks, and whether it may hold NULL; None if a bound is unknown."""
-    filled = pc.greater(bounds.rows, 0)
-    all_null = pc.fill_null(pc.equal(bounds.null_count, bounds.rows), False)
+    filled = pc.greater(bounds.rows, make_scalar(0))
+    all_null = pc.fill_null(pc.equal(bounds.null_count, bounds.rows), make_scalar(False))
     known = pc.or_(pc.and_(pc.is_valid(bounds.lower), pc.is_valid(bounds.upper)), all_null)
     if not pc.all(pc.or_(known, pc.invert(filled)), min_count=0).as_py():
         return None
     ends = pa.concat_arrays([bounds.lower, bounds.upper])
     ranks = pc.rank(ends, sort_keys="ascending", tiebreaker="dense").cast(pa.int64())
-    ranks = pc.if_else(pc.is_valid(ends), ranks, pa.scalar(None, pa.int64()))
+    ranks = pc.if_else(pc.is_valid(ends), ranks, make_scalar(None, pa.int64()))
     count = len(bounds.file)
     table = pa.table(
         {
             "file": bounds.file,
             "low": ranks.slice(0, count),
             "high": ranks.slice(count),
-            "null": pc.fill_null(pc.greater(bounds.null_count, 0), True),
+            "null": pc.fill_null(pc.greater(bounds.null_count, make_scalar(0)), make_scalar(True)),
         }
     ).filter(filled)
     grouped = table.group_by("file", use_threads=False)
@@ -319,7 +320,7 @@ class KeySpan:
     high: Any
 
     def mask(self, values: pa.Array) -> pa.BooleanArray:
-        inside = pa.repeat(pa.scalar(True), len(values))
+        inside = pa.repeat(make_scalar(True), len(values))
         if self.low is not None:
             inside = pc.fill_null(pc.invert(pc.less(values, self.low)), True)
         if self.high is not None:
@@ -328,7 +329,7 @@ class KeySpan:
 
     def excludes(self, bounds: Bounds) -> pa.BooleanArray:
         """Per row group: whether it certainly has no value in the span."""
-        never = pa.repeat(pa.scalar(False), len(bounds.file))
+        never = pa.repeat(make_scalar(False), len(bounds.file))
         dtype = bounds.lower.type
         below = never
         if self.low is not None and self.low.type == dtype:
@@ -339,7 +340,7 @@ class KeySpan:
         if self.high.type != dtype:
             return never
         above = pc.fill_null(pc.greater_equal(bounds.lower, self.high), False)
-        all_null = pc.fill_null(pc.equal(bounds.null_count, bounds.rows), False)
+        all_null = pc.fill_null(pc.equal(bounds.null_count, bounds.rows), make_scalar(False))
         return pc.or_(pc.or_(below, above), all_null)
 
 

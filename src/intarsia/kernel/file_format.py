@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from intarsia.common.int96 import list_leaf_types, make_noted_schema, make_units_note
+from intarsia.common.python_values import make_scalar
 from intarsia.common.thrift import FALSE, I32, LIST, STRUCT, TRUE, Struct, get
 from intarsia.core.keys import arange
 from intarsia.core.layout import Elements, Layout, list_leaf_columns, read_elements_of_files, split
@@ -210,7 +211,7 @@ def _with_required(array: Any) -> Any:
         child = array.field(number)
         if not each.nullable and child.null_count:
             empty = _make_empty_value(each)
-            rows = pc.if_else(valid, arange(len(array)), pa.scalar(len(array), pa.int64()))
+            rows = pc.if_else(valid, arange(len(array)), make_scalar(len(array), pa.int64()))
             child = pa.concat_arrays([child, empty]).take(rows)
         children.append(_with_required(child) if _requires(child.type) else child)
     return pa.StructArray.from_arrays(children, fields=fields, mask=pc.invert(valid))

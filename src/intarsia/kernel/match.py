@@ -12,6 +12,8 @@ from dataclasses import dataclass, field, replace
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.core.change import Hits, Matches
 from intarsia.core.evaluate import evaluate_mask, find_hit_positions
 from intarsia.core.expr import Expr, find_columns
@@ -175,11 +177,11 @@ class MergeMatcher:
         keys = self.source.keys
         assert keys is not None
         there, here = keys.find_pairs(columns) if self.source.repeated else keys.match(columns)
-        lengths = pa.array([piece.rows for piece in pieces], pa.int64())
+        lengths = make_array([piece.rows for piece in pieces], pa.int64())
         ends = pc.search_sorted(there, pc.cumulative_sum(lengths)).to_pylist()
         begin = offset = 0
         for piece, end in zip(pieces, ends, strict=True):
-            rows = pc.subtract(there.slice(begin, end - begin), pa.scalar(offset, pa.int64()))
+            rows = pc.subtract(there.slice(begin, end - begin), make_scalar(offset, pa.int64()))
             yield rows, here.slice(begin, end - begin)
             begin, offset = end, offset + piece.rows
 
@@ -245,7 +247,7 @@ class MergeMatcher:
                 continue
             for sources in out.iterate_sources(number):
                 theirs = leaders.take(sources)
-                away = sources if home is None else sources.filter(pc.not_equal(theirs, home))
+                away = sources if home is None else sources.filter(pc.not_equal(theirs, make_scalar(home)))
                 if len(away):
                     result.moved = away if result.moved is None else pa.concat_arrays([result.moved, away])
 
@@ -358,7 +360,7 @@ def join_hits(parts: Sequence[_Classified]) -> Hits:
     for part in parts:
         for rows, source, action in zip(part.rows, part.sources, part.actions, strict=True):
             theirs = rows if part.at is None else part.at.take(rows)
-            positions.append(pc.add(theirs, pa.scalar(part.start, pa.int64())) if part.start else theirs)
+            positions.append(pc.add(theirs, make_scalar(part.start, pa.int64())) if part.start else theirs)
             sources.append(source)
             actions.append(action)
     if not positions:
@@ -367,12 +369,12 @@ def join_hits(parts: Sequence[_Classified]) -> Hits:
         return Hits(_concat(positions), actions[0], _concat(sources))
     numbers = pa.concat_arrays(
         [
-            pa.repeat(pa.scalar(action, pa.int8()), len(rows))
+            pa.repeat(make_scalar(action, pa.int8()), len(rows))
             for action, rows in zip(actions, positions, strict=True)
         ]
     )
     rows = pa.concat_arrays(positions)
-    order = pc.array_sort_indices(rows)
+    order = sort_integers(rows)
     return Hits(rows.take(order), numbers.take(order), pa.concat_arrays(sources).take(order))
 
 
@@ -473,7 +475,7 @@ def find_predicate_hits(plan: FilePlan, where: Predicate, snapshot: Snapshot, ba
                 for piece in reader.read_pieces(columns, group, batch_rows=batch_rows):
                     live = reader.find_live_rows(offset, piece.num_rows)
                     hit = _find_hits_among(where, piece, live)
-                    found.append(pc.add(hit, pa.scalar(offset, pa.int64())))
+                    found.append(pc.add(hit, make_scalar(offset, pa.int64())))
                     offset += piece.num_rows
             start += rows
     return Hits(pa.concat_arrays(found)) if found else Hits.make_empty()

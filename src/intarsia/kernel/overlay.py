@@ -8,6 +8,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_array, make_scalar
 from intarsia.common.rows import take, take_rows, tidy_schema
 from intarsia.core.keys import arange, decode_dictionary, find_places, mark_numbers, to_array
 from intarsia.errors import SchemaMismatch
@@ -17,7 +18,7 @@ __all__ = ["Overlay", "count_dictionary_room", "drop_rows", "select_positions", 
 
 def select_positions(positions: pa.Int64Array, start: int, stop: int) -> pa.Int64Array:
     """Those of some ascending positions that are in a range."""
-    low, high = pc.search_sorted(positions, pa.array([start, stop], pa.int64())).to_pylist()
+    low, high = pc.search_sorted(positions, make_array([start, stop], pa.int64())).to_pylist()
     return positions.slice(low, high - low)
 
 
@@ -49,7 +50,7 @@ class Overlay:
             return pc.replace_with_mask(old, self._mask, new)
         if self._gather is None:
             self._gather = pc.if_else(
-                self._mask, pc.add(self._slots, pa.scalar(self.rows, pa.int64())), arange(self.rows)
+                self._mask, pc.add(self._slots, make_scalar(self.rows, pa.int64())), arange(self.rows)
             )
         return take(pa.concat_arrays([old, new]), self._gather)
 

@@ -13,6 +13,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_array
 from intarsia.common.thrift import BINARY, I32, I64, LIST, STRUCT, Struct, get, read_struct, write_struct
 from intarsia.kernel import chunks
 from intarsia.kernel.chunks import MAGIC, ChunkSource, NotCopyable, find_chunk_start, is_copyable
@@ -53,7 +54,7 @@ def choose_pages(
             return None
         count = int(get(chunk_source.read_groups()[group], chunks.GROUP_ROWS))
         pages = _locate_pages(found[0], chunk_source)
-        firsts = pa.array([first for *_, first in pages], pa.int64())
+        firsts = make_array([first for *_, first in pages], pa.int64())
         page_of = pc.subtract(pc.search_sorted(firsts, rows, side="right").cast(pa.int64()), 1)
         wanted: list[int] = pc.unique(page_of).to_pylist()
         if len(wanted) * 2 > len(pages):
@@ -61,7 +62,7 @@ def choose_pages(
         ends = [first for *_, first in pages[1:]] + [count]
         kept = [ends[number] - pages[number][2] for number in wanted]
         starts = dict(zip(wanted, _accumulate(kept), strict=True))
-        shift = pa.array([starts.get(n, 0) - pages[n][2] for n in range(len(pages))], pa.int64())
+        shift = make_array([starts.get(n, 0) - pages[n][2] for n in range(len(pages))], pa.int64())
         parts = [chunk_source.read(size, place) for place, size, _ in (pages[number] for number in wanted)]
         for part, size in zip(parts, kept, strict=True):
             _check_page(part, size)

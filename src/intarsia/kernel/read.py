@@ -13,6 +13,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.int96 import Int96, list_duration_units, read_int96
+from intarsia.common.python_values import make_array, make_scalar
 from intarsia.common.schema import conform_table
 from intarsia.core.evaluate import find_hit_positions
 from intarsia.core.intent import Predicate
@@ -148,7 +149,7 @@ class FileReader:
         gone = select_positions(self.deleted, start, start + count)
         if not len(gone):
             return None
-        gone = pc.subtract(gone, pa.scalar(start, pa.int64()))
+        gone = pc.subtract(gone, make_scalar(start, pa.int64()))
         rows = arange(count)
         return rows.filter(pc.invert(pc.is_in(rows, value_set=gone)))
 
@@ -363,12 +364,12 @@ def _make_nullable(schema: pa.Schema) -> pa.Schema:
 def make_constant_column(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
     """A column of one value; a dictionary where ``dtype`` is one."""
     if pa.types.is_dictionary(dtype):
-        dictionary = pa.array([] if value is None else [value], dtype.value_type)
+        dictionary = make_array([] if value is None else [value], dtype.value_type)
         if value is None:
             return pa.nulls(rows, dtype)
-        indices = pa.repeat(pa.scalar(0, dtype.index_type), rows)
+        indices = pa.repeat(make_scalar(0, dtype.index_type), rows)
         return pa.DictionaryArray.from_arrays(indices, dictionary)
-    return pa.repeat(pa.scalar(value, dtype), rows) if value is not None else pa.nulls(rows, dtype)
+    return pa.repeat(make_scalar(value, dtype), rows) if value is not None else pa.nulls(rows, dtype)
 
 
 def make_constant_key(value: Any, dtype: pa.DataType, rows: int) -> pa.Array:
@@ -419,7 +420,7 @@ def _take_from_each(pieces: Iterable[pa.Table], rows: pa.Int64Array) -> Iterator
     start = 0
     for piece in pieces:
         mine = select_positions(rows, start, start + piece.num_rows)
-        yield take_rows(piece, pc.subtract(mine, pa.scalar(start, pa.int64())))
+        yield take_rows(piece, pc.subtract(mine, make_scalar(start, pa.int64())))
         start += piece.num_rows
 
 

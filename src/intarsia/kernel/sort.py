@@ -13,6 +13,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_array, make_scalar
+from intarsia.common.radix import sort_integers
 from intarsia.core.curve import choose_bits, compute_curve_codes, compute_order_indices, sample_boundaries
 from intarsia.core.keys import arange, search
 from intarsia.core.plan import Plan
@@ -29,9 +31,6 @@ _MEASURED_ROWS = 1 << 15
 """Rows of a table that boundaries of a curve are taken from."""
 _RANK_BITS = 12
 """Bits per column of a position on a curve: thousands of steps are enough to separate row groups."""
-_DIGIT_BITS = 11
-_MOST_DIGITS = 3
-_RADIX_FROM_ROWS = 1 << 17
 _CODE_BITS = 61
 
 
@@ -76,28 +75,7 @@ class Order:
             if self.boundaries is not None
             else self.with_boundaries(spread_rows(table.select(self.by), _MEASURED_ROWS))
         )
-        return sort_codes(order.compute_codes(table))
-
-
-def sort_codes(codes: pa.UInt64Array) -> pa.Array:
-    """The row numbers by ascending code; the sort is stable.
-
-    Many short codes are sorted by radix, which takes half the time: PyArrow sorts small integers by counting.
-    """
-    top = pc.max(codes).as_py() or 0
-    digits = -(-top.bit_length() // _DIGIT_BITS)
-    if len(codes) < _RADIX_FROM_ROWS or not 1 <= digits <= _MOST_DIGITS:
-        return pc.array_sort_indices(codes)
-    order: pa.Array | None = None
-    mask = pa.scalar((1 << _DIGIT_BITS) - 1, pa.uint64())
-    for number in range(digits):
-        shifted = pc.shift_right(codes, pa.scalar(number * _DIGIT_BITS, pa.uint64()))
-        digit = pc.bit_wise_and(shifted, mask).cast(pa.uint16())
-        if order is None:
-            order = pc.array_sort_indices(digit)
-        else:
-            order = order.take(pc.array_sort_indices(digit.take(order)))
-    return order
+        return sort_integers(order.compute_codes(table))
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,7 +94,7 @@ class Cuts:
         """Cuts into about ``parts`` equal buckets; a value that would fill one has a bucket of its own."""
         rows = sample.num_rows
         parts = max(1, min(parts, rows))
-        picks = pc.divide(pc.multiply(arange(parts - 1, 1), rows), parts)
+        picks = pc.divide(pc.multiply(arange(parts - 1, 1), make_scalar(rows)), make_scalar(parts))
         ordered = take_rows(sample.select(order.by), order.compute_indices(sample).take(picks))
         ladder = Ladder.of(ordered) if order.plain else None
         codes = order.compute_codes(ordered) if ladder is None else ladder.compute_codes(ordered)
@@ -132,12 +110,12 @@ class Cuts:
             if code in heavy:
                 edges.append(2 * code + 1)
                 even.append(False)
-        return Cuts(order, ladder, pa.array(edges, pa.uint64()), tuple(even))
+        return Cuts(order, ladder, make_array(edges, pa.uint64()), tuple(even))
 
     def assign_buckets(self, table: pa.Table) -> pa.UInt16Array:
         """The number of the bucket of each row."""
         codes = self.order.compute_codes(table) if self.ladder is None else self.ladder.compute_codes(table)
-        doubled = pc.shift_left(codes, pa.scalar(1, pa.uint64()))
+        doubled = pc.shift_left(codes, make_scalar(1, pa.uint64()))
         return pc.search_sorted(self.edges, doubled, side="right").cast(pa.uint16())
 
 
@@ -173,7 +151,7 @@ class Ladder:
         for name, steps in zip(self.columns, self.steps, strict=True):
             digit = _rank_values(_to_sortable(table[name]), steps)
             if result is not None:
-                radix = pa.scalar(2 * len(steps) + 3, pa.int64())
+                radix = make_scalar(2 * len(steps) + 3, pa.int64())
                 digit = pc.add(pc.multiply(result, radix), digit)
             result = digit
         assert result is not None
@@ -199,8 +177,8 @@ def _rank_values(values: pa.Array, steps: pa.Array) -> pa.Int64Array:
     digit = pc.add(search(steps, values, side="left"), search(steps, values, side="right"))
     top = 2 * len(steps)
     if pa.types.is_floating(values.type):
-        digit = pc.if_else(pc.is_nan(values), pa.scalar(top + 1, pa.int64()), digit)
-    return pc.if_else(pc.is_null(values), pa.scalar(top + 2, pa.int64()), digit)
+        digit = pc.if_else(pc.is_nan(values), make_scalar(top + 1, pa.int64()), digit)
+    return pc.if_else(pc.is_null(values), make_scalar(top + 2, pa.int64()), digit)
 
 
 def sample_rows(
@@ -267,7 +245,8 @@ def spread_rows(table: pa.Table, count: int) -> pa.Table:
     """``count`` rows of a table, evenly spread."""
     if table.num_rows <= count:
         return table
-    return take_rows(table, pc.divide(pc.multiply(arange(count), table.num_rows), count))
+    spread = pc.multiply(arange(count), make_scalar(table.num_rows))
+    return take_rows(table, pc.divide(spread, make_scalar(count)))
 
 
 def _iterate_row_groups(files: Sequence[DataFile]) -> Iterator[RowGroup]:

@@ -12,6 +12,7 @@ from typing import Any, TypeAlias, assert_never
 import pyarrow as pa
 import pyarrow.types as pt
 
+from intarsia.common.python_values import make_scalar
 from intarsia.core.expr.types import FLOAT64, NANOS, make_decimal, name_type
 from intarsia.errors import NotSupported
 
@@ -52,7 +53,7 @@ class Literal:
             return pa.nulls(1, self.type)[0]  # works for every type
         if pt.is_interval(self.type):
             return pa.scalar(pa.MonthDayNano(self.value), self.type)
-        return pa.scalar(self.value, self.type)
+        return make_scalar(self.value, self.type)
 
 
 @dataclass(frozen=True, slots=True)

@@ -39,7 +39,7 @@ from intarsia.core.expr.nodes import (
 )
 from intarsia.errors import InputError, NotSupported
 
-_NULL = pa.scalar(None, pa.bool_())
+_NULL = pa.nulls(1, pa.bool_())[0]
 
 
 Key = tuple[Side | None, tuple[str, ...]]

@@ -46,7 +46,7 @@ def match_duplicates(
     some = search.write_repeated()
     progress("scan keys", 1, 2)
     found = (
-        split_by_file(chosen, search.find_duplicates()) if some else [pa.array([], pa.int64())] * len(chosen)
+        split_by_file(chosen, search.find_duplicates()) if some else [pa.nulls(0, pa.int64())] * len(chosen)
     )
     progress("scan keys", 2, 2)
     positions = {file.path: [rows] for file, rows in zip(chosen, found, strict=True) if len(rows)}

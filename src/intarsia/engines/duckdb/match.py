@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_scalar
 from intarsia.core.change import Hits, Matches
 from intarsia.core.intent import MergeIntent
 from intarsia.core.keys import to_array
@@ -82,7 +83,7 @@ def _cut_by_file(batches: Iterator[pa.RecordBatch], files: int) -> Iterator[tupl
     held: list[pa.RecordBatch] = []
     for batch in batches:
         while batch.num_rows:
-            edge = pa.scalar((number + 1) << _PLACE_BITS, pa.int64())
+            edge = make_scalar((number + 1) << _PLACE_BITS, pa.int64())
             end = pc.search_sorted(batch.column(0), edge, side="left").as_py()
             held.append(batch.slice(0, end))
             batch = batch.slice(end)
@@ -97,8 +98,8 @@ def _cut_by_file(batches: Iterator[pa.RecordBatch], files: int) -> Iterator[tupl
 def _concat_rows(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Array, pa.Array]:
     places = to_array(pa.chunked_array([batch.column(0) for batch in batches], pa.int64()))
     # A copy, so that the batches are freed.
-    beside = pa.concat_arrays([pa.array([], pa.int64()), *(batch.column(1) for batch in batches)])
-    return pc.bit_wise_and(places, pa.scalar((1 << _PLACE_BITS) - 1, pa.int64())), beside
+    beside = pa.concat_arrays([pa.nulls(0, pa.int64()), *(batch.column(1) for batch in batches)])
+    return pc.bit_wise_and(places, make_scalar((1 << _PLACE_BITS) - 1, pa.int64())), beside
 
 
 def _count_null_keys(scan: Scan, intent: MergeIntent, scans: Sequence[FilePlan]) -> dict[int, dict[str, int]]:
@@ -125,7 +126,9 @@ def _has_possible_null(scan: Scan, column: str) -> bool:
         return True
     stored = [file for file in scan.files if column not in file.partition]
     known = read_bounds(stored, column, scan.schema.field(column).type).null_count
-    return bool(pc.any(pc.fill_null(pc.not_equal(known, 0), True), min_count=0).as_py())
+    return bool(
+        pc.any(pc.fill_null(pc.not_equal(known, make_scalar(0)), make_scalar(True)), min_count=0).as_py()
+    )
 
 
 def list_condition_columns(snapshot: Snapshot, intent: MergeIntent) -> list[str]:

@@ -10,6 +10,7 @@ from itertools import pairwise
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_array, make_scalar
 from intarsia.core.change import Matches, Staged, StagedFile
 from intarsia.core.curve import choose_bits, compute_gray_flips, compute_step_ranks, spread_bits
 from intarsia.core.intent import OptimizeIntent
@@ -77,7 +78,7 @@ def stage_optimize(
 def _write_dropped(scan: Scan, drops: Matches) -> None:
     """Write the rows to leave out to a table, by file and position."""
     rows = [
-        pa.table({FILE: pa.repeat(pa.scalar(number, pa.int64()), len(hits)), POS: hits.positions})
+        pa.table({FILE: pa.repeat(make_scalar(number, pa.int64()), len(hits)), POS: hits.positions})
         for number, hits in ((scan.numbers[path], hits) for path, hits in drops.hits.items())
     ]
     if rows:
@@ -277,7 +278,7 @@ class CurveCodes:
         for number, limits in enumerate(self._boundaries):
             ranks = pa.concat_arrays([compute_step_ranks(len(limits), bits), _make_nan_rank(bits)])
             if self.order.curve == "zorder":  # ranks are final, so their bits are spread here
-                ranks = pc.shift_left(interleaved.take(ranks), pa.scalar(width - 1 - number, pa.uint64()))
+                ranks = pc.shift_left(interleaved.take(ranks), make_scalar(width - 1 - number, pa.uint64()))
             yield self._name(f"limits{number}"), limits
             yield self._name(f"ranks{number}"), ranks
         if self.order.curve == "hilbert":
@@ -366,11 +367,11 @@ def _replace_columns(sql: str, columns: Sequence[str]) -> str:
 
 def _make_list(values: pa.Array) -> pa.Array:
     """All values as one list."""
-    return pa.LargeListArray.from_arrays(pa.array([0, len(values)], pa.int64()), values)
+    return pa.LargeListArray.from_arrays(make_array([0, len(values)], pa.int64()), values)
 
 
 def _make_nan_rank(bits: int) -> pa.Array:
-    return pa.array([(1 << bits) - 1], pa.uint16())
+    return make_array([(1 << bits) - 1], pa.uint16())
 
 
 def _find_unused_prefix(names: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from itertools import takewhile
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from intarsia.common.python_values import make_scalar
 from intarsia.core.change import Hits, Matches
 from intarsia.core.evaluate import find_hit_positions
 from intarsia.core.expr import (
@@ -130,7 +131,7 @@ class PredicateSearch:
         rows = choose_batch_rows(files, self.batch_rows) if wanted else BATCH_ROWS
         with closing(self.scan.session.read_batches(sql, rows)) as batches:
             for batch in batches:
-                numbers = pc.subtract(batch.column(0), pa.scalar(first, pa.int64()))
+                numbers = pc.subtract(batch.column(0), make_scalar(first, pa.int64()))
                 mine = number_rows(files, numbers, batch.column(1))
                 if self.rest is not None:
                     table = restore_types(pa.Table.from_batches([batch]).select(wanted), schema)
@@ -295,6 +296,6 @@ def _compile_moment(expr: Literal) -> str | None:
     if not known:
         return None
     zoned = pa.types.is_timestamp(kind) and kind.tz is not None
-    plain = pa.scalar(value, pa.timestamp(kind.unit)) if zoned else expr.scalar
+    plain = make_scalar(value, pa.timestamp(kind.unit)) if zoned else expr.scalar
     written = plain.cast(pa.string()).as_py()
     return f"CAST({quote_text(written + '+00' if zoned else written)} AS {_choose_column_type(kind)})"

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.fs as pafs
 
+from intarsia.common.python_values import make_array, make_scalar
 from intarsia.core.keys import arange
 from intarsia.core.plan import Plan
 from intarsia.core.ports import LINEAGE, ROW_ID, with_lineage
@@ -130,12 +131,12 @@ class Scan:
         constants = {each for seen in self.stored_columns.values() for each in seen.constants}
         columns += [each for each in self.schema.names if each in constants]
         known = [each for each in columns if find_sql_type(self.schema.field(each).type) is not None]
-        table = pa.table({FILE: pa.array(range(len(self.files)), pa.int64())})
+        table = pa.table({FILE: make_array(range(len(self.files)), pa.int64())})
         for each in known:
             kind = self.schema.field(each).type
             plain = kind.value_type if pa.types.is_dictionary(kind) else kind
             table = table.append_column(
-                each, pa.array([self._find_constant(f, each) for f in self.files], plain)
+                each, make_array([self._find_constant(f, each) for f in self.files], plain)
             )
         with self.session.register_view(table) as view:
             self.session.run(f"CREATE OR REPLACE TABLE {self._name_table(_CONSTANTS)} AS FROM {view}")
@@ -149,7 +150,9 @@ class Scan:
         if not self.deleted:
             return
         rows = [
-            pa.table({FILE: pa.repeat(pa.scalar(self.numbers[path], pa.int64()), len(deleted)), POS: deleted})
+            pa.table(
+                {FILE: pa.repeat(make_scalar(self.numbers[path], pa.int64()), len(deleted)), POS: deleted}
+            )
             for path, deleted in self.deleted.items()
         ]
         with self.session.register_view(pa.concat_tables(rows)) as view:
@@ -239,7 +242,7 @@ class Scan:
             return False
         bounds = read_bounds(files, column, kind)
         known = pc.and_(pc.is_valid(bounds.lower), pc.is_valid(bounds.upper))
-        empty = pc.equal(bounds.rows, pc.fill_null(bounds.null_count, -1))
+        empty = pc.equal(bounds.rows, pc.fill_null(bounds.null_count, make_scalar(-1)))
         return bool(pc.all(pc.or_(known, empty)).as_py())
 
     def _select_nothing(self, columns: Sequence[str]) -> str:
@@ -337,7 +340,7 @@ def list_live_rows(file: DataFile, deleted: pa.Int64Array | None) -> pa.Int64Arr
 
 def number_rows(files: Sequence[DataFile], numbers: pa.Array, positions: pa.Array) -> pa.Int64Array:
     """Row numbers over all files, of rows that are given by file number and position."""
-    bases = pa.array(list(accumulate((file.record_count for file in files), initial=0)), pa.int64())
+    bases = make_array(list(accumulate((file.record_count for file in files), initial=0)), pa.int64())
     return pc.add(bases.take(numbers), positions)
 
 
@@ -346,12 +349,12 @@ def split_by_file(files: Sequence[DataFile], found: Iterable[pa.Int64Array]) -> 
 
     Memory: 8 bytes per row found, twice.
     """
-    rows = pa.concat_arrays([pa.array([], pa.int64()), *found])
+    rows = pa.concat_arrays([pa.nulls(0, pa.int64()), *found])
     if not pc.all(pc.less(rows.slice(0, max(len(rows) - 1, 0)), rows.slice(1)), min_count=0).as_py():
         rows = rows.take(pc.array_sort_indices(rows))
     edges = list(accumulate((file.record_count for file in files), initial=0))
-    cuts = pc.search_sorted(rows, pa.array(edges, pa.int64())).to_pylist()
+    cuts = pc.search_sorted(rows, make_array(edges, pa.int64())).to_pylist()
     return [
-        pc.subtract(rows.slice(low, high - low), pa.scalar(base, pa.int64()))
+        pc.subtract(rows.slice(low, high - low), make_scalar(base, pa.int64()))
         for base, low, high in zip(edges, cuts, cuts[1:], strict=False)
     ]
