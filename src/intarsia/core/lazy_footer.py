@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any, Protocol
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from intarsia.core.file_table import FileTable
+
 if TYPE_CHECKING:
     from intarsia.core.prune import Bounds
     from intarsia.core.snapshot import DataFile
@@ -16,10 +18,19 @@ if TYPE_CHECKING:
 class FooterStore(Protocol):
     """The footers of the files of a snapshot, by number; what all files have in common is kept once."""
 
-    rows: list[int]
-    row_groups: list[int]
-    sizes: list[int]
-    """Bytes of each footer."""
+    @property
+    def rows(self) -> Sequence[int]: ...
+
+    @property
+    def row_groups(self) -> Sequence[int]: ...
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each footer."""
+
+    @property
+    def first_of_kinds(self) -> Sequence[int]:
+        """The first file of each kind: files of a kind have one schema, key-value metadata and writer."""
 
     def get_model(self, number: int) -> pq.FileMetaData:
         """A footer with the schema, the key-value metadata and the writer of a file's, of other rows."""
@@ -102,6 +113,8 @@ def get_footer(file: DataFile) -> pq.FileMetaData | None:
 
 def find_store(files: Sequence[DataFile]) -> FooterStore | None:
     """The store that has the footers of all of these files; None where each has its own."""
+    if isinstance(files, FileTable):
+        return files.store
     if not files or type(files[0].footer) is not LazyFooter:
         return None
     store = files[0].footer.store

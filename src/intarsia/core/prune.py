@@ -17,6 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from intarsia.common.types import get_value_type
+from intarsia.core.file_table import FileTable
 from intarsia.core.keys import KeyIndex, decode_dictionary, search, to_array, to_comparable
 from intarsia.core.lazy_footer import find_store
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -50,7 +51,8 @@ def read_bounds(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> B
     """The bounds of a top-level column whose type in the dataset is ``dtype``."""
     store = find_store(files)
     if store is not None:
-        return store.read_bounds([file.footer.number for file in files], column, dtype)  # type: ignore[union-attr]
+        numbers = range(len(files)) if isinstance(files, FileTable) else [f.footer.number for f in files]  # type: ignore[union-attr]
+        return store.read_bounds(numbers, column, dtype)
     found = _BoundsBuilder()
     leaf: Any = None
     reading: _BoundReader | None = None
@@ -325,16 +327,16 @@ class KeyRange:
         return pc.and_(pc.fill_null(above, True), pc.fill_null(below, True))
 
 
-def find_row_groups(
+def find_candidates(
     files: Sequence[DataFile],
     schema: pa.Schema,
     ranges: Mapping[str, KeyRange],
     *,
     null_match: bool = False,
-) -> list[tuple[int, ...]]:
-    """Per file the row groups that no key column's bounds exclude."""
+) -> dict[int, tuple[int, ...]]:
+    """By number of a file the row groups that no key column's bounds exclude; files without any left out."""
     if not files:
-        return []
+        return {}
     verdict: pa.BooleanArray | None = None
     bounds: Bounds | None = None
     for name, values in ranges.items():
@@ -342,7 +344,8 @@ def find_row_groups(
         meets = values.meets(bounds, null_match=null_match)
         verdict = meets if verdict is None else pc.and_(verdict, meets)
     if verdict is None or bounds is None:
-        return [list_row_groups(file) for file in files]
+        every = ((number, list_row_groups(file)) for number, file in enumerate(files))
+        return {number: groups for number, groups in every if groups}
     filled = pc.greater(bounds.rows, 0)
     chosen = pc.and_(verdict, filled)
     numbers = bounds.file.filter(chosen).to_pylist()
@@ -350,7 +353,7 @@ def find_row_groups(
     found: dict[int, list[int]] = {}  # most files hold no key
     for number, group in zip(numbers, groups, strict=True):
         found.setdefault(number, []).append(group)
-    return [tuple(found.get(number, ())) for number in range(len(files))]
+    return {number: tuple(mine) for number, mine in found.items()}
 
 
 def list_row_groups(file: DataFile) -> tuple[int, ...]:
@@ -376,22 +379,24 @@ class PartitionSet:
         )
 
     def find_rows(self, files: Sequence[DataFile]) -> list[int | None]:
-        """For each file a source row of the same partition; None when there is none.
+        """For each file a source row of the same partition, as :meth:`find_partitions` gives them."""
+        return self.find_partitions([file.partition for file in files])
 
-        A file whose partition is not fully known answers -1.
+    def find_partitions(self, partitions: Sequence[Mapping[str, Any]]) -> list[int | None]:
+        """For each partition of files a source row of the same one; None when there is none.
+
+        One that is not fully known answers -1.
         """
         if self.index is None or self.schema is None:
-            return [-1] * len(files)
-        known = [all(name in file.partition for name in self.columns) for file in files]
+            return [-1] * len(partitions)
+        known = [all(name in values for name in self.columns) for values in partitions]
         columns = [
-            pa.array([file.partition.get(name) for file in files], self.schema.field(name).type)
-            if not pa.types.is_dictionary(self.schema.field(name).type)
-            else pa.array(
-                [file.partition.get(name) for file in files], self.schema.field(name).type.value_type
+            pa.array(
+                [values.get(name) for values in partitions], get_value_type(self.schema.field(name).type)
             )
             for name in self.columns
         ]
-        found = self.index.lookup(columns).to_pylist() if files else []
+        found = self.index.lookup(columns).to_pylist() if partitions else []
         return [row if sure else -1 for row, sure in zip(found, known, strict=True)]
 
 

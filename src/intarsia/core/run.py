@@ -14,6 +14,7 @@ from intarsia.common.source import IngestedSource
 from intarsia.core.change import Change, Committed, Matches, Staged, StagedFile, Staging
 from intarsia.core.dry_run import PLAN_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
 from intarsia.core.effects import check_write_options
+from intarsia.core.file_table import list_kinds
 from intarsia.core.intent import (
     CompactIntent,
     DeduplicateIntent,
@@ -82,7 +83,7 @@ def _load_footers(plan: Plan, prepared: Prepared, progress: Progress) -> Plan:
     if plan.snapshot.footer_loader is None:
         return plan
     # Exact row counts may add other files to the plan, and these need footers, too.
-    while unknown := [item.file for item in plan.files if _needs_footer(item)]:
+    while unknown := [item.file for item in plan.touched if _needs_footer(item)]:
         progress("read footers", 0, len(unknown))
         plan = make_plan(prepared, plan.snapshot.with_footers(unknown))
     return plan
@@ -245,7 +246,7 @@ def _finish_plan(plan: Plan, change: Change) -> Plan:
 def _meets_old_calendar(intent: Intent, snapshot: Snapshot) -> bool:
     """Whether source rows may be written to files whose old calendar Spark applies to their dates."""
     return isinstance(intent, MergeIntent) and any(
-        find_exact_columns(file) is not None for file in snapshot.files
+        find_exact_columns(file) is not None for file in list_kinds(snapshot.files)
     )
 
 

@@ -23,6 +23,7 @@ from intarsia.common.partitions import (
 from intarsia.common.schema import find_common_type
 from intarsia.common.types import get_value_type, rewrite_type
 from intarsia.core import render
+from intarsia.core.file_table import FileTable, list_kinds
 from intarsia.core.partitioner import HivePartitioner, Partitioner
 from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, NotSupported, StorageError
 
@@ -98,7 +99,8 @@ class Snapshot:
 
     root: str
     """The path in the form the caller gave; results show files below it."""
-    files: tuple[DataFile, ...]
+    files: Sequence[DataFile]
+    """A tuple, or where there are many a :class:`~intarsia.core.file_table.FileTable`."""
     schema: pa.Schema
     partition_columns: tuple[str, ...]
     filesystem: pafs.FileSystem = field(repr=False)
@@ -156,7 +158,16 @@ class Snapshot:
 
     @property
     def rows(self) -> int:
+        if isinstance(self.files, FileTable):
+            return int(pc.sum(self.files.rows).as_py())
         return sum(file.rows for file in self.files)
+
+    @property
+    def footer_bytes(self) -> int:
+        """The size of all footers, as far as they are known."""
+        if isinstance(self.files, FileTable):
+            return sum(self.files.store.sizes)
+        return sum(file.footer.serialized_size for file in self.files if file.footer is not None)
 
     def with_footers(self, files: Sequence[DataFile]) -> Snapshot:
         """The same state, with the footers and exact row counts of some files."""
@@ -166,6 +177,8 @@ class Snapshot:
 
     @property
     def size(self) -> int:
+        if isinstance(self.files, FileTable):
+            return int(pc.sum(self.files.sizes).as_py())
         return sum(file.size for file in self.files)
 
     def sort_files(self, files: Iterable[DataFile]) -> list[DataFile]:
@@ -339,11 +352,16 @@ def retype(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
         for field in snapshot.schema
     ]
     schema = pa.schema(fields, snapshot.schema.metadata)
-    files = tuple(
-        replace(file, partition=parse_partition(parse_hive_partition_path(file.path), schema, path=file.path))
-        for file in snapshot.files
-    )
+    if isinstance(snapshot.files, FileTable):
+        samples = snapshot.files.list_samples()
+        table = snapshot.files.with_partitions([_parse_path(path, schema) for path in samples])
+        return replace(snapshot, schema=schema, files=table)
+    files = tuple(replace(file, partition=_parse_path(file.path, schema)) for file in snapshot.files)
     return replace(snapshot, schema=schema, files=files)
+
+
+def _parse_path(path: str, schema: pa.Schema) -> dict[str, Any]:
+    return parse_partition(parse_hive_partition_path(path), schema, path=path)
 
 
 def with_target_types(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
@@ -365,13 +383,18 @@ def with_target_types(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
         read = retype(snapshot, types)
     except DamagedTable:  # a text that is no such value: the guess stands
         return snapshot
-    for file in read.files:
-        texts = parse_hive_partition_path(file.path, guessed)
-        if any(
-            text is not None and partition_text(file.partition[name]) != text for name, text in texts.items()
-        ):
+    for path, partition in _iterate_partitions(read.files):
+        texts = parse_hive_partition_path(path, guessed)
+        if any(text is not None and partition_text(partition[name]) != text for name, text in texts.items()):
             return snapshot
     return read
+
+
+def _iterate_partitions(files: Sequence[DataFile]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """The path of a file and its partition values, at least once for each directory."""
+    if isinstance(files, FileTable):
+        return zip(files.list_samples(), files.partitions, strict=True)
+    return ((file.path, file.partition) for file in files)
 
 
 def with_microseconds(snapshot: Snapshot) -> Snapshot:
@@ -382,7 +405,7 @@ def with_microseconds(snapshot: Snapshot) -> Snapshot:
     if snapshot.format.owns_schema:
         nothing = 'int96="convert" has no meaning here: an Iceberg table has no INT96 columns of its own.'
         return replace(snapshot, notes=(*snapshot.notes, nothing))
-    footers = [file.footer for file in snapshot.files if file.footer is not None]
+    footers = [file.footer for file in list_kinds(snapshot.files) if file.footer is not None]
     known = {name for footer in footers for name in find_int96_columns(footer.schema)}
     note = (
         f"Of the columns {', '.join(name for name in snapshot.schema.names if name in known)}, what is INT96"
@@ -412,7 +435,7 @@ def _is_declared(name: str, snapshot: Snapshot) -> bool:
     """Whether the column's type is declared: in a file's metadata, by a file that holds it, or in the log."""
     if not snapshot.files:
         return True
-    footers = (file.footer for file in snapshot.files if file.footer is not None)
+    footers = (file.footer for file in list_kinds(snapshot.files) if file.footer is not None)
     return any(
         PARTITION_SCHEMA_KEY in (footer.metadata or {}) or name in footer.schema.names for footer in footers
     )
