@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, overload
+from typing import TYPE_CHECKING, Any, Protocol, overload
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 if TYPE_CHECKING:
-    from intarsia.core.lazy_footer import FooterStore
+    from intarsia.core.prune import Bounds
     from intarsia.core.snapshot import DataFile
 
 _CHUNK = 1024
@@ -18,13 +18,28 @@ MakeFiles = Callable[[int, int, Sequence[Mapping[str, Any]]], "list[DataFile]"]
 """Makes the files from one number up to another, with the partition values of each."""
 
 
+class FileStore(Protocol):
+    """What a table knows of its files, by their numbers, without an object for each."""
+
+    @property
+    def first_of_kinds(self) -> Sequence[int]:
+        """The first file of each kind: files of a kind have one schema, key-value metadata and writer."""
+
+    @property
+    def sizes(self) -> Sequence[int]:
+        """Bytes of each footer, as far as footers are known."""
+
+    def read_bounds(self, numbers: Sequence[int], column: str, dtype: pa.DataType) -> Bounds:
+        """The bounds of a column in some files, as :func:`intarsia.core.prune.read_bounds` gives them."""
+
+
 class FileTable(Sequence["DataFile"]):
     """The files of a snapshot, as a tuple of them would be; each is made when it is asked for, every time.
 
     Memory: about 100 bytes per file. Pickled, it becomes a tuple.
     """
 
-    __slots__ = ("_make", "directories", "numbers", "partitions", "paths", "rows", "sizes", "store")
+    __slots__ = ("_make", "directories", "known", "numbers", "partitions", "paths", "rows", "sizes", "store")
 
     def __init__(
         self,
@@ -36,7 +51,8 @@ class FileTable(Sequence["DataFile"]):
         directories: Sequence[str],
         partitions: Sequence[Mapping[str, Any]],
         numbers: pa.Int32Array | None,
-        store: FooterStore,
+        store: FileStore,
+        known: Mapping[int, DataFile] | None = None,
     ) -> None:
         self._make = make
         self.paths = paths
@@ -49,6 +65,8 @@ class FileTable(Sequence["DataFile"]):
         self.numbers = numbers
         """By file the number of its directory; None where there is one only."""
         self.store = store
+        self.known = known or {}
+        """By number the files of which more is known than columns tell, such as their footers."""
 
     def __len__(self) -> int:
         return len(self.paths)
@@ -79,7 +97,10 @@ class FileTable(Sequence["DataFile"]):
             places = [
                 self.partitions[number] for number in self.numbers.slice(start, stop - start).to_pylist()
             ]
-        return self._make(start, stop, places)
+        made = self._make(start, stop, places)
+        if self.known:
+            return [self.known.get(number, file) for number, file in enumerate(made, start)]
+        return made
 
     def __eq__(self, other: object) -> bool:
         if self is other:
@@ -112,6 +133,37 @@ class FileTable(Sequence["DataFile"]):
             numbers=self.numbers,
             store=self.store,
         )
+
+    def with_known(self, files: Iterable[DataFile]) -> FileTable:
+        """The same files, of some of which more is known: their footers, and exact numbers of rows."""
+        given = {file.path: file for file in files}
+        paths = pa.array(list(given), pa.string())
+        numbers = pc.index_in(paths, value_set=self.paths).to_pylist()
+        pairs = zip(numbers, given.values(), strict=True)
+        known = {**self.known, **{number: file for number, file in pairs if number is not None}}
+        rows = self.rows
+        if any(rows[number].as_py() != file.rows for number, file in known.items()):
+            counted = rows.to_pylist()
+            for number, file in known.items():
+                counted[number] = file.rows
+            rows = pa.array(counted, pa.int64())
+        return FileTable(
+            self._make,
+            paths=self.paths,
+            sizes=self.sizes,
+            rows=rows,
+            directories=self.directories,
+            partitions=self.partitions,
+            numbers=self.numbers,
+            store=self.store,
+            known=dict(sorted(known.items())),
+        )
+
+    @property
+    def footer_bytes(self) -> int:
+        """The size of all footers, as far as they are known."""
+        known = (file.footer for file in self.known.values())
+        return sum(self.store.sizes) + sum(one.serialized_size for one in known if one is not None)
 
     def list_samples(self) -> list[str]:
         """The path of a file of each directory, the first."""

@@ -5,17 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
-from intarsia.core.file_table import FileTable
+from intarsia.core.file_table import FileStore
 
 if TYPE_CHECKING:
-    from intarsia.core.prune import Bounds
     from intarsia.core.snapshot import DataFile
 
 
-class FooterStore(Protocol):
+class FooterStore(FileStore, Protocol):
     """The footers of the files of a snapshot, by number; what all files have in common is kept once."""
 
     @property
@@ -23,14 +21,6 @@ class FooterStore(Protocol):
 
     @property
     def row_groups(self) -> Sequence[int]: ...
-
-    @property
-    def sizes(self) -> Sequence[int]:
-        """Bytes of each footer."""
-
-    @property
-    def first_of_kinds(self) -> Sequence[int]:
-        """The first file of each kind: files of a kind have one schema, key-value metadata and writer."""
 
     def get_model(self, number: int) -> pq.FileMetaData:
         """A footer with the schema, the key-value metadata and the writer of a file's, of other rows."""
@@ -40,9 +30,6 @@ class FooterStore(Protocol):
 
     def load_one(self, number: int) -> pq.FileMetaData:
         """The footer itself, of one of many that may be asked for in turn."""
-
-    def read_bounds(self, numbers: Sequence[int], column: str, dtype: pa.DataType) -> Bounds:
-        """The bounds of a column in some files, as :func:`intarsia.core.prune.read_bounds` gives them."""
 
 
 class LazyFooter:
@@ -113,8 +100,6 @@ def get_footer(file: DataFile) -> pq.FileMetaData | None:
 
 def find_store(files: Sequence[DataFile]) -> FooterStore | None:
     """The store that has the footers of all of these files; None where each has its own."""
-    if isinstance(files, FileTable):
-        return files.store
     if not files or type(files[0].footer) is not LazyFooter:
         return None
     store = files[0].footer.store

@@ -8,7 +8,7 @@ strings). Nothing here reads a file. Predicates are judged in :mod:`intarsia.cor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -49,10 +49,11 @@ class Bounds:
 
 def read_bounds(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bounds:
     """The bounds of a top-level column whose type in the dataset is ``dtype``."""
+    if isinstance(files, FileTable):
+        return _read_many_bounds(files, column, dtype)
     store = find_store(files)
     if store is not None:
-        numbers = range(len(files)) if isinstance(files, FileTable) else [f.footer.number for f in files]  # type: ignore[union-attr]
-        return store.read_bounds(numbers, column, dtype)
+        return store.read_bounds([file.footer.number for file in files], column, dtype)  # type: ignore[union-attr]
     found = _BoundsBuilder()
     leaf: Any = None
     reading: _BoundReader | None = None
@@ -79,6 +80,34 @@ def read_bounds(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> B
                 # A file that lacks the column reads as NULL throughout; of a nested one nothing is known.
                 found.add(number, group, rows, nulls=rows if position == _ABSENT else None)
     return found.build(dtype)
+
+
+def _read_many_bounds(files: FileTable, column: str, dtype: pa.DataType) -> Bounds:
+    """The bounds that columns tell, and those in the footers of files of which these are known."""
+    every = files.store.read_bounds(range(len(files)), column, dtype)
+    if not files.known:
+        return every
+    better = read_bounds(list(files.known.values()), column, dtype)
+    if better.lower.type != every.lower.type:
+        return read_bounds(list(files), column, dtype)
+    numbers = pa.array(list(files.known), pa.int32())
+    left = pc.invert(pc.is_in(every.file, value_set=numbers))
+    better = replace(better, file=numbers.take(better.file))
+    joined = [
+        pa.concat_arrays([getattr(every, name).filter(left), getattr(better, name)])
+        for name in Bounds.__dataclass_fields__
+    ]
+    table = pa.Table.from_arrays(joined, names=list(Bounds.__dataclass_fields__))
+    ordered = table.sort_by([("file", "ascending"), ("row_group", "ascending")]).combine_chunks()
+    return Bounds(*(ordered[name].combine_chunks() for name in Bounds.__dataclass_fields__))
+
+
+def make_file_bounds(found: Iterable[tuple[int, Any, Any, int | None]], dtype: pa.DataType) -> Bounds:
+    """Bounds of whole files, as a table itself knows them: of each its rows, both bounds, and its NULLs."""
+    built, reading = _BoundsBuilder(), _BoundReader(get_value_type(dtype), raw=True)
+    for number, (rows, low, high, nulls) in enumerate(found):
+        built.add(number, 0, rows, low, high, nulls, reading)
+    return built.build(dtype)
 
 
 def _read_table_bounds(

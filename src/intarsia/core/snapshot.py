@@ -154,7 +154,10 @@ class Snapshot:
     @property
     def model_footer(self) -> pq.FileMetaData | None:
         """The footer of the file that new ones are like; None where there is none."""
-        return next((file.footer for file in self.files if file.footer is not None), self.model)
+        files = self.files
+        if isinstance(files, FileTable):  # the others are as the first
+            files = [*files[:1], *files.known.values()]
+        return next((file.footer for file in files if file.footer is not None), self.model)
 
     @property
     def rows(self) -> int:
@@ -166,12 +169,14 @@ class Snapshot:
     def footer_bytes(self) -> int:
         """The size of all footers, as far as they are known."""
         if isinstance(self.files, FileTable):
-            return sum(self.files.store.sizes)
+            return self.files.footer_bytes
         return sum(file.footer.serialized_size for file in self.files if file.footer is not None)
 
     def with_footers(self, files: Sequence[DataFile]) -> Snapshot:
         """The same state, with the footers and exact row counts of some files."""
         assert self.footer_loader is not None
+        if isinstance(self.files, FileTable):
+            return replace(self, files=self.files.with_known(self.footer_loader(files)))
         known = {file.path: file for file in self.footer_loader(files)}
         return replace(self, files=tuple(known.get(file.path, file) for file in self.files))
 
@@ -188,7 +193,12 @@ class Snapshot:
         """
         if not self.format.ordered_by_commit:
             return sorted(files, key=lambda file: file.path)
-        places = {file.path: place for place, file in enumerate(self.files)}
+        paths = (
+            self.files.paths.to_pylist()
+            if isinstance(self.files, FileTable)
+            else (file.path for file in self.files)
+        )
+        places = {path: place for place, path in enumerate(paths)}
         return sorted(files, key=lambda file: places.get(file.path, len(places)))
 
     @property
