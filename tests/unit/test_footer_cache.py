@@ -23,7 +23,7 @@ from intarsia.core.lazy_footer import LazyFooter
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.kernel.read import FileReader
 from intarsia.storage import PosixStorage
-from intarsia.tables.parquet import ParquetTable, footer_cache, footer_store, footers, snapshot
+from intarsia.tables.parquet import ParquetTable, footer_cache, footer_store, footers, listing, snapshot
 
 FILES = 8
 MAGIC = footer_cache._MAGIC
@@ -34,6 +34,7 @@ SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.string())])
 def _few_files_are_many(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(snapshot, "MANY_FILES", 4)
     monkeypatch.setattr(footer_cache, "MANY_FILES", 4)
+    monkeypatch.setattr(listing, "MANY_FILES", 4)
     monkeypatch.setattr(footer_cache, "_YOUNG_NS", 0)
 
 

@@ -15,6 +15,7 @@ import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.python_values import make_array, make_scalar
+from intarsia.core.file_table import FileTable
 from intarsia.core.refusals import Refusal, sum_refusals
 from intarsia.core.rule import Action
 from intarsia.core.snapshot import DataFile
@@ -208,13 +209,24 @@ def make_transaction_id(files: Iterable[DataFile] = ()) -> str:
     are called alike otherwise, the later one comes last, also where a clock was set back, or that of another
     writer is ahead. Commits are in the order of the journal, whatever their ids.
     """
-    newest = max((_find_time(file.path) for file in files), default=-1)
+    if isinstance(files, FileTable):
+        newest = _find_newest(files.paths)
+    else:
+        newest = max((_find_time(file.path) for file in files), default=-1)
     now = time.time_ns()
     return f"{newest + 1 if now <= newest < _LAST_TIME else now:016x}{uuid.uuid4().hex[:16]}"
 
 
 _LAST_TIME = 2**63 - 1
-_NAME_END = re.compile(r"-([0-9a-f]{16})[0-9a-f]{16}-[0-9]{5,}\.parquet$")
+_NAME_REST = r"[0-9a-f]{16}-[0-9]{5,}\.parquet$"
+_NAME_END = re.compile(rf"-([0-9a-f]{{16}}){_NAME_REST}")
+
+
+def _find_newest(paths: pa.StringArray) -> int:
+    """The highest time in the names of files; hexadecimal digits of one length sort as numbers do."""
+    found = pc.extract_regex(paths, f"-(?P<time>[0-9a-f]{{16}}){_NAME_REST}")
+    newest = pc.max(pc.struct_field(found, "time")).as_py()
+    return -1 if newest is None else int(newest, 16)
 
 
 def _find_time(path: str) -> int:

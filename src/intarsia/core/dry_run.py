@@ -212,6 +212,5 @@ def estimate_new_bytes(plan: Plan, prepared: Prepared, matches: Matches, *, file
         return 0
     snapshot = plan.snapshot
     if snapshot.rows:
-        footers = sum(file.footer.serialized_size for file in snapshot.files if file.footer is not None)
-        return rows * max(snapshot.size - footers, 0) // snapshot.rows + overhead
+        return rows * max(snapshot.size - snapshot.footer_bytes, 0) // snapshot.rows + overhead
     return int(rows * prepared.source_bytes / max(prepared.facts.rows, 1) / 2) + overhead

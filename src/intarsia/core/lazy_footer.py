@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
+from intarsia.core.file_table import FileStore
+
 if TYPE_CHECKING:
-    from intarsia.core.prune import Bounds
     from intarsia.core.snapshot import DataFile
 
 
-class FooterStore(Protocol):
+class FooterStore(FileStore, Protocol):
     """The footers of the files of a snapshot, by number; what all files have in common is kept once."""
 
-    rows: list[int]
-    row_groups: list[int]
-    sizes: list[int]
-    """Bytes of each footer."""
+    @property
+    def rows(self) -> Sequence[int]: ...
+
+    @property
+    def row_groups(self) -> Sequence[int]: ...
 
     def get_model(self, number: int) -> pq.FileMetaData:
         """A footer with the schema, the key-value metadata and the writer of a file's, of other rows."""
@@ -29,9 +30,6 @@ class FooterStore(Protocol):
 
     def load_one(self, number: int) -> pq.FileMetaData:
         """The footer itself, of one of many that may be asked for in turn."""
-
-    def read_bounds(self, numbers: Sequence[int], column: str, dtype: pa.DataType) -> Bounds:
-        """The bounds of a column in some files, as :func:`intarsia.core.prune.read_bounds` gives them."""
 
 
 class LazyFooter:

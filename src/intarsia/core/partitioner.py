@@ -11,6 +11,7 @@ import pyarrow as pa
 
 from intarsia.common.partition_values import HIVE_NULL, escape, partition_text, unescape
 from intarsia.common.partitions import hive_path, split_by_partition
+from intarsia.core.file_table import FileTable
 from intarsia.core.keys import arange
 
 if TYPE_CHECKING:
@@ -113,6 +114,8 @@ class PartitionDirectories:
     @classmethod
     def of(cls, files: Iterable[DataFile]) -> PartitionDirectories:
         """The directories of some files; those that are no partition's do not count."""
+        if isinstance(files, FileTable):
+            return cls._of_many(files)
         sizes: Counter[str] = Counter()
         keys: dict[str, Key] = {}
         for file in files:
@@ -121,9 +124,13 @@ class PartitionDirectories:
                 key = make_partition_key(directory, file.partition)
                 keys[directory] = () if key is None else key
             sizes[directory] += file.rows
-        if all("/".join(key) == directory for directory, key in keys.items()) and not _has_empty(keys):
-            return cls()
-        return _collect_directories(keys, sizes)
+        return cls() if _is_canonical(keys) else _collect_directories(keys, sizes)
+
+    @classmethod
+    def _of_many(cls, files: FileTable) -> PartitionDirectories:
+        pairs = zip(files.directories, files.partitions, strict=True)
+        keys = {directory: make_partition_key(directory, values) or () for directory, values in pairs}
+        return cls() if _is_canonical(keys) else _collect_directories(keys, Counter(files.count_rows()))
 
     def choose_directory(self, values: Mapping[str, Any], *, path: str | None = None) -> str:
         """The directory of a partition: the existing one, else a new one spelled like its siblings.
@@ -177,6 +184,11 @@ def _make_part(name: str, value: Any) -> str:
         return f"{escape(name)}={escape(partition_text(value))}"
     except (UnicodeError, pa.ArrowInvalid):  # no directory has such a name; a new one is refused
         return f"{escape(name)}\0"
+
+
+def _is_canonical(keys: Mapping[str, Key]) -> bool:
+    """Whether directories are called as we would call them."""
+    return all("/".join(key) == directory for directory, key in keys.items()) and not _has_empty(keys)
 
 
 def _has_empty(keys: Mapping[str, Key]) -> bool:

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal, overload
 
 import pyarrow as pa
 
 from intarsia.core import render
 from intarsia.core.change import Change, Hits, Matches, PositionDeletes, Replacement, Staged
+from intarsia.core.file_table import FileTable
 from intarsia.core.intent import (
     CompactIntent,
     DeleteIntent,
@@ -42,6 +43,65 @@ class FilePlan:
     """Why the file is rewritten even if no row of it is hit."""
 
 
+class SparsePlans(Sequence[FilePlan]):
+    """The plans of many files of which most are kept: plans of those are made when they are asked for.
+
+    As a tuple of all would be; pickled, it becomes one.
+    """
+
+    __slots__ = ("changed", "files", "reasons")
+
+    def __init__(self, files: FileTable, reasons: Sequence[str], changed: Mapping[int, FilePlan]) -> None:
+        """``reasons`` why files are kept, by the number of their directory; ``changed`` are the others."""
+        self.files = files
+        self.reasons = reasons
+        self.changed = dict(sorted(changed.items()))
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @overload
+    def __getitem__(self, place: int) -> FilePlan: ...
+    @overload
+    def __getitem__(self, place: slice) -> tuple[FilePlan, ...]: ...
+    def __getitem__(self, place: int | slice) -> FilePlan | tuple[FilePlan, ...]:
+        if isinstance(place, slice):
+            return tuple(self[number] for number in range(*place.indices(len(self))))
+        number = place + len(self) if place < 0 else place
+        known = self.changed.get(number)
+        return known if known is not None else self._make_kept(number, self.files[number])
+
+    def __iter__(self) -> Iterator[FilePlan]:
+        for number, file in enumerate(self.files):
+            known = self.changed.get(number)
+            yield known if known is not None else self._make_kept(number, file)
+
+    def _make_kept(self, number: int, file: DataFile) -> FilePlan:
+        return FilePlan(file, "keep", self.reasons[self.files.get_directory_number(number)])
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, (SparsePlans, tuple)):
+            return NotImplemented
+        return len(self) == len(other) and all(one == two for one, two in zip(self, other, strict=True))
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __reduce__(self) -> Any:
+        return tuple, (list(self),)
+
+    def __repr__(self) -> str:
+        return f"<plans of {len(self):,} files, {len(self.changed):,} of them not just kept>"
+
+    def resolve(self, matches: Matches, resolve_file: Callable[[FilePlan], FilePlan]) -> SparsePlans:
+        """The plans after matching, which leaves files that were not scanned as they are, mostly."""
+        seen = {plan.file.path for plan in self.changed.values()}
+        others = self.files.find_numbers({*matches.hits, *matches.dropped} - seen)
+        changed = {**self.changed, **{number: self[number] for number in others}}
+        return SparsePlans(
+            self.files, self.reasons, {number: resolve_file(plan) for number, plan in changed.items()}
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class FileGroup:
     """Files of one partition that are rewritten together."""
@@ -72,7 +132,7 @@ class Plan:
 
     intent: Intent = field(repr=False)
     snapshot: Snapshot = field(repr=False)
-    files: tuple[FilePlan, ...]
+    files: Sequence[FilePlan]
     schema: pa.Schema = field(repr=False)
     """The dataset's schema after the operation."""
     groups: tuple[FileGroup, ...] = ()
@@ -96,20 +156,33 @@ class Plan:
     def operation(self) -> str:
         return self.intent.operation
 
+    @property
+    def touched(self) -> Sequence[FilePlan]:
+        """All but those of files that are kept unread."""
+        return [plan for plan in self._stored if plan.scanned or plan.action != "keep"]
+
+    @property
+    def _stored(self) -> Collection[FilePlan]:
+        """All but those that are made on demand, of files that are just kept."""
+        return self.files.changed.values() if isinstance(self.files, SparsePlans) else self.files
+
     def count(self, action: Action) -> int:
-        return sum(plan.action == action for plan in self.files)
+        if action == "keep":
+            return len(self.files) - sum(plan.action != "keep" for plan in self.touched)
+        return sum(plan.action == action for plan in self.touched)
 
     def select(self, action: Action) -> tuple[FilePlan, ...]:
-        return tuple(plan for plan in self.files if plan.action == action)
+        plans = self.files if action == "keep" else self.touched
+        return tuple(plan for plan in plans if plan.action == action)
 
     @property
     def bytes_to_scan(self) -> int:
         """Bytes of key columns that are, or were, read to find hits."""
-        return sum(plan.scan_bytes for plan in self.files)
+        return sum(plan.scan_bytes for plan in self._stored)
 
     @property
     def bytes_to_read(self) -> int:
-        whole = sum(p.file.size for p in self.files if p.action in ("rewrite", "regroup"))
+        whole = sum(p.file.size for p in self.touched if p.action in ("rewrite", "regroup"))
         return self.bytes_to_scan + whole
 
     @property
@@ -120,8 +193,8 @@ class Plan:
         """
         if self.measured_bytes is not None:
             return self.measured_bytes
-        kept = sum(p.file.size for p in self.files if p.action in ("rewrite", "regroup"))
-        moved = (p.file.footer for p in self.files if p.action == "regroup")
+        kept = sum(p.file.size for p in self.touched if p.action in ("rewrite", "regroup"))
+        moved = (p.file.footer for p in self.touched if p.action == "regroup")
         footers = sorted((f.serialized_size for f in moved if f is not None), reverse=True)
         spared = footers[max(sum(group.outputs for group in self.groups), 1) :]
         return kept - sum(spared) + self.insert_bytes
@@ -135,7 +208,12 @@ class Plan:
 
     def with_matches(self, matches: Matches, *, insert_bytes: int = 0) -> Plan:
         """The plan after matching: scans are resolved by what they found."""
-        files = tuple(_resolve_file(plan, matches, self._changed) for plan in self.files)
+        changed = self._changed
+        files: Sequence[FilePlan]
+        if isinstance(self.files, SparsePlans):
+            files = self.files.resolve(matches, lambda plan: _resolve_file(plan, matches, changed))
+        else:
+            files = tuple(_resolve_file(plan, matches, changed) for plan in self.files)
         return replace(
             self,
             files=files,
@@ -180,7 +258,7 @@ class Plan:
         """The files that were scanned, or are replaced or removed."""
         if self.groups or isinstance(self.intent, (CompactIntent, OptimizeIntent)):
             return [file for group in self.groups for file in group.files]
-        return [item.file for item in self.files if item.scanned or item.action != "keep"]
+        return [item.file for item in self.touched]
 
     @property
     def exclusive(self) -> bool:

@@ -18,6 +18,7 @@ from intarsia.common.partitions import (
     parse_partition_filter,
     partition_matches,
 )
+from intarsia.core.file_table import FileTable
 from intarsia.core.intent import (
     CompactIntent,
     DeduplicateIntent,
@@ -31,13 +32,13 @@ from intarsia.core.key_value_metadata import check_metadata
 from intarsia.core.lazy_footer import load_footers
 from intarsia.core.pack import FULL, pack
 from intarsia.core.partitioner import PartitionDirectories
-from intarsia.core.plan import FileGroup, FilePlan, Plan, keep_all
+from intarsia.core.plan import FileGroup, FilePlan, Plan, SparsePlans, keep_all
 from intarsia.core.prove import judge_files, list_predicate_columns
 from intarsia.core.prune import (
     KeyRange,
     PartitionSet,
     count_scan_bytes,
-    find_row_groups,
+    find_candidates,
     list_row_groups,
 )
 from intarsia.core.rule import Drop
@@ -65,26 +66,45 @@ class SourceFacts:
 def plan_merge(intent: MergeIntent, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
     """Candidates by partition first, then by the bounds of every key column."""
     files = snapshot.files
-    partitions_of_files = facts.partitions.find_rows(files)
-    covered = intent.has_equal_columns(snapshot.partition_columns)
     ranges = {name: values for name, values in facts.ranges.items() if name not in snapshot.partition_columns}
-    groups = find_row_groups(files, snapshot.schema, ranges, null_match=intent.matches_null)
+    groups = find_candidates(files, snapshot.schema, ranges, null_match=intent.matches_null)
     if not facts.rows:
-        groups = [()] * len(files)
-    load_footers([file for file, may_hold in zip(files, groups, strict=True) if may_hold])
-    alone = _TargetOnly.of(intent)
-    plans = [
-        _merge_file(intent, snapshot, file, home=home, may_hold=may_hold, covered=covered, alone=alone)
-        for file, home, may_hold in zip(files, partitions_of_files, groups, strict=True)
-    ]
+        groups = {}
+    load_footers([files[number] for number in sorted(groups)])
+    judge = _MergeJudge(
+        intent, snapshot, intent.has_equal_columns(snapshot.partition_columns), _TargetOnly.of(intent)
+    )
+    plans: Sequence[FilePlan]
+    if isinstance(files, FileTable) and not judge.alone.touched:
+        plans = _plan_many(judge, files, facts.partitions.find_partitions(files.partitions), groups)
+    else:
+        homes = facts.partitions.find_rows(files)
+        plans = tuple(
+            judge.plan(file, home, groups.get(number, ()))
+            for number, (file, home) in enumerate(zip(files, homes, strict=True))
+        )
     return Plan(
         intent,
         snapshot,
-        tuple(with_widening(plans, snapshot, schema)),
+        with_widening(plans, snapshot, schema),
         schema,
         source_rows=facts.rows,
         notes=(*snapshot.notes, *_note_added_columns(snapshot, schema)),
     )
+
+
+def _plan_many(
+    judge: _MergeJudge,
+    files: FileTable,
+    homes: Sequence[int | None],
+    groups: Mapping[int, tuple[int, ...]],
+) -> SparsePlans:
+    """Plans of many files: one for each that may hold a key, and one reason for the others of a directory."""
+    changed = {
+        number: judge.plan(files[number], homes[files.get_directory_number(number)], may_hold)
+        for number, may_hold in groups.items()
+    }
+    return SparsePlans(files, [judge.explain(home, ())[0] for home in homes], changed)
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,36 +121,42 @@ class _TargetOnly:
         return _TargetOnly(bool(clauses), unconditional and isinstance(clauses[0].action, Drop))
 
 
-def _merge_file(
-    intent: MergeIntent,
-    snapshot: Snapshot,
-    file: DataFile,
-    *,
-    home: int | None,
-    may_hold: tuple[int, ...],
-    covered: bool,
-    alone: _TargetOnly,
-) -> FilePlan:
-    if home is None and covered:
-        reason, may_hold = "partition: not in the source", ()
-    elif not may_hold:
-        reason = "partition: not in the source" if home is None else "bounds exclude every key"
-    else:
-        reason = "partition: key might sit here" if home is None else "bounds: key may be here"
-    if not alone.touched and not (may_hold and (intent.rule.touches_matched or intent.rule.inserts)):
-        return FilePlan(file, "keep", reason)
-    if alone.all_go and not may_hold:
-        return FilePlan(file, "remove", f"{reason}: every row goes")
-    groups = list_row_groups(file) if alone.touched else may_hold
-    columns = [name for name in intent.keys if name not in file.partition]
-    return FilePlan(
-        file,
-        "scan",
-        reason,
-        groups,
-        scan_bytes=count_scan_bytes(snapshot, file, columns, groups),
-        is_move_check=home is None and bool(may_hold),
-    )
+@dataclass(frozen=True, slots=True)
+class _MergeJudge:
+    """What a merge does with a file, by its partition and the bounds of its keys."""
+
+    intent: MergeIntent
+    snapshot: Snapshot
+    covered: bool
+    """Whether a key has one partition only."""
+    alone: _TargetOnly
+
+    def explain(self, home: int | None, may_hold: tuple[int, ...]) -> tuple[str, tuple[int, ...]]:
+        """Why a file may hold a key or not, and the row groups that may."""
+        if home is None and self.covered:
+            return "partition: not in the source", ()
+        if not may_hold:
+            return ("partition: not in the source" if home is None else "bounds exclude every key"), ()
+        return ("partition: key might sit here" if home is None else "bounds: key may be here"), may_hold
+
+    def plan(self, file: DataFile, home: int | None, may_hold: tuple[int, ...]) -> FilePlan:
+        """``home`` is a source row of the file's partition; ``may_hold`` are row groups that bounds allow."""
+        rule, alone = self.intent.rule, self.alone
+        reason, may_hold = self.explain(home, may_hold)
+        if not alone.touched and not (may_hold and (rule.touches_matched or rule.inserts)):
+            return FilePlan(file, "keep", reason)
+        if alone.all_go and not may_hold:
+            return FilePlan(file, "remove", f"{reason}: every row goes")
+        groups = list_row_groups(file) if alone.touched else may_hold
+        columns = [name for name in self.intent.keys if name not in file.partition]
+        return FilePlan(
+            file,
+            "scan",
+            reason,
+            groups,
+            scan_bytes=count_scan_bytes(self.snapshot, file, columns, groups),
+            is_move_check=home is None and bool(may_hold),
+        )
 
 
 def _note_added_columns(snapshot: Snapshot, schema: pa.Schema) -> list[str]:
@@ -145,14 +171,14 @@ def _note_added_columns(snapshot: Snapshot, schema: pa.Schema) -> list[str]:
     ]
 
 
-def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Schema) -> list[FilePlan]:
+def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Schema) -> Sequence[FilePlan]:
     """Mark the files that store a narrower type than the dataset is about to have."""
     known = set(snapshot.schema.names)
     widened = [f.name for f in schema if f.name in known and snapshot.schema.field(f.name).type != f.type]
     if not widened:
-        return list(plans)
+        return plans
     reason = f"column {', '.join(widened)} widened"
-    return [
+    return tuple(
         plan
         if plan.action == "remove"
         else replace(
@@ -162,7 +188,7 @@ def with_widening(plans: Sequence[FilePlan], snapshot: Snapshot, schema: pa.Sche
             reason=reason if plan.action == "keep" else plan.reason,
         )
         for plan in plans
-    ]
+    )
 
 
 def plan_write(intent: WriteIntent, snapshot: Snapshot, facts: SourceFacts, *, schema: pa.Schema) -> Plan:
@@ -190,7 +216,7 @@ def plan_write(intent: WriteIntent, snapshot: Snapshot, facts: SourceFacts, *, s
     return Plan(
         intent,
         snapshot,
-        tuple(with_widening(plans, snapshot, schema)),
+        with_widening(tuple(plans), snapshot, schema),
         schema,
         source_rows=facts.rows,
         notes=tuple(notes),
@@ -224,7 +250,7 @@ DUPLICATES_FOR_A_MOMENT = (
 )
 
 
-def select_files(snapshot: Snapshot, partition_filter: Any) -> tuple[DataFile, ...]:
+def select_files(snapshot: Snapshot, partition_filter: Any) -> Sequence[DataFile]:
     """The files a maintenance operation may touch; raises NothingMatched when there are none."""
     files = snapshot.files
     wanted = "" if partition_filter is None else f" matching partition_filter {partition_filter!r}"

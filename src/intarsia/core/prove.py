@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import operator
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from typing import Any
@@ -465,7 +465,7 @@ def _make_constant(value: Any, dtype: pa.DataType) -> Facts:
     )
 
 
-def _starts(files: tuple[DataFile, ...]) -> list[int]:
+def _starts(files: Sequence[DataFile]) -> list[int]:
     """Where each file's entries begin in the bounds."""
     starts, position = [], 0
     for file in files:

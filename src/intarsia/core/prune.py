@@ -8,7 +8,7 @@ strings). Nothing here reads a file. Predicates are judged in :mod:`intarsia.cor
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 from intarsia.common.python_values import make_array, make_scalar
 from intarsia.common.radix import sort_integers
 from intarsia.common.types import get_value_type
+from intarsia.core.file_table import FileTable
 from intarsia.core.keys import KeyIndex, decode_dictionary, search, to_array, to_comparable
 from intarsia.core.lazy_footer import find_store
 from intarsia.core.snapshot import DataFile, Snapshot
@@ -50,6 +51,8 @@ class Bounds:
 
 def read_bounds(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> Bounds:
     """The bounds of a top-level column whose type in the dataset is ``dtype``."""
+    if isinstance(files, FileTable):
+        return _read_many_bounds(files, column, dtype)
     store = find_store(files)
     if store is not None:
         return store.read_bounds([file.footer.number for file in files], column, dtype)  # type: ignore[union-attr]
@@ -79,6 +82,34 @@ def read_bounds(files: Sequence[DataFile], column: str, dtype: pa.DataType) -> B
                 # A file that lacks the column reads as NULL throughout; of a nested one nothing is known.
                 found.add(number, group, rows, nulls=rows if position == _ABSENT else None)
     return found.build(dtype)
+
+
+def _read_many_bounds(files: FileTable, column: str, dtype: pa.DataType) -> Bounds:
+    """The bounds that columns tell, and those in the footers of files of which these are known."""
+    every = files.store.read_bounds(range(len(files)), column, dtype)
+    if not files.known:
+        return every
+    better = read_bounds(list(files.known.values()), column, dtype)
+    if better.lower.type != every.lower.type:
+        return read_bounds(list(files), column, dtype)
+    numbers = pa.array(list(files.known), pa.int32())
+    left = pc.invert(pc.is_in(every.file, value_set=numbers))
+    better = replace(better, file=numbers.take(better.file))
+    joined = [
+        pa.concat_arrays([getattr(every, name).filter(left), getattr(better, name)])
+        for name in Bounds.__dataclass_fields__
+    ]
+    table = pa.Table.from_arrays(joined, names=list(Bounds.__dataclass_fields__))
+    ordered = table.sort_by([("file", "ascending"), ("row_group", "ascending")]).combine_chunks()
+    return Bounds(*(ordered[name].combine_chunks() for name in Bounds.__dataclass_fields__))
+
+
+def make_file_bounds(found: Iterable[tuple[int, Any, Any, int | None]], dtype: pa.DataType) -> Bounds:
+    """Bounds of whole files, as a table itself knows them: of each its rows, both bounds, and its NULLs."""
+    built, reading = _BoundsBuilder(), _BoundReader(get_value_type(dtype), raw=True)
+    for number, (rows, low, high, nulls) in enumerate(found):
+        built.add(number, 0, rows, low, high, nulls, reading)
+    return built.build(dtype)
 
 
 def _read_table_bounds(
@@ -329,16 +360,16 @@ class KeyRange:
         return pc.and_(pc.fill_null(above, make_scalar(True)), pc.fill_null(below, make_scalar(True)))
 
 
-def find_row_groups(
+def find_candidates(
     files: Sequence[DataFile],
     schema: pa.Schema,
     ranges: Mapping[str, KeyRange],
     *,
     null_match: bool = False,
-) -> list[tuple[int, ...]]:
-    """Per file the row groups that no key column's bounds exclude."""
+) -> dict[int, tuple[int, ...]]:
+    """By number of a file the row groups that no key column's bounds exclude; files without any left out."""
     if not files:
-        return []
+        return {}
     verdict: pa.BooleanArray | None = None
     bounds: Bounds | None = None
     for name, values in ranges.items():
@@ -346,7 +377,8 @@ def find_row_groups(
         meets = values.meets(bounds, null_match=null_match)
         verdict = meets if verdict is None else pc.and_(verdict, meets)
     if verdict is None or bounds is None:
-        return [list_row_groups(file) for file in files]
+        every = ((number, list_row_groups(file)) for number, file in enumerate(files))
+        return {number: groups for number, groups in every if groups}
     filled = pc.greater(bounds.rows, make_scalar(0))
     chosen = pc.and_(verdict, filled)
     numbers = bounds.file.filter(chosen).to_pylist()
@@ -354,7 +386,7 @@ def find_row_groups(
     found: dict[int, list[int]] = {}  # most files hold no key
     for number, group in zip(numbers, groups, strict=True):
         found.setdefault(number, []).append(group)
-    return [tuple(found.get(number, ())) for number in range(len(files))]
+    return {number: tuple(mine) for number, mine in found.items()}
 
 
 def list_row_groups(file: DataFile) -> tuple[int, ...]:
@@ -380,22 +412,24 @@ class PartitionSet:
         )
 
     def find_rows(self, files: Sequence[DataFile]) -> list[int | None]:
-        """For each file a source row of the same partition; None when there is none.
+        """For each file a source row of the same partition, as :meth:`find_partitions` gives them."""
+        return self.find_partitions([file.partition for file in files])
 
-        A file whose partition is not fully known answers -1.
+    def find_partitions(self, partitions: Sequence[Mapping[str, Any]]) -> list[int | None]:
+        """For each partition of files a source row of the same one; None when there is none.
+
+        One that is not fully known answers -1.
         """
         if self.index is None or self.schema is None:
-            return [-1] * len(files)
-        known = [all(name in file.partition for name in self.columns) for file in files]
+            return [-1] * len(partitions)
+        known = [all(name in values for name in self.columns) for values in partitions]
         columns = [
-            make_array([file.partition.get(name) for file in files], self.schema.field(name).type)
-            if not pa.types.is_dictionary(self.schema.field(name).type)
-            else make_array(
-                [file.partition.get(name) for file in files], self.schema.field(name).type.value_type
+            make_array(
+                [values.get(name) for values in partitions], get_value_type(self.schema.field(name).type)
             )
             for name in self.columns
         ]
-        found = self.index.lookup(columns).to_pylist() if files else []
+        found = self.index.lookup(columns).to_pylist() if partitions else []
         return [row if sure else -1 for row, sure in zip(found, known, strict=True)]
 
 

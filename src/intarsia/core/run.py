@@ -14,6 +14,7 @@ from intarsia.common.source import IngestedSource
 from intarsia.core.change import Change, Committed, Matches, Staged, StagedFile, Staging
 from intarsia.core.dry_run import PLAN_BYTES, DryRun, count_new_files, discard_output, estimate_new_bytes
 from intarsia.core.effects import check_write_options
+from intarsia.core.file_table import list_kinds
 from intarsia.core.intent import (
     CompactIntent,
     DeduplicateIntent,
@@ -25,7 +26,7 @@ from intarsia.core.intent import (
     WriteIntent,
 )
 from intarsia.core.key_value_metadata import check_geometries, find_exact_columns
-from intarsia.core.plan import FilePlan, Plan, keep_all
+from intarsia.core.plan import FilePlan, Plan, SparsePlans, keep_all
 from intarsia.core.planning import (
     plan_compact,
     plan_deduplicate,
@@ -82,7 +83,7 @@ def _load_footers(plan: Plan, prepared: Prepared, progress: Progress) -> Plan:
     if plan.snapshot.footer_loader is None:
         return plan
     # Exact row counts may add other files to the plan, and these need footers, too.
-    while unknown := [item.file for item in plan.files if _needs_footer(item)]:
+    while unknown := [item.file for item in plan.touched if _needs_footer(item)]:
         progress("read footers", 0, len(unknown))
         plan = make_plan(prepared, plan.snapshot.with_footers(unknown))
     return plan
@@ -245,7 +246,7 @@ def _finish_plan(plan: Plan, change: Change) -> Plan:
 def _meets_old_calendar(intent: Intent, snapshot: Snapshot) -> bool:
     """Whether source rows may be written to files whose old calendar Spark applies to their dates."""
     return isinstance(intent, MergeIntent) and any(
-        find_exact_columns(file) is not None for file in snapshot.files
+        find_exact_columns(file) is not None for file in list_kinds(snapshot.files)
     )
 
 
@@ -502,22 +503,30 @@ def _note_creation(snapshot: Snapshot, *, makes: bool, dry_run: bool) -> tuple[s
 def _list_file_entries(plan: Plan, change: Change | None) -> list[MergeFileMetadata]:
     shown = plan.snapshot.show_path
     staged = {r.new.path: r.new for r in change.replaced} if change is not None else {}
-    entries = []
-    for item in plan.files:
-        file = item.file
-        new = staged.get(file.path)
-        match item.action:
-            case "rewrite":
-                rows, size = (new.rows, new.size) if new is not None else (file.rows, file.size)
-                entries.append(MergeFileMetadata(shown(file), rows, "rewritten", size))
-            case "add_deletes":
-                entries.append(
-                    MergeFileMetadata(shown(file), file.rows - item.hits, "with_deletes", file.size)
-                )
-            case "remove" | "regroup":
-                entries.append(MergeFileMetadata(shown(file), file.rows, "removed", file.size))
-            case _:
-                entries.append(MergeFileMetadata(shown(file), file.rows, "preserved", file.size))
+    plans = plan.files
+    if isinstance(plans, SparsePlans):  # most are kept: their columns tell all of them
+        columns = (plans.files.paths, plans.files.rows, plans.files.sizes)
+        kept = zip(*(column.to_pylist() for column in columns), strict=True)
+        entries = [MergeFileMetadata(shown(path), rows, "preserved", size) for path, rows, size in kept]
+        for number, item in plans.changed.items():
+            entries[number] = _make_file_entry(item, shown(item.file), staged.get(item.file.path))
+    else:
+        entries = [_make_file_entry(item, shown(item.file), staged.get(item.file.path)) for item in plans]
     if change is not None:
         entries += [MergeFileMetadata(shown(f.path), f.rows, "inserted", f.size) for f in change.added]
     return entries
+
+
+def _make_file_entry(item: FilePlan, path: str, new: StagedFile | None) -> MergeFileMetadata:
+    """What was done to a file; ``new`` has taken its place."""
+    file = item.file
+    match item.action:
+        case "rewrite":
+            rows, size = (new.rows, new.size) if new is not None else (file.rows, file.size)
+            return MergeFileMetadata(path, rows, "rewritten", size)
+        case "add_deletes":
+            return MergeFileMetadata(path, file.rows - item.hits, "with_deletes", file.size)
+        case "remove" | "regroup":
+            return MergeFileMetadata(path, file.rows, "removed", file.size)
+        case _:
+            return MergeFileMetadata(path, file.rows, "preserved", file.size)

@@ -24,6 +24,7 @@ from intarsia.common.python_values import make_scalar
 from intarsia.common.schema import find_common_type
 from intarsia.common.types import get_value_type, rewrite_type
 from intarsia.core import render
+from intarsia.core.file_table import FileTable, list_kinds
 from intarsia.core.partitioner import HivePartitioner, Partitioner
 from intarsia.errors import CommitConflict, DamagedTable, IntarsiaError, NotSupported, StorageError
 
@@ -99,7 +100,8 @@ class Snapshot:
 
     root: str
     """The path in the form the caller gave; results show files below it."""
-    files: tuple[DataFile, ...]
+    files: Sequence[DataFile]
+    """A tuple, or where there are many a :class:`~intarsia.core.file_table.FileTable`."""
     schema: pa.Schema
     partition_columns: tuple[str, ...]
     filesystem: pafs.FileSystem = field(repr=False)
@@ -153,20 +155,36 @@ class Snapshot:
     @property
     def model_footer(self) -> pq.FileMetaData | None:
         """The footer of the file that new ones are like; None where there is none."""
-        return next((file.footer for file in self.files if file.footer is not None), self.model)
+        files = self.files
+        if isinstance(files, FileTable):  # the others are as the first
+            files = [*files[:1], *files.known.values()]
+        return next((file.footer for file in files if file.footer is not None), self.model)
 
     @property
     def rows(self) -> int:
+        if isinstance(self.files, FileTable):
+            return int(pc.sum(self.files.rows).as_py())
         return sum(file.rows for file in self.files)
+
+    @property
+    def footer_bytes(self) -> int:
+        """The size of all footers, as far as they are known."""
+        if isinstance(self.files, FileTable):
+            return self.files.footer_bytes
+        return sum(file.footer.serialized_size for file in self.files if file.footer is not None)
 
     def with_footers(self, files: Sequence[DataFile]) -> Snapshot:
         """The same state, with the footers and exact row counts of some files."""
         assert self.footer_loader is not None
+        if isinstance(self.files, FileTable):
+            return replace(self, files=self.files.with_known(self.footer_loader(files)))
         known = {file.path: file for file in self.footer_loader(files)}
         return replace(self, files=tuple(known.get(file.path, file) for file in self.files))
 
     @property
     def size(self) -> int:
+        if isinstance(self.files, FileTable):
+            return int(pc.sum(self.files.sizes).as_py())
         return sum(file.size for file in self.files)
 
     def sort_files(self, files: Iterable[DataFile]) -> list[DataFile]:
@@ -176,7 +194,12 @@ class Snapshot:
         """
         if not self.format.ordered_by_commit:
             return sorted(files, key=lambda file: file.path)
-        places = {file.path: place for place, file in enumerate(self.files)}
+        paths = (
+            self.files.paths.to_pylist()
+            if isinstance(self.files, FileTable)
+            else (file.path for file in self.files)
+        )
+        places = {path: place for place, path in enumerate(paths)}
         return sorted(files, key=lambda file: places.get(file.path, len(places)))
 
     @property
@@ -340,11 +363,16 @@ def retype(snapshot: Snapshot, types: pa.Schema) -> Snapshot:
         for field in snapshot.schema
     ]
     schema = pa.schema(fields, snapshot.schema.metadata)
-    files = tuple(
-        replace(file, partition=parse_partition(parse_hive_partition_path(file.path), schema, path=file.path))
-        for file in snapshot.files
-    )
+    if isinstance(snapshot.files, FileTable):
+        samples = snapshot.files.list_samples()
+        table = snapshot.files.with_partitions([_parse_path(path, schema) for path in samples])
+        return replace(snapshot, schema=schema, files=table)
+    files = tuple(replace(file, partition=_parse_path(file.path, schema)) for file in snapshot.files)
     return replace(snapshot, schema=schema, files=files)
+
+
+def _parse_path(path: str, schema: pa.Schema) -> dict[str, Any]:
+    return parse_partition(parse_hive_partition_path(path), schema, path=path)
 
 
 def with_target_types(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
@@ -366,13 +394,18 @@ def with_target_types(source: pa.Schema, snapshot: Snapshot) -> Snapshot:
         read = retype(snapshot, types)
     except DamagedTable:  # a text that is no such value: the guess stands
         return snapshot
-    for file in read.files:
-        texts = parse_hive_partition_path(file.path, guessed)
-        if any(
-            text is not None and partition_text(file.partition[name]) != text for name, text in texts.items()
-        ):
+    for path, partition in _iterate_partitions(read.files):
+        texts = parse_hive_partition_path(path, guessed)
+        if any(text is not None and partition_text(partition[name]) != text for name, text in texts.items()):
             return snapshot
     return read
+
+
+def _iterate_partitions(files: Sequence[DataFile]) -> Iterable[tuple[str, Mapping[str, Any]]]:
+    """The path of a file and its partition values, at least once for each directory."""
+    if isinstance(files, FileTable):
+        return zip(files.list_samples(), files.partitions, strict=True)
+    return ((file.path, file.partition) for file in files)
 
 
 def with_microseconds(snapshot: Snapshot) -> Snapshot:
@@ -383,7 +416,7 @@ def with_microseconds(snapshot: Snapshot) -> Snapshot:
     if snapshot.format.owns_schema:
         nothing = 'int96="convert" has no meaning here: an Iceberg table has no INT96 columns of its own.'
         return replace(snapshot, notes=(*snapshot.notes, nothing))
-    footers = [file.footer for file in snapshot.files if file.footer is not None]
+    footers = [file.footer for file in list_kinds(snapshot.files) if file.footer is not None]
     known = {name for footer in footers for name in find_int96_columns(footer.schema)}
     note = (
         f"Of the columns {', '.join(name for name in snapshot.schema.names if name in known)}, what is INT96"
@@ -413,7 +446,7 @@ def _is_declared(name: str, snapshot: Snapshot) -> bool:
     """Whether the column's type is declared: in a file's metadata, by a file that holds it, or in the log."""
     if not snapshot.files:
         return True
-    footers = (file.footer for file in snapshot.files if file.footer is not None)
+    footers = (file.footer for file in list_kinds(snapshot.files) if file.footer is not None)
     return any(
         PARTITION_SCHEMA_KEY in (footer.metadata or {}) or name in footer.schema.names for footer in footers
     )

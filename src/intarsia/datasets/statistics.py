@@ -25,7 +25,7 @@ def make_maintenance_statistics(result: MergeResult) -> Statistics:
     assert plan is not None
     assert isinstance(plan.intent, (CompactIntent, OptimizeIntent, DeduplicateIntent))
     chosen = select_files(plan.snapshot, plan.intent.partition_filter)
-    touched = [item.file for item in plan.files if item.action != "keep"]
+    touched = [item.file for item in plan.touched if item.action != "keep"]
     files, size = len(chosen), sum(file.size for file in chosen)
     gone, gone_size = len(touched), sum(file.size for file in touched)
     if result.dry_run:
@@ -52,7 +52,7 @@ def _list_groups(plan: Plan) -> list[list[str]]:
     shown = plan.snapshot.show_path
     if plan.groups:
         return [[shown(file) for file in group.files] for group in plan.groups]
-    return [[shown(item.file)] for item in plan.files if item.action != "keep"]
+    return [[shown(item.file)] for item in plan.touched if item.action != "keep"]
 
 
 def _find_codec(files: list[DataFile]) -> str:

@@ -273,7 +273,7 @@ class MergeMatcher:
         """
         self.refuse(found)
         hits = {m.plan.file.path: m.hits for m in found if len(m.hits)}
-        dropped = {p.file.path for p in self.plan.files if p.action == "remove"}
+        dropped = {p.file.path for p in self.plan.select("remove")}
         updated = deleted = 0
         for match in found:
             drops = self.count_drops(match)
@@ -282,7 +282,7 @@ class MergeMatcher:
             if self.drops_all_rows(match):
                 dropped.add(match.plan.file.path)
                 hits.pop(match.plan.file.path)
-        deleted += sum(p.file.rows for p in self.plan.files if p.action == "remove")
+        deleted += sum(p.file.rows for p in self.plan.select("remove"))
         inserts: tuple[tuple[Insert, pa.Array], ...] = ()
         if self.rule.inserts:
             inserts = self.choose_inserts(

@@ -166,7 +166,7 @@ def _make_table_layout(plan: Plan, options: WriteOptions) -> Layout:
 def _find_replaced_footer(plan: Plan) -> list[pq.FileMetaData]:
     """The footer of the first file that is rewritten, if it has the current names and ids of columns."""
     files = [file for group in plan.groups for file in group.files]
-    files += [item.file for item in plan.files if item.action != "keep"]
+    files += [item.file for item in plan.touched if item.action != "keep"]
     first = next((file.footer for file in files if file.footer is not None), None)
     if first is None or _list_fields(first.schema.to_arrow_schema()) != _list_fields(plan.schema):
         return []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 import stat as stat_mode
 import time
@@ -17,6 +18,7 @@ from intarsia.storage.port import FileEntry, Kind, as_storage_error, translate_s
 
 _COMPARE_CHUNK = 1 << 20
 _REMOVALS = 8
+_SCANNED = 4096
 _NO_LINKS = (errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS)
 _POLL_SECONDS = (0.005, 0.25)
 
@@ -37,9 +39,7 @@ class PosixStorage:
         while pending:
             prefix, directory = pending.pop()
             with translate_storage_errors("list", directory):
-                with os.scandir(directory) as found:
-                    entries = list(found)
-                for item in entries:
+                for item in _iterate_directory(directory):
                     path = prefix + item.name
                     if item.is_symlink():
                         yield FileEntry(path, "symlink", identity=_classify_link(item))
@@ -249,6 +249,13 @@ class PosixStorage:
         self.make_directories(os.path.dirname(path))
         with translate_storage_errors("lock", path):
             return try_flock(path)
+
+
+def _iterate_directory(directory: str) -> Iterator[os.DirEntry[str]]:
+    """What is in a directory; of a few thousand at a time there are objects."""
+    with os.scandir(directory) as found:
+        while entries := list(itertools.islice(found, _SCANNED)):
+            yield from entries
 
 
 def _make_entry(path: str, status: os.stat_result) -> FileEntry:

@@ -219,7 +219,7 @@ def name_damaged_file(plan: Plan) -> Iterator[None]:
     except (DamagedTable, NotSupported) as error:
         if error.path is not None or not isinstance(error.__cause__, duckdb.Error):
             raise
-        chosen = [item.file for item in plan.files if item.action != "keep"]
+        chosen = [item.file for item in plan.touched if item.action != "keep"]
         for file in chosen:
             _decode_whole(file, plan.snapshot)
         several = f"one of {len(chosen)} files, the first is " if len(chosen) > 1 else ""

@@ -259,7 +259,7 @@ def _copy_known_files(
     if not copied:
         return []
     plan, source, progress = execution.plan, execution.prepared.table, execution.progress
-    items = {item.file.path: item for item in plan.files}
+    items = {item.file.path: item for item in plan.touched}
     jobs = [(items[one.file.path], one.rewrite.hits) for one in copied]
     shares = _split_shares(runner, jobs, [item.file.size for item, _ in jobs])
     work = KnownHitsWork(without_files(plan), execution.transaction.output(), matches.actions, source)

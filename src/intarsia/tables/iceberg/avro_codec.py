@@ -15,8 +15,9 @@ write new entries                      5.04   9.85      2.0
 rewrite entries that were read         3.57   10.01     2.8
 =====================================  =====  ========  ======
 
-The limit set for the change was 1.3. Here the numbers of a map are found by one regular expression, unpacked
-only when they are looked at (all of them: 2.7 s more), and copied as bytes into a rewritten manifest. Without
+The limit set for the change was 1.3. Here the numbers of a map are found by one regular expression, and those
+and bounds are unpacked only when they are looked at (all numbers: 2.7 s more), and copied as bytes into a
+rewritten manifest. Without
 the tuple notation, which skips its validation of unions, fastavro took 15 seconds to write.
 """
 
@@ -62,17 +63,82 @@ class PackedNumbers(Mapping[int, int]):
     def __len__(self) -> int:
         return len(self._unpack())
 
+    def __bool__(self) -> bool:
+        return self.count > 0
+
     def __repr__(self) -> str:
         return repr(self._unpack())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PackedNumbers, (self.data, self.count)
 
+    def peek(self, key: int) -> int | None:
+        """The number of a key, which leaves the others packed; None where there is none."""
+        return (self._decode() if self._found is None else self._found).get(key)
+
     def _unpack(self) -> dict[int, int]:
         if self._found is None:
-            numbers = [read_long(data, 0)[0] for data in _VARINT.findall(self.data)]
-            self._found = dict(zip(numbers[::2], numbers[1::2], strict=True))
+            self._found = self._decode()
         return self._found
+
+    def _decode(self) -> dict[int, int]:
+        numbers = [read_long(data, 0)[0] for data in _VARINT.findall(self.data)]
+        return dict(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+class PackedBytes(Mapping[int, bytes]):
+    """A map of bytes that stays packed: of the bounds of a file mostly one column's are looked at."""
+
+    __slots__ = ("count", "data")
+
+    def __init__(self, data: bytes, count: int) -> None:
+        self.data = data
+        """The pairs, as Avro writes them one after another."""
+        self.count = count
+
+    def __getitem__(self, key: int) -> bytes:
+        return self._unpack()[key]
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._unpack())
+
+    def __len__(self) -> int:
+        return len(self._unpack())
+
+    def __bool__(self) -> bool:
+        return self.count > 0
+
+    def __repr__(self) -> str:
+        return repr(self._unpack())
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return PackedBytes, (self.data, self.count)
+
+    def get(self, key: int, default: Any = None) -> Any:
+        """The bytes of a key, without unpacking the others."""
+        data, at, wanted, found = self.data, 0, key << 1, default
+        for _ in range(self.count):
+            number, size = data[at], data[at + 1]
+            if number < 0x80 and size < 0x80:  # one byte each, as nearly always
+                at += 2
+            else:
+                number, at = read_long(data, at)
+                size, at = read_long(data, at)
+                number, size = number << 1, size << 1
+            end = at + (size >> 1)
+            if number == wanted:
+                found = data[at:end]
+            at = end
+        return found
+
+    def _unpack(self) -> dict[int, bytes]:
+        found, at = {}, 0
+        for _ in range(self.count):
+            key, at = read_long(self.data, at)
+            size, at = read_long(self.data, at)
+            found[key] = self.data[at : at + size]
+            at += size
+        return found
 
 
 def read_long(data: bytes, at: int) -> tuple[int, int]:
@@ -330,23 +396,21 @@ def _make_long_pairs_reader() -> Callable[[bytes, int, int], tuple[PackedNumbers
     return read
 
 
-def _read_bytes_pairs(data: bytes, at: int, count: int) -> tuple[dict[int, bytes], int]:
-    found = {}
+def _read_bytes_pairs(data: bytes, at: int, count: int) -> tuple[PackedBytes, int]:
+    start = at
     for _ in range(count):
-        key, size = data[at], data[at + 1]
-        if key < 0x80 and size < 0x80:  # one byte each, as nearly always
-            key, size, at = (key >> 1) ^ -(key & 1), (size >> 1) ^ -(size & 1), at + 2
+        size = data[at + 1]
+        if data[at] < 0x80 and size < 0x80 and not size & 1:  # one byte each, as nearly always
+            at += 2 + (size >> 1)
         else:
-            key, at = read_long(data, at)
+            _, at = read_long(data, at)
             size, at = read_long(data, at)
-        end = at + size
-        if size < 0:
-            raise DamagedAvro(f"{size} bytes at byte {at}")
-        found[key] = data[at:end]
-        at = end
+            if size < 0:
+                raise DamagedAvro(f"{size} bytes at byte {at}")
+            at += size
     if at > len(data):
         raise DamagedAvro("a map that goes beyond its block")
-    return found, at
+    return PackedBytes(data[start:at], count), at
 
 
 _TO_READ = _Direction(
@@ -499,7 +563,7 @@ def _make_array_writer(items: Schema, names: dict[str, Writer]) -> Writer:
 
 def _make_pairs_writer(write_value: Writer) -> Writer:
     def write(out: bytearray, values: Mapping[int, Any]) -> None:
-        if isinstance(values, PackedNumbers):
+        if isinstance(values, (PackedNumbers, PackedBytes)):
             out += _ENCODED[values.count]
             out += values.data
         elif values:

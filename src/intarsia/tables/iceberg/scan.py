@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,8 +15,11 @@ from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import NestedField, UUIDType
 
+from intarsia.core.file_table import FileTable
+from intarsia.core.prune import Bounds, make_file_bounds
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import DamagedTable, NotSupported
+from intarsia.tables.iceberg.avro_codec import PackedNumbers
 from intarsia.tables.iceberg.conversions import make_decoder
 from intarsia.tables.iceberg.deletes import NO_DELETES, Deletes, read_deleted_positions
 from intarsia.tables.iceberg.equality_deletes import EqualityColumns, flatten_name_mapping
@@ -36,6 +39,9 @@ from intarsia.tables.iceberg.specs import find_implied_ranges, find_spec
 from intarsia.tables.iceberg.transforms import SourceRange
 from intarsia.tables.parquet.footers import read_footers
 
+MANY_FILES = 256
+"""From this many files on columns pay."""
+_MOST_COLUMNS = 8
 _UNKNOWN: tuple[Any, Any, int | None] = (None, None, None)
 
 
@@ -99,6 +105,18 @@ class TableScanContext:
     def make_scan_task(self, entry: ManifestEntry, deletes: Deletes = NO_DELETES) -> IcebergScanTask:
         """The scan task of one data file."""
         return IcebergScanTask(self, entry, deletes)
+
+    def make_data_file(self, entry: ManifestEntry, deletes: Deletes = NO_DELETES) -> DataFile:
+        """One data file as it is planned with: nothing of it was read."""
+        file = entry.file
+        return DataFile(
+            path=file.file_path,
+            location=self.store.filesystem_path(file.file_path),
+            size=file.file_size_in_bytes,
+            rows=max(0, file.record_count - deletes.estimated_count) if deletes else file.record_count,
+            tag=entry,
+            scan_task=self.make_scan_task(entry, deletes),
+        )
 
     def find_column(self, name: str) -> _BoundColumn | None:
         """How bounds of a column are read; None where it has none."""
@@ -208,7 +226,8 @@ class IcebergScanTask:
         if known is None:
             return _UNKNOWN
         file = self.entry.file
-        nulls = (file.null_value_counts or {}).get(known.number)
+        counts = file.null_value_counts or {}
+        nulls = counts.peek(known.number) if isinstance(counts, PackedNumbers) else counts.get(known.number)
         low, high = (
             self._decode_metric(file.lower_bounds, known),
             self._decode_metric(file.upper_bounds, known),
@@ -308,6 +327,66 @@ def _drop_history(metadata: TableMetadata) -> TableMetadata:
     history = ("snapshots", "snapshot_log", "metadata_log", "statistics", "partition_statistics")
     emptied: dict[str, Any] = {name: [] for name in history if hasattr(metadata, name)}
     return metadata.model_copy(update={**emptied, "refs": {}, "current_snapshot_id": None})
+
+
+class ManifestEntries:
+    """The data files of a table's state, in order; see :class:`intarsia.core.file_table.FileStore`.
+
+    Bounds of the columns that were asked for last are kept: a second merge by the same key decodes none.
+    """
+
+    first_of_kinds: Sequence[int] = ()
+    sizes: Sequence[int] = ()
+
+    def __init__(
+        self, table: TableScanContext, entries: Sequence[ManifestEntry], deletes: Mapping[int, Deletes]
+    ) -> None:
+        """``deletes`` are those that apply to files, by their numbers."""
+        self._table = table
+        self._entries = entries
+        self._deletes = deletes
+        self._bounds: dict[tuple[str, pa.DataType], Bounds] = {}
+
+    def make_files(self) -> FileTable:
+        """The files as columns; raises NotSupported where one is on another store than the table."""
+        files = [entry.file for entry in self._entries]
+        stores = {tuple(file.file_path.split("/", 3)[:3]): file.file_path for file in reversed(files)}
+        for path in reversed(stores.values()):
+            self._table.store.filesystem_path(path)
+        rows = [file.record_count for file in files]
+        for number, deletes in self._deletes.items():
+            rows[number] = max(0, rows[number] - deletes.estimated_count)
+        return FileTable(
+            self._make_range,
+            paths=pa.array([file.file_path for file in files], pa.string()),
+            sizes=pa.array([file.file_size_in_bytes for file in files], pa.int64()),
+            rows=pa.array(rows, pa.int64()),
+            directories=[""],
+            partitions=[{}],
+            numbers=None,
+            store=self,
+        )
+
+    def _make_range(self, start: int, stop: int, _partitions: Sequence[Mapping[str, Any]]) -> list[DataFile]:
+        entries = enumerate(self._entries[start:stop], start)
+        return [
+            self._table.make_data_file(one, self._deletes.get(number, NO_DELETES)) for number, one in entries
+        ]
+
+    def read_bounds(self, numbers: Sequence[int], column: str, dtype: pa.DataType) -> Bounds:
+        """Of all files."""
+        assert len(numbers) == len(self._entries)
+        found = self._bounds.get((column, dtype))
+        if found is None:
+            while len(self._bounds) >= _MOST_COLUMNS:
+                self._bounds.pop(next(iter(self._bounds)), None)
+            found = self._bounds[column, dtype] = make_file_bounds(self._iterate_bounds(column), dtype)
+        return found
+
+    def _iterate_bounds(self, column: str) -> Iterator[tuple[int, Any, Any, int | None]]:
+        for number, entry in enumerate(self._entries):
+            task = self._table.make_scan_task(entry, self._deletes.get(number, NO_DELETES))
+            yield (entry.file.record_count, *task.get_bounds(column))
 
 
 @dataclass(frozen=True, slots=True)

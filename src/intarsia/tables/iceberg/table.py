@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -18,7 +18,12 @@ from intarsia.core.snapshot import DataFile, Snapshot, TableFormat
 from intarsia.errors import InputError, NotSupported
 from intarsia.tables.iceberg.batches import find_highest_batch, find_last_batch, find_last_commits
 from intarsia.tables.iceberg.catalog import TableReference, load_table, open_table
-from intarsia.tables.iceberg.deletes import DeleteFileIndex, find_bound_orders, find_unpartitioned_specs
+from intarsia.tables.iceberg.deletes import (
+    NO_DELETES,
+    DeleteFileIndex,
+    find_bound_orders,
+    find_unpartitioned_specs,
+)
 from intarsia.tables.iceberg.file_io import Store, open_store
 from intarsia.tables.iceberg.manifests import DataFileContent, ManifestEntry
 from intarsia.tables.iceberg.properties import (
@@ -27,7 +32,7 @@ from intarsia.tables.iceberg.properties import (
     WriteProperties,
     property_as_choice,
 )
-from intarsia.tables.iceberg.scan import FooterLoader, TableScanContext
+from intarsia.tables.iceberg.scan import MANY_FILES, FooterLoader, ManifestEntries, TableScanContext
 from intarsia.tables.iceberg.schemas import find_unstored_columns, refuse_unwritable, to_arrow_schema
 from intarsia.tables.iceberg.specs import SpecPartitioner, find_compatible_schema
 from intarsia.tables.iceberg.state import (
@@ -242,29 +247,22 @@ class IcebergTable:
             unpartitioned=find_unpartitioned_specs(metadata),
             orders=find_bound_orders(metadata),
         )
-        scan_task = TableScanContext(metadata, metadata.schema(), store)
-        files = []
-        guessed = 0
-        for entry in sort_by_commit(state):
-            file, deletes = entry.file, index.find_deletes(entry)
-            guessed += bool(deletes) and deletes.is_estimate
-            files.append(
-                DataFile(
-                    path=file.file_path,
-                    location=store.filesystem_path(file.file_path),
-                    size=file.file_size_in_bytes,
-                    rows=max(0, file.record_count - deletes.estimated_count)
-                    if deletes
-                    else file.record_count,
-                    tag=entry,
-                    scan_task=scan_task.make_scan_task(entry, deletes),
-                )
-            )
+        context = TableScanContext(metadata, metadata.schema(), store)
+        entries = sort_by_commit(state)
+        found = enumerate(map(index.find_deletes, entries)) if index else ()
+        deletes = {number: one for number, one in found if one}
+        guessed = sum(one.is_estimate for one in deletes.values())
+        files: Sequence[DataFile]
+        if len(entries) < MANY_FILES:
+            pairs = enumerate(entries)
+            files = tuple(context.make_data_file(one, deletes.get(n, NO_DELETES)) for n, one in pairs)
+        else:
+            files = ManifestEntries(context, entries, deletes).make_files()
         properties = _read_write_properties(metadata)
         refusal = properties if isinstance(properties, NotSupported) else None
         return Snapshot(
             root=self.root,
-            files=tuple(files),
+            files=files,
             schema=schema,
             partition_columns=(),
             filesystem=store.filesystem,

@@ -23,14 +23,14 @@ from intarsia.common.scratch import find_filesystem_type, is_network
 from intarsia.core.prune import read_bounds
 from intarsia.errors import SchemaMismatch, StorageError
 from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.entries import KEY_SCHEMA, MANY_FILES
 from intarsia.tables.parquet.footer_store import (
     BOUND_NAMES,
     COUNT_SCHEMA,
-    KEY_SCHEMA,
-    MANY_FILES,
     ColumnBounds,
     KnownFooters,
     ParquetFooterStore,
+    is_sorted,
 )
 from intarsia.tables.parquet.footers import parse_footer, strip_values
 
@@ -145,8 +145,7 @@ def _is_possible(control: Control) -> bool:
 
 def _find_trusted(store: ParquetFooterStore) -> pa.ChunkedArray:
     """Whether each file is old enough: it cannot change again under the same times."""
-    listed_ns = pa.array(store.listed_ns, pa.int64())
-    old = pc.less_equal(store.keys["changed_ns"], pc.subtract(listed_ns, _YOUNG_NS))
+    old = pc.less_equal(store.keys["changed_ns"], pc.subtract(store.listed, _YOUNG_NS))
     return pc.fill_null(pc.and_(old, pc.is_valid(store.keys["identity"])), False)
 
 
@@ -220,8 +219,7 @@ def _check_bounds(described: Any, table: pa.Table, row_groups: pa.ChunkedArray) 
     count = pc.sum(row_groups).as_py() or 0
     group = table["row_group"]
     inside = pc.and_(pc.greater_equal(group, 0), pc.less(group, row_groups.take(table["file"])))
-    distinct = table.group_by(["file", "row_group"]).aggregate([]).num_rows
-    if (table.num_rows, distinct) != (count, count) or not pc.all(inside, skip_nulls=False).as_py():
+    if table.num_rows != count or not is_sorted(table) or not pc.all(inside, skip_nulls=False).as_py():
         raise ValueError(f"the bounds of {described['name']!r} are of other row groups")
     return ColumnBounds(dtype, table)
 

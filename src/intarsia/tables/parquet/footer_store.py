@@ -6,24 +6,25 @@ What is known of unchanged files comes from an earlier store, of this process or
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from array import array
+from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from intarsia.core.file_table import FileTable
 from intarsia.core.lazy_footer import LazyFooter, find_store
 from intarsia.core.prune import Bounds, read_bounds
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import CommitConflict, DamagedTable
-from intarsia.storage import FileEntry, Storage
+from intarsia.storage import Storage
+from intarsia.tables.parquet.entries import KEY_SCHEMA, Located, LocatedFiles
 from intarsia.tables.parquet.footers import Footer, parse_footer, read_footers
 
-MANY_FILES = 256
-"""From this many files on a store pays, and with it a cache: below it reading footers takes about 15 ms."""
 _PARSED = 10_000
 """Footers that are kept parsed, which takes some ten times the memory of their bytes."""
 _CHUNK = 1024
@@ -31,18 +32,6 @@ _TRUSTED = 1 << 62
 """The time of listing of what the cache tells: it tells of files only that may be trusted for ever."""
 
 T = TypeVar("T")
-Located = tuple[FileEntry, str]
-"""A data file, and where its bytes are."""
-
-KEY_SCHEMA = pa.schema(
-    [
-        ("path", pa.string()),
-        ("size", pa.int64()),
-        ("mtime_ns", pa.int64()),
-        ("identity", pa.string()),
-        ("changed_ns", pa.int64()),
-    ]
-)
 COUNT_SCHEMA = pa.schema(
     [("rows", pa.int64()), ("row_groups", pa.int32()), ("footer_size", pa.int32()), ("kind", pa.int32())]
 )
@@ -89,20 +78,6 @@ class KnownFooters:
         return pc.if_else(same, place, pa.scalar(None, pa.int32()))
 
 
-def make_keys(entries: Iterable[FileEntry]) -> pa.Table:
-    """What tells files apart: another file under the same path differs in one of these."""
-    found = list(entries)
-    identities = pa.array([entry.identity for entry in found])
-    columns = [
-        pa.array([entry.path for entry in found], pa.string()),
-        pa.array([entry.size for entry in found], pa.int64()),
-        pa.array([entry.mtime_ns for entry in found], pa.int64()),
-        identities.cast(pa.string()),
-        pa.array([entry.changed_ns for entry in found], pa.int64()),
-    ]
-    return pa.Table.from_arrays(columns, schema=KEY_SCHEMA)
-
-
 class ParquetFooterStore:
     """The footers of these files; see :class:`intarsia.core.lazy_footer.FooterStore`.
 
@@ -126,10 +101,11 @@ class ParquetFooterStore:
             former: what the cache tells of files.
             before: an earlier store of this process, which has read footers.
         """
-        self.files = files
-        self.listed_ns = [listed_ns] * len(files)
+        self.files = LocatedFiles.of(files)
+        count = len(files)
+        self.listed_ns = array("q", [listed_ns]) * count
         """By file: when it was listed before its footer was read."""
-        self.keys = make_keys(entry for entry, _ in files)
+        self.keys = self.files.entries.make_keys()
         self.models: list[Footer] = []
         self.bounds: dict[str, ColumnBounds] = {}
         self.saved_columns: frozenset[str] = frozenset() if former is None else frozenset(former.bounds)
@@ -148,25 +124,23 @@ class ParquetFooterStore:
         if before is not None:
             former, self.saved_columns = before.known, before.saved_columns
             self.fingerprint = before.fingerprint
-        places: list[int | None] = [None] * len(files)
+        places = pa.nulls(count, pa.int32())
         if former is not None:
-            found = former.find(self.keys, strict=before is None)
-            places = found.to_pylist()
-            for number, place in enumerate(places):
-                if place is not None:
-                    self.listed_ns[number] = _TRUSTED if before is None else before.listed_ns[place]
+            places = former.find(self.keys, strict=before is None)
+            self.listed_ns = _find_listed(places, listed_ns, None if before is None else before.listed_ns)
             self.cached = former.keys["path"].combine_chunks() if before is None else before.cached
-            here = self.keys["path"].filter(pc.is_valid(found))
+            here = self.keys["path"].filter(pc.is_valid(places))
             left = pc.all(pc.is_in(self.cached, value_set=here.combine_chunks()))
             self.outdated = (before is not None and before.outdated) or not left.as_py()
-            self._take_counts(former, found)
+            self._take_counts(former, places)
             self._take_bounds(former, places)
         else:
-            self.rows, self.row_groups, self.sizes, self.kinds = ([0] * len(files) for _ in range(4))
+            self.rows = array("q", [0]) * count
+            self.row_groups, self.sizes, self.kinds = (array("i", [0]) * count for _ in range(3))
         if before is not None:
             self._parsed = _renumber(before._parsed, places)
             self._raw = _renumber(before._raw, places)
-        unknown = [number for number, place in enumerate(places) if place is None]
+        unknown = pc.indices_nonzero(pc.is_null(places)).to_pylist()
         self.unread: int = len(unknown) + (0 if before is None else before.unread)
         """How many files the cache told nothing of."""
         for start in range(0, len(unknown), _CHUNK):
@@ -175,9 +149,18 @@ class ParquetFooterStore:
     @property
     def known(self) -> KnownFooters:
         columns = (self.rows, self.row_groups, self.sizes, self.kinds)
-        arrays = [pa.array(values, one.type) for values, one in zip(columns, COUNT_SCHEMA, strict=True)]
+        arrays = [_to_arrow(values, one.type) for values, one in zip(columns, COUNT_SCHEMA, strict=True)]
         counts = pa.Table.from_arrays(arrays, schema=COUNT_SCHEMA)
         return KnownFooters(self.keys, counts, self.models, self.bounds)
+
+    @property
+    def listed(self) -> pa.Int64Array:
+        """By file: when it was listed before its footer was read."""
+        return _to_arrow(self.listed_ns, pa.int64())
+
+    def count_rows(self) -> pa.Int64Array:
+        """The rows of each file."""
+        return _to_arrow(self.rows, pa.int64())
 
     def forget_cache(self) -> None:
         """There is no cache any more."""
@@ -185,9 +168,15 @@ class ParquetFooterStore:
         self.cached, self.outdated = pa.array([], pa.string()), False
 
     @property
+    def first_of_kinds(self) -> list[int]:
+        """The first file of each kind, ascending."""
+        kinds = _to_arrow(self.kinds, pa.int32())
+        return list(pc.index_in(pc.unique(kinds), value_set=kinds).to_pylist())
+
+    @property
     def models_in_order(self) -> list[Footer]:
         """A footer of each kind, in the order of the first file of each."""
-        return [self.models[kind] for kind in dict.fromkeys(self.kinds)]
+        return [self.models[self.kinds[number]] for number in self.first_of_kinds]
 
     @property
     def fingerprints(self) -> list[tuple[int, int, int | str | None]]:
@@ -238,34 +227,31 @@ class ParquetFooterStore:
                 part = wanted[start : start + _CHUNK]
                 stubs = [DataFile("", "", 0, 0, footer=footer) for footer in self.load(part)]
                 pieces.append(_with_files(_as_table(read_bounds(stubs, column, dtype)), part))
-            table = pa.concat_tables(pieces).sort_by([("file", "ascending"), ("row_group", "ascending")])
+            table = _sort(pa.concat_tables(pieces))
             known = ColumnBounds(dtype, table.combine_chunks(), known.missing.difference(wanted))
             self.bounds[column] = known
         return _select(known.table, numbers, len(every))
 
     def _take_counts(self, former: KnownFooters, places: pa.Int32Array) -> None:
         taken = former.counts.take(places)
-        self.rows, self.row_groups, self.sizes = (
-            pc.fill_null(taken[name], 0).to_pylist() for name in ("rows", "row_groups", "footer_size")
+        self.rows = _from_arrow(taken["rows"], "q")
+        self.row_groups, self.sizes = (
+            _from_arrow(taken[name], "i") for name in ("row_groups", "footer_size")
         )
-        kinds = taken["kind"].to_pylist()
-        numbers = {
-            kind: self._number_kind(former.models[kind]) for kind in dict.fromkeys(kinds) if kind is not None
-        }
-        self.kinds = [0 if kind is None else numbers[kind] for kind in kinds]
+        known = pc.unique(taken["kind"]).drop_null()
+        numbers = pa.array([self._number_kind(former.models[kind]) for kind in known.to_pylist()], pa.int32())
+        self.kinds = _from_arrow(numbers.take(pc.index_in(taken["kind"], value_set=known)), "i")
 
-    def _take_bounds(self, former: KnownFooters, places: Sequence[int | None]) -> None:
+    def _take_bounds(self, former: KnownFooters, places: pa.Int32Array) -> None:
         """Former bounds with the numbers that the files have now."""
-        unknown = frozenset(number for number, place in enumerate(places) if place is None)
-        numbers = {place: number for number, place in enumerate(places) if place is not None}
-        there, here = pa.array(numbers, pa.int32()), pa.array(numbers.values(), pa.int32())
+        unknown = frozenset(pc.indices_nonzero(pc.is_null(places)).to_pylist())
         for column, bounds in former.bounds.items():
-            number = pc.index_in(bounds.table["file"].combine_chunks(), value_set=there)
-            kept = pc.is_valid(number)
-            files = here.take(number.filter(kept))
-            table = bounds.table.filter(kept).set_column(0, "file", files)
-            missing = unknown.union(numbers[place] for place in bounds.missing if place in numbers)
-            self.bounds[column] = ColumnBounds(bounds.dtype, table.sort_by(_ORDER).combine_chunks(), missing)
+            file = pc.index_in(bounds.table["file"].combine_chunks(), value_set=places)
+            table = bounds.table.set_column(0, "file", file)
+            if file.null_count:
+                table = table.filter(pc.is_valid(file))
+            missing = unknown.union(_find_places(bounds.missing, places).values())
+            self.bounds[column] = ColumnBounds(bounds.dtype, _sort(table).combine_chunks(), missing)
 
     def _read(self, numbers: Sequence[int]) -> None:
         read = read_footers(self._storage.filesystem, [self.files[number][1] for number in numbers])
@@ -307,6 +293,48 @@ class ParquetFooterStore:
             self._keep(number, footer)
 
 
+def make_file_table(store: ParquetFooterStore) -> FileTable:
+    """The files of a store, without partition values."""
+    files, entries = store.files, store.files.entries
+    directories, numbers = _find_directories(entries.paths)
+
+    def make(start: int, stop: int, partitions: Sequence[Mapping[str, Any]]) -> list[DataFile]:
+        return [
+            DataFile(
+                entry.path,
+                files.locate(number, entry),
+                entry.size,
+                store.rows[number],
+                partition,
+                entry.fingerprint,
+                LazyFooter(store, number),
+            )
+            for number, entry, partition in zip(
+                range(start, stop), entries.make_range(start, stop), partitions, strict=True
+            )
+        ]
+
+    return FileTable(
+        make,
+        paths=entries.paths,
+        sizes=entries.sizes,
+        rows=store.count_rows(),
+        directories=directories,
+        partitions=[{}] * len(directories),
+        numbers=numbers,
+        store=store,
+    )
+
+
+def _find_directories(paths: pa.StringArray) -> tuple[list[str], pa.Int32Array | None]:
+    """The distinct directories of files, in order, and by file the number of its own; None: it is the one."""
+    if not pc.any(pc.match_substring(paths, "/")).as_py():
+        return [""], None
+    found = pc.replace_substring_regex(paths, r"/?[^/]*$", "").dictionary_encode()
+    directories = found.dictionary.to_pylist()
+    return directories, found.indices if len(directories) > 1 else None
+
+
 def move_footers(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
     """Files whose footers are read from where the files are: of links, which outlast what they are of."""
     store = find_store(files)
@@ -315,21 +343,63 @@ def move_footers(files: Sequence[DataFile]) -> tuple[DataFile, ...]:
     moved = copy(store)
     numbers = [file.footer.number for file in files]  # type: ignore[union-attr]
     places = {number: file.location for number, file in zip(numbers, files, strict=True)}
-    moved.files = [(entry, places.get(number, old)) for number, (entry, old) in enumerate(store.files)]
+    moved.files = store.files.with_moved(places)
     pairs = zip(numbers, files, strict=True)
     return tuple(replace(file, footer=LazyFooter(moved, number)) for number, file in pairs)
 
 
-_ORDER = [("file", "ascending"), ("row_group", "ascending")]
+def is_sorted(bounds: pa.Table) -> bool:
+    """Whether bounds are by file and row group, each once."""
+    file, group = (bounds[name].combine_chunks() for name in ("file", "row_group"))
+    count = max(len(file) - 1, 0)
+    later = pc.greater(file.slice(1), file.slice(0, count))
+    same = pc.equal(file.slice(1), file.slice(0, count))
+    grows = pc.greater(group.slice(1), group.slice(0, count))
+    return bool(pc.all(pc.or_(later, pc.and_(same, grows)), skip_nulls=False).as_py())
+
+
+def _sort(bounds: pa.Table) -> pa.Table:
+    if is_sorted(bounds):  # as they are mostly
+        return bounds
+    return bounds.sort_by([("file", "ascending"), ("row_group", "ascending")])
 
 
 def _make_conflict(message: str) -> CommitConflict:
     return CommitConflict(message, hint="nothing was changed; run the operation again")
 
 
-def _renumber(known: dict[int, T], places: Sequence[int | None]) -> dict[int, T]:
-    pairs = ((number, place) for number, place in enumerate(places) if place is not None)
-    return {number: known[place] for number, place in pairs if place in known}
+def _find_places(numbers: Collection[int], places: pa.Int32Array) -> dict[int, int]:
+    """By former number the number that a file has now, for those that are still there."""
+    former = list(numbers)
+    found = pc.index_in(pa.array(former, pa.int32()), value_set=places).to_pylist()
+    return {old: new for old, new in zip(former, found, strict=True) if new is not None}
+
+
+def _renumber(known: dict[int, T], places: pa.Int32Array) -> dict[int, T]:
+    return {new: known[old] for old, new in _find_places(known, places).items()}
+
+
+def _find_listed(places: pa.Int32Array, listed_ns: int, before: array[int] | None) -> array[int]:
+    """When each file was listed before its footer was read: now, or by whoever knew it."""
+    listed = pa.scalar(listed_ns, pa.int64())
+    former = pa.scalar(_TRUSTED, pa.int64()) if before is None else _to_arrow(before, pa.int64()).take(places)
+    return _from_arrow(pc.if_else(pc.is_valid(places), former, listed), "q")
+
+
+def _from_arrow(column: pa.Array | pa.ChunkedArray, code: str) -> array[int]:
+    """A column as an array that can be changed; 0 for NULL."""
+    values = pc.fill_null(column, 0)
+    values = values.combine_chunks() if isinstance(values, pa.ChunkedArray) else values
+    made = array(code)
+    if len(values):
+        width = made.itemsize
+        made.frombytes(values.buffers()[1].slice(values.offset * width, len(values) * width))
+    return made
+
+
+def _to_arrow(values: array[int], dtype: pa.DataType) -> pa.Array:
+    """A copy, since an array that is seen through a buffer cannot grow or change."""
+    return pa.Array.from_buffers(dtype, len(values), [None, pa.py_buffer(values.tobytes())])
 
 
 def _as_table(bounds: Bounds) -> pa.Table:
@@ -346,7 +416,7 @@ def _with_files(table: pa.Table, numbers: Sequence[int]) -> pa.Table:
 
 def _select(table: pa.Table, numbers: Sequence[int], count: int) -> Bounds:
     """The bounds of some files, numbered by their order here."""
-    if len(numbers) != count or any(number != place for place, number in enumerate(numbers)):
+    if numbers != range(count) and list(numbers) != list(range(count)):
         place = pc.index_in(table["file"].combine_chunks(), value_set=pa.array(numbers, pa.int32()))
-        table = table.set_column(0, "file", place).filter(pc.is_valid(place)).sort_by(_ORDER)
+        table = _sort(table.set_column(0, "file", place).filter(pc.is_valid(place)))
     return Bounds(*(table[name].combine_chunks() for name in BOUND_NAMES))

@@ -7,7 +7,7 @@ import os
 import posixpath
 import threading
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, cast
@@ -138,7 +138,7 @@ class SnapshotLinks:
 class _LinkedState:
     """A state of a dataset, and its links."""
 
-    files: tuple[DataFile, ...]
+    files: Sequence[DataFile]
     schema: pa.Schema
     linked: HardLinkSnapshot
     stack: ExitStack

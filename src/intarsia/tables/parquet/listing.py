@@ -7,10 +7,14 @@ import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
+import pyarrow as pa
+import pyarrow.compute as pc
+
 from intarsia.common.names import join_names
 from intarsia.common.paths import LOGS, METADATA, find_sign, make_table_error
 from intarsia.errors import DamagedTable, InputError, UnsafePath
 from intarsia.storage import FileEntry, Storage
+from intarsia.tables.parquet.entries import MANY_FILES, EntryCollector, EntryTable, sort_entries
 
 _ACTIVE = "Another writer seems to be active"
 _JOURNAL = re.compile(r"((?:[^/]+/)*)\.([^/]+)\.intarsia")
@@ -22,7 +26,7 @@ _APART = "which has a journal and a lock of its own"
 class Listing:
     """The data files below a root, sorted by path, with sentences on what else was found."""
 
-    entries: tuple[FileEntry, ...]
+    entries: Sequence[FileEntry]
     exists: bool
     notes: tuple[str, ...] = ()
     owner_error: str | None = None
@@ -75,31 +79,126 @@ def list_data_files(storage: Storage, root: str, *, names_only: bool = False) ->
             hint="name the directory that holds the files",
         )
     _refuse_part_of_table(storage, root)
-    files: dict[str, FileEntry] = {}
+    found_files = _FoundFiles(root)
     odd: list[FileEntry] = []
     for entry in storage.walk(root, lambda name: not is_hidden(name), names_only=names_only):
         path = entry.path
         if entry.kind == "file" and is_data_name(path[path.rfind("/") + 1 :]):
-            files[path] = entry
+            found_files.add(entry)
         else:
             odd.append(entry)
+    files = found_files.build()
     _refuse_table(root, odd)
-    _refuse_ducklake(root, files)
+    _refuse_ducklake(root, files.list_paths("ducklake-"))
     for entry in odd:
         if _may_hold_data(entry):
             raise _make_unsafe_error(root, entry)
-    paths = sorted(files)
-    for path in paths:
-        if not path.isascii():
-            _refuse_undecodable(root, path)
-    staged = {path for path in paths if "tmp_" in path and _is_duckdb_staging(path, files)}
-    data = tuple([files[path] for path in paths if path not in staged])
-    for entry in () if names_only else data:
-        if entry.size == 0:
-            raise _make_empty_error(root, entry)
-    others = _find_datasets_below(odd, paths) or _find_dataset_above(storage, root)
+    found_files.refuse_undecodable()
+    staged = _find_duckdb_staging(files)
+    if not names_only and (empty := files.find_empty(staged)) is not None:
+        raise _make_empty_error(root, empty)
+    others = _find_datasets_below(odd, files) or _find_dataset_above(storage, root)
     sides = {e.path: e for e in odd if e.kind == "file" and is_side_name(posixpath.basename(e.path))}
-    return Listing(data, exists=True, notes=_make_notes(odd, staged), owner_error=others, side_files=sides)
+    return Listing(
+        files.leave_out(staged),
+        exists=True,
+        notes=_make_notes(odd, staged),
+        owner_error=others,
+        side_files=sides,
+    )
+
+
+class _FoundFiles:
+    """The data files that a walk finds, until all are known."""
+
+    def __init__(self, root: str) -> None:
+        self._root = root
+        self._collected = EntryCollector()
+        self._undecodable: list[str] = []
+
+    def add(self, entry: FileEntry) -> None:
+        if not entry.path.isascii() and not _is_decodable(entry.path):
+            self._undecodable.append(entry.path)
+        else:
+            self._collected.add(entry)
+
+    def refuse_undecodable(self) -> None:
+        for path in sorted(self._undecodable):
+            shown = path.encode("utf-8", "backslashreplace").decode()
+            raise UnsafePath(
+                f"The name {shown} below {self._root} is no UTF-8 text.",
+                path=self._root,
+                hint="rename the file or directory",
+            )
+
+    def build(self) -> _FewEntries | _ManyEntries:
+        if len(self._collected) < MANY_FILES:
+            few = {entry.path: entry for entry in self._collected.few}
+            return _FewEntries(tuple(few[path] for path in sorted(few)))
+        return _ManyEntries(sort_entries(self._collected.build()))
+
+
+def _is_decodable(path: str) -> bool:
+    try:
+        path.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+@dataclass(frozen=True, slots=True)
+class _FewEntries:
+    """Entries sorted by path."""
+
+    entries: tuple[FileEntry, ...]
+
+    def list_paths(self, text: str) -> list[str]:
+        """The paths in which a text is."""
+        return [entry.path for entry in self.entries if text in entry.path]
+
+    def find(self, paths: Sequence[str]) -> set[str]:
+        """Those of some paths that are here."""
+        return {entry.path for entry in self.entries}.intersection(paths)
+
+    def has_below(self, directory: str) -> bool:
+        """Whether one is below a directory."""
+        return any(entry.path.startswith(f"{directory}/") for entry in self.entries)
+
+    def find_empty(self, out: Collection[str]) -> FileEntry | None:
+        """The first without bytes, some paths left out."""
+        return next((entry for entry in self.entries if entry.size == 0 and entry.path not in out), None)
+
+    def leave_out(self, paths: Collection[str]) -> tuple[FileEntry, ...]:
+        return tuple(entry for entry in self.entries if entry.path not in paths)
+
+
+@dataclass(frozen=True, slots=True)
+class _ManyEntries:
+    """The same as columns; see :class:`_FewEntries`."""
+
+    entries: EntryTable
+
+    def list_paths(self, text: str) -> list[str]:
+        paths = self.entries.paths
+        return list(paths.filter(pc.match_substring(paths, text)).to_pylist())
+
+    def find(self, paths: Sequence[str]) -> set[str]:
+        wanted = pa.array(paths, pa.string())
+        return set(wanted.filter(pc.is_in(wanted, value_set=self.entries.paths)).to_pylist())
+
+    def has_below(self, directory: str) -> bool:
+        return bool(pc.any(pc.starts_with(self.entries.paths, f"{directory}/")).as_py())
+
+    def find_empty(self, out: Collection[str]) -> FileEntry | None:
+        numbers = pc.indices_nonzero(pc.equal(self.entries.sizes, 0)).to_pylist()
+        empty = (self.entries[number] for number in numbers)
+        return next((entry for entry in empty if entry.path not in out), None)
+
+    def leave_out(self, paths: Collection[str]) -> Sequence[FileEntry]:
+        if not paths:
+            return self.entries
+        out = pc.is_in(self.entries.paths, value_set=pa.array(list(paths), pa.string()))
+        return EntryTable(self.entries.table.filter(pc.invert(out)).combine_chunks())
 
 
 def _may_hold_data(entry: FileEntry) -> bool:
@@ -119,16 +218,6 @@ def _make_unsafe_error(root: str, entry: FileEntry) -> UnsafePath:
     )
 
 
-def _refuse_undecodable(root: str, path: str) -> None:
-    try:
-        path.encode()
-    except UnicodeEncodeError as error:
-        shown = path.encode("utf-8", "backslashreplace").decode()
-        raise UnsafePath(
-            f"The name {shown} below {root} is no UTF-8 text.", path=root, hint="rename the file or directory"
-        ) from error
-
-
 def _make_empty_error(root: str, entry: FileEntry) -> DamagedTable:
     return DamagedTable(
         f"{root}/{entry.path} is empty (0 bytes), so it is not a Parquet file.",
@@ -137,10 +226,15 @@ def _make_empty_error(root: str, entry: FileEntry) -> DamagedTable:
     )
 
 
-def _is_duckdb_staging(path: str, files: dict[str, FileEntry]) -> bool:
+def _find_duckdb_staging(files: _FewEntries | _ManyEntries) -> set[str]:
     """DuckDB replaces ``x.parquet`` through ``tmp_x.parquet`` beside it."""
-    directory, name = posixpath.split(path)
-    return name.startswith("tmp_") and posixpath.join(directory, name[4:]) in files
+    replaced = {}
+    for path in files.list_paths("tmp_"):
+        directory, name = posixpath.split(path)
+        if name.startswith("tmp_"):
+            replaced[path] = posixpath.join(directory, name[4:])
+    there = files.find(list(replaced.values())) if replaced else set()
+    return {path for path, target in replaced.items() if target in there}
 
 
 def _make_notes(odd: Sequence[FileEntry], staged: set[str]) -> tuple[str, ...]:
@@ -160,11 +254,11 @@ def _make_notes(odd: Sequence[FileEntry], staged: set[str]) -> tuple[str, ...]:
     return tuple(sorted(set(notes)))
 
 
-def _find_datasets_below(odd: Sequence[FileEntry], paths: Sequence[str]) -> str | None:
+def _find_datasets_below(odd: Sequence[FileEntry], files: _FewEntries | _ManyEntries) -> str | None:
     """Whether there are whole datasets below the root."""
     journals = (_JOURNAL.fullmatch(entry.path) for entry in odd)
     names = sorted({f"{found[1]}{found[2]}" for found in journals if found})
-    inner = [name for name in names if any(path.startswith(f"{name}/") for path in paths)]
+    inner = [name for name in names if files.has_below(name)]
     if not inner:
         return None
     each = "each with a journal and a lock of its own" if inner[1:] else _APART
@@ -190,7 +284,7 @@ def _refuse_table(root: str, odd: Sequence[FileEntry]) -> None:
 
 def _refuse_ducklake(root: str, paths: Iterable[str]) -> None:
     for path in paths:
-        if "ducklake-" in path and (kind := find_sign(path, directory=False)) is not None:
+        if (kind := find_sign(path, directory=False)) is not None:
             raise make_table_error(root, path, kind)
 
 

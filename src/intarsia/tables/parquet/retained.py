@@ -12,7 +12,7 @@ from intarsia.common.types import find_common_type
 from intarsia.core.snapshot import Snapshot, retype
 from intarsia.errors import DamagedTable, SchemaMismatch, StorageError
 from intarsia.tables.parquet.control import Control
-from intarsia.tables.parquet.footer_store import Located
+from intarsia.tables.parquet.entries import Located
 from intarsia.tables.parquet.footers import read_footers
 from intarsia.tables.parquet.listing import Listing
 from intarsia.tables.parquet.record import Record

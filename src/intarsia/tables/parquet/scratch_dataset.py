@@ -18,7 +18,7 @@ from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.storage import FileEntry
 from intarsia.storage.scratch_place import ScratchPlace
 from intarsia.tables.parquet.checks import check_written, is_recorded
-from intarsia.tables.parquet.footer_store import Located
+from intarsia.tables.parquet.entries import Located
 from intarsia.tables.parquet.footers import Footer, read_footers
 from intarsia.tables.parquet.listing import Listing, list_outdated, make_removal_notes
 from intarsia.tables.parquet.record import make_metadata_after

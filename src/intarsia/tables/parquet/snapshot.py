@@ -21,14 +21,14 @@ from intarsia.common.partitions import (
 )
 from intarsia.common.schema import unify_schemas
 from intarsia.core.key_value_metadata import share_metadata
-from intarsia.core.lazy_footer import LazyFooter
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.core.spark_metadata import join_spark_schemas
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import FileEntry, StatFile, Storage
 from intarsia.tables.parquet.control import Control
+from intarsia.tables.parquet.entries import MANY_FILES, EntryTable, Located, LocatedFiles
 from intarsia.tables.parquet.footer_cache import drop_cache, load_cache, save_cache
-from intarsia.tables.parquet.footer_store import MANY_FILES, Located, ParquetFooterStore
+from intarsia.tables.parquet.footer_store import ParquetFooterStore, make_file_table
 from intarsia.tables.parquet.footers import Footer, collect_schemas, read_footers
 from intarsia.tables.parquet.listing import Listing, list_data_files
 from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, Record
@@ -43,12 +43,13 @@ class FooterSet:
 
     models: Sequence[Footer]
     """Those that differ in schema, key-value metadata or writer, in the order of files; more may be here."""
-    rows: Sequence[int]
-    each: Sequence[pq.FileMetaData | LazyFooter]
+    each: Sequence[pq.FileMetaData] = ()
+    store: ParquetFooterStore | None = None
+    """Has them where they are many."""
 
     @staticmethod
     def of(read: Sequence[Footer]) -> FooterSet:
-        return FooterSet(read, [footer.num_rows for footer in read], [footer.metadata for footer in read])
+        return FooterSet(read, [footer.metadata for footer in read])
 
 
 class Footers:
@@ -69,9 +70,10 @@ class Footers:
             return FooterSet.of(self._read_few(storage, files))
         before = self._store
         former = load_cache(self._control) if before is None else None
+        files = LocatedFiles.of(files, self._control.root)
         store = ParquetFooterStore(storage, files, listed_ns=listed_ns, former=former, before=before)
         self._store = store
-        return FooterSet(store.models_in_order, store.rows, store.footers)
+        return FooterSet(store.models_in_order, store=store)
 
     def save(self, gone: Collection[str]) -> None:
         """Put them into the cache, after a commit that has replaced or removed these files."""
@@ -184,8 +186,10 @@ def _is_gone(error: OSError) -> bool:
     return isinstance(error, FileNotFoundError) or error.errno == errno.ENOENT
 
 
-def _overlay_records(control: Control, listing: Listing, undone: Sequence[Record]) -> list[Located]:
+def _overlay_records(control: Control, listing: Listing, undone: Sequence[Record]) -> Sequence[Located]:
     """The listing as it will be once the recorded commits are published."""
+    if not undone and isinstance(listing.entries, EntryTable):
+        return LocatedFiles(listing.entries, control.root)
     if not undone:
         return [(entry, f"{control.root}/{entry.path}") for entry in listing.entries]
     files = {entry.path: (entry, f"{control.root}/{entry.path}") for entry in listing.entries}
@@ -222,23 +226,28 @@ def assemble_snapshot(
     """The state of a dataset that has these files, each with its footer."""
     schemas, _ = collect_schemas(footers.models)
     unified = unify_schemas(schemas, operation="snapshot", path=control.root) if schemas else pa.schema([])
-    directories = [entry.path.rpartition("/")[0] for entry, _ in files]
-    samples = dict(zip(directories, (entry.path for entry, _ in files), strict=True))
-    partitions, typed = _read_partitions(samples, schemas, unified)
-    data = tuple(
-        DataFile(
-            entry.path,
-            location,
-            entry.size,
-            rows,
-            typed[directory],
-            entry.fingerprint,
-            footer,
+    data: Sequence[DataFile]
+    if footers.store is None:
+        paths = [entry.path for entry, _ in files]
+        directories = [path.rpartition("/")[0] for path in paths]
+        partitions, typed = _read_partitions(dict(zip(directories, paths, strict=True)), schemas, unified)
+        data = tuple(
+            DataFile(
+                entry.path,
+                location,
+                entry.size,
+                footer.num_rows,
+                typed[directory],
+                entry.fingerprint,
+                footer,
+            )
+            for (entry, location), directory, footer in zip(files, directories, footers.each, strict=True)
         )
-        for (entry, location), directory, rows, footer in zip(
-            files, directories, footers.rows, footers.each, strict=True
-        )
-    )
+    else:
+        table = make_file_table(footers.store)
+        samples = dict(zip(table.directories, table.list_samples(), strict=True))
+        partitions, typed = _read_partitions(samples, schemas, unified)
+        data = table.with_partitions([typed[directory] for directory in table.directories])
     path_columns = set(partitions.names)
     stored = [field for field in unified if field.name not in path_columns]
     return Snapshot(

@@ -10,19 +10,21 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.fs as pafs
 import pyarrow.parquet as pq
 
 from intarsia.common.log import get_logger
 from intarsia.common.paths import redact_path
 from intarsia.core.change import Change, Committed, Staging, make_transaction_id
+from intarsia.core.file_table import find_unknown
 from intarsia.core.partitioner import PartitionDirectories
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
 from intarsia.storage import FileEntry, Storage, open_storage
 from intarsia.tables.parquet.checks import check_change, check_written, is_recorded, read_written
 from intarsia.tables.parquet.control import Control
-from intarsia.tables.parquet.footer_store import Located
+from intarsia.tables.parquet.entries import EntryTable, Located
 from intarsia.tables.parquet.footers import Footer
 from intarsia.tables.parquet.journal import Journal, Lock
 from intarsia.tables.parquet.links import HardLinkSnapshot, link_files
@@ -360,9 +362,8 @@ class ParquetTransaction:
             if self._storage.stat(f"{self._root}/{staged.path}") is not None:
                 raise self._make_conflict(f"{self.snapshot.show_path(staged.path)} exists already.")
         if change.exclusive:
-            known = {file.path for file in self.snapshot.files}
-            names = set(found) if all_known else self._list_names()
-            appeared = sorted(names - known)
+            names = list(found) if all_known else self._list_names()
+            appeared = find_unknown(names, self.snapshot.files)
             if appeared:
                 raise self._make_conflict(
                     f"Another writer has added {len(appeared)} file(s) to {self.snapshot.root}, "
@@ -373,8 +374,9 @@ class ParquetTransaction:
             if not self._storage.can_move(directory, self._directory):
                 raise NotSupported(f"{directory} is on another device than the dataset.", path=directory)
 
-    def _list_names(self) -> set[str]:
-        return {e.path for e in list_data_files(self._storage, self._root, names_only=True).entries}
+    def _list_names(self) -> Sequence[str] | pa.StringArray:
+        entries = list_data_files(self._storage, self._root, names_only=True).entries
+        return entries.paths if isinstance(entries, EntryTable) else [entry.path for entry in entries]
 
     def _find_files(
         self, planned: Collection[str], touched: Collection[str]
