@@ -15,11 +15,12 @@ import pytest
 
 import intarsia as it
 from intarsia import pipeline
-from intarsia.errors import InputError
+from intarsia.errors import InputError, StorageError
 from intarsia.kernel.difference import subtract_rows
 from intarsia.pipeline import Merge, Source, Target, Write
 from intarsia.pipeline.since import read_difference
 from intarsia.pipeline.state.run_state import RunState
+from intarsia.tables.parquet.journal import Journal
 
 SCHEMA = pa.schema([("id", pa.int64()), ("v", pa.float64())])
 COUNTS = (
@@ -387,3 +388,20 @@ def test_new_rows_have_their_own_values(request: pytest.FixtureRequest, tmp_path
     table = found.toArrow() if session is not None else found[0].read_all()
     given = sorted((row["id"], repr(row["a.b"])) for row in table.to_pylist())
     assert given == [(1, "-0.0"), (2, "nan"), (3, "5.0"), (5, "None")]
+
+
+def test_former_files_are_found_where_cleaning_up_after_a_commit_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake = Lake(tmp_path, "parquet", "arrow", None)
+    assert lake.run()[0] == {1: 1, 2: 1, 3: 1}
+
+    def fail(self: Journal, record: Any) -> None:
+        raise StorageError("Could not write intent.json: Input/output error")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Journal, "_retain", fail)
+        lake.merge({"id": [2], "v": [21]})
+    counts, notes = lake.run()
+    assert counts == {1: 1, 2: 2, 3: 1}, "all rows were read: those of before lie where they were staged"
+    assert "what is new" in notes

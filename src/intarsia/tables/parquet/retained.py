@@ -71,11 +71,19 @@ def _list_kept(control: Control, commits: int | None) -> dict[FileKey, str]:
     for name in names if commits is None else names[len(names) - min(commits, len(names)) :]:
         directory = f"{control.retained}/{name}"
         where = f"{directory}/intent.json"
-        record = Record.from_json(control.storage.read(where), where)
-        for item in record.files:
-            if item.was is not None and item.kept is not None:
-                found[item.path, item.was] = f"{directory}/{item.kept}"
+        found |= _list_files(Record.from_json(control.storage.read(where), where), directory)
+    for record in control.read_log().unclean:  # kept, once somebody can clean up after it
+        if record.retain:
+            found |= _list_files(record, f"{control.make_staging_path(record.txid)}/old")
     return found
+
+
+def _list_files(record: Record, directory: str) -> dict[FileKey, str]:
+    return {
+        (item.path, item.was): f"{directory}/{item.kept}"
+        for item in record.files
+        if item.was is not None and item.kept is not None
+    }
 
 
 def _locate(control: Control, key: FileKey, location: str | None) -> Located | None:
