@@ -15,6 +15,7 @@ import pytest
 
 from intarsia.core.curve import (
     CURVES,
+    _Ranking,
     choose_bits,
     compute_curve_codes,
     compute_order_indices,
@@ -267,3 +268,26 @@ def test_a_million_rows_are_ordered_in_moments():
     began = time.perf_counter()
     compute_order_indices(table, ["a", "b"])
     assert time.perf_counter() - began < 5  # 0.4 s on two idle cores
+
+
+@pytest.mark.parametrize(
+    "dtype", [pa.int8(), pa.int64(), pa.uint16(), pa.uint64(), pa.date32(), pa.duration("s")]
+)
+def test_ranks_from_a_table_are_those_that_a_search_finds(dtype):
+    draw = random.Random(5)
+    least = 0 if pa.types.is_unsigned_integer(dtype) else -60
+    numbers = pa.array([draw.randint(least, 60) if draw.random() < 0.9 else None for _ in range(2000)])
+    values = numbers.cast(pa.int32() if dtype.bit_width == 32 else pa.int64()).cast(dtype)
+    other = pa.array([draw.random() for _ in range(2000)])
+    # Boundaries within the values and beyond them.
+    boundaries = [sample_boundaries(column.slice(0, 200), 4) for column in (values, other)]
+    whole = compute_curve_codes([values, other], curve="zorder", boundaries=boundaries)
+    few = [
+        compute_curve_codes(
+            [values.slice(start, 20), other.slice(start, 20)], curve="zorder", boundaries=boundaries
+        )
+        for start in range(0, 2000, 20)
+    ]
+    assert _Ranking.of(values, boundaries[0], 4).table is not None or pa.types.is_uint64(dtype)
+    assert _Ranking.of(values.slice(0, 20), boundaries[0], 4).table is None
+    assert whole.equals(pa.concat_arrays(few))

@@ -122,6 +122,29 @@ def test_ordered_keys_agree_with_an_index(here, there, kind):
         assert [side.to_pylist() for side in answer] == [side.to_pylist() for side in expected]
 
 
+@given(
+    here=st.lists(st.integers(0, 60), unique=True, max_size=20),
+    there=st.lists(st.integers(0, 60), min_size=2, max_size=60, unique=True).map(sorted),
+    step=st.sampled_from([1, 2, 1000]),
+    low=st.sampled_from([-30, 0, 2**62, 2**63]),
+    kind=st.sampled_from([pa.int64(), pa.uint64(), pa.timestamp("ns", "UTC"), pa.date64()]),
+)
+def test_ordered_keys_agree_with_an_index_where_no_key_repeats(here, there, step, low, kind):
+    if pa.types.is_date64(kind):
+        step *= 86_400_000
+    fits = low >= 0 if kind == pa.uint64() else low < 2**63
+    low = low if fits else 0
+
+    def column(values):
+        numbers = [low + step * value for value in values]
+        return pa.array(numbers, kind if pa.types.is_integer(kind) else pa.int64()).cast(kind)
+
+    answer = OrderedKeys.of(column(here)).find_pairs(column(there))
+    expected = KeyIndex([column(here)]).find_pairs([column(there)])
+    assert answer is not None
+    assert [side.to_pylist() for side in answer] == [side.to_pylist() for side in expected]
+
+
 def test_ordered_keys_step_back_where_they_cannot_answer():
     ordered = OrderedKeys.of(pa.array([5, 1, 3]))
     assert ordered.find_pairs(pa.array([3, 1])) is None  # not in order

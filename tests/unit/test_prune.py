@@ -119,8 +119,13 @@ def test_a_key_of_nan_excludes_nothing():
 def test_a_range_is_sorted_and_without_null_nan_and_repeats():
     found = KeyRange.of(pa.chunked_array([[2.0, None, NAN], [1.0, 2.0]]))
     assert (found.values.to_pylist(), found.has_null, found.has_nan) == ([1.0, 2.0], True, True)
-    empty = KeyRange.of(pa.chunked_array([], pa.string()))
-    assert (len(empty.values), empty.has_null) == (0, False)
+    for dtype in (pa.string(), pa.int64()):
+        empty = KeyRange.of(pa.chunked_array([], dtype))
+        assert (len(empty.values), empty.has_null) == (0, False)
+    many = [number * 7919 % 10_007 for number in range(20_000)]
+    found = KeyRange.of(pa.array([*many, None], pa.timestamp("us")))
+    assert found.values.cast(pa.int64()).to_pylist() == sorted(set(many))
+    assert found.has_null
 
 
 @given(

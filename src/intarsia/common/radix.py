@@ -1,4 +1,4 @@
-"""Row numbers of integers and times in the order of their values, by radix; knows no other types."""
+"""Integers and times as numbers, and their row numbers in order, by radix; knows no other types."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def sort_integers(values: pa.Array) -> pa.UInt64Array:
     Many integers or times that are not too far apart are sorted digit by digit, which takes a fraction of the
     time; all else as PyArrow does.
     """
-    numbers = _view_integers(values)
+    numbers = view_integers(values)
     if numbers is None or len(numbers) < _LEAST_ROWS or numbers.null_count:
         return pc.array_sort_indices(values)
     ends = pc.min_max(numbers)
@@ -46,7 +46,7 @@ def sort_integers(values: pa.Array) -> pa.UInt64Array:
     return order
 
 
-def _view_integers(values: pa.Array) -> pa.Array | None:
+def view_integers(values: pa.Array) -> pa.Array | None:
     """The values as integers of 64 bits in the same order; None where they are no numbers of that kind."""
     dtype = values.type
     if pa.types.is_uint64(dtype):

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, Literal
 
@@ -21,6 +22,7 @@ import pyarrow.compute as pc
 
 from intarsia.common.names import check_columns
 from intarsia.common.python_values import make_scalar
+from intarsia.common.radix import view_integers
 from intarsia.common.schema import is_nested
 from intarsia.core.keys import arange, decode_dictionary, search, to_array, to_comparable
 from intarsia.errors import InputError
@@ -33,6 +35,7 @@ _CODE_BITS = 62
 _LEAST_BITS = 2  # one boundary, and a rank for NaN above it
 _MOST_COLUMNS = _CODE_BITS // (_LEAST_BITS + 1)
 _SAMPLE_PER_BOUNDARY = 2
+_MOST_ENTRIES = 1 << 20  # of a table of ranks, which stays in the cache
 _BLOCK = 1 << 16  # rows; what a step works on stays in the cache
 
 
@@ -98,11 +101,11 @@ def compute_curve_codes(
                 f"Boundaries of type {limits.type} were given for a column of type {column.type}."
             )
 
+    rankings = [_Ranking.of(column, limits, bits) for column, limits in zip(values, boundaries, strict=True)]
+
     def compute_codes(start: int) -> pa.Array:
         block = [column.slice(start, _BLOCK) for column in values]
-        ranks = [
-            _compute_ranks(column, limits, bits) for column, limits in zip(block, boundaries, strict=True)
-        ]
+        ranks = [ranking.compute(column) for ranking, column in zip(rankings, block, strict=True)]
         codes = _interleave(_transpose_to_hilbert(ranks, bits) if curve == "hilbert" else ranks, bits)
         return _with_nulls(codes, block, bits)
 
@@ -183,6 +186,37 @@ def compute_step_ranks(count: int, bits: int) -> pa.UInt16Array:
     """
     scaled = pc.multiply(arange(count + 1), make_scalar(_get_top_rank(bits)))
     return pc.divide(scaled, make_scalar(max(count, 1))).cast(pa.uint16())
+
+
+@dataclass(frozen=True, slots=True)
+class _Ranking:
+    """Gives the values of a column their ranks."""
+
+    boundaries: pa.Array
+    bits: int
+    low: int = 0
+    table: pa.Array | None = None
+    """The ranks of the integers from ``low`` on; None where each value is searched for."""
+
+    @staticmethod
+    def of(column: pa.Array, boundaries: pa.Array, bits: int) -> _Ranking:
+        """With a table where the integers or times of a column are many and close together."""
+        searching = _Ranking(boundaries, bits)
+        numbers, limits = view_integers(column), view_integers(boundaries)
+        if numbers is None or limits is None or numbers.type != pa.int64():
+            return searching
+        ends = pc.min_max(numbers)
+        low, high = ends["min"].as_py(), ends["max"].as_py()
+        if low is None or high - low >= min(_MOST_ENTRIES, len(column) // 4):
+            return searching
+        return replace(searching, low=low, table=_compute_ranks(arange(high - low + 1, low), limits, bits))
+
+    def compute(self, values: pa.Array) -> pa.Array:
+        """Ranks as uint16, as :func:`_compute_ranks` gives them."""
+        if self.table is None:
+            return _compute_ranks(values, self.boundaries, self.bits)
+        ranks = self.table.take(pc.subtract(view_integers(values), make_scalar(self.low)))
+        return pc.fill_null(ranks, make_scalar(0, pa.uint16()))
 
 
 def _compute_ranks(values: pa.Array, boundaries: pa.Array, bits: int) -> pa.Array:

@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from intarsia.common.python_values import make_array, make_scalar
-from intarsia.common.radix import sort_integers
+from intarsia.common.radix import sort_integers, view_integers
 from intarsia.common.rows import take_rows
 
 Column = Any
@@ -274,9 +274,13 @@ class OrderedKeys:
         high = pc.search_sorted(self.values, there[len(there) - 1], side="right").as_py()
         wanted, rows = self.values.slice(low, high - low), self.rows.slice(low, high - low)
         if len(wanted) <= len(there):
-            begin = pc.search_sorted(there, wanted, side="left").cast(pa.int64())
             many = len(wanted) >= len(there) // 64
-            if many and _is_ascending(there, strictly=True):  # at most one row each, so one search tells
+            alone = many and _is_ascending(there, strictly=True)  # at most one row each
+            places = _find_in_dense(there, wanted) if alone else None
+            if places is not None:
+                return places.drop_null().cast(pa.int64()), rows.filter(pc.is_valid(places))
+            begin = pc.search_sorted(there, wanted, side="left").cast(pa.int64())
+            if alone:  # one search tells
                 inside = pc.min_element_wise(begin, make_scalar(len(there) - 1, pa.int64()))
                 found = pc.equal(there.take(inside), wanted)
                 return begin.filter(found), rows.filter(found)
@@ -287,6 +291,26 @@ class OrderedKeys:
         inside = pc.min_element_wise(place, make_scalar(len(wanted) - 1, pa.int64()))
         hit = pc.indices_nonzero(pc.equal(wanted.take(inside), there)).cast(pa.int64())
         return hit, rows.take(place.take(hit))
+
+
+_MOST_SPAN = 4
+"""Times the number of values that they may span to be looked up in a table."""
+
+
+def _find_in_dense(there: pa.Array, wanted: pa.Array) -> pa.Array | None:
+    """The position of each wanted value among strictly ascending ones, NULL if it has none.
+
+    Only where all are integers or times within the span of those there, and that is narrow; else None.
+    """
+    numbers, others = view_integers(there), view_integers(wanted)
+    if numbers is None or others is None:
+        return None
+    first, last = numbers[0], numbers[len(numbers) - 1]
+    span = last.as_py() - first.as_py() + 1
+    if span > _MOST_SPAN * len(numbers):
+        return None
+    places = find_places(pc.subtract(numbers, first).cast(pa.int64()), span)
+    return places.take(pc.subtract(others, first))
 
 
 def _is_searchable(dtype: pa.DataType) -> bool:

@@ -17,7 +17,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from intarsia.common.python_values import make_array, make_scalar
-from intarsia.common.radix import sort_integers
+from intarsia.common.radix import sort_integers, view_integers
 from intarsia.common.types import get_value_type
 from intarsia.core.file_table import FileTable
 from intarsia.core.keys import KeyIndex, decode_dictionary, search, to_array, to_comparable
@@ -329,8 +329,10 @@ class KeyRange:
             nan = pc.is_nan(values)
             has_nan = bool(pc.any(nan).as_py())
             values = values.filter(pc.invert(nan))
+        if view_integers(values) is not None:  # sooner sorted than hashed
+            return KeyRange(_drop_repeats(values.take(sort_integers(values))), has_null, has_nan)
         values = pc.unique(values)
-        return KeyRange(values.take(sort_integers(values)), has_null, has_nan)
+        return KeyRange(values.take(pc.array_sort_indices(values)), has_null, has_nan)
 
     def meets(self, bounds: Bounds, *, null_match: bool) -> pa.BooleanArray:
         """Per row group: may it hold one of these values?"""
@@ -358,6 +360,13 @@ class KeyRange:
         above = pc.greater_equal(bounds.upper, ends[0])
         below = pc.less_equal(bounds.lower, ends[1])
         return pc.and_(pc.fill_null(above, make_scalar(True)), pc.fill_null(below, make_scalar(True)))
+
+
+def _drop_repeats(ordered: pa.Array) -> pa.Array:
+    """The distinct values of those in order."""
+    rest = ordered.slice(1)
+    first = pc.not_equal(rest, ordered.slice(0, len(rest)))
+    return pa.concat_arrays([ordered.slice(0, 1), rest.filter(first)])
 
 
 def find_candidates(

@@ -10,6 +10,7 @@ import pyarrow.compute as pc
 
 from intarsia.common.python_values import make_array, make_scalar
 from intarsia.common.rows import take, take_rows, tidy_schema
+from intarsia.common.types import get_value_type
 from intarsia.core.keys import arange, decode_dictionary, find_places, mark_numbers, to_array
 from intarsia.errors import SchemaMismatch
 
@@ -20,6 +21,10 @@ def select_positions(positions: pa.Int64Array, start: int, stop: int) -> pa.Int6
     """Those of some ascending positions that are in a range."""
     low, high = pc.search_sorted(positions, make_array([start, stop], pa.int64())).to_pylist()
     return positions.slice(low, high - low)
+
+
+_FEW = 64
+"""Values that are compared before all others."""
 
 
 class Overlay:
@@ -58,30 +63,38 @@ class Overlay:
         """Values set into a dictionary column: its dictionary grows by those it lacks."""
         if self._whole:
             return _encode_as(new, old.type)
-        absent = pc.unique(new.filter(pc.is_null(pc.index_in(new, value_set=old.dictionary)))).drop_null()
+        codes = pc.index_in(new, value_set=old.dictionary)
+        absent = pc.unique(new.filter(pc.is_null(codes))).drop_null()
         dictionary = pa.concat_arrays([old.dictionary, absent]) if len(absent) else old.dictionary
         if len(dictionary) > count_dictionary_room(
             old.type
         ):  # some of the old values may not be used any more
             return _encode_as(self.set(old.cast(new.type), new), old.type)
-        codes = pc.index_in(new, value_set=dictionary).cast(old.indices.type)
-        indices = pc.replace_with_mask(old.indices, self._mask, codes)
+        if len(absent):
+            codes = pc.index_in(new, value_set=dictionary)
+        indices = pc.replace_with_mask(old.indices, self._mask, codes.cast(old.indices.type))
         return pa.DictionaryArray.from_arrays(indices, dictionary, ordered=old.type.ordered)
 
     def changes(self, column: Any, values: Any) -> bool:
         """Whether setting the values would change the column; False only where that is certain."""
-        old = to_array(column)
-        old, new = (
-            decode_dictionary(old if self._whole else take(old, self._positions)),
-            decode_dictionary(to_array(values)),
-        )
-        if old.type != new.type or _holds_floats_within(old.type):
+        old, new = to_array(column), to_array(values)
+        if get_value_type(old.type) != get_value_type(new.type):
             return True
-        if pa.types.is_floating(old.type):  # 0.0 equals -0.0, but they are not the same
-            bits = pa.int64() if old.type.bit_width == 64 else pa.int32()
-            bits = pa.int16() if old.type.bit_width == 16 else bits
-            old, new = old.view(bits), new.view(bits)
-        return not old.equals(new)
+        few = min(_FEW, len(new))  # mostly they tell, and the others need not be gathered
+        return self._differ(old, new, 0, few) or self._differ(old, new, few, len(new))
+
+    def _differ(self, old: pa.Array, new: pa.Array, start: int, stop: int) -> bool:
+        """Whether some of the new values are not what is there; True also where that cannot be told."""
+        count = stop - start
+        there = old.slice(start, count) if self._whole else take(old, self._positions.slice(start, count))
+        there, given = decode_dictionary(there), decode_dictionary(new.slice(start, count))
+        if _holds_floats_within(there.type):
+            return True
+        if pa.types.is_floating(there.type):  # 0.0 equals -0.0, but they are not the same
+            bits = pa.int64() if there.type.bit_width == 64 else pa.int32()
+            bits = pa.int16() if there.type.bit_width == 16 else bits
+            there, given = there.view(bits), given.view(bits)
+        return not there.equals(given)
 
     def apply(self, table: pa.Table, values: Mapping[str, Any]) -> tuple[pa.Table, frozenset[str]]:
         """The table with new values in some columns, and the names of the columns that differ."""
