@@ -15,8 +15,9 @@ from intarsia.errors import IntarsiaError
 from intarsia.storage import Storage
 from intarsia.tables.parquet.footers import Footer, read_footer
 
-REMOTE_FOOTERS = 10_000
-"""From this many footers on executors read them: below it the driver takes less than a second."""
+REMOTE_FOOTERS = 50_000
+"""From this many footers on executors read them: the driver takes about 0.15 ms of CPU for each, where they
+are on a disk of its own, and the two jobs on executors some seconds."""
 JOB_FILES = 500
 _FOOTER_BYTES = 1 << 20
 """What a footer weighs, so that the jobs are spread over all executors."""
