@@ -85,6 +85,7 @@ class Request:
         if intent.options != WriteOptions():  # before a source is read, which may take long
             check_write_options(intent, self.table.snapshot())
         progress = stack.enter_context(self._show_title(intent))
+        stack.enter_context(self._lend_executors())
         progress("read source", 0, 0)
         options = dict(self.spool)
         if _has_paths(source):
@@ -104,6 +105,7 @@ class Request:
         if self.engine.is_pending:
             progress("open Spark", 0, 0)
         engine = self.engine.get()
+        stack.enter_context(self._lend_executors())
         progress("read source", 0, 0)
         options |= self.engine.make_spool_options(self.spool)
         options["progress"] = progress
@@ -117,6 +119,19 @@ class Request:
             name = str(getattr(self.table, "root", "")).rstrip("/").rpartition("/")[2]
             self.progress.title = f"{intent.operation} {name}".rstrip()
         return self.progress
+
+    @contextmanager
+    def _lend_executors(self) -> Iterator[None]:
+        """Let the table read footers on the engine's executors, where it has some, and has them now."""
+        distribute = None if self.engine.is_pending else getattr(self.engine.get(), "distribute", None)
+        if distribute is None or not isinstance(self.table, ParquetTable):
+            yield
+            return
+        self.table.read_footers_with(distribute)
+        try:
+            yield
+        finally:
+            self.table.read_footers_with(None)
 
     def execute(self, intent: Intent, source: IngestedSource | None = None) -> MergeResult:
         """Run the operation; errors name an Iceberg table as the catalog does."""
@@ -154,6 +169,7 @@ class Request:
             if source is None and self.engine.is_pending:
                 preview_plan(intent, self.table)
                 progress("open Spark", 0, 0)
+            stack.enter_context(self._lend_executors())
             chosen = self.engine.resolve(intent, source, self.table)
             if source is not None and chosen.reingests:
                 source = stack.enter_context(chosen.engine.ingest(source))

@@ -193,3 +193,19 @@ def test_numbers_are_unpacked_as_a_mapping() -> None:
     again = bytearray()
     make_writer(schema)(again, found)
     assert again == out
+
+
+@given(st.dictionaries(st.integers(0, 2**31 - 1), st.binary(max_size=200), min_size=1))
+def test_bytes_by_number_are_found_while_they_stay_packed(values: dict[int, bytes]) -> None:
+    schema = {"type": "array", "items": {**_BYTES_PAIR, "name": "p"}}
+    out = bytearray()
+    make_writer(schema)(out, values)
+    packed, end = make_reader(schema)(bytes(out), 0)
+    assert end == len(out)
+    assert packed == values
+    assert {key: packed.get(key) for key in values} == values
+    assert packed.get(max(values) + 1) is None
+    assert bool(packed)
+    again = bytearray()
+    make_writer(schema)(again, packed)
+    assert again == out

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import pyarrow as pa
 import pyarrow.fs as pafs
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from intarsia.core.plan import Plan
     from intarsia.core.prepare import Prepared
 
+J = TypeVar("J")
+R = TypeVar("R")
 ROW_ID = "_row_id"
 """The identity of a row where the table keeps one; never a column of the dataset's schema."""
 LAST_UPDATED = "_last_updated_sequence_number"
@@ -30,6 +32,15 @@ _LINEAGE_IDS = ((ROW_ID, b"2147483540"), (LAST_UPDATED, b"2147483539"))
 
 Progress = Callable[[str, int, int], None]
 """Called with the step's name, how much of it is done, and how much there is."""
+
+
+class Distribute(Protocol):
+    """Runs a function on the machines of an engine; ``distribute`` of an engine that has executors."""
+
+    def __call__(
+        self, work: Callable[[Any, J], R], jobs: Sequence[J], *, shared: Any, weights: Sequence[int]
+    ) -> list[R]:
+        """``work(shared, job)`` for every job, results in the jobs' order; all of it pickles."""
 
 
 class OutputLocation(Protocol):

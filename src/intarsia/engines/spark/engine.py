@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from intarsia.common.arrow import IngestedSource, ingest
 from intarsia.core.change import Matches, Staged, Staging
@@ -48,6 +48,8 @@ from intarsia.kernel.match import with_new_rows
 from intarsia.spark.errors import translate_spark_errors
 from intarsia.spark.session import is_connect, use_this_python
 
+J = TypeVar("J")
+R = TypeVar("R")
 MEMORY_BYTES = 512 << 20
 BROADCAST_BYTES = 512 << 20
 
@@ -93,6 +95,13 @@ class SparkEngine:
         if is_connect(self.spark):  # which does not say how many cores its server has
             return os.cpu_count() or 4
         return int(self.spark.sparkContext.defaultParallelism)
+
+    @translate_spark_errors()
+    def distribute(
+        self, work: Callable[[Any, J], R], jobs: Sequence[J], *, shared: Any, weights: Sequence[int]
+    ) -> list[R]:
+        """Run a function on executors; see :class:`intarsia.core.ports.Distribute`."""
+        return self.runner.run_each(work, jobs, shared=shared, weights=weights)
 
     @translate_spark_errors(source=True)
     def ingest(self, source: Any, *, shared: SpoolLocation | None = None, **options: Any) -> IngestedSource:

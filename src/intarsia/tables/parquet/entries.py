@@ -118,7 +118,7 @@ class EntryCollector:
                 pa.array([entry.path for entry in few], pa.string()),
                 pa.array([entry.size for entry in few], pa.int64()),
                 pa.array([entry.mtime_ns for entry in few], pa.int64()),
-                pa.array([entry.identity for entry in few]),
+                _make_identities([entry.identity for entry in few]),
                 pa.array([entry.changed_ns for entry in few], pa.int64()),
             )
         )
@@ -130,6 +130,13 @@ class EntryCollector:
         self._flush()
         columns = [_join([piece[number] for piece in self._pieces]) for number in range(len(_NAMES))]
         return pa.Table.from_arrays(columns, names=list(_NAMES))
+
+
+def _make_identities(values: list[int | str | None]) -> pa.Array:
+    try:
+        return pa.array(values)
+    except (OverflowError, pa.ArrowInvalid):  # inodes above 2 ** 63
+        return pa.array(values, pa.uint64())
 
 
 def _join(pieces: Sequence[pa.Array]) -> pa.Array:

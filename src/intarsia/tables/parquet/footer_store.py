@@ -6,8 +6,9 @@ What is known of unchanged files comes from an earlier store, of this process or
 
 from __future__ import annotations
 
+import itertools
 from array import array
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
@@ -18,12 +19,20 @@ import pyarrow.parquet as pq
 
 from intarsia.core.file_table import FileTable
 from intarsia.core.lazy_footer import LazyFooter, find_store
+from intarsia.core.ports import Distribute
 from intarsia.core.prune import Bounds, read_bounds
 from intarsia.core.snapshot import DataFile
 from intarsia.errors import CommitConflict, DamagedTable
 from intarsia.storage import Storage
 from intarsia.tables.parquet.entries import KEY_SCHEMA, Located, LocatedFiles
 from intarsia.tables.parquet.footers import Footer, parse_footer, read_footers
+from intarsia.tables.parquet.remote_footers import (
+    JOB_FILES,
+    REMOTE_FOOTERS,
+    ListedFile,
+    count_remotely,
+    read_bounds_remotely,
+)
 
 _PARSED = 10_000
 """Footers that are kept parsed, which takes some ten times the memory of their bytes."""
@@ -93,6 +102,7 @@ class ParquetFooterStore:
         listed_ns: int = 0,
         former: KnownFooters | None = None,
         before: ParquetFooterStore | None = None,
+        find_executors: Callable[[], Distribute | None] = lambda: None,
     ) -> None:
         """Raises as :func:`~intarsia.tables.parquet.footers.read_footers` does.
 
@@ -100,6 +110,8 @@ class ParquetFooterStore:
             listed_ns: when the files were listed, or earlier.
             former: what the cache tells of files.
             before: an earlier store of this process, which has read footers.
+            find_executors: finds what runs functions on executors as long as there are some: these read
+                footers where they are many.
         """
         self.files = LocatedFiles.of(files)
         count = len(files)
@@ -117,6 +129,7 @@ class ParquetFooterStore:
         self.fingerprint = None if former is None else former.fingerprint
         """Of the cache as it was read or written last; None where it was not."""
         self._storage = storage
+        self._find_executors = find_executors
         self._kinds_by_key: dict[tuple[object, ...], int] = {}
         self._parsed: dict[int, pq.FileMetaData] = {}
         self._raw: dict[int, bytes] = {}
@@ -143,6 +156,8 @@ class ParquetFooterStore:
         unknown = pc.indices_nonzero(pc.is_null(places)).to_pylist()
         self.unread: int = len(unknown) + (0 if before is None else before.unread)
         """How many files the cache told nothing of."""
+        if len(unknown) >= REMOTE_FOOTERS and (distribute := find_executors()) is not None:
+            unknown = self._count_remotely(distribute, unknown)
         for start in range(0, len(unknown), _CHUNK):
             self._read(unknown[start : start + _CHUNK])
 
@@ -223,14 +238,35 @@ class ParquetFooterStore:
         wanted = sorted(known.missing if len(numbers) == len(every) else known.missing.intersection(numbers))
         if wanted:
             pieces = [known.table]
-            for start in range(0, len(wanted), _CHUNK):
-                part = wanted[start : start + _CHUNK]
+            left = wanted
+            if len(wanted) >= REMOTE_FOOTERS and (distribute := self._find_executors()) is not None:
+                read, left = self._read_bounds_remotely(distribute, wanted, column, dtype)
+                pieces += read
+            for start in range(0, len(left), _CHUNK):
+                part = left[start : start + _CHUNK]
                 stubs = [DataFile("", "", 0, 0, footer=footer) for footer in self.load(part)]
                 pieces.append(_with_files(_as_table(read_bounds(stubs, column, dtype)), part))
             table = _sort(pa.concat_tables(pieces))
             known = ColumnBounds(dtype, table.combine_chunks(), known.missing.difference(wanted))
             self.bounds[column] = known
         return _select(known.table, numbers, len(every))
+
+    def _read_bounds_remotely(
+        self, distribute: Distribute, numbers: Sequence[int], column: str, dtype: pa.DataType
+    ) -> tuple[list[pa.Table], list[int]]:
+        """Bounds that executors read, and the files that were not as they were listed."""
+        located = ((number, *self.files[number]) for number in numbers)
+        files = [ListedFile(place, entry.fingerprint, self.rows[number]) for number, entry, place in located]
+        pieces, left, numbered = [], [], iter(numbers)
+        for bounds, failed in read_bounds_remotely(distribute, self._storage, files, column, dtype):
+            mine = list(itertools.islice(numbered, JOB_FILES))
+            table = _as_table(bounds)
+            if failed:
+                left += [mine[place] for place in failed]
+                gone = pa.array(failed, pa.int32())
+                table = table.filter(pc.invert(pc.is_in(table["file"], value_set=gone)))
+            pieces.append(_with_files(table, mine))
+        return pieces, left
 
     def _take_counts(self, former: KnownFooters, places: pa.Int32Array) -> None:
         taken = former.counts.take(places)
@@ -262,10 +298,24 @@ class ParquetFooterStore:
             self.kinds[number] = self._number_kind(footer)
             self._keep(number, footer)
 
+    def _count_remotely(self, distribute: Distribute, numbers: Sequence[int]) -> list[int]:
+        """Have executors read footers; the files that they could not read."""
+        failed: list[int] = []
+        left = iter(numbers)
+        locations = [self.files[number][1] for number in numbers]
+        for part in count_remotely(distribute, self._storage, locations):
+            kinds = [self._number_kind(parse_footer(model)) for model in part.models]
+            mine = list(itertools.islice(left, len(part.rows)))
+            failed += [mine[place] for place in part.failed]
+            for place, number in enumerate(mine):
+                self.rows[number] = part.rows[place]
+                self.row_groups[number] = part.row_groups[place]
+                self.sizes[number] = part.sizes[place]
+                self.kinds[number] = kinds[part.kinds[place]] if kinds else 0
+        return failed
+
     def _number_kind(self, footer: Footer) -> int:
-        notes = footer.metadata.metadata or {}
-        key = (footer.shape.schema, *sorted(notes.items()), footer.metadata.created_by)
-        kind = self._kinds_by_key.setdefault(key, len(self.models))
+        kind = self._kinds_by_key.setdefault(footer.kind, len(self.models))
         if kind == len(self.models):
             self.models.append(footer)
         return kind

@@ -60,6 +60,12 @@ class Footer:
         rows: int = self.metadata.num_rows
         return rows
 
+    @property
+    def kind(self) -> tuple[object, ...]:
+        """What files of one kind have in common: schema, key-value metadata and writer."""
+        notes = self.metadata.metadata or {}
+        return (self.shape.schema, *sorted(notes.items()), self.metadata.created_by)
+
 
 class _FooterFile(pq.ParquetFile):
     """A file of which only the footer is wanted."""

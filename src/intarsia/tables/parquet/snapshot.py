@@ -21,6 +21,7 @@ from intarsia.common.partitions import (
 )
 from intarsia.common.schema import unify_schemas
 from intarsia.core.key_value_metadata import share_metadata
+from intarsia.core.ports import Distribute
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.core.spark_metadata import join_spark_schemas
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
@@ -60,6 +61,8 @@ class Footers:
 
     def __init__(self, control: Control | None = None) -> None:
         self._control = control
+        self.distribute: Distribute | None = None
+        """Runs functions on executors, which then read footers where these are many."""
         self._known: dict[str, tuple[FileEntry, Footer]] = {}
         self._store: ParquetFooterStore | None = None
 
@@ -71,7 +74,14 @@ class Footers:
         before = self._store
         former = load_cache(self._control) if before is None else None
         files = LocatedFiles.of(files, self._control.root)
-        store = ParquetFooterStore(storage, files, listed_ns=listed_ns, former=former, before=before)
+        store = ParquetFooterStore(
+            storage,
+            files,
+            listed_ns=listed_ns,
+            former=former,
+            before=before,
+            find_executors=lambda: self.distribute,
+        )
         self._store = store
         return FooterSet(store.models_in_order, store=store)
 

@@ -19,6 +19,7 @@ from intarsia.common.paths import redact_path
 from intarsia.core.change import Change, Committed, Staging, make_transaction_id
 from intarsia.core.file_table import find_unknown
 from intarsia.core.partitioner import PartitionDirectories
+from intarsia.core.ports import Distribute
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import CommitConflict, DamagedTable, InputError, NotSupported
 from intarsia.storage import FileEntry, Storage, open_storage
@@ -107,6 +108,10 @@ class ParquetTable:
     def snapshot(self) -> Snapshot:
         """The current state, also of a dataset whose last writer crashed. Writes nothing."""
         return take_snapshot(self.control, self.root, self._footers)
+
+    def read_footers_with(self, distribute: Distribute | None) -> None:
+        """Have an engine's executors read footers where many are to be read; None: this process reads all."""
+        self._footers.distribute = distribute
 
     def complete_schema(self, found: Snapshot) -> Snapshot:
         """A state of the directory as it is read: in the schema of its files, where no catalog has one."""
