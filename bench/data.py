@@ -78,7 +78,7 @@ def rows_sql(
 
 def make_target(shape: Shape, directory: Path) -> Path:
     """The dataset, made once and kept."""
-    return _made(directory / shape.name, lambda path: _write_target(shape, path))
+    return make_once(directory / shape.name, lambda path: _write_target(shape, path))
 
 
 def make_delta(target: Path, *, daily: bool) -> Path:
@@ -94,7 +94,7 @@ def make_delta(target: Path, *, daily: bool) -> Path:
         }
         convert_to_deltalake(str(path), **(by_day if daily else {}))
 
-    return _made(target.with_name(target.name + "-delta"), convert)
+    return make_once(target.with_name(target.name + "-delta"), convert)
 
 
 def make_source(name: str, sql: str, directory: Path, *, writer: str = "pyarrow") -> Path:
@@ -105,7 +105,7 @@ def make_source(name: str, sql: str, directory: Path, *, writer: str = "pyarrow"
         rows = _query(sql)
         pq.write_table(_in_utc(rows) if writer == "spark" else rows, path / "source.parquet")
 
-    return _made(directory / name, write) / "source.parquet"
+    return make_once(directory / name, write) / "source.parquet"
 
 
 def files_hit(target: Path, source: Path, keys: tuple[str, ...]) -> list[str]:
@@ -120,7 +120,7 @@ def files_hit(target: Path, source: Path, keys: tuple[str, ...]) -> list[str]:
         names = [os.path.relpath(row[0], target) for row in rows]
         (path / "files.json").write_text(json.dumps(names))
 
-    found = _made(source.parent.with_name(source.parent.name + f"-hits-{'-'.join(keys)}"), find)
+    found = make_once(source.parent.with_name(source.parent.name + f"-hits-{'-'.join(keys)}"), find)
     names: list[str] = json.loads((found / "files.json").read_text())
     return names
 
@@ -130,7 +130,8 @@ def copy_tree(origin: Path, copy: Path) -> None:
     shutil.copytree(origin, copy)
 
 
-def _made(path: Path, make: Callable[[Path], None]) -> Path:
+def make_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """What ``make`` makes at a path, unless it is there; a run that was ended leaves nothing there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".unfinished")
