@@ -70,7 +70,7 @@ def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, err
     _tell(child, json.dumps(job))
     walls: list[float] = []
     cpus: list[float] = []
-    counts = right = False
+    counts = right = has_verdict = False
     notes: dict[str, Any] = {}
     before = most = 0.0
     processes: tuple[Resident, ...] = ()
@@ -84,9 +84,9 @@ def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, err
             cpus.append(said.get("cpu") or cpu_seconds(child.pid) - before)
             most, processes = peak.mb, tuple(peak.processes)
         elif "right" in said:
-            right, notes = said["right"], said.get("notes", {})
+            has_verdict, right, notes = True, said["right"], said.get("notes", {})
         _tell(child, "")
-    if len(walls) < job["passes"]:
+    if len(walls) < job["passes"] or not has_verdict:
         lines = [line for line in errors.read_text().splitlines() if line.strip()]
         reasons = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["no word"]
         return Measured(job["contender"], error=reasons[-1][:200])

@@ -13,7 +13,7 @@ from pathlib import Path
 from bench.follow import Measured, line, measure
 from bench.show import table
 from bench.tpch.contenders import IN_PROCESS
-from bench.tpch.data import Tables, make_workloads
+from bench.tpch.data import WRITERS, Tables, make_workloads
 from bench.tpch.on_spark import ON_SPARK
 
 CONTENDERS = (*IN_PROCESS, *ON_SPARK)
@@ -28,7 +28,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     best: dict[tuple[str, str], Measured] = {}
     rows: list[tuple[str, int]] = []
     try:
-        tables = Tables(directory, options.scale).make()
+        tables = Tables(directory, options.scale, options.writer).make()
         for name in options.workloads:
             workload = known[name]
             for step in workload.steps:  # made here, so that no child is measured with it
@@ -52,6 +52,7 @@ def _job(workload: str, contender: str, directory: Path, options: argparse.Names
         "contender": contender,
         "workload": workload,
         "scale": options.scale,
+        "writer": options.writer,
         "directory": str(directory),
         "room": str(directory / "room"),
         "heap": options.heap,
@@ -75,6 +76,9 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--scale", type=float, default=1.0, help="TPC-H's scale factor (default 1)")
     parser.add_argument(
         "--peers", nargs="+", choices=CONTENDERS, default=list(CONTENDERS), help="who takes part"
+    )
+    parser.add_argument(
+        "--writer", choices=WRITERS, default="pyarrow", help="who wrote the tables' files (default: pyarrow)"
     )
     parser.add_argument("--warm", type=int, default=1, help="passes that do not count (default 1)")
     parser.add_argument("--passes", type=int, default=2, help="passes of which the least counts (default 2)")

@@ -26,7 +26,7 @@ READS = 2
 def main() -> None:
     job: dict[str, Any] = json.loads(sys.stdin.readline())
     workload = make_workloads(job["scale"])[job["workload"]]
-    room = Room(Path(job["room"]), Tables(Path(job["directory"]), job["scale"]), workload)
+    room = Room(Path(job["room"]), Tables(Path(job["directory"]), job["scale"], job["writer"]), workload)
     spark, name = None, job["contender"]
     if name in IN_PROCESS:
         contender: Any = IN_PROCESS[name](room)
