@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,11 +51,15 @@ def measure(job: dict[str, Any], module: str) -> Measured:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
         )
-    limit = threading.Timer(LIMIT, _kill, [child])
+    seconds = job.get("limit", LIMIT)
+    limit = threading.Timer(seconds, _kill, [child])
     limit.start()
     try:
         with Peak(child.pid) as peak:
-            return _followed(job, child, peak, errors)
+            found = _followed(job, child, peak, errors)
+        if found.error and limit.finished.is_set():
+            return replace(found, error=f"not done after {seconds} s, and ended")
+        return found
     finally:
         limit.cancel()
         _kill(child)

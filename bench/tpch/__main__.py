@@ -59,6 +59,7 @@ def _job(workload: str, contender: str, directory: Path, options: argparse.Names
         "jars": options.jars,
         "warm": options.warm,
         "passes": options.passes,
+        "limit": options.limit,
     }
 
 
@@ -84,6 +85,7 @@ def _options(argv: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--passes", type=int, default=2, help="passes of which the least counts (default 2)")
     parser.add_argument("--heap", default="4g", help="of the JVM, for all on Spark (default 4g)")
     parser.add_argument("--jars", help="a directory with the peers' jars (default: Spark fetches them)")
+    parser.add_argument("--limit", type=int, default=3600, help="seconds a contender may take (default 3600)")
     parser.add_argument("--dir", help="where to make the data (default: the system's temporary directory)")
     parser.add_argument("--keep", action="store_true", help="leave the data there for the next run")
     options = parser.parse_args(argv)
