@@ -18,7 +18,7 @@ HAS_UV := uv --version >/dev/null 2>&1
 RECENT := import sys; sys.exit(sys.version_info < (3, 11))
 
 .DEFAULT_GOAL := help
-.PHONY: help setup lint format test test-fast spark crash property cluster cross kafka duckdb-oldest bench bench-spark bench-pipeline bench-iceberg bench-files demo tour lock clean distclean
+.PHONY: help setup lint format test test-fast spark crash property cluster cross kafka duckdb-oldest bench bench-spark bench-pipeline bench-iceberg bench-tpch bench-files demo tour lock clean distclean
 
 help: ## Show this list
 	@awk 'BEGIN { FS = ":.*## " } /^[a-z-]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -119,6 +119,9 @@ bench-files: $(BENCH) ## Measure a small merge at the start, and into many files
 
 bench-iceberg: $(BENCH) ## Measure on an Iceberg table whose spec has evolved, against Iceberg on Spark and PyIceberg
 	@$(BIN)/python -m bench.iceberg $(ARGS)
+
+bench-tpch: $(BENCH) ## Measure TPC-H's refresh functions and LHBench's merges against all peers (ARGS="--scale 1 --peers polars")
+	@$(BIN)/python -m bench.tpch $(ARGS)
 
 demo: $(DEV) ## Run a shop's pipeline on local Spark: files and a stream, queries, a function; ends with a report
 	@$(BIN)/python examples/pipeline_demo.py $(ARGS)

@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             best[one.workload, one.contender] = one
             print(line(one), flush=True)
     print()
-    print(table(made, best, contenders))
+    print(table([(one.name, one.shape.rows) for one in made], best, contenders))
     _keep(options, every)
     if not options.keep:
         shutil.rmtree(directory)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,19 @@ import duckdb
 import pyarrow.parquet as pq
 
 from bench.workloads import Workload, expected_sql
+
+_VALUES = (
+    "id::bigint",
+    "customer::int",
+    "quantity::int",
+    "amount::double",
+    "score::double",
+    "country::varchar",
+    "status::varchar",
+    "code::varchar",
+    "epoch_us(ts)",
+    "price::decimal(12, 2)",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,13 +100,16 @@ def _hidden(path: Path) -> bool:
     return any(part.startswith((".", "_")) for part in path.parts)
 
 
+def digest_rows(
+    query: str, key: str, values: Sequence[str], connection: duckdb.DuckDBPyConnection | None = None
+) -> Digest:
+    """The digest of a query's rows; ``values`` are expressions whose types do not depend on who wrote."""
+    run = duckdb.execute if connection is None else connection.execute
+    (row,) = run(
+        f"select count(*), sum({key})::varchar, sum(hash({', '.join(values)}))::varchar from ({query})"
+    ).fetchall()
+    return Digest(*row)
+
+
 def _digest(query: str, *, daily: bool) -> Digest:
-    day = ", day::varchar" if daily else ""
-    row = duckdb.execute(
-        f"""select count(*), sum(id)::varchar, sum(hash(
-                id::bigint, customer::int, quantity::int, amount::double, score::double, country::varchar,
-                status::varchar, code::varchar, epoch_us(ts), price::decimal(12, 2){day}))::varchar
-            from ({query})"""
-    ).fetchone()
-    assert row is not None
-    return Digest(row[0], row[1], row[2])
+    return digest_rows(query, "id", [*_VALUES, *(["day::varchar"] if daily else [])])

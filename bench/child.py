@@ -19,10 +19,10 @@ def main() -> None:
     gc.collect()
     watch = _Anonymous() if job["memory_bytes"] else None
     before = _peak_mb()
-    (user, system), wall = _cpu_seconds(), time.perf_counter()
+    (user, system), wall = own_cpu_seconds(), time.perf_counter()
     notes = act()
     wall = time.perf_counter() - wall
-    user, system = (after - begun for after, begun in zip(_cpu_seconds(), (user, system), strict=True))
+    user, system = (after - begun for after, begun in zip(own_cpu_seconds(), (user, system), strict=True))
     peak = _peak_mb()
     if callable(notes):  # a second, instrumented run that must not count
         notes = notes()
@@ -53,7 +53,7 @@ class _Anonymous:
         return self._most
 
 
-def _cpu_seconds() -> tuple[float, float]:
+def own_cpu_seconds() -> tuple[float, float]:
     """User and system seconds of this process and its children."""
     used = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
     return sum(u.ru_utime for u in used), sum(u.ru_stime for u in used)

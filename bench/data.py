@@ -78,7 +78,7 @@ def rows_sql(
 
 def make_target(shape: Shape, directory: Path) -> Path:
     """The dataset, made once and kept."""
-    return _made(directory / shape.name, lambda path: _write_target(shape, path))
+    return make_once(directory / shape.name, lambda path: _write_target(shape, path))
 
 
 def make_delta(target: Path, *, daily: bool) -> Path:
@@ -94,7 +94,7 @@ def make_delta(target: Path, *, daily: bool) -> Path:
         }
         convert_to_deltalake(str(path), **(by_day if daily else {}))
 
-    return _made(target.with_name(target.name + "-delta"), convert)
+    return make_once(target.with_name(target.name + "-delta"), convert)
 
 
 def make_source(name: str, sql: str, directory: Path, *, writer: str = "pyarrow") -> Path:
@@ -102,10 +102,10 @@ def make_source(name: str, sql: str, directory: Path, *, writer: str = "pyarrow"
 
     def write(path: Path) -> None:
         path.mkdir()
-        rows = _query(sql)
+        rows = run_query(sql)
         pq.write_table(_in_utc(rows) if writer == "spark" else rows, path / "source.parquet")
 
-    return _made(directory / name, write) / "source.parquet"
+    return make_once(directory / name, write) / "source.parquet"
 
 
 def files_hit(target: Path, source: Path, keys: tuple[str, ...]) -> list[str]:
@@ -120,7 +120,7 @@ def files_hit(target: Path, source: Path, keys: tuple[str, ...]) -> list[str]:
         names = [os.path.relpath(row[0], target) for row in rows]
         (path / "files.json").write_text(json.dumps(names))
 
-    found = _made(source.parent.with_name(source.parent.name + f"-hits-{'-'.join(keys)}"), find)
+    found = make_once(source.parent.with_name(source.parent.name + f"-hits-{'-'.join(keys)}"), find)
     names: list[str] = json.loads((found / "files.json").read_text())
     return names
 
@@ -130,7 +130,8 @@ def copy_tree(origin: Path, copy: Path) -> None:
     shutil.copytree(origin, copy)
 
 
-def _made(path: Path, make: Callable[[Path], None]) -> Path:
+def make_once(path: Path, make: Callable[[Path], None]) -> Path:
+    """What ``make`` makes at a path, unless it is there; a run that was ended leaves nothing there."""
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         unfinished = path.with_name(path.name + ".unfinished")
@@ -146,23 +147,25 @@ def _write_target(shape: Shape, path: Path) -> None:
     for number in range(shape.files):
         start = number * shape.file_rows
         ids = f"select 2 * range as n from range({start}, {start + shape.file_rows})"
-        rows = _query(rows_sql(ids, rows_per_day=per_day))
+        rows = run_query(rows_sql(ids, rows_per_day=per_day))
         if not shape.daily:
-            _write(rows, path / f"part-{number:05d}.parquet", shape.writer)
+            write_file(rows, path / f"part-{number:05d}.parquet", shape.writer)
             continue
         day = rows["day"][0].as_py()
         (path / f"day={day}").mkdir(exist_ok=True)
-        _write(rows.drop_columns(["day"]), path / f"day={day}" / f"part-{number:05d}.parquet", shape.writer)
+        write_file(
+            rows.drop_columns(["day"]), path / f"day={day}" / f"part-{number:05d}.parquet", shape.writer
+        )
     every = max(1, shape.rows // max(1, shape.repeated * shape.file_rows))
     for number in range(shape.repeated):
         start = number * shape.file_rows
         scattered = f"(range * {every} + (hash(range) % {every})::bigint)"
         ids = f"select 2 * {scattered} as n from range({start}, {start + shape.file_rows})"
-        rows = _query(rows_sql(ids, version=1))
-        _write(rows, path / f"part-{shape.files + number:05d}.parquet", shape.writer)
+        rows = run_query(rows_sql(ids, version=1))
+        write_file(rows, path / f"part-{shape.files + number:05d}.parquet", shape.writer)
 
 
-def _write(table: pa.Table, path: Path, writer: str) -> None:
+def write_file(table: pa.Table, path: Path, writer: str) -> None:
     """The table as a file with the writer's own defaults; all of them compress with snappy here."""
     match writer:
         case "pyarrow":
@@ -205,6 +208,7 @@ def _in_utc(table: pa.Table) -> pa.Table:
     return table.set_column(index, "ts", table["ts"].cast(pa.timestamp("us", "UTC")))
 
 
-def _query(sql: str) -> Any:
+def run_query(sql: str) -> Any:
+    """The rows of a query as an Arrow table."""
     with duckdb.connect() as connection:
         return connection.sql(sql).to_arrow_table()

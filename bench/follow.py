@@ -10,7 +10,7 @@ import signal
 import subprocess
 import sys
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,8 @@ class Measured:
     """What each had when it was most."""
     right: bool = False
     error: str = ""
+    notes: dict[str, Any] = field(default_factory=dict)
+    """What else the child told with its verdict."""
 
 
 def measure(job: dict[str, Any], module: str) -> Measured:
@@ -49,11 +51,15 @@ def measure(job: dict[str, Any], module: str) -> Measured:
             env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
             start_new_session=True,
         )
-    limit = threading.Timer(LIMIT, _kill, [child])
+    seconds = job.get("limit", LIMIT)
+    limit = threading.Timer(seconds, _kill, [child])
     limit.start()
     try:
         with Peak(child.pid) as peak:
-            return _followed(job, child, peak, errors)
+            found = _followed(job, child, peak, errors)
+        if found.error and limit.finished.is_set():
+            return replace(found, error=f"not done after {seconds} s, and ended")
+        return found
     finally:
         limit.cancel()
         _kill(child)
@@ -68,7 +74,8 @@ def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, err
     _tell(child, json.dumps(job))
     walls: list[float] = []
     cpus: list[float] = []
-    counts = right = False
+    counts = right = has_verdict = False
+    notes: dict[str, Any] = {}
     before = most = 0.0
     processes: tuple[Resident, ...] = ()
     for line in child.stdout:
@@ -77,16 +84,17 @@ def _followed(job: dict[str, Any], child: subprocess.Popen[str], peak: Peak, err
             counts, before = said["begin"], cpu_seconds(child.pid)
         elif "wall" in said and counts:
             walls.append(said["wall"])
-            cpus.append(cpu_seconds(child.pid) - before)
+            # A process without others below it knows more than the kernel's ticks of 10 ms.
+            cpus.append(said.get("cpu") or cpu_seconds(child.pid) - before)
             most, processes = peak.mb, tuple(peak.processes)
         elif "right" in said:
-            right = said["right"]
+            has_verdict, right, notes = True, said["right"], said.get("notes", {})
         _tell(child, "")
-    if len(walls) < job["passes"]:
+    if len(walls) < job["passes"] or not has_verdict:
         lines = [line for line in errors.read_text().splitlines() if line.strip()]
         reasons = [line for line in lines if "Exception" in line or "Error" in line] or lines or ["no word"]
         return Measured(job["contender"], error=reasons[-1][:200])
-    return Measured(job["contender"], min(walls), min(cpus), most, processes, right)
+    return Measured(job["contender"], min(walls), min(cpus), most, processes, right, notes=notes)
 
 
 def _tell(child: subprocess.Popen[str], words: str) -> None:
@@ -107,7 +115,7 @@ def line(one: Measured, ours: Measured | None) -> str:
     if one.error:
         return f"{name} failed: {one.error}"
     figures = f"{name}{one.wall:8.2f} s {one.cpu:8.2f} CPU s {one.peak_mb:7.0f} MB  "
-    figures += "right" if one.right else "WRONG"
+    figures += "  ".join(["right" if one.right else "WRONG", *(f"{k} {v}" for k, v in one.notes.items())])
     if ours is None or one is ours or ours.error:
         return figures
     ratios = (one.wall / ours.wall, one.cpu / ours.cpu, one.peak_mb / ours.peak_mb)

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 from bench.measure import Measured
-from bench.workloads import Workload
 
 NAMES = {
     "floor": "floor",
@@ -15,6 +15,17 @@ NAMES = {
     "intarsia": "intarsia",
     "intarsia-duckdb": "on DuckDB",
 }
+
+
+class Figures(Protocol):
+    """What a table shows of one contender."""
+
+    @property
+    def cpu(self) -> float: ...
+    @property
+    def right(self) -> bool | None: ...
+    @property
+    def error(self) -> str: ...
 
 
 def least(passes: Sequence[Measured]) -> Measured:
@@ -37,23 +48,22 @@ def line(one: Measured) -> str:
 
 
 def table(
-    workloads: Sequence[Workload], best: dict[tuple[str, str], Measured], contenders: Sequence[str]
+    workloads: Sequence[tuple[str, int]], best: Mapping[tuple[str, str], Figures], contenders: Sequence[str]
 ) -> str:
-    """All workloads: CPU seconds of each contender and, in brackets, its ratio to intarsia."""
+    """All workloads, with the rows of each: CPU seconds of each contender and, in brackets, its ratio to
+    intarsia."""
     others = [name for name in contenders if name != "intarsia"]
     shown = ["intarsia", *others] if "intarsia" in contenders else others
-    head = f"{'CPU s (ratio to intarsia)':32}" + "".join(f"{NAMES[name]:>16}" for name in shown)
+    head = f"{'CPU s (ratio to intarsia)':32}" + "".join(f"{NAMES.get(name, name):>16}" for name in shown)
     lines = [head, "-" * len(head)]
-    for workload in workloads:
-        ours = best.get((workload.name, "intarsia"))
-        cells = [_cell(best.get((workload.name, name)), ours) for name in shown]
-        lines.append(
-            f"{workload.name:10}{workload.shape.rows:>12,} rows{'':5}" + "".join(f"{c:>16}" for c in cells)
-        )
+    for workload, rows in workloads:
+        ours = best.get((workload, "intarsia"))
+        cells = [_cell(best.get((workload, name)), ours) for name in shown]
+        lines.append(f"{workload:14}{rows:>12,} rows{'':1}" + "".join(f"{c:>16}" for c in cells))
     return "\n".join(lines)
 
 
-def _cell(one: Measured | None, ours: Measured | None) -> str:
+def _cell(one: Figures | None, ours: Figures | None) -> str:
     if one is None:
         return "-"
     if one.error or one.right is False:

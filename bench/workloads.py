@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import Protocol
 
 from bench.data import DAYS, FILE_ROWS, STAY, Shape, rows_sql
 
@@ -311,7 +312,18 @@ def make_workloads(
     return made
 
 
-def expected_sql(workload: Workload, target: str, source: str) -> str:
+class Operation(Protocol):
+    """What the right result of an operation depends on."""
+
+    @property
+    def kind(self) -> str: ...
+    @property
+    def keys(self) -> tuple[str, ...]: ...
+    @property
+    def by(self) -> tuple[str, ...]: ...
+
+
+def expected_sql(workload: Operation, target: str, source: str) -> str:
     """The rows that the operation must leave, as SQL over the two sides."""
     on = ", ".join(workload.keys)
     match workload.kind:
@@ -321,6 +333,10 @@ def expected_sql(workload: Workload, target: str, source: str) -> str:
         case "insert":
             new = f"select * from {source} s anti join {target} t using ({on})"
             return f"select * from {target} union all by name ({new})"
+        case "append":
+            return f"select * from {target} union all by name select * from {source}"
+        case "delete":
+            return f"select * from {target} t anti join {source} s using ({on})"
         case "sync":
             return f"select * from {source}"
         case "dedup":

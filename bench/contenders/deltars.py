@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pyarrow.parquet as pq
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 
 
 def prepare(job: dict[str, Any]) -> Callable[[], Any]:
@@ -21,6 +21,15 @@ def prepare(job: dict[str, Any]) -> Callable[[], Any]:
             return lambda: _quiet(DeltaTable(target).optimize.compact(target_size=128 << 20))
         case "zorder":
             return lambda: _quiet(DeltaTable(target).optimize.z_order(job["by"]))
+        case "append":
+            return lambda: write_deltalake(DeltaTable(target), source, mode="append")
+        case "delete":
+            return lambda: _quiet(
+                DeltaTable(target)
+                .merge(source, predicate, source_alias="s", target_alias="t")
+                .when_matched_delete()
+                .execute()
+            )
 
     def merge() -> None:
         merger = DeltaTable(target).merge(source, predicate, source_alias="s", target_alias="t")

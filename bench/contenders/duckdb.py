@@ -8,7 +8,7 @@ from typing import Any
 
 import duckdb
 
-from bench.contenders.swap import beside, day_directory, swap
+from bench.contenders.swap import beside, day_directory, link_others, swap
 
 
 def prepare(job: dict[str, Any]) -> Callable[[], Any]:
@@ -34,6 +34,10 @@ def prepare(job: dict[str, Any]) -> Callable[[], Any]:
             name = target / "part-new.parquet"
             query = f"select * from source s anti join {old} t using ({on})"
             return lambda: connection.execute(f"copy ({query}) to '{name}' (format parquet)")
+        case "append":
+            return lambda: _append(connection, target)
+        case "delete":
+            return lambda: _delete(connection, target, on, rows)
         case "sync":
             return lambda: rewrite("select * from source")
         case "compact":
@@ -56,6 +60,30 @@ def _limits(job: dict[str, Any]) -> dict[str, Any]:
 
 def _upserted(old: str, source: str, on: str) -> str:
     return f"select * from {old} t anti join {source} s using ({on}) union all by name select * from {source}"
+
+
+def _append(connection: duckdb.DuckDBPyConnection, target: Path) -> None:
+    draft = target / ".draft"  # so that no reader sees half a file
+    connection.execute(f"copy source to '{draft}' (format parquet, compression snappy)")
+    draft.rename(target / "part-new.parquet")
+
+
+def _delete(connection: duckdb.DuckDBPyConnection, target: Path, on: str, rows: int) -> None:
+    """Only the files that hold a key of the source."""
+    every = f"read_parquet('{target}/*.parquet', filename=true)"
+    hit = [
+        row[0]
+        for row in connection.execute(
+            f"select distinct t.filename from {every} t semi join source s using ({on})"
+        ).fetchall()
+    ]
+    if not hit:
+        return
+    new = beside(target)
+    query = f"select * from read_parquet({hit}) t anti join source s using ({on})"
+    _copy(connection, query, new, rows)
+    link_others(target, new, hit)
+    swap(new, target)
 
 
 def _upsert_day(connection: duckdb.DuckDBPyConnection, target: Path, keys: list[str], rows: int) -> None:

@@ -31,6 +31,11 @@ def prepare(job: dict[str, Any]) -> Callable[[], Any]:
             return lambda: _notes(
                 intarsia.optimize(target, by=job["by"], target_rows_per_file=rows, **options)
             )
+        case "append":
+            return lambda: _notes(intarsia.write(source, target, **options))
+        case "delete":
+            deletes = intarsia.when_matched().delete()
+            return lambda: _notes(intarsia.merge(source, target, on=job["keys"], clauses=deletes, **options))
         case "dedup":
             return lambda: _notes(intarsia.deduplicate(target, on=job["keys"], order_by=job["by"], **options))
         case _:
@@ -51,7 +56,9 @@ def _options(job: dict[str, Any]) -> dict[str, Any]:
 
 
 def _source(job: dict[str, Any]) -> Any:
-    """A table that is there already; where memory counts, a file still to be read."""
+    """A table that is there already; where memory counts, a file still to be read; on Spark a DataFrame."""
+    if not isinstance(job["engine"], str):
+        return job["engine"].read.parquet(job["source"])
     if not job["source"] or job["memory_bytes"]:
         return job["source"]
     return pq.read_table(job["source"])

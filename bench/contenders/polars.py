@@ -8,7 +8,7 @@ from typing import Any
 
 import polars as pl
 
-from bench.contenders.swap import beside, day_directory, swap
+from bench.contenders.swap import beside, day_directory, link_others, swap
 
 
 def prepare(job: dict[str, Any]) -> Callable[[], Any]:
@@ -30,6 +30,10 @@ def prepare(job: dict[str, Any]) -> Callable[[], Any]:
             return lambda: _upsert_day(target, source, [key for key in keys if key != "day"], rows)
         case "insert":
             return lambda: _insert(target, source, keys)
+        case "append":
+            return lambda: _append(target, source)
+        case "delete":
+            return lambda: _delete(target, source, keys, rows)
         case "sync":
             return lambda: rewrite(source.lazy())
         case "compact":
@@ -67,6 +71,25 @@ def _insert(target: Path, source: pl.DataFrame, keys: list[str]) -> None:
     source.lazy().join(known, on=keys, how="anti").sink_parquet(
         target / "part-new.parquet", compression="snappy"
     )
+
+
+def _append(target: Path, source: pl.DataFrame) -> None:
+    draft = target / ".draft"  # so that no reader sees half a file
+    source.write_parquet(draft, compression="snappy")
+    draft.rename(target / "part-new.parquet")
+
+
+def _delete(target: Path, source: pl.DataFrame, keys: list[str], rows: int) -> None:
+    """Only the files that hold a key of the source."""
+    known = pl.scan_parquet(target, include_file_paths="file").select(*keys, "file")
+    hit = known.join(source.lazy(), on=keys, how="semi").select(pl.col("file").unique()).collect()
+    files = hit["file"].to_list()
+    if not files:
+        return
+    new = beside(target)
+    _sink(pl.scan_parquet(files).join(source.lazy(), on=keys, how="anti"), new, rows)
+    link_others(target, new, files)
+    swap(new, target)
 
 
 def _sink(frame: pl.LazyFrame, directory: Path, rows: int) -> None:

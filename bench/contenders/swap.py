@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import shutil
+from collections.abc import Iterable
 from pathlib import Path
 
 
@@ -17,6 +19,14 @@ def swap(new: Path, target: Path) -> None:
 def beside(target: Path) -> Path:
     """A name for the new dataset on the same device."""
     return target.with_name(target.name + "-new")
+
+
+def link_others(target: Path, new: Path, rewritten: Iterable[str | Path]) -> None:
+    """Files that need not be rewritten are in the new dataset as well, by hard links."""
+    left_out = {Path(path).resolve() for path in rewritten}
+    for path in target.glob("*.parquet"):
+        if path.resolve() not in left_out:
+            os.link(path, new / path.name)
 
 
 def day_directory(target: Path, day: object) -> Path:

@@ -62,13 +62,14 @@ class Delta:
 
     @property
     def name(self) -> str:
-        return f"delta.`{self.job['room']}/target`"
+        return f"delta.`{self.job['room']}/{table_name(self.job)}`"
 
     def set_up(self, spark: Any) -> None:
-        shutil.copytree(self.job["target"], f"{self.job['room']}/target")
+        copy = f"{self.job['room']}/{table_name(self.job)}"
+        shutil.copytree(self.job["target"], copy)
         spark.read.parquet(self.job["source"]).createOrReplaceTempView("source")
         by_day = " PARTITIONED BY (day DATE)" if self.job["daily"] else ""
-        spark.sql(f"CONVERT TO DELTA parquet.`{self.job['room']}/target`{by_day}")
+        spark.sql(f"CONVERT TO DELTA parquet.`{copy}`{by_day}")
         spark.sql(f"ALTER TABLE {self.name} SET TBLPROPERTIES ('delta.enableDeletionVectors' = 'true')")
         versions = spark.sql(f"DESCRIBE HISTORY {self.name}").select("version").toArrow()["version"]
         self.version = max(versions.to_pylist())
@@ -97,7 +98,10 @@ class Iceberg:
             "spark.sql.catalog.ice.type": "hadoop",
         }
     )
-    name = "ice.bench.target"
+
+    @property
+    def name(self) -> str:
+        return f"ice.bench.{table_name(self.job)}"
 
     def __post_init__(self) -> None:
         self.config["spark.sql.catalog.ice.warehouse"] = f"{self.job['room']}/warehouse"
@@ -113,19 +117,25 @@ class Iceberg:
             f" ('format-version' = '{version}', 'write.merge.mode' = '{self.mode}',"
             " 'write.parquet.compression-codec' = 'snappy')"
         )
-        taken = f"table => 'bench.target', source_table => '`parquet`.`{self.job['target']}`'"
+        taken = f"table => 'bench.{table_name(self.job)}', source_table => '`parquet`.`{self.job['target']}`'"
         spark.sql(f"CALL ice.system.add_files({taken})").toArrow()
         found = spark.sql(f"SELECT snapshot_id FROM {self.name}.snapshots").toArrow()
         self.version = found["snapshot_id"][0].as_py()
 
     def reset(self, spark: Any) -> None:
-        spark.sql(f"CALL ice.system.rollback_to_snapshot('bench.target', {self.version})").toArrow()
+        known = f"'bench.{table_name(self.job)}', {self.version}"
+        spark.sql(f"CALL ice.system.rollback_to_snapshot({known})").toArrow()
 
     def merge(self, spark: Any) -> None:
         spark.sql(merge_sql(self.name, self.job)).toArrow()
 
     def result(self, spark: Any) -> Any:
         return spark.table(self.name)
+
+
+def table_name(job: dict[str, Any]) -> str:
+    """Of the table, where a job has more than one."""
+    return str(job.get("table", "target"))
 
 
 def merge_sql(name: str, job: dict[str, Any]) -> str:

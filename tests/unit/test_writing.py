@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+
 import duckdb
 import polars
 import pyarrow as pa
@@ -112,6 +114,31 @@ def test_a_dictionary_is_given_where_values_repeat():
     kept_plain = choose_dictionary_columns(table, Layout(plain=frozenset({"few"})))
     assert "few" not in kept_plain
     assert "few" in choose_dictionary_columns(table.slice(0, 0), Layout())
+
+
+def test_a_dictionary_is_given_where_values_repeat_far_apart():
+    rows = 60_000
+    scattered = random.Random(7).sample(range(rows), rows)
+    table = pa.table({
+        "days": pa.array([number % 2500 for number in scattered], pa.date32()),
+        "suppliers": [number % 5000 for number in scattered],
+        "unique": scattered,
+        "twice, side by side": [number // 2 for number in range(rows)],
+        "bytes": pa.array([number % 100 for number in scattered], pa.int8()),
+        "texts": [f"{number % 5000:0200}" for number in scattered],
+        "views": pa.array([f"{number % 2500}" for number in scattered], pa.string_view()),
+    })  # fmt: skip
+    chosen = set(choose_dictionary_columns(table, Layout()))
+    assert {"days", "suppliers"} <= chosen
+    assert not chosen & {"unique", "twice, side by side"}
+    assert "texts" not in chosen, "its dictionary has a megabyte, where PyArrow gives it up"
+    for name in ("days", "suppliers"):
+        sizes = []
+        for use_dictionary in (True, False):
+            sink = pa.BufferOutputStream()
+            pq.write_table(table.select([name]), sink, use_dictionary=use_dictionary)
+            sizes.append(sink.tell())
+        assert sizes[0] < sizes[1]
 
 
 @pytest.mark.parametrize("pieces", [[10], [3, 3, 4], [1] * 10, [9, 1], [2, 0, 8]])

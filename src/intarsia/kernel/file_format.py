@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -26,6 +27,8 @@ from intarsia.kernel.threads import map_in_order, split_by_weight
 SAMPLE_ROWS = 2_048
 DICTIONARY_PAYS = 0.25
 """Distinct values among the sampled ones, up to which a dictionary makes a column smaller and faster."""
+_DICTIONARY_BYTES = 1 << 19
+"""Half of what PyArrow lets a dictionary grow to before it gives it up, because its size is an estimate."""
 _KNOWN = 8
 
 
@@ -323,30 +326,74 @@ def _choose_batch_size(sample: pa.Table) -> int:
 
 
 def choose_dictionary_columns(sample: pa.Table, layout: Layout) -> list[str]:
-    """The leaf columns for which a dictionary pays, judged by the distinct values of a sample."""
+    """The leaf columns for which a dictionary pays, judged by the distinct values of a sample.
+
+    Rows in a row tell of values that repeat nearby, rows from everywhere of those that repeat at all: of the
+    2,500 days of seven years, 2,048 rows have 1,400, and a dictionary halves the column all the same.
+    """
     rows = sample.num_rows
     head = sample.slice(max(0, (rows - SAMPLE_ROWS) // 2), SAMPLE_ROWS)
     chosen: list[str] = []
     for each in sample.schema:
         if pa.types.is_nested(each.type):
             chosen.extend(list_leaf_columns(pa.schema([each])))
-        elif pa.types.is_dictionary(each.type) or _repeats(head[each.name]):
+        elif (
+            pa.types.is_dictionary(each.type)
+            or _repeats(head[each.name])
+            or _repeats_at_all(sample[each.name])
+        ):
             chosen.append(each.name)
     return [path for path in chosen if layout.allows_dictionary(path)]
 
 
 def _repeats(column: pa.ChunkedArray) -> bool:
-    dtype = column.type
-    if pa.types.is_boolean(dtype):
+    if pa.types.is_boolean(column.type):
         return False
+    if len(column) < 1024 or pa.types.is_null(column.type):
+        return True
+    distinct = _count_distinct(column)
+    return distinct is None or distinct <= len(column) * DICTIONARY_PAYS
+
+
+def _count_distinct(column: pa.ChunkedArray) -> int | None:
+    """None where PyArrow does not compare values of the type."""
+    dtype = column.type
     if isinstance(dtype, pa.BaseExtensionType):
         column = pa.chunked_array([chunk.storage for chunk in column.chunks], dtype.storage_type)
-    if len(column) < 1024 or pa.types.is_null(dtype):
-        return True
     if pa.types.is_string_view(column.type) or pa.types.is_binary_view(column.type):
         column = column.cast(pa.binary() if pa.types.is_binary_view(column.type) else pa.string())
     try:
-        distinct = pc.count_distinct(column).as_py()
+        return int(pc.count_distinct(column).as_py())
     except pa.ArrowNotImplementedError:
-        return True
-    return bool(distinct <= len(column) * DICTIONARY_PAYS)
+        return None
+
+
+def _repeats_at_all(column: pa.ChunkedArray) -> bool:
+    """Whether all distinct values, by an estimate, and their numbers take at most half of the bytes."""
+    rows = len(column)
+    if rows < 8 * SAMPLE_ROWS or pa.types.is_boolean(column.type):
+        return False
+    try:
+        spread = column.take(pc.divide(pc.multiply(arange(SAMPLE_ROWS), rows), SAMPLE_ROWS))
+    except pa.ArrowNotImplementedError:  # views, so far
+        return False
+    distinct = _count_distinct(spread)
+    if distinct is None or distinct > 0.95 * SAMPLE_ROWS:
+        return False  # so many that the sample does not tell how many
+    values = _estimate_distinct(distinct, SAMPLE_ROWS)
+    width = spread.nbytes / SAMPLE_ROWS
+    dictionary = values * width
+    numbers = rows * values.bit_length() / 8
+    return dictionary <= _DICTIONARY_BYTES and dictionary + numbers <= rows * width / 2
+
+
+def _estimate_distinct(found: int, drawn: int) -> int:
+    """How many values there are if ``drawn`` of them, each as likely as another, had ``found`` different."""
+    low, high = found, 64 * drawn
+    while low < high:
+        middle = (low + high) // 2
+        if middle * -math.expm1(-drawn / middle) < found:
+            low = middle + 1
+        else:
+            high = middle
+    return low
