@@ -517,6 +517,8 @@ class SnapshotScan:
                 rows = self._select_rows(piece)
                 if rows.num_rows:
                     yield rows
+            if handle is None and not isinstance(snapshot.filesystem, pafs.LocalFileSystem):
+                check_same(snapshot, file)  # an object is read by many requests, also after it was replaced
 
     def _list_needed(self) -> list[str]:
         """The columns to read: those of the result and of the condition."""

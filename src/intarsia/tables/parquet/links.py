@@ -19,6 +19,7 @@ from intarsia.common.scratch import mark
 from intarsia.core.ports import Table
 from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.errors import CommitConflict, IntarsiaError, StorageError
+from intarsia.storage import ObjectStorage
 from intarsia.tables.parquet.control import Control
 from intarsia.tables.parquet.footer_store import move_footers
 
@@ -85,6 +86,10 @@ def _link_files(control: Control, snapshot: Snapshot, directory: str) -> tuple[D
         found = storage.stat(link)
         if storage.atomic and (found is None or found.fingerprint != file.fingerprint):
             return None
+        if isinstance(storage, ObjectStorage):  # a copy has another tag
+            now = storage.stat(file.location)
+            if now is None or now.fingerprint != file.fingerprint:
+                return None
         files.append(replace(file, location=link))
     return move_footers(files)
 
