@@ -46,6 +46,8 @@ _FOLD_ABOVE = 64
 _FOLD_KEEPS = 8
 _SWEPT = "swept"
 _SUMMARY = "summary.json"
+_OWN_NAMES = frozenset({"log", "tx", "retained", "store.json", "footers.cache"})
+"""In the control directory, beside scratch."""
 
 
 def make_store_note(trial: Trial) -> bytes:
@@ -70,12 +72,19 @@ class SlotJournal(Journal):
     """Commits to a dataset on a store whose conditional requests hold."""
 
     def __init__(
-        self, control: Control, storage: ObjectStorage, *, grace: float = GRACE, lock: Lock | None = None
+        self,
+        control: Control,
+        storage: ObjectStorage,
+        *,
+        known: bool = False,
+        grace: float = GRACE,
+        lock: Lock | None = None,
     ) -> None:
+        """``known`` says that the control directory tells already that the store was tried."""
         super().__init__(control, exclusive=False, lock=lock)
         self._store = storage
         self._grace = grace
-        self._note = None if storage.trial is None else make_store_note(storage.trial)
+        self._note = None if known or storage.trial is None else make_store_note(storage.trial)
 
     @contextmanager
     def hold(self) -> Iterator[tuple[str, ...]]:
@@ -89,9 +98,9 @@ class SlotJournal(Journal):
     def _recover(self) -> tuple[str, ...]:
         sentences = self.help(self.control.read_log())
         sentences += self._sweep()
-        sentences += [
-            f"Removed {name}, which a process that is gone had left." for name in self.control.sweep()
-        ]
+        if not _OWN_NAMES.issuperset(self.storage.names(self.control.directory)):
+            swept = self.control.sweep()
+            sentences += [f"Removed {name}, which a process that is gone had left." for name in swept]
         return self._log_sentences(sentences)
 
     def help(self, state: LogState) -> list[str]:
@@ -132,7 +141,8 @@ class SlotJournal(Journal):
         """O6, the commit point."""
         slot = self.control.record(record.seq, record.txid, "json")
         try:
-            won = self._store.create(slot, record.to_json())
+            # Of a slot that others have filled and folded since, only the summary tells.
+            won = self._store.create(slot, record.to_json()) and self.control.read_folded() < record.seq
         except StorageError as error:
             if self.is_recorded(record):
                 raise CommitUnknown(
@@ -145,7 +155,7 @@ class SlotJournal(Journal):
                     " you repeat it",
                 ) from error
             raise
-        if not won or self.control.read_folded() >= record.seq:
+        if not won:
             raise CommitConflict(
                 f"Commit {record.seq} of {self.control.root} was made by another writer.",
                 path=self.control.root,

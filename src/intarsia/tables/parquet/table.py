@@ -95,6 +95,7 @@ class ParquetTable:
         self.retain = retain
         self._lock_timeout, self._lock = lock_timeout, lock
         self._journal: Journal | None = None
+        self._has_note = False
         self._footers = Footers(self.control)
 
     @property
@@ -122,7 +123,9 @@ class ParquetTable:
             return _describe_missing(self.storage)
         if self.storage.trial is None:
             scratch = self.control.make_staging_path(uuid.uuid4().hex)
-            self.storage.try_conditions(scratch, read_store_note(self.control))
+            known = read_store_note(self.control)
+            self.storage.try_conditions(scratch, known)
+            self._has_note = known == self.storage.trial
         failure = self.storage.trial.failure if self.storage.trial is not None else None
         return None if failure is None else f"Its conditional requests cannot be relied on: {failure}."
 
@@ -132,7 +135,7 @@ class ParquetTable:
         if self._journal is None:
             failure = self.try_store()
             if isinstance(self.storage, ObjectStorage) and failure is None:
-                self._journal = SlotJournal(self.control, self.storage, lock=self._lock)
+                self._journal = SlotJournal(self.control, self.storage, known=self._has_note, lock=self._lock)
             else:
                 exclusive = self.storage.atomic or self.single_writer
                 self._journal = Journal(
