@@ -14,7 +14,7 @@ from stores_memory import BUCKET, ENDPOINT, Killed, MemoryFileSystem, MemoryS3, 
 import intarsia as it
 from intarsia.errors import IntarsiaError
 from intarsia.storage import conditional, s3, trial
-from intarsia.tables.parquet import ParquetTable, slot_journal
+from intarsia.tables.parquet import ParquetTable
 
 ROOT = "lake/orders"
 TARGET = f"{BUCKET}/{ROOT}"
@@ -90,7 +90,6 @@ def prepared(*, large: bool = False) -> Iterator[pytest.MonkeyPatch]:
         trial.remember(trial.Trial(ENDPOINT, BUCKET))
         if large:
             patched.setattr(s3, "SMALL", -1)
-            patched.setattr(slot_journal, "SMALL", -1)
             patched.setattr(s3, "PART", 700)
         yield patched
     trial.forget()
@@ -98,7 +97,7 @@ def prepared(*, large: bool = False) -> Iterator[pytest.MonkeyPatch]:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How an operation ended: acknowledged, or with an error that says whether it took effect, or not at all."""
+    """How an operation ended: acknowledged, with an error that says whether it took effect, or killed."""
 
     acknowledged: bool = False
     changed: bool | None = None

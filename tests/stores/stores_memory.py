@@ -1,11 +1,12 @@
 """S3 in memory, as far as commits need it, with faults at any request; no network and no threads of its own.
 
-``MemoryS3`` is the server. ``MemoryFileSystem`` is one process's way to it: it looks like s3fs to intarsia, so
-that everything above the wire is the code that talks to real servers.
+``MemoryS3`` is the server. ``MemoryFileSystem`` is one process's way to it: it looks like s3fs to intarsia,
+so that everything above the wire is the code that talks to real servers.
 """
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import hashlib
 import io
@@ -135,7 +136,7 @@ class MemoryS3:
 
     def _create_multipart_upload(self, Key: str, Metadata: dict[str, str], **_: Any) -> dict[str, Any]:
         name = f"upload-{len(self.uploads)}-{self.clock}"
-        self.uploads[name] = {"Key": Key, "Metadata": Metadata, "parts": {}}
+        self.uploads[name] = {"Key": Key, "Metadata": Metadata, "parts": {}, "begun": self.clock}
         return {"UploadId": name}
 
     def _upload_part_copy(
@@ -167,14 +168,24 @@ class MemoryS3:
     def _list_multipart_uploads(self, Prefix: str, **_: Any) -> dict[str, Any]:
         found = self.uploads.items()
         return {
-            "Uploads": [{"Key": u["Key"], "UploadId": n} for n, u in found if u["Key"].startswith(Prefix)]
+            "Uploads": [
+                {
+                    "Key": upload["Key"],
+                    "UploadId": name,
+                    "Initiated": dt.datetime.fromtimestamp(upload["begun"], dt.UTC),
+                }
+                for name, upload in found
+                if upload["Key"].startswith(Prefix)
+            ]
         }
 
     # What tests look at.
 
     def rows(self, root: str, *columns: str) -> list[tuple[Any, ...]]:
         """The rows of every Parquet file below a root, as somebody who only lists sees them; sorted."""
-        below = [key for key in sorted(self.objects) if key.startswith(f"{root}/") and key.endswith(".parquet")]
+        below = [
+            key for key in sorted(self.objects) if key.startswith(f"{root}/") and key.endswith(".parquet")
+        ]
         tables = [pq.read_table(pa.BufferReader(self.objects[key].data)) for key in below]
         found = pa.concat_tables(tables).select(list(columns)).to_pylist() if tables else []
         return sorted(tuple(row.values()) for row in found)
@@ -241,10 +252,8 @@ class Process:
         return self.server.request(method, **given)
 
     def _apply(self, method: str, given: dict[str, Any]) -> None:
-        try:
+        with contextlib.suppress(ClientError):
             self.server.request(method, **given)
-        except ClientError:
-            pass
 
     def arrive(self) -> None:
         """What was sent and not carried out is, now."""

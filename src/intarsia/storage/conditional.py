@@ -51,6 +51,15 @@ class StoredObject:
     metadata: Mapping[str, str] = field(default_factory=dict)
 
 
+@dataclass(frozen=True, slots=True)
+class Upload:
+    """An upload in parts that was begun."""
+
+    path: str
+    id: str
+    age: float
+
+
 class ConditionFailed(Exception):
     """The store refused a request for its condition: which may be a repetition of one it has carried out."""
 
@@ -99,8 +108,11 @@ class ObjectClient(Protocol):
     def delete(self, path: str, condition: IfMatch | None = None) -> None:
         """Delete an object; nothing where there is none. Stores may ignore the condition."""
 
-    def abort_uploads(self, prefix: str) -> int:
-        """Give up the uploads that were begun below a prefix and never completed; how many."""
+    def list_uploads(self, prefix: str) -> list[Upload]:
+        """The uploads to paths with a prefix that were begun and not completed."""
+
+    def abort_upload(self, upload: Upload) -> None:
+        """Give up an upload; nothing where it is gone."""
 
 
 def create(client: ObjectClient, path: str, data: bytes) -> bool:

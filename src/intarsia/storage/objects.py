@@ -4,7 +4,7 @@ store was tried and found to heed its conditions, commits are safe among many wr
 from __future__ import annotations
 
 import errno
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
@@ -154,7 +154,12 @@ class ObjectStorage(RemoteStorage):
         return found
 
     def make_hard_link(self, source: str, target: str) -> None:
-        self.client.copy(self._head(source), target)
+        try:
+            self.client.copy(self._head(source), target)
+        except ConditionFailed as error:
+            raise StorageError(
+                f"{source} was replaced while it was copied.", errno=errno.ENOENT, path=source
+            ) from error
 
     def move(self, source: str, target: str) -> None:
         found = self.client.head(source)
@@ -207,9 +212,16 @@ class ObjectStorage(RemoteStorage):
             refusals.append(error)
         return refusals
 
-    def abort_uploads(self, prefix: str) -> int:
-        """Give up what writers that are gone had begun to upload."""
-        return self.client.abort_uploads(prefix)
+    def abort_uploads(self, prefix: str, paths: Collection[str] | None = None, *, age: float = 0.0) -> int:
+        """Give up uploads that were begun this long ago: to some paths, or to all; how many."""
+        found = [one for one in self.client.list_uploads(prefix) if one.age >= age]
+        chosen = [one for one in found if paths is None or one.path in paths]
+        for one in chosen:
+            self.client.abort_upload(one)
+        return len(chosen)
+
+    def has_uploads(self, prefix: str, *, age: float) -> bool:
+        return any(one.age >= age for one in self.client.list_uploads(prefix))
 
     def make_directories(self, path: str) -> list[str]:
         return []

@@ -24,6 +24,7 @@ from intarsia.storage.conditional import (
     IfMatch,
     StoredObject,
     Unanswered,
+    Upload,
 )
 
 SMALL = 4 << 20
@@ -263,10 +264,9 @@ class S3Client:
     def _abort(self, path: str, upload: str, error: Exception) -> None:
         """Give up an upload whose completion failed; one that was completed after all is gone."""
         try:
-            self._send("abort_multipart_upload", path, UploadId=upload)
+            self.abort_upload(Upload(path, upload, 0.0))
         except StorageError as refusal:
-            if refusal.errno != errno.ENOENT:
-                error.add_note(f"The upload to {path} could not be given up: {refusal}")
+            error.add_note(f"The upload to {path} could not be given up: {refusal}")
 
     def delete(self, path: str, condition: IfMatch | None = None) -> None:
         try:
@@ -275,17 +275,25 @@ class S3Client:
             if error.errno != errno.ENOENT:
                 raise
 
-    def abort_uploads(self, prefix: str) -> int:
+    def list_uploads(self, prefix: str) -> list[Upload]:
         bucket, start = _split(prefix)
         found = self._guard(
             "list",
             prefix,
             lambda: self._transport.call("list_multipart_uploads", Bucket=bucket, Prefix=start),
         )
-        uploads = found.get("Uploads") or ()
-        for upload in uploads:
-            self._send("abort_multipart_upload", f"{bucket}/{upload['Key']}", UploadId=upload["UploadId"])
-        return len(uploads)
+        now = _find_now(found)
+        return [
+            Upload(f"{bucket}/{one['Key']}", one["UploadId"], _find_age(one["Initiated"], now))
+            for one in found.get("Uploads") or ()
+        ]
+
+    def abort_upload(self, upload: Upload) -> None:
+        try:
+            self._send("abort_multipart_upload", upload.path, UploadId=upload.id)
+        except StorageError as error:
+            if error.errno != errno.ENOENT:
+                raise
 
     def _send(self, method: str, path: str, **arguments: Any) -> dict[str, Any]:
         bucket, key = _split(path)

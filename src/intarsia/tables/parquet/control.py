@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import json
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Collection, Iterable
 from dataclasses import asdict, dataclass
 from typing import Any, TypeVar
 
@@ -16,6 +16,7 @@ from intarsia.tables.parquet.listing import make_sibling_path
 from intarsia.tables.parquet.record import DatasetMetadata, FileAdd, FileRemove, Record, parse_metadata
 
 _NAME = re.compile(r"^(\d{12})(-[0-9a-f]{32})?\.(json|done)$")
+_OWN = re.compile(r"-[0-9a-f]{32}-[0-9]{5,}\.parquet$")
 _GONE = re.compile(r"^\d{12}\.gone$")
 _STAGING = re.compile(r"^\.staging_([0-9a-f]{32})$")
 _SUMMARY = "summary.json"
@@ -49,6 +50,16 @@ class LogState:
     """Published, with something left to clean up."""
     tombstones: frozenset[Tombstone] = frozenset()
     """What was removed not long ago, where a request that comes late could bring it back."""
+
+
+def find_resurrected(found: Iterable[Tombstone], removed: Collection[Tombstone]) -> list[Tombstone]:
+    """The files, with their tags, that a commit has removed before.
+
+    A name that a transaction has made is never used again, whatever is found there; another name may be given
+    to another file.
+    """
+    names = {path for path, _ in removed if _OWN.search(path)}
+    return [key for key in found if key in removed or key[0] in names]
 
 
 class Control:
@@ -167,6 +178,14 @@ class Control:
                 self._gone[name] = frozenset((str(path), str(tag)) for path, tag in raw)
             found |= self._gone[name]
         return frozenset(found)
+
+    def read_records(self) -> list[Record]:
+        """Every record that is in the log."""
+        return self._read_names(
+            lambda names: [
+                self._read_record(name) for name in names if _NAME.match(name) and name.endswith("json")
+            ]
+        )
 
     def _read_record(self, name: str) -> Record:
         where = f"{self.log}/{name}"

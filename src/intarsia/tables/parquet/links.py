@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import errno
 import os
 import posixpath
 import threading
@@ -80,7 +81,7 @@ def _link_files(control: Control, snapshot: Snapshot, directory: str) -> tuple[D
         try:
             storage.make_hard_link(file.location, link)
         except StorageError as error:
-            if storage.stat(file.location) is None:
+            if error.errno == errno.ENOENT or storage.stat(file.location) is None:
                 return None
             raise error
         found = storage.stat(link)

@@ -33,8 +33,7 @@ from intarsia.common.log import get_logger
 from intarsia.core.change import make_transaction_id
 from intarsia.errors import CommitConflict, CommitUnknown, IntarsiaError, StorageError
 from intarsia.storage import FileEntry, ObjectStorage, Trial
-from intarsia.storage.s3 import SMALL
-from intarsia.tables.parquet.control import Control, LogState, Tombstone, is_slot
+from intarsia.tables.parquet.control import Control, LogState, Tombstone, find_resurrected, is_slot
 from intarsia.tables.parquet.journal import Journal, Lock
 from intarsia.tables.parquet.record import FileAdd, FileRemove, Record
 
@@ -106,17 +105,21 @@ class SlotJournal(Journal):
     def help(self, state: LogState) -> list[str]:
         """Finish every commit that is not known to be published, oldest first."""
         sentences = self._finish(state, lambda record: True)
-        for record in state.undone:
-            self._abort_uploads(record)
+        if state.undone:
+            self._abort_uploads(state.undone, age=0.0)
         return sentences
 
-    def _abort_uploads(self, record: Record) -> None:
-        """Give up copies to the files of a finished commit that a writer has begun and not completed."""
-        for item in record.adds:
-            target = f"{self.control.root}/{item.path}"
-            found = self._store.stat(target)
-            if found is not None and found.size > SMALL:
-                self._try("give up uploads to", target, partial(self._store.abort_uploads, target))
+    def _abort_uploads(self, records: Iterable[Record], *, age: float) -> None:
+        """Give up copies to files of finished commits that a writer has begun and not completed."""
+        root = self.control.root
+        paths = {f"{root}/{item.path}" for record in records for item in record.adds}
+        abort = partial(self._store.abort_uploads, f"{root}/", paths, age=age)
+        self._try("give up uploads to", root, abort)
+
+    def sweep_uploads(self) -> None:
+        """Give up old uploads to files of commits that are in the log; those of others are theirs."""
+        if self._store.has_uploads(f"{self.control.root}/", age=self._grace):
+            self._abort_uploads(self.control.read_records(), age=self._grace)
 
     # Committing.
 
@@ -162,6 +165,18 @@ class SlotJournal(Journal):
                 txid=record.txid,
                 hint="nothing was changed; run the operation again",
             )
+
+    def publish(self, record: Record) -> list[str]:
+        skipped = super().publish(record)
+        names = self.storage.names(self.control.log)
+        if any(is_slot(name) and int(name[:12]) > record.seq for name in names):
+            # Others have finished this and gone on: what we have added may have been removed before.
+            removed = self.control.read_tombstones(names)
+            added = [item for item in record.adds if item.was is None]
+            entries = [(item.path, self._store.stat(f"{self.control.root}/{item.path}")) for item in added]
+            found = [(path, str(entry.identity)) for path, entry in entries if entry is not None]
+            self.remove_resurrected(find_resurrected(found, removed))
+        return skipped
 
     def _publish_one(self, record: Record, item: FileAdd) -> bool:
         """O7: replace the planned file, or add one."""
@@ -289,6 +304,7 @@ class SlotJournal(Journal):
         folded = [name for name in folded if not any(last < int(one) <= int(name[:12]) for one in undone)]
         if not folded:
             return
+        self._try("sweep uploads of", self.control.root, self.sweep_uploads)
         before = found.get(_SUMMARY)
         entry = None if before is None else FileEntry(_SUMMARY, "file", before.size, 0, before.tag, 0)
         summary = self.control.make_summary(sorted(found), folded)

@@ -25,7 +25,7 @@ from intarsia.core.snapshot import DataFile, Snapshot
 from intarsia.core.spark_metadata import join_spark_schemas
 from intarsia.errors import CommitConflict, DamagedTable, StorageError
 from intarsia.storage import FileEntry, StatFile, Storage
-from intarsia.tables.parquet.control import Control, LogState, Tombstone
+from intarsia.tables.parquet.control import Control, LogState, Tombstone, find_resurrected
 from intarsia.tables.parquet.entries import MANY_FILES, EntryTable, Located, LocatedFiles
 from intarsia.tables.parquet.footer_cache import drop_cache, load_cache, save_cache
 from intarsia.tables.parquet.footer_store import ParquetFooterStore, make_file_table
@@ -181,9 +181,10 @@ def _leave_out(listing: Listing, removed: Collection[Tombstone]) -> tuple[Listin
     """A listing without files that were removed and came back, and these."""
     if not removed:
         return listing, ()
-    found = [(entry, (entry.path, str(entry.identity))) for entry in listing.entries]
-    kept = tuple(entry for entry, key in found if key not in removed)
-    return replace(listing, entries=kept), tuple(key for _, key in found if key in removed)
+    found = [(entry.path, str(entry.identity)) for entry in listing.entries]
+    back = find_resurrected(found, removed)
+    kept = tuple(entry for entry, key in zip(listing.entries, found, strict=True) if key not in back)
+    return replace(listing, entries=kept), tuple(back)
 
 
 def without_files(snapshot: Snapshot, control: Control, metadata: DatasetMetadata | None) -> Snapshot:

@@ -254,6 +254,8 @@ class ParquetTable:
         with self.journal.hold() as sentences:
             if sentences:
                 self._footers.drop()
+            if isinstance(self.journal, SlotJournal):
+                self.journal.sweep_uploads()
             return sentences
 
     def last_batch(self, app_id: str) -> int | None:
