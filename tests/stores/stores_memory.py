@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import datetime as dt
+import errno
 import hashlib
 import io
 import threading
@@ -298,9 +299,9 @@ class MemoryFileSystem(fsspec.AbstractFileSystem):  # type: ignore[misc]
         except ClientError as error:
             if error.response["ResponseMetadata"]["HTTPStatusCode"] == 404:
                 raise FileNotFoundError(path) from error
-            raise OSError(str(error)) from error
+            raise OSError(errno.EIO, str(error)) from error
         except ReadTimeoutError as error:
-            raise OSError(str(error)) from error
+            raise OSError(errno.EIO, str(error)) from error
 
     def cat_file(self, path: str, start: Any = None, end: Any = None, **_: Any) -> bytes:
         data: bytes = self._send("get_object", path, Key=self._key(path))["Body"]

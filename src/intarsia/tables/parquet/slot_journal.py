@@ -131,7 +131,10 @@ class SlotJournal(Journal):
 
     def _record_intent(self, record: Record) -> None:
         super()._record_intent(record)
-        if _SWEPT in self.storage.names(self.control.make_staging_path(record.txid)):
+        base = self.control.make_staging_path(record.txid)
+        found = {one.path for one in self._store.list_objects(base)}
+        staged = {f"{base}/new/{item.staged}" for item in record.adds}
+        if f"{base}/{_SWEPT}" in found or not staged <= found:
             raise CommitConflict(
                 f"What transaction {record.txid} had staged for {record.root} lay untouched for so long that"
                 " another writer has swept it.",
@@ -263,9 +266,16 @@ class SlotJournal(Journal):
                 self._try(
                     "give up uploads to", directory, partial(self._store.abort_uploads, f"{directory}/")
                 )
-                self.discard(directory)
+                self._remove_swept(directory)
                 sentences.append(f"Removed what transaction {txid} had left behind.")
         return sentences
+
+    def _remove_swept(self, directory: str) -> None:
+        """Remove what was staged, the mark last: a writer finds that, or that its files are gone."""
+        for found in self._store.list_objects(directory):
+            if not found.path.endswith(f"/{_SWEPT}"):
+                self.storage.remove(found.path)
+        self.discard(directory)
 
     def _end(self, txid: str) -> bool:
         """Make sure that a transaction is not committed and never will be, or is finished.
